@@ -12,95 +12,95 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use vocabulary::NodeId;
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::joining::Enrolment;
-use crate::members::Member;
+use crate::members::ClusterMember;
 use crate::peers::caller::Caller;
-use crate::peers::socket::Directions as _;
-use crate::peers::{self, Lane, Method, PeerError, Whom};
+use crate::peers::socket::DialPolicy as _;
+use crate::peers::{self, DialTarget, Lane, PeerError, PeerMethod};
 
 /// How long a member may take to say who belongs to the cluster.
-const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// For how long what it said holds.
-const HOLDS: Duration = Duration::from_secs(10);
+const CACHE_TTL: Duration = Duration::from_secs(10);
 
 /// The shortest time between two rounds of asking, whoever calls.
-const BETWEEN: Duration = Duration::from_secs(1);
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Members as other members know them.
 #[derive(Debug, Default)]
-pub(crate) struct Elsewhere(Mutex<Option<Asked>>);
+pub(crate) struct RemoteMembers(Mutex<Option<FetchedMembers>>);
 
 #[derive(Debug)]
-struct Asked {
-    at: Instant,
+struct FetchedMembers {
+    fetched_at: Instant,
     members: BTreeMap<NodeId, String>,
 }
 
-impl Elsewhere {
+impl RemoteMembers {
     /// Where other members say that a node listens; none where none of them knows it.
-    async fn address(&self, core: &Core, node: NodeId) -> Option<String> {
+    async fn address(&self, core: &NodeCore, node: NodeId) -> Option<String> {
         let mut asked = self.0.lock().await;
-        if let Some(Asked { at, members }) = &*asked {
+        if let Some(FetchedMembers { fetched_at: at, members }) = &*asked {
             match members.get(&node) {
-                Some(address) if at.elapsed() < HOLDS => return Some(address.clone()),
-                None if at.elapsed() < BETWEEN => return None,
+                Some(address) if at.elapsed() < CACHE_TTL => return Some(address.clone()),
+                None if at.elapsed() < MIN_FETCH_INTERVAL => return None,
                 _ => {}
             }
         }
-        let members = ask_all(core).await;
+        let members = fetch_members(core).await;
         let address = members.get(&node).cloned();
-        *asked = Some(Asked { at: Instant::now(), members });
+        *asked = Some(FetchedMembers { fetched_at: Instant::now(), members });
         address
     }
 }
 
 /// Everybody that the members say belongs to the cluster, as far as they answer.
-async fn ask_all(core: &Core) -> BTreeMap<NodeId, String> {
+async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
     let known = core.registry.others().into_iter().map(|node| core.registry.link(node, Lane::Call));
-    let seeds = core.seeds.iter().map(|seed| core.registry.dial(Whom::Address(seed.clone()), Lane::Call));
+    let seeds = core.seeds.iter().map(|seed| core.registry.dial(DialTarget::Address(seed.clone()), Lane::Call));
     let asked = known.chain(seeds).map(|link| async move {
-        let answer = link.call(Method::Members, Bytes::new(), ANSWER_WITHIN).await;
-        answer.and_then(|answer| peers::read::<Vec<Member>>(&answer)).unwrap_or_default()
+        let answer = link.call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
+        answer.and_then(|answer| peers::decode::<Vec<ClusterMember>>(&answer)).unwrap_or_default()
     });
     let told = join_all(asked).await.into_iter().flatten();
     told.map(|member| (member.node, member.address)).collect()
 }
 
 /// Who asks, once it may ask this. A node without an id is 0.
-pub(crate) async fn admitted(
-    core: &Core,
+pub(crate) async fn authorize(
+    core: &NodeCore,
     caller: &Caller,
-    (method, question): (Method, &[u8]),
+    (method, question): (PeerMethod, &[u8]),
 ) -> Result<NodeId, PeerError> {
     let node = match (method, caller.hello.node) {
-        (Method::Admit, node) => return Ok(node.unwrap_or(NodeId(0))),
+        (PeerMethod::Admit, node) => return Ok(node.unwrap_or(NodeId(0))),
         (_, Some(node)) if caller.hello.cluster == Some(core.registry.own.cluster) => node,
         _ => return Err(PeerError::Failed("only members may ask this".into())),
     };
     let listed = core.registry.address(node);
-    if listed.as_ref().is_some_and(|address| caller.shows(address)) {
+    if listed.as_ref().is_some_and(|address| caller.certificate_covers(address)) {
         return Ok(node);
     }
     match method {
-        Method::Members => return Ok(node),
+        PeerMethod::Members => return Ok(node),
         // A member that moved shows that it is the one that was there, above.
-        Method::Enrol if listed.is_none() => {
-            let enrolment: Enrolment = peers::read(question)?;
-            let is_own = enrolment.node == node && caller.shows(&enrolment.address);
-            return if is_own { Ok(node) } else { Err(refused(core, caller, Some(enrolment.address))) };
+        PeerMethod::Enrol if listed.is_none() => {
+            let enrolment: Enrolment = peers::decode(question)?;
+            let is_own = enrolment.node == node && caller.certificate_covers(&enrolment.address);
+            return if is_own { Ok(node) } else { Err(rejection(core, caller, Some(enrolment.address))) };
         }
         _ => {}
     }
-    match core.elsewhere.address(core, node).await {
-        Some(address) if caller.shows(&address) => Ok(node),
-        told => Err(refused(core, caller, told.or(listed))),
+    match core.remote_members.address(core, node).await {
+        Some(address) if caller.certificate_covers(&address) => Ok(node),
+        told => Err(rejection(core, caller, told.or(listed))),
     }
 }
 
 /// Counts who is kept out, and says what would let it in.
-fn refused(core: &Core, caller: &Caller, listed: Option<String>) -> PeerError {
+fn rejection(core: &NodeCore, caller: &Caller, listed: Option<String>) -> PeerError {
     let node = caller.hello.node.unwrap_or(NodeId(0));
     let why = match listed {
         None => format!(
@@ -115,6 +115,6 @@ fn refused(core: &Core, caller: &Caller, listed: Option<String>) -> PeerError {
              until the cluster knows the new one"
         ),
     };
-    core.registry.failures.outsiders.note(&format!("node {node}"), &why);
+    core.registry.failures.non_member_calls.record(&format!("node {node}"), &why);
     PeerError::Failed(why)
 }

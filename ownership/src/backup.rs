@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use consensus::{Body, StoredMembership};
+use consensus::{SnapshotContents, StoredMembership};
 use futures::future::BoxFuture;
-use ledger::{Ledger, Restore};
+use ledger::{Ledger, RestorePoint};
 use openraft::storage::RaftLogStorage;
 use openraft::type_config::alias::LeaderIdOf;
 use openraft::vote::RaftLeaderIdExt;
@@ -18,9 +18,11 @@ use vocabulary::{Micros, NodeId};
 use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
-use crate::node_folder::{Claimed, ClusterId, IDENTITY, LOCK, NodeFolder, UNFINISHED, random};
-use crate::raft::{LogId, SnapshotMeta, Types, Vote};
-use crate::snapshots::{self, SnapshotFile, Whole};
+use crate::node_folder::{
+    ClusterId, IDENTITY_FILE, LOCK_FILE, LockedFolder, NodeFolder, UNFINISHED_RESTORE_DIR, random_u128,
+};
+use crate::raft::{LogId, SnapshotMeta, TokioTypeConfig, Vote};
+use crate::snapshots::{self, LoadedSnapshot, SnapshotFile};
 
 /// The term in which a restored cluster's log begins; its first leader has a later one.
 const FIRST_TERM: u64 = 1;
@@ -65,7 +67,7 @@ pub struct SnapshotReport {
 
 /// A cluster that was made from a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Restored {
+pub struct RestoredCluster {
     /// Its id.
     pub cluster: ClusterId,
     /// Its only node.
@@ -90,11 +92,11 @@ pub struct SavedSnapshot {
 impl Directory {
     /// Writes a snapshot now and opens it, for a backup.
     pub fn save_snapshot(&self) -> BoxFuture<'_, Result<SavedSnapshot, OwnershipError>> {
-        Box::pin(self.saved_snapshot())
+        Box::pin(self.save_open_snapshot())
     }
 
-    async fn saved_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
-        self.snapshot().await?;
+    async fn save_open_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
+        self.write_snapshot().await?;
         let quorum = |error: &dyn fmt::Display| OwnershipError::Quorum(error.to_string());
         let snapshot = self.raft().get_snapshot().await.map_err(|error| quorum(&error))?;
         let snapshot = snapshot.ok_or_else(|| quorum(&"nothing was applied yet"))?;
@@ -104,19 +106,19 @@ impl Directory {
     }
 }
 
-fn read(path: &Path) -> Result<Whole, OwnershipError> {
+fn read_snapshot(path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
     let mut file = File::open(path).map_err(OwnershipError::io(path))?;
     snapshots::read(&mut file, path)
 }
 
 /// Reads a snapshot to its last byte and returns the ledger in it, for whoever checks what it remembers.
 pub fn load(path: &Path) -> Result<Ledger, OwnershipError> {
-    read(path).map(|whole| whole.ledger)
+    read_snapshot(path).map(|whole| whole.ledger)
 }
 
 /// Reads a snapshot to its last byte and says what it holds.
 pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
-    let Whole { head, ledger, layout, bytes } = read(path)?;
+    let LoadedSnapshot { head, ledger, layout, bytes } = read_snapshot(path)?;
     let voters = head.meta.last_membership.membership().voter_ids().map(NodeId).collect();
     let entries = vec![
         ("workers", ledger.workers().count()),
@@ -145,38 +147,42 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
 /// outrank all that the old cluster made after the snapshot, and all that another cluster made from the same one granted. That
 /// is the time of the restore, so a clock that stands before the snapshot was written is refused. The directory must be empty or missing, and may be a mounted
 /// volume; its identity comes last, so that no node starts in a part of it.
-pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<Restored, OwnershipError>> {
-    Box::pin(restored(snapshot, data_dir))
+pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<RestoredCluster, OwnershipError>> {
+    Box::pin(restore_into(snapshot, data_dir))
 }
 
-async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, OwnershipError> {
-    let Whole { head, ledger, .. } = read(snapshot)?;
+async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluster, OwnershipError> {
+    let LoadedSnapshot { head, ledger, .. } = read_snapshot(snapshot)?;
     // Looked at before anything is made, and again when nobody else can put anything there.
-    refuse_used(data_dir)?;
-    let claimed = Claimed::new(data_dir)?;
-    refuse_used(data_dir)?;
-    let unfinished = data_dir.join(UNFINISHED);
+    refuse_non_empty(data_dir)?;
+    let claimed = LockedFolder::new(data_dir)?;
+    refuse_non_empty(data_dir)?;
+    let unfinished = data_dir.join(UNFINISHED_RESTORE_DIR);
     match fs::remove_dir_all(&unfinished) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(OwnershipError::io(&unfinished)(error));
         }
         _ => {}
     }
-    let since = clock();
+    let since = unix_time();
     let generation = generation_at(since.as_secs(), head.written)?;
     let lost = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
     // The old cluster may have gone on since; its clock never runs faster than time.
-    let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)), generation });
-    let restored =
-        Restored { cluster: ClusterId(random()), node: ledger::FOUNDER, generation: ledger.generation(), applied };
+    let ledger = ledger.restored(RestorePoint { applied, clock: ledger.now().after(Micros::of(lost)), generation });
+    let restored = RestoredCluster {
+        cluster: ClusterId(random_u128()),
+        node: ledger::FOUNDER,
+        generation: ledger.generation(),
+        applied,
+    };
     let written = match write(&unfinished, restored.cluster, ledger).await {
         Ok(()) => {
             // A restore that begins after this one has ended gets a later second.
-            while clock().as_secs() == since.as_secs() {
+            while unix_time().as_secs() == since.as_secs() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            move_in(&unfinished, data_dir).map_err(OwnershipError::io(data_dir))
+            move_into_place(&unfinished, data_dir).map_err(OwnershipError::io(data_dir))
         }
         Err(error) => Err(error),
     };
@@ -187,7 +193,7 @@ async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, Ownershi
 }
 
 /// Time since 1970 by this machine's clock.
-fn clock() -> Duration {
+fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -200,11 +206,11 @@ fn generation_at(now: u64, written: u64) -> Result<u32, OwnershipError> {
 }
 
 /// Puts what was written where it belongs: whose it is at last, since nothing starts without.
-fn move_in(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
+fn move_into_place(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
     let names = fs::read_dir(unfinished)?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<std::io::Result<Vec<_>>>()?;
-    let (identity, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name == IDENTITY);
-    for name in others.iter().filter(|name| *name != LOCK) {
+    let (identity, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name == IDENTITY_FILE);
+    for name in others.iter().filter(|name| *name != LOCK_FILE) {
         fs::rename(unfinished.join(name), data_dir.join(name))?;
     }
     File::open(data_dir)?.sync_all()?;
@@ -220,9 +226,11 @@ fn move_in(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
 }
 
 /// Refuses a directory in which anything is but what a new volume has and what a restore left that was killed.
-fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
+fn refuse_non_empty(data_dir: &Path) -> Result<(), OwnershipError> {
     let is_used = |entry: std::io::Result<fs::DirEntry>| {
-        entry.map_or(true, |entry| ![LOCK, UNFINISHED, "lost+found"].iter().any(|name| entry.file_name() == *name))
+        entry.map_or(true, |entry| {
+            ![LOCK_FILE, UNFINISHED_RESTORE_DIR, "lost+found"].iter().any(|name| entry.file_name() == *name)
+        })
     };
     let used = match fs::read_dir(data_dir) {
         Ok(mut entries) => entries.any(is_used),
@@ -235,7 +243,7 @@ fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
 async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Result<(), OwnershipError> {
     let node = NodeFolder::open(folder, Some(cluster))?;
     let id = node.identity.node.0;
-    let last = LogId::new(LeaderIdOf::<Types>::new_committed(FIRST_TERM, id), ledger.applied());
+    let last = LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(FIRST_TERM, id), ledger.applied());
     let members = std::collections::BTreeMap::from([(id, BasicNode::new(""))]);
     let membership = Membership::new(vec![[id].into()], members);
     let membership = membership.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
@@ -244,9 +252,9 @@ async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Res
     let mut log = LogStore::open(&node)?;
     log.save_vote(&Vote::new(FIRST_TERM, id)).await.map_err(io)?;
     log.purge(last).await.map_err(io)?;
-    log.mark()?.sync_all().map_err(OwnershipError::io(node.path("committed")))?;
+    log.marks_sync_handle()?.sync_all().map_err(OwnershipError::io(node.path("committed")))?;
     let snapshots = SnapshotFile::at(node.path("snapshot"), cluster);
-    snapshots.write(&Body { meta, ledger }).map_err(OwnershipError::io(node.path("snapshot")))
+    snapshots.write(&SnapshotContents { meta, ledger }).map_err(OwnershipError::io(node.path("snapshot")))
 }
 
 #[cfg(test)]
@@ -254,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_stands_before_the_backup_is_refused_with_what_to_do() {
+    fn a_clock_behind_the_backup_is_refused_with_advice() {
         assert_eq!(generation_at(1_800_000_000, 1_800_000_000).unwrap(), 1_800_000_000);
         assert_eq!(generation_at(1_800_000_000, 0).unwrap(), 1_800_000_000);
         let error = generation_at(1_700_000_000, 1_800_000_000).unwrap_err().to_string();

@@ -15,13 +15,13 @@ use raft_log::types::Checksum;
 use raft_log::{ChunkId, RaftLogRecord};
 
 use crate::error::OwnershipError;
-use crate::replay::{Replay, Stands};
+use crate::replay::{LogReplay, RecordPosition};
 use crate::wal::WalTypes;
 
 /// The unit that a disk writes whole.
 const SECTOR: u64 = 512;
 
-pub(crate) type Record = RaftLogRecord<WalTypes>;
+pub(crate) type WalRecord = RaftLogRecord<WalTypes>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkFile {
@@ -43,20 +43,20 @@ pub(crate) struct TornEnd {
 
 /// What the files hold.
 #[derive(Debug, Default)]
-pub(crate) struct Survey {
+pub(crate) struct LogSurvey {
     /// Files with at least one whole record, in order.
     pub(crate) chunks: Vec<ChunkFile>,
     /// Files after them whose first record was never completely written.
-    pub(crate) unborn: Vec<ChunkFile>,
+    pub(crate) unbegun: Vec<ChunkFile>,
     /// How the last chunk ends, if not with a whole record.
     pub(crate) torn: Option<TornEnd>,
     /// Where the last whole record ends in the whole log.
     pub(crate) end: u64,
     /// What the records add up to.
-    pub(crate) replay: Replay,
+    pub(crate) replay: LogReplay,
 }
 
-impl Survey {
+impl LogSurvey {
     /// Reads the whole log.
     pub(crate) fn of(folder: &Path) -> Result<Self, OwnershipError> {
         let mut survey = Self::default();
@@ -64,67 +64,69 @@ impl Survey {
         for (place, chunk) in files.iter().enumerate() {
             let later = &files[place + 1..];
             let Some(stop) = survey.read(chunk)? else { continue };
-            survey.stopped(chunk, stop, later)?;
+            survey.classify_stop(chunk, stop, later)?;
             break;
         }
         Ok(survey)
     }
 
     /// Reads a chunk's records. Some when it does not end with a whole one.
-    fn read(&mut self, chunk: &ChunkFile) -> Result<Option<Stop>, OwnershipError> {
+    fn read(&mut self, chunk: &ChunkFile) -> Result<Option<ScanStop>, OwnershipError> {
         if !self.chunks.is_empty() && chunk.start != self.end {
             let missing = Config::chunk_file_name(ChunkId(self.end));
             let detail =
                 format!("it begins at offset {} of the log, not at {}: {missing} is missing", chunk.start, self.end);
-            return Err(damaged(&chunk.path, detail));
+            return Err(damage_error(&chunk.path, detail));
         }
         let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
-        let mut reader = Counted { from: BufReader::with_capacity(1 << 20, file), at: 0 };
+        let mut reader = CountingReader { from: BufReader::with_capacity(1 << 20, file), at: 0 };
         while reader.at < chunk.length {
             let at = reader.at;
-            let record = match Record::decode(&mut reader) {
+            let record = match WalRecord::decode(&mut reader) {
                 Ok(record) => record,
-                Err(error) if is_damage(&error) => return Ok(Some(Stop { at, error })),
-                Err(error) => return Err(unreadable(&chunk.path, at, &error)),
+                Err(error) if is_damage(&error) => return Ok(Some(ScanStop { at, error })),
+                Err(error) => return Err(read_error(&chunk.path, at, &error)),
             };
-            let taken = self.replay.take(&record, if at == 0 { Stands::First } else { Stands::Later });
-            taken
-                .map_err(|detail| damaged(&chunk.path, format!("the record at offset {at} does not fit: {detail}")))?;
+            let taken =
+                self.replay.apply_record(&record, if at == 0 { RecordPosition::First } else { RecordPosition::Later });
+            taken.map_err(|detail| {
+                damage_error(&chunk.path, format!("the record at offset {at} does not fit: {detail}"))
+            })?;
             if at == 0 {
                 self.chunks.push(chunk.clone());
             }
             self.end = chunk.start + reader.at;
         }
-        let empty = || Stop { at: 0, error: ErrorKind::UnexpectedEof.into() };
+        let empty = || ScanStop { at: 0, error: ErrorKind::UnexpectedEof.into() };
         Ok((chunk.length == 0).then(empty))
     }
 
     /// Tells a torn end from damage: nothing whole may come after it.
-    fn stopped(&mut self, chunk: &ChunkFile, stop: Stop, later: &[ChunkFile]) -> Result<(), OwnershipError> {
-        let Stop { at, error } = stop;
+    fn classify_stop(&mut self, chunk: &ChunkFile, stop: ScanStop, later: &[ChunkFile]) -> Result<(), OwnershipError> {
+        let ScanStop { at, error } = stop;
         let cause = match error.kind() {
             ErrorKind::UnexpectedEof => "the file ends in it".to_owned(),
             _ => error.to_string(),
         };
         let detail = |why: &str| format!("the record at offset {at} cannot be read ({cause}), {why}");
         for next in later {
-            if first_is_whole(next)? {
-                return Err(damaged(&chunk.path, detail("and a later chunk of the log is there")));
+            if has_whole_first_record(next)? {
+                return Err(damage_error(&chunk.path, detail("and a later chunk of the log is there")));
             }
         }
-        let rest = rest_of(chunk, at)?;
-        if is_whole_but_unknown(&rest) {
+        let rest = read_tail(chunk, at)?;
+        if is_unknown_entry(&rest) {
             let why = "but its checksum is right: a newer release wrote it, so start that one";
-            return Err(damaged(&chunk.path, detail(why)));
+            return Err(damage_error(&chunk.path, detail(why)));
         }
-        if !has_torn_shape(&rest, at, &error) {
-            return Err(damaged(&chunk.path, detail("and it is no end that a crash leaves")));
+        if !looks_torn(&rest, at, &error) {
+            return Err(damage_error(&chunk.path, detail("and it is no end that a crash leaves")));
         }
-        if let Some(after) = whole_record_in(&rest) {
+        if let Some(after) = find_whole_record(&rest) {
             let why = format!("but the one at offset {} is whole", at + after);
-            return Err(damaged(&chunk.path, detail(&why)));
+            return Err(damage_error(&chunk.path, detail(&why)));
         }
-        self.unborn = if at == 0 { std::slice::from_ref(chunk) } else { &[] }.iter().chain(later).cloned().collect();
+        self.unbegun = if at == 0 { std::slice::from_ref(chunk) } else { &[] }.iter().chain(later).cloned().collect();
         if at > 0 {
             let (path, bytes) = (chunk.path.clone(), chunk.length - at);
             self.torn = Some(TornEnd { path, at, bytes, cause });
@@ -134,16 +136,16 @@ impl Survey {
 }
 
 /// Where reading stopped, and why.
-struct Stop {
+struct ScanStop {
     at: u64,
     error: io::Error,
 }
 
-pub(crate) fn damaged(path: &Path, detail: impl Into<String>) -> OwnershipError {
+pub(crate) fn damage_error(path: &Path, detail: impl Into<String>) -> OwnershipError {
     OwnershipError::Damaged { path: path.to_owned(), detail: detail.into() }
 }
 
-fn unreadable(path: &Path, at: u64, error: &io::Error) -> OwnershipError {
+fn read_error(path: &Path, at: u64, error: &io::Error) -> OwnershipError {
     let source = io::Error::new(error.kind(), format!("it cannot be read at offset {at}: {error}"));
     OwnershipError::Io { path: path.to_owned(), source }
 }
@@ -163,14 +165,14 @@ fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
             continue;
         }
         let Some(start) = start_of(&name) else {
-            return Err(damaged(
+            return Err(damage_error(
                 &path,
                 "it is no file of the log: move it out of this folder, or give a chunk its name back",
             ));
         };
         let found = fs::metadata(&path).map_err(OwnershipError::io(&path))?;
         if !found.is_file() {
-            return Err(damaged(&path, "it stands where a chunk of the log should be and is no file"));
+            return Err(damage_error(&path, "it stands where a chunk of the log should be and is no file"));
         }
         chunks.push(ChunkFile { path, start, length: found.len() });
     }
@@ -185,33 +187,33 @@ pub(crate) fn start_of(name: &str) -> Option<u64> {
 }
 
 /// Whether a chunk's first record can be read.
-fn first_is_whole(chunk: &ChunkFile) -> Result<bool, OwnershipError> {
+fn has_whole_first_record(chunk: &ChunkFile) -> Result<bool, OwnershipError> {
     let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
-    match Record::decode(BufReader::new(file)) {
+    match WalRecord::decode(BufReader::new(file)) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) if is_damage(&error) => Ok(!rest_of(chunk, 0)?.iter().all(|byte| *byte == 0)),
-        Err(error) => Err(unreadable(&chunk.path, 0, &error)),
+        Err(error) if is_damage(&error) => Ok(!read_tail(chunk, 0)?.iter().all(|byte| *byte == 0)),
+        Err(error) => Err(read_error(&chunk.path, 0, &error)),
     }
 }
 
-fn rest_of(chunk: &ChunkFile, at: u64) -> Result<Vec<u8>, OwnershipError> {
+fn read_tail(chunk: &ChunkFile, at: u64) -> Result<Vec<u8>, OwnershipError> {
     let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
     let mut rest = vec![0; usize::try_from(chunk.length - at).unwrap_or(usize::MAX)];
-    file.read_exact_at(&mut rest, at).map_err(|error| unreadable(&chunk.path, at, &error))?;
+    file.read_exact_at(&mut rest, at).map_err(|error| read_error(&chunk.path, at, &error))?;
     Ok(rest)
 }
 
 /// Whether a crash in the middle of a write leaves this: the file ends inside the record, or from some sector on there
 /// are only zeros, because its length reached the disk before its data.
-fn has_torn_shape(rest: &[u8], at: u64, error: &io::Error) -> bool {
+fn looks_torn(rest: &[u8], at: u64, error: &io::Error) -> bool {
     let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
     let zeros_from = if written == 0 { at } else { (at + written).next_multiple_of(SECTOR) };
     error.kind() == ErrorKind::UnexpectedEof || zeros_from < at + rest.len() as u64
 }
 
 /// Whether `rest` begins with an entry that is as it was written, though it cannot be decoded.
-fn is_whole_but_unknown(rest: &[u8]) -> bool {
+fn is_unknown_entry(rest: &[u8]) -> bool {
     let number = |at: usize| Some(u32::from_be_bytes(rest.get(at..at + 4)?.try_into().ok()?) as usize);
     let after = |at: usize| Some(at + 4 + number(at)?);
     let sum_at = |kind| match kind {
@@ -227,20 +229,20 @@ fn is_whole_but_unknown(rest: &[u8]) -> bool {
 }
 
 /// Where in `rest` a whole record begins, its first byte aside.
-fn whole_record_in(rest: &[u8]) -> Option<u64> {
+fn find_whole_record(rest: &[u8]) -> Option<u64> {
     let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let begins = |at: &usize| rest[*at..].starts_with(&[0, 0, 0]) && rest.get(at + 3).is_some_and(|kind| *kind <= 5);
-    let whole = |at: &usize| Record::decode(&rest[*at..]).is_ok();
+    let whole = |at: &usize| WalRecord::decode(&rest[*at..]).is_ok();
     (1..written).filter(begins).find(whole).map(|at| at as u64)
 }
 
 /// A reader that knows how far it is.
-struct Counted<R> {
+struct CountingReader<R> {
     from: R,
     at: u64,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let read = self.from.read(to)?;
         self.at += read as u64;

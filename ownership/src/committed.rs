@@ -17,22 +17,22 @@ use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::OwnershipError;
-use crate::node_folder::{Found, Identity, write_durably};
+use crate::node_folder::{FolderContents, NodeIdentity, write_durably};
 
-const COMMITTED: usize = 16;
-const SIZE: usize = 48;
+const COMMITTED_OFFSET: usize = 16;
+const FILE_BYTES: usize = 48;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Marked {
+pub(crate) struct LogMarks {
     /// The last entry that was committed and durable here.
     pub(crate) committed: u64,
     /// What is known of the durable log; nothing before this release opened it.
-    pub(crate) durable: Option<Durable>,
+    pub(crate) durable: Option<DurableEnd>,
 }
 
 /// How far the log is known to be on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Durable {
+pub(crate) struct DurableEnd {
     /// Offset in the whole log.
     pub(crate) end: u64,
     /// The last entry before it.
@@ -41,56 +41,56 @@ pub(crate) struct Durable {
 
 /// The file that holds the marks.
 #[derive(Debug)]
-pub(crate) struct Marks {
+pub(crate) struct LogMarksFile {
     file: File,
     path: PathBuf,
     owner: u64,
-    now: Mutex<Now>,
+    state: Mutex<LogMarksState>,
 }
 
 #[derive(Debug)]
-struct Now {
-    marked: Marked,
+struct LogMarksState {
+    marked: LogMarks,
     /// Committed by the quorum, perhaps before it was durable here.
     committed: u64,
 }
 
-impl Marks {
+impl LogMarksFile {
     /// Opens the marks of a log; makes them, durably, where there is no log yet.
-    pub(crate) fn open(path: &Path, identity: Identity, found: Found) -> Result<Self, OwnershipError> {
+    pub(crate) fn open(path: &Path, identity: NodeIdentity, found: FolderContents) -> Result<Self, OwnershipError> {
         let owner = xxh3_64(&serde_json::to_vec(&identity).expect("an identity encodes"));
         if !path.exists() {
-            if found == Found::Ledger {
+            if found == FolderContents::Ledger {
                 let detail = "it is missing, but there is a log: nothing tells whether that log is complete";
                 return Err(damaged(path, detail));
             }
-            let bytes = encode(Marked { committed: 0, durable: Some(Durable::default()) }, owner);
+            let bytes = encode(LogMarks { committed: 0, durable: Some(DurableEnd::default()) }, owner);
             write_durably(path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
         }
         let file = File::options().read(true).write(true).open(path).map_err(OwnershipError::io(path))?;
         let marked = read(&file, path, owner)?;
-        let now = Mutex::new(Now { marked, committed: marked.committed });
-        Ok(Self { file, path: path.to_owned(), owner, now })
+        let now = Mutex::new(LogMarksState { marked, committed: marked.committed });
+        Ok(Self { file, path: path.to_owned(), owner, state: now })
     }
 
-    pub(crate) fn marked(&self) -> Marked {
-        self.now.lock().marked
+    pub(crate) fn current(&self) -> LogMarks {
+        self.state.lock().marked
     }
 
     /// Notes what the quorum committed; written once it is durable here, with the next `confirm`.
     pub(crate) fn commit(&self, index: u64) {
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         now.committed = now.committed.max(index);
     }
 
     /// Raises the marks to what an fdatasync just covered. They reach the disk themselves with the next `sync`.
-    pub(crate) fn confirm(&self, durable: Durable) -> io::Result<()> {
-        let mut now = self.now.lock();
+    pub(crate) fn advance_durable(&self, durable: DurableEnd) -> io::Result<()> {
+        let mut now = self.state.lock();
         if now.marked.durable.is_some_and(|before| before.end > durable.end) {
             return Err(io::Error::other("the log's durable end went backwards"));
         }
         let committed = now.committed.min(durable.last).max(now.marked.committed);
-        let marked = Marked { committed, durable: Some(durable) };
+        let marked = LogMarks { committed, durable: Some(durable) };
         if marked != now.marked {
             self.file.write_all_at(&encode(marked, self.owner), 0)?;
             now.marked = marked;
@@ -104,12 +104,12 @@ impl Marks {
     }
 
     /// A handle for making them durable without holding anything.
-    pub(crate) fn handle(&self) -> Result<File, OwnershipError> {
+    pub(crate) fn sync_handle(&self) -> Result<File, OwnershipError> {
         self.file.try_clone().map_err(OwnershipError::io(&self.path))
     }
 
     /// What the log says of itself, so that neither is taken for another node's or for an earlier release's.
-    pub(crate) fn note(&self) -> String {
+    pub(crate) fn owner_note(&self) -> String {
         format!("marks of {:016x}", self.owner)
     }
 
@@ -122,8 +122,8 @@ fn damaged(path: &Path, detail: impl Into<String>) -> OwnershipError {
     OwnershipError::Damaged { path: path.to_owned(), detail: detail.into() }
 }
 
-fn encode(marked: Marked, owner: u64) -> [u8; SIZE] {
-    let mut bytes = [0u8; SIZE];
+fn encode(marked: LogMarks, owner: u64) -> [u8; FILE_BYTES] {
+    let mut bytes = [0u8; FILE_BYTES];
     let durable = marked.durable.unwrap_or_default();
     bytes[..8].copy_from_slice(&marked.committed.to_le_bytes());
     bytes[8..16].copy_from_slice(&xxh3_64(&marked.committed.to_le_bytes()).to_le_bytes());
@@ -135,22 +135,22 @@ fn encode(marked: Marked, owner: u64) -> [u8; SIZE] {
     bytes
 }
 
-fn read(file: &File, path: &Path, owner: u64) -> Result<Marked, OwnershipError> {
+fn read(file: &File, path: &Path, owner: u64) -> Result<LogMarks, OwnershipError> {
     let length = file.metadata().map_err(OwnershipError::io(path))?.len() as usize;
-    let mut bytes = [0u8; SIZE];
+    let mut bytes = [0u8; FILE_BYTES];
     match length {
         // An earlier release had made it and not written it yet.
-        0 => return Ok(Marked::default()),
-        COMMITTED | SIZE => {}
-        _ => return Err(damaged(path, format!("it has {length} bytes, not {COMMITTED} or {SIZE}"))),
+        0 => return Ok(LogMarks::default()),
+        COMMITTED_OFFSET | FILE_BYTES => {}
+        _ => return Err(damaged(path, format!("it has {length} bytes, not {COMMITTED_OFFSET} or {FILE_BYTES}"))),
     }
     file.read_exact_at(&mut bytes[..length], 0).map_err(OwnershipError::io(path))?;
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     if xxh3_64(&bytes[..8]) != number(8) {
         return Err(damaged(path, "the checksum at offset 8 is wrong"));
     }
-    if length == COMMITTED {
-        return Ok(Marked { committed: number(0), durable: None });
+    if length == COMMITTED_OFFSET {
+        return Ok(LogMarks { committed: number(0), durable: None });
     }
     if xxh3_64(&bytes[16..40]) != number(40) {
         return Err(damaged(path, "the checksum at offset 40 is wrong"));
@@ -159,7 +159,7 @@ fn read(file: &File, path: &Path, owner: u64) -> Result<Marked, OwnershipError> 
         let detail = "its identity at offset 32 is not that of identity.json: one of the two files is of another node";
         return Err(damaged(path, detail));
     }
-    Ok(Marked { committed: number(0), durable: Some(Durable { end: number(16), last: number(24) }) })
+    Ok(LogMarks { committed: number(0), durable: Some(DurableEnd { end: number(16), last: number(24) }) })
 }
 
 #[cfg(test)]
@@ -169,79 +169,82 @@ mod tests {
     use super::*;
     use crate::node_folder::ClusterId;
 
-    const OWN: Identity = Identity { cluster: ClusterId(1), node: NodeId(1) };
+    const OWN: NodeIdentity = NodeIdentity { cluster: ClusterId(1), node: NodeId(1) };
 
-    fn fresh() -> (tempfile::TempDir, PathBuf) {
+    fn new_marks_file() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("committed");
-        Marks::open(&path, OWN, Found::Nothing).unwrap();
+        LogMarksFile::open(&path, OWN, FolderContents::Empty).unwrap();
         (folder, path)
     }
 
     #[test]
-    fn they_are_kept_and_never_fall() {
-        let (_folder, path) = fresh();
-        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
+    fn log_marks_persist_and_never_decrease() {
+        let (_folder, path) = new_marks_file();
+        let marks = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap();
         marks.commit(7);
-        marks.confirm(Durable { end: 900, last: 8 }).unwrap();
+        marks.advance_durable(DurableEnd { end: 900, last: 8 }).unwrap();
         marks.commit(5);
-        assert!(marks.confirm(Durable { end: 899, last: 8 }).is_err());
-        let kept = Marked { committed: 7, durable: Some(Durable { end: 900, last: 8 }) };
-        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked(), kept);
+        assert!(marks.advance_durable(DurableEnd { end: 899, last: 8 }).is_err());
+        let kept = LogMarks { committed: 7, durable: Some(DurableEnd { end: 900, last: 8 }) };
+        assert_eq!(LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap().current(), kept);
     }
 
     #[test]
-    fn what_others_committed_counts_once_it_is_durable_here() {
-        let (_folder, path) = fresh();
-        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
+    fn a_commit_index_counts_once_it_is_locally_durable() {
+        let (_folder, path) = new_marks_file();
+        let marks = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap();
         marks.commit(9);
-        marks.confirm(Durable { end: 100, last: 6 }).unwrap();
-        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked().committed, 6);
-        marks.confirm(Durable { end: 200, last: 12 }).unwrap();
-        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked().committed, 9);
+        marks.advance_durable(DurableEnd { end: 100, last: 6 }).unwrap();
+        assert_eq!(LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap().current().committed, 6);
+        marks.advance_durable(DurableEnd { end: 200, last: 12 }).unwrap();
+        assert_eq!(LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap().current().committed, 9);
     }
 
     #[test]
-    fn every_flipped_byte_and_every_cut_is_found_and_named() {
-        let (_folder, path) = fresh();
-        Marks::open(&path, OWN, Found::Ledger).unwrap().confirm(Durable { end: 4_711, last: 12 }).unwrap();
+    fn every_flipped_byte_or_truncation_is_reported_with_its_offset() {
+        let (_folder, path) = new_marks_file();
+        LogMarksFile::open(&path, OWN, FolderContents::Ledger)
+            .unwrap()
+            .advance_durable(DurableEnd { end: 4_711, last: 12 })
+            .unwrap();
         let good = std::fs::read(&path).unwrap();
-        assert_eq!(good.len(), SIZE);
+        assert_eq!(good.len(), FILE_BYTES);
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
             std::fs::write(&path, &bad).unwrap();
-            let error = Marks::open(&path, OWN, Found::Ledger).unwrap_err().to_string();
+            let error = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap_err().to_string();
             assert!(error.contains("committed") && error.contains("offset"), "{error}");
             // Cut to nothing or to its first part it looks like an earlier release's; the log itself tells (`wal`).
-            if at != 0 && at != COMMITTED {
+            if at != 0 && at != COMMITTED_OFFSET {
                 std::fs::write(&path, &good[..at]).unwrap();
-                assert!(Marks::open(&path, OWN, Found::Ledger).is_err(), "cut at {at}");
+                assert!(LogMarksFile::open(&path, OWN, FolderContents::Ledger).is_err(), "cut at {at}");
             }
         }
     }
 
     #[test]
-    fn a_mark_that_is_missing_or_of_another_node_is_refused() {
-        let (_folder, path) = fresh();
-        let other = Identity { node: NodeId(2), ..OWN };
-        let error = Marks::open(&path, other, Found::Ledger).unwrap_err().to_string();
+    fn a_missing_or_foreign_marks_file_is_refused() {
+        let (_folder, path) = new_marks_file();
+        let other = NodeIdentity { node: NodeId(2), ..OWN };
+        let error = LogMarksFile::open(&path, other, FolderContents::Ledger).unwrap_err().to_string();
         assert!(error.contains("offset 32"), "{error}");
         std::fs::remove_file(&path).unwrap();
-        let error = Marks::open(&path, OWN, Found::Ledger).unwrap_err().to_string();
+        let error = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap_err().to_string();
         assert!(error.contains("missing"), "{error}");
     }
 
     #[test]
-    fn an_earlier_releases_mark_is_read_and_extended() {
-        let (_folder, path) = fresh();
+    fn log_marks_of_an_earlier_release_are_read_and_extended() {
+        let (_folder, path) = new_marks_file();
         let mut bytes = 42u64.to_le_bytes().to_vec();
         bytes.extend(xxh3_64(&bytes).to_le_bytes());
         std::fs::write(&path, &bytes).unwrap();
-        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
-        assert_eq!(marks.marked(), Marked { committed: 42, durable: None });
-        marks.confirm(Durable { end: 5, last: 60 }).unwrap();
+        let marks = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap();
+        assert_eq!(marks.current(), LogMarks { committed: 42, durable: None });
+        marks.advance_durable(DurableEnd { end: 5, last: 60 }).unwrap();
         // That release reads the first part and nothing else.
-        assert_eq!(&std::fs::read(&path).unwrap()[..COMMITTED], &bytes);
+        assert_eq!(&std::fs::read(&path).unwrap()[..COMMITTED_OFFSET], &bytes);
     }
 }

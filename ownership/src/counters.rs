@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use consensus::Applied;
+use consensus::AppliedEntry;
 use ledger::Outcome;
 use parking_lot::Mutex;
 
@@ -10,11 +10,11 @@ use crate::error::SubmitError;
 
 /// Running totals; clones of the directory share them.
 #[derive(Debug, Default)]
-pub(crate) struct Counters(Mutex<Readings>);
+pub(crate) struct DirectoryCounters(Mutex<DirectoryStats>);
 
 /// A reading of a directory's counters and gauges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Readings {
+pub struct DirectoryStats {
     /// Log entries applied since the start.
     pub entries: u64,
     /// Commands applied since the start, those in batches counted one by one.
@@ -32,13 +32,13 @@ pub struct Readings {
     /// Bytes of log on disk.
     pub log_bytes: u64,
     /// Callers at the address for other nodes that TLS kept out.
-    pub strangers: u64,
+    pub tls_refusals: u64,
     /// Calls that were refused there because the caller is no member, or its certificate does not name it.
-    pub outsiders: u64,
+    pub non_member_calls: u64,
     /// Messages that were not handed to Raft because they name terms or log positions that no sound node names.
     pub implausible: u64,
     /// Attempts to open a file or to begin a thread that failed because the process lacked something, and were repeated.
-    pub shortages: u64,
+    pub shortage_retries: u64,
     /// Tasks of this node that ended in a panic and were begun anew.
     pub tasks_ended: BTreeMap<&'static str, u64>,
     /// Commands that the ledger refused, by cause.
@@ -47,34 +47,34 @@ pub struct Readings {
     pub failures: BTreeMap<&'static str, u64>,
 }
 
-impl Counters {
-    pub(crate) fn applied(&self, applied: &Applied<'_>) {
+impl DirectoryCounters {
+    pub(crate) fn record_applied(&self, applied: &AppliedEntry<'_>) {
         let mut now = self.0.lock();
         now.entries += u64::from(applied.entry.is_some());
-        applied.outcomes.iter().for_each(|outcome| now.count(outcome));
+        applied.outcomes.iter().for_each(|outcome| now.count_outcome(outcome));
     }
 
-    pub(crate) fn failed(&self, error: SubmitError) {
+    pub(crate) fn record_failure(&self, error: SubmitError) {
         *self.0.lock().failures.entry(error.cause()).or_default() += 1;
     }
 
-    pub(crate) fn lease_ended(&self) {
+    pub(crate) fn record_lease_end(&self) {
         self.0.lock().expired += 1;
     }
 
-    pub(crate) fn snapshot_asked(&self) {
+    pub(crate) fn record_snapshot_request(&self) {
         self.0.lock().snapshots += 1;
     }
 
-    pub(crate) fn read(&self) -> Readings {
+    pub(crate) fn read(&self) -> DirectoryStats {
         self.0.lock().clone()
     }
 }
 
-impl Readings {
-    fn count(&mut self, outcome: &Outcome) {
+impl DirectoryStats {
+    fn count_outcome(&mut self, outcome: &Outcome) {
         match outcome {
-            Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count(part)),
+            Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count_outcome(part)),
             Outcome::Renewed { renewed, .. } => self.renewals += u64::from(*renewed),
             Outcome::Refused(refusal) => *self.refusals.entry(refusal.cause()).or_default() += 1,
             _ => {}

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::ledger::{Command, Entry, Submission};
+use ::ledger::{Command, LedgerEntry, Submission};
 use consensus::Proposal;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, RaftLogStorage};
@@ -21,14 +21,14 @@ use crate::error::OwnershipError;
 use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
 use crate::options::Options;
-use crate::raft::{LogEntry, LogId, Types, Vote};
+use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
 use crate::wal::ChunkBytes;
 
 /// Small files, so that a short log has several.
-const CHUNK: ChunkBytes = ChunkBytes(1_500);
+const CHUNK_BYTES: ChunkBytes = ChunkBytes(1_500);
 
 fn id(term: u64, index: u64) -> LogId {
-    LogId::new(LeaderIdOf::<Types>::new_committed(term, 1), index)
+    LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 1), index)
 }
 
 fn entry(index: u64, commands: u64) -> LogEntry {
@@ -40,18 +40,18 @@ fn entry(index: u64, commands: u64) -> LogEntry {
             n => Command::CloseSession(SessionId(u128::from(n * index))),
         },
     };
-    let entry = Entry { time: LedgerTime(index), submissions: (0..commands).map(submission).collect() };
+    let entry = LedgerEntry { time: LedgerTime(index), submissions: (0..commands).map(submission).collect() };
     LogEntry::new(id(1, index), EntryPayload::Normal(Proposal(Arc::new(entry))))
 }
 
 async fn append(store: &mut LogStore, entries: Vec<LogEntry>) -> std::io::Result<()> {
-    let (flushed, done) = Types::oneshot();
+    let (flushed, done) = TokioTypeConfig::oneshot();
     store.append(entries, IOFlushed::signal(flushed)).await?;
     done.await.unwrap()
 }
 
 #[tokio::test]
-async fn a_saved_term_that_no_elections_reach_is_told_at_start_and_not_blamed_on_the_disk() {
+async fn an_implausible_saved_term_fails_the_start_without_blaming_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let node = NodeFolder::open(folder.path(), None).unwrap();
     let mut log = LogStore::open(&node).unwrap();
@@ -64,7 +64,7 @@ async fn a_saved_term_that_no_elections_reach_is_told_at_start_and_not_blamed_on
 }
 
 /// A log of several files that was truncated and purged, whose every byte was acknowledged.
-struct Log {
+struct LogFixture {
     _folder: tempfile::TempDir,
     root: PathBuf,
     /// What is in it, by index.
@@ -80,15 +80,15 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 fn open(root: &Path) -> Result<LogStore, OwnershipError> {
-    LogStore::open_in(&NodeFolder::open(root, None)?, CHUNK)
+    LogStore::open_in(&NodeFolder::open(root, None)?, CHUNK_BYTES)
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
 }
 
-impl Log {
-    fn written() -> Self {
+impl LogFixture {
+    fn with_entries() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();
         run(async {
@@ -115,7 +115,7 @@ impl Log {
     }
 
     /// Opens it and finds everything there.
-    fn is_whole(&self) {
+    fn assert_whole(&self) {
         run(async {
             let mut store = open(&self.root).unwrap();
             let found = store.try_get_log_entries(0..1_000).await.unwrap();
@@ -126,7 +126,7 @@ impl Log {
     }
 
     /// Refuses to open it, names `file` and an offset, and leaves everything alone.
-    fn is_refused(&self, file: &Path, what: &str) -> String {
+    fn assert_refused(&self, file: &Path, what: &str) -> String {
         let before = files(&self.root.join("log"));
         let error = match open(&self.root) {
             Ok(_) => panic!("{what} was not noticed"),
@@ -151,17 +151,17 @@ impl Log {
 }
 
 #[test]
-fn an_undamaged_log_opens_again_and_again() {
-    let log = Log::written();
+fn an_undamaged_log_opens_repeatedly() {
+    let log = LogFixture::with_entries();
     for _ in 0..3 {
-        log.is_whole();
+        log.assert_whole();
     }
     assert_eq!(files(&log.root.join("log")), log.files, "opening writes nothing");
 }
 
 #[test]
 fn every_flipped_byte_is_refused() {
-    let log = Log::written();
+    let log = LogFixture::with_entries();
     let mut flipped = 0;
     for (path, good) in &log.files {
         // All of the checkpoint and the last records, every third byte between.
@@ -169,18 +169,18 @@ fn every_flipped_byte_is_refused() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
             fs::write(path, &bad).unwrap();
-            log.is_refused(path, &format!("bit {} of byte {at}", at % 8));
+            log.assert_refused(path, &format!("bit {} of byte {at}", at % 8));
             flipped += 1;
         }
         fs::write(path, good).unwrap();
     }
     assert!(flipped > 2_000, "{flipped} bytes");
-    log.is_whole();
+    log.assert_whole();
 }
 
 #[test]
-fn every_cut_is_refused_inside_a_record_and_between_two() {
-    let log = Log::written();
+fn every_truncation_inside_or_between_records_is_refused() {
+    let log = LogFixture::with_entries();
     for (path, good) in &log.files {
         for length in (0..good.len()).filter(|length| *length < 200 || *length + 400 > good.len() || length % 5 == 0) {
             fs::write(path, &good[..length]).unwrap();
@@ -194,12 +194,12 @@ fn every_cut_is_refused_inside_a_record_and_between_two() {
         }
         fs::write(path, good).unwrap();
     }
-    log.is_whole();
+    log.assert_whole();
 }
 
 #[test]
-fn every_zeroed_end_is_refused() {
-    let log = Log::written();
+fn every_zeroed_tail_is_refused() {
+    let log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let mut zeroed = 0;
     for from in 0..good.len() {
@@ -207,7 +207,7 @@ fn every_zeroed_end_is_refused() {
         bad[from..].fill(0);
         if bad != good {
             fs::write(path, &bad).unwrap();
-            log.is_refused(path, &format!("zeros from {from}"));
+            log.assert_refused(path, &format!("zeros from {from}"));
             zeroed += 1;
         }
     }
@@ -215,8 +215,8 @@ fn every_zeroed_end_is_refused() {
 }
 
 #[test]
-fn a_missing_file_is_refused_wherever_it_was() {
-    let log = Log::written();
+fn a_missing_log_file_is_refused_at_any_position() {
+    let log = LogFixture::with_entries();
     let paths: Vec<&PathBuf> = log.files.keys().collect();
     for (place, path) in paths.iter().enumerate() {
         fs::remove_file(path).unwrap();
@@ -238,8 +238,8 @@ fn a_missing_file_is_refused_wherever_it_was() {
 }
 
 #[test]
-fn what_is_no_file_of_the_log_is_refused() {
-    let log = Log::written();
+fn a_foreign_file_in_the_log_directory_is_refused() {
+    let log = LogFixture::with_entries();
     let folder = log.root.join("log");
     for name in ["notes.txt", "r-00_000_000_000_000_000_000.wal.bak", "r-00000000000000000000000000.wal", "r-1.wal"] {
         fs::write(folder.join(name), "?").unwrap();
@@ -254,12 +254,12 @@ fn what_is_no_file_of_the_log_is_refused() {
     assert!(error.contains("is no file"), "{error}");
     fs::remove_dir(path).unwrap();
     log.restore();
-    log.is_whole();
+    log.assert_whole();
 }
 
 #[test]
 fn a_log_of_another_node_is_refused() {
-    let (log, other) = (Log::written(), Log::written());
+    let (log, other) = (LogFixture::with_entries(), LogFixture::with_entries());
     for (path, bytes) in &other.files {
         fs::write(log.root.join("log").join(path.file_name().unwrap()), bytes).unwrap();
     }
@@ -268,8 +268,8 @@ fn a_log_of_another_node_is_refused() {
 }
 
 #[test]
-fn marks_that_are_missing_cut_or_ahead_are_refused() {
-    let log = Log::written();
+fn missing_truncated_or_advanced_log_marks_are_refused() {
+    let log = LogFixture::with_entries();
     let path = log.root.join("committed");
     let good = fs::read(&path).unwrap();
     for length in [0, 16] {
@@ -285,14 +285,14 @@ fn marks_that_are_missing_cut_or_ahead_are_refused() {
     assert!(error.contains("committed"), "{error}");
     fs::remove_dir(&path).unwrap();
     fs::write(&path, &good).unwrap();
-    log.is_whole();
+    log.assert_whole();
     fs::remove_file(log.root.join("identity.json")).unwrap();
     let error = open(&log.root).unwrap_err().to_string();
     assert!(error.contains("identity.json"), "{error}");
 }
 
 /// Records as they would follow the newest file's.
-fn next_record(log: &Log) -> Vec<u8> {
+fn next_record(log: &LogFixture) -> Vec<u8> {
     let other = tempfile::tempdir().unwrap();
     run(async {
         let mut store = open(other.path()).unwrap();
@@ -306,24 +306,24 @@ fn next_record(log: &Log) -> Vec<u8> {
 }
 
 #[test]
-fn an_end_that_was_never_acknowledged_is_cut_off_at_every_length() {
-    let log = Log::written();
+fn an_unacknowledged_torn_tail_is_cut_off_at_every_length() {
+    let log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let record = next_record(&log);
     assert!(record.len() > 30);
     for length in 1..record.len() {
         let torn = [good, &record[..length]].concat();
         fs::write(path, &torn).unwrap();
-        log.is_whole();
+        log.assert_whole();
         assert_eq!(fs::read(path).unwrap(), good, "cut back to the last whole record");
         assert_eq!(fs::read(log.root.join("torn-log-end")).unwrap(), &record[..length], "what was cut off is kept");
     }
     // The file's length was written and its data was not, or only its first sectors.
     for zeros in [1, 511, 512, 4_096, 70_000] {
         fs::write(path, [good, &vec![0; zeros]].concat()).unwrap();
-        log.is_whole();
+        log.assert_whole();
         fs::write(path, [good, &record[..9], &vec![0; zeros.max(1_024)]].concat()).unwrap();
-        log.is_whole();
+        log.assert_whole();
     }
     // The next file was created, and perhaps begun.
     let next = |end: usize| {
@@ -334,31 +334,31 @@ fn an_end_that_was_never_acknowledged_is_cut_off_at_every_length() {
     };
     for begun in [&[][..], &record[..10], &[0; 600]] {
         fs::write(next(good.len()), begun).unwrap();
-        log.is_whole();
+        log.assert_whole();
         fs::write(path, [good, &record[..20]].concat()).unwrap();
         fs::write(next(good.len() + record.len()), begun).unwrap();
-        log.is_whole();
+        log.assert_whole();
         assert_eq!(files(&log.root.join("log")), log.files);
     }
 }
 
 #[test]
-fn a_whole_record_that_nobody_heard_of_is_kept_and_made_durable() {
-    let mut log = Log::written();
+fn a_whole_unacknowledged_record_is_retained_and_made_durable() {
+    let mut log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let (path, good) = (&path.to_owned(), &good.to_vec()[..]);
     fs::write(path, [good, &next_record(&log)].concat()).unwrap();
     let marks = fs::read(log.root.join("committed")).unwrap();
     log.entries.insert(75, entry(75, 3));
-    log.is_whole();
+    log.assert_whole();
     assert_ne!(fs::read(log.root.join("committed")).unwrap(), marks, "from now on it would be missed");
     fs::write(path, good).unwrap();
-    log.is_refused(path, "the loss of a record that Raft has vouched for since");
+    log.assert_refused(path, "the loss of a record that Raft has vouched for since");
 }
 
 #[test]
-fn an_unacknowledged_end_that_no_crash_leaves_is_refused() {
-    let log = Log::written();
+fn an_unacknowledged_tail_that_no_crash_explains_is_refused() {
+    let log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let record = next_record(&log);
     let mut flipped = record.clone();
@@ -367,16 +367,16 @@ fn an_unacknowledged_end_that_no_crash_leaves_is_refused() {
     let garbage: Vec<u8> = (1..200).collect();
     for bad in [flipped.clone(), garbage, [&record[..20], &record[..]].concat(), [&flipped[..], &record[..]].concat()] {
         fs::write(path, [good, &bad].concat()).unwrap();
-        log.is_refused(path, "garbage behind the mark");
+        log.assert_refused(path, "garbage behind the mark");
     }
 }
 
 #[test]
-fn an_entry_of_a_newer_release_is_refused_as_what_it_is() {
+fn an_entry_of_a_newer_release_is_refused_with_its_level() {
     use raft_log::codeq::config::CodeqConfig;
     use raft_log::types::Checksum;
 
-    let log = Log::written();
+    let log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let mut record = next_record(&log);
     // Another variant of the payload than any that is known here.
@@ -386,18 +386,18 @@ fn an_entry_of_a_newer_release_is_refused_as_what_it_is() {
     let sum = Checksum::hash(&record[..covered]);
     record[covered..].copy_from_slice(&sum.to_be_bytes());
     fs::write(path, [good, &record].concat()).unwrap();
-    let error = log.is_refused(path, "an entry that cannot be read");
+    let error = log.assert_refused(path, "an entry that cannot be read");
     assert!(error.contains("newer release"), "{error}");
 }
 
 #[test]
-fn writes_that_come_during_a_flush_share_the_next_one() {
+fn writes_during_a_flush_share_the_next_flush() {
     let folder = tempfile::tempdir().unwrap();
     run(async {
         let mut store = open(folder.path()).unwrap();
         let mut waiting = Vec::new();
         for index in 0..200 {
-            let (flushed, done) = Types::oneshot();
+            let (flushed, done) = TokioTypeConfig::oneshot();
             store.append(vec![entry(index, 1)], IOFlushed::signal(flushed)).await.unwrap();
             waiting.push(done);
         }

@@ -11,18 +11,18 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::{Core, Known};
+use crate::core::{KnownLeader, NodeCore};
 use crate::error::SubmitError;
-use crate::node_folder::random;
-use crate::peers::{Lane, Method, PeerError, Pending};
-use crate::proposer::{Asked, Fate, Proposed, Returned};
+use crate::node_folder::random_u128;
+use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
+use crate::proposer::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
 
 /// The wait before the same leader is asked again.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// What a leader says to a batch of another node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Submitted {
+pub(crate) enum SubmitReply {
     Outcomes(Vec<Outcome>),
     /// It does not lead.
     NotTaken,
@@ -30,77 +30,78 @@ pub(crate) enum Submitted {
     Unknown,
 }
 
-impl From<Proposed> for Submitted {
-    fn from(proposed: Proposed) -> Self {
+impl From<ProposalResult> for SubmitReply {
+    fn from(proposed: ProposalResult) -> Self {
         match proposed {
             Ok(outcomes) => Self::Outcomes(outcomes),
-            Err(Returned { fate: Fate::NotTaken, .. }) => Self::NotTaken,
-            Err(Returned { fate: Fate::Unknown, .. }) => Self::Unknown,
+            Err(ReturnedSubmissions { fate: SubmissionFate::NotAccepted, .. }) => Self::NotTaken,
+            Err(ReturnedSubmissions { fate: SubmissionFate::Unknown, .. }) => Self::Unknown,
         }
     }
 }
 
 /// The batch, in the form that the last attempt needed.
-enum Batch {
+enum SubmissionBatch {
     Plain(Vec<Submission>),
     Encoded(Bytes),
 }
 
-enum Attempt {
+enum SubmitAttempt {
     /// To this node's own proposer.
-    Here(oneshot::Receiver<Proposed>),
-    There(NodeId, Pending),
+    Local(oneshot::Receiver<ProposalResult>),
+    Remote(NodeId, PendingReply),
 }
 
 /// How often a batch may reach a leader.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempts {
+enum AttemptLimit {
     /// As often as needed: its serials say whether it was executed.
-    Any,
-    One,
+    Unlimited,
+    Once,
 }
 
 /// One batch until it is answered.
-pub(crate) struct Delivery {
-    core: Arc<Core>,
+pub(crate) struct BatchDelivery {
+    core: Arc<NodeCore>,
     /// Empty while the proposer has it.
-    batch: Batch,
+    batch: SubmissionBatch,
     deadline: Instant,
     /// What is known should nobody answer any more.
-    fate: Fate,
-    attempt: Option<Attempt>,
-    attempts: Attempts,
+    fate: SubmissionFate,
+    attempt: Option<SubmitAttempt>,
+    attempts: AttemptLimit,
 }
 
 /// Opens a client, each attempt with an id of its own: an id that was sent twice could be opened again after the ledger
 /// forgot the client and with it what the client had executed.
 pub(crate) async fn open_client(
-    core: &Arc<Core>,
+    core: &Arc<NodeCore>,
     serial: ClientSerial,
     deadline: Instant,
 ) -> Result<ClientId, SubmitError> {
     loop {
-        let client = ClientId(random());
+        let client = ClientId(random_u128());
         let opening = Submission { client, serial, command: Command::OpenClient(core.node()) };
-        let delivery = Delivery { attempts: Attempts::One, ..Delivery::new(core.clone(), vec![opening], deadline) };
+        let delivery =
+            BatchDelivery { attempts: AttemptLimit::Once, ..BatchDelivery::new(core.clone(), vec![opening], deadline) };
         match delivery.first_attempt().await.finish().await {
             Ok(_) => return Ok(client),
-            Err(_) if Instant::now() < deadline && *core.leader.borrow() != Known::Stopped => {}
+            Err(_) if Instant::now() < deadline && *core.leader.borrow() != KnownLeader::Stopped => {}
             // Whatever became of it, no command was sent.
             Err(_) => return Err(SubmitError::Unavailable),
         }
     }
 }
 
-impl Delivery {
-    pub(crate) fn new(core: Arc<Core>, submissions: Vec<Submission>, deadline: Instant) -> Self {
+impl BatchDelivery {
+    pub(crate) fn new(core: Arc<NodeCore>, submissions: Vec<Submission>, deadline: Instant) -> Self {
         Self {
             core,
-            batch: Batch::Plain(submissions),
+            batch: SubmissionBatch::Plain(submissions),
             deadline,
-            fate: Fate::NotTaken,
+            fate: SubmissionFate::NotAccepted,
             attempt: None,
-            attempts: Attempts::Any,
+            attempts: AttemptLimit::Unlimited,
         }
     }
 
@@ -116,35 +117,35 @@ impl Delivery {
     /// Waits for the outcomes, and sends it again as often as needed.
     pub(crate) async fn finish(mut self) -> Result<Vec<Outcome>, SubmitError> {
         let deadline = self.deadline;
-        match timeout_at(deadline, self.until_answered()).await {
+        match timeout_at(deadline, self.retry_until_answered()).await {
             Ok(answered) => answered,
-            Err(_) => Err(self.given_up()),
+            Err(_) => Err(self.timeout_error()),
         }
     }
 
-    fn given_up(&self) -> SubmitError {
+    fn timeout_error(&self) -> SubmitError {
         match self.fate {
-            Fate::NotTaken => SubmitError::Unavailable,
-            Fate::Unknown => SubmitError::UnknownOutcome,
+            SubmissionFate::NotAccepted => SubmitError::Unavailable,
+            SubmissionFate::Unknown => SubmitError::UnknownOutcome,
         }
     }
 
-    async fn until_answered(&mut self) -> Result<Vec<Outcome>, SubmitError> {
+    async fn retry_until_answered(&mut self) -> Result<Vec<Outcome>, SubmitError> {
         loop {
             let leader = match self.attempt.take() {
                 Some(attempt) => {
                     let before = self.fate;
-                    self.fate = Fate::Unknown;
-                    match self.answer(attempt).await {
-                        Ok(outcomes) => return settled(outcomes, before),
-                        Err(Fate::NotTaken) => self.fate = before,
-                        Err(Fate::Unknown) => {}
+                    self.fate = SubmissionFate::Unknown;
+                    match self.await_answer(attempt).await {
+                        Ok(outcomes) => return resolve_outcomes(outcomes, before),
+                        Err(SubmissionFate::NotAccepted) => self.fate = before,
+                        Err(SubmissionFate::Unknown) => {}
                     }
-                    self.next_leader().await.filter(|_| self.attempts == Attempts::Any)
+                    self.next_leader().await.filter(|_| self.attempts == AttemptLimit::Unlimited)
                 }
                 None => self.next_leader().await,
             };
-            let leader = leader.ok_or_else(|| self.given_up())?;
+            let leader = leader.ok_or_else(|| self.timeout_error())?;
             self.attempt = self.send(leader).await;
         }
     }
@@ -153,65 +154,66 @@ impl Delivery {
     async fn next_leader(&self) -> Option<NodeId> {
         let mut leaders = self.core.leader.subscribe();
         // A change ends the pause early; the same leader may be asked again after it.
-        drop(tokio::time::timeout(PAUSE, leaders.changed()).await);
-        let known = leaders.wait_for(|known| *known != Known::Nobody).await.ok()?;
+        drop(tokio::time::timeout(RETRY_DELAY, leaders.changed()).await);
+        let known = leaders.wait_for(|known| *known != KnownLeader::Unknown).await.ok()?;
         known.leader()
     }
 
-    async fn send(&mut self, leader: NodeId) -> Option<Attempt> {
-        if leader == self.core.node() { self.send_here().await } else { self.send_there(leader).await }
+    async fn send(&mut self, leader: NodeId) -> Option<SubmitAttempt> {
+        if leader == self.core.node() { self.send_local().await } else { self.send_to_leader(leader).await }
     }
 
-    async fn send_here(&mut self) -> Option<Attempt> {
-        let submissions = match std::mem::replace(&mut self.batch, Batch::Plain(Vec::new())) {
-            Batch::Plain(submissions) => submissions,
-            Batch::Encoded(bytes) => rmp_serde::from_slice(&bytes).expect("what was encoded here decodes"),
+    async fn send_local(&mut self) -> Option<SubmitAttempt> {
+        let submissions = match std::mem::replace(&mut self.batch, SubmissionBatch::Plain(Vec::new())) {
+            SubmissionBatch::Plain(submissions) => submissions,
+            SubmissionBatch::Encoded(bytes) => rmp_serde::from_slice(&bytes).expect("what was encoded here decodes"),
         };
         let (answer, answered) = oneshot::channel();
-        match self.core.proposals.send(Asked { submissions, answer }).await {
-            Ok(()) => Some(Attempt::Here(answered)),
+        match self.core.proposals.send(ProposalRequest { submissions, answer }).await {
+            Ok(()) => Some(SubmitAttempt::Local(answered)),
             Err(closed) => {
-                self.batch = Batch::Plain(closed.0.submissions);
+                self.batch = SubmissionBatch::Plain(closed.0.submissions);
                 None
             }
         }
     }
 
-    async fn send_there(&mut self, leader: NodeId) -> Option<Attempt> {
+    async fn send_to_leader(&mut self, leader: NodeId) -> Option<SubmitAttempt> {
         let bytes = match &self.batch {
-            Batch::Encoded(bytes) => bytes.clone(),
-            Batch::Plain(submissions) => {
+            SubmissionBatch::Encoded(bytes) => bytes.clone(),
+            SubmissionBatch::Plain(submissions) => {
                 let bytes = Bytes::from(rmp_serde::to_vec(submissions).expect("submissions encode"));
-                self.batch = Batch::Encoded(bytes.clone());
+                self.batch = SubmissionBatch::Encoded(bytes.clone());
                 bytes
             }
         };
         let link = self.core.registry.link(leader, Lane::Call);
-        link.ask(Method::Submit, bytes).await.ok().map(|pending| Attempt::There(leader, pending))
+        link.start_call(PeerMethod::Submit, bytes).await.ok().map(|pending| SubmitAttempt::Remote(leader, pending))
     }
 
-    async fn answer(&mut self, attempt: Attempt) -> Result<Vec<Outcome>, Fate> {
+    async fn await_answer(&mut self, attempt: SubmitAttempt) -> Result<Vec<Outcome>, SubmissionFate> {
         match attempt {
-            Attempt::Here(answered) => match answered.await {
+            SubmitAttempt::Local(answered) => match answered.await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
-                Ok(Err(Returned { submissions, fate })) => {
-                    self.batch = Batch::Plain(submissions);
+                Ok(Err(ReturnedSubmissions { submissions, fate })) => {
+                    self.batch = SubmissionBatch::Plain(submissions);
                     Err(fate)
                 }
                 // The proposer is gone with the batch; this node is closing.
                 Err(_) => std::future::pending().await,
             },
-            Attempt::There(leader, pending) => tokio::select! {
-                answered = pending.answer() => understood(answered),
-                () = self.led_by_another(leader) => Err(Fate::Unknown),
+            SubmitAttempt::Remote(leader, pending) => tokio::select! {
+                answered = pending.answer() => parse_reply(answered),
+                () = self.leader_changed(leader) => Err(SubmissionFate::Unknown),
             },
         }
     }
 
     /// An old leader may never answer; the new one knows what became of the batch.
-    async fn led_by_another(&self, than: NodeId) {
+    async fn leader_changed(&self, than: NodeId) {
         let mut leaders = self.core.leader.subscribe();
-        let is_another = |known: &Known| !matches!(known, Known::Nobody) && *known != Known::Leader(than);
+        let is_another =
+            |known: &KnownLeader| !matches!(known, KnownLeader::Unknown) && *known != KnownLeader::Leader(than);
         if leaders.wait_for(is_another).await.is_err() {
             // This node is closing; the deadline ends the wait.
             std::future::pending().await
@@ -222,24 +224,24 @@ impl Delivery {
 /// What a batch's outcomes mean to whoever sent it, given what is known of earlier attempts.
 ///
 /// A client that was forgotten meanwhile is told that it is not known, also of what an earlier attempt executed.
-fn settled(outcomes: Vec<Outcome>, earlier: Fate) -> Result<Vec<Outcome>, SubmitError> {
+fn resolve_outcomes(outcomes: Vec<Outcome>, earlier: SubmissionFate) -> Result<Vec<Outcome>, SubmitError> {
     let is_forgotten = outcomes.first() == Some(&Outcome::Refused(Refusal::UnknownClient));
     match earlier {
-        Fate::Unknown if is_forgotten => Err(SubmitError::UnknownOutcome),
-        Fate::Unknown | Fate::NotTaken => Ok(outcomes),
+        SubmissionFate::Unknown if is_forgotten => Err(SubmitError::UnknownOutcome),
+        SubmissionFate::Unknown | SubmissionFate::NotAccepted => Ok(outcomes),
     }
 }
 
-fn understood(answered: Result<Bytes, PeerError>) -> Result<Vec<Outcome>, Fate> {
+fn parse_reply(answered: Result<Bytes, PeerError>) -> Result<Vec<Outcome>, SubmissionFate> {
     use PeerError::{Busy, Refused, Unknown, Unreachable};
     match answered {
         Ok(bytes) => match rmp_serde::from_slice(&bytes) {
-            Ok(Submitted::Outcomes(outcomes)) => Ok(outcomes),
-            Ok(Submitted::NotTaken) => Err(Fate::NotTaken),
-            Ok(Submitted::Unknown) | Err(_) => Err(Fate::Unknown),
+            Ok(SubmitReply::Outcomes(outcomes)) => Ok(outcomes),
+            Ok(SubmitReply::NotTaken) => Err(SubmissionFate::NotAccepted),
+            Ok(SubmitReply::Unknown) | Err(_) => Err(SubmissionFate::Unknown),
         },
-        Err(Busy | Refused { .. } | Unknown(_) | Unreachable { .. }) => Err(Fate::NotTaken),
-        Err(_) => Err(Fate::Unknown),
+        Err(Busy | Refused { .. } | Unknown(_) | Unreachable { .. }) => Err(SubmissionFate::NotAccepted),
+        Err(_) => Err(SubmissionFate::Unknown),
     }
 }
 
@@ -248,12 +250,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retry_of_a_forgotten_client_has_an_unknown_outcome_and_a_first_attempt_was_refused() {
+    fn a_retry_of_a_forgotten_client_has_an_unknown_outcome() {
         let forgotten = || vec![Outcome::Refused(Refusal::UnknownClient); 2];
-        assert_eq!(settled(forgotten(), Fate::Unknown), Err(SubmitError::UnknownOutcome));
-        assert_eq!(settled(forgotten(), Fate::NotTaken), Ok(forgotten()));
-        for earlier in [Fate::Unknown, Fate::NotTaken] {
-            assert_eq!(settled(vec![Outcome::Done], earlier), Ok(vec![Outcome::Done]));
+        assert_eq!(resolve_outcomes(forgotten(), SubmissionFate::Unknown), Err(SubmitError::UnknownOutcome));
+        assert_eq!(resolve_outcomes(forgotten(), SubmissionFate::NotAccepted), Ok(forgotten()));
+        for earlier in [SubmissionFate::Unknown, SubmissionFate::NotAccepted] {
+            assert_eq!(resolve_outcomes(vec![Outcome::Done], earlier), Ok(vec![Outcome::Done]));
         }
     }
 }

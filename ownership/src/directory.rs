@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Compacted, Consistency, View, Watch};
+use consensus::{ChangeStream, CompactedRevision, Consistency, LedgerView};
 use futures::future::BoxFuture;
 use ledger::Command;
 use openraft::Raft;
@@ -15,38 +15,38 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::core::Core;
-use crate::counters::Readings;
+use crate::core::NodeCore;
+use crate::counters::DirectoryStats;
 use crate::error::{OwnershipError, SubmitError};
-use crate::failure::cause;
+use crate::failure::start_failure;
 use crate::leading;
-use crate::members::{self, Member, MemberChange, MemberError};
+use crate::members::{self, ClusterMember, MemberChange, MemberError};
 use crate::node_folder::{ClusterId, NodeFolder};
 use crate::options::Options;
-use crate::peers::socket::Directions as _;
-use crate::peers::{PeerService, Peers, Task, Tls, Topic};
-use crate::raft::{Machine, Types};
+use crate::peers::socket::DialPolicy as _;
+use crate::peers::{AbortingTask, PeerService, PeerTls, Peers, Topic};
+use crate::raft::{NodeStateMachine, TokioTypeConfig};
 use crate::read::{self, ReadError};
-use crate::starting::{self, START_WITHIN, Started};
+use crate::starting::{self, START_TIMEOUT, StartedNode};
 use crate::supervision::Supervision;
-use crate::writer::{Ticket, Writer};
+use crate::writer::{CommandTicket, CommandWriter};
 
 /// How long a leader that closes waits for another one to take over.
-const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a node that closes waits for the commands that it took: the other nodes may be ending as well.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a snapshot is waited for before it is asked for once more.
-const ASKED_AGAIN: Duration = Duration::from_millis(200);
+const SNAPSHOT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A node of the quorum that runs the ledger. Cheap to share behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
 pub struct Directory {
-    core: Arc<Core>,
+    core: Arc<NodeCore>,
     peers: Peers,
     lease: Duration,
-    tasks: Mutex<Vec<Task>>,
+    tasks: Mutex<Vec<AbortingTask>>,
     writer: Mutex<Option<JoinHandle<()>>>,
     _folder: NodeFolder,
 }
@@ -58,21 +58,21 @@ impl Directory {
     ///
     /// Fails closed when anything that was written is not there or not readable.
     pub fn open(options: Options) -> BoxFuture<'static, Result<Self, OwnershipError>> {
-        Box::pin(Self::started(options))
+        Box::pin(Self::open_node(options))
     }
 
-    async fn started(options: Options) -> Result<Self, OwnershipError> {
-        let Started { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
-        let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_within);
-        let writer = core.supervision.keep("writer", move || {
+    async fn open_node(options: Options) -> Result<Self, OwnershipError> {
+        let StartedNode { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
+        let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_timeout);
+        let writer = core.supervision.supervise("writer", move || {
             let (core, queue) = (writing.clone(), queue.clone());
             // What it had on its way is answered as unknown; it writes on as a new client.
-            async move { Writer::new(core, within).run(&mut *queue.lock().await).await }
+            async move { CommandWriter::new(core, within).run(&mut *queue.lock().await).await }
         });
-        starting::raise_new(&core, &options).await.map_err(|error| cause(&core, error))?;
+        starting::raise_level_of_new_cluster(&core, &options).await.map_err(|error| start_failure(&core, error))?;
         if let Some(address) = address {
-            let settled = starting::settle(&core, address, &options).await;
-            tasks.extend(settled.map_err(|error| cause(&core, error))?);
+            let settled = starting::await_membership(&core, address, &options).await;
+            tasks.extend(settled.map_err(|error| start_failure(&core, error))?);
         }
         let peers = Peers { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
@@ -80,13 +80,13 @@ impl Directory {
     }
 
     /// The ledger as this node last applied it.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<LedgerView> {
         self.core.view()
     }
 
     /// The ledger as fresh as asked; waits for the quorum where needed.
-    pub fn read(&self, consistency: Consistency) -> BoxFuture<'_, Result<Arc<View>, ReadError>> {
-        Box::pin(read::view(&self.core, consistency))
+    pub fn read(&self, consistency: Consistency) -> BoxFuture<'_, Result<Arc<LedgerView>, ReadError>> {
+        Box::pin(read::fresh_view(&self.core, consistency))
     }
 
     /// How old the view may be at most: everything that was acknowledged before is in it. None before the first
@@ -97,31 +97,31 @@ impl Directory {
 
     /// Changes of the ledger as this node applies them, from the log index `from` on; in order and without a gap. A
     /// watch that broke is resumed with the revision that was seen last, on any node.
-    pub fn watch(&self, from: u64) -> Result<Watch, Compacted> {
+    pub fn watch(&self, from: u64) -> Result<ChangeStream, CompactedRevision> {
         self.core.observer.feed.watch(from)
     }
 
     /// Sends a command on its way. Never waits; the ticket resolves once the command is durable and applied, and the
     /// leader's view shows it then.
-    pub fn submit(&self, command: Command) -> Result<Ticket, SubmitError> {
+    pub fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
         self.core.submit(command)
     }
 
     /// Notes that a router reached this life of a worker; goes out with the next tick. False when too many are noted.
     pub fn report_alive(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        self.core.reports.note(worker, incarnation)
+        self.core.reports.record(worker, incarnation)
     }
 
     /// How long a lease is held after a sign of life: the `ttl` for registering workers.
-    pub fn lease(&self) -> Duration {
+    pub fn lease_duration(&self) -> Duration {
         self.lease
     }
 
-    pub(crate) fn raft(&self) -> &Raft<Types, Machine> {
+    pub(crate) fn raft(&self) -> &Raft<TokioTypeConfig, NodeStateMachine> {
         &self.core.raft
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<NodeCore> {
         &self.core
     }
 
@@ -136,48 +136,48 @@ impl Directory {
     }
 
     /// Everybody who belongs to the cluster, as this node knows it.
-    pub fn members(&self) -> Vec<Member> {
+    pub fn members(&self) -> Vec<ClusterMember> {
         members::list(&self.core)
     }
 
     /// Why this node could not talk with a member when it called it lately; none where it could, or did not call.
-    pub fn missed(&self, node: NodeId) -> Option<String> {
-        self.core.registry.missed(node)
+    pub fn last_dial_error(&self, node: NodeId) -> Option<String> {
+        self.core.registry.last_dial_error(node)
     }
 
     /// Makes voters of learners, all in one step. A cluster has 1, 3 or 5 voters.
     pub async fn promote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
-        self.change(MemberChange::Promote(nodes.into_iter().collect())).await
+        self.change_members(MemberChange::Promote(nodes.into_iter().collect())).await
     }
 
     /// Makes learners of voters, all in one step.
     pub async fn demote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
-        self.change(MemberChange::Demote(nodes.into_iter().collect::<BTreeSet<_>>())).await
+        self.change_members(MemberChange::Demote(nodes.into_iter().collect::<BTreeSet<_>>())).await
     }
 
     /// Puts a learner in a voter's place, in one step.
     pub async fn replace(&self, old: NodeId, new: NodeId) -> Result<(), MemberError> {
-        self.change(MemberChange::Replace { old, new }).await
+        self.change_members(MemberChange::Replace { old, new }).await
     }
 
     /// Takes a learner out of the cluster for good.
     pub async fn remove(&self, node: NodeId) -> Result<(), MemberError> {
-        self.change(MemberChange::Remove(node)).await
+        self.change_members(MemberChange::Remove(node)).await
     }
 
     /// Lets another voter lead.
     pub async fn transfer_leader(&self, node: NodeId) -> Result<(), MemberError> {
-        self.change(MemberChange::TransferLeader(node)).await
+        self.change_members(MemberChange::TransferLeader(node)).await
     }
 
     /// Raises the cluster's feature level, once every member's binary can work at it.
     pub async fn raise_level(&self, level: u32) -> Result<(), MemberError> {
-        self.change(MemberChange::RaiseLevel(level)).await
+        self.change_members(MemberChange::RaiseLevel(level)).await
     }
 
     /// Carries out a change of the membership at the leader, wherever it is.
-    pub fn change(&self, change: MemberChange) -> BoxFuture<'_, Result<(), MemberError>> {
-        Box::pin(leading::change(&self.core, change))
+    pub fn change_members(&self, change: MemberChange) -> BoxFuture<'_, Result<(), MemberError>> {
+        Box::pin(leading::change_members(&self.core, change))
     }
 
     /// The other nodes, for what routers tell each other outside Raft.
@@ -187,13 +187,13 @@ impl Directory {
 
     /// Answers other nodes' calls on a topic from now on.
     pub fn serve_peers(&self, topic: Topic, service: Arc<dyn PeerService>) {
-        self.core.registry.serve(topic, service);
+        self.core.registry.register_service(topic, service);
     }
 
-    /// Reads the files of `Peering::tls` anew, for connections from now on; nothing to do without it. What cannot be used,
+    /// Reads the files of `PeerOptions::tls` anew, for connections from now on; nothing to do without it. What cannot be used,
     /// or would be refused by the others, is said, and what was read before stays.
-    pub fn reread_certificates(&self) -> Result<(), OwnershipError> {
-        self.core.registry.tls().map_or(Ok(()), Tls::reread)
+    pub fn reload_certificates(&self) -> Result<(), OwnershipError> {
+        self.core.registry.tls().map_or(Ok(()), PeerTls::reload)
     }
 
     /// Whether this node was removed from the cluster: then it only has its last view.
@@ -208,40 +208,40 @@ impl Directory {
 
     /// What this node's files and threads had to wait for lately: file handles, memory or threads that the process lacks. Its
     /// ledger is whole, and goes on as soon as they are there.
-    pub fn short_of(&self) -> Option<String> {
-        self.core.log.shortages().lately()
+    pub fn resource_shortage(&self) -> Option<String> {
+        self.core.log.shortages().recent()
     }
 
     /// Counters and gauges.
-    pub fn readings(&self) -> Readings {
+    pub fn stats(&self) -> DirectoryStats {
         let last = self.core.log.bounds().map_or(0, |(_, last)| last);
-        Readings {
+        DirectoryStats {
             queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
-            strangers: self.core.registry.failures.strangers.count(),
-            outsiders: self.core.registry.failures.outsiders.count(),
-            shortages: self.core.log.shortages().count(),
-            tasks_ended: self.core.supervision.ended(),
-            implausible: self.core.registry.failures.implausible.count(),
+            tls_refusals: self.core.registry.failures.tls_refusals.count(),
+            non_member_calls: self.core.registry.failures.non_member_calls.count(),
+            shortage_retries: self.core.log.shortages().count(),
+            tasks_ended: self.core.supervision.unexpected_ends(),
+            implausible: self.core.registry.failures.implausible_messages.count(),
             ..self.core.counters().read()
         }
     }
 
     /// Writes a snapshot now and waits for it.
-    pub fn snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
-        Box::pin(self.snapshot_written())
+    pub fn write_snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+        Box::pin(self.write_and_await_snapshot())
     }
 
-    async fn snapshot_written(&self) -> Result<(), OwnershipError> {
+    async fn write_and_await_snapshot(&self) -> Result<(), OwnershipError> {
         let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
         let raft = &self.core.raft;
         let Some(applied) = raft.metrics().borrow_watched().last_applied else { return Ok(()) };
-        let until = Instant::now() + START_WITHIN;
+        let until = Instant::now() + START_TIMEOUT;
         loop {
             // Raft takes no notice while it builds one, which may end before what is wanted here.
             raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
-            let wait = raft.wait(Some(ASKED_AGAIN));
+            let wait = raft.wait(Some(SNAPSHOT_RETRY_DELAY));
             match wait.metrics(|metrics| metrics.snapshot >= Some(applied), "a snapshot").await {
                 Err(WaitError::Timeout(..)) if Instant::now() < until => {}
                 written => return written.map(drop).map_err(|error| quorum(&error)),
@@ -251,14 +251,14 @@ impl Directory {
 
     /// Takes no more commands, lets another voter lead, answers the commands that were taken, and stops.
     pub fn close(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
-        Box::pin(self.closed())
+        Box::pin(self.close_node())
     }
 
-    async fn closed(&self) -> Result<(), OwnershipError> {
+    async fn close_node(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
-        if let Some(heir) = members::heir(&self.core) {
-            let handed_over = leading::change(&self.core, MemberChange::TransferLeader(heir));
-            let handed_over = tokio::time::timeout(HAND_OVER_WITHIN, handed_over).await;
+        if let Some(heir) = members::best_successor(&self.core) {
+            let handed_over = leading::change_members(&self.core, MemberChange::TransferLeader(heir));
+            let handed_over = tokio::time::timeout(TRANSFER_TIMEOUT, handed_over).await;
             if !matches!(handed_over, Ok(Ok(()))) {
                 tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");
             }
@@ -266,7 +266,7 @@ impl Directory {
         let writer = self.writer.lock().take();
         if let Some(mut writer) = writer {
             // A writer that panicked has dropped its tickets, which says enough. Without a quorum there are no answers.
-            if tokio::time::timeout(ANSWER_WITHIN, &mut writer).await.is_err() {
+            if tokio::time::timeout(ANSWER_TIMEOUT, &mut writer).await.is_err() {
                 writer.abort();
                 tracing::warn!("commands under way were not answered in time; whether they are done is not known");
             }
@@ -276,26 +276,26 @@ impl Directory {
 
     /// Stops at once: commands under way are left unanswered, and no other leader is looked for.
     pub fn halt(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
-        Box::pin(self.halted())
+        Box::pin(self.halt_node())
     }
 
-    async fn halted(&self) -> Result<(), OwnershipError> {
+    async fn halt_node(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
-        self.core.log.shortages().end();
-        let writer = self.writer.lock().take().map(Task);
+        self.core.log.shortages().stop_retrying();
+        let writer = self.writer.lock().take().map(AbortingTask);
         let beside = std::mem::take(&mut *self.tasks.lock());
         for task in writer.into_iter().chain(beside) {
-            task.end().await;
+            task.abort_and_wait().await;
         }
-        self.core.registry.hang_up();
+        self.core.registry.close_links();
         self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
-        let mark = self.core.log.mark()?;
+        let mark = self.core.log.marks_sync_handle()?;
         mark.sync_data().map_err(OwnershipError::io("committed"))
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        drop(self.writer.lock().take().map(Task));
+        drop(self.writer.lock().take().map(AbortingTask));
     }
 }

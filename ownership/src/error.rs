@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::node_folder::ClusterId;
 
 /// What helps against a data directory that lost something. Whatever is left in it stays as it is.
-const WHAT_TO_DO: &str = "Nothing was changed or skipped. Move this data directory aside and keep it; then let the \
+const REPAIR_ADVICE: &str = "Nothing was changed or skipped. Move this data directory aside and keep it; then let the \
     node join again as a new one, or, if it was the only one, start from a saved snapshot (`ownerserve ctl snapshot \
     restore FILE --data-dir DIR`)";
 
@@ -57,7 +57,7 @@ pub enum OwnershipError {
         expected: ClusterId,
     },
     /// A file does not hold what was written. Nothing is skipped or repaired.
-    #[error("{path} is damaged: {detail}. {WHAT_TO_DO}", path = path.display())]
+    #[error("{path} is damaged: {detail}. {REPAIR_ADVICE}", path = path.display())]
     Damaged {
         /// The file, or the folder of the log.
         path: PathBuf,
@@ -65,7 +65,7 @@ pub enum OwnershipError {
         detail: String,
     },
     /// The log ends before what it had committed.
-    #[error("{path} ends at entry {last}, but entry {committed} was committed: acknowledged writes are missing. {WHAT_TO_DO}", path = path.display())]
+    #[error("{path} ends at entry {last}, but entry {committed} was committed: acknowledged writes are missing. {REPAIR_ADVICE}", path = path.display())]
     EntriesMissing {
         /// The folder of the log.
         path: PathBuf,

@@ -5,25 +5,25 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use consensus::Unreadable;
+use consensus::UnsupportedLevel;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
-use crate::in_place::KNOWN_WITHIN;
-use crate::node_folder::{read_note, write_in_time};
-use crate::raft::Types;
-use crate::watch::Observer;
+use crate::in_place::MAX_DETECTION_TIME;
+use crate::node_folder::{read_json, write_durably_with};
+use crate::raft::TokioTypeConfig;
+use crate::watch::NodeObserver;
 
 /// What went wrong while a node came up. Where its store failed under it, that: all that then follows is that the
 /// quorum is not there.
-pub(crate) fn cause(core: &Core, error: OwnershipError) -> OwnershipError {
-    if let Some(known) = core.known_end() {
+pub(crate) fn start_failure(core: &NodeCore, error: OwnershipError) -> OwnershipError {
+    if let Some(known) = core.known_failure() {
         return known;
     }
     match &core.raft.metrics().borrow_watched().running_state {
@@ -33,75 +33,76 @@ pub(crate) fn cause(core: &Core, error: OwnershipError) -> OwnershipError {
 }
 
 /// That this release cannot read what is in the ledger, if it met such a thing.
-pub(crate) fn too_old(observer: &Observer) -> Option<OwnershipError> {
-    let Unreadable { level, levels } = *observer.unreadable.get()?;
+pub(crate) fn unsupported_level(observer: &NodeObserver) -> Option<OwnershipError> {
+    let UnsupportedLevel { level, levels } = *observer.unreadable.get()?;
     Some(OwnershipError::Level { level, highest: levels.highest })
 }
 
 /// How long a leader must be contradicted before this node believes that it lost entries.
-const CONTRADICTED: Duration = Duration::from_secs(3);
+const LOG_LOSS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a node that lacks entries may take to write that down before it ends.
 const NOTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether this node's log lacks what it has acknowledged. The leader does not send that again, so nothing new comes.
 #[derive(Debug, Default)]
-pub(crate) struct Reversion {
-    since: Mutex<Option<Instant>>,
-    found: OnceLock<Reverted>,
+pub(crate) struct LogLossDetector {
+    contradicted_since: Mutex<Option<Instant>>,
+    found: OnceLock<LogLoss>,
 }
 
 /// What a log lacks. Written down, since such a node must not vote again: it may have forgotten votes as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Reverted {
+struct LogLoss {
     last: u64,
     /// The last one that the leader knew to be there.
     acknowledged: u64,
 }
 
-const FILE: &str = "reverted.json";
+const LOG_LOSS_FILE: &str = "reverted.json";
 
 /// Refuses a folder of which was written down that it lacks what was acknowledged.
-pub(crate) fn refuse_reverted(folder: &Path) -> Result<(), OwnershipError> {
-    read_note(&folder.join(FILE))?.map_or(Ok(()), |reverted| Err(of_folder(folder, reverted)))
+pub(crate) fn refuse_log_loss(folder: &Path) -> Result<(), OwnershipError> {
+    read_json(&folder.join(LOG_LOSS_FILE))?.map_or(Ok(()), |reverted| Err(log_loss_error(folder, reverted)))
 }
 
-fn of_folder(folder: &Path, Reverted { last, acknowledged }: Reverted) -> OwnershipError {
+fn log_loss_error(folder: &Path, LogLoss { last, acknowledged }: LogLoss) -> OwnershipError {
     OwnershipError::Reverted { path: folder.to_owned(), last, acknowledged }
 }
 
-impl Reversion {
+impl LogLossDetector {
     /// Notes that what a heartbeat says of this node is not so. True when that has been so for too long.
-    fn contradicted(&self, at: Instant) -> bool {
-        at.duration_since(*self.since.lock().get_or_insert(at)) >= CONTRADICTED
+    fn note_contradiction(&self, at: Instant) -> bool {
+        at.duration_since(*self.contradicted_since.lock().get_or_insert(at)) >= LOG_LOSS_TIMEOUT
     }
 
-    fn confirmed(&self) {
-        *self.since.lock() = None;
+    fn clear(&self) {
+        *self.contradicted_since.lock() = None;
     }
 }
 
-impl Core {
+impl NodeCore {
     /// Looks at the answer to a heartbeat that named the last entry that is known to be here.
-    pub(crate) fn note_heartbeat(&self, acknowledged: u64, answer: &AppendEntriesResponse<Types>) {
+    pub(crate) fn note_heartbeat(&self, acknowledged: u64, answer: &AppendEntriesResponse<TokioTypeConfig>) {
         match answer {
             AppendEntriesResponse::Conflict => {}
-            AppendEntriesResponse::Success => return self.observer.reversion.confirmed(),
+            AppendEntriesResponse::Success => return self.observer.log_loss.clear(),
             _ => return,
         }
-        if !self.observer.reversion.contradicted(Instant::now()) {
+        if !self.observer.log_loss.note_contradiction(Instant::now()) {
             return;
         }
         let last = self.raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
-        let reverted = Reverted { last, acknowledged };
-        if self.observer.reversion.found.set(reverted).is_ok() {
+        let reverted = LogLoss { last, acknowledged };
+        if self.observer.log_loss.found.set(reverted).is_ok() {
             tracing::error!(last, acknowledged, "this node lacks entries that it has acknowledged, and ends");
             let bytes = serde_json::to_vec(&reverted).expect("two numbers encode");
-            let (raft, path, shortages) = (self.raft.clone(), self.folder.join(FILE), self.log.shortages());
+            let (raft, path, shortages) = (self.raft.clone(), self.folder.join(LOG_LOSS_FILE), self.log.shortages());
             tokio::spawn(async move {
                 let own = shortages.clone();
-                let written = shortages
-                    .beside("what is lacking", move || write_in_time(&own, &path, |file| file.write_all(&bytes)));
+                let written = shortages.run_blocking("what is lacking", move || {
+                    write_durably_with(&own, &path, |file| file.write_all(&bytes))
+                });
                 // It must vote no longer, also where no file can be had now.
                 let written = tokio::time::timeout(NOTED_WITHIN, written).await;
                 if let Err(error) = written.map_err(io::Error::from).and_then(|written| written) {
@@ -113,47 +114,47 @@ impl Core {
     }
 
     /// Leaves the quorum for good, as what it acknowledges is kept nowhere: its files are gone.
-    pub(crate) fn leave_without(&self, path: PathBuf) {
+    pub(crate) fn leave_quorum(&self, path: PathBuf) {
         let gone = format!("{} is gone from the disk, or something else lies there now", path.display());
-        if self.observer.gone.set(path).is_ok() {
-            self.log.close_for(&io::Error::new(io::ErrorKind::NotFound, gone));
+        if self.observer.missing_path.set(path).is_ok() {
+            self.log.close_with(&io::Error::new(io::ErrorKind::NotFound, gone));
             let raft = self.raft.clone();
             tokio::spawn(async move { raft.shutdown().await });
         }
     }
 
     /// What of the data directory is gone.
-    fn gone(&self) -> Option<OwnershipError> {
-        self.observer.gone.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
+    fn folder_gone(&self) -> Option<OwnershipError> {
+        self.observer.missing_path.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
     }
 
-    fn reverted(&self) -> Option<OwnershipError> {
-        self.observer.reversion.found.get().map(|reverted| of_folder(&self.folder, *reverted))
+    fn log_loss(&self) -> Option<OwnershipError> {
+        self.observer.log_loss.found.get().map(|reverted| log_loss_error(&self.folder, *reverted))
     }
 
     /// Why this node's ledger has failed for good, once it has.
-    pub(crate) fn ended(&self) -> Option<OwnershipError> {
+    pub(crate) fn final_error(&self) -> Option<OwnershipError> {
         let fatal = self.raft.metrics().borrow_watched().running_state.clone().err()?;
-        Some(self.known_end().unwrap_or_else(|| OwnershipError::Failed(fatal.to_string())))
+        Some(self.known_failure().unwrap_or_else(|| OwnershipError::Failed(fatal.to_string())))
     }
 
     /// Why this node ends or has ended, where more is known of it than that Raft has stopped.
-    fn known_end(&self) -> Option<OwnershipError> {
-        too_old(&self.observer).or_else(|| self.reverted()).or_else(|| self.gone())
+    fn known_failure(&self) -> Option<OwnershipError> {
+        unsupported_level(&self.observer).or_else(|| self.log_loss()).or_else(|| self.folder_gone())
     }
 }
 
 impl Directory {
     /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,
     /// and be started again when the cause is gone. What was acknowledged is on disk, unless its files were taken away.
-    pub async fn failed(&self) -> OwnershipError {
+    pub async fn wait_for_failure(&self) -> OwnershipError {
         let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
         loop {
-            match self.core().ended() {
+            match self.core().final_error() {
                 // A write may have met a folder that is gone before a look at it did.
                 Some(OwnershipError::Failed(_)) if !is_looked_at => {
                     is_looked_at = true;
-                    tokio::time::sleep(KNOWN_WITHIN).await;
+                    tokio::time::sleep(MAX_DETECTION_TIME).await;
                     continue;
                 }
                 Some(failed) => return failed,
@@ -167,7 +168,7 @@ impl Directory {
 
     /// Whether the data directory, or the log in it, was moved or removed from under this node: it has left the quorum.
     pub fn is_folder_gone(&self) -> bool {
-        self.core().gone().is_some()
+        self.core().folder_gone().is_some()
     }
 }
 
@@ -176,13 +177,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_contradiction_that_lasts_is_believed() {
-        let (reversion, start) = (Reversion::default(), Instant::now());
+    fn only_a_lasting_contradiction_counts_as_log_loss() {
+        let (reversion, start) = (LogLossDetector::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
-        assert!(!reversion.contradicted(after(0)));
-        assert!(!reversion.contradicted(after(2_900)));
-        reversion.confirmed();
-        assert!(!reversion.contradicted(after(3_500)));
-        assert!(reversion.contradicted(after(6_500)));
+        assert!(!reversion.note_contradiction(after(0)));
+        assert!(!reversion.note_contradiction(after(2_900)));
+        reversion.clear();
+        assert!(!reversion.note_contradiction(after(3_500)));
+        assert!(reversion.note_contradiction(after(6_500)));
     }
 }

@@ -14,46 +14,46 @@ use raft_log::chunked_wal::Config;
 use raft_log::{Callback, ChunkId, RaftLog, Segment};
 use tokio::sync::oneshot;
 
-use crate::committed::{Durable, Marks};
-use crate::raft::Types;
+use crate::committed::{DurableEnd, LogMarksFile};
+use crate::raft::TokioTypeConfig;
 use crate::reaper::Reaper;
-use crate::shortage::Shortages;
+use crate::shortage::ResourceShortages;
 use crate::wal::WalTypes;
 
-pub(crate) enum Waiter {
+pub(crate) enum FlushWaiter {
     /// Raft itself, for an append.
-    Raft(IOFlushed<Types>),
+    Raft(IOFlushed<TokioTypeConfig>),
     Call(oneshot::Sender<io::Result<()>>),
 }
 
-impl Waiter {
-    fn hears(self, result: io::Result<()>) {
+impl FlushWaiter {
+    fn complete(self, result: io::Result<()>) {
         match self {
-            Waiter::Raft(flushed) => flushed.io_completed(result),
+            FlushWaiter::Raft(flushed) => flushed.io_completed(result),
             // A caller that is gone needs no answer.
-            Waiter::Call(caller) => drop(caller.send(result)),
+            FlushWaiter::Call(caller) => drop(caller.send(result)),
         }
     }
 }
 
 /// The log and who waits for it.
-pub(crate) struct Flushing {
+pub(crate) struct FlushQueue {
     pub(crate) wal: RaftLog<WalTypes>,
-    marks: Arc<Marks>,
+    marks: Arc<LogMarksFile>,
     /// Where the last record that was written ends.
     end: u64,
-    waiting: Vec<Waiter>,
+    waiting: Vec<FlushWaiter>,
     is_flushing: bool,
     poison: Option<String>,
-    pub(crate) shortages: Arc<Shortages>,
+    pub(crate) shortages: Arc<ResourceShortages>,
     reaper: Reaper,
     /// A file handle for the log's writer, which opens one of its own after the next flush, and where an error is final.
     pub(crate) reserve: Option<File>,
 }
 
-impl Flushing {
-    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<Marks>, reaper: Reaper) -> Self {
-        let end = marks.marked().durable.unwrap_or_default().end;
+impl FlushQueue {
+    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<LogMarksFile>, reaper: Reaper) -> Self {
+        let end = marks.current().durable.unwrap_or_default().end;
         let shortages = Arc::default();
         Self {
             wal,
@@ -74,17 +74,17 @@ impl Flushing {
         write: impl FnOnce(&mut RaftLog<WalTypes>) -> io::Result<Segment>,
     ) -> io::Result<()> {
         if let Some(cause) = &self.poison {
-            return Err(poisoned(cause));
+            return Err(poison_error(cause));
         }
         let before = self.wal.on_disk_size();
         match write(&mut self.wal) {
             Ok(written) => self.end = written.offset + written.size,
             Err(error) if is_shortage(&error) && self.wal.on_disk_size() > before => {
                 self.end += self.wal.on_disk_size() - before;
-                self.goes_on_in_its_file(&error)?;
+                self.continue_in_same_file(&error)?;
             }
             Err(error) => {
-                self.poisoned_by(&error);
+                self.poison_with(&error);
                 return Err(error);
             }
         }
@@ -93,12 +93,12 @@ impl Flushing {
 
     /// The record is in the log, and only the next file could not be begun: the log grows on in the one that it has, and tries
     /// again with the next record. A file that was made and not yet used is taken away, or it would lie in the log's middle.
-    fn goes_on_in_its_file(&mut self, error: &io::Error) -> io::Result<()> {
+    fn continue_in_same_file(&mut self, error: &io::Error) -> io::Result<()> {
         let next = self.marks.path().with_file_name("log").join(Config::chunk_file_name(ChunkId(self.end)));
-        self.shortages.note(&next.display(), error);
+        self.shortages.record(&next.display(), error);
         match std::fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                self.poisoned_by(&error);
+                self.poison_with(&error);
                 Err(error)
             }
             _ => Ok(()),
@@ -106,7 +106,7 @@ impl Flushing {
     }
 
     /// Notes who waits for what was written, and flushes unless a flush is on its way.
-    pub(crate) fn flush(&mut self, store: &Arc<Mutex<Self>>, waiter: Waiter) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, store: &Arc<Mutex<Self>>, waiter: FlushWaiter) -> io::Result<()> {
         self.waiting.push(waiter);
         if self.is_flushing { Ok(()) } else { self.start(store) }
     }
@@ -114,31 +114,31 @@ impl Flushing {
     fn start(&mut self, store: &Arc<Mutex<Self>>) -> io::Result<()> {
         self.is_flushing = true;
         let last = self.wal.log_state().last().map_or(0, |last| last.0.index);
-        let flushed = Flushed {
+        let flushed = FlushCallback {
             store: Arc::downgrade(store),
             marks: self.marks.clone(),
-            durable: Durable { end: self.end, last },
+            durable: DurableEnd { end: self.end, last },
             waiters: std::mem::take(&mut self.waiting),
             reaper: self.reaper.clone(),
             _reserve: self.reserve.take(),
         };
         // What cannot be sent is dropped there, which answers its waiters.
-        self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poisoned_by(error))
+        self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poison_with(error))
     }
 
     /// Nothing is written any more, and whoever waits hears why.
-    pub(crate) fn poisoned_by(&mut self, error: &io::Error) {
+    pub(crate) fn poison_with(&mut self, error: &io::Error) {
         if self.poison.is_none() {
-            tracing::error!(%error, "the log cannot be written any more; this node stops. {}", what_to_do(error));
+            tracing::error!(%error, "the log cannot be written any more; this node stops. {}", repair_advice(error));
         }
         self.poison.get_or_insert_with(|| error.to_string());
         for waiter in std::mem::take(&mut self.waiting) {
-            waiter.hears(Err(repeated(error)));
+            waiter.complete(Err(clone_error(error)));
         }
     }
 }
 
-fn what_to_do(error: &io::Error) -> &'static str {
+fn repair_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "Free space on its disk and start it again",
         io::ErrorKind::NotFound => "Do not start it again where nothing is: that founds a second cluster",
@@ -146,37 +146,37 @@ fn what_to_do(error: &io::Error) -> &'static str {
     }
 }
 
-fn poisoned(cause: &str) -> io::Error {
+fn poison_error(cause: &str) -> io::Error {
     io::Error::other(format!("the log stopped after an error: {cause}"))
 }
 
-fn repeated(error: &io::Error) -> io::Error {
+fn clone_error(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
 }
 
 /// What happens once the log's writer is through with a flush; runs on the writer's thread.
-pub(crate) struct Flushed {
-    store: Weak<Mutex<Flushing>>,
-    marks: Arc<Marks>,
-    durable: Durable,
-    waiters: Vec<Waiter>,
+pub(crate) struct FlushCallback {
+    store: Weak<Mutex<FlushQueue>>,
+    marks: Arc<LogMarksFile>,
+    durable: DurableEnd,
+    waiters: Vec<FlushWaiter>,
     reaper: Reaper,
     /// Closed as the last thing here; what the writer does next is to open a file.
     _reserve: Option<File>,
 }
 
-impl Flushed {
-    fn answer(&mut self, result: &io::Result<()>) {
+impl FlushCallback {
+    fn notify_waiters(&mut self, result: &io::Result<()>) {
         for waiter in std::mem::take(&mut self.waiters) {
-            waiter.hears(match result {
+            waiter.complete(match result {
                 Ok(()) => Ok(()),
-                Err(error) => Err(repeated(error)),
+                Err(error) => Err(clone_error(error)),
             });
         }
     }
 
     /// Why the log was closed, if it was.
-    fn closed(&self, store: &Weak<Mutex<Flushing>>) -> Option<String> {
+    fn close_cause(&self, store: &Weak<Mutex<FlushQueue>>) -> Option<String> {
         let store = store.upgrade()?;
         let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
         self.release(store);
@@ -184,26 +184,26 @@ impl Flushed {
     }
 
     /// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
-    fn release(&self, store: Arc<Mutex<Flushing>>) {
+    fn release(&self, store: Arc<Mutex<FlushQueue>>) {
         if let Some(last) = Arc::into_inner(store) {
             self.reaper.run(move || drop(last));
         }
     }
 }
 
-impl Callback for Flushed {
+impl Callback for FlushCallback {
     fn send(mut self, result: Result<(), io::Error>) {
         let store = std::mem::take(&mut self.store);
-        let result = match self.closed(&store) {
+        let result = match self.close_cause(&store) {
             // What was flushed meanwhile may be kept nowhere.
-            Some(cause) => Err(poisoned(&cause)),
-            None => result.and_then(|()| self.marks.confirm(self.durable)),
+            Some(cause) => Err(poison_error(&cause)),
+            None => result.and_then(|()| self.marks.advance_durable(self.durable)),
         };
-        self.answer(&result);
+        self.notify_waiters(&result);
         // Whoever was answered may have closed the log by now.
         let Some(store) = store.upgrade() else { return };
         match (lock(&store), result) {
-            (Ok(mut flushing), Err(error)) => flushing.poisoned_by(&error),
+            (Ok(mut flushing), Err(error)) => flushing.poison_with(&error),
             (Ok(mut flushing), Ok(())) if flushing.waiting.is_empty() => flushing.is_flushing = false,
             // An error has poisoned the log and told everybody by then.
             (Ok(mut flushing), Ok(())) => drop(flushing.start(&store)),
@@ -213,23 +213,23 @@ impl Callback for Flushed {
     }
 }
 
-impl Drop for Flushed {
+impl Drop for FlushCallback {
     /// A flush that the log's writer never came to: it stopped after an error of its own.
     fn drop(&mut self) {
         let Some(store) = std::mem::take(&mut self.store).upgrade() else { return };
         let gone = || io::Error::other("the log's writer stopped after an error");
-        self.answer(&Err(gone()));
+        self.notify_waiters(&Err(gone()));
         // Whoever drops this may hold the lock.
         self.reaper.run(move || {
             if let Ok(mut flushing) = lock(&store) {
-                flushing.poisoned_by(&gone());
+                flushing.poison_with(&gone());
             }
         });
     }
 }
 
 /// A lock that is never held across an await. A panic while it was held leaves the log in doubt: fail.
-pub(crate) fn lock(store: &Mutex<Flushing>) -> io::Result<MutexGuard<'_, Flushing>> {
+pub(crate) fn lock(store: &Mutex<FlushQueue>) -> io::Result<MutexGuard<'_, FlushQueue>> {
     store.lock().map_err(|_| io::Error::other("a panic left the log in doubt"))
 }
 
@@ -238,25 +238,26 @@ mod tests {
     use super::*;
     use crate::node_folder::NodeFolder;
     use crate::raft::Vote;
-    use crate::wal::{self, ChunkBytes, Coded};
+    use crate::wal::{self, ChunkBytes, WalValue};
 
-    fn opened() -> (tempfile::TempDir, Arc<Mutex<Flushing>>, Arc<Marks>) {
+    fn opened() -> (tempfile::TempDir, Arc<Mutex<FlushQueue>>, Arc<LogMarksFile>) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
-        let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found().unwrap()).unwrap());
+        let marks =
+            Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents().unwrap()).unwrap());
         let wal = wal::open(&node.path("log"), &marks, ChunkBytes::default()).unwrap();
-        let store = Arc::new(Mutex::new(Flushing::new(wal, marks.clone(), Reaper::begin().unwrap())));
+        let store = Arc::new(Mutex::new(FlushQueue::new(wal, marks.clone(), Reaper::begin().unwrap())));
         (folder, store, marks)
     }
 
     #[test]
-    fn what_is_flushed_after_the_log_was_closed_is_acknowledged_to_nobody() {
+    fn a_flush_after_the_log_closed_is_not_acknowledged() {
         let (_folder, store, marks) = opened();
-        let before = marks.marked();
+        let before = marks.current();
         let (waiter, mut answer) = oneshot::channel();
-        let durable = Durable { end: before.durable.unwrap().end + 1, last: 1 };
-        let waiters = vec![Waiter::Call(waiter)];
-        let flushed = Flushed {
+        let durable = DurableEnd { end: before.durable.unwrap().end + 1, last: 1 };
+        let waiters = vec![FlushWaiter::Call(waiter)];
+        let flushed = FlushCallback {
             store: Arc::downgrade(&store),
             marks: marks.clone(),
             durable,
@@ -264,11 +265,11 @@ mod tests {
             reaper: Reaper::begin().unwrap(),
             _reserve: None,
         };
-        lock(&store).unwrap().poisoned_by(&io::Error::other("its folder is gone"));
+        lock(&store).unwrap().poison_with(&io::Error::other("its folder is gone"));
         flushed.send(Ok(()));
         let error = answer.try_recv().unwrap().unwrap_err().to_string();
         assert!(error.contains("its folder is gone"), "{error}");
-        assert_eq!(marks.marked(), before);
+        assert_eq!(marks.current(), before);
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
         let mut flushing = lock(&store).unwrap();
         flushing.reserve = Some(File::from(std::os::fd::OwnedFd::from(reserve)));
         flushing.is_flushing = true;
-        flushing.flush(&store, Waiter::Call(waiter)).unwrap();
+        flushing.flush(&store, FlushWaiter::Call(waiter)).unwrap();
         assert!(flushing.reserve.is_some(), "the flush on its way does not take it");
         flushing.start(&store).unwrap();
         assert!(flushing.reserve.is_none());
@@ -289,21 +290,21 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failed_flush_everybody_hears_of_it_and_nothing_is_written_any_more() {
+    fn a_failed_flush_fails_all_waiters_and_stops_writes() {
         let (_folder, store, marks) = opened();
-        let before = marks.marked();
-        let vote = |term| move |wal: &mut RaftLog<WalTypes>| wal.save_vote(Coded(Vote::new(term, 1)));
+        let before = marks.current();
+        let vote = |term| move |wal: &mut RaftLog<WalTypes>| wal.save_vote(WalValue(Vote::new(term, 1)));
 
         let (on_its_way, behind_it) = (oneshot::channel(), oneshot::channel());
         {
             let mut flushing = lock(&store).unwrap();
             flushing.is_flushing = true;
             flushing.write(vote(1)).unwrap();
-            flushing.flush(&store, Waiter::Call(behind_it.0)).unwrap();
+            flushing.flush(&store, FlushWaiter::Call(behind_it.0)).unwrap();
         }
         let (waiters, durable) =
-            (vec![Waiter::Call(on_its_way.0)], Durable { end: before.durable.unwrap().end, last: 0 });
-        let flushed = Flushed {
+            (vec![FlushWaiter::Call(on_its_way.0)], DurableEnd { end: before.durable.unwrap().end, last: 0 });
+        let flushed = FlushCallback {
             store: Arc::downgrade(&store),
             marks: marks.clone(),
             durable,
@@ -319,6 +320,6 @@ mod tests {
         }
         let error = lock(&store).unwrap().write(vote(2)).unwrap_err().to_string();
         assert!(error.contains("stopped after an error") && error.contains("os error 5"), "{error}");
-        assert_eq!(marks.marked(), before, "nothing more is vouched for");
+        assert_eq!(marks.current(), before, "nothing more is vouched for");
     }
 }

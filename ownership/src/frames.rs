@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) const PAYLOAD: usize = 256 << 10;
 const HEADER: usize = 12;
 
-fn sum(number: u64, payload: &[u8]) -> u64 {
+fn checksum(number: u64, payload: &[u8]) -> u64 {
     xxh3_64_with_seed(payload, number << 32 ^ payload.len() as u64)
 }
 
@@ -27,12 +27,12 @@ impl<W: Write> FrameWriter<W> {
     }
 
     /// Ends the frame here. Nothing happens where it has no payload.
-    pub(crate) fn cut(&mut self) -> io::Result<()> {
+    pub(crate) fn end_frame(&mut self) -> io::Result<()> {
         if self.payload.is_empty() { Ok(()) } else { self.emit() }
     }
 
     pub(crate) fn end(mut self) -> io::Result<W> {
-        self.cut()?;
+        self.end_frame()?;
         self.emit()?;
         Ok(self.to)
     }
@@ -40,7 +40,7 @@ impl<W: Write> FrameWriter<W> {
     fn emit(&mut self) -> io::Result<()> {
         let length = u32::try_from(self.payload.len()).map_err(io::Error::other)?;
         self.to.write_all(&length.to_le_bytes())?;
-        self.to.write_all(&sum(self.number, &self.payload).to_le_bytes())?;
+        self.to.write_all(&checksum(self.number, &self.payload).to_le_bytes())?;
         self.to.write_all(&self.payload)?;
         self.number += 1;
         self.payload.clear();
@@ -71,18 +71,18 @@ pub(crate) struct FrameReader<R> {
     read: usize,
     /// Where the next frame begins in the file.
     at: u64,
-    is_over: bool,
+    is_finished: bool,
     damage: Option<String>,
 }
 
 impl<R: Read> FrameReader<R> {
     /// Reads from `from`, which stands at offset `at` of its file.
     pub(crate) fn new(from: R, at: u64) -> Self {
-        Self { from, number: 0, payload: Vec::new(), read: 0, at, is_over: false, damage: None }
+        Self { from, number: 0, payload: Vec::new(), read: 0, at, is_finished: false, damage: None }
     }
 
     /// Where and how the stream is damaged, if that was found.
-    pub(crate) fn damage(&mut self) -> Option<String> {
+    pub(crate) fn take_damage(&mut self) -> Option<String> {
         self.damage.take()
     }
 
@@ -103,50 +103,50 @@ impl<R: Read> FrameReader<R> {
     /// Reads to the end of the stream, which must be the file's.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         if self.read < self.payload.len()
-            || !self.is_over && {
+            || !self.is_finished && {
                 self.next()?;
-                !self.is_over
+                !self.is_finished
             }
         {
-            return Err(self.damaged("its content ends before it does".into()));
+            return Err(self.note_damage("its content ends before it does".into()));
         }
         match self.from.read(&mut [0])? {
             0 => Ok(()),
-            _ => Err(self.damaged("more follows where it ends".into())),
+            _ => Err(self.note_damage("more follows where it ends".into())),
         }
     }
 
     fn next(&mut self) -> io::Result<()> {
-        if self.is_over {
+        if self.is_finished {
             return Ok(());
         }
         let mut header = [0; HEADER];
-        self.whole(|from| from.read_exact(&mut header))?;
+        self.read_whole(|from| from.read_exact(&mut header))?;
         let (length, wanted) = header.split_at(4);
         let length = u32::from_le_bytes(length.try_into().expect("split at 4")) as usize;
         if length > PAYLOAD {
-            return Err(self.damaged(format!("a frame of {length} bytes")));
+            return Err(self.note_damage(format!("a frame of {length} bytes")));
         }
         let mut payload = std::mem::take(&mut self.payload);
         payload.resize(length, 0);
-        self.whole(|from| from.read_exact(&mut payload))?;
-        if sum(self.number, &payload).to_le_bytes() != *wanted {
-            return Err(self.damaged(format!("the checksum of these {} bytes is wrong", HEADER + length)));
+        self.read_whole(|from| from.read_exact(&mut payload))?;
+        if checksum(self.number, &payload).to_le_bytes() != *wanted {
+            return Err(self.note_damage(format!("the checksum of these {} bytes is wrong", HEADER + length)));
         }
-        (self.payload, self.read, self.is_over) = (payload, 0, length == 0);
+        (self.payload, self.read, self.is_finished) = (payload, 0, length == 0);
         self.number += 1;
         self.at += (HEADER + length) as u64;
         Ok(())
     }
 
-    fn whole(&mut self, read: impl FnOnce(&mut R) -> io::Result<()>) -> io::Result<()> {
+    fn read_whole(&mut self, read: impl FnOnce(&mut R) -> io::Result<()>) -> io::Result<()> {
         read(&mut self.from).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.damaged("the file ends there".into()),
+            io::ErrorKind::UnexpectedEof => self.note_damage("the file ends there".into()),
             _ => error,
         })
     }
 
-    fn damaged(&mut self, how: String) -> io::Error {
+    fn note_damage(&mut self, how: String) -> io::Error {
         let damage = format!("at offset {}: {how}", self.at);
         self.damage = Some(damage.clone());
         io::Error::new(io::ErrorKind::InvalidData, damage)
@@ -169,10 +169,10 @@ impl<R: Read> Read for FrameReader<R> {
 mod tests {
     use super::*;
 
-    fn framed(content: &[u8]) -> Vec<u8> {
+    fn frames_of(content: &[u8]) -> Vec<u8> {
         let mut writer = FrameWriter::new(Vec::new());
         writer.write_all(b"head").unwrap();
-        writer.cut().unwrap();
+        writer.end_frame().unwrap();
         writer.write_all(content).unwrap();
         writer.end().unwrap()
     }
@@ -187,16 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_whatever_its_length() {
+    fn frames_round_trip_at_any_length() {
         for length in [0, 1, PAYLOAD - 1, PAYLOAD, PAYLOAD + 1, 3 * PAYLOAD] {
             let content: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
-            assert!(read(&framed(&content)).unwrap() == content, "{length} bytes");
+            assert!(read(&frames_of(&content)).unwrap() == content, "{length} bytes");
         }
     }
 
     #[test]
-    fn every_flipped_bit_every_cut_and_every_addition_is_found_with_its_offset() {
-        let good = framed(&[7; 40]);
+    fn every_flipped_bit_truncation_or_addition_is_reported_with_its_offset() {
+        let good = frames_of(&[7; 40]);
         for at in 0..good.len() {
             for bit in 0..8 {
                 let mut bad = good.clone();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_changed_places_or_are_missing_are_found() {
+    fn reordered_or_missing_frames_are_detected() {
         let mut writer = FrameWriter::new(Vec::new());
         writer.write_all(&[1; PAYLOAD * 2]).unwrap();
         let good = writer.end().unwrap();

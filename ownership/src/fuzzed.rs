@@ -3,33 +3,33 @@
 //! account for.
 
 use bytes::Bytes;
-use consensus::Levels;
+use consensus::SupportedLevels;
 use futures::FutureExt;
 use ledger::Submission;
 use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use serde::de::DeserializeOwned;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::joining::{Application, Enrolment};
+use crate::joining::{Enrolment, JoinRequest};
 use crate::members::MemberChange;
 use crate::node_folder::ClusterId;
-use crate::peers::frame::{self, Frame};
-use crate::peers::handshake::{Callee, Hello, Retired, Welcome, hear, judge, say};
-use crate::peers::{self, Method, PeerError};
-use crate::raft::Types;
-use crate::snapshot_stream::SnapshotHead;
-use crate::terms::{self, MAX_JUMP, Names};
+use crate::peers::frame::{self, PeerFrame};
+use crate::peers::handshake::{Callee, Hello, RemovalStatus, Welcome, check_hello, receive_message, send_message};
+use crate::peers::{self, PeerError, PeerMethod};
+use crate::raft::TokioTypeConfig;
+use crate::snapshot_stream::SnapshotStreamHeader;
+use crate::terms::{self, MAX_TERM_JUMP, NamedLogPositions};
 
 /// The node that is called: its term, and what it says of itself.
 const OWN_TERM: u64 = 7;
-const LEVELS: Levels = Levels { lowest: 1, highest: 2 };
+const LEVELS: SupportedLevels = SupportedLevels { lowest: 1, highest: 2 };
 const OWN: Welcome = Welcome { cluster: ClusterId(7), node: NodeId(1), levels: LEVELS };
 
 /// Reads what a caller sends. Panics where something that must hold does not.
-pub fn take_caller(bytes: &[u8]) {
+pub fn fuzz_connection(bytes: &[u8]) {
     let mut from = bytes;
-    match hear::<Hello, _>(&mut from).now_or_never() {
-        Some(Ok(hello)) => greeted(&hello),
+    match receive_message::<Hello, _>(&mut from).now_or_never() {
+        Some(Ok(hello)) => admit_hello(&hello),
         Some(Err(_)) => from = bytes,
         None => panic!("what is there already is waited for"),
     }
@@ -43,59 +43,65 @@ pub fn take_caller(bytes: &[u8]) {
         let written = frame::write(&mut again, &frame).now_or_never();
         assert!(matches!(written, Some(Ok(()))) && again == taken, "a frame is written as it was read");
         // Why it is refused is for whoever sent it.
-        drop(understood(&frame));
+        drop(check_frame(&frame));
     }
 }
 
-fn greeted(hello: &Hello) {
-    let callee = Callee { welcome: &OWN, level: 2, is_retired: Retired::No };
-    if judge(hello, callee).is_ok() {
+fn admit_hello(hello: &Hello) {
+    let callee = Callee { welcome: &OWN, level: 2, is_retired: RemovalStatus::No };
+    if check_hello(hello, callee).is_ok() {
         assert!(hello.node.is_none() || hello.cluster == Some(OWN.cluster), "it has not named its cluster");
         assert!(hello.node != Some(OWN.node), "it is this node itself");
     }
     let mut wire = Vec::new();
-    let said = say(&mut wire, hello).now_or_never();
+    let said = send_message(&mut wire, hello).now_or_never();
     assert!(matches!(said, Some(Ok(()))));
     // Longer than it came, it may be longer than a greeting may be.
-    if let Some(Ok(again)) = hear::<Hello, _>(&mut wire.as_slice()).now_or_never() {
+    if let Some(Ok(again)) = receive_message::<Hello, _>(&mut wire.as_slice()).now_or_never() {
         assert_eq!(again, *hello);
     }
 }
 
 /// Reads what a frame asks, as who answers it does.
-fn understood(Frame { method, payload, .. }: &Frame) -> Result<(), PeerError> {
-    let Some(method) = Method::from_repr(*method) else { return Ok(()) };
+fn check_frame(PeerFrame { method, payload, .. }: &PeerFrame) -> Result<(), PeerError> {
+    let Some(method) = PeerMethod::from_repr(*method) else { return Ok(()) };
     match method {
-        Method::Append | Method::AppendStream => plausible::<AppendEntriesRequest<Types>>(payload),
-        Method::Vote | Method::PreVote => plausible::<VoteRequest<Types>>(payload),
-        Method::TransferLeader => plausible::<TransferLeaderRequest<Types>>(payload),
-        Method::Snapshot => {
-            let SnapshotHead { vote, meta, .. } = peers::read(payload)?;
-            believed(&(vote, meta.last_log_id));
+        PeerMethod::Append | PeerMethod::AppendStream => {
+            check_message::<AppendEntriesRequest<TokioTypeConfig>>(payload)
+        }
+        PeerMethod::Vote | PeerMethod::PreVote => check_message::<VoteRequest<TokioTypeConfig>>(payload),
+        PeerMethod::TransferLeader => check_message::<TransferLeaderRequest<TokioTypeConfig>>(payload),
+        PeerMethod::Snapshot => {
+            let SnapshotStreamHeader { vote, meta, .. } = peers::decode(payload)?;
+            check_terms(&(vote, meta.last_log_id));
             Ok(())
         }
-        Method::Submit => known::<Vec<Submission>>(payload),
-        Method::Alive => known::<Vec<(WorkerId, Incarnation)>>(payload),
-        Method::Admit => known::<Application>(payload),
-        Method::Enrol => known::<Enrolment>(payload),
-        Method::Change => known::<MemberChange>(payload),
-        Method::ReadIndex | Method::Members | Method::Exchange | Method::Residency | Method::Prompts => Ok(()),
+        PeerMethod::Submit => check_decodes::<Vec<Submission>>(payload),
+        PeerMethod::Alive => check_decodes::<Vec<(WorkerId, Incarnation)>>(payload),
+        PeerMethod::Admit => check_decodes::<JoinRequest>(payload),
+        PeerMethod::Enrol => check_decodes::<Enrolment>(payload),
+        PeerMethod::Change => check_decodes::<MemberChange>(payload),
+        PeerMethod::ReadIndex
+        | PeerMethod::Members
+        | PeerMethod::Exchange
+        | PeerMethod::Residency
+        | PeerMethod::Prompts => Ok(()),
     }
 }
 
-fn known<M: DeserializeOwned>(payload: &Bytes) -> Result<(), PeerError> {
-    peers::read::<M>(payload).map(drop)
+fn check_decodes<M: DeserializeOwned>(payload: &Bytes) -> Result<(), PeerError> {
+    peers::decode::<M>(payload).map(drop)
 }
 
-fn plausible<M: DeserializeOwned + Names>(payload: &Bytes) -> Result<(), PeerError> {
-    believed(&peers::read::<M>(payload)?);
+fn check_message<M: DeserializeOwned + NamedLogPositions>(payload: &Bytes) -> Result<(), PeerError> {
+    check_terms(&peers::decode::<M>(payload)?);
     Ok(())
 }
 
 /// What Raft would hear names no term from which no election could be held any more.
-fn believed(message: &impl Names) {
+fn check_terms(message: &impl NamedLogPositions) {
     if terms::check(OWN_TERM, message).is_ok() {
-        assert!(message.named().iter().all(|(term, _)| *term <= OWN_TERM + MAX_JUMP));
+        assert!(message.log_positions().iter().all(|(term, _)| *term <= OWN_TERM + MAX_TERM_JUMP));
     }
 }
 
@@ -104,7 +110,7 @@ mod tests {
     use std::path::Path;
 
     use consensus::{LogId, Proposal, Vote};
-    use ledger::{Command, Entry};
+    use ledger::{Command, LedgerEntry};
     use openraft::type_config::alias::LeaderIdOf;
     use openraft::vote::RaftLeaderIdExt;
     use serde::Serialize;
@@ -112,22 +118,22 @@ mod tests {
 
     use super::*;
     use crate::peers::Lane;
-    use crate::peers::frame::Kind;
+    use crate::peers::frame::FrameKind;
     use crate::peers::handshake::PROTOCOL;
     use crate::raft::LogEntry;
 
     fn at(term: u64, index: u64) -> LogId {
-        LogId::new(LeaderIdOf::<Types>::new_committed(term, 2), index)
+        LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 2), index)
     }
 
     /// A greeting, and one question.
-    fn asks(method: Method, question: &impl Serialize) -> Vec<u8> {
+    fn connection_asking(method: PeerMethod, question: &impl Serialize) -> Vec<u8> {
         let (cluster, node, to) = (Some(OWN.cluster), Some(NodeId(2)), Some(OWN.node));
         let hello = Hello { protocol: PROTOCOL, cluster, node, to, levels: LEVELS, lane: Lane::Raft };
         let payload = Bytes::from(rmp_serde::to_vec(question).unwrap());
-        let frame = Frame { kind: Kind::Ask, method: method as u8, exchange: 1, payload };
+        let frame = PeerFrame { kind: FrameKind::Ask, method: method as u8, exchange: 1, payload };
         let mut wire = Vec::new();
-        say(&mut wire, &hello).now_or_never().unwrap().unwrap();
+        send_message(&mut wire, &hello).now_or_never().unwrap().unwrap();
         frame::write(&mut wire, &frame).now_or_never().unwrap().unwrap();
         wire
     }
@@ -137,14 +143,15 @@ mod tests {
     }
 
     fn corpus() -> Vec<(&'static str, Vec<u8>)> {
-        let vote = |term, index| VoteRequest::<Types> {
+        let vote = |term, index| VoteRequest::<TokioTypeConfig> {
             leadership_transfer: true,
             ..VoteRequest::new(Vote::new(term, 2), Some(at(term - 1, index)))
         };
-        let entry = Entry { time: LedgerTime(1), submissions: vec![submission(Command::CloseSession(SessionId(1)))] };
+        let entry =
+            LedgerEntry { time: LedgerTime(1), submissions: vec![submission(Command::CloseSession(SessionId(1)))] };
         let entry = openraft::EntryPayload::Normal(Proposal(std::sync::Arc::new(entry)));
         let entries = vec![openraft::entry::RaftEntry::new(at(7, 2), entry)];
-        let append = |entries: Vec<LogEntry>| AppendEntriesRequest::<Types> {
+        let append = |entries: Vec<LogEntry>| AppendEntriesRequest::<TokioTypeConfig> {
             vote: Vote::new_committed(7, 2),
             prev_log_id: Some(at(7, 1)),
             entries,
@@ -153,21 +160,21 @@ mod tests {
         let deep = (0..200).fold(Command::Barrier, |inner, _| Command::Batch(vec![inner]));
         let enrolment = Enrolment { node: NodeId(2), address: "127.0.0.1:7400".into(), levels: LEVELS };
         vec![
-            ("the_audits_brick", asks(Method::Vote, &vote(u64::MAX, 1 << 62))),
-            ("vote", asks(Method::Vote, &vote(8, 1))),
-            ("pre_vote", asks(Method::PreVote, &vote(8, 1))),
-            ("append", asks(Method::Append, &append(entries))),
-            ("heartbeat", asks(Method::AppendStream, &append(Vec::new()))),
-            ("deep_batch", asks(Method::Submit, &vec![submission(deep)])),
-            ("alive", asks(Method::Alive, &vec![(WorkerId(1), Incarnation(2))])),
-            ("enrol", asks(Method::Enrol, &enrolment)),
+            ("the_audits_brick", connection_asking(PeerMethod::Vote, &vote(u64::MAX, 1 << 62))),
+            ("vote", connection_asking(PeerMethod::Vote, &vote(8, 1))),
+            ("pre_vote", connection_asking(PeerMethod::PreVote, &vote(8, 1))),
+            ("append", connection_asking(PeerMethod::Append, &append(entries))),
+            ("heartbeat", connection_asking(PeerMethod::AppendStream, &append(Vec::new()))),
+            ("deep_batch", connection_asking(PeerMethod::Submit, &vec![submission(deep)])),
+            ("alive", connection_asking(PeerMethod::Alive, &vec![(WorkerId(1), Incarnation(2))])),
+            ("enrol", connection_asking(PeerMethod::Enrol, &enrolment)),
             ("only_a_length", vec![0xff; 14]),
             ("http", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
         ]
     }
 
     #[test]
-    fn the_corpus_is_what_nodes_say_and_is_read_or_refused() {
+    fn every_corpus_connection_is_read_or_refused() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/nodes");
         for (name, bytes) in corpus() {
             if std::env::var_os("WRITE_CORPUS").is_some() {
@@ -177,19 +184,19 @@ mod tests {
             assert_eq!(std::fs::read(folder.join(name)).unwrap(), bytes, "{name}; WRITE_CORPUS=1 writes it anew");
         }
         for path in std::fs::read_dir(folder).unwrap() {
-            take_caller(&std::fs::read(path.unwrap().path()).unwrap());
+            fuzz_connection(&std::fs::read(path.unwrap().path()).unwrap());
         }
     }
 
     #[test]
-    fn every_cut_and_every_changed_byte_is_read_or_refused() {
+    fn every_truncated_or_changed_connection_is_read_or_refused() {
         for (_, bytes) in corpus() {
             for at in 0..bytes.len() {
-                take_caller(&bytes[..at]);
+                fuzz_connection(&bytes[..at]);
                 for change in [0x00, 0x7f, 0x80, 0xc1, 0xdd, 0xff] {
                     let mut changed = bytes.clone();
                     changed[at] = change;
-                    take_caller(&changed);
+                    fuzz_connection(&changed);
                 }
             }
         }

@@ -6,46 +6,46 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::Levels;
+use consensus::SupportedLevels;
 use ledger::{AdmitNode, Command, Outcome, Refusal as LedgerRefusal};
 use openraft::async_runtime::watch::WatchReceiver;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use vocabulary::NodeId;
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::error::OwnershipError;
 use crate::leading;
 use crate::members::{self, MemberError};
-use crate::node_folder::{ClusterId, Identity, random, read_note, write_durably};
-use crate::peers::error::Refusal;
+use crate::node_folder::{ClusterId, NodeIdentity, random_u128, read_json, write_durably};
+use crate::peers::error::HandshakeRefusal;
 use crate::peers::handshake::{Hello, PROTOCOL};
-use crate::peers::socket::{Dialer, Directions, Greeted};
-use crate::peers::{self, Lane, Link, Method, PeerError, Tls, Whom};
+use crate::peers::socket::{DialPolicy, Dialer, HandshakeResult};
+use crate::peers::{self, DialTarget, Lane, PeerError, PeerLink, PeerMethod, PeerTls};
 
 /// How long one member may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The wait before the same members are asked again.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A new node asks for an id.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Application {
+pub(crate) struct JoinRequest {
     /// Drawn once for a data directory: asked again, it gets the same id.
     nonce: u128,
     address: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Admission {
+pub(crate) struct JoinReply {
     cluster: ClusterId,
     node: NodeId,
 }
 
 /// Why a node is not let in.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-pub(crate) enum NotAdmitted {
+pub(crate) enum AdmissionError {
     /// Asking again will not help.
     #[error("{0}")]
     Never(String),
@@ -55,25 +55,25 @@ pub(crate) enum NotAdmitted {
 }
 
 /// A member's answer to an application; the ledger gives the id.
-pub(crate) async fn admit(core: &Core, application: Application) -> Result<Admission, NotAdmitted> {
-    let Application { nonce, address } = application;
-    let not_now = |error: &dyn std::fmt::Display| NotAdmitted::NotNow(error.to_string());
+pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<JoinReply, AdmissionError> {
+    let JoinRequest { nonce, address } = application;
+    let not_now = |error: &dyn std::fmt::Display| AdmissionError::NotNow(error.to_string());
     let command = Command::AdmitNode(AdmitNode { nonce, address: address.as_str().into() });
     let ticket = core.submit(command).map_err(|error| not_now(&error))?;
     match ticket.await.map_err(|error| not_now(&error))? {
         Outcome::Admitted { node } => {
             tracing::info!(%node, address, "a node was given its id");
-            Ok(Admission { cluster: core.registry.own.cluster, node })
+            Ok(JoinReply { cluster: core.registry.own.cluster, node })
         }
         // A cluster that is just being founded is raised in a moment.
-        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(NotAdmitted::NotNow(format!(
+        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(AdmissionError::NotNow(format!(
             "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
              node, then raise the level"
         ))),
-        Outcome::Refused(LedgerRefusal::NodeRetired { node }) => Err(NotAdmitted::Never(format!(
+        Outcome::Refused(LedgerRefusal::NodeRetired { node }) => Err(AdmissionError::Never(format!(
             "this data directory belonged to node {node}, which was removed; start with an empty one"
         ))),
-        outcome => Err(NotAdmitted::Never(format!("the ledger refused: {outcome:?}"))),
+        outcome => Err(AdmissionError::Never(format!("the ledger refused: {outcome:?}"))),
     }
 }
 
@@ -83,19 +83,19 @@ pub(crate) struct Enrolment {
     pub(crate) node: NodeId,
     pub(crate) address: String,
     /// What its release can work at: the leader may not have met it.
-    pub(crate) levels: Levels,
+    pub(crate) levels: SupportedLevels,
 }
 
 /// A member's answer to an enrolment; carried out by the leader, passed on once by others.
-pub(crate) async fn enrol(core: &Core, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
-    if core.leads() {
+pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
+    if core.is_leading() {
         return members::enrol(core, enrolment).await;
     }
     if from != enrolment.node {
         return Err(MemberError::NoLeader);
     }
-    let deadline = Instant::now() + ANSWER_WITHIN / 2;
-    match leading::ask(core, (Method::Enrol, &enrolment), deadline).await {
+    let deadline = Instant::now() + ANSWER_TIMEOUT / 2;
+    match leading::ask_leader(core, (PeerMethod::Enrol, &enrolment), deadline).await {
         Some(answer) => answer.unwrap_or_else(|error: PeerError| Err(MemberError::Unknowable(error.to_string()))),
         None => Err(MemberError::NoLeader),
     }
@@ -104,33 +104,33 @@ pub(crate) async fn enrol(core: &Core, from: NodeId, enrolment: Enrolment) -> Re
 /// What a joining node must not forget before it is a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Joining {
+pub(crate) struct PendingJoin {
     nonce: String,
     pub(crate) seeds: Vec<String>,
 }
 
-const FILE: &str = "joining.json";
+const JOIN_FILE: &str = "joining.json";
 
-impl Joining {
+impl PendingJoin {
     /// What an earlier attempt left.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, OwnershipError> {
-        read_note(&folder.join(FILE))
+        read_json(&folder.join(JOIN_FILE))
     }
 
     /// Goes on with an earlier attempt, or begins one; durable when this returns.
-    fn begin(folder: &Path, seeds: &[String]) -> Result<Self, OwnershipError> {
+    fn begin_or_resume(folder: &Path, seeds: &[String]) -> Result<Self, OwnershipError> {
         let earlier = Self::read(folder)?;
-        let nonce = earlier.map_or_else(|| format!("{:032x}", random()), |earlier| earlier.nonce);
+        let nonce = earlier.map_or_else(|| format!("{:032x}", random_u128()), |earlier| earlier.nonce);
         let joining = Self { nonce, seeds: seeds.to_vec() };
         let bytes = serde_json::to_vec_pretty(&joining).expect("plain text encodes");
-        let path = folder.join(FILE);
+        let path = folder.join(JOIN_FILE);
         write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(&path))?;
         Ok(joining)
     }
 
     fn nonce(&self, folder: &Path) -> Result<u128, OwnershipError> {
         let damaged = |error: std::num::ParseIntError| OwnershipError::Damaged {
-            path: folder.join(FILE),
+            path: folder.join(JOIN_FILE),
             detail: format!("its nonce is no number: {error}"),
         };
         u128::from_str_radix(&self.nonce, 16).map_err(damaged)
@@ -138,12 +138,12 @@ impl Joining {
 }
 
 /// A node that has no identity yet.
-pub(crate) struct Stranger {
-    pub(crate) levels: Levels,
-    pub(crate) tls: Option<Tls>,
+pub(crate) struct UnidentifiedNode {
+    pub(crate) levels: SupportedLevels,
+    pub(crate) tls: Option<PeerTls>,
 }
 
-impl Directions for Stranger {
+impl DialPolicy for UnidentifiedNode {
     fn address(&self, _node: NodeId) -> Option<String> {
         None
     }
@@ -152,34 +152,35 @@ impl Directions for Stranger {
         Hello { protocol: PROTOCOL, cluster: None, node: None, to, levels: self.levels, lane }
     }
 
-    fn tls(&self) -> Option<&Tls> {
+    fn tls(&self) -> Option<&PeerTls> {
         self.tls.as_ref()
     }
 
-    fn met(&self, _greeted: &Greeted) {}
+    fn on_greeted(&self, _greeted: &HandshakeResult) {}
 }
 
 /// Asks the members in turn for an id until one gives it.
-pub(crate) async fn apply(
+pub(crate) async fn request_admission(
     folder: &Path,
     (seeds, address): (&[String], &str),
-    stranger: Stranger,
+    stranger: UnidentifiedNode,
     within: Duration,
-) -> Result<Identity, OwnershipError> {
-    let joining = Joining::begin(folder, seeds)?;
-    let application = Application { nonce: joining.nonce(folder)?, address: address.to_owned() };
+) -> Result<NodeIdentity, OwnershipError> {
+    let joining = PendingJoin::begin_or_resume(folder, seeds)?;
+    let application = JoinRequest { nonce: joining.nonce(folder)?, address: address.to_owned() };
     let question = Bytes::from(rmp_serde::to_vec(&application).expect("plain values encode"));
-    let directions: Arc<dyn Directions> = Arc::new(stranger);
+    let directions: Arc<dyn DialPolicy> = Arc::new(stranger);
     let deadline = Instant::now() + within;
     let mut why = "no address to ask".to_owned();
     let mut told = None;
     loop {
         for seed in seeds {
-            let dialer = Dialer { whom: Whom::Address(seed.clone()), lane: Lane::Call, directions: directions.clone() };
-            let answer = Link::new(dialer).call(Method::Admit, question.clone(), ANSWER_WITHIN).await;
-            match answer.and_then(|answer| peers::read(&answer)) {
-                Ok(Ok(Admission { cluster, node })) => return Ok(Identity { cluster, node }),
-                Ok(Err(NotAdmitted::Never(reason))) => {
+            let dialer =
+                Dialer { whom: DialTarget::Address(seed.clone()), lane: Lane::Call, policy: directions.clone() };
+            let answer = PeerLink::new(dialer).call(PeerMethod::Admit, question.clone(), ANSWER_TIMEOUT).await;
+            match answer.and_then(|answer| peers::decode(&answer)) {
+                Ok(Ok(JoinReply { cluster, node })) => return Ok(NodeIdentity { cluster, node }),
+                Ok(Err(AdmissionError::Never(reason))) => {
                     return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: reason });
                 }
                 Err(PeerError::Refused { refusal, .. }) => {
@@ -196,26 +197,26 @@ pub(crate) async fn apply(
             tracing::warn!(%why, ?within, "no member let this node in yet; asking again");
             told = Some(why.clone());
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
 /// Sees to it that the cluster knows this node under `address`; ends when it does.
-pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<String>) {
+pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<String>) {
     let enrolment = Enrolment { node: core.node(), address, levels: core.registry.own.levels };
     let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
-    let mut ways: Vec<Whom> = seeds.into_iter().map(Whom::Address).collect();
+    let mut ways: Vec<DialTarget> = seeds.into_iter().map(DialTarget::Address).collect();
     while !is_enrolled(&core, &enrolment) && !core.registry.is_retired() {
-        if core.leads() {
+        if core.is_leading() {
             if let Err(error) = members::enrol(&core, enrolment.clone()).await {
                 tracing::warn!(%error, "this node's address is not known to the cluster yet");
             }
         } else {
-            let known = core.registry.others().into_iter().map(Whom::Node);
+            let known = core.registry.others().into_iter().map(DialTarget::Node);
             for whom in known.chain(ways.iter().cloned()) {
                 let link = core.registry.dial(whom, Lane::Call);
-                let answer = link.call(Method::Enrol, question.clone(), ANSWER_WITHIN).await;
-                match answer.and_then(|answer| peers::read::<Result<(), MemberError>>(&answer)) {
+                let answer = link.call(PeerMethod::Enrol, question.clone(), ANSWER_TIMEOUT).await;
+                match answer.and_then(|answer| peers::decode::<Result<(), MemberError>>(&answer)) {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => tracing::info!(%error, "this node is not added yet"),
                     Err(error) => tracing::info!(%error, "this node is not added yet"),
@@ -223,11 +224,11 @@ pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<Stri
             }
         }
         // What the leader wrote arrives by the log.
-        let wait = core.raft.wait(Some(PAUSE));
-        drop(wait.metrics(|metrics| knows(metrics, &enrolment), "the membership").await);
+        let wait = core.raft.wait(Some(RETRY_DELAY));
+        drop(wait.metrics(|metrics| lists_node(metrics, &enrolment), "the membership").await);
     }
     ways.clear();
-    let path = core.folder.join(FILE);
+    let path = core.folder.join(JOIN_FILE);
     if path.exists()
         && let Err(error) = std::fs::remove_file(&path)
     {
@@ -236,19 +237,19 @@ pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<Stri
 }
 
 /// Rounds of asking whether the members that this node was to join through are of its own cluster, and the time between.
-const ROUNDS: u32 = 12;
-const BETWEEN_ROUNDS: Duration = Duration::from_secs(5);
+const COMPARE_ROUNDS: u32 = 12;
+const ROUND_DELAY: Duration = Duration::from_secs(5);
 
 /// Says loudly where a member that this node was to join through belongs to another cluster: a data directory that has a
 /// cluster keeps it, so that nothing is joined, and two clusters would stand side by side without a word.
-pub(crate) async fn compare(core: Arc<Core>, seeds: Vec<String>) {
+pub(crate) async fn warn_of_foreign_seeds(core: Arc<NodeCore>, seeds: Vec<String>) {
     let mut unasked = seeds;
-    for _ in 0..ROUNDS {
+    for _ in 0..COMPARE_ROUNDS {
         let mut silent = Vec::new();
         for seed in unasked {
-            let link = core.registry.dial(Whom::Address(seed.clone()), Lane::Call);
-            match link.call(Method::Members, Bytes::new(), ANSWER_WITHIN).await {
-                Err(PeerError::Refused { refusal: Refusal::OtherCluster { cluster }, .. }) => {
+            let link = core.registry.dial(DialTarget::Address(seed.clone()), Lane::Call);
+            match link.call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await {
+                Err(PeerError::Refused { refusal: HandshakeRefusal::OtherCluster { cluster }, .. }) => {
                     let data_dir = core.folder.display();
                     tracing::warn!(
                         member = seed, %cluster, own = %core.registry.own.cluster, %data_dir,
@@ -264,15 +265,15 @@ pub(crate) async fn compare(core: Arc<Core>, seeds: Vec<String>) {
             return;
         }
         unasked = silent;
-        tokio::time::sleep(BETWEEN_ROUNDS).await;
+        tokio::time::sleep(ROUND_DELAY).await;
     }
 }
 
-fn is_enrolled(core: &Core, enrolment: &Enrolment) -> bool {
-    knows(&core.raft.metrics().borrow_watched(), enrolment)
+fn is_enrolled(core: &NodeCore, enrolment: &Enrolment) -> bool {
+    lists_node(&core.raft.metrics().borrow_watched(), enrolment)
 }
 
-fn knows(metrics: &openraft::RaftMetrics<crate::raft::Types>, enrolment: &Enrolment) -> bool {
+fn lists_node(metrics: &openraft::RaftMetrics<crate::raft::TokioTypeConfig>, enrolment: &Enrolment) -> bool {
     let node = metrics.membership_config.get_node(&enrolment.node.0);
     node.is_some_and(|node| node.addr == enrolment.address)
 }

@@ -8,24 +8,24 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 use vocabulary::NodeId;
 
-use crate::core::{Core, Known};
-use crate::members::{self, CHANGE_WITHIN, MemberChange, MemberError};
-use crate::peers::{self, Lane, Method, PeerError};
+use crate::core::{KnownLeader, NodeCore};
+use crate::members::{self, CHANGE_TIMEOUT, MemberChange, MemberError};
+use crate::peers::{self, Lane, PeerError, PeerMethod};
 
 /// The wait for a leader to be chosen, or to be ready.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The leader, once there is one; none when there is none in time, or Raft has stopped here.
-pub(crate) async fn await_leader(core: &Core, deadline: Instant) -> Option<NodeId> {
+pub(crate) async fn await_leader(core: &NodeCore, deadline: Instant) -> Option<NodeId> {
     let mut leaders = core.leader.subscribe();
-    let known = timeout_at(deadline, leaders.wait_for(|known| *known != Known::Nobody)).await.ok()?.ok()?;
+    let known = timeout_at(deadline, leaders.wait_for(|known| *known != KnownLeader::Unknown)).await.ok()?.ok()?;
     known.leader()
 }
 
 /// Asks the leader once, should it be another node; `None` when this node leads.
-pub(crate) async fn ask<A: DeserializeOwned>(
-    core: &Core,
-    (method, question): (Method, &impl Serialize),
+pub(crate) async fn ask_leader<A: DeserializeOwned>(
+    core: &NodeCore,
+    (method, question): (PeerMethod, &impl Serialize),
     deadline: Instant,
 ) -> Option<Result<A, PeerError>> {
     let Some(leader) = await_leader(core, deadline).await else {
@@ -40,20 +40,20 @@ pub(crate) async fn ask<A: DeserializeOwned>(
         Err(error) => return Some(Err(PeerError::Failed(error.to_string()))),
     };
     let answer = link.call(method, question, deadline.saturating_duration_since(Instant::now())).await;
-    Some(answer.and_then(|answer| peers::read(&answer)))
+    Some(answer.and_then(|answer| peers::decode(&answer)))
 }
 
 /// A pause that a change of the leader ends.
-pub(crate) async fn pause(core: &Core) {
+pub(crate) async fn pause_until_leader_change(core: &NodeCore) {
     let mut leaders = core.leader.subscribe();
-    drop(tokio::time::timeout(PAUSE, leaders.changed()).await);
+    drop(tokio::time::timeout(RETRY_DELAY, leaders.changed()).await);
 }
 
 /// Carries out a change of the membership, here or at whoever leads.
-pub(crate) async fn change(core: &Core, change: MemberChange) -> Result<(), MemberError> {
-    let deadline = Instant::now() + CHANGE_WITHIN;
+pub(crate) async fn change_members(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
+    let deadline = Instant::now() + CHANGE_TIMEOUT;
     loop {
-        let done = match ask(core, (Method::Change, &change), deadline).await {
+        let done = match ask_leader(core, (PeerMethod::Change, &change), deadline).await {
             None => members::carry_out(core, change.clone()).await,
             Some(Ok(done)) => done,
             Some(Err(PeerError::Busy | PeerError::Unreachable { .. } | PeerError::Unknown(_))) => {
@@ -62,9 +62,9 @@ pub(crate) async fn change(core: &Core, change: MemberChange) -> Result<(), Memb
             Some(Err(error)) => return Err(MemberError::Unknowable(error.to_string())),
         };
         // Nothing was done then; a new leader may be there soon.
-        if done != Err(MemberError::NoLeader) || Instant::now() + PAUSE > deadline {
+        if done != Err(MemberError::NoLeader) || Instant::now() + RETRY_DELAY > deadline {
             return done;
         }
-        pause(core).await;
+        pause_until_leader_change(core).await;
     }
 }

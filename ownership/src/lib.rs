@@ -44,19 +44,21 @@ mod wal;
 mod watch;
 mod writer;
 
-pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
-pub use consensus::{Change, Compacted, Consistency, Levels, Quorum, Room, View, Watch};
-pub use counters::Readings;
+pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
+pub use consensus::{
+    ChangeEvent, ChangeStream, CompactedRevision, Consistency, DesiredLimits, LedgerView, QuorumStatus, SupportedLevels,
+};
+pub use counters::DirectoryStats;
 pub use directory::Directory;
 pub use error::{OwnershipError, SubmitError};
 pub use ledger;
-pub use members::{Member, MemberChange, MemberError, Standing};
+pub use members::{ClusterMember, MemberChange, MemberError, MemberRole};
 pub use node_folder::ClusterId;
-pub use options::{Options, Peering, Timers};
-pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, TlsFiles, Topic};
+pub use options::{ElectionTimers, Options, PeerOptions};
+pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerService, Peers, TlsFiles, Topic};
 pub use read::ReadError;
 pub use supervision::Supervision;
-pub use writer::Ticket;
+pub use writer::CommandTicket;
 
 #[cfg(test)]
 mod damage_tests;

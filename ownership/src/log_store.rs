@@ -14,21 +14,21 @@ use raft_log::RaftLog;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use tokio::sync::oneshot;
 
-use crate::committed::Marks;
+use crate::committed::LogMarksFile;
 use crate::error::OwnershipError;
-use crate::flush::{self, Flushing, Waiter};
+use crate::flush::{self, FlushQueue, FlushWaiter};
 use crate::node_folder::NodeFolder;
-use crate::raft::{LogEntry, LogId, Types, Vote};
+use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
 use crate::reaper::Reaper;
-use crate::shortage::Shortages;
-use crate::wal::{self, ChunkBytes, Coded, WalTypes};
+use crate::shortage::ResourceShortages;
+use crate::wal::{self, ChunkBytes, WalTypes, WalValue};
 
 /// The log. Clones are handles of the same log.
 #[derive(Clone)]
 pub(crate) struct LogStore {
-    shared: Arc<Mutex<Flushing>>,
-    marks: Arc<Marks>,
-    shortages: Arc<Shortages>,
+    shared: Arc<Mutex<FlushQueue>>,
+    marks: Arc<LogMarksFile>,
+    shortages: Arc<ResourceShortages>,
     reaper: Reaper,
 }
 
@@ -46,10 +46,10 @@ impl LogStore {
 
     /// With files of another size.
     pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
-        let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found()?)?);
+        let marks = Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
         let reaper = Reaper::begin().map_err(OwnershipError::io(node.path("log")))?;
-        let flushing = Flushing::new(wal, marks.clone(), reaper.clone());
+        let flushing = FlushQueue::new(wal, marks.clone(), reaper.clone());
         let shortages = flushing.shortages.clone();
         Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, reaper })
     }
@@ -58,7 +58,7 @@ impl LogStore {
     pub(crate) fn bounds(&self) -> io::Result<(u64, u64)> {
         let shared = self.lock()?;
         let state = shared.wal.log_state();
-        let index = |id: Option<&Coded<LogId>>| id.map_or(0, |id| id.0.index);
+        let index = |id: Option<&WalValue<LogId>>| id.map_or(0, |id| id.0.index);
         Ok((index(state.purged()), index(state.last())))
     }
 
@@ -71,7 +71,7 @@ impl LogStore {
     }
 
     /// What the log had to wait for.
-    pub(crate) fn shortages(&self) -> Arc<Shortages> {
+    pub(crate) fn shortages(&self) -> Arc<ResourceShortages> {
         self.shortages.clone()
     }
 
@@ -91,26 +91,26 @@ impl LogStore {
 
     /// How far it is known to be on disk, as an offset in the whole log.
     pub(crate) fn durable_end(&self) -> u64 {
-        self.marks.marked().durable.unwrap_or_default().end
+        self.marks.current().durable.unwrap_or_default().end
     }
 
     /// Takes nothing more: what is written would be kept nowhere.
-    pub(crate) fn close_for(&self, error: &io::Error) {
+    pub(crate) fn close_with(&self, error: &io::Error) {
         // A panic in the lock's holder has closed it already.
-        drop(self.lock().map(|mut shared| shared.poisoned_by(error)));
+        drop(self.lock().map(|mut shared| shared.poison_with(error)));
     }
 
     /// The marks' file, to be made durable.
-    pub(crate) fn mark(&self) -> Result<File, OwnershipError> {
-        self.marks.handle()
+    pub(crate) fn marks_sync_handle(&self) -> Result<File, OwnershipError> {
+        self.marks.sync_handle()
     }
 
-    fn lock(&self) -> io::Result<MutexGuard<'_, Flushing>> {
+    fn lock(&self) -> io::Result<MutexGuard<'_, FlushQueue>> {
         flush::lock(&self.shared)
     }
 
     /// Writes to the log and waits until it is durable.
-    async fn durably(
+    async fn write_durably(
         &self,
         write: impl FnOnce(&mut RaftLog<WalTypes>) -> io::Result<raft_log::Segment>,
     ) -> io::Result<()> {
@@ -118,13 +118,13 @@ impl LogStore {
         {
             let mut shared = self.lock()?;
             shared.write(write)?;
-            shared.flush(&self.shared, Waiter::Call(flushed))?;
+            shared.flush(&self.shared, FlushWaiter::Call(flushed))?;
         }
         done.await.map_err(|_| io::Error::other("the log's writer is gone"))?
     }
 }
 
-impl RaftLogReader<Types> for LogStore {
+impl RaftLogReader<TokioTypeConfig> for LogStore {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + fmt::Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -146,18 +146,18 @@ impl RaftLogReader<Types> for LogStore {
         shared.wal.read(from, to).map(|read| read.map(|(id, payload)| LogEntry::new(id.0, payload.0))).collect()
     }
 
-    async fn read_vote(&mut self) -> Result<Option<VoteOf<Types>>, io::Error> {
+    async fn read_vote(&mut self) -> Result<Option<VoteOf<TokioTypeConfig>>, io::Error> {
         Ok(self.lock()?.wal.log_state().vote().map(|vote| vote.0))
     }
 }
 
-impl RaftLogStorage<Types> for LogStore {
+impl RaftLogStorage<TokioTypeConfig> for LogStore {
     type LogReader = Self;
 
-    async fn get_log_state(&mut self) -> Result<LogState<Types>, io::Error> {
+    async fn get_log_state(&mut self) -> Result<LogState<TokioTypeConfig>, io::Error> {
         let shared = self.lock()?;
         let state = shared.wal.log_state();
-        let id = |id: Option<&Coded<LogId>>| id.map(|id| id.0);
+        let id = |id: Option<&WalValue<LogId>>| id.map(|id| id.0);
         Ok(LogState { last_purged_log_id: id(state.purged()), last_log_id: id(state.last()) })
     }
 
@@ -166,11 +166,11 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
-        let vote = Coded(*vote);
-        self.durably(|wal| wal.save_vote(vote)).await
+        let vote = WalValue(*vote);
+        self.write_durably(|wal| wal.save_vote(vote)).await
     }
 
-    async fn save_committed(&mut self, committed: Option<LogIdOf<Types>>) -> Result<(), io::Error> {
+    async fn save_committed(&mut self, committed: Option<LogIdOf<TokioTypeConfig>>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
         let mut shared = self.lock()?;
         let state = shared.wal.log_state();
@@ -178,39 +178,39 @@ impl RaftLogStorage<Types> for LogStore {
         let is_known = state.last().is_some_and(|last| committed <= last.0);
         if is_known && state.committed().is_none_or(|before| before.0 < committed) {
             // The next append's fdatasync covers it; an older value only means more to apply again after a restart.
-            shared.write(|wal| wal.commit(Coded(committed)))?;
+            shared.write(|wal| wal.commit(WalValue(committed)))?;
             self.marks.commit(committed.index);
         }
         Ok(())
     }
 
-    async fn read_committed(&mut self) -> Result<Option<LogIdOf<Types>>, io::Error> {
+    async fn read_committed(&mut self) -> Result<Option<LogIdOf<TokioTypeConfig>>, io::Error> {
         Ok(self.lock()?.wal.log_state().committed().map(|id| id.0))
     }
 
-    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> Result<(), io::Error>
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<TokioTypeConfig>) -> Result<(), io::Error>
     where
-        I: IntoIterator<Item = EntryOf<Types>> + OptionalSend,
+        I: IntoIterator<Item = EntryOf<TokioTypeConfig>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries = entries.into_iter().map(|entry| (Coded(entry.log_id), Coded(entry.payload)));
+        let entries = entries.into_iter().map(|entry| (WalValue(entry.log_id), WalValue(entry.payload)));
         let mut shared = self.lock()?;
         // One by one: where the next file cannot be begun now, those that follow still have to be written.
         for entry in entries {
             shared.write(|wal| wal.append([entry]))?;
         }
-        shared.flush(&self.shared, Waiter::Raft(callback))
+        shared.flush(&self.shared, FlushWaiter::Raft(callback))
     }
 
-    async fn truncate_after(&mut self, last: Option<LogIdOf<Types>>) -> Result<(), io::Error> {
-        self.durably(|wal| wal.truncate(last.map_or(0, |last| last.index + 1))).await
+    async fn truncate_after(&mut self, last: Option<LogIdOf<TokioTypeConfig>>) -> Result<(), io::Error> {
+        self.write_durably(|wal| wal.truncate(last.map_or(0, |last| last.index + 1))).await
     }
 
-    async fn purge(&mut self, upto: LogIdOf<Types>) -> Result<(), io::Error> {
+    async fn purge(&mut self, upto: LogIdOf<TokioTypeConfig>) -> Result<(), io::Error> {
         // The log's writer opens its folder to take files away, and an error there is final: a file handle is kept for it.
         let folder = self.marks.path().with_file_name("log");
-        let reserve = self.shortages.opened_soon(folder.display().to_string(), || File::open(&folder)).await?;
+        let reserve = self.shortages.open_retrying_async(folder.display().to_string(), || File::open(&folder)).await?;
         self.lock()?.reserve = Some(reserve);
-        self.durably(|wal| wal.purge(Coded(upto))).await
+        self.write_durably(|wal| wal.purge(WalValue(upto))).await
     }
 }

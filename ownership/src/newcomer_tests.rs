@@ -3,25 +3,25 @@
 
 use std::time::Duration;
 
-use consensus::{Leadership, Levels, Newcomer, NotWritten, Turn};
+use consensus::{JoiningNode, Leadership, MembershipLock, MembershipWriteError, SupportedLevels};
 use futures::FutureExt;
-use ledger::{Command, Entry, FOUNDER, LEVEL, NEXT_LEVEL, Submission};
+use ledger::{Command, FOUNDER, LEVEL, LedgerEntry, NEXT_LEVEL, Submission};
 use openraft::storage::RaftLogStorage;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::joining::Enrolment;
 use crate::log_store::LogStore;
 use crate::members::{MemberError, enrol};
 use crate::node_folder::NodeFolder;
 use crate::raft::Vote;
-use crate::terms::MAX_JUMP;
-use crate::{Directory, Options, Peering};
+use crate::terms::MAX_TERM_JUMP;
+use crate::{Directory, Options, PeerOptions};
 
 const NEWCOMER: NodeId = NodeId(2);
 
-fn asks(highest: u32) -> Enrolment {
-    Enrolment { node: NEWCOMER, address: "127.0.0.1:1".into(), levels: Levels { lowest: 1, highest } }
+fn enrolment(highest: u32) -> Enrolment {
+    Enrolment { node: NEWCOMER, address: "127.0.0.1:1".into(), levels: SupportedLevels { lowest: 1, highest } }
 }
 
 async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
@@ -29,7 +29,7 @@ async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
 }
 
 /// A founder of an older release that was started again as this one. At another address it would take a turn to say so.
-async fn upgraded(folder: &tempfile::TempDir) -> Directory {
+async fn upgraded_founder(folder: &tempfile::TempDir) -> Directory {
     let before = open(folder, LEVEL).await;
     let address = before.members()[0].address.clone();
     before.close().await.unwrap();
@@ -38,64 +38,64 @@ async fn upgraded(folder: &tempfile::TempDir) -> Directory {
 }
 
 async fn open_at(listen: String, folder: &tempfile::TempDir, max_level: u32) -> Directory {
-    let peering = Peering { listen: Some(listen), ..Peering::default() };
+    let peering = PeerOptions { listen: Some(listen), ..PeerOptions::default() };
     Directory::open(Options { peering, max_level: Some(max_level), ..Options::new(folder.path()) }).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_cannot_work_at_the_level_is_not_added_whomever_it_asked() {
+async fn a_node_that_does_not_support_the_level_is_not_added() {
     let folder = tempfile::tempdir().unwrap();
     let founder = open(&folder, NEXT_LEVEL).await;
     // Nobody here has met it: it may have asked a member that had not heard of the level yet.
-    let refused = enrol(founder.core(), asks(LEVEL)).await.unwrap_err();
-    let levels = Levels { lowest: 1, highest: LEVEL };
+    let refused = enrol(founder.core(), enrolment(LEVEL)).await.unwrap_err();
+    let levels = SupportedLevels { lowest: 1, highest: LEVEL };
     assert_eq!(refused, MemberError::Level { node: NEWCOMER, level: NEXT_LEVEL, levels });
     assert_eq!(founder.members().len(), 1);
-    enrol(founder.core(), asks(NEXT_LEVEL)).await.unwrap();
+    enrol(founder.core(), enrolment(NEXT_LEVEL)).await.unwrap();
     assert_eq!(founder.members().len(), 2);
     founder.halt().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_adds_nobody_while_it_raises_the_level_and_does_not_raise_it_while_it_adds() {
+async fn adding_a_node_and_raising_the_level_exclude_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let founder = open(&folder, NEXT_LEVEL).await;
-    let turn = founder.core().turn().unwrap();
-    assert_eq!(enrol(founder.core(), asks(NEXT_LEVEL)).await, Err(MemberError::InProgress));
+    let turn = founder.core().lock_membership().unwrap();
+    assert_eq!(enrol(founder.core(), enrolment(NEXT_LEVEL)).await, Err(MemberError::InProgress));
     assert_eq!(founder.raise_level(NEXT_LEVEL).await, Err(MemberError::InProgress));
     assert_eq!(founder.members().len(), 1);
     drop(turn);
     founder.raise_level(NEXT_LEVEL).await.unwrap();
-    enrol(founder.core(), asks(NEXT_LEVEL)).await.unwrap();
+    enrol(founder.core(), enrolment(NEXT_LEVEL)).await.unwrap();
     founder.halt().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_raise_of_which_nobody_waits_for_the_outcome_is_known_to_who_lets_the_next_node_in() {
+async fn a_pending_level_raise_blocks_nodes_that_do_not_support_it() {
     let folder = tempfile::tempdir().unwrap();
-    let founder = upgraded(&folder).await;
+    let founder = upgraded_founder(&folder).await;
     let core = founder.core();
-    let turn = core.turn().unwrap();
+    let turn = core.lock_membership().unwrap();
     let sent = turn.write(founder.raft(), raise(core)).now_or_never();
     assert!(sent.is_none() && founder.view().level() == LEVEL, "it is on its way: {sent:?}");
     drop(turn);
-    let refused = enrol(core, asks(LEVEL)).await.unwrap_err();
+    let refused = enrol(core, enrolment(LEVEL)).await.unwrap_err();
     assert!(matches!(refused, MemberError::Level { level: NEXT_LEVEL, .. }), "{refused}");
     assert_eq!(founder.members().len(), 1);
     founder.halt().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_decided_in_another_leadership_is_not_written() {
+async fn a_decision_of_an_earlier_leader_term_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
-    let founder = upgraded(&folder).await;
-    let own = founder.core().turn().unwrap().leadership();
-    let turn = Turn::default();
-    let turn = turn.take(Leadership { term: own.term + 1, ..own }).unwrap();
-    let levels = Levels { lowest: 1, highest: NEXT_LEVEL };
-    let newcomer = Newcomer { id: NEWCOMER.0, node: openraft::BasicNode::default(), levels };
-    assert_eq!(turn.let_in(founder.raft(), newcomer, || LEVEL).await, Err(NotWritten::NotLeading));
-    assert_eq!(turn.write(founder.raft(), raise(founder.core())).await, Err(NotWritten::NotLeading));
+    let founder = upgraded_founder(&folder).await;
+    let own = founder.core().lock_membership().unwrap().leadership();
+    let turn = MembershipLock::default();
+    let turn = turn.try_acquire(Leadership { term: own.term + 1, ..own }).unwrap();
+    let levels = SupportedLevels { lowest: 1, highest: NEXT_LEVEL };
+    let newcomer = JoiningNode { id: NEWCOMER.0, node: openraft::BasicNode::default(), levels };
+    assert_eq!(turn.add_learner(founder.raft(), newcomer, || LEVEL).await, Err(MembershipWriteError::NotLeader));
+    assert_eq!(turn.write(founder.raft(), raise(founder.core())).await, Err(MembershipWriteError::NotLeader));
     assert_eq!((founder.members().len(), founder.view().level()), (1, LEVEL));
     founder.halt().await.unwrap();
 }
@@ -107,16 +107,16 @@ async fn a_cluster_that_has_elected_ever_so_often_lets_newcomers_in() {
     let address = before.members()[0].address.clone();
     before.close().await.unwrap();
     drop(before);
-    let term = 3 * MAX_JUMP;
+    let term = 3 * MAX_TERM_JUMP;
     let mut log = LogStore::open(&NodeFolder::open(folder.path(), None).unwrap()).unwrap();
     log.save_vote(&Vote::new(term, FOUNDER.0)).await.unwrap();
     drop(log);
     let founder = open_at(address.clone(), &folder, NEXT_LEVEL).await;
-    let peering = Peering {
+    let peering = PeerOptions {
         listen: Some("127.0.0.1:0".into()),
         join: vec![address],
-        join_within: Duration::from_secs(20),
-        ..Peering::default()
+        join_timeout: Duration::from_secs(20),
+        ..PeerOptions::default()
     };
     let options = Options { peering, max_level: Some(NEXT_LEVEL), ..Options::new(other.path()) };
     let newcomer = Directory::open(options).await.unwrap();
@@ -126,9 +126,9 @@ async fn a_cluster_that_has_elected_ever_so_often_lets_newcomers_in() {
     founder.halt().await.unwrap();
 }
 
-fn raise(core: &Core) -> Entry {
+fn raise(core: &NodeCore) -> LedgerEntry {
     let commands = [Command::OpenClient(core.node()), Command::RaiseLevel(NEXT_LEVEL)];
     let submission = |(n, command)| Submission { client: ClientId(7), serial: ClientSerial(n), command };
     let (time, _) = core.entry_time().unwrap();
-    Entry { time, submissions: (0..).zip(commands).map(submission).collect() }
+    LedgerEntry { time, submissions: (0..).zip(commands).map(submission).collect() }
 }

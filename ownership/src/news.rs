@@ -3,71 +3,71 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use consensus::Quorum;
+use consensus::QuorumStatus;
 use vocabulary::NodeId;
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::members;
 
 /// What was told last.
 #[derive(Debug, Default)]
-pub(crate) struct News {
-    contact: Contact,
-    silent: Silent,
+pub(crate) struct QuorumNotices {
+    contact: QuorumContact,
+    silent: SilentMembers,
 }
 
-impl News {
+impl QuorumNotices {
     /// Tells what changed since the last look.
-    pub(crate) fn tell(&mut self, core: &Core, quorum: &Quorum) {
+    pub(crate) fn log_changes(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
         // What ended or was removed said so, and waits for nobody.
         if !core.registry.is_retired() && !core.has_stopped() {
-            self.contact.tell(core, quorum);
+            self.contact.log_change(core, quorum);
         }
-        self.silent.tell(core);
+        self.silent.log_silent(core);
     }
 }
 
 /// Whether this node hears of the quorum.
 #[derive(Debug, Default)]
-struct Contact {
+struct QuorumContact {
     lost_since: Option<Instant>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Turn {
+enum ContactChange {
     Lost,
-    Found { after: Duration },
+    Restored { after: Duration },
 }
 
-impl Contact {
+impl QuorumContact {
     /// Notes whether there is a quorum now. A leader that is replaced in time is no news.
-    fn note(&mut self, quorum: &Quorum, (now, patience): (Instant, Duration)) -> Option<Turn> {
+    fn note(&mut self, quorum: &QuorumStatus, (now, patience): (Instant, Duration)) -> Option<ContactChange> {
         if !quorum.stale {
-            let (since, was_told) = (self.lost_since.take(), std::mem::take(&mut self.is_told));
-            return since.filter(|_| was_told).map(|since| Turn::Found { after: now - since });
+            let (since, was_told) = (self.lost_since.take(), std::mem::take(&mut self.is_reported));
+            return since.filter(|_| was_told).map(|since| ContactChange::Restored { after: now - since });
         }
         let since = *self.lost_since.get_or_insert(now);
-        let is_news = !self.is_told && now - since >= patience;
-        self.is_told |= is_news;
-        is_news.then_some(Turn::Lost)
+        let is_news = !self.is_reported && now - since >= patience;
+        self.is_reported |= is_news;
+        is_news.then_some(ContactChange::Lost)
     }
 
-    fn tell(&mut self, core: &Core, quorum: &Quorum) {
+    fn log_change(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
         let node = core.node();
-        match self.note(quorum, (Instant::now(), 2 * core.patience())) {
+        match self.note(quorum, (Instant::now(), 2 * core.silence_timeout())) {
             None => {}
-            Some(Turn::Lost) if quorum.leader == Some(node) => tracing::warn!(
+            Some(ContactChange::Lost) if quorum.leader == Some(node) => tracing::warn!(
                 %node,
                 "too few voters answer this leader: there is no quorum, ownership stands still, and steps are served on the \
                  last view. See that most voters run and reach each other"
             ),
-            Some(Turn::Lost) => tracing::warn!(
+            Some(ContactChange::Lost) => tracing::warn!(
                 %node,
                 "no leader is heard: there is no quorum that this node knows of, ownership stands still, and steps are \
                  served on the last view. See that most voters run and reach each other, and this node"
             ),
-            Some(Turn::Found { after }) => {
+            Some(ContactChange::Restored { after }) => {
                 let (leader, without_s) = (quorum.leader.map_or(0, |leader| leader.0), after.as_secs());
                 tracing::info!(%node, leader, without_s, "there is a quorum again");
             }
@@ -77,19 +77,19 @@ impl Contact {
 
 /// Which members do not answer this leader, so that it is said once for each time.
 #[derive(Debug, Default)]
-struct Silent {
-    leads_since: Option<Instant>,
+struct SilentMembers {
+    leading_since: Option<Instant>,
     nodes: BTreeSet<NodeId>,
 }
 
-impl Silent {
-    fn tell(&mut self, core: &Core) {
-        if !core.leads() {
+impl SilentMembers {
+    fn log_silent(&mut self, core: &NodeCore) {
+        if !core.is_leading() {
             *self = Self::default();
             return;
         }
         // A new leader has not heard of anybody yet.
-        if self.leads_since.get_or_insert_with(Instant::now).elapsed() < core.patience() {
+        if self.leading_since.get_or_insert_with(Instant::now).elapsed() < core.silence_timeout() {
             return;
         }
         let members = members::list(core).into_iter();
@@ -109,24 +109,24 @@ impl Silent {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(3);
+    const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
     #[test]
-    fn a_lost_quorum_is_told_once_it_lasts_and_once_when_it_is_back() {
-        let (mut contact, start) = (Contact::default(), Instant::now());
-        let (lost, there) = (Quorum { stale: true, ..Quorum::default() }, Quorum::default());
-        let at = |millis| (start + Duration::from_millis(millis), PATIENCE);
+    fn a_lost_quorum_is_reported_once_and_its_recovery_once() {
+        let (mut contact, start) = (QuorumContact::default(), Instant::now());
+        let (lost, there) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
+        let at = |millis| (start + Duration::from_millis(millis), SILENCE_TIMEOUT);
         let told = [
             (&lost, 0, None),
             (&lost, 2_900, None),
             (&there, 2_950, None),
             (&lost, 4_000, None),
-            (&lost, 7_000, Some(Turn::Lost)),
+            (&lost, 7_000, Some(ContactChange::Lost)),
             (&lost, 9_000, None),
-            (&there, 10_000, Some(Turn::Found { after: Duration::from_secs(6) })),
+            (&there, 10_000, Some(ContactChange::Restored { after: Duration::from_secs(6) })),
             (&there, 11_000, None),
             (&lost, 12_000, None),
-            (&lost, 15_000, Some(Turn::Lost)),
+            (&lost, 15_000, Some(ContactChange::Lost)),
         ];
         for (quorum, millis, expected) in told {
             assert_eq!(contact.note(quorum, at(millis)), expected, "after {millis} ms");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::error::OwnershipError;
-use crate::shortage::Shortages;
+use crate::shortage::ResourceShortages;
 
 /// A cluster's identity: made once, by the node that founded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
@@ -38,54 +38,54 @@ impl TryFrom<String> for ClusterId {
 /// Who works in a data directory. Written once; node ids are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Identity {
+pub(crate) struct NodeIdentity {
     pub(crate) cluster: ClusterId,
     pub(crate) node: NodeId,
 }
 
 /// Whether a data directory holds anything of the ledger: then its marks must be there too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Found {
+pub(crate) enum FolderContents {
     /// No log and no snapshot.
-    Nothing,
+    Empty,
     /// One of the two at least.
     Ledger,
 }
 
 /// Whose a data directory is.
-pub(crate) const IDENTITY: &str = "identity.json";
+pub(crate) const IDENTITY_FILE: &str = "identity.json";
 /// Where a restore writes until all of it is there.
-pub(crate) const UNFINISHED: &str = "unfinished-restore";
+pub(crate) const UNFINISHED_RESTORE_DIR: &str = "unfinished-restore";
 /// Whose process works in it.
-pub(crate) const LOCK: &str = "lock";
+pub(crate) const LOCK_FILE: &str = "lock";
 
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
 pub(crate) struct NodeFolder {
     pub(crate) root: PathBuf,
-    pub(crate) identity: Identity,
+    pub(crate) identity: NodeIdentity,
     _lock: File,
 }
 
 /// A data directory that only this process works in, whoever's it is.
 #[derive(Debug)]
-pub(crate) struct Claimed {
+pub(crate) struct LockedFolder {
     pub(crate) root: PathBuf,
     lock: File,
 }
 
-impl Claimed {
+impl LockedFolder {
     /// Claims the directory; made when it is not there.
     pub(crate) fn new(root: &Path) -> Result<Self, OwnershipError> {
-        private_folder(root).map_err(OwnershipError::io(root))?;
+        create_private_folder(root).map_err(OwnershipError::io(root))?;
         Ok(Self { root: root.to_owned(), lock: lock(root)? })
     }
 
     /// Whose it is; none for a new one. A folder that holds a log without an identity lost it, and is left alone.
-    pub(crate) fn identity(&self) -> Result<Option<Identity>, OwnershipError> {
-        let path = self.root.join(IDENTITY);
-        let identity = read_note(&path)?;
-        let mut orphans = ["log", "snapshot", "committed", UNFINISHED].into_iter();
+    pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, OwnershipError> {
+        let path = self.root.join(IDENTITY_FILE);
+        let identity = read_json(&path)?;
+        let mut orphans = ["log", "snapshot", "committed", UNFINISHED_RESTORE_DIR].into_iter();
         match orphans.find(|orphan| identity.is_none() && self.root.join(orphan).exists()) {
             Some(orphan) => {
                 let detail = format!("it is missing, but there is a {orphan}");
@@ -96,19 +96,23 @@ impl Claimed {
     }
 
     /// Writes down whose it is from now on; durable when this returns.
-    pub(crate) fn adopt(self, identity: Identity) -> Result<NodeFolder, OwnershipError> {
-        let path = self.root.join(IDENTITY);
+    pub(crate) fn adopt(self, identity: NodeIdentity) -> Result<NodeFolder, OwnershipError> {
+        let path = self.root.join(IDENTITY_FILE);
         let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
         write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
         Ok(NodeFolder { root: self.root, identity, _lock: self.lock })
     }
 
     /// Opens it as the node that it belongs to.
-    pub(crate) fn reopen(self, identity: Identity, expected: Option<ClusterId>) -> Result<NodeFolder, OwnershipError> {
+    pub(crate) fn reopen(
+        self,
+        identity: NodeIdentity,
+        expected: Option<ClusterId>,
+    ) -> Result<NodeFolder, OwnershipError> {
         let found = identity.cluster;
         match expected {
             Some(expected) if expected != found => {
-                Err(OwnershipError::OtherCluster { path: self.root.join(IDENTITY), found, expected })
+                Err(OwnershipError::OtherCluster { path: self.root.join(IDENTITY_FILE), found, expected })
             }
             _ => Ok(NodeFolder { root: self.root, identity, _lock: self.lock }),
         }
@@ -116,28 +120,28 @@ impl Claimed {
 }
 
 /// The identity of a cluster's first node.
-pub(crate) fn founder(expected: Option<ClusterId>) -> Identity {
-    Identity { cluster: expected.unwrap_or_else(|| ClusterId(random())), node: ledger::FOUNDER }
+pub(crate) fn founder(expected: Option<ClusterId>) -> NodeIdentity {
+    NodeIdentity { cluster: expected.unwrap_or_else(|| ClusterId(random_u128())), node: ledger::FOUNDER }
 }
 
 impl NodeFolder {
     /// Opens the directory, or founds a cluster in an empty one.
     pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, OwnershipError> {
-        let claimed = Claimed::new(root)?;
+        let claimed = LockedFolder::new(root)?;
         match claimed.identity()? {
             Some(identity) => claimed.reopen(identity, expected),
             None => claimed.adopt(founder(expected)),
         }
     }
 
-    pub(crate) fn found(&self) -> Result<Found, OwnershipError> {
+    pub(crate) fn contents(&self) -> Result<FolderContents, OwnershipError> {
         let log = self.path("log");
         let has_chunks = match fs::read_dir(&log) {
             Ok(mut entries) => entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "LOCK")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
             Err(error) => return Err(OwnershipError::io(&log)(error)),
         };
-        Ok(if has_chunks || self.path("snapshot").exists() { Found::Ledger } else { Found::Nothing })
+        Ok(if has_chunks || self.path("snapshot").exists() { FolderContents::Ledger } else { FolderContents::Empty })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -146,7 +150,7 @@ impl NodeFolder {
 }
 
 fn lock(root: &Path) -> Result<File, OwnershipError> {
-    let path = root.join(LOCK);
+    let path = root.join(LOCK_FILE);
     let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(OwnershipError::io(&path))?;
     match file.try_lock() {
@@ -157,12 +161,12 @@ fn lock(root: &Path) -> Result<File, OwnershipError> {
 }
 
 /// Makes a folder, where it is not there, that only its owner can look into: a ledger names tenants and what they asked.
-pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
+pub(crate) fn create_private_folder(path: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// What a JSON file says; none where there is no such file.
-pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, OwnershipError> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, OwnershipError> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
@@ -175,30 +179,30 @@ pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, O
 /// Replaces a file so that after a crash either the old or the new content is there, never a part. For what is
 /// written before a node runs; see [`write_in_time`].
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
-    write_in_time(&Shortages::default(), path, write)
+    write_durably_with(&ResourceShortages::default(), path, write)
 }
 
 /// The same, where somebody looks at what the process lacks meanwhile.
-pub(crate) fn write_in_time(
-    shortages: &Shortages,
+pub(crate) fn write_durably_with(
+    shortages: &ResourceShortages,
     path: &Path,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let mut options = File::options();
     options.create(true).truncate(true).read(true).write(true).mode(0o600);
-    let mut file = shortages.opened(new.display(), || options.open(&new))?;
+    let mut file = shortages.open_retrying(new.display(), || options.open(&new))?;
     // What could not be written takes no space.
     write(&mut file).and_then(|()| file.sync_all()).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, path)?;
     match path.parent() {
-        Some(folder) => shortages.opened(folder.display(), || File::open(folder))?.sync_all(),
+        Some(folder) => shortages.open_retrying(folder.display(), || File::open(folder))?.sync_all(),
         None => Ok(()),
     }
 }
 
 /// Bits that no other process drew: the operating system seeds every `RandomState`.
-pub(crate) fn random() -> u128 {
+pub(crate) fn random_u128() -> u128 {
     let draw = || u128::from(RandomState::new().hash_one(std::process::id()));
     draw() << 64 | draw()
 }
@@ -208,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_folder_founds_a_cluster_that_keeps_its_identity() {
+    fn an_empty_data_directory_founds_a_cluster_with_a_lasting_identity() {
         let folder = tempfile::tempdir().unwrap();
         let first = NodeFolder::open(folder.path(), None).unwrap().identity;
         let again = NodeFolder::open(folder.path(), Some(first.cluster)).unwrap().identity;
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn another_clusters_folder_is_refused() {
+    fn a_data_directory_of_another_cluster_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         drop(NodeFolder::open(folder.path(), Some(ClusterId(1))).unwrap());
         let error = NodeFolder::open(folder.path(), Some(ClusterId(2))).unwrap_err();
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_in_use_is_refused() {
+    fn a_data_directory_in_use_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let held = NodeFolder::open(folder.path(), None).unwrap();
         let error = NodeFolder::open(folder.path(), None).unwrap_err();
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_without_an_identity_is_left_alone() {
+    fn a_log_without_an_identity_is_refused_untouched() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("log")).unwrap();
         let error = NodeFolder::open(folder.path(), None).unwrap_err();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use consensus::{Levels, Room, raft_config};
+use consensus::{DesiredLimits, SupportedLevels, raft_config};
 use openraft::Config;
 use smart_default::SmartDefault;
 
@@ -19,15 +19,15 @@ pub struct Options {
     /// The cluster that the data directory must belong to; a new directory founds it.
     pub cluster: Option<ClusterId>,
     /// How it takes part in a cluster.
-    pub peering: Peering,
+    pub peering: PeerOptions,
     /// Commands that may wait; beyond it they are refused at once.
     pub queue: usize,
     /// How long a command is tried before its outcome counts as unknown.
-    pub submit_within: Duration,
+    pub submit_timeout: Duration,
     /// How long a worker's lease is held after a sign of life.
     pub lease: Duration,
     /// How much the ledger shall hold, where that is more than it does.
-    pub room: Room,
+    pub desired_limits: DesiredLimits,
     /// How often leases are renewed and ended.
     pub tick: Duration,
     /// A snapshot is written after so many entries.
@@ -45,11 +45,11 @@ impl Options {
         Self {
             data_dir: data_dir.into(),
             cluster: None,
-            peering: Peering::default(),
+            peering: PeerOptions::default(),
             queue: 4_096,
-            submit_within: Duration::from_secs(10),
+            submit_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
-            room: Room::default(),
+            desired_limits: DesiredLimits::default(),
             tick: Duration::from_secs(1),
             snapshot_entries: 50_000,
             snapshot_bytes: 64 << 20,
@@ -57,15 +57,15 @@ impl Options {
         }
     }
 
-    pub(crate) fn levels(&self) -> Levels {
+    pub(crate) fn levels(&self) -> SupportedLevels {
         let highest = self.max_level.unwrap_or(ledger::LEVEL).min(ledger::NEXT_LEVEL);
-        Levels { lowest: 1, highest }
+        SupportedLevels { lowest: 1, highest }
     }
 }
 
 /// How a node takes part in a cluster. The default stands alone.
 #[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
-pub struct Peering {
+pub struct PeerOptions {
     /// Where other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node stands alone.
     pub listen: Option<String>,
     /// What the others are told instead of `listen`: needed where that is a wildcard or not reachable from outside.
@@ -75,13 +75,13 @@ pub struct Peering {
     pub join: Vec<String>,
     /// How long a new node may ask before it gives up.
     #[default(Duration::from_secs(60))]
-    pub join_within: Duration,
+    pub join_timeout: Duration,
     /// Certificates, for connections that only members can make; none leaves them plain.
     pub tls: Option<TlsFiles>,
     /// Listens beyond the loopback without `tls` as well: whoever reaches the address is taken at its word.
     pub insecure: bool,
     /// When a silent leader is replaced.
-    pub timers: Timers,
+    pub timers: ElectionTimers,
 }
 
 /// When a silent leader is replaced.
@@ -90,7 +90,7 @@ pub struct Peering {
 /// the others whether they miss the leader too. So a lost leader is replaced after about `election_max` plus the
 /// shortest of the voters' random times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
-pub struct Timers {
+pub struct ElectionTimers {
     /// How often a leader shows that it is there.
     #[default(Duration::from_millis(250))]
     pub heartbeat: Duration,
@@ -102,7 +102,7 @@ pub struct Timers {
     pub election_max: Duration,
 }
 
-impl Timers {
+impl ElectionTimers {
     /// Raft's configuration with these timers.
     pub(crate) fn raft(self) -> Result<Config, OwnershipError> {
         let config = raft_config(self.heartbeat, (self.election_min, self.election_max));
@@ -120,16 +120,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_that_do_not_fit_are_refused_with_what_is_needed() {
-        assert!(Timers::default().raft().is_ok());
-        let wrong = Timers { heartbeat: Duration::from_secs(9), ..Timers::default() };
+    fn inconsistent_timers_are_refused_with_the_required_values() {
+        assert!(ElectionTimers::default().raft().is_ok());
+        let wrong = ElectionTimers { heartbeat: Duration::from_secs(9), ..ElectionTimers::default() };
         let error = wrong.raft().unwrap_err().to_string();
         assert!(error.contains("heartbeat < election_min"), "{error}");
     }
 
     #[test]
     fn a_lost_leader_is_replaced_within_two_seconds() {
-        let timers = Timers::default();
+        let timers = ElectionTimers::default();
         assert!(timers.election_max * 2 <= Duration::from_secs(2));
         assert!(timers.heartbeat * 2 <= timers.election_min);
     }

@@ -3,7 +3,7 @@
 pub(crate) use consensus::{LogEntry, LogId, Payload, SnapshotMeta, Vote};
 
 use crate::snapshots::SnapshotFile;
-use crate::watch::Observer;
+use crate::watch::NodeObserver;
 
-pub(crate) type Types = consensus::Types<openraft::impls::TokioRuntime>;
-pub(crate) type Machine = consensus::Machine<SnapshotFile, Observer>;
+pub(crate) type TokioTypeConfig = consensus::TypeConfig<openraft::impls::TokioRuntime>;
+pub(crate) type NodeStateMachine = consensus::StateMachine<SnapshotFile, NodeObserver>;

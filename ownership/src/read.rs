@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{Consistency, View};
+use consensus::{Consistency, LedgerView};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::leading;
-use crate::peers::{Lane, Method};
+use crate::peers::{Lane, PeerMethod};
 
 /// How long a fresh read may take: over a fail-over, and shorter than who asks waits for an answer.
-const READ_WITHIN: Duration = Duration::from_secs(4);
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long one attempt may take, the quorum's word included.
-const ASK_WITHIN: Duration = Duration::from_secs(2);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a view could not be read as fresh as asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -36,7 +36,7 @@ pub(crate) enum ReadIndex {
 }
 
 /// The index that this node as leader vouches for.
-pub(crate) async fn index_here(core: &Core) -> ReadIndex {
+pub(crate) async fn local_read_index(core: &NodeCore) -> ReadIndex {
     match consensus::read_index(&core.raft).await {
         Ok(index) => ReadIndex::At(index),
         Err(error) => {
@@ -47,15 +47,15 @@ pub(crate) async fn index_here(core: &Core) -> ReadIndex {
 }
 
 /// A view as fresh as asked.
-pub(crate) async fn view(core: &Core, consistency: Consistency) -> Result<Arc<View>, ReadError> {
-    core.freshness.meet(consistency, catch_up(core)).await?;
+pub(crate) async fn fresh_view(core: &NodeCore, consistency: Consistency) -> Result<Arc<LedgerView>, ReadError> {
+    core.freshness.ensure_fresh(consistency, catch_up(core)).await?;
     Ok(core.view())
 }
 
 /// Waits until this node has applied everything that was acknowledged before now.
-async fn catch_up(core: &Core) -> Result<(), ReadError> {
-    let caught_up = timeout(READ_WITHIN, async {
-        let index = index(core).await;
+async fn catch_up(core: &NodeCore) -> Result<(), ReadError> {
+    let caught_up = timeout(READ_TIMEOUT, async {
+        let index = leader_read_index(core).await;
         let applied = core.raft.wait(None).applied_index_at_least(Some(index), "a read").await;
         applied.map_err(|_| ReadError::NoQuorum)
     });
@@ -63,14 +63,14 @@ async fn catch_up(core: &Core) -> Result<(), ReadError> {
 }
 
 /// Asks the leader, wherever it is, until one answers.
-async fn index(core: &Core) -> u64 {
+async fn leader_read_index(core: &NodeCore) -> u64 {
     loop {
         let leader = core.known_leader();
         let answer = match leader {
-            Some(leader) if leader == core.node() => index_here(core).await,
+            Some(leader) if leader == core.node() => local_read_index(core).await,
             Some(leader) => {
                 let link = core.registry.link(leader, Lane::Call);
-                let answer = link.call(Method::ReadIndex, Bytes::new(), ASK_WITHIN).await;
+                let answer = link.call(PeerMethod::ReadIndex, Bytes::new(), ATTEMPT_TIMEOUT).await;
                 let answer = answer.ok().and_then(|bytes| rmp_serde::from_slice(&bytes).ok());
                 answer.unwrap_or(ReadIndex::NotConfirmed)
             }
@@ -79,6 +79,6 @@ async fn index(core: &Core) -> u64 {
         if let ReadIndex::At(index) = answer {
             return index;
         }
-        leading::pause(core).await;
+        leading::pause_until_leader_change(core).await;
     }
 }

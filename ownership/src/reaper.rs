@@ -8,9 +8,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use consensus::View;
+use consensus::LedgerView;
 
-use crate::peers::seldom::Seldom;
+use crate::peers::seldom::LogThrottle;
 
 /// How many things wait at most.
 const QUEUE: usize = 256;
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 type Work = Box<dyn FnOnce() + Send>;
 
 enum Discarded {
-    View(Arc<View>),
+    View(Arc<LedgerView>),
     Work(Work),
 }
 
@@ -33,7 +33,7 @@ enum Discarded {
 pub(crate) struct Reaper {
     queue: SyncSender<Discarded>,
     views: Arc<AtomicUsize>,
-    full: Arc<Seldom>,
+    full: Arc<LogThrottle>,
 }
 
 impl Reaper {
@@ -46,13 +46,13 @@ impl Reaper {
     }
 
     /// Frees a view once nobody reads it. Where too many wait, whoever held it last frees it.
-    pub(crate) fn free(&self, view: Arc<View>) {
+    pub(crate) fn free(&self, view: Arc<LedgerView>) {
         let is_taken = self.views.fetch_add(1, Relaxed) < VIEWS && self.queue.try_send(Discarded::View(view)).is_ok();
         if is_taken {
             return;
         }
         self.views.fetch_sub(1, Relaxed);
-        if let Some(unsaid) = self.full.note(Instant::now()) {
+        if let Some(unsaid) = self.full.record(Instant::now()) {
             tracing::warn!(unsaid, "{VIEWS} old views of the ledger wait to be freed; one was freed where others wait");
         }
     }
@@ -70,7 +70,7 @@ impl Reaper {
 }
 
 fn reap(queue: &Receiver<Discarded>, views: &AtomicUsize) {
-    let mut read: Vec<Arc<View>> = Vec::new();
+    let mut read: Vec<Arc<LedgerView>> = Vec::new();
     loop {
         let next =
             if read.is_empty() { queue.recv().map_err(RecvTimeoutError::from) } else { queue.recv_timeout(LOOK) };
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_view_that_is_still_read_keeps_nothing_else_waiting_and_is_freed_in_the_end() {
         let reaper = Reaper::begin().unwrap();
-        let view = Arc::new(View::default());
+        let view = Arc::new(LedgerView::default());
         let (reader, freed) = (view.clone(), Arc::downgrade(&view));
         reaper.free(view);
         done(&reaper).recv().unwrap();
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn more_views_than_may_wait_are_counted_and_leave_room_for_the_log() {
         let reaper = Reaper::begin().unwrap();
-        let view = Arc::new(View::default());
+        let view = Arc::new(LedgerView::default());
         (0..QUEUE).for_each(|_| reaper.free(view.clone()));
         assert_eq!(reaper.full.count(), (QUEUE - VIEWS) as u64);
         done(&reaper).recv().unwrap();

@@ -2,33 +2,33 @@
 
 use raft_log::{RaftLogAction, WALRecord};
 
-use crate::chunks::Record;
+use crate::chunks::WalRecord;
 use crate::raft::{LogId, Vote};
-use crate::wal::Coded;
+use crate::wal::WalValue;
 
 /// Why a record cannot follow those before it, or a log cannot end where it does.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Misfit {
+pub(crate) enum RecordOrderError {
     #[error("a chunk begins with a checkpoint, and this one does not")]
     NoCheckpoint,
     #[error("its checkpoint is not what the chunks before it add up to")]
-    OtherCheckpoint,
+    CheckpointMismatch,
     #[error("entry {next} follows entry {last}")]
-    Leap { last: u64, next: u64 },
+    IndexGap { last: u64, next: u64 },
     #[error("entries {wanted} to {last} should be there, but only {present:?} are")]
-    Hole { wanted: u64, last: u64, present: Option<(u64, u64)> },
+    MissingEntries { wanted: u64, last: u64, present: Option<(u64, u64)> },
 }
 
 /// Where a record stands in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stands {
+pub(crate) enum RecordPosition {
     First,
     Later,
 }
 
 /// A log's state after some of its records.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct Replay {
+pub(crate) struct LogReplay {
     vote: Option<Vote>,
     pub(crate) last: Option<LogId>,
     committed: Option<LogId>,
@@ -40,11 +40,11 @@ pub(crate) struct Replay {
     records: u64,
 }
 
-impl Replay {
-    pub(crate) fn take(&mut self, record: &Record, stands: Stands) -> Result<(), Misfit> {
-        let leads = stands == Stands::First;
+impl LogReplay {
+    pub(crate) fn apply_record(&mut self, record: &WalRecord, stands: RecordPosition) -> Result<(), RecordOrderError> {
+        let leads = stands == RecordPosition::First;
         if leads && !matches!(record, WALRecord::Checkpoint(_)) {
-            return Err(Misfit::NoCheckpoint);
+            return Err(RecordOrderError::NoCheckpoint);
         }
         match record {
             WALRecord::Checkpoint(state) => {
@@ -55,13 +55,15 @@ impl Replay {
                 self.purged = state.purged().map(|id| id.0);
                 self.note.clone_from(&state.user_data);
                 if leads && records > 0 && *self != before {
-                    return Err(Misfit::OtherCheckpoint);
+                    return Err(RecordOrderError::CheckpointMismatch);
                 }
             }
             WALRecord::Action(RaftLogAction::SaveVote(vote)) => self.vote = Some(vote.0),
             WALRecord::Action(RaftLogAction::Append(id, _)) => self.append(id.0)?,
             WALRecord::Action(RaftLogAction::Commit(id)) => self.committed = Some(id.0),
-            WALRecord::Action(RaftLogAction::TruncateAfter(keep)) => self.truncate(keep.as_ref().map(|Coded(id)| *id)),
+            WALRecord::Action(RaftLogAction::TruncateAfter(keep)) => {
+                self.truncate(keep.as_ref().map(|WalValue(id)| *id))
+            }
             WALRecord::Action(RaftLogAction::PurgeUpto(id)) => self.purge(id.0),
         }
         self.records += 1;
@@ -69,16 +71,16 @@ impl Replay {
     }
 
     /// Whether every entry after the purged ones is there.
-    pub(crate) fn check_whole(&self) -> Result<(), Misfit> {
+    pub(crate) fn check_whole(&self) -> Result<(), RecordOrderError> {
         let wanted = self.purged.map_or(0, |id| id.index + 1);
         let Some(last) = self.last.map(|last| last.index).filter(|last| *last >= wanted) else { return Ok(()) };
         let is_whole = self.present.is_some_and(|(first, to)| first <= wanted && to == last);
-        if is_whole { Ok(()) } else { Err(Misfit::Hole { wanted, last, present: self.present }) }
+        if is_whole { Ok(()) } else { Err(RecordOrderError::MissingEntries { wanted, last, present: self.present }) }
     }
 
-    fn append(&mut self, id: LogId) -> Result<(), Misfit> {
+    fn append(&mut self, id: LogId) -> Result<(), RecordOrderError> {
         if let Some(last) = self.last.filter(|last| last.index + 1 != id.index) {
-            return Err(Misfit::Leap { last: last.index, next: id.index });
+            return Err(RecordOrderError::IndexGap { last: last.index, next: id.index });
         }
         self.last = Some(id);
         let first = self.present.filter(|(_, last)| last + 1 == id.index).map_or(id.index, |(first, _)| first);

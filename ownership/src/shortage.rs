@@ -12,40 +12,40 @@ use consensus::Waits;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::peers::seldom::Seldom;
+use crate::peers::seldom::LogThrottle;
 
 /// For how long a shortage counts as one of now.
-const LATELY: Duration = Duration::from_secs(30);
+const RECENT_WINDOW: Duration = Duration::from_secs(30);
 
 /// Shortages that one node has met.
 #[derive(Debug, Default)]
-pub(crate) struct Shortages {
-    all: Seldom,
+pub(crate) struct ResourceShortages {
+    throttle: LogThrottle,
     last: Mutex<Option<(Instant, String)>>,
-    is_over: AtomicBool,
+    is_stopping: AtomicBool,
 }
 
-impl Shortages {
+impl ResourceShortages {
     /// How many attempts failed.
     pub(crate) fn count(&self) -> u64 {
-        self.all.count()
+        self.throttle.count()
     }
 
     /// What could not be had lately.
-    pub(crate) fn lately(&self) -> Option<String> {
+    pub(crate) fn recent(&self) -> Option<String> {
         let last = self.last.lock();
-        last.as_ref().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, what)| what.clone())
+        last.as_ref().filter(|(at, _)| at.elapsed() < RECENT_WINDOW).map(|(_, what)| what.clone())
     }
 
     /// Nothing is waited for any more: the node ends.
-    pub(crate) fn end(&self) {
-        self.is_over.store(true, Relaxed);
+    pub(crate) fn stop_retrying(&self) {
+        self.is_stopping.store(true, Relaxed);
     }
 
-    pub(crate) fn note(&self, what: &impl Display, error: &io::Error) {
+    pub(crate) fn record(&self, what: &impl Display, error: &io::Error) {
         let now = Instant::now();
         *self.last.lock() = Some((now, format!("{what}: {error}")));
-        if let Some(unsaid) = self.all.note(now) {
+        if let Some(unsaid) = self.throttle.record(now) {
             tracing::error!(
                 %error, unsaid,
                 "{what} cannot be opened or begun now, and is tried again: this process is out of file handles, threads or \
@@ -56,13 +56,17 @@ impl Shortages {
 
     /// After which wait a failed attempt is made again, if it is.
     fn wait(&self, waits: &mut Waits, what: &impl Display, error: &io::Error) -> Option<Duration> {
-        let wait = waits.after(error).filter(|_| !self.is_over.load(Relaxed))?;
-        self.note(what, error);
+        let wait = waits.after(error).filter(|_| !self.is_stopping.load(Relaxed))?;
+        self.record(what, error);
         Some(wait)
     }
 
     /// Opens something, as soon as the process can. Blocks this thread.
-    pub(crate) fn opened<T>(&self, what: impl Display, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn open_retrying<T>(
+        &self,
+        what: impl Display,
+        mut open: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
         let mut waits = Waits::default();
         loop {
             let opened = open();
@@ -73,7 +77,11 @@ impl Shortages {
     }
 
     /// The same, beside the runtime's threads.
-    pub(crate) async fn opened_soon<T>(&self, what: String, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    pub(crate) async fn open_retrying_async<T>(
+        &self,
+        what: String,
+        mut open: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
         let mut waits = Waits::default();
         loop {
             let opened = open();
@@ -84,25 +92,25 @@ impl Shortages {
     }
 
     /// Does disk work on a thread of its own, and waits for it.
-    pub(crate) async fn beside<T: Send + 'static>(
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         what: &'static str,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let (answer, answered) = oneshot::channel();
-        let work = Work::new(move || {
+        let work = DeferredWork::new(move || {
             // Whoever asked may have gone.
             drop(answer.send(work()));
         });
-        self.opened_soon(format!("a thread for {what}"), || work.spawn(what)).await?;
+        self.open_retrying_async(format!("a thread for {what}"), || work.spawn(what)).await?;
         answered.await.map_err(|_| io::Error::other(format!("{what} ended in a panic")))?
     }
 }
 
 /// Work that waits for a thread; an attempt that fails does not lose it.
-struct Work<W>(Arc<Mutex<Option<W>>>);
+struct DeferredWork<W>(Arc<Mutex<Option<W>>>);
 
-impl<W: FnOnce() + Send + 'static> Work<W> {
+impl<W: FnOnce() + Send + 'static> DeferredWork<W> {
     fn new(work: W) -> Self {
         Self(Arc::new(Mutex::new(Some(work))))
     }
@@ -135,31 +143,32 @@ mod tests {
     }
 
     #[test]
-    fn what_the_process_lacks_is_waited_for_and_visible() {
-        let shortages = Shortages::default();
+    fn a_resource_shortage_is_retried_and_reported() {
+        let shortages = ResourceShortages::default();
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN] {
-            assert_eq!(shortages.opened("a file", failing(2, errno, 7)).unwrap(), 7);
+            assert_eq!(shortages.open_retrying("a file", failing(2, errno, 7)).unwrap(), 7);
         }
         assert_eq!(shortages.count(), 8);
-        assert!(shortages.lately().unwrap().starts_with("a file: "));
+        assert!(shortages.recent().unwrap().starts_with("a file: "));
     }
 
     #[test]
-    fn any_other_error_is_final_at_once_and_so_is_a_shortage_once_the_node_ends() {
-        let shortages = Shortages::default();
+    fn other_errors_and_shortages_at_shutdown_are_final() {
+        let shortages = ResourceShortages::default();
         for errno in [Errno::IO, Errno::NOSPC, Errno::NOENT, Errno::ACCESS] {
-            assert!(shortages.opened("a file", failing(1, errno, ())).is_err(), "{errno:?}");
+            assert!(shortages.open_retrying("a file", failing(1, errno, ())).is_err(), "{errno:?}");
         }
-        assert_eq!((shortages.count(), shortages.lately()), (0, None));
-        shortages.end();
-        assert!(shortages.opened("a file", failing(1, Errno::MFILE, ())).is_err());
+        assert_eq!((shortages.count(), shortages.recent()), (0, None));
+        shortages.stop_retrying();
+        assert!(shortages.open_retrying("a file", failing(1, Errno::MFILE, ())).is_err());
     }
 
     #[tokio::test]
-    async fn work_beside_the_runtime_is_answered_also_where_it_panics() {
-        let shortages = Shortages::default();
-        assert_eq!(shortages.beside("a sum", || Ok(2 + 2)).await.unwrap(), 4);
-        let error = shortages.beside("a bug", || -> io::Result<()> { panic!("a planted one") }).await.unwrap_err();
+    async fn deferred_work_that_panics_returns_an_error() {
+        let shortages = ResourceShortages::default();
+        assert_eq!(shortages.run_blocking("a sum", || Ok(2 + 2)).await.unwrap(), 4);
+        let error =
+            shortages.run_blocking("a bug", || -> io::Result<()> { panic!("a planted one") }).await.unwrap_err();
         assert!(error.to_string().contains("a bug ended in a panic"), "{error}");
     }
 }

@@ -4,32 +4,32 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use consensus::{Body, Snapshot, SnapshotStore, View};
+use consensus::{LedgerView, Snapshot, SnapshotContents, SnapshotStore};
 
 use crate::snapshots::SnapshotFile;
 
 impl SnapshotStore for SnapshotFile {
     type Handle = File;
 
-    async fn write(&self, body: Body) -> io::Result<Snapshot<File>> {
+    async fn write(&self, body: SnapshotContents) -> io::Result<Snapshot<File>> {
         let snapshots = self.clone();
         let work = move || {
             SnapshotFile::write(&snapshots, &body)?;
             // What is left of the ledger is freed before anybody is told.
             drop(body);
-            kept(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+            current_snapshot(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
         };
-        self.shortages.beside("a snapshot", work).await
+        self.shortages.run_blocking("a snapshot", work).await
     }
 
-    async fn install(&self, snapshot: File) -> io::Result<Body> {
+    async fn install(&self, snapshot: File) -> io::Result<SnapshotContents> {
         let snapshots = self.clone();
-        let work = move || snapshots.keep(snapshot).map_err(io::Error::other);
-        self.shortages.beside("a snapshot", work).await
+        let work = move || snapshots.store(snapshot).map_err(io::Error::other);
+        self.shortages.run_blocking("a snapshot", work).await
     }
 
     /// Frees it where nobody waits, and not before the last reader has let go of it.
-    fn discard(&self, old: Arc<View>) {
+    fn discard(&self, old: Arc<LedgerView>) {
         if let Some(reaper) = &self.reaper {
             reaper.free(old);
         }
@@ -37,12 +37,12 @@ impl SnapshotStore for SnapshotFile {
 
     async fn current(&self) -> io::Result<Option<Snapshot<File>>> {
         let snapshots = self.clone();
-        self.shortages.beside("a snapshot", move || kept(&snapshots)).await
+        self.shortages.run_blocking("a snapshot", move || current_snapshot(&snapshots)).await
     }
 }
 
 /// The snapshot that is there, and its own word on how far it goes.
-fn kept(snapshots: &SnapshotFile) -> io::Result<Option<Snapshot<File>>> {
-    let found = snapshots.found().map_err(io::Error::other)?;
+fn current_snapshot(snapshots: &SnapshotFile) -> io::Result<Option<Snapshot<File>>> {
+    let found = snapshots.open_with_meta().map_err(io::Error::other)?;
     Ok(found.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
 }

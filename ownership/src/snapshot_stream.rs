@@ -17,11 +17,11 @@ use crate::raft::{SnapshotMeta, Vote};
 use crate::snapshots;
 
 /// Bytes of a snapshot in one frame.
-pub(crate) const CHUNK: usize = 1 << 20;
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What is said before the bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct SnapshotHead {
+pub(crate) struct SnapshotStreamHeader {
     pub(crate) vote: Vote,
     pub(crate) meta: SnapshotMeta,
     pub(crate) bytes: u64,
@@ -29,28 +29,28 @@ pub(crate) struct SnapshotHead {
 
 /// Bytes of the disk that snapshots on their way here will still need: each alone would fit, and not all of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Space(Arc<Mutex<u64>>);
+pub(crate) struct DiskSpace(Arc<Mutex<u64>>);
 
 /// A part of the space that is one snapshot's until it is kept or given up.
 #[derive(Debug)]
-pub(crate) struct Reserved {
-    space: Space,
+pub(crate) struct DiskReservation {
+    space: DiskSpace,
     bytes: u64,
 }
 
-impl Space {
+impl DiskSpace {
     /// Room for a snapshot of so many bytes in `folder`.
-    pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<Reserved, PeerError> {
-        self.reserve_of(|| free(folder), bytes)
+    pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<DiskReservation, PeerError> {
+        self.reserve_with(|| free_bytes(folder), bytes)
     }
 
     /// Room where `free` finds it: once as it arrives, and once as it is kept, while the old one is still there.
-    fn reserve_of(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<Reserved, PeerError> {
+    fn reserve_with(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<DiskReservation, PeerError> {
         let needed = bytes.saturating_mul(2);
         let mut taken = self.0.lock();
         // Looked at while nobody gives anything back: what another one wrote since would be free still, and not be reserved
         // for it any more.
-        let (free, others) = (free().map_err(disk)?, *taken);
+        let (free, others) = (free().map_err(disk_error)?, *taken);
         if needed > free.saturating_sub(others) {
             return Err(PeerError::Failed(format!(
                 "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
@@ -59,30 +59,30 @@ impl Space {
         }
         *taken += needed;
         drop(taken);
-        Ok(Reserved { space: self.clone(), bytes: needed })
+        Ok(DiskReservation { space: self.clone(), bytes: needed })
     }
 }
 
-impl Reserved {
+impl DiskReservation {
     /// So many bytes are on the disk by now, and count as used there.
-    fn use_up(&mut self, bytes: u64) {
+    fn consume(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         *self.space.0.lock() -= bytes;
     }
 }
 
-impl Drop for Reserved {
+impl Drop for DiskReservation {
     fn drop(&mut self) {
-        self.use_up(self.bytes);
+        self.consume(self.bytes);
     }
 }
 
-fn disk(error: io::Error) -> PeerError {
+fn disk_error(error: io::Error) -> PeerError {
     PeerError::Failed(format!("the snapshot could not be written: {error}"))
 }
 
-fn free(folder: &Path) -> io::Result<u64> {
+fn free_bytes(folder: &Path) -> io::Result<u64> {
     let disk = rustix::fs::statvfs(folder)?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
@@ -90,33 +90,33 @@ fn free(folder: &Path) -> io::Result<u64> {
 /// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies. Each chunk
 /// must come within a bound.
 pub(crate) async fn receive(
-    (folder, reserved): (&Path, &mut Reserved),
+    (folder, reserved): (&Path, &mut DiskReservation),
     bytes: u64,
     (mut chunks, within): (mpsc::Receiver<Bytes>, Duration),
 ) -> Result<File, PeerError> {
-    let mut file = tokio::fs::File::from_std(nameless(folder).map_err(disk)?);
+    let mut file = tokio::fs::File::from_std(unnamed_file(folder).map_err(disk_error)?);
     let mut received = 0u64;
     // A sender that gave up may say no word more.
     let late = |_| PeerError::TimedOut { millis: within.as_millis() as u64 };
     while let Some(chunk) = tokio::time::timeout(within, chunks.recv()).await.map_err(late)? {
         received += chunk.len() as u64;
-        if received > bytes || chunk.len() > CHUNK {
+        if received > bytes || chunk.len() > CHUNK_BYTES {
             return Err(PeerError::Garbled(format!("{received} bytes of a snapshot of {bytes}")));
         }
-        file.write_all(&chunk).await.map_err(disk)?;
-        reserved.use_up(chunk.len() as u64);
+        file.write_all(&chunk).await.map_err(disk_error)?;
+        reserved.consume(chunk.len() as u64);
     }
     if received < bytes {
         return Err(PeerError::Garbled(format!("the snapshot broke off after {received} of {bytes} bytes")));
     }
-    file.flush().await.map_err(disk)?;
-    file.rewind().await.map_err(disk)?;
+    file.flush().await.map_err(disk_error)?;
+    file.rewind().await.map_err(disk_error)?;
     Ok(file.into_std().await)
 }
 
 /// Checks every byte of what arrived: a damaged snapshot of another node is that node's trouble, and must not stop this
 /// one.
-pub(crate) async fn checked(mut file: File, meta: &SnapshotMeta) -> Result<File, PeerError> {
+pub(crate) async fn verify_received(mut file: File, meta: &SnapshotMeta) -> Result<File, PeerError> {
     let check = move || {
         let head = snapshots::check(&mut file, Path::new("snapshot.incoming"));
         head.map(|head| (file, head))
@@ -130,8 +130,8 @@ pub(crate) async fn checked(mut file: File, meta: &SnapshotMeta) -> Result<File,
 }
 
 /// A file without a name: opened, then unlinked.
-fn nameless(folder: &Path) -> io::Result<File> {
-    let path = folder.join(format!("snapshot.incoming-{:032x}", crate::node_folder::random()));
+fn unnamed_file(folder: &Path) -> io::Result<File> {
+    let path = folder.join(format!("snapshot.incoming-{:032x}", crate::node_folder::random_u128()));
     let file = File::options().create_new(true).read(true).write(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
@@ -145,10 +145,10 @@ mod tests {
     use openraft::vote::RaftLeaderIdExt;
 
     use super::*;
-    use crate::raft::Types;
+    use crate::raft::TokioTypeConfig;
 
-    fn of(space: &Space, free: u64, bytes: u64) -> Result<Reserved, PeerError> {
-        space.reserve_of(|| Ok(free), bytes)
+    fn of(space: &DiskSpace, free: u64, bytes: u64) -> Result<DiskReservation, PeerError> {
+        space.reserve_with(|| Ok(free), bytes)
     }
 
     async fn check(bytes: u64, chunks: &[&'static [u8]]) -> Result<Vec<u8>, PeerError> {
@@ -158,7 +158,7 @@ mod tests {
             sender.send(Bytes::from_static(chunk)).await.unwrap();
         }
         drop(sender);
-        let mut reserved = Space::default().reserve(folder.path(), bytes)?;
+        let mut reserved = DiskSpace::default().reserve(folder.path(), bytes)?;
         let mut file = receive((folder.path(), &mut reserved), bytes, (receiver, Duration::from_secs(60))).await?;
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
         let mut whole = Vec::new();
@@ -167,24 +167,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_snapshot_arrives_as_it_was_sent() {
+    async fn a_snapshot_arrives_as_sent() {
         assert_eq!(check(9, &[b"snap", b"shot!"]).await.unwrap(), b"snapshot!");
         assert_eq!(check(0, &[]).await.unwrap(), b"");
     }
 
     #[tokio::test]
-    async fn too_little_and_too_much_are_refused() {
+    async fn a_snapshot_stream_of_the_wrong_length_is_refused() {
         let short = check(9, &[b"snap"]).await.unwrap_err();
         assert!(short.to_string().contains("broke off after 4 of 9"), "{short}");
         assert!(check(3, &[b"snap"]).await.is_err());
     }
 
     #[tokio::test]
-    async fn one_whose_sender_falls_silent_is_given_up() {
+    async fn a_snapshot_stream_is_abandoned_when_its_sender_goes_silent() {
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = mpsc::channel(8);
         sender.send(Bytes::from_static(b"snap")).await.unwrap();
-        let mut reserved = Space::default().reserve(folder.path(), 9).unwrap();
+        let mut reserved = DiskSpace::default().reserve(folder.path(), 9).unwrap();
         let place = (folder.path(), &mut reserved);
         let given_up = receive(place, 9, (receiver, Duration::from_millis(20))).await.unwrap_err();
         assert!(matches!(given_up, PeerError::TimedOut { millis: 20 }), "{given_up}");
@@ -192,20 +192,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_does_not_fit_on_the_disk_is_refused_before_a_byte_of_it_is_written() {
+    async fn a_snapshot_too_large_for_the_disk_is_refused_before_writing() {
         let error = check(u64::MAX / 4, &[b"snap"]).await.unwrap_err().to_string();
         assert!(error.contains("free space in its data directory"), "{error}");
-        assert!(of(&Space::default(), 100, 50).is_ok() && of(&Space::default(), 100, 51).is_err());
+        assert!(of(&DiskSpace::default(), 100, 50).is_ok() && of(&DiskSpace::default(), 100, 51).is_err());
     }
 
     #[test]
-    fn two_that_fit_alone_and_not_together_do_not_both_begin() {
-        let space = Space::default();
+    fn two_snapshots_that_fit_only_separately_are_not_received_together() {
+        let space = DiskSpace::default();
         let mut first = of(&space, 100, 30).unwrap();
         let refused = of(&space, 100, 30).unwrap_err().to_string();
         assert!(refused.contains("60 of them for others"), "{refused}");
         // What has arrived is no longer free, and not reserved beside that.
-        first.use_up(30);
+        first.consume(30);
         assert!(of(&space, 70, 20).is_ok() && of(&space, 70, 21).is_err());
         drop(first);
         assert!(of(&space, 70, 35).is_ok());
@@ -213,36 +213,36 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_looked_at_while_nobody_takes_or_gives_back() {
-        let space = Space::default();
+    fn free_space_is_read_while_no_reservation_changes() {
+        let space = DiskSpace::default();
         let mut first = of(&space, 100, 30).unwrap();
-        let second = space.reserve_of(
+        let second = space.reserve_with(
             || {
                 assert!(space.0.try_lock().is_none(), "the first could write and give back after this look");
                 Ok(100)
             },
             20,
         );
-        first.use_up(30);
+        first.consume(30);
         assert_eq!(second.unwrap().bytes, 40);
-        assert!(space.reserve_of(|| Err(io::ErrorKind::NotFound.into()), 1).is_err());
+        assert!(space.reserve_with(|| Err(io::ErrorKind::NotFound.into()), 1).is_err());
         assert_eq!(*space.0.lock(), 30);
     }
 
     #[tokio::test]
-    async fn a_damaged_snapshot_or_another_than_announced_is_refused_before_it_is_installed() {
+    async fn a_damaged_or_unexpected_snapshot_is_refused_before_installation() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshot");
-        let body = consensus::Body::default();
+        let body = consensus::SnapshotContents::default();
         crate::snapshots::SnapshotFile::at(path.clone(), crate::ClusterId(1)).write(&body).unwrap();
-        assert!(checked(File::open(&path).unwrap(), &body.meta).await.is_ok());
-        let last = crate::raft::LogId::new(<LeaderIdOf<Types> as RaftLeaderIdExt>::new_committed(1, 1), 7);
+        assert!(verify_received(File::open(&path).unwrap(), &body.meta).await.is_ok());
+        let last = crate::raft::LogId::new(<LeaderIdOf<TokioTypeConfig> as RaftLeaderIdExt>::new_committed(1, 1), 7);
         let other = SnapshotMeta { last_log_id: Some(last), ..body.meta.clone() };
-        assert!(matches!(checked(File::open(&path).unwrap(), &other).await, Err(PeerError::Garbled(_))));
+        assert!(matches!(verify_received(File::open(&path).unwrap(), &other).await, Err(PeerError::Garbled(_))));
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        let error = checked(File::open(&path).unwrap(), &body.meta).await.unwrap_err();
+        let error = verify_received(File::open(&path).unwrap(), &body.meta).await.unwrap_err();
         assert!(error.to_string().contains("offset"), "{error}");
     }
 }

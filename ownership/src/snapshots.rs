@@ -11,34 +11,34 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
-use consensus::Body;
+use consensus::SnapshotContents;
 use ledger::Ledger;
 use rmp_serde::decode::from_read;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chunks::damaged;
+use crate::chunks::damage_error;
 use crate::error::OwnershipError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
 use crate::log_store::LogStore;
-use crate::node_folder::{ClusterId, write_in_time};
+use crate::node_folder::{ClusterId, write_durably_with};
 use crate::raft::{LogId, SnapshotMeta};
 use crate::reaper::Reaper;
-use crate::shortage::Shortages;
+use crate::shortage::ResourceShortages;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
-const MAGIC_1: &[u8; 8] = b"OWNSNAP1";
-const HEADER_1: u64 = 32;
+const MAGIC_LAYOUT_1: &[u8; 8] = b"OWNSNAP1";
+const HEADER_BYTES_LAYOUT_1: u64 = 32;
 
 /// The feature level from which on the second layout is written.
-const FRAMED_FROM: u32 = 2;
+const FRAMED_FROM_LEVEL: u32 = 2;
 
 /// How much may wait in memory for the disk. A log's fdatasync on the same disk may have to wait for all of it.
-const UNSYNCED: u64 = 8 << 20;
+const MAX_UNSYNCED_BYTES: u64 = 8 << 20;
 
 /// What a snapshot says of itself.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Head {
+pub(crate) struct SnapshotHeader {
     /// Whose it is; not known of the first layout.
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) meta: SnapshotMeta,
@@ -47,8 +47,8 @@ pub(crate) struct Head {
 }
 
 /// A snapshot that was read to its last byte.
-pub(crate) struct Whole {
-    pub(crate) head: Head,
+pub(crate) struct LoadedSnapshot {
+    pub(crate) head: SnapshotHeader,
     pub(crate) ledger: Ledger,
     pub(crate) layout: u8,
     pub(crate) bytes: u64,
@@ -62,7 +62,7 @@ pub(crate) struct SnapshotFile {
     /// How far the one goes that was kept last; held by who replaces it. Raft writes one of its own while it installs
     /// another node's.
     newest: Arc<Mutex<Option<LogId>>>,
-    pub(crate) shortages: Arc<Shortages>,
+    pub(crate) shortages: Arc<ResourceShortages>,
     /// Of a running node only.
     pub(crate) reaper: Option<Reaper>,
 }
@@ -75,46 +75,46 @@ impl SnapshotFile {
     }
 
     /// Notes what it has to wait for where the log does, and has old views freed where the log ends.
-    pub(crate) fn sharing(self, log: &LogStore) -> Self {
+    pub(crate) fn with_shortages(self, log: &LogStore) -> Self {
         Self { shortages: log.shortages(), reaper: Some(log.reaper()), ..self }
     }
 
     /// Replaces the snapshot, unless a newer one is there by now: the log may be purged up to that. Durable when this
     /// returns.
-    pub(crate) fn write(&self, body: &Body) -> io::Result<()> {
-        let mut newest = self.newest()?;
+    pub(crate) fn write(&self, body: &SnapshotContents) -> io::Result<()> {
+        let mut newest = self.lock_newest()?;
         if *newest > body.meta.last_log_id {
             return Ok(());
         }
         let written = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let head = Head { cluster: Some(self.cluster), meta: body.meta.clone(), written };
-        write_in_time(&self.shortages, &self.path, |file| write(file, &head, &body.ledger))?;
+        let head = SnapshotHeader { cluster: Some(self.cluster), meta: body.meta.clone(), written };
+        write_durably_with(&self.shortages, &self.path, |file| write(file, &head, &body.ledger))?;
         *newest = body.meta.last_log_id;
         Ok(())
     }
 
     /// Reads a snapshot, and keeps it byte by byte where another node wrote it.
-    pub(crate) fn keep(&self, mut from: File) -> Result<Body, OwnershipError> {
+    pub(crate) fn store(&self, mut from: File) -> Result<SnapshotContents, OwnershipError> {
         let is_own = self.is_own(&from).map_err(OwnershipError::io(&self.path))?;
         let path = if is_own { self.path.clone() } else { self.path.with_extension("incoming") };
-        let Whole { head, ledger, .. } = read(&mut from, &path)?;
+        let LoadedSnapshot { head, ledger, .. } = read(&mut from, &path)?;
         if let Some(found) = head.cluster.filter(|cluster| *cluster != self.cluster) {
             return Err(OwnershipError::OtherCluster { path, found, expected: self.cluster });
         }
-        let mut newest = self.newest().map_err(OwnershipError::io(&self.path))?;
+        let mut newest = self.lock_newest().map_err(OwnershipError::io(&self.path))?;
         if !is_own {
             let copied = from.seek(SeekFrom::Start(0)).and_then(|_| {
-                write_in_time(&self.shortages, &self.path, |to| {
-                    io::copy(&mut from, &mut Paced { to, unsynced: 0 }).map(drop)
+                write_durably_with(&self.shortages, &self.path, |to| {
+                    io::copy(&mut from, &mut SyncPacedFile { to, unsynced: 0 }).map(drop)
                 })
             });
             copied.map_err(OwnershipError::io(&self.path))?;
         }
         *newest = (*newest).max(head.meta.last_log_id);
-        Ok(Body { meta: head.meta, ledger })
+        Ok(SnapshotContents { meta: head.meta, ledger })
     }
 
-    fn newest(&self) -> io::Result<MutexGuard<'_, Option<LogId>>> {
+    fn lock_newest(&self) -> io::Result<MutexGuard<'_, Option<LogId>>> {
         self.newest.lock().map_err(|_| io::Error::other("a panic left the snapshot in doubt"))
     }
 
@@ -126,7 +126,7 @@ impl SnapshotFile {
 
     /// The snapshot's file, if there is one.
     pub(crate) fn open(&self) -> io::Result<Option<File>> {
-        match self.shortages.opened(self.path.display(), || File::open(&self.path)) {
+        match self.shortages.open_retrying(self.path.display(), || File::open(&self.path)) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -134,7 +134,7 @@ impl SnapshotFile {
     }
 
     /// What is wrong with the current snapshot, in this room's own words: Raft tells it in its own.
-    pub(crate) fn damage(&self) -> Option<OwnershipError> {
+    pub(crate) fn find_damage(&self) -> Option<OwnershipError> {
         match self.open() {
             Ok(file) => read(&mut file?, &self.path).err(),
             Err(error) => Some(OwnershipError::io(&self.path)(error)),
@@ -143,192 +143,196 @@ impl SnapshotFile {
 
     /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
     pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
-        Ok(self.found()?.map(|(meta, _)| meta))
+        Ok(self.open_with_meta()?.map(|(meta, _)| meta))
     }
 
     /// The snapshot's metadata and the very file that says so, at its start: another may replace it at any time.
-    pub(crate) fn found(&self) -> Result<Option<(SnapshotMeta, File)>, OwnershipError> {
+    pub(crate) fn open_with_meta(&self) -> Result<Option<(SnapshotMeta, File)>, OwnershipError> {
         let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
-        let meta = head(&mut file, &self.path)?.meta;
+        let meta = read_header(&mut file, &self.path)?.meta;
         file.rewind().map_err(OwnershipError::io(&self.path))?;
         Ok(Some((meta, file)))
     }
 }
 
-pub(crate) fn head(file: &mut File, path: &Path) -> Result<Head, OwnershipError> {
-    match layout(file, path)? {
+pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
+    match read_layout(file, path)? {
         1 => {
-            file.seek(SeekFrom::Start(HEADER_1)).map_err(OwnershipError::io(path))?;
+            file.seek(SeekFrom::Start(HEADER_BYTES_LAYOUT_1)).map_err(OwnershipError::io(path))?;
             let meta = from_read(BufReader::new(&mut *file));
-            let wrong = |error| damaged(path, format!("at offset {HEADER_1}: no metadata is there ({error})"));
-            Ok(Head { cluster: None, meta: meta.map_err(wrong)?, written: modified(file) })
+            let wrong = |error| {
+                damage_error(path, format!("at offset {HEADER_BYTES_LAYOUT_1}: no metadata is there ({error})"))
+            };
+            Ok(SnapshotHeader { cluster: None, meta: meta.map_err(wrong)?, written: modified_unix_secs(file) })
         }
-        _ => head_of(&mut FrameReader::new(BufReader::new(file), MAGIC.len() as u64), path),
+        _ => read_framed_header(&mut FrameReader::new(BufReader::new(file), MAGIC.len() as u64), path),
     }
 }
 
 /// Checks every byte of a snapshot against its checksums, without taking it up, and returns its head.
-pub(crate) fn check(file: &mut File, path: &Path) -> Result<Head, OwnershipError> {
+pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
     let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
-    let found = head(file, path)?;
-    match layout(file, path)? {
-        1 => first_body(file, path, bytes)?.finish(path, bytes).map(drop)?,
+    let found = read_header(file, path)?;
+    match read_layout(file, path)? {
+        1 => layout_1_body(file, path, bytes)?.finish(path, bytes).map(drop)?,
         _ => {
             let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
             let read = io::copy(&mut frames, &mut io::sink()).and_then(|_| frames.finish());
-            read.map_err(|error| damaged(path, frames.damage().unwrap_or_else(|| error.to_string())))?;
+            read.map_err(|error| damage_error(path, frames.take_damage().unwrap_or_else(|| error.to_string())))?;
         }
     }
     Ok(found)
 }
 
 /// Reads and checks a snapshot to its last byte, from this node's disk or from another node.
-pub(crate) fn read(file: &mut File, path: &Path) -> Result<Whole, OwnershipError> {
+pub(crate) fn read(file: &mut File, path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
     let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
-    let layout = layout(file, path)?;
-    let (head, ledger) = if layout == 1 { read_first(file, path, bytes)? } else { read_framed(file, path)? };
-    Ok(Whole { head, ledger, layout, bytes })
+    let layout = read_layout(file, path)?;
+    let (head, ledger) = if layout == 1 { read_layout_1(file, path, bytes)? } else { read_framed(file, path)? };
+    Ok(LoadedSnapshot { head, ledger, layout, bytes })
 }
 
-fn read_framed(file: &File, path: &Path) -> Result<(Head, Ledger), OwnershipError> {
+fn read_framed(file: &File, path: &Path) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
     let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
-    let head = head_of(&mut frames, path)?;
+    let head = read_framed_header(&mut frames, path)?;
     let decoded = from_read(&mut frames);
     let wrong = |frames: &mut FrameReader<_>, error: &dyn std::fmt::Display| {
-        let (found, at) = (frames.damage(), frames.at());
+        let (found, at) = (frames.take_damage(), frames.at());
         let undecodable = || format!("before offset {at}: it holds no ledger that is known here ({error})");
-        damaged(path, found.unwrap_or_else(undecodable))
+        damage_error(path, found.unwrap_or_else(undecodable))
     };
     let ledger = decoded.map_err(|error| wrong(&mut frames, &error))?;
     frames.finish().map_err(|error| wrong(&mut frames, &error))?;
     Ok((head, ledger))
 }
 
-fn head_of(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<Head, OwnershipError> {
+fn read_framed_header(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
     let at = frames.at();
     let first = match frames.frame() {
         Ok(first) => {
             rmp_serde::from_slice(first).map_err(|error| format!("at offset {at}: no head is there ({error})"))
         }
-        Err(error) => Err(frames.damage().unwrap_or_else(|| error.to_string())),
+        Err(error) => Err(frames.take_damage().unwrap_or_else(|| error.to_string())),
     };
-    first.map_err(|detail| damaged(path, detail))
+    first.map_err(|detail| damage_error(path, detail))
 }
 
-fn read_first(file: &mut File, path: &Path, bytes: u64) -> Result<(Head, Ledger), OwnershipError> {
-    let written = modified(file);
-    let mut body = first_body(file, path, bytes)?;
+fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
+    let written = modified_unix_secs(file);
+    let mut body = layout_1_body(file, path, bytes)?;
     let decoded = from_read(&mut body.bytes).and_then(|meta| Ok((meta, from_read(&mut body.bytes)?)));
     let rest = body.finish(path, bytes)?;
     match decoded {
-        Ok((meta, ledger)) if rest == 0 => Ok((Head { cluster: None, meta, written }, ledger)),
-        Ok(_) => Err(damaged(path, format!("{rest} bytes follow its ledger, before offset {bytes}"))),
-        Err(error) => {
-            Err(damaged(path, format!("after offset {HEADER_1}: it holds no ledger that is known here ({error})")))
-        }
+        Ok((meta, ledger)) if rest == 0 => Ok((SnapshotHeader { cluster: None, meta, written }, ledger)),
+        Ok(_) => Err(damage_error(path, format!("{rest} bytes follow its ledger, before offset {bytes}"))),
+        Err(error) => Err(damage_error(
+            path,
+            format!("after offset {HEADER_BYTES_LAYOUT_1}: it holds no ledger that is known here ({error})"),
+        )),
     }
 }
 
 /// The body of the first layout, and what it must hash to.
-struct FirstBody<R> {
-    bytes: Hashed<R>,
+struct LayoutOneBody<R> {
+    bytes: HashingStream<R>,
     sum: [u8; 16],
 }
 
-fn first_body<'a>(
+fn layout_1_body<'a>(
     file: &'a mut File,
     path: &Path,
     bytes: u64,
-) -> Result<FirstBody<BufReader<&'a mut File>>, OwnershipError> {
-    let mut header = [0u8; HEADER_1 as usize];
+) -> Result<LayoutOneBody<BufReader<&'a mut File>>, OwnershipError> {
+    let mut header = [0u8; HEADER_BYTES_LAYOUT_1 as usize];
     file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
-    file.read_exact(&mut header).map_err(|_| damaged(path, "at offset 8: it ends inside its header"))?;
-    let found = bytes - HEADER_1;
+    file.read_exact(&mut header).map_err(|_| damage_error(path, "at offset 8: it ends inside its header"))?;
+    let found = bytes - HEADER_BYTES_LAYOUT_1;
     if found.to_le_bytes() != header[8..16] {
         let detail = format!("at offset {bytes}: its body has {found} bytes there, not as many as were written");
-        return Err(damaged(path, detail));
+        return Err(damage_error(path, detail));
     }
-    let bytes = Hashed { with: BufReader::with_capacity(PAYLOAD, file), hash: Xxh3::new() };
-    Ok(FirstBody { bytes, sum: header[16..].try_into().expect("sixteen bytes") })
+    let bytes = HashingStream { with: BufReader::with_capacity(PAYLOAD, file), hasher: Xxh3::new() };
+    Ok(LayoutOneBody { bytes, sum: header[16..].try_into().expect("sixteen bytes") })
 }
 
-impl<R: Read> FirstBody<R> {
+impl<R: Read> LayoutOneBody<R> {
     /// Reads what is left, and returns how much that was once the checksum is right.
     fn finish(mut self, path: &Path, bytes: u64) -> Result<u64, OwnershipError> {
         let rest = io::copy(&mut self.bytes, &mut io::sink()).map_err(OwnershipError::io(path))?;
-        if self.bytes.hash.digest128().to_le_bytes() == self.sum {
+        if self.bytes.hasher.digest128().to_le_bytes() == self.sum {
             return Ok(rest);
         }
-        let detail = format!("at offset 16: the checksum of its body, offset {HEADER_1} to {bytes}, is wrong");
-        Err(damaged(path, detail))
+        let detail =
+            format!("at offset 16: the checksum of its body, offset {HEADER_BYTES_LAYOUT_1} to {bytes}, is wrong");
+        Err(damage_error(path, detail))
     }
 }
 
 /// Which layout a file has; refuses what is none.
-fn layout(file: &mut File, path: &Path) -> Result<u8, OwnershipError> {
+fn read_layout(file: &mut File, path: &Path) -> Result<u8, OwnershipError> {
     let mut magic = [0; 8];
     file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
     file.read_exact(&mut magic).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => damaged(path, "at offset 0: it is too short for a snapshot"),
+        io::ErrorKind::UnexpectedEof => damage_error(path, "at offset 0: it is too short for a snapshot"),
         _ => OwnershipError::io(path)(error),
     })?;
     match &magic {
-        MAGIC_1 => Ok(1),
+        MAGIC_LAYOUT_1 => Ok(1),
         MAGIC => Ok(2),
         [b'O', b'W', b'N', b'S', b'N', b'A', b'P', other] => {
             let detail =
                 format!("at offset 7: its layout is {:?}; a newer release wrote it, so start that one", *other as char);
-            Err(damaged(path, detail))
+            Err(damage_error(path, detail))
         }
-        _ => Err(damaged(path, "at offset 0: it does not start as a snapshot does")),
+        _ => Err(damage_error(path, "at offset 0: it does not start as a snapshot does")),
     }
 }
 
-fn modified(file: &File) -> u64 {
+fn modified_unix_secs(file: &File) -> u64 {
     let modified = file.metadata().and_then(|found| found.modified()).ok();
     modified.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
 }
 
-fn write(file: &mut File, head: &Head, ledger: &Ledger) -> io::Result<()> {
-    if ledger.level() < FRAMED_FROM {
-        return write_first(file, &head.meta, ledger);
+fn write(file: &mut File, head: &SnapshotHeader, ledger: &Ledger) -> io::Result<()> {
+    if ledger.level() < FRAMED_FROM_LEVEL {
+        return write_layout_1(file, &head.meta, ledger);
     }
-    let mut paced = Paced { to: file, unsynced: 0 };
+    let mut paced = SyncPacedFile { to: file, unsynced: 0 };
     paced.write_all(MAGIC)?;
     let mut frames = FrameWriter::new(paced);
     frames.write_all(&rmp_serde::to_vec(head).map_err(io::Error::other)?)?;
-    frames.cut()?;
+    frames.end_frame()?;
     rmp_serde::encode::write(&mut frames, ledger).map_err(io::Error::other)?;
     frames.end().map(drop)
 }
 
-fn write_first(file: &mut File, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
-    file.write_all(&[0; HEADER_1 as usize])?;
-    let to = io::BufWriter::with_capacity(PAYLOAD, Paced { to: &mut *file, unsynced: 0 });
-    let mut body = Hashed { with: to, hash: Xxh3::new() };
+fn write_layout_1(file: &mut File, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
+    file.write_all(&[0; HEADER_BYTES_LAYOUT_1 as usize])?;
+    let to = io::BufWriter::with_capacity(PAYLOAD, SyncPacedFile { to: &mut *file, unsynced: 0 });
+    let mut body = HashingStream { with: to, hasher: Xxh3::new() };
     rmp_serde::encode::write(&mut body, meta).map_err(io::Error::other)?;
     rmp_serde::encode::write(&mut body, ledger).map_err(io::Error::other)?;
     body.flush()?;
-    let sum = body.hash.digest128();
+    let sum = body.hasher.digest128();
     drop(body);
-    let length = file.stream_position()? - HEADER_1;
+    let length = file.stream_position()? - HEADER_BYTES_LAYOUT_1;
     file.seek(SeekFrom::Start(0))?;
-    file.write_all(MAGIC_1)?;
+    file.write_all(MAGIC_LAYOUT_1)?;
     file.write_all(&length.to_le_bytes())?;
     file.write_all(&sum.to_le_bytes())
 }
 
 /// A file that never has much waiting for the disk.
-struct Paced<'a> {
+struct SyncPacedFile<'a> {
     to: &'a mut File,
     unsynced: u64,
 }
 
-impl Write for Paced<'_> {
+impl Write for SyncPacedFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.to.write(bytes)?;
         self.unsynced += written as u64;
-        if self.unsynced >= UNSYNCED {
+        if self.unsynced >= MAX_UNSYNCED_BYTES {
             self.to.sync_data()?;
             self.unsynced = 0;
         }
@@ -341,15 +345,15 @@ impl Write for Paced<'_> {
 }
 
 /// Hashes what goes through.
-struct Hashed<T> {
+struct HashingStream<T> {
     with: T,
-    hash: Xxh3,
+    hasher: Xxh3,
 }
 
-impl<W: Write> Write for Hashed<W> {
+impl<W: Write> Write for HashingStream<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.with.write(bytes)?;
-        self.hash.update(&bytes[..written]);
+        self.hasher.update(&bytes[..written]);
         Ok(written)
     }
 
@@ -358,10 +362,10 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-impl<R: Read> Read for Hashed<R> {
+impl<R: Read> Read for HashingStream<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let read = self.with.read(to)?;
-        self.hash.update(&to[..read]);
+        self.hasher.update(&to[..read]);
         Ok(read)
     }
 }
@@ -376,35 +380,35 @@ mod tests {
     }
 
     fn ledger(level: u32) -> Ledger {
-        use ledger::{Command, Entry, Submission};
+        use ledger::{Command, LedgerEntry, Submission};
         use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId};
 
         let mut ledger = Ledger::default();
         let commands = [Command::OpenClient(NodeId(1)), Command::RaiseLevel(level)];
         let submission = |(n, command)| Submission { client: ClientId(1), serial: ClientSerial(n), command };
         let submissions = (1..).zip(commands).map(submission).collect();
-        ledger.apply(12, &Entry { time: LedgerTime(5), submissions });
+        ledger.apply(12, &LedgerEntry { time: LedgerTime(5), submissions });
         assert_eq!(ledger.level(), level);
         ledger
     }
 
-    fn whole(snapshots: &SnapshotFile) -> Result<Whole, OwnershipError> {
+    fn read_current(snapshots: &SnapshotFile) -> Result<LoadedSnapshot, OwnershipError> {
         read(&mut snapshots.open().unwrap().unwrap(), &snapshots.path)
     }
 
-    fn written(level: u32) -> (tempfile::TempDir, SnapshotFile) {
+    fn snapshot_at_level(level: u32) -> (tempfile::TempDir, SnapshotFile) {
         let folder = tempfile::tempdir().unwrap();
         let snapshots = at(folder.path());
         assert!(snapshots.meta().unwrap().is_none());
-        snapshots.write(&Body { meta: SnapshotMeta::default(), ledger: ledger(level) }).unwrap();
+        snapshots.write(&SnapshotContents { meta: SnapshotMeta::default(), ledger: ledger(level) }).unwrap();
         (folder, snapshots)
     }
 
     #[test]
-    fn a_snapshot_reads_back_what_was_written_in_the_layout_of_its_level() {
+    fn a_snapshot_round_trips_in_the_layout_of_its_level() {
         for (level, cluster) in [(1, None), (2, Some(ClusterId(7)))] {
-            let (_folder, snapshots) = written(level);
-            let found = whole(&snapshots).unwrap();
+            let (_folder, snapshots) = snapshot_at_level(level);
+            let found = read_current(&snapshots).unwrap();
             assert_eq!(snapshots.meta().unwrap().as_ref(), Some(&found.head.meta));
             assert_eq!((found.layout, found.head.cluster), (level as u8, cluster));
             assert_eq!(found.ledger, ledger(level));
@@ -415,15 +419,15 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_byte_and_every_cut_is_found_with_file_and_offset() {
+    fn every_flipped_byte_or_truncation_is_reported_with_file_and_offset() {
         for level in [1, 2] {
-            let (_folder, snapshots) = written(level);
+            let (_folder, snapshots) = snapshot_at_level(level);
             let good = std::fs::read(&snapshots.path).unwrap();
             let check = |bad: &[u8], what: String| {
                 std::fs::write(&snapshots.path, bad).unwrap();
                 let mut file = snapshots.open().unwrap().unwrap();
                 assert!(super::check(&mut file, &snapshots.path).is_err(), "{what}, without reading the ledger");
-                let error = whole(&snapshots).err().unwrap_or_else(|| panic!("{what}")).to_string();
+                let error = read_current(&snapshots).err().unwrap_or_else(|| panic!("{what}")).to_string();
                 assert!(error.contains("snapshot") && error.contains("offset"), "{what}: {error}");
             };
             for at in 0..good.len() {
@@ -437,8 +441,8 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_layout_and_what_is_no_file_are_refused_as_what_they_are() {
-        let (_folder, snapshots) = written(2);
+    fn a_newer_layout_and_a_non_file_are_refused_with_the_reason() {
+        let (_folder, snapshots) = snapshot_at_level(2);
         let mut bytes = std::fs::read(&snapshots.path).unwrap();
         bytes[7] = b'3';
         std::fs::write(&snapshots.path, &bytes).unwrap();
@@ -451,15 +455,15 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_from_another_node_is_kept_byte_by_byte_and_one_of_another_cluster_is_not() {
-        let (_folder, theirs) = written(2);
+    fn a_foreign_snapshot_is_stored_verbatim_unless_of_another_cluster() {
+        let (_folder, theirs) = snapshot_at_level(2);
         let folder = tempfile::tempdir().unwrap();
         let own = at(folder.path());
-        let body = own.keep(File::open(&theirs.path).unwrap()).unwrap();
+        let body = own.store(File::open(&theirs.path).unwrap()).unwrap();
         assert_eq!(body.ledger, ledger(2));
         assert_eq!(std::fs::read(&own.path).unwrap(), std::fs::read(&theirs.path).unwrap());
         let other = SnapshotFile::at(folder.path().join("other"), ClusterId(8));
-        let error = other.keep(File::open(&theirs.path).unwrap()).unwrap_err();
+        let error = other.store(File::open(&theirs.path).unwrap()).unwrap_err();
         assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
         assert!(!folder.path().join("other").exists());
     }
@@ -468,41 +472,41 @@ mod tests {
         use openraft::type_config::alias::LeaderIdOf;
         use openraft::vote::RaftLeaderIdExt;
 
-        let leader = <LeaderIdOf<crate::raft::Types> as RaftLeaderIdExt>::new_committed(1, 1);
+        let leader = <LeaderIdOf<crate::raft::TokioTypeConfig> as RaftLeaderIdExt>::new_committed(1, 1);
         SnapshotMeta { last_log_id: Some(LogId::new(leader, upto)), ..SnapshotMeta::default() }
     }
 
     #[test]
-    fn a_snapshot_that_was_begun_before_a_newer_one_came_does_not_replace_it() {
+    fn a_snapshot_begun_before_a_newer_one_does_not_replace_it() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [own, theirs] = folders.each_ref().map(|folder| at(folder.path()));
-        theirs.write(&Body { meta: meta(40), ledger: ledger(2) }).unwrap();
-        own.keep(File::open(&theirs.path).unwrap()).unwrap();
-        own.write(&Body { meta: meta(12), ledger: ledger(2) }).unwrap();
+        theirs.write(&SnapshotContents { meta: meta(40), ledger: ledger(2) }).unwrap();
+        own.store(File::open(&theirs.path).unwrap()).unwrap();
+        own.write(&SnapshotContents { meta: meta(12), ledger: ledger(2) }).unwrap();
         assert_eq!(own.meta().unwrap(), Some(meta(40)), "the log may be purged up to it");
-        own.write(&Body { meta: meta(50), ledger: ledger(2) }).unwrap();
+        own.write(&SnapshotContents { meta: meta(50), ledger: ledger(2) }).unwrap();
         assert_eq!(own.meta().unwrap(), Some(meta(50)));
     }
 
     #[test]
-    fn two_that_are_written_at_once_are_both_whole() {
+    fn concurrent_snapshot_writes_are_both_complete() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [own, theirs] = folders.each_ref().map(|folder| at(folder.path()));
-        theirs.write(&Body { meta: meta(40), ledger: ledger(2) }).unwrap();
+        theirs.write(&SnapshotContents { meta: meta(40), ledger: ledger(2) }).unwrap();
         std::thread::scope(|threads| {
             for _ in 0..2 {
-                threads.spawn(|| (0..50).for_each(|_| drop(own.keep(File::open(&theirs.path).unwrap()).unwrap())));
+                threads.spawn(|| (0..50).for_each(|_| drop(own.store(File::open(&theirs.path).unwrap()).unwrap())));
                 threads.spawn(|| {
-                    (0..50).for_each(|_| own.write(&Body { meta: meta(41), ledger: ledger(2) }).unwrap());
+                    (0..50).for_each(|_| own.write(&SnapshotContents { meta: meta(41), ledger: ledger(2) }).unwrap());
                 });
             }
         });
-        whole(&own).unwrap();
+        read_current(&own).unwrap();
     }
 
     #[test]
-    fn a_snapshot_that_could_not_be_written_leaves_the_old_one_and_no_rest() {
-        let (folder, snapshots) = written(2);
+    fn a_failed_snapshot_write_leaves_the_old_snapshot_and_no_remainder() {
+        let (folder, snapshots) = snapshot_at_level(2);
         let before = std::fs::read(&snapshots.path).unwrap();
         let failed = write_durably(&snapshots.path, |file| {
             file.write_all(b"half")?;

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Consistency, Publisher, Unfinished};
+use consensus::{Consistency, PendingVoterChange, ViewPublisher};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
@@ -13,131 +13,143 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
-use crate::core::{Core, Known, Parts, is_retired};
+use crate::core::{KnownLeader, NodeCore, NodeCoreParts, is_retired};
 use crate::error::OwnershipError;
-use crate::failure::{cause, refuse_reverted, too_old};
-use crate::in_place::{self, InPlace};
-use crate::joining::{self, Joining, Stranger};
+use crate::failure::{refuse_log_loss, start_failure, unsupported_level};
+use crate::in_place::{self, DataDirGuard};
+use crate::joining::{self, PendingJoin, UnidentifiedNode};
 use crate::log_store::LogStore;
-use crate::network::Network;
-use crate::node_folder::{Claimed, Identity, NodeFolder, founder};
+use crate::network::RaftClientFactory;
+use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
 use crate::options::Options;
-use crate::peers::{Listener, Registry, Task, Tls};
+use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
 use crate::proposer;
-use crate::raft::{Machine, Types};
+use crate::raft::{NodeStateMachine, TokioTypeConfig};
 use crate::snapshots::SnapshotFile;
 use crate::terms::MAX_TERM;
 use crate::ticker::Ticker;
-use crate::watch::Observer;
-use crate::writer::Queued;
+use crate::watch::NodeObserver;
+use crate::writer::QueuedCommand;
 
 /// How long the quorum may take to come up.
-pub(crate) const START_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a node that has ended may take to let go of its log.
-const LET_GO_WITHIN: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Submissions of all nodes that wait for the leader's desk.
-const DESK: usize = 256;
+const PROPOSAL_QUEUE: usize = 256;
 
 /// A node that runs.
-pub(crate) struct Started {
-    pub(crate) core: Arc<Core>,
+pub(crate) struct StartedNode {
+    pub(crate) core: Arc<NodeCore>,
     pub(crate) folder: NodeFolder,
     /// What runs beside Raft, first what must end first.
-    pub(crate) tasks: Vec<Task>,
-    pub(crate) queue: mpsc::Receiver<Queued>,
+    pub(crate) tasks: Vec<AbortingTask>,
+    pub(crate) queue: mpsc::Receiver<QueuedCommand>,
     /// Where others reach it.
     pub(crate) address: Option<String>,
 }
 
 /// Where others reach this node.
-struct Reachable {
-    listener: Listener,
+struct AdvertisedListener {
+    listener: PeerListener,
     address: String,
-    tls: Option<Tls>,
+    tls: Option<PeerTls>,
 }
 
 /// Brings a node up to where it can serve; whether there is a quorum is another matter, unless it is this node alone.
-pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> {
+pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipError> {
     let reachable = listen(options).await?;
-    let claimed = Claimed::new(&options.data_dir)?;
-    refuse_reverted(&options.data_dir)?;
+    let claimed = LockedFolder::new(&options.data_dir)?;
+    refuse_log_loss(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let log = open_log(&folder).await?;
-    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).sharing(&log);
+    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).with_shortages(&log);
     check_term(&log, &folder)?;
-    let place = Arc::new(Mutex::new(InPlace::of(&folder)?));
+    let place = Arc::new(Mutex::new(DataDirGuard::of(&folder)?));
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
-    let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
+    let (publisher, observer) = (Arc::<ViewPublisher>::default(), Arc::<NodeObserver>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
-    let registry = Registry::new(folder.identity, (options.levels(), tls), publisher.clone());
-    let machine = Machine::new(snapshots.clone(), publisher, (observer.clone(), options.levels()));
+    let registry = PeerRegistry::new(folder.identity, (options.levels(), tls), publisher.clone());
+    let machine = NodeStateMachine::new(snapshots.clone(), publisher, (observer.clone(), options.levels()));
     let config = Arc::new(options.peering.timers.raft()?);
-    let network = Network { registry: registry.clone() };
+    let network = RaftClientFactory { registry: registry.clone() };
     let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await;
-    let raft =
-        raft.map_err(|error| too_old(&observer).or_else(|| snapshots.damage()).unwrap_or_else(|| quorum(error)))?;
-    let (proposals, asked) = mpsc::channel(DESK);
+    let raft = raft.map_err(|error| {
+        unsupported_level(&observer).or_else(|| snapshots.find_damage()).unwrap_or_else(|| quorum_error(error))
+    })?;
+    let (proposals, asked) = mpsc::channel(PROPOSAL_QUEUE);
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;
     let root = options.data_dir.clone();
     let seeds = known_members(options)?;
-    let parts = Parts { raft, registry: registry.clone(), observer, log, folder: root, proposals, patience, seeds };
-    let core = Core::new(parts, queue);
+    let parts = NodeCoreParts {
+        raft,
+        registry: registry.clone(),
+        observer,
+        log,
+        folder: root,
+        proposals,
+        silence_timeout: patience,
+        seeds,
+    };
+    let core = NodeCore::new(parts, queue);
     check_level(&core, options)?;
     if reachable.is_none() {
-        check_alone(&core)?;
+        check_reachable(&core)?;
     }
     let mut tasks = Vec::new();
     let own = core.clone();
-    tasks.push(Task(core.supervision.keep("follower", move || own.clone().follow())));
+    tasks.push(AbortingTask(core.supervision.supervise("follower", move || own.clone().follow_raft())));
     let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
-    tasks.push(Task(core.supervision.keep("proposer", move || {
+    tasks.push(AbortingTask(core.supervision.supervise("proposer", move || {
         let (core, asked) = (own.clone(), asked.clone());
         // What was handed in and not answered is handed in again by its writer, and executed once.
         async move { proposer::run(core, &mut *asked.lock().await).await }
     })));
     let own = core.clone();
-    tasks.push(Task(core.supervision.keep("folder_watch", move || in_place::watch(own.clone(), place.clone()))));
+    tasks.push(AbortingTask(
+        core.supervision.supervise("folder_watch", move || in_place::watch(own.clone(), place.clone())),
+    ));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
-    if let Some(Reachable { listener, address, .. }) = reachable {
+    if let Some(AdvertisedListener { listener, address, .. }) = reachable {
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
         let (listener, own) = (Arc::new(listener), core.clone());
-        tasks.push(Task(
+        tasks.push(AbortingTask(
             core.supervision.keep_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
         ));
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
-    tasks.push(Task(core.supervision.keep_forever("ticker", move || {
-        let (core, options, unfinished) = (own.clone(), options_of.clone(), Unfinished::default());
-        Ticker { core, options, snapshot_at, snapshot_bytes, unfinished }.run()
+    tasks.push(AbortingTask(core.supervision.keep_forever("ticker", move || {
+        let (core, options, unfinished) = (own.clone(), options_of.clone(), PendingVoterChange::default());
+        Ticker { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
     })));
-    let found = found_or_wait(&core, address.as_deref().unwrap_or_default()).await;
-    found.map_err(|error| cause(&core, error))?;
-    Ok(Started { core, folder, tasks, queue: queued, address })
+    let found = found_or_await_quorum(&core, address.as_deref().unwrap_or_default()).await;
+    found.map_err(|error| start_failure(&core, error))?;
+    Ok(StartedNode { core, folder, tasks, queue: queued, address })
 }
 
 /// The folder is this node's alone by now, but the last task of a life that just ended may still hold its log.
 async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
-    let deadline = Instant::now() + LET_GO_WITHIN;
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
         match LogStore::open(folder) {
             Err(OwnershipError::Io { source, .. })
                 if source.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
             {
-                tokio::time::sleep(LET_GO_WITHIN / 100).await;
+                tokio::time::sleep(RELEASE_TIMEOUT / 100).await;
             }
             opened => return opened,
         }
     }
 }
 
-fn quorum(error: impl std::fmt::Display) -> OwnershipError {
+fn quorum_error(error: impl std::fmt::Display) -> OwnershipError {
     OwnershipError::Quorum(error.to_string())
 }
 
-async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> {
+async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, OwnershipError> {
     let Some(listen) = &options.peering.listen else {
         if options.peering.join.is_empty() {
             return Ok(None);
@@ -145,7 +157,7 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
         return Err(OwnershipError::Options(what.into()));
     };
-    let listener = Listener::bind(listen).await?;
+    let listener = PeerListener::bind(listen).await?;
     if options.peering.tls.is_none() && !listener.address.ip().is_loopback() {
         if !options.peering.insecure {
             return Err(OwnershipError::Options(format!(
@@ -170,20 +182,20 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         }
         None => listener.address.to_string(),
     };
-    let tls = options.peering.tls.as_ref().map(|files| Tls::load(files, &address)).transpose()?;
-    Ok(Some(Reachable { listener, address, tls }))
+    let tls = options.peering.tls.as_ref().map(|files| PeerTls::load(files, &address)).transpose()?;
+    Ok(Some(AdvertisedListener { listener, address, tls }))
 }
 
 /// Whose the data directory is, or becomes.
 async fn identify(
-    claimed: Claimed,
+    claimed: LockedFolder,
     options: &Options,
-    reachable: Option<&Reachable>,
+    reachable: Option<&AdvertisedListener>,
 ) -> Result<NodeFolder, OwnershipError> {
     if let Some(identity) = claimed.identity()? {
         return claimed.reopen(identity, options.cluster);
     }
-    let seeds = seeds(&claimed, options)?;
+    let seeds = join_seeds(&claimed, options)?;
     if seeds.is_empty() {
         let identity = founder(options.cluster);
         if reachable.is_some() {
@@ -197,11 +209,11 @@ async fn identify(
         }
         return claimed.adopt(identity);
     }
-    let reachable = reachable.ok_or_else(|| joins_unreachable(&claimed, &seeds))?;
+    let reachable = reachable.ok_or_else(|| unreachable_join_error(&claimed, &seeds))?;
     let asked = (seeds.as_slice(), reachable.address.as_str());
-    let stranger = Stranger { levels: options.levels(), tls: reachable.tls.clone() };
-    let identity = joining::apply(&claimed.root, asked, stranger, options.peering.join_within).await?;
-    let Identity { cluster: found, node } = identity;
+    let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
+    let identity = joining::request_admission(&claimed.root, asked, stranger, options.peering.join_timeout).await?;
+    let NodeIdentity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
         let path = claimed.root.clone();
         return Err(OwnershipError::OtherCluster { path, found, expected });
@@ -211,11 +223,11 @@ async fn identify(
 }
 
 /// The members to join through: those that are named, or else those of a join that was begun here and is not done.
-fn seeds(claimed: &Claimed, options: &Options) -> Result<Vec<String>, OwnershipError> {
+fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
     }
-    let pending = Joining::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = PendingJoin::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
         let (data_dir, members) = (claimed.root.display(), pending.join(", "));
         tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
@@ -225,12 +237,12 @@ fn seeds(claimed: &Claimed, options: &Options) -> Result<Vec<String>, OwnershipE
 
 /// The members that this node was told of: those that are named, and those of a join that is not done.
 fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
-    let pending = Joining::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
     let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
     Ok(all.into_iter().collect())
 }
 
-fn joins_unreachable(claimed: &Claimed, seeds: &[String]) -> OwnershipError {
+fn unreachable_join_error(claimed: &LockedFolder, seeds: &[String]) -> OwnershipError {
     OwnershipError::Options(format!(
         "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
          other nodes (`--node-listen`, cluster.listen), or start in an empty directory to found a cluster",
@@ -258,14 +270,14 @@ fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), OwnershipError>
     if term > MAX_TERM { Err(OwnershipError::Term { path, term }) } else { Ok(()) }
 }
 
-fn check_level(core: &Core, options: &Options) -> Result<(), OwnershipError> {
+fn check_level(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
     let (level, highest) = (core.view().level(), options.levels().highest);
     if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
 }
 
 /// A member that the others cannot call would be a voter they count on in vain.
-fn check_alone(core: &Core) -> Result<(), OwnershipError> {
-    let metrics: openraft::RaftMetrics<Types> = core.raft.metrics().borrow_watched().clone();
+fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
+    let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
     let members = metrics.membership_config.nodes().count();
     if members < 2 || is_retired(&core.view(), core.node()) {
         return Ok(());
@@ -278,72 +290,72 @@ fn check_alone(core: &Core) -> Result<(), OwnershipError> {
 }
 
 /// Founds the quorum where there is none. A quorum of this node alone is waited for: there is no one else.
-async fn found_or_wait(core: &Core, address: &str) -> Result<(), OwnershipError> {
-    let is_initialized = core.raft.is_initialized().await.map_err(quorum)?;
+async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), OwnershipError> {
+    let is_initialized = core.raft.is_initialized().await.map_err(quorum_error)?;
     let node = core.node();
     if !is_initialized && node == ledger::FOUNDER {
         let members = BTreeMap::from([(node.0, BasicNode::new(address))]);
-        core.raft.initialize(members).await.map_err(quorum)?;
-    } else if !is_alone(core) {
+        core.raft.initialize(members).await.map_err(quorum_error)?;
+    } else if !is_only_voter(core) {
         return Ok(());
     } else {
-        core.raft.trigger().elect(false).await.map_err(quorum)?;
+        core.raft.trigger().elect(false).await.map_err(quorum_error)?;
     }
-    let wait = core.raft.wait(Some(START_WITHIN));
-    wait.current_leader(node.0, "a leader").await.map_err(quorum)?;
-    core.raft.wait_for_recovery(Some(START_WITHIN)).await.map_err(quorum)?;
-    core.look();
+    let wait = core.raft.wait(Some(START_TIMEOUT));
+    wait.current_leader(node.0, "a leader").await.map_err(quorum_error)?;
+    core.raft.wait_for_recovery(Some(START_TIMEOUT)).await.map_err(quorum_error)?;
+    core.update_quorum();
     Ok(())
 }
 
 /// Whether this node is the only voter.
-pub(crate) fn is_alone(core: &Core) -> bool {
-    let metrics: openraft::RaftMetrics<Types> = core.raft.metrics().borrow_watched().clone();
+pub(crate) fn is_only_voter(core: &NodeCore) -> bool {
+    let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
     metrics.membership_config.voter_ids().eq([core.node().0])
 }
 
 /// A cluster in which nothing was ever written works at the highest level that its founder knows.
-pub(crate) async fn raise_new(core: &Core, options: &Options) -> Result<(), OwnershipError> {
+pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
     let highest = options.levels().highest;
     // Every entry moves the ledger's clock, and a snapshot keeps it: what was forgotten since was written all the same.
-    let is_new = core.leads() && core.view().now() == LedgerTime::default();
+    let is_new = core.is_leading() && core.view().now() == LedgerTime::default();
     if !is_new || core.view().level() >= highest {
         return Ok(());
     }
-    let ticket = core.submit(Command::RaiseLevel(highest)).map_err(quorum)?;
-    match ticket.await.map_err(quorum)? {
+    let ticket = core.submit(Command::RaiseLevel(highest)).map_err(quorum_error)?;
+    match ticket.await.map_err(quorum_error)? {
         Outcome::Done => Ok(()),
-        outcome => Err(quorum(format!("the new ledger refused level {highest}: {outcome:?}"))),
+        outcome => Err(quorum_error(format!("the new ledger refused level {highest}: {outcome:?}"))),
     }
 }
 
 /// Lets a new member go on once the cluster knows it and it has caught up.
-pub(crate) async fn settle(
-    core: &Arc<Core>,
+pub(crate) async fn await_membership(
+    core: &Arc<NodeCore>,
     address: String,
     options: &Options,
-) -> Result<Option<Task>, OwnershipError> {
-    let joining = Joining::read(&options.data_dir)?;
+) -> Result<Option<AbortingTask>, OwnershipError> {
+    let joining = PendingJoin::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
     if !is_new {
         let (own, join) = (core.clone(), options.peering.join.clone());
-        let task = core.supervision.keep("enrolment", move || {
+        let task = core.supervision.supervise("enrolment", move || {
             let enrolling = joining::enrol_self(own.clone(), address.clone(), seeds.clone());
-            let comparing = joining::compare(own.clone(), join.clone());
+            let comparing = joining::warn_of_foreign_seeds(own.clone(), join.clone());
             async move {
                 tokio::join!(enrolling, comparing);
             }
         });
-        return Ok(Some(Task(task)));
+        return Ok(Some(AbortingTask(task)));
     }
     let mut enrolling = tokio::spawn(joining::enrol_self(core.clone(), address, seeds.clone()));
-    let settled = tokio::time::timeout(options.peering.join_within, async {
+    let settled = tokio::time::timeout(options.peering.join_timeout, async {
         // It only ends when the cluster knows this node.
         drop((&mut enrolling).await);
         // A long log takes longer than a read may.
-        while crate::read::view(core, Consistency::Linearizable).await.is_err() {
-            if *core.leader.borrow() == Known::Stopped {
+        while crate::read::fresh_view(core, Consistency::Linearizable).await.is_err() {
+            if *core.leader.borrow() == KnownLeader::Stopped {
                 return false;
             }
             tracing::info!("this node has not caught up with the cluster yet");

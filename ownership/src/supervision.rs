@@ -13,16 +13,16 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// The wait before a task is begun anew; it doubles.
-const FIRST_WAIT: Duration = Duration::from_millis(20);
+const MIN_BACKOFF: Duration = Duration::from_millis(20);
 
 /// The longest.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// A task that ran for so long has done its work in between.
-const SOUND: Duration = Duration::from_secs(60);
+const MIN_HEALTHY_RUN: Duration = Duration::from_secs(60);
 
 /// A task that ended is an alarm for so long.
-const ALARMS: Duration = Duration::from_secs(300);
+const ALARM_WINDOW: Duration = Duration::from_secs(300);
 
 /// Which tasks ended that should not have.
 #[derive(Debug, Default)]
@@ -41,14 +41,14 @@ struct TaskEnds {
 
 impl Supervision {
     /// How often each task ended that should not have.
-    pub fn ended(&self) -> BTreeMap<&'static str, u64> {
+    pub fn unexpected_ends(&self) -> BTreeMap<&'static str, u64> {
         self.ended.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
     }
 
     /// Those that ended in the last five minutes.
-    pub fn lately(&self) -> Vec<&'static str> {
+    pub fn recently_ended(&self) -> Vec<&'static str> {
         let ended = self.ended.lock();
-        ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARMS).map(|(name, _)| *name).collect()
+        ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARM_WINDOW).map(|(name, _)| *name).collect()
     }
 
     /// All tasks that were begun and have not returned.
@@ -57,20 +57,20 @@ impl Supervision {
     }
 
     /// Ends a task as a panic would, so that a test sees what becomes of it.
-    pub fn fail(&self, name: &str) {
+    pub fn inject_failure(&self, name: &str) {
         if let Some(point) = self.fail_points.lock().get(name) {
             point.notify_one();
         }
     }
 
-    fn note(&self, name: &'static str) {
+    fn record_end(&self, name: &'static str) {
         let (mut ended, last) = (self.ended.lock(), Instant::now());
         let times = ended.get(name).map_or(0, |ends| ends.times);
         ended.insert(name, TaskEnds { times: times + 1, last });
     }
 
     /// Runs a task until it returns, which it does once its work is done for good. Aborted, it ends with all that it holds.
-    pub fn keep<F: Future<Output = ()> + Send>(
+    pub fn supervise<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
         begin: impl FnMut() -> F + Send + 'static,
@@ -94,7 +94,7 @@ impl Supervision {
         tokio::spawn(self.kept(name, begin))
     }
 
-    /// [`Supervision::keep`] for who spawns it: several tasks may have one name.
+    /// [`Supervision::supervise`] for who spawns it: several tasks may have one name.
     pub fn kept<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
@@ -103,7 +103,7 @@ impl Supervision {
         let own = self.clone();
         let fail_point = self.fail_points.lock().entry(name).or_default().clone();
         async move {
-            let mut wait = FIRST_WAIT;
+            let mut wait = MIN_BACKOFF;
             loop {
                 let begun = Instant::now();
                 // What it shares is behind locks, or is made anew.
@@ -120,11 +120,11 @@ impl Supervision {
                     }
                     return;
                 };
-                own.note(name);
-                if begun.elapsed() >= SOUND {
-                    wait = FIRST_WAIT;
+                own.record_end(name);
+                if begun.elapsed() >= MIN_HEALTHY_RUN {
+                    wait = MIN_BACKOFF;
                 }
-                let why = said(&*panic);
+                let why = panic_message(&*panic);
                 tracing::error!(
                     task = name,
                     why,
@@ -132,14 +132,14 @@ impl Supervision {
                     "a task of this node ended in a panic, and is begun anew; report this"
                 );
                 tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(LONGEST_WAIT);
+                wait = (wait * 2).min(MAX_BACKOFF);
             }
         }
     }
 }
 
 /// What a panic says.
-fn said(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
 }
@@ -151,10 +151,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_panics_is_counted_and_begun_anew_until_its_work_is_done() {
+    async fn a_panicking_task_is_counted_and_restarted_until_it_returns() {
         let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
         let mut life = 0;
-        let task = supervision.keep("ticker", move || {
+        let task = supervision.supervise("ticker", move || {
             let tell = tell.clone();
             life += 1;
             async move {
@@ -167,7 +167,10 @@ mod tests {
             assert_eq!(told.recv().await, Some(life));
         }
         assert_eq!(told.recv().await, None, "what a life held is gone");
-        assert_eq!((supervision.ended(), supervision.lately()), (BTreeMap::from([("ticker", 2)]), vec!["ticker"]));
+        assert_eq!(
+            (supervision.unexpected_ends(), supervision.recently_ended()),
+            (BTreeMap::from([("ticker", 2)]), vec!["ticker"])
+        );
     }
 
     #[tokio::test]
@@ -181,17 +184,17 @@ mod tests {
             told.recv().await.unwrap();
         }
         task.abort();
-        assert!(supervision.ended()["ticker"] >= 2);
+        assert!(supervision.unexpected_ends()["ticker"] >= 2);
     }
 
     #[tokio::test]
     async fn a_name_is_known_as_long_as_one_task_has_it() {
         let (supervision, (hold, held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
-        let long = supervision.keep("probes", move || {
+        let long = supervision.supervise("probes", move || {
             let hold = hold.clone();
             async move { hold.closed().await }
         });
-        supervision.keep("probes", || async {}).await.unwrap();
+        supervision.supervise("probes", || async {}).await.unwrap();
         assert_eq!(supervision.tasks(), ["probes"]);
         drop(held);
         long.await.unwrap();
@@ -199,9 +202,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_is_ended_is_no_unexpected_end() {
+    async fn an_aborted_task_does_not_count_as_an_unexpected_end() {
         let (supervision, (hold, mut held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
-        let task = supervision.keep("ticker", move || {
+        let task = supervision.supervise("ticker", move || {
             let hold = hold.clone();
             async move { hold.closed().await }
         });
@@ -210,6 +213,6 @@ mod tests {
         assert!(task.await.unwrap_err().is_cancelled());
         held.close();
         assert_eq!(held.recv().await, None);
-        assert_eq!(supervision.ended(), BTreeMap::new());
+        assert_eq!(supervision.unexpected_ends(), BTreeMap::new());
     }
 }

@@ -8,18 +8,20 @@ use openraft::raft::{
 
 use vocabulary::NodeId;
 
-use crate::raft::{LogId, Types, Vote};
+use crate::raft::{LogId, TokioTypeConfig, Vote};
 
 /// The highest term, and the highest index of the log, that is believed. No cluster comes near it.
 pub(crate) const MAX_TERM: u64 = 1 << 62;
 
 /// How far a term may be beyond this node's own. A cluster that elects once a second for twelve days gets so far.
-pub(crate) const MAX_JUMP: u64 = 1 << 20;
+pub(crate) const MAX_TERM_JUMP: u64 = 1 << 20;
 
 /// A term or a log position that no sound node names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Implausible {
-    #[error("term {term} is more than {MAX_JUMP} beyond {own}, the term here, or above {MAX_TERM}; it is not believed")]
+pub(crate) enum ImplausibleTerm {
+    #[error(
+        "term {term} is more than {MAX_TERM_JUMP} beyond {own}, the term here, or above {MAX_TERM}; it is not believed"
+    )]
     Term { term: u64, own: u64 },
     #[error("entry {0} of the log is above {MAX_TERM}; it is not believed")]
     Index(u64),
@@ -28,88 +30,88 @@ pub(crate) enum Implausible {
 }
 
 /// What a message of Raft names.
-pub(crate) trait Names {
+pub(crate) trait NamedLogPositions {
     /// Every term and place in the log, as `(term, index)`; a vote has no index.
-    fn named(&self) -> Vec<(u64, Option<u64>)>;
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)>;
 }
 
-fn of_vote(vote: &Vote) -> (u64, Option<u64>) {
+fn vote_position(vote: &Vote) -> (u64, Option<u64>) {
     (vote.leader_id.term, None)
 }
 
-fn of_log(id: &LogId) -> (u64, Option<u64>) {
+fn log_position(id: &LogId) -> (u64, Option<u64>) {
     (id.committed_leader_id().term, Some(id.index))
 }
 
-impl Names for Vote {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        vec![of_vote(self)]
+impl NamedLogPositions for Vote {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        vec![vote_position(self)]
     }
 }
 
-impl Names for VoteRequest<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        [of_vote(&self.vote)].into_iter().chain(self.last_log_id.iter().map(of_log)).collect()
+impl NamedLogPositions for VoteRequest<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        [vote_position(&self.vote)].into_iter().chain(self.last_log_id.iter().map(log_position)).collect()
     }
 }
 
-impl Names for AppendEntriesRequest<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        let entries = self.entries.iter().map(|entry| of_log(&entry.log_id));
-        let others = self.prev_log_id.iter().chain(&self.leader_commit).map(of_log);
-        [of_vote(&self.vote)].into_iter().chain(others).chain(entries).collect()
+impl NamedLogPositions for AppendEntriesRequest<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        let entries = self.entries.iter().map(|entry| log_position(&entry.log_id));
+        let others = self.prev_log_id.iter().chain(&self.leader_commit).map(log_position);
+        [vote_position(&self.vote)].into_iter().chain(others).chain(entries).collect()
     }
 }
 
-impl Names for TransferLeaderRequest<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        [of_vote(self.from_leader())].into_iter().chain(self.last_log_id().map(of_log)).collect()
+impl NamedLogPositions for TransferLeaderRequest<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        [vote_position(self.from_leader())].into_iter().chain(self.last_log_id().map(log_position)).collect()
     }
 }
 
-impl Names for VoteResponse<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        [of_vote(&self.vote)].into_iter().chain(self.last_log_id.iter().map(of_log)).collect()
+impl NamedLogPositions for VoteResponse<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        [vote_position(&self.vote)].into_iter().chain(self.last_log_id.iter().map(log_position)).collect()
     }
 }
 
-impl Names for AppendEntriesResponse<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
+impl NamedLogPositions for AppendEntriesResponse<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         match self {
-            AppendEntriesResponse::HigherVote(vote) => vec![of_vote(vote)],
-            AppendEntriesResponse::PartialSuccess(matched) => matched.iter().map(of_log).collect(),
+            AppendEntriesResponse::HigherVote(vote) => vec![vote_position(vote)],
+            AppendEntriesResponse::PartialSuccess(matched) => matched.iter().map(log_position).collect(),
             AppendEntriesResponse::Success | AppendEntriesResponse::Conflict => Vec::new(),
         }
     }
 }
 
-impl Names for StreamAppendResult<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
+impl NamedLogPositions for StreamAppendResult<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         match self {
-            Ok(matched) => matched.iter().map(of_log).collect(),
-            Err(StreamAppendError::Conflict(at)) => vec![of_log(at)],
-            Err(StreamAppendError::HigherVote(vote)) => vec![of_vote(vote)],
+            Ok(matched) => matched.iter().map(log_position).collect(),
+            Err(StreamAppendError::Conflict(at)) => vec![log_position(at)],
+            Err(StreamAppendError::HigherVote(vote)) => vec![vote_position(vote)],
         }
     }
 }
 
-impl Names for SnapshotResponse<Types> {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        vec![of_vote(&self.vote)]
+impl NamedLogPositions for SnapshotResponse<TokioTypeConfig> {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        vec![vote_position(&self.vote)]
     }
 }
 
 /// The head of a snapshot: the vote of whoever sends it, and how far it goes.
-impl Names for (Vote, Option<LogId>) {
-    fn named(&self) -> Vec<(u64, Option<u64>)> {
-        [of_vote(&self.0)].into_iter().chain(self.1.iter().map(of_log)).collect()
+impl NamedLogPositions for (Vote, Option<LogId>) {
+    fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
+        [vote_position(&self.0)].into_iter().chain(self.1.iter().map(log_position)).collect()
     }
 }
 
 /// Refuses a vote of a leader or a candidate that somebody else sent. Pure.
-pub(crate) fn check_own(from: NodeId, vote: &Vote) -> Result<(), Implausible> {
+pub(crate) fn check_sender(from: NodeId, vote: &Vote) -> Result<(), ImplausibleTerm> {
     let node = vote.leader_id.node_id;
-    if node == from.0 { Ok(()) } else { Err(Implausible::Other(node)) }
+    if node == from.0 { Ok(()) } else { Err(ImplausibleTerm::Other(node)) }
 }
 
 /// The term beside which a message is judged, at a node of this term. A new one has heard of none: it takes the one of the cluster
@@ -119,13 +121,13 @@ pub(crate) fn beside(own: u64, is_new: bool) -> u64 {
 }
 
 /// Refuses a message that names what no sound node would, at a node of this term. Pure.
-pub(crate) fn check(own: u64, message: &impl Names) -> Result<(), Implausible> {
-    for (term, index) in message.named() {
-        if term > MAX_TERM || term > own.saturating_add(MAX_JUMP) {
-            return Err(Implausible::Term { term, own });
+pub(crate) fn check(own: u64, message: &impl NamedLogPositions) -> Result<(), ImplausibleTerm> {
+    for (term, index) in message.log_positions() {
+        if term > MAX_TERM || term > own.saturating_add(MAX_TERM_JUMP) {
+            return Err(ImplausibleTerm::Term { term, own });
         }
         if let Some(index) = index.filter(|index| *index > MAX_TERM) {
-            return Err(Implausible::Index(index));
+            return Err(ImplausibleTerm::Index(index));
         }
     }
     Ok(())
@@ -138,38 +140,38 @@ mod tests {
 
     use super::*;
 
-    fn vote(term: u64) -> VoteRequest<Types> {
+    fn vote(term: u64) -> VoteRequest<TokioTypeConfig> {
         VoteRequest::new(Vote::new(term, 2), None)
     }
 
     #[test]
-    fn terms_that_elections_reach_are_believed_and_jumps_are_not() {
-        for (own, term) in [(0, 0), (0, MAX_JUMP), (7, 3), (9, 9 + MAX_JUMP), (MAX_TERM - 1, MAX_TERM)] {
+    fn a_jump_beyond_reachable_terms_is_implausible() {
+        for (own, term) in [(0, 0), (0, MAX_TERM_JUMP), (7, 3), (9, 9 + MAX_TERM_JUMP), (MAX_TERM - 1, MAX_TERM)] {
             assert_eq!(check(own, &vote(term)), Ok(()), "{own} {term}");
         }
-        for (own, term) in [(0, MAX_JUMP + 1), (9, u64::MAX), (MAX_TERM, MAX_TERM + 1), (u64::MAX, u64::MAX)] {
-            assert_eq!(check(own, &vote(term)), Err(Implausible::Term { term, own }));
+        for (own, term) in [(0, MAX_TERM_JUMP + 1), (9, u64::MAX), (MAX_TERM, MAX_TERM + 1), (u64::MAX, u64::MAX)] {
+            assert_eq!(check(own, &vote(term)), Err(ImplausibleTerm::Term { term, own }));
         }
     }
 
     #[test]
     fn a_new_node_believes_every_term_that_elections_may_reach() {
-        assert!(check(beside(0, false), &vote(MAX_JUMP + 1)).is_err());
+        assert!(check(beside(0, false), &vote(MAX_TERM_JUMP + 1)).is_err());
         assert_eq!(check(beside(0, true), &vote(MAX_TERM)), Ok(()));
         assert!(check(beside(0, true), &vote(MAX_TERM + 1)).is_err());
     }
 
     #[test]
-    fn positions_of_the_log_are_held_to_the_same_bounds() {
-        let at = |term, index| LogId::new(LeaderIdOf::<Types>::new_committed(term, 2), index);
+    fn log_positions_have_the_same_bounds_as_terms() {
+        let at = |term, index| LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 2), index);
         let asks = |last| VoteRequest { last_log_id: Some(last), ..vote(3) };
         assert_eq!(check(3, &asks(at(3, MAX_TERM))), Ok(()));
-        assert_eq!(check(3, &asks(at(3, MAX_TERM + 1))), Err(Implausible::Index(MAX_TERM + 1)));
-        assert!(matches!(check(3, &asks(at(u64::MAX, 1))), Err(Implausible::Term { .. })));
+        assert_eq!(check(3, &asks(at(3, MAX_TERM + 1))), Err(ImplausibleTerm::Index(MAX_TERM + 1)));
+        assert!(matches!(check(3, &asks(at(u64::MAX, 1))), Err(ImplausibleTerm::Term { .. })));
         assert!(check(3, &(Vote::new(3, 1), Some(at(u64::MAX, 1)))).is_err());
         let (prev, commit) = (Some(at(3, 1)), Some(at(3, u64::MAX)));
         let append =
             AppendEntriesRequest { vote: Vote::new(3, 1), prev_log_id: prev, entries: vec![], leader_commit: commit };
-        assert_eq!(check(3, &append), Err(Implausible::Index(u64::MAX)));
+        assert_eq!(check(3, &append), Err(ImplausibleTerm::Index(u64::MAX)));
     }
 }

@@ -4,33 +4,33 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use consensus::{Signs, Unfinished, expiries, renewal, widening};
-use ledger::{Command, Expire, Ledger, Outcome};
+use consensus::{PendingVoterChange, WorkerLiveness, expiries, limit_widening, renewal};
+use ledger::{Command, ExpireLease, Ledger, Outcome};
 use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
 use parking_lot::Mutex;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
-use crate::core::Core;
+use crate::core::NodeCore;
 use crate::options::Options;
-use crate::peers::{Lane, Method};
+use crate::peers::{Lane, PeerMethod};
 
 /// How long the leader may take to note this node's reports.
-const REPORT_WITHIN: Duration = Duration::from_secs(2);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Signs of life since the last tick.
 #[derive(Debug, Default)]
-pub(crate) struct Reports(Mutex<Signs>);
+pub(crate) struct LivenessReports(Mutex<WorkerLiveness>);
 
-impl Reports {
+impl LivenessReports {
     /// Notes that a life of a worker was reached; the one that was noted last counts. False when too many are noted already.
-    pub(crate) fn note(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        self.0.lock().note((worker, incarnation), Instant::now())
+    pub(crate) fn record(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
+        self.0.lock().record((worker, incarnation), Instant::now())
     }
 
     /// Notes what could not be told; what was noted meanwhile counts more.
-    fn put_back(&self, alive: Vec<(WorkerId, Incarnation)>) {
-        self.0.lock().put_back(alive);
+    fn requeue(&self, alive: Vec<(WorkerId, Incarnation)>) {
+        self.0.lock().requeue(alive);
     }
 
     fn take(&self) -> Vec<(WorkerId, Incarnation)> {
@@ -38,24 +38,24 @@ impl Reports {
     }
 
     /// Tells what was noted; what could not be told is told next time.
-    fn tell<E>(&self, tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>) -> Result<(), E> {
+    fn send_with<E>(&self, tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>) -> Result<(), E> {
         let alive = self.take();
-        tell(alive.clone()).inspect_err(|_| self.put_back(alive))
+        tell(alive.clone()).inspect_err(|_| self.requeue(alive))
     }
 
     /// The ends that are left when those go of workers that were noted less than a lease ago.
-    fn spare(&self, ends: Vec<Expire>, ledger: &Ledger, lease: Duration) -> Vec<Expire> {
-        self.0.lock().spare(ends, ledger, (lease, Instant::now()))
+    fn filter_expiries(&self, ends: Vec<ExpireLease>, ledger: &Ledger, lease: Duration) -> Vec<ExpireLease> {
+        self.0.lock().filter_expiries(ends, ledger, (lease, Instant::now()))
     }
 }
 
 /// The one task that acts by itself.
 pub(crate) struct Ticker {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<NodeCore>,
     pub(crate) options: Options,
     pub(crate) snapshot_at: u64,
     pub(crate) snapshot_bytes: u64,
-    pub(crate) unfinished: Unfinished,
+    pub(crate) pending_change: PendingVoterChange,
 }
 
 impl Ticker {
@@ -66,16 +66,16 @@ impl Ticker {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match self.core.in_office() {
+            match self.core.time_leading() {
                 Some(in_office) => {
                     self.renew();
                     self.expire(in_office);
-                    self.widen();
-                    self.finish_change();
+                    self.widen_limits();
+                    self.finish_voter_change();
                 }
                 None => {
-                    self.unfinished = Unfinished::default();
-                    self.tell_leader();
+                    self.pending_change = PendingVoterChange::default();
+                    self.report_to_leader();
                 }
             }
             self.sync_mark().await;
@@ -90,7 +90,7 @@ impl Ticker {
             Some(renewal) => self.core.submit(renewal).map(drop),
             None => Ok(()),
         };
-        if let Err(error) = self.core.reports.tell(renew) {
+        if let Err(error) = self.core.reports.send_with(renew) {
             tracing::warn!(%error, "leases could not be renewed this tick; the next one renews them");
         }
     }
@@ -98,13 +98,13 @@ impl Ticker {
     fn expire(&self, in_office: Micros) {
         let view = self.core.view();
         let lease = self.options.lease;
-        let ends = self.core.reports.spare(expiries(&view, in_office, Micros::of(lease)), &view, lease);
+        let ends = self.core.reports.filter_expiries(expiries(&view, in_office, Micros::of(lease)), &view, lease);
         for expire in ends {
             let Ok(ticket) = self.core.submit(Command::Expire(expire)) else { return };
             let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {
-                    core.counters().lease_ended();
+                    core.counters().record_lease_end();
                     tracing::warn!(%worker, "lease ended: no router reached this process");
                 }
             });
@@ -112,17 +112,18 @@ impl Ticker {
     }
 
     /// Asks for the room that the configuration wants, until the ledger has it.
-    fn widen(&self) {
-        let Some(command) = widening(&self.core.view(), self.options.room) else { return };
+    fn widen_limits(&self) {
+        let Some(command) = limit_widening(&self.core.view(), self.options.desired_limits) else { return };
         if let Err(error) = self.core.submit(command) {
             tracing::warn!(%error, "the ledger's bounds could not be widened this tick");
         }
     }
 
     /// Finishes a change of the voters that a lost leader, or one that gave up, left half done.
-    fn finish_change(&mut self) {
+    fn finish_voter_change(&mut self) {
         let metrics = self.core.raft.metrics().borrow_watched().clone();
-        let joint = self.unfinished.voters(&metrics.membership_config, &metrics.committed_membership_config);
+        let joint =
+            self.pending_change.voters_to_finish(&metrics.membership_config, &metrics.committed_membership_config);
         let Some(voters) = joint else { return };
         let core = self.core.clone();
         tokio::spawn(async move {
@@ -135,17 +136,17 @@ impl Ticker {
     }
 
     /// Tells the leader which workers this node's router reached; the leader makes one renewal of what all tell.
-    fn tell_leader(&self) {
+    fn report_to_leader(&self) {
         let leader = self.core.known_leader();
         let Some(leader) = leader.filter(|leader| *leader != self.core.node()) else { return };
         let alive = self.core.reports.take();
         if !alive.is_empty() {
-            tokio::spawn(tell(self.core.clone(), leader, alive));
+            tokio::spawn(send_report(self.core.clone(), leader, alive));
         }
     }
 
     async fn sync_mark(&self) {
-        let Ok(mark) = self.core.log.mark() else { return };
+        let Ok(mark) = self.core.log.marks_sync_handle() else { return };
         let synced = tokio::task::spawn_blocking(move || mark.sync_data()).await;
         if let Ok(Err(error)) = synced {
             tracing::error!(%error, "the committed mark could not be made durable");
@@ -167,17 +168,17 @@ impl Ticker {
             tracing::error!(%error, "no snapshot could be asked for");
             return;
         }
-        self.core.counters().snapshot_asked();
+        self.core.counters().record_snapshot_request();
         (self.snapshot_at, self.snapshot_bytes) = (applied, bytes);
     }
 }
 
-async fn tell(core: Arc<Core>, leader: NodeId, alive: Vec<(WorkerId, Incarnation)>) {
+async fn send_report(core: Arc<NodeCore>, leader: NodeId, alive: Vec<(WorkerId, Incarnation)>) {
     let question = Bytes::from(rmp_serde::to_vec(&alive).expect("plain values encode"));
-    let told = core.registry.link(leader, Lane::Call).call(Method::Alive, question, REPORT_WITHIN).await;
+    let told = core.registry.link(leader, Lane::Call).call(PeerMethod::Alive, question, REPORT_TIMEOUT).await;
     if let Err(error) = told {
         tracing::debug!(%leader, %error, "the leader was not told which workers were reached; next tick again");
-        core.reports.put_back(alive);
+        core.reports.requeue(alive);
     }
 }
 
@@ -186,18 +187,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_told_is_told_next_time_unless_a_newer_life_was_noted() {
-        let reports = Reports::default();
+    fn unsent_liveness_reports_are_resent_unless_superseded() {
+        let reports = LivenessReports::default();
         let (first, second) = ((WorkerId(1), Incarnation(1)), (WorkerId(2), Incarnation(1)));
-        assert!(reports.note(first.0, first.1) && reports.note(second.0, second.1));
-        let refused = reports.tell(|alive| {
+        assert!(reports.record(first.0, first.1) && reports.record(second.0, second.1));
+        let refused = reports.send_with(|alive| {
             assert_eq!(alive, [first, second]);
-            assert!(reports.note(second.0, Incarnation(2)));
+            assert!(reports.record(second.0, Incarnation(2)));
             Err("the queue is full")
         });
         assert_eq!(refused, Err("the queue is full"));
         assert_eq!(
-            reports.tell(|alive| if alive == [first, (WorkerId(2), Incarnation(2))] { Ok(()) } else { Err(alive) }),
+            reports.send_with(|alive| if alive == [first, (WorkerId(2), Incarnation(2))] {
+                Ok(())
+            } else {
+                Err(alive)
+            }),
             Ok(())
         );
         assert_eq!(reports.take(), []);

@@ -7,22 +7,22 @@ use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
 use tempfile::TempDir;
 
-use crate::members::Standing;
-use crate::{Directory, Options, Peering};
+use crate::members::MemberRole;
+use crate::{Directory, Options, PeerOptions};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-type Configs = Vec<BTreeSet<u64>>;
+type VoterSets = Vec<BTreeSet<u64>>;
 
 async fn open(folder: &TempDir, join: &[String]) -> Directory {
     let (listen, join) = (Some("127.0.0.1:0".into()), join.to_vec());
-    let peering = Peering { listen, join, join_within: PATIENCE, ..Peering::default() };
+    let peering = PeerOptions { listen, join, join_timeout: PATIENCE, ..PeerOptions::default() };
     let options = Options { peering, tick: Duration::from_millis(500), ..Options::new(folder.path()) };
     Directory::open(options).await.unwrap()
 }
 
 /// The voters, as this node knows them; two sets while they change.
-fn configs(node: &Directory) -> Configs {
+fn voter_sets(node: &Directory) -> VoterSets {
     let stored = node.raft().metrics().borrow_watched().committed_membership_config.clone();
     stored.membership().get_joint_config().to_vec()
 }
@@ -41,7 +41,7 @@ fn leader(nodes: &[Directory]) -> Option<usize> {
 
 /// Begins a change of the voters and gives it up once its first step is in the log. True when the second one was not
 /// taken by then.
-async fn begin(leader: &Directory, voters: &BTreeSet<u64>) -> bool {
+async fn abandon_voter_change(leader: &Directory, voters: &BTreeSet<u64>) -> bool {
     let (raft, wanted) = (leader.raft().clone(), ChangeMembers::ReplaceAllVoters(voters.clone()));
     let mut metrics = raft.metrics();
     let change = tokio::spawn(async move { raft.change_membership(wanted, true).await });
@@ -51,12 +51,12 @@ async fn begin(leader: &Directory, voters: &BTreeSet<u64>) -> bool {
     }
     change.abort();
     drop(change.await);
-    until("the first step", || configs(leader).len() > 1 || configs(leader) == [voters.clone()]).await;
-    configs(leader).len() > 1
+    until("the first step", || voter_sets(leader).len() > 1 || voter_sets(leader) == [voters.clone()]).await;
+    voter_sets(leader).len() > 1
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_its_leader_left_half_done_is_finished_by_it_or_by_the_next_one() {
+async fn an_unfinished_voter_change_is_finished_by_its_leader_or_the_next() {
     let folders: Vec<TempDir> = (0..5).map(|_| tempfile::tempdir().unwrap()).collect();
     let mut nodes = vec![open(&folders[0], &[]).await];
     let seed = nodes[0].members()[0].address.clone();
@@ -71,16 +71,16 @@ async fn a_change_that_its_leader_left_half_done_is_finished_by_it_or_by_the_nex
         let goal = if round % 2 == 0 { &five } else { &three };
         until("a leader", || leader(&nodes).is_some()).await;
         let lead = leader(&nodes).unwrap();
-        let is_left = begin(&nodes[lead], goal).await;
+        let is_left = abandon_voter_change(&nodes[lead], goal).await;
         left += u32::from(is_left);
         let is_last = left >= 2 && is_left && *goal == five;
         if is_last {
             nodes.remove(lead).halt().await.unwrap();
         }
-        until("one set of voters", || nodes.iter().all(|node| configs(node) == [goal.clone()])).await;
+        until("one set of voters", || nodes.iter().all(|node| voter_sets(node) == [goal.clone()])).await;
         if is_last {
             let members = nodes[0].members();
-            assert!(members.iter().all(|member| member.voter == Standing::Voter), "{members:?}");
+            assert!(members.iter().all(|member| member.voter == MemberRole::Voter), "{members:?}");
             return;
         }
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ledger::{Command, Point};
+use ledger::{Command, PrefixPoint};
 use openraft::EntryPayload;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use raft_log::codeq::{Decode, Encode};
@@ -17,15 +17,15 @@ use raft_log::{Config, RaftLog};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::chunks::{Survey, TornEnd, damaged};
-use crate::committed::{Durable, Marked, Marks};
+use crate::chunks::{LogSurvey, TornEnd, damage_error};
+use crate::committed::{DurableEnd, LogMarks, LogMarksFile};
 use crate::error::OwnershipError;
-use crate::flush::Flushed;
-use crate::node_folder::private_folder;
+use crate::flush::FlushCallback;
+use crate::node_folder::create_private_folder;
 use crate::raft::{LogId, Payload, Vote};
 
 /// The longest record that is read back.
-const MAX_RECORD: u32 = 256 << 20;
+const MAX_RECORD_BYTES: u32 = 256 << 20;
 
 /// How long a file of the log grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,12 +40,12 @@ impl Default for ChunkBytes {
 
 /// A value in the log: length and MessagePack. The log's own checksum covers it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Coded<T>(pub(crate) T);
+pub(crate) struct WalValue<T>(pub(crate) T);
 
-impl<T: Serialize> Encode for Coded<T> {
+impl<T: Serialize> Encode for WalValue<T> {
     fn encode<W: Write>(&self, mut to: W) -> Result<usize, io::Error> {
         let bytes = rmp_serde::to_vec(&self.0).map_err(io::Error::other)?;
-        let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_RECORD);
+        let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_RECORD_BYTES);
         let length = length.ok_or_else(|| io::Error::other("a record is too long for the log"))?;
         to.write_all(&length.to_be_bytes())?;
         to.write_all(&bytes)?;
@@ -53,12 +53,12 @@ impl<T: Serialize> Encode for Coded<T> {
     }
 }
 
-impl<T: DeserializeOwned> Decode for Coded<T> {
+impl<T: DeserializeOwned> Decode for WalValue<T> {
     fn decode<R: Read>(mut from: R) -> Result<Self, io::Error> {
         let mut length = [0u8; 4];
         from.read_exact(&mut length)?;
         let length = u32::from_be_bytes(length);
-        if length > MAX_RECORD {
+        if length > MAX_RECORD_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a record of {length} bytes")));
         }
         let mut bytes = Vec::new();
@@ -76,10 +76,10 @@ impl<T: DeserializeOwned> Decode for Coded<T> {
 pub(crate) struct WalTypes;
 
 impl raft_log::Types for WalTypes {
-    type LogId = Coded<LogId>;
-    type LogPayload = Coded<Payload>;
-    type Vote = Coded<Vote>;
-    type Callback = Flushed;
+    type LogId = WalValue<LogId>;
+    type LogPayload = WalValue<Payload>;
+    type Vote = WalValue<Vote>;
+    type Callback = FlushCallback;
     type UserData = String;
 
     fn log_index(log_id: &Self::LogId) -> u64 {
@@ -98,50 +98,60 @@ impl raft_log::Types for WalTypes {
 
 /// About how many bytes a command takes in memory: the cache's bound counts them.
 fn weight(command: &Command) -> u64 {
-    const COMMAND: u64 = 256;
+    const COMMAND_BYTES: u64 = 256;
     match command {
-        Command::Batch(commands) => COMMAND + commands.iter().map(weight).sum::<u64>(),
-        Command::Seal(seal) => COMMAND + (size_of::<Point>() * seal.run.points.len()) as u64,
-        _ => COMMAND,
+        Command::Batch(commands) => COMMAND_BYTES + commands.iter().map(weight).sum::<u64>(),
+        Command::Seal(seal) => COMMAND_BYTES + (size_of::<PrefixPoint>() * seal.run.points.len()) as u64,
+        _ => COMMAND_BYTES,
     }
 }
 
 /// Opens the log and raises the marks to its end.
-pub(crate) fn open(folder: &Path, marks: &Marks, chunk: ChunkBytes) -> Result<RaftLog<WalTypes>, OwnershipError> {
+pub(crate) fn open(
+    folder: &Path,
+    marks: &LogMarksFile,
+    chunk: ChunkBytes,
+) -> Result<RaftLog<WalTypes>, OwnershipError> {
     let io = |error| OwnershipError::io(folder)(error);
-    private_folder(folder).map_err(io)?;
-    let survey = Survey::of(folder)?;
-    judge(folder, &survey, marks)?;
-    cut(folder, &survey)?;
-    write_again(folder, &survey, marks.marked())?;
+    create_private_folder(folder).map_err(io)?;
+    let survey = LogSurvey::of(folder)?;
+    check_survey(folder, &survey, marks)?;
+    cut_torn_tail(folder, &survey)?;
+    rewrite_tail(folder, &survey, marks.current())?;
     let last = survey.replay.last.map_or(0, |last| last.index);
-    marks.confirm(Durable { end: survey.end, last }).map_err(OwnershipError::io(marks.path()))?;
+    marks.advance_durable(DurableEnd { end: survey.end, last }).map_err(OwnershipError::io(marks.path()))?;
     let mut wal: RaftLog<WalTypes> = RaftLog::open(config(folder, chunk)).map_err(io)?;
     if survey.replay.note.is_none() {
-        let noted = wal.save_user_data(Some(marks.note())).map_err(io)?;
+        let noted = wal.save_user_data(Some(marks.owner_note())).map_err(io)?;
         wal.flush(true, None).and_then(|()| wal.wait_worker_idle()).map_err(io)?;
-        let durable = Durable { end: noted.offset + noted.size, last };
-        marks.confirm(durable).map_err(OwnershipError::io(marks.path()))?;
+        let durable = DurableEnd { end: noted.offset + noted.size, last };
+        marks.advance_durable(durable).map_err(OwnershipError::io(marks.path()))?;
     }
     marks.sync()?;
     Ok(wal)
 }
 
 /// Refuses a log that has not all that the marks say, or is of another node.
-fn judge(folder: &Path, survey: &Survey, marks: &Marks) -> Result<(), OwnershipError> {
-    let marked = marks.marked();
+fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogMarksFile) -> Result<(), OwnershipError> {
+    let marked = marks.current();
     match &survey.replay.note {
-        Some(note) if *note != marks.note() => {
-            return Err(damaged(folder, format!("it is the log of another node ({note}, not {})", marks.note())));
+        Some(note) if *note != marks.owner_note() => {
+            return Err(damage_error(
+                folder,
+                format!("it is the log of another node ({note}, not {})", marks.owner_note()),
+            ));
         }
         Some(_) if marked.durable.is_none() => {
-            return Err(damaged(marks.path(), "it ends at offset 16, but this log was written with the longer form"));
+            return Err(damage_error(
+                marks.path(),
+                "it ends at offset 16, but this log was written with the longer form",
+            ));
         }
         _ => {}
     }
     let durable = marked.durable.unwrap_or_default();
     if survey.end < durable.end {
-        let (path, at) = match (&survey.torn, survey.unborn.first(), survey.chunks.last()) {
+        let (path, at) = match (&survey.torn, survey.unbegun.first(), survey.chunks.last()) {
             (Some(torn), ..) => (torn.path.as_path(), torn.at),
             (None, Some(unborn), _) => (unborn.path.as_path(), 0),
             (None, None, Some(chunk)) => (chunk.path.as_path(), survey.end - chunk.start),
@@ -153,9 +163,9 @@ fn judge(folder: &Path, survey: &Survey, marks: &Marks) -> Result<(), OwnershipE
             "its whole records end at offset {at} ({cause}), but {missing} bytes more, up to entry {last}, were on disk \
              and acknowledged"
         );
-        return Err(damaged(path, detail));
+        return Err(damage_error(path, detail));
     }
-    survey.replay.check_whole().map_err(|misfit| damaged(folder, misfit.to_string()))?;
+    survey.replay.check_whole().map_err(|misfit| damage_error(folder, misfit.to_string()))?;
     let last = survey.replay.last.map_or(0, |last| last.index);
     if last < marked.committed {
         return Err(OwnershipError::EntriesMissing { path: folder.to_owned(), last, committed: marked.committed });
@@ -164,14 +174,14 @@ fn judge(folder: &Path, survey: &Survey, marks: &Marks) -> Result<(), OwnershipE
 }
 
 /// Cuts off what a crash left of a write that nobody was told of. What is cut off is kept beside the log.
-fn cut(folder: &Path, survey: &Survey) -> Result<(), OwnershipError> {
-    for chunk in &survey.unborn {
+fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError> {
+    for chunk in &survey.unbegun {
         tracing::warn!(chunk = %chunk.path.display(), "a chunk of the log was never begun and is removed");
         std::fs::remove_file(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
     }
     if let Some(TornEnd { path, at, bytes, cause }) = &survey.torn {
         tracing::warn!(chunk = %path.display(), at, bytes, cause, "the log's torn end was never acknowledged: cut off");
-        if let Err(error) = keep_evidence(folder, path, *at) {
+        if let Err(error) = save_torn_tail(folder, path, *at) {
             // On a full disk, say; the cut is what makes room.
             tracing::warn!(%error, "the end that is cut off could not be kept");
         }
@@ -181,7 +191,7 @@ fn cut(folder: &Path, survey: &Survey) -> Result<(), OwnershipError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
 }
 
-fn keep_evidence(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
+fn save_torn_tail(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
     let mut from = File::open(chunk)?;
     from.seek(SeekFrom::Start(at))?;
     let kept = folder.parent().unwrap_or(folder).join("torn-log-end");
@@ -193,7 +203,7 @@ fn keep_evidence(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
 ///
 /// Raft will vouch for all that it finds in the log. Bytes that a killed process wrote may be in memory only, and after
 /// a failed fdatasync the kernel takes them for clean: another fdatasync alone would not write them.
-fn write_again(folder: &Path, survey: &Survey, marked: Marked) -> Result<(), OwnershipError> {
+fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogMarks) -> Result<(), OwnershipError> {
     let newest = survey.chunks.last().map_or(0, |chunk| chunk.start);
     let from = marked.durable.map_or(newest, |durable| durable.end);
     let Some(newest) = survey.chunks.last() else { return Ok(()) };
@@ -238,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_weighs_as_much_as_what_is_in_it() {
+    fn a_batch_weighs_as_much_as_its_commands() {
         let close = |n| Command::CloseSession(SessionId(n));
         let batch = Command::Batch((0..1_000).map(close).collect());
         assert!(weight(&batch) >= 1_000 * weight(&close(1)));

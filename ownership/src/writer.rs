@@ -19,54 +19,54 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::core::Core;
-use crate::delivery::{Delivery, open_client};
+use crate::core::NodeCore;
+use crate::delivery::{BatchDelivery, open_client};
 use crate::error::SubmitError;
-use crate::node_folder::random;
+use crate::node_folder::random_u128;
 
-const BATCH: usize = 256;
+const MAX_BATCH: usize = 256;
 
 /// Batches on their way at once: one is being made durable, and one is ready to be the next. What is submitted meanwhile
 /// becomes one batch instead of many, and each batch costs every node a flush, messages and a copy of what it changes.
-const IN_FLIGHT: usize = 2;
+const MAX_IN_FLIGHT: usize = 2;
 
 /// How long they are waited for before one more is sent: without a quorum nobody waits in vain for longer than alone.
-const HURRY: Duration = Duration::from_millis(50);
+const EXTRA_BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// Turns of the other tasks without a new command after which a batch is sent.
 const IDLE_TURNS: u32 = 2;
 
 /// Bytes of one batch, and so of one command. An entry goes to other nodes as one piece, and must never be too large for
 /// it: it would lie in the log and reach nobody.
-const BATCH_BYTES: usize = 4 << 20;
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// Serials between the oldest unanswered command and the newest that is sent; the ledger remembers as many outcomes.
-const WINDOW: u64 = 1_024;
+const SERIAL_WINDOW: u64 = 1_024;
 
 /// A command on its way.
 #[derive(Debug)]
-pub(crate) struct Queued {
+pub(crate) struct QueuedCommand {
     command: Command,
-    answer: Answer,
+    answer: OutcomeSender,
     /// Of the command, encoded.
     bytes: usize,
 }
 
-type Answer = oneshot::Sender<Result<Outcome, SubmitError>>;
+type OutcomeSender = oneshot::Sender<Result<Outcome, SubmitError>>;
 
-impl Queued {
+impl QueuedCommand {
     /// Refuses a command that fits into no batch.
-    pub(crate) fn new(command: Command, answer: Answer) -> Result<Self, SubmitError> {
-        let bytes = encoded(&command);
-        if bytes > BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
+    pub(crate) fn new(command: Command, answer: OutcomeSender) -> Result<Self, SubmitError> {
+        let bytes = encoded_len(&command);
+        if bytes > MAX_BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
     }
 }
 
 /// How many bytes a command has in the log and on its way there.
-fn encoded(command: &Command) -> usize {
-    struct Count(usize);
+fn encoded_len(command: &Command) -> usize {
+    struct SizeCounter(usize);
 
-    impl io::Write for Count {
+    impl io::Write for SizeCounter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -77,43 +77,43 @@ fn encoded(command: &Command) -> usize {
         }
     }
 
-    let mut count = Count(0);
+    let mut count = SizeCounter(0);
     rmp_serde::encode::write(&mut count, command).expect("a command encodes");
     count.0
 }
 
 /// Takes the commands of the next batch, in order.
-fn next_batch(waiting: &mut VecDeque<Queued>) -> Vec<Queued> {
+fn next_batch(waiting: &mut VecDeque<QueuedCommand>) -> Vec<QueuedCommand> {
     let mut bytes = 0;
-    let mut fits = |queued: &Queued| {
+    let mut fits = |queued: &QueuedCommand| {
         bytes += queued.bytes;
-        bytes <= BATCH_BYTES
+        bytes <= MAX_BATCH_BYTES
     };
-    let count = waiting.iter().take(BATCH).take_while(|queued| fits(queued)).count();
+    let count = waiting.iter().take(MAX_BATCH).take_while(|queued| fits(queued)).count();
     waiting.drain(..count).collect()
 }
 
 /// Whether another batch is due while so many are on their way and the last was sent so long ago.
 fn is_due(in_flight: usize, last_sent: Duration) -> bool {
-    in_flight < IN_FLIGHT || last_sent >= HURRY
+    in_flight < MAX_IN_FLIGHT || last_sent >= EXTRA_BATCH_DELAY
 }
 
 /// What the writer does next, besides taking answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Next {
+enum WriterStep {
     /// Sends a batch of what waits.
     Send,
     /// Takes commands from the queue.
-    Take,
+    TakeFromQueue,
     /// Looks again when another batch is due.
-    Later,
+    WaitUntilDue,
     /// Nothing, until a batch is answered.
-    Rest,
+    WaitForAnswer,
 }
 
 /// Whether a batch can be sent now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pace {
+enum BatchReadiness {
     /// No room for another one.
     Full,
     Early,
@@ -121,32 +121,32 @@ enum Pace {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Left {
-    Taken,
+enum QueueState {
+    HasPending,
     /// What may come from the queue.
-    Queue,
+    QueueOpen,
     /// Nothing any more.
-    Nothing,
+    Drained,
 }
 
 /// Decides the next step from one look at the clock: what is not due yet is waited for.
-fn next(pace: Pace, left: Left) -> Next {
+fn next_step(pace: BatchReadiness, left: QueueState) -> WriterStep {
     match (pace, left) {
-        (_, Left::Nothing) | (Pace::Full, _) => Next::Rest,
-        (Pace::Early, _) => Next::Later,
-        (Pace::Due, Left::Taken) => Next::Send,
-        (Pace::Due, Left::Queue) => Next::Take,
+        (_, QueueState::Drained) | (BatchReadiness::Full, _) => WriterStep::WaitForAnswer,
+        (BatchReadiness::Early, _) => WriterStep::WaitUntilDue,
+        (BatchReadiness::Due, QueueState::HasPending) => WriterStep::Send,
+        (BatchReadiness::Due, QueueState::QueueOpen) => WriterStep::TakeFromQueue,
     }
 }
 
 /// Takes what else is being submitted right now: an answer wakes many who ask again at once. It ends when the others
 /// had their turn and brought nothing.
-async fn gather(queue: &mut mpsc::Receiver<Queued>, taken: &mut Vec<Queued>) {
+async fn gather(queue: &mut mpsc::Receiver<QueuedCommand>, taken: &mut Vec<QueuedCommand>) {
     let mut idle = 0;
-    while idle < IDLE_TURNS && taken.len() < BATCH {
+    while idle < IDLE_TURNS && taken.len() < MAX_BATCH {
         tokio::task::yield_now().await;
         let before = taken.len();
-        while taken.len() < BATCH
+        while taken.len() < MAX_BATCH
             && let Ok(queued) = queue.try_recv()
         {
             taken.push(queued);
@@ -157,9 +157,9 @@ async fn gather(queue: &mut mpsc::Receiver<Queued>, taken: &mut Vec<Queued>) {
 
 /// The outcome of a submitted command, once it is known. Dropping it does not withdraw the command.
 #[derive(Debug)]
-pub struct Ticket(pub(crate) oneshot::Receiver<Result<Outcome, SubmitError>>);
+pub struct CommandTicket(pub(crate) oneshot::Receiver<Result<Outcome, SubmitError>>);
 
-impl Future for Ticket {
+impl Future for CommandTicket {
     type Output = Result<Outcome, SubmitError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -168,21 +168,21 @@ impl Future for Ticket {
 }
 
 /// Turns queued commands into batches of this node's client.
-pub(crate) struct Writer {
-    core: Arc<Core>,
+pub(crate) struct CommandWriter {
+    core: Arc<NodeCore>,
     /// How long a batch is tried.
     deadline: Duration,
     client: ClientId,
     serial: u64,
     /// What the ledger knows of the client.
-    client_is: ClientIs,
+    client_state: ClientState,
     /// First serials of batches that are not answered.
     unanswered: BTreeSet<u64>,
     last_sent: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ClientIs {
+enum ClientState {
     /// Nothing; it is opened before the next batch.
     New,
     /// It is being opened, and the batch that waits for it comes next; nothing else is sent meanwhile.
@@ -190,51 +190,51 @@ enum ClientIs {
     Open,
 }
 
-struct Answered {
+struct AnsweredBatch {
     first: u64,
-    answers: Vec<Answer>,
+    answers: Vec<OutcomeSender>,
     result: Result<Vec<Outcome>, SubmitError>,
-    client: Opened,
+    client: BatchClient,
 }
 
 /// What became of the client of a batch before it was sent.
-enum Opened {
-    Before(ClientId),
-    As(ClientId),
-    Not,
+enum BatchClient {
+    Existing(ClientId),
+    Opened(ClientId),
+    NotOpened,
 }
 
-impl Writer {
-    pub(crate) fn new(core: Arc<Core>, deadline: Duration) -> Self {
-        let client = ClientId(random());
+impl CommandWriter {
+    pub(crate) fn new(core: Arc<NodeCore>, deadline: Duration) -> Self {
+        let client = ClientId(random_u128());
         let (unanswered, last_sent) = (BTreeSet::new(), Instant::now());
-        Self { core, deadline, client, serial: 0, client_is: ClientIs::New, unanswered, last_sent }
+        Self { core, deadline, client, serial: 0, client_state: ClientState::New, unanswered, last_sent }
     }
 
     /// Runs until the queue is closed and everything in it is answered.
-    pub(crate) async fn run(mut self, queue: &mut mpsc::Receiver<Queued>) {
+    pub(crate) async fn run(mut self, queue: &mut mpsc::Receiver<QueuedCommand>) {
         let mut in_flight = FuturesUnordered::new();
         let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
         loop {
             let left = match is_closed {
-                _ if !waiting.is_empty() => Left::Taken,
-                false => Left::Queue,
-                true => Left::Nothing,
+                _ if !waiting.is_empty() => QueueState::HasPending,
+                false => QueueState::QueueOpen,
+                true => QueueState::Drained,
             };
-            let next = next(self.pace(), left);
-            if next == Next::Send {
+            let next = next_step(self.batch_readiness(), left);
+            if next == WriterStep::Send {
                 in_flight.push(self.send(next_batch(&mut waiting)).await);
                 continue;
             }
             tokio::select! {
-                count = queue.recv_many(&mut taken, BATCH), if next == Next::Take => {
+                count = queue.recv_many(&mut taken, MAX_BATCH), if next == WriterStep::TakeFromQueue => {
                     is_closed = count == 0;
                     gather(queue, &mut taken).await;
                     waiting.extend(taken.drain(..));
                 }
-                Some(answered) = in_flight.next() => self.answer(answered),
-                () = tokio::time::sleep_until(self.last_sent + HURRY), if next == Next::Later => {}
+                Some(answered) = in_flight.next() => self.deliver_outcomes(answered),
+                () = tokio::time::sleep_until(self.last_sent + EXTRA_BATCH_DELAY), if next == WriterStep::WaitUntilDue => {}
                 else => return,
             }
         }
@@ -242,19 +242,19 @@ impl Writer {
 
     fn has_room(&self) -> bool {
         let oldest = self.unanswered.first().copied().unwrap_or(self.serial + 1);
-        self.client_is != ClientIs::Opening && self.serial + BATCH as u64 <= oldest + WINDOW - 2
+        self.client_state != ClientState::Opening && self.serial + MAX_BATCH as u64 <= oldest + SERIAL_WINDOW - 2
     }
 
-    fn pace(&self) -> Pace {
+    fn batch_readiness(&self) -> BatchReadiness {
         match is_due(self.unanswered.len(), self.last_sent.elapsed()) {
-            _ if !self.has_room() => Pace::Full,
-            true => Pace::Due,
-            false => Pace::Early,
+            _ if !self.has_room() => BatchReadiness::Full,
+            true => BatchReadiness::Due,
+            false => BatchReadiness::Early,
         }
     }
 
     /// Sends a batch on its way. When this returns, it has its place before every later one.
-    async fn send(&mut self, queued: Vec<Queued>) -> impl Future<Output = Answered> + use<> {
+    async fn send(&mut self, queued: Vec<QueuedCommand>) -> impl Future<Output = AnsweredBatch> + use<> {
         let first = self.serial + 1;
         self.serial += queued.len() as u64;
         self.unanswered.insert(first);
@@ -263,40 +263,40 @@ impl Writer {
         let (commands, answers) = queued.into_iter().map(|queued| (queued.command, queued.answer)).unzip();
         // An earlier client was forgotten, or there was none: begin as a new one. What is sent there has its place only
         // then, and nothing else is sent until it is answered.
-        let sent = match std::mem::replace(&mut self.client_is, ClientIs::Opening) {
-            ClientIs::New => Sent::Unopened(commands),
-            known @ (ClientIs::Opening | ClientIs::Open) => {
-                self.client_is = known;
-                let delivery = Delivery::new(core.clone(), submissions(commands, first, self.client), deadline);
-                Sent::First(self.client, delivery.first_attempt().await)
+        let sent = match std::mem::replace(&mut self.client_state, ClientState::Opening) {
+            ClientState::New => SentBatch::NeedsClient(commands),
+            known @ (ClientState::Opening | ClientState::Open) => {
+                self.client_state = known;
+                let delivery = BatchDelivery::new(core.clone(), submissions(commands, first, self.client), deadline);
+                SentBatch::FirstAttempt(self.client, delivery.first_attempt().await)
             }
         };
         async move {
-            let (client, result) = sent.answered(core, first, deadline).await;
-            Answered { first, answers, result, client }
+            let (client, result) = sent.await_answer(core, first, deadline).await;
+            AnsweredBatch { first, answers, result, client }
         }
     }
 
-    fn answer(&mut self, Answered { first, answers, result, client }: Answered) {
+    fn deliver_outcomes(&mut self, AnsweredBatch { first, answers, result, client }: AnsweredBatch) {
         self.unanswered.remove(&first);
         match client {
             // By now another one may have been opened, or is just being.
-            Opened::Before(client) if client == self.client && self.client_is == ClientIs::Open => {
-                if is_over(&result) {
-                    self.client_is = ClientIs::New;
+            BatchClient::Existing(client) if client == self.client && self.client_state == ClientState::Open => {
+                if ends_client(&result) {
+                    self.client_state = ClientState::New;
                 }
             }
-            Opened::Before(_) => {}
+            BatchClient::Existing(_) => {}
             // A client whose first batch was not answered may be forgotten already.
-            Opened::As(client) if !is_over(&result) && result.is_ok() => {
-                (self.client, self.client_is) = (client, ClientIs::Open)
+            BatchClient::Opened(client) if !ends_client(&result) && result.is_ok() => {
+                (self.client, self.client_state) = (client, ClientState::Open)
             }
-            Opened::As(_) | Opened::Not => self.client_is = ClientIs::New,
+            BatchClient::Opened(_) | BatchClient::NotOpened => self.client_state = ClientState::New,
         }
         match result {
             Err(error) => {
                 for answer in answers {
-                    self.core.counters().failed(error);
+                    self.core.counters().record_failure(error);
                     // Whoever asked may have gone.
                     drop(answer.send(Err(error)));
                 }
@@ -309,7 +309,7 @@ impl Writer {
 }
 
 /// Whether nothing more is sent as the client of a batch that was answered so: the ledger forgot it, or may have.
-fn is_over(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
+fn ends_client(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
     match result {
         Ok(outcomes) => outcomes.contains(&Outcome::Refused(Refusal::UnknownClient)),
         Err(error) => *error == SubmitError::UnknownOutcome,
@@ -317,30 +317,30 @@ fn is_over(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
 }
 
 /// A batch whose place is taken.
-enum Sent {
+enum SentBatch {
     /// Its client is opened first.
-    Unopened(Vec<Command>),
+    NeedsClient(Vec<Command>),
     /// Its first attempt is on its way, as this client.
-    First(ClientId, Delivery),
+    FirstAttempt(ClientId, BatchDelivery),
 }
 
-impl Sent {
+impl SentBatch {
     /// The client that was opened for it, and what became of it.
-    async fn answered(
+    async fn await_answer(
         self,
-        core: Arc<Core>,
+        core: Arc<NodeCore>,
         first: u64,
         deadline: Instant,
-    ) -> (Opened, Result<Vec<Outcome>, SubmitError>) {
+    ) -> (BatchClient, Result<Vec<Outcome>, SubmitError>) {
         let commands = match self {
-            Self::First(client, delivery) => return (Opened::Before(client), delivery.finish().await),
-            Self::Unopened(commands) => commands,
+            Self::FirstAttempt(client, delivery) => return (BatchClient::Existing(client), delivery.finish().await),
+            Self::NeedsClient(commands) => commands,
         };
         match open_client(&core, ClientSerial(first - 1), deadline).await {
-            Err(error) => (Opened::Not, Err(error)),
+            Err(error) => (BatchClient::NotOpened, Err(error)),
             Ok(client) => {
-                let delivery = Delivery::new(core, submissions(commands, first, client), deadline);
-                (Opened::As(client), delivery.first_attempt().await.finish().await)
+                let delivery = BatchDelivery::new(core, submissions(commands, first, client), deadline);
+                (BatchClient::Opened(client), delivery.first_attempt().await.finish().await)
             }
         }
     }
@@ -359,36 +359,36 @@ mod tests {
 
     use super::*;
 
-    fn queued(bytes: usize) -> Result<Queued, SubmitError> {
+    fn queued(bytes: usize) -> Result<QueuedCommand, SubmitError> {
         let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(bytes).as_str()));
         let command = Command::OpenSession(OpenSession { session: SessionId(1), tenant, model, parent: None });
-        Queued::new(command, oneshot::channel().0)
+        QueuedCommand::new(command, oneshot::channel().0)
     }
 
     #[test]
-    fn a_batch_is_bounded_by_commands_and_by_bytes_and_keeps_the_order() {
-        let lengths = |batch: &[Queued]| batch.iter().map(|queued| queued.bytes >> 20).collect::<Vec<_>>();
+    fn a_batch_is_bounded_by_commands_and_bytes_and_keeps_order() {
+        let lengths = |batch: &[QueuedCommand]| batch.iter().map(|queued| queued.bytes >> 20).collect::<Vec<_>>();
         let mut waiting: VecDeque<_> = [1, 2, 2, 3, 1].into_iter().map(|mib| queued(mib << 20).unwrap()).collect();
         let mut batches = Vec::new();
         while !waiting.is_empty() {
             batches.push(lengths(&next_batch(&mut waiting)));
         }
         assert_eq!(batches, [vec![1, 2], vec![2], vec![3], vec![1]]);
-        waiting.extend((0..BATCH + 1).map(|_| queued(1).unwrap()));
-        assert_eq!((next_batch(&mut waiting).len(), waiting.len()), (BATCH, 1));
+        waiting.extend((0..MAX_BATCH + 1).map(|_| queued(1).unwrap()));
+        assert_eq!((next_batch(&mut waiting).len(), waiting.len()), (MAX_BATCH, 1));
     }
 
     #[test]
-    fn a_command_that_fits_into_no_batch_is_refused_at_once() {
-        assert!(queued(BATCH_BYTES - 100).is_ok());
-        assert_eq!(queued(BATCH_BYTES).unwrap_err(), SubmitError::TooLarge);
+    fn an_oversized_command_is_refused_at_once() {
+        assert!(queued(MAX_BATCH_BYTES - 100).is_ok());
+        assert_eq!(queued(MAX_BATCH_BYTES).unwrap_err(), SubmitError::TooLarge);
         let command = Command::CloseSession(SessionId(u128::MAX));
-        assert_eq!(encoded(&command), rmp_serde::to_vec(&command).unwrap().len());
+        assert_eq!(encoded_len(&command), rmp_serde::to_vec(&command).unwrap().len());
     }
 
     #[tokio::test]
-    async fn what_the_others_submit_in_their_next_turns_goes_with_the_same_batch() {
-        let (submit, mut queue) = mpsc::channel(2 * BATCH);
+    async fn commands_submitted_in_the_same_turns_share_a_batch() {
+        let (submit, mut queue) = mpsc::channel(2 * MAX_BATCH);
         for _ in 0..10 {
             let submit = submit.clone();
             tokio::spawn(async move { submit.try_send(queued(1).unwrap()).unwrap() });
@@ -396,26 +396,35 @@ mod tests {
         let mut taken = vec![queued(1).unwrap()];
         gather(&mut queue, &mut taken).await;
         assert_eq!(taken.len(), 11);
-        (0..BATCH).for_each(|_| submit.try_send(queued(1).unwrap()).unwrap());
+        (0..MAX_BATCH).for_each(|_| submit.try_send(queued(1).unwrap()).unwrap());
         gather(&mut queue, &mut taken).await;
-        assert_eq!(taken.len(), BATCH, "never more than fits");
+        assert_eq!(taken.len(), MAX_BATCH, "never more than fits");
     }
 
     #[test]
-    fn two_batches_are_on_their_way_at_once_and_more_only_when_they_take_long() {
+    fn two_batches_are_in_flight_and_more_only_when_these_are_slow() {
         assert!(is_due(0, Duration::ZERO) && is_due(1, Duration::ZERO));
-        assert!(!is_due(2, HURRY / 2));
-        assert!(is_due(2, HURRY) && is_due(3, HURRY));
+        assert!(!is_due(2, EXTRA_BATCH_DELAY / 2));
+        assert!(is_due(2, EXTRA_BATCH_DELAY) && is_due(3, EXTRA_BATCH_DELAY));
     }
 
     #[test]
-    fn a_batch_that_waits_is_sent_or_its_time_is_waited_for() {
-        for left in [Left::Taken, Left::Queue] {
-            assert_eq!((next(Pace::Early, left), next(Pace::Full, left)), (Next::Later, Next::Rest));
+    fn a_pending_batch_is_sent_or_its_deadline_is_awaited() {
+        for left in [QueueState::HasPending, QueueState::QueueOpen] {
+            assert_eq!(
+                (next_step(BatchReadiness::Early, left), next_step(BatchReadiness::Full, left)),
+                (WriterStep::WaitUntilDue, WriterStep::WaitForAnswer)
+            );
         }
-        assert_eq!((next(Pace::Due, Left::Taken), next(Pace::Due, Left::Queue)), (Next::Send, Next::Take));
-        for pace in [Pace::Full, Pace::Early, Pace::Due] {
-            assert_eq!(next(pace, Left::Nothing), Next::Rest);
+        assert_eq!(
+            (
+                next_step(BatchReadiness::Due, QueueState::HasPending),
+                next_step(BatchReadiness::Due, QueueState::QueueOpen)
+            ),
+            (WriterStep::Send, WriterStep::TakeFromQueue)
+        );
+        for pace in [BatchReadiness::Full, BatchReadiness::Early, BatchReadiness::Due] {
+            assert_eq!(next_step(pace, QueueState::Drained), WriterStep::WaitForAnswer);
         }
     }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ledger::{
-    Command, Custody, KvShape, Lease, OpenSession, Outcome, RegisterWorker, StepCommit, StepOutcome, WorkerKind,
-    WorkerSpec,
+    Command, KvShape, Lease, OpenSession, Outcome, OwnershipTransition, RegisterWorker, StepCommit, StepOutcome,
+    WorkerKind, WorkerSpec,
 };
-use ownership::{ClusterId, Directory, Options, OwnershipError, Room, SubmitError};
+use ownership::{ClusterId, DesiredLimits, Directory, Options, OwnershipError, SubmitError};
 use vocabulary::{
-    Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed, SessionId,
-    TenantId, Tokens, WorkerId,
+    Blocks, Bytes, DpRank, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId,
+    TenantId, Tokens, WorkerId, WorkerRole,
 };
 
 const DATA_DIR: &str = "OWNERSHIP_TEST_DATA_DIR";
@@ -37,7 +37,7 @@ fn register(n: u64, ttl: Duration) -> Command {
         incarnation: Incarnation(1),
         spec: WorkerSpec {
             endpoint: "http://worker".into(),
-            role: Role::Hybrid,
+            role: WorkerRole::Hybrid,
             kind: WorkerKind::Engine,
             models: Arc::from([ModelId::from("tiny")]),
             ranks: 1,
@@ -48,7 +48,7 @@ fn register(n: u64, ttl: Duration) -> Command {
 
 fn step(session: u128, blocks: u32, base: u64) -> Command {
     let tokens: Vec<u32> = (0..blocks).map(|block| block ^ (session as u32) << 16).collect();
-    let chain = Chain::over_tokens(PrefixId(1), Seed(1), Tokens(1), &tokens);
+    let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(1), Tokens(1), &tokens);
     Command::commit_step(StepCommit {
         session: SessionId(session),
         tenant: &TenantId::default(),
@@ -57,9 +57,9 @@ fn step(session: u128, blocks: u32, base: u64) -> Command {
         chain: &chain,
         sealed: chain.blocks(),
         base: Blocks(base),
-        replaces: None,
+        replaced_head: None,
         owner: Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) },
-        custody: Custody::Claims,
+        ownership: OwnershipTransition::Claim,
         shape: KvShape {
             format: Default::default(),
             kinds: Default::default(),
@@ -80,7 +80,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn the_view_shows_what_a_ticket_answered() {
+async fn the_view_contains_every_acknowledged_command() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path()).await;
     directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
@@ -93,19 +93,19 @@ async fn the_view_shows_what_a_ticket_answered() {
     assert_eq!((view.quorum().leader, view.quorum().stale), (Some(NodeId(1)), false));
     // The node's own tick may be on its way.
     let idle = async {
-        while (directory.readings().queue_depth, directory.readings().apply_lag) != (0, 0) {
+        while (directory.stats().queue_depth, directory.stats().apply_lag) != (0, 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), idle).await.expect("nothing waits");
-    let readings = directory.readings();
+    let readings = directory.stats();
     assert!(readings.commands >= 50 && readings.log_bytes > 0);
     directory.close().await.unwrap();
     assert_eq!(directory.submit(open_session(99)).err(), Some(SubmitError::Closed));
 }
 
 #[tokio::test]
-async fn a_restart_brings_back_the_same_state_and_epochs_go_on_rising() {
+async fn a_restart_restores_the_state_and_epochs_keep_rising() {
     let folder = tempfile::tempdir().unwrap();
     let mut last = None;
     for life in 1..4u128 {
@@ -129,9 +129,9 @@ async fn a_restart_brings_back_the_same_state_and_epochs_go_on_rising() {
     }
 
     /// A new term's blank entries only count up the applied index.
-    fn hash_of(view: &ownership::View) -> u128 {
+    fn hash_of(view: &ownership::LedgerView) -> u128 {
         let mut ledger = view.ledger().clone();
-        ledger.skip(1_000_000);
+        ledger.apply_empty(1_000_000);
         ledger.state_hash()
     }
 }
@@ -144,7 +144,7 @@ async fn snapshots_replace_the_log_and_a_restart_needs_both() {
     for n in 0..1_500 {
         directory.submit(step(n, 3, 0)).unwrap().await.unwrap();
     }
-    directory.snapshot().await.unwrap();
+    directory.write_snapshot().await.unwrap();
     for n in 1_500..1_550 {
         directory.submit(step(n, 3, 0)).unwrap().await.unwrap();
     }
@@ -161,12 +161,12 @@ async fn snapshots_replace_the_log_and_a_restart_needs_both() {
 }
 
 #[tokio::test]
-async fn snapshots_that_several_ask_for_while_it_is_written_are_all_answered() {
+async fn concurrent_snapshot_requests_during_writes_are_all_answered() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path()).await;
     let asked = async || {
         for _ in 0..10 {
-            directory.snapshot().await.unwrap();
+            directory.write_snapshot().await.unwrap();
         }
     };
     let writing = async {
@@ -179,10 +179,10 @@ async fn snapshots_that_several_ask_for_while_it_is_written_are_all_answered() {
 }
 
 #[tokio::test]
-async fn a_ledger_is_given_the_room_that_its_leader_is_configured_with_and_keeps_it() {
+async fn the_ledger_adopts_and_keeps_the_limits_its_leader_configures() {
     let folder = tempfile::tempdir().unwrap();
-    let room = Room { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
-    let directory = Directory::open(Options { room, ..options(folder.path()) }).await.unwrap();
+    let room = DesiredLimits { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
+    let directory = Directory::open(Options { desired_limits: room, ..options(folder.path()) }).await.unwrap();
     let has = |directory: &Directory| {
         let view = directory.view();
         (view.limits().artifacts, view.limits().sessions) == (10_000_000, 4_000_000)
@@ -196,7 +196,7 @@ async fn a_ledger_is_given_the_room_that_its_leader_is_configured_with_and_keeps
 }
 
 #[tokio::test]
-async fn leases_live_while_reported_and_end_after_their_time() {
+async fn leases_last_while_reported_and_then_expire() {
     let folder = tempfile::tempdir().unwrap();
     let lease = Duration::from_millis(600);
     let directory = Directory::open(Options { lease, ..options(folder.path()) }).await.unwrap();
@@ -210,32 +210,32 @@ async fn leases_live_while_reported_and_end_after_their_time() {
     })
     .await;
     assert!(live(1), "the reported one goes on");
-    let readings = directory.readings();
+    let readings = directory.stats();
     assert!(readings.renewals > 2, "{readings:?}");
     let Lease::Expired { at } = directory.view().worker(WorkerId(2)).unwrap().lease else { panic!("expired") };
     assert!(at.0 >= 600_000, "not before its deadline on the ledger's clock: {at}");
-    until("the end to be counted", || directory.readings().expired >= 1).await;
+    until("the end to be counted", || directory.stats().expired >= 1).await;
     directory.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_at_once_and_counts_it() {
+async fn a_full_queue_refuses_at_once_and_counts_the_refusal() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(Options { queue: 8, ..options(folder.path()) }).await.unwrap();
     // This runtime has one thread and this test does not yield: nothing can drain the queue meanwhile.
     let results: Vec<_> = (0..100).map(|n| directory.submit(open_session(n))).collect();
     let refused = results.iter().filter(|result| matches!(result, Err(SubmitError::QueueFull))).count();
     assert_eq!(refused, 92);
-    assert_eq!(directory.readings().queue_depth, 8);
+    assert_eq!(directory.stats().queue_depth, 8);
     for ticket in results.into_iter().flatten() {
         assert!(matches!(ticket.await, Ok(Outcome::Opened { .. })));
     }
-    assert_eq!(directory.readings().failures.get("queue_full"), Some(&92));
+    assert_eq!(directory.stats().failures.get("queue_full"), Some(&92));
     directory.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_data_dir_in_use_or_of_another_cluster_is_refused() {
+async fn a_data_directory_in_use_or_of_another_cluster_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = Some(ClusterId(7));
     let directory = Directory::open(Options { cluster, ..options(folder.path()) }).await.unwrap();
@@ -274,7 +274,7 @@ async fn a_log_that_lost_committed_entries_is_refused() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_in_the_log_is_refused_naming_file_and_offset() {
+async fn a_flipped_bit_in_the_log_is_refused_with_file_and_offset() {
     let folder = tempfile::tempdir().unwrap();
     written(folder.path()).await;
     let chunk = newest_chunk(folder.path());
@@ -287,7 +287,7 @@ async fn a_flipped_bit_in_the_log_is_refused_naming_file_and_offset() {
 }
 
 #[tokio::test]
-async fn an_end_that_was_never_committed_is_cut_off() {
+async fn an_uncommitted_tail_is_cut_off() {
     let folder = tempfile::tempdir().unwrap();
     written(folder.path()).await;
     let chunk = newest_chunk(folder.path());
@@ -304,7 +304,7 @@ async fn an_end_that_was_never_committed_is_cut_off() {
 /// The process that is killed: writes as fast as it can and says what was acknowledged.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
-fn writes_until_it_is_killed() {
+fn child_writes_until_killed() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -330,7 +330,7 @@ fn writes_until_it_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_kill_9() {
+async fn acknowledged_writes_survive_kill_9() {
     let folder = tempfile::tempdir().unwrap();
     let mut acknowledged: Vec<(u128, String)> = Vec::new();
     for life in 1..=4 {
@@ -346,7 +346,7 @@ async fn what_was_acknowledged_survives_kill_9() {
         let mut read = |line: &mut String| lines.read_line(line).unwrap();
         let mut line = String::new();
         while acknowledged.len() < wanted && read(&mut line) > 0 {
-            note(&mut acknowledged, &line);
+            parse_acknowledged(&mut acknowledged, &line);
             line.clear();
         }
         child.kill().unwrap();
@@ -354,7 +354,9 @@ async fn what_was_acknowledged_survives_kill_9() {
         // What it had still managed to say counts too.
         let mut rest = String::new();
         lines.read_to_string(&mut rest).unwrap();
-        rest.split_inclusive('\n').filter(|line| line.ends_with('\n')).for_each(|line| note(&mut acknowledged, line));
+        rest.split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'))
+            .for_each(|line| parse_acknowledged(&mut acknowledged, line));
         assert!(acknowledged.len() >= wanted, "life {life} acknowledged too little");
 
         let directory = open(folder.path()).await;
@@ -369,7 +371,7 @@ async fn what_was_acknowledged_survives_kill_9() {
     assert!(folder.path().join("snapshot").exists(), "snapshots were written on the way");
 }
 
-fn note(acknowledged: &mut Vec<(u128, String)>, line: &str) {
+fn parse_acknowledged(acknowledged: &mut Vec<(u128, String)>, line: &str) {
     let mut words = line.split_whitespace().skip_while(|word| *word != "acknowledged").skip(1);
     if let (Some(n), Some(epoch)) = (words.next(), words.next()) {
         acknowledged.push((n.parse().unwrap(), epoch.to_owned()));
@@ -377,13 +379,13 @@ fn note(acknowledged: &mut Vec<(u128, String)>, line: &str) {
 }
 
 #[tokio::test]
-async fn a_flipped_byte_in_a_snapshot_is_refused_naming_file_and_offset() {
+async fn a_flipped_byte_in_a_snapshot_is_refused_with_file_and_offset() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path()).await;
     for n in 0..50 {
         directory.submit(open_session(n)).unwrap().await.unwrap();
     }
-    directory.snapshot().await.unwrap();
+    directory.write_snapshot().await.unwrap();
     directory.close().await.unwrap();
     drop(directory);
     let path = folder.path().join("snapshot");
@@ -404,7 +406,7 @@ async fn a_flipped_byte_in_a_snapshot_is_refused_naming_file_and_offset() {
 }
 
 #[tokio::test]
-async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_ones() {
+async fn a_cluster_restored_from_a_snapshot_outranks_the_old_grants() {
     use std::io::Read;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -464,7 +466,7 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
 }
 
 #[tokio::test]
-async fn a_backup_that_is_restored_twice_outranks_what_the_first_cluster_granted() {
+async fn a_backup_restored_twice_outranks_grants_of_the_first_restore() {
     use std::io::Read;
 
     let folder = tempfile::tempdir().unwrap();
@@ -493,7 +495,7 @@ async fn a_backup_that_is_restored_twice_outranks_what_the_first_cluster_granted
 }
 
 /// A data directory that the last release before feature level 2 left: 12 sessions in a snapshot, 8 more in the log.
-fn left_by_the_last_release(folder: &Path) {
+fn write_last_release_data(folder: &Path) {
     let files: std::collections::BTreeMap<String, String> = serde_json::from_str(include_str!("level_1.json")).unwrap();
     std::fs::create_dir_all(folder.join("log")).unwrap();
     for (name, hex) in files {
@@ -504,16 +506,16 @@ fn left_by_the_last_release(folder: &Path) {
 }
 
 #[tokio::test]
-async fn a_data_directory_of_the_last_release_opens_and_stays_one_that_it_can_read() {
+async fn a_data_directory_of_the_last_release_opens_and_stays_readable_by_it() {
     let folder = tempfile::tempdir().unwrap();
-    left_by_the_last_release(folder.path());
+    write_last_release_data(folder.path());
     for life in 0..3 {
         let directory = open(folder.path()).await;
         let view = directory.view();
         assert_eq!((view.session_count(), view.level()), (20 + life, 1));
         assert!((0..20).all(|n| view.session(SessionId(n)).is_some()));
         directory.submit(open_session(100 + life as u128)).unwrap().await.unwrap();
-        directory.snapshot().await.unwrap();
+        directory.write_snapshot().await.unwrap();
         directory.close().await.unwrap();
         let report = ownership::verify(&folder.path().join("snapshot")).unwrap();
         assert_eq!((report.layout, report.level), (1, 1), "the last release reads this layout only");
@@ -528,7 +530,7 @@ async fn a_data_directory_of_the_last_release_opens_and_stays_one_that_it_can_re
 #[tokio::test]
 async fn a_log_of_the_last_release_that_lost_committed_entries_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    left_by_the_last_release(folder.path());
+    write_last_release_data(folder.path());
     let chunk = newest_chunk(folder.path());
     let bytes = std::fs::read(&chunk).unwrap();
     std::fs::write(&chunk, &bytes[..bytes.len() - 400]).unwrap();
@@ -537,13 +539,13 @@ async fn a_log_of_the_last_release_that_lost_committed_entries_is_refused() {
 }
 
 #[tokio::test]
-async fn an_old_ledger_that_has_forgotten_everything_is_not_taken_for_a_new_one() {
+async fn an_old_emptied_ledger_is_not_mistaken_for_a_new_ledger() {
     let folder = tempfile::tempdir().unwrap();
     let old = Options { max_level: Some(1), ..options(folder.path()) };
     let directory = Directory::open(old).await.unwrap();
     assert!(matches!(directory.submit(open_session(1)).unwrap().await, Ok(Outcome::Opened { .. })));
     assert_eq!(directory.submit(Command::CloseSession(SessionId(1))).unwrap().await, Ok(Outcome::Done));
-    directory.snapshot().await.unwrap();
+    directory.write_snapshot().await.unwrap();
     directory.close().await.unwrap();
     drop(directory);
     let directory = Directory::open(options(folder.path())).await.unwrap();

@@ -15,7 +15,7 @@ use vocabulary::{ModelId, SessionId, TenantId};
 const DATA_DIR: &str = "OWNERSHIP_TEST_DATA_DIR";
 
 /// `fdatasync` as a broken disk does it, while the file named by FAIL_SYNC exists.
-const SHIM: &str = r#"
+const FDATASYNC_SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,7 +47,7 @@ fn say(line: &str) {
 /// The process whose disk fails: says what was acknowledged, then how it ended.
 #[test]
 #[ignore = "run by the tests below, in a process of its own"]
-fn writes_until_its_disk_fails() {
+fn child_writes_until_disk_fails() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -68,7 +68,7 @@ fn writes_until_its_disk_fails() {
                 Err(error) => panic!("{error}"),
             }
         }
-        let failure = directory.failed().await;
+        let failure = directory.wait_for_failure().await;
         say(&format!("failed {failure}"));
         // Nothing is taken from now on, and nothing hangs.
         for n in 0..3 {
@@ -82,12 +82,12 @@ fn writes_until_its_disk_fails() {
     });
 }
 
-struct Node {
+struct NodeProcess {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
 }
 
-impl Node {
+impl NodeProcess {
     fn start(mut command: Process) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().unwrap();
@@ -108,7 +108,7 @@ impl Node {
     }
 
     /// Everything up to its end, which must come by itself.
-    fn ended(mut self) -> Vec<String> {
+    fn wait_for_end(mut self) -> Vec<String> {
         let mut rest = String::new();
         self.lines.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
@@ -138,7 +138,7 @@ fn last_acknowledged(lines: &[String]) -> Option<u64> {
 fn a_failed_fdatasync_stops_the_node_and_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (source, shim) = (folder.path().join("shim.c"), folder.path().join("shim.so"));
-    std::fs::write(&source, SHIM).unwrap();
+    std::fs::write(&source, FDATASYNC_SHIM).unwrap();
     let built = Process::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(&source).arg("-ldl").status();
     if !built.is_ok_and(|status| status.success()) {
         say("not run: there is no C compiler");
@@ -149,14 +149,14 @@ fn a_failed_fdatasync_stops_the_node_and_loses_nothing() {
     for life in 0..2u64 {
         let mut command = node(&data);
         command.env("LD_PRELOAD", &shim).env("FAIL_SYNC", &trigger);
-        let mut node = Node::start(command);
+        let mut node = NodeProcess::start(command);
         let found: u64 = node.next("found").parse().unwrap();
         assert!(acknowledged.is_none_or(|last| found > last), "{found} sessions, {acknowledged:?} acknowledged");
         for _ in 0..20 {
             node.next("acknowledged");
         }
         std::fs::write(&trigger, "").unwrap();
-        let lines = node.ended();
+        let lines = node.wait_for_end();
         let failed = lines.iter().find(|line| line.contains("failed ")).unwrap_or_else(|| panic!("{lines:?}"));
         assert!(failed.contains("os error 5") && failed.contains("start the node again"), "{failed}");
         acknowledged = last_acknowledged(&lines).or(Some(found + 19));
@@ -166,7 +166,7 @@ fn a_failed_fdatasync_stops_the_node_and_loses_nothing() {
 }
 
 #[test]
-fn a_full_disk_stops_the_node_and_freed_space_brings_it_back() {
+fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
     let folder = tempfile::tempdir().unwrap();
     let mount = folder.path().to_str().unwrap();
     // In a mount namespace of its own, so that nothing stays behind. Four lives: full, still full, freed, full again.
@@ -204,10 +204,10 @@ fn a_full_disk_stops_the_node_and_freed_space_brings_it_back() {
 }
 
 /// Opens no file and begins no socket any more, as long as it lives.
-struct Exhausted(rustix::process::Rlimit);
+struct FileLimitGuard(rustix::process::Rlimit);
 
-impl Exhausted {
-    fn now() -> Self {
+impl FileLimitGuard {
+    fn exhaust() -> Self {
         let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let used = rustix::process::Rlimit { current: Some(0), ..before };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, used).unwrap();
@@ -216,7 +216,7 @@ impl Exhausted {
     }
 }
 
-impl Drop for Exhausted {
+impl Drop for FileLimitGuard {
     fn drop(&mut self) {
         rustix::process::setrlimit(rustix::process::Resource::Nofile, self.0).unwrap();
     }
@@ -225,7 +225,7 @@ impl Drop for Exhausted {
 /// The process that runs out of file handles for a while: it writes on, and takes its snapshot later.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
-fn writes_without_file_handles() {
+fn child_writes_without_file_handles() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -237,10 +237,10 @@ fn writes_without_file_handles() {
         let directory = std::sync::Arc::new(Directory::open(options(Path::new(&folder))).await.unwrap());
         let files = || std::fs::read_dir(Path::new(&folder).join("log")).unwrap().count();
         let before = files();
-        let exhausted = Exhausted::now();
+        let exhausted = FileLimitGuard::exhaust();
         let snapshot = tokio::spawn({
             let directory = directory.clone();
-            async move { directory.snapshot().await }
+            async move { directory.write_snapshot().await }
         });
         for n in 0..30 {
             directory.submit(large(n)).unwrap().await.unwrap();
@@ -248,16 +248,16 @@ fn writes_without_file_handles() {
         for n in 0..30 {
             directory.submit(open_session(100 + n)).unwrap().await.unwrap();
         }
-        let readings = directory.readings();
-        assert!(readings.shortages > 1, "it did not have to wait: {readings:?}");
-        assert!(directory.short_of().unwrap().contains("Too many open files"));
+        let readings = directory.stats();
+        assert!(readings.shortage_retries > 1, "it did not have to wait: {readings:?}");
+        assert!(directory.resource_shortage().unwrap().contains("Too many open files"));
         assert!(!snapshot.is_finished(), "a snapshot without a file");
         drop(exhausted);
         snapshot.await.unwrap().unwrap();
         directory.submit(open_session(200)).unwrap().await.unwrap();
         assert!(files() > before, "the log went on in its next file");
         let sessions = directory.view().session_count();
-        directory.snapshot().await.unwrap();
+        directory.write_snapshot().await.unwrap();
         assert!(!directory.view().quorum().stale);
         directory.close().await.unwrap();
         drop(directory);
@@ -269,10 +269,10 @@ fn writes_without_file_handles() {
 }
 
 #[test]
-fn a_process_without_file_handles_writes_on_and_takes_its_snapshot_when_there_are_some() {
+fn a_process_without_file_handles_keeps_writing_and_snapshots_later() {
     let folder = tempfile::tempdir().unwrap();
     let [own, rest @ ..] = this_test("writes_without_file_handles");
     let mut command = Process::new(own);
     command.args(rest).arg("--nocapture").env(DATA_DIR, folder.path().join("data"));
-    Node::start(command).ended();
+    NodeProcess::start(command).wait_for_end();
 }

@@ -10,12 +10,12 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    Account, Ask, AttentionSpec, Checkpoints, Compressed, Disabled, Inputs, LayerState, Policy, SessionView, Stay,
-    StepKind, Tenancy, Transfers, plan,
+    AttentionSpec, CheckpointInterval, CompressedKv, DisabledFeatures, Footprint, LayerState, OccupancyModel,
+    OccupancyView, PlanningInputs, PlanningRequest, Policy, SessionView, StepKind, TransferPermission, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, Capacity, Carries, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId,
-    Overlap, Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+    Blocks, Bytes, DpRank, EngineSpeed, Epoch, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap,
+    Owner, SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
 };
 
 const SESSIONS: u64 = 65_536;
@@ -38,7 +38,7 @@ fn main() -> std::io::Result<()> {
 fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&AttentionSpec>) -> (usize, Duration) {
     const ROUNDS: u32 = 500;
     const PLANS: u32 = 20;
-    let ask = Ask {
+    let ask = PlanningRequest {
         model: "m".into(),
         adapter: None,
         prompt: Tokens(120_000),
@@ -46,7 +46,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
         answer: Tokens(300),
         growth: Tokens(20_000),
         block: Tokens(16),
-        transfers: Transfers::Allowed,
+        transfers: TransferPermission::Allowed,
     };
     let mut session = SessionView::new(SessionId(1));
     let tenancy = full(fleet);
@@ -56,19 +56,19 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
     for round in 0..ROUNDS {
         session.id = SessionId(u128::from(round));
         let step = StepKind::LongToolOutput;
-        let inputs = Inputs {
+        let inputs = PlanningInputs {
             step,
-            ask: &ask,
+            request: &ask,
             attention,
             session: &session,
             workers: fleet,
             shapes: &[],
             overlaps,
-            account: Account { tenancy: &tenancy, now: Micros(SESSIONS * 1_000) },
+            occupancy: OccupancyView { model: &tenancy, now: Micros(SESSIONS * 1_000) },
             excluded: &[],
             policy: &policy,
-            disabled: Disabled::default(),
-            turn: 0,
+            disabled: DisabledFeatures::default(),
+            round_robin_index: 0,
         };
         let start = Instant::now();
         for _ in 0..PLANS {
@@ -80,7 +80,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
 }
 
 fn hybrid() -> AttentionSpec {
-    let layer = |ratio, index| Compressed {
+    let layer = |ratio, index| CompressedKv {
         ratio: Tokens(ratio),
         entry: Bytes(640),
         index: Bytes(index),
@@ -89,19 +89,19 @@ fn hybrid() -> AttentionSpec {
     };
     let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
     let spec = AttentionSpec::new(pair.repeat(30), Bytes(1)).expect("a model within its bounds");
-    spec.with_checkpoints(Checkpoints::Every(Tokens(4_096))).expect("a multiple of 128")
+    spec.with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).expect("a multiple of 128")
 }
 
 /// Sessions that were served one after the other, a millisecond apart, each at one worker.
-fn full(fleet: &[WorkerView]) -> Tenancy {
-    let mut tenancy = Tenancy::default();
+fn full(fleet: &[WorkerView]) -> OccupancyModel {
+    let mut tenancy = OccupancyModel::default();
     let tokens = Tokens(1_100_000 * fleet.len() as u64 / SESSIONS);
     for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
-        tenancy.begins(at, id, Stay { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
-        tenancy.computes(at, Micros(1_000), now);
-        tenancy.ends(at, id, tokens, now);
+        tenancy.step_started(at, id, Footprint { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        tenancy.prefill_started(at, Micros(1_000), now);
+        tenancy.step_ended(at, id, tokens, now);
     }
     tenancy
 }
@@ -116,24 +116,24 @@ fn worker(n: u64, ranks: u16) -> WorkerView {
         id: WorkerId::of_endpoint(&endpoint),
         endpoint: endpoint.into(),
         incarnation: Incarnation(1),
-        role: [Role::Prefill, Role::Decode, Role::Hybrid][n as usize % 3],
+        role: [WorkerRole::Prefill, WorkerRole::Decode, WorkerRole::Hybrid][n as usize % 3],
         models: [ModelId::from("m")].into(),
         ranks,
-        health: Health::Ready,
-        knowledge: Knowledge::Exact,
-        load: Load { running: n as u32 % 17, waiting: 0, backlog: Tokens(n % 5 * 1_000), kv_usage: 0.4 },
-        capacity: Capacity { kv: Tokens(1_000_000), block: Tokens(16), context: Tokens(262_144) },
-        speeds: Speeds {
+        health: WorkerHealth::Ready,
+        knowledge: KvIndexState::Exact,
+        load: WorkerLoad { running: n as u32 % 17, waiting: 0, backlog: Tokens(n % 5 * 1_000), kv_usage: 0.4 },
+        capacity: WorkerCapacity { kv: Tokens(1_000_000), block: Tokens(16), context: Tokens(262_144) },
+        speeds: EngineSpeed {
             prefill_tokens_per_second: 11_000.0,
             decode_step: Micros(20_000),
             decode_slowdown: Micros(500),
         },
         kv_bytes_per_token: Bytes(131_072),
-        link: Some(Link {
+        link: Some(KvLink {
             fabric: "nixl".into(),
             fixed: Micros(8_000),
             bytes_per_second: 25e9,
-            carries: Carries::Prefixes,
+            carries: KvLinkMode::Prefixes,
         }),
     }
 }

@@ -65,7 +65,7 @@ mod tests {
     use super::Action;
 
     #[test]
-    fn every_action_is_spelled_alike_in_code_and_json() {
+    fn action_names_agree_in_code_and_json() {
         for action in Action::ALL {
             assert_eq!(serde_json::to_string(&action).unwrap(), format!("\"{action}\""));
         }

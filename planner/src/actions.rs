@@ -7,9 +7,9 @@ use crate::Action;
 /// A set of actions; a list of their words in JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(from = "Vec<Action>", into = "Vec<Action>")]
-pub struct Actions(u8);
+pub struct ActionSet(u8);
 
-impl Actions {
+impl ActionSet {
     /// No action.
     pub const NONE: Self = Self(0);
 
@@ -55,20 +55,20 @@ fn bit(action: Action) -> u8 {
     1 << action as u8
 }
 
-impl FromIterator<Action> for Actions {
+impl FromIterator<Action> for ActionSet {
     fn from_iter<I: IntoIterator<Item = Action>>(actions: I) -> Self {
         actions.into_iter().fold(Self::NONE, Self::with)
     }
 }
 
-impl From<Vec<Action>> for Actions {
+impl From<Vec<Action>> for ActionSet {
     fn from(actions: Vec<Action>) -> Self {
         actions.into_iter().collect()
     }
 }
 
-impl From<Actions> for Vec<Action> {
-    fn from(actions: Actions) -> Self {
+impl From<ActionSet> for Vec<Action> {
+    fn from(actions: ActionSet) -> Self {
         actions.iter().collect()
     }
 }
@@ -78,29 +78,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_set_of_actions_is_itself_again_as_bits_and_as_json() {
+    fn action_sets_round_trip_through_bits_and_json() {
         for bits in 0..1u8 << Action::ALL.len() {
-            let actions = Actions::from_bits(bits);
+            let actions = ActionSet::from_bits(bits);
             assert_eq!(actions.bits(), bits);
             let text = serde_json::to_string(&actions).unwrap();
-            assert_eq!(serde_json::from_str::<Actions>(&text).unwrap(), actions, "{text}");
+            assert_eq!(serde_json::from_str::<ActionSet>(&text).unwrap(), actions, "{text}");
             assert_eq!(actions.is_empty(), actions.iter().next().is_none());
         }
-        assert_eq!(Actions::from_bits(0xff), Action::ALL.into_iter().collect());
+        assert_eq!(ActionSet::from_bits(0xff), Action::ALL.into_iter().collect());
     }
 
     #[test]
-    fn a_set_has_what_was_put_in_and_not_what_was_taken_out() {
-        let fetch = Actions::NONE.with(Action::ArtifactFetch);
+    fn action_set_contains_added_and_not_removed_actions() {
+        let fetch = ActionSet::NONE.with(Action::ArtifactFetch);
         let both = fetch.with(Action::StateMigration);
         assert!(both.contains(Action::ArtifactFetch) && !both.contains(Action::RemotePrefill));
-        assert_eq!(both.without(fetch), Actions::NONE.with(Action::StateMigration));
+        assert_eq!(both.without(fetch), ActionSet::NONE.with(Action::StateMigration));
         assert_eq!(serde_json::to_string(&both).unwrap(), r#"["artifact_fetch","state_migration"]"#);
     }
 
     #[test]
-    fn a_word_that_is_no_action_is_refused_with_those_that_are() {
-        let error = serde_json::from_str::<Actions>(r#"["fetch"]"#).unwrap_err().to_string();
+    fn unknown_action_name_is_rejected_with_the_accepted_ones() {
+        let error = serde_json::from_str::<ActionSet>(r#"["fetch"]"#).unwrap_err().to_string();
         assert!(Action::ALL.iter().all(|action| error.contains(action.as_str())), "{error}");
     }
 }

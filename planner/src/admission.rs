@@ -12,20 +12,20 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
 
-use crate::holding::Holding;
+use crate::holding::CachedPrefix;
 use crate::micros::micros;
-use crate::standing::Standing;
-use crate::tenancy::{Victim, Visit};
-use crate::{Decision, Inputs};
-pub use queue::{Asking, Queue};
+use crate::standing::WorkerCandidate;
+use crate::tenancy::{SessionLookup, Victim};
+use crate::{Decision, PlanningInputs};
+pub use queue::{AdmissionRequest, StepQueue};
 
 /// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
-const MOST_TIMES: f64 = 200.0;
+const MAX_RECOMPUTES: f64 = 200.0;
 
 /// When steps wait.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Admission {
+pub struct AdmissionLimits {
     /// Others' computing that a step may cause and start at once all the same.
     #[default(Micros(3_000_000))]
     pub tolerated: Micros,
@@ -40,11 +40,11 @@ pub struct Admission {
 /// What a step does next.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Verdict {
+pub enum AdmissionDecision {
     /// It starts as planned.
     Start {
         /// Why now.
-        why: Start,
+        why: AdmissionReason,
     },
     /// It waits, and is planned anew when something has changed.
     Hold {
@@ -56,7 +56,7 @@ pub enum Verdict {
 /// Why a step starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum Start {
+pub enum AdmissionReason {
     /// It costs others no more than is tolerated.
     Tolerated,
     /// It has waited for the longest time.
@@ -69,31 +69,32 @@ pub enum Start {
 /// memory's size is unknown. A session that is new there takes what it is expected to grow by as well: those that are there go on
 /// growing, and would push it out with every step.
 ///
-/// For each victim at the worker that answers `time to have it again x p / (1 - p)`, with the chance `p` that its session
+/// For each victim at the worker that answers `time to have it eviction_cost x p / (1 - p)`, with the chance `p` that its session
 /// comes back within 15 s: it then pushes somebody out in turn, who comes back with about that chance as well, and so on.
-pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
+pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Micros {
     let leg = &decision.plan.decode;
     let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { return Micros::ZERO };
     if view.capacity.kv == Tokens::ZERO {
         return Micros::ZERO;
     }
-    let visit = inputs.account.tenancy.visit(inputs.session.id, inputs.account.now);
-    let alone = decision.alone().find(|alone| alone.worker == leg.worker);
+    let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
+    let alone = decision.local_legs().find(|alone| alone.worker == leg.worker);
     let cached = alone.unwrap_or(leg).tokens_cached;
-    let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, cached, ..Holding::default() });
-    let stored = inputs.ask.prompt + inputs.ask.answer + at.growth(inputs) - cached;
-    match stored - at.room.free {
+    let at =
+        WorkerCandidate::new((inputs, visit), view, CachedPrefix { rank: leg.rank, cached, ..CachedPrefix::default() });
+    let stored = inputs.request.prompt + inputs.request.answer + at.expected_growth(inputs) - cached;
+    match stored - at.headroom.free {
         Tokens::ZERO => Micros::ZERO,
-        missing => micros(pushed_out(visit, &at, missing)),
+        missing => micros(cascading_recompute_cost(visit, &at, missing)),
     }
 }
 
-fn pushed_out<'a>(visit: Visit<'a>, at: &Standing<'a>, missing: Tokens) -> f64 {
-    let evicted = missing.min(at.room.evictable());
+fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'a>, missing: Tokens) -> f64 {
+    let evicted = missing.min(at.headroom.evictable());
     let (mut left, mut again) = (evicted, 0.0);
-    for Victim { tokens, chance } in visit.victims_shortly(&at.room) {
+    for Victim { tokens, chance } in visit.short_term_victims(&at.headroom) {
         let part = tokens.min(left);
-        again += at.again.span(tokens - part, tokens) * times(chance);
+        again += at.eviction_cost.span(tokens - part, tokens) * expected_recomputes(chance);
         left -= part;
         if left == Tokens::ZERO {
             break;
@@ -102,10 +103,10 @@ fn pushed_out<'a>(visit: Visit<'a>, at: &Standing<'a>, missing: Tokens) -> f64 {
     if left > Tokens::ZERO && left < evicted {
         again *= evicted.0 as f64 / (evicted - left).0 as f64;
     }
-    again + at.pace.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MOST_TIMES
+    again + at.speed.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MAX_RECOMPUTES
 }
 
 /// How often something is computed again in all, where each time is followed by another with this chance.
-fn times(chance: f64) -> f64 {
-    if chance < 1.0 { (chance / (1.0 - chance)).min(MOST_TIMES) } else { MOST_TIMES }
+fn expected_recomputes(chance: f64) -> f64 {
+    if chance < 1.0 { (chance / (1.0 - chance)).min(MAX_RECOMPUTES) } else { MAX_RECOMPUTES }
 }

@@ -6,18 +6,18 @@
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
-use vocabulary::{Blocks, Bytes, DpRank, Health, Knowledge, Micros, Overlap, Tier, WorkerId};
+use vocabulary::{Blocks, Bytes, DpRank, KvIndexState, Micros, Overlap, Tier, WorkerHealth, WorkerId};
 
-use crate::cost::Prices;
-use crate::micros::{micros, weight};
-use crate::pressure::Guest;
-use crate::standing::Pace;
-use crate::table::Table;
-use crate::{Candidate, Claim, Handoff, Inputs, Rule, Sources, plan};
+use crate::cost::CostModel;
+use crate::micros::{micros, valid_or_zero};
+use crate::pressure::CopyKind;
+use crate::standing::WorkerSpeed;
+use crate::table::FleetLayout;
+use crate::{Handoff, OwnershipClaim, PlanCandidate, PlanningInputs, SelectionRule, SendTiming, plan};
 
 /// What a move has to be worth, and what it keeps away from.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
-pub struct AheadBounds {
+pub struct ReplicationLimits {
     /// What is saved, by what is paid, at the least.
     #[default(2.0)]
     pub margin: f64,
@@ -38,7 +38,7 @@ pub struct AheadBounds {
 /// What becomes of ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum AheadKind {
+pub enum ReplicationPurpose {
     /// The owner stays; the target gets a read-only copy.
     Replicate,
     /// The owner should be left, and the target is to become it.
@@ -47,9 +47,9 @@ pub enum AheadKind {
 
 /// A move that pays.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct AheadMove {
+pub struct PrefixReplication {
     /// What becomes of ownership.
-    pub kind: AheadKind,
+    pub kind: ReplicationPurpose,
     /// Who sends.
     pub from: WorkerId,
     /// Which rank of it.
@@ -72,7 +72,7 @@ pub struct AheadMove {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Stays {
+pub enum ReplicationSkipReason {
     /// It has no step behind it, or one under way.
     NotInGap,
     /// It has no owner.
@@ -93,7 +93,7 @@ pub enum Stays {
     TooDear,
 }
 
-impl Stays {
+impl ReplicationSkipReason {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -102,7 +102,7 @@ impl Stays {
 
 /// The replicate of a candidate.
 #[derive(Clone, Copy)]
-struct Sending {
+struct ReplicateTransfer {
     from: WorkerId,
     rank: DpRank,
     blocks: Blocks,
@@ -114,30 +114,36 @@ struct Sending {
 ///
 /// A prefix that lies in a slower tier of its own worker stays there: no engine's dialect has words for loading it without a
 /// request that uses it, so that there is no prefetch among the answers.
-pub fn ahead(inputs: &Inputs<'_>, bounds: &AheadBounds) -> Result<AheadMove, Stays> {
-    if inputs.policy.rule != Rule::Own {
-        return Err(Stays::Baseline);
+pub fn plan_prefix_replication(
+    inputs: &PlanningInputs<'_>,
+    bounds: &ReplicationLimits,
+) -> Result<PrefixReplication, ReplicationSkipReason> {
+    if inputs.policy.rule != SelectionRule::Own {
+        return Err(ReplicationSkipReason::Baseline);
     }
-    inputs.session.owner.ok_or(Stays::NoOwner)?;
-    let chance =
-        inputs.account.tenancy.returns_shortly(inputs.session.id, inputs.account.now).ok_or(Stays::NotInGap)?;
-    let now = plan(inputs).map_err(|_| Stays::NoPlan)?;
-    let (candidate, sending) = cheapest(inputs, &now.candidates, bounds)?;
-    let after = with_prefix(inputs, candidate, sending.blocks);
-    let after = plan(&Inputs { overlaps: &after, ..*inputs }).map_err(|_| Stays::NoPlan)?.plan;
+    inputs.session.owner.ok_or(ReplicationSkipReason::NoOwner)?;
+    let chance = inputs
+        .occupancy
+        .model
+        .short_term_return_probability(inputs.session.id, inputs.occupancy.now)
+        .ok_or(ReplicationSkipReason::NotInGap)?;
+    let now = plan(inputs).map_err(|_| ReplicationSkipReason::NoPlan)?;
+    let (candidate, sending) = cheapest_replicate(inputs, &now.candidates, bounds)?;
+    let after = overlaps_after_replication(inputs, candidate, sending.blocks);
+    let after = plan(&PlanningInputs { overlaps: &after, ..*inputs }).map_err(|_| ReplicationSkipReason::NoPlan)?.plan;
     if after.target() != candidate.decode.worker || after.handoff.is_some() {
-        return Err(Stays::NotUsed);
+        return Err(ReplicationSkipReason::NotUsed);
     }
     let saves = micros((now.plan.because.total - after.because.total).0 as f64 * chance);
-    let costs = costs(inputs, candidate, sending).ok_or(Stays::NoPlan)?;
-    if saves < costs + bounds.least || saves < micros(costs.0 as f64 * weight(bounds.margin)) {
-        return Err(Stays::TooDear);
+    let costs = replication_cost(inputs, candidate, sending).ok_or(ReplicationSkipReason::NoPlan)?;
+    if saves < costs + bounds.least || saves < micros(costs.0 as f64 * valid_or_zero(bounds.margin)) {
+        return Err(ReplicationSkipReason::TooDear);
     }
     let kind = match candidate.claim {
-        Claim::Move { .. } => AheadKind::Migrate,
-        Claim::Keep | Claim::Open | Claim::Borrow => AheadKind::Replicate,
+        OwnershipClaim::Move { .. } => ReplicationPurpose::Migrate,
+        OwnershipClaim::Keep | OwnershipClaim::Open | OwnershipClaim::Borrow => ReplicationPurpose::Replicate,
     };
-    Ok(AheadMove {
+    Ok(PrefixReplication {
         kind,
         from: sending.from,
         from_rank: sending.rank,
@@ -151,41 +157,41 @@ pub fn ahead(inputs: &Inputs<'_>, bounds: &AheadBounds) -> Result<AheadMove, Sta
 }
 
 /// The replicate after which the step would be cheapest, had it been made before.
-fn cheapest<'a>(
-    inputs: &Inputs<'_>,
-    all: &'a [Candidate],
-    bounds: &AheadBounds,
-) -> Result<(&'a Candidate, Sending), Stays> {
-    let mut why = Stays::NoTarget;
-    let mut best: Option<(&Candidate, Sending)> = None;
+fn cheapest_replicate<'a>(
+    inputs: &PlanningInputs<'_>,
+    all: &'a [PlanCandidate],
+    bounds: &ReplicationLimits,
+) -> Result<(&'a PlanCandidate, ReplicateTransfer), ReplicationSkipReason> {
+    let mut why = ReplicationSkipReason::NoTarget;
+    let mut best: Option<(&PlanCandidate, ReplicateTransfer)> = None;
     for candidate in all.iter().filter(|candidate| candidate.refused.is_none()) {
         let Some(Handoff::Replicate { from, rank, blocks, bytes }) = candidate.handoff else { continue };
         let find = |id| inputs.workers.iter().find(|view| view.id == id);
         let (Some(source), Some(target)) = (find(from), find(candidate.decode.worker)) else { continue };
-        if target.health != Health::Ready || target.knowledge != Knowledge::Exact {
+        if target.health != WorkerHealth::Ready || target.knowledge != KvIndexState::Exact {
             continue;
         }
-        let sends_in_turn = inputs.policy.sources == Sources::InTurn;
-        let waits = |view| Pace::of(view, inputs.policy).queue;
-        let is_full = Pace::of(target, inputs.policy).usage >= inputs.policy.overload.kv_usage;
+        let sends_in_turn = inputs.policy.sources == SendTiming::InTurn;
+        let waits = |view| WorkerSpeed::of(view, inputs.policy).queue;
+        let is_full = WorkerSpeed::of(target, inputs.policy).usage >= inputs.policy.overload.kv_usage;
         if is_full || waits(target) > bounds.queue || (sends_in_turn && waits(source) > bounds.source_queue) {
-            why = why.max(Stays::Busy);
+            why = why.max(ReplicationSkipReason::Busy);
             continue;
         }
         if bytes > bounds.bytes {
-            why = why.max(Stays::TooLarge);
+            why = why.max(ReplicationSkipReason::TooLarge);
             continue;
         }
-        let key = |candidate: &Candidate| (candidate.total - candidate.terms.network, candidate.decode.worker);
+        let key = |candidate: &PlanCandidate| (candidate.total - candidate.terms.network, candidate.decode.worker);
         if best.is_none_or(|(least, _)| key(candidate) < key(least)) {
-            best = Some((candidate, Sending { from, rank, blocks, bytes }));
+            best = Some((candidate, ReplicateTransfer { from, rank, blocks, bytes }));
         }
     }
     best.ok_or(why)
 }
 
 /// Who holds what once the prefix has arrived.
-fn with_prefix(inputs: &Inputs<'_>, candidate: &Candidate, blocks: Blocks) -> Vec<Overlap> {
+fn overlaps_after_replication(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, blocks: Blocks) -> Vec<Overlap> {
     let (worker, rank) = (candidate.decode.worker, candidate.decode.rank);
     let mut all = inputs.overlaps.to_vec();
     all.push(Overlap { worker, rank, tier: Tier::Hbm, blocks });
@@ -193,16 +199,20 @@ fn with_prefix(inputs: &Inputs<'_>, candidate: &Candidate, blocks: Blocks) -> Ve
 }
 
 /// The link's time, as if somebody waited for it; the second copy, where one is left; and what the prefix pushes out.
-fn costs(inputs: &Inputs<'_>, candidate: &Candidate, sending: Sending) -> Option<Micros> {
+fn replication_cost(
+    inputs: &PlanningInputs<'_>,
+    candidate: &PlanCandidate,
+    sending: ReplicateTransfer,
+) -> Option<Micros> {
     const MIB: f64 = 1_048_576.0;
-    let table = Table::lay(inputs).ok()?;
-    let prices = Prices::new(&table.inputs, table.visit);
-    let at = table.standings.iter().find(|at| at.view.id == candidate.decode.worker)?;
+    let table = FleetLayout::build(inputs).ok()?;
+    let prices = CostModel::new(&table.inputs, table.session_lookup);
+    let at = table.candidates.iter().find(|at| at.view.id == candidate.decode.worker)?;
     let network = prices.network(at.view.link.as_ref()?, sending.bytes);
-    let brought = sending.blocks.tokens(inputs.ask.block) - at.holding.on_device();
+    let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
     let copy = match candidate.claim {
-        Claim::Move { .. } => Micros::ZERO,
-        _ => micros(weight(inputs.policy.lambda) / MIB * sending.bytes.0 as f64),
+        OwnershipClaim::Move { .. } => Micros::ZERO,
+        _ => micros(valid_or_zero(inputs.policy.lambda) / MIB * sending.bytes.0 as f64),
     };
-    Some(network + copy + prices.eviction(at, brought, Guest::Passes))
+    Some(network + copy + prices.eviction_cost(at, brought, CopyKind::Passes))
 }

@@ -4,136 +4,143 @@ use std::cell::Cell;
 
 use vocabulary::{Bytes, Micros, Tokens};
 
-use crate::cost::{Compute, Prices, Serving, in_turn};
+use crate::cost::{ComputeSite, CostModel, TargetWork, sequential_terms};
 use crate::lcm::lcm;
-use crate::standing::Standing;
-use crate::table::{Fabrics, Helpers, Table};
+use crate::standing::WorkerCandidate;
+use crate::table::{FabricShortlist, Fabrics, FleetLayout};
 use crate::{
-    Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Restore, Rule, Sources, StepKind, Terms, Transfers,
-    Way,
+    Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipClaim, PlanCandidate, PrefixRestore,
+    RestoreSplit, SelectionRule, SendTiming, StepKind, TransferPermission,
 };
 
 /// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
-pub(crate) fn candidates(table: &Table<'_>) -> Vec<Candidate> {
-    let prices = Prices::new(&table.inputs, table.visit);
-    let offers_transfers = table.inputs.policy.rule == Rule::Own && table.inputs.ask.transfers == Transfers::Allowed;
-    let fabrics = offers_transfers.then(|| Fabrics::of(table, &prices));
-    let maker = Maker { table, prices, fabrics, sources: Default::default() };
-    let mut all = Vec::with_capacity(3 * table.standings.len());
-    for target in 0..table.standings.len() {
+pub(crate) fn candidates(table: &FleetLayout<'_>) -> Vec<PlanCandidate> {
+    let prices = CostModel::new(&table.inputs, table.session_lookup);
+    let offers_transfers =
+        table.inputs.policy.rule == SelectionRule::Own && table.inputs.request.transfers == TransferPermission::Allowed;
+    let fabrics = offers_transfers.then(|| Fabrics::for_unbarred_targets(table, &prices));
+    let maker =
+        CandidateBuilder { layout: table, cost_model: prices, fabrics, cached_source_costs: Default::default() };
+    let mut all = Vec::with_capacity(3 * table.candidates.len());
+    for target in 0..table.candidates.len() {
         maker.push_all(target, &mut all);
     }
     all
 }
 
-struct Maker<'a> {
-    table: &'a Table<'a>,
-    prices: Prices<'a>,
+struct CandidateBuilder<'a> {
+    layout: &'a FleetLayout<'a>,
+    cost_model: CostModel<'a>,
     fabrics: Option<Fabrics<'a>>,
     /// What the last few sources' parts cost, by who it is and up to where: few help all targets.
-    sources: [Cell<Option<SourcePart>>; 4],
+    cached_source_costs: [Cell<Option<SourceCost>>; 4],
 }
 
 /// What the part of a source, up to so many tokens, costs.
-type SourcePart = ((usize, Tokens), Terms);
+type SourceCost = ((usize, Tokens), CostTerms);
 
 /// A replicate to one target: from whom, the leading tokens that could be there afterwards, and how they get there.
 #[derive(Clone, Copy)]
-struct Replicate {
+struct ReplicateOption {
     from: usize,
-    until: Tokens,
-    way: Way,
-    other: Option<Way>,
+    prefix_end: Tokens,
+    split: RestoreSplit,
+    alternative_split: Option<RestoreSplit>,
 }
 
 /// One way of a replicate, priced and labelled.
 #[derive(Clone, Copy)]
-struct Fetch {
-    terms: Terms,
+struct PricedReplicate {
+    terms: CostTerms,
     action: Action,
-    refused: Option<Refused>,
+    refused: Option<CandidateRefusal>,
 }
 
-impl Fetch {
-    fn rank(&self) -> (bool, Micros) {
+impl PricedReplicate {
+    fn preference(&self) -> (bool, Micros) {
         (self.refused.is_some(), self.terms.total())
     }
 }
 
 /// A candidate before its label and refusal are known.
-struct Draft {
+struct CandidateDraft {
     prefill: Leg,
     decode: Leg,
     handoff: Option<Handoff>,
-    claim: Claim,
-    terms: Terms,
+    claim: OwnershipClaim,
+    terms: CostTerms,
 }
 
-impl Draft {
-    fn labelled(self, action: Action, refused: Option<Refused>) -> Candidate {
+impl CandidateDraft {
+    fn labelled(self, action: Action, refused: Option<CandidateRefusal>) -> PlanCandidate {
         let Self { prefill, decode, handoff, claim, terms } = self;
-        Candidate { action, prefill, decode, handoff, claim, terms, total: terms.total(), refused }
+        PlanCandidate { action, prefill, decode, handoff, claim, terms, total: terms.total(), refused }
     }
 }
 
-impl Maker<'_> {
-    fn push_all(&self, target: usize, all: &mut Vec<Candidate>) {
-        if let Some(refused) = self.table.refused(target) {
+impl CandidateBuilder<'_> {
+    fn push_all(&self, target: usize, all: &mut Vec<PlanCandidate>) {
+        if let Some(refused) = self.layout.target_refusal(target) {
             all.push(self.unpriced(target, None).labelled(Action::ColocatedPrefill, Some(refused)));
             return;
         }
         if !self.at(target).serves_alone() {
-            all.push(self.draft(target).labelled(Action::ColocatedPrefill, Some(Refused::NeedsPrefiller)));
-            all.extend(self.prefiller(target).map(|prefiller| self.remote(target, prefiller)));
+            all.push(
+                self.local_draft(target).labelled(Action::ColocatedPrefill, Some(CandidateRefusal::NeedsPrefiller)),
+            );
+            all.extend(self.prefiller(target).map(|prefiller| self.remote_prefill_candidate(target, prefiller)));
             return;
         }
         let Some(fabrics) = &self.fabrics else {
-            all.push(self.single(target, None));
+            all.push(self.local_candidate(target, None));
             return;
         };
-        let around = self.around_bars(target);
-        let helpers = around.as_ref().unwrap_or(fabrics).of_target(&self.table.inputs, self.at(target));
-        let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
-        all.push(self.single(target, replicate));
+        let around = self.fabrics_around_barred_links(target);
+        let helpers = around.as_ref().unwrap_or(fabrics).helpers_for(&self.layout.inputs, self.at(target));
+        let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate_option(from, target)));
+        all.push(self.local_candidate(target, replicate));
         match (replicate, helpers) {
-            (Some(replicate), _) => all.push(self.fetch(target, &replicate)),
-            (None, Some(_)) => all.extend(self.fetch_refused(target, Refused::OtherFabric)),
-            (None, None) => all.extend(self.fetch_refused(target, Refused::NoLink)),
+            (Some(replicate), _) => all.push(self.fetch_candidate(target, &replicate)),
+            (None, Some(_)) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::OtherFabric)),
+            (None, None) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::NoLink)),
         }
-        let prefiller = |helpers: Helpers| helpers.prefillers().find(|place| *place != target);
+        let prefiller = |helpers: FabricShortlist| helpers.prefillers().find(|place| *place != target);
         if let Some(prefiller) = helpers.and_then(prefiller) {
-            all.push(self.remote(target, prefiller));
+            all.push(self.remote_prefill_candidate(target, prefiller));
         } else if around.is_some()
-            && let Some(barred) = fabrics.of_target(&self.table.inputs, self.at(target)).and_then(prefiller)
+            && let Some(barred) = fabrics.helpers_for(&self.layout.inputs, self.at(target)).and_then(prefiller)
         {
-            all.push(Candidate { refused: Some(Refused::BarredLink), ..self.remote(target, barred) });
+            all.push(PlanCandidate {
+                refused: Some(CandidateRefusal::BarredLink),
+                ..self.remote_prefill_candidate(target, barred)
+            });
         }
     }
 
     /// Who may compute the prompt for this target.
     fn prefiller(&self, target: usize) -> Option<usize> {
-        let helpers = match self.around_bars(target) {
-            Some(around) => around.of_target(&self.table.inputs, self.at(target))?,
-            None => self.fabrics.as_ref()?.of_target(&self.table.inputs, self.at(target))?,
+        let helpers = match self.fabrics_around_barred_links(target) {
+            Some(around) => around.helpers_for(&self.layout.inputs, self.at(target))?,
+            None => self.fabrics.as_ref()?.helpers_for(&self.layout.inputs, self.at(target))?,
         };
         helpers.prefillers().find(|place| *place != target)
     }
 
     /// Who can help a target that barred links lead to; none where none does.
-    fn around_bars(&self, target: usize) -> Option<Fabrics<'_>> {
+    fn fabrics_around_barred_links(&self, target: usize) -> Option<Fabrics<'_>> {
         let id = self.at(target).view.id;
-        let is_barred = self.table.inputs.disabled.links.iter().any(|link| link.to == id);
-        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_bars(self.table, &self.prices, id))
+        let is_barred = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
+        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_barred_links(self.layout, &self.cost_model, id))
     }
 
     /// One leg, nothing moves.
-    fn single(&self, target: usize, replicate: Option<Replicate>) -> Candidate {
-        let cached = self.at(target).holding.cached;
-        let draft = self.draft(target);
-        let allows = |action| self.table.inputs.allows(action);
-        let is_tail = |r: Replicate| cached > Tokens::ZERO && r.until - cached <= cached;
-        let continues = self.table.inputs.step == StepKind::DecodeContinuation && draft.claim == Claim::Keep;
-        let action = if self.fabrics.is_none() && self.table.inputs.policy.rule != Rule::Own {
+    fn local_candidate(&self, target: usize, replicate: Option<ReplicateOption>) -> PlanCandidate {
+        let cached = self.at(target).prefix.cached;
+        let draft = self.local_draft(target);
+        let allows = |action| self.layout.inputs.allows(action);
+        let is_tail = |r: ReplicateOption| cached > Tokens::ZERO && r.prefix_end - cached <= cached;
+        let continues = self.layout.inputs.step == StepKind::DecodeContinuation && draft.claim == OwnershipClaim::Keep;
+        let action = if self.fabrics.is_none() && self.layout.inputs.policy.rule != SelectionRule::Own {
             Action::ColocatedPrefill
         } else if continues && allows(Action::DecodeContinuation) {
             Action::DecodeContinuation
@@ -146,122 +153,142 @@ impl Maker<'_> {
     }
 
     /// The sealed prefix is sent to the target, which then serves: in the cheapest way that is switched on.
-    fn fetch(&self, target: usize, replicate: &Replicate) -> Candidate {
-        let Replicate { from, way, other, .. } = *replicate;
+    fn fetch_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
+        let ReplicateOption { from, split: way, alternative_split: other, .. } = *replicate;
         let claim = self.claim(target, Some(&self.handoff(from, &way)));
-        let first = self.fetch_by(target, from, &way, &claim);
-        let second = other.map(|other| (other, self.fetch_by(target, from, &other, &claim)));
-        let (way, Fetch { terms, action, refused }) = match second {
-            Some((other, second)) if second.rank() < first.rank() => (other, second),
+        let first = self.price_fetch(target, from, &way, &claim);
+        let second = other.map(|other| (other, self.price_fetch(target, from, &other, &claim)));
+        let (way, PricedReplicate { terms, action, refused }) = match second {
+            Some((other, second)) if second.preference() < first.preference() => (other, second),
             _ => (way, first),
         };
         let leg = self.leg(target, way.start);
         let handoff = Some(self.handoff(from, &way));
-        Draft { prefill: leg, decode: leg, handoff, claim, terms }.labelled(action, refused)
+        CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms }.labelled(action, refused)
     }
 
-    fn fetch_by(&self, target: usize, from: usize, way: &Way, claim: &Claim) -> Fetch {
+    fn price_fetch(&self, target: usize, from: usize, way: &RestoreSplit, claim: &OwnershipClaim) -> PricedReplicate {
         let (source, at) = (self.at(from), self.at(target));
-        let serving = Serving { start: way.start, computed: Compute::Here, elsewhere: self.elsewhere(target, claim) };
-        let served = self.prices.target(at, serving);
+        let serving = TargetWork {
+            start: way.start,
+            compute_site: ComputeSite::Here,
+            duplicated_until: self.tokens_elsewhere(target, claim),
+        };
+        let served = self.cost_model.target_terms(at, serving);
         // What the target has in slower tiers is sent as well: it need not load it.
-        let served = Terms { restore: served.restore - self.prices.restore(at), ..served };
-        let network = self.network(target, way.bytes);
-        let terms = match self.table.inputs.policy.sources {
-            Sources::InTurn => {
-                let terms = in_turn(&self.source(from, way.loaded), &served);
-                Terms { network: network + source.pace.step + at.pace.step, ..terms }
+        let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
+        let network = self.network_time(target, way.bytes);
+        let terms = match self.layout.inputs.policy.sources {
+            SendTiming::InTurn => {
+                let terms = sequential_terms(&self.source_cost(from, way.loaded), &served);
+                CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
             }
             // What is sent comes while the target's queue drains.
-            Sources::AtOnce => {
-                let load = self.prices.restore(source);
-                Terms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
+            SendTiming::AtOnce => {
+                let load = self.cost_model.restore_time(source);
+                CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
             }
         };
-        let holds_more = self.aligned(from, target, source.holding.held) > way.loaded;
+        let holds_more = self.align_down(from, target, source.prefix.believed) > way.loaded;
         let action = match claim {
-            Claim::Move { .. } => Action::StateMigration,
+            OwnershipClaim::Move { .. } => Action::StateMigration,
             _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
-        let refused = (!self.table.inputs.allows(action)).then_some(Refused::Disabled);
-        Fetch { terms, action, refused }
+        let refused = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::Disabled);
+        PricedReplicate { terms, action, refused }
     }
 
     /// Somebody holds what the target lacks, and cannot send it there.
-    fn fetch_refused(&self, target: usize, why: Refused) -> Option<Candidate> {
-        let (from, held) = self.table.deepest_other(target)?;
-        let fits = self.table.inputs.can_read(self.at(from).shape, self.at(target).shape);
+    fn refused_fetch_candidate(&self, target: usize, why: CandidateRefusal) -> Option<PlanCandidate> {
+        let (from, held) = self.layout.longest_prefix_elsewhere(target)?;
+        let fits = self.layout.inputs.can_read(self.at(from).shape, self.at(target).shape);
         let why = match why {
-            Refused::OtherFabric if !fits => Refused::OtherShape,
-            Refused::OtherFabric if self.table.inputs.bars(self.at(from).view.id, self.at(target).view.id) => {
-                Refused::BarredLink
+            CandidateRefusal::OtherFabric if !fits => CandidateRefusal::OtherShape,
+            CandidateRefusal::OtherFabric
+                if self.layout.inputs.is_link_barred(self.at(from).view.id, self.at(target).view.id) =>
+            {
+                CandidateRefusal::BarredLink
             }
             why => why,
         };
-        let until = held.min(self.table.movable());
-        let cached = self.at(target).holding.cached;
-        let bytes = (until > cached).then(|| self.prices.bytes(self.at(target), cached, until))?;
-        let handoff = self.handoff(from, &Way { loaded: until, bytes, start: until });
+        let until = held.min(self.layout.replicable_tokens());
+        let cached = self.at(target).prefix.cached;
+        let bytes = (until > cached).then(|| self.cost_model.bytes(self.at(target), cached, until))?;
+        let handoff = self.handoff(from, &RestoreSplit { loaded: until, bytes, start: until });
         Some(self.unpriced(target, Some(handoff)).labelled(Action::ArtifactFetch, Some(why)))
     }
 
     /// The prompt is computed elsewhere and pulled by the target.
-    fn remote(&self, target: usize, prefiller: usize) -> Candidate {
+    fn remote_prefill_candidate(&self, target: usize, prefiller: usize) -> PlanCandidate {
         let (source, at) = (self.at(prefiller), self.at(target));
-        let prompt = self.table.inputs.ask.prompt;
-        let bytes = self.prices.bytes(at, at.holding.cached, prompt);
+        let prompt = self.layout.inputs.request.prompt;
+        let bytes = self.cost_model.bytes(at, at.prefix.cached, prompt);
         let handoff = Handoff::RemotePrefill { bytes };
         let claim = self.claim(target, Some(&handoff));
-        let serving =
-            Serving { start: at.holding.cached, computed: Compute::Pulled, elsewhere: self.elsewhere(target, &claim) };
-        let mut terms = in_turn(&self.source(prefiller, prompt), &self.prices.target(at, serving));
-        terms.network = self.network(target, bytes) + source.pace.step;
-        let prefill = self.leg(prefiller, source.holding.cached);
-        let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.holding.cached) };
-        let allowed = self.table.inputs.allows(Action::RemotePrefill);
-        Draft { prefill, decode, handoff: Some(handoff), claim, terms }
-            .labelled(Action::RemotePrefill, (!allowed).then_some(Refused::Disabled))
+        let serving = TargetWork {
+            start: at.prefix.cached,
+            compute_site: ComputeSite::Pulled,
+            duplicated_until: self.tokens_elsewhere(target, &claim),
+        };
+        let mut terms =
+            sequential_terms(&self.source_cost(prefiller, prompt), &self.cost_model.target_terms(at, serving));
+        terms.network = self.network_time(target, bytes) + source.speed.step;
+        let prefill = self.leg(prefiller, source.prefix.cached);
+        let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.prefix.cached) };
+        let allowed = self.layout.inputs.allows(Action::RemotePrefill);
+        CandidateDraft { prefill, decode, handoff: Some(handoff), claim, terms }
+            .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::Disabled))
     }
 
     /// One leg at `target` with what it has.
-    fn draft(&self, target: usize) -> Draft {
+    fn local_draft(&self, target: usize) -> CandidateDraft {
         let claim = self.claim(target, None);
-        let start = self.at(target).holding.cached;
-        let serving = Serving { start, computed: Compute::Here, elsewhere: self.elsewhere(target, &claim) };
+        let start = self.at(target).prefix.cached;
+        let serving = TargetWork {
+            start,
+            compute_site: ComputeSite::Here,
+            duplicated_until: self.tokens_elsewhere(target, &claim),
+        };
         let leg = self.leg(target, start);
-        Draft { prefill: leg, decode: leg, handoff: None, claim, terms: self.prices.target(self.at(target), serving) }
+        CandidateDraft {
+            prefill: leg,
+            decode: leg,
+            handoff: None,
+            claim,
+            terms: self.cost_model.target_terms(self.at(target), serving),
+        }
     }
 
-    fn unpriced(&self, target: usize, handoff: Option<Handoff>) -> Draft {
-        let leg = self.leg(target, self.at(target).holding.cached);
+    fn unpriced(&self, target: usize, handoff: Option<Handoff>) -> CandidateDraft {
+        let leg = self.leg(target, self.at(target).prefix.cached);
         let claim = self.claim(target, handoff.as_ref());
-        Draft { prefill: leg, decode: leg, handoff, claim, terms: Terms::default() }
+        CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms: CostTerms::default() }
     }
 
     /// What `from` can send to `target`: up to a boundary of both engines, and more than the target has.
-    fn replicate(&self, from: usize, target: usize) -> Option<Replicate> {
+    fn replicate_option(&self, from: usize, target: usize) -> Option<ReplicateOption> {
         if from == target {
             return None;
         }
-        let until = self.aligned(from, target, self.table.movable().min(self.at(from).holding.held));
-        if until <= self.at(target).holding.cached {
+        let until = self.align_down(from, target, self.layout.replicable_tokens().min(self.at(from).prefix.believed));
+        if until <= self.at(target).prefix.cached {
             return None;
         }
-        let [first, second] = self.ways(from, target, until);
+        let [first, second] = self.restore_splits(from, target, until);
         let (way, other) = first.map_or((second, None), |first| (Some(first), second));
-        way.map(|way| Replicate { from, until, way, other })
+        way.map(|way| ReplicateOption { from, prefix_end: until, split: way, alternative_split: other })
     }
 
     /// How the prefix up to `until` can come to `target`.
-    fn ways(&self, from: usize, target: usize, until: Tokens) -> [Option<Way>; 2] {
+    fn restore_splits(&self, from: usize, target: usize, until: Tokens) -> [Option<RestoreSplit>; 2] {
         let at = self.at(target);
-        let held = at.holding.on_device();
-        match self.table.inputs.attention {
-            Some(spec) => Restore { spec, held, until, unit: self.unit(from, target) }.ways(),
+        let held = at.prefix.on_device();
+        match self.layout.inputs.attention {
+            Some(spec) => PrefixRestore { spec, held, until, unit: self.unit(from, target) }.load_splits(),
             None => {
-                let bytes = self.prices.bytes(at, held, until);
-                [Some(Way { loaded: until, bytes, start: until }), None]
+                let bytes = self.cost_model.bytes(at, held, until);
+                [Some(RestoreSplit { loaded: until, bytes, start: until }), None]
             }
         }
     }
@@ -269,72 +296,73 @@ impl Maker<'_> {
     /// What moves between two workers ends at a multiple of the chain's block, both engines' and the model's.
     fn unit(&self, from: usize, target: usize) -> Tokens {
         let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
-        let model = self.table.inputs.attention.map_or(1, |spec| spec.block().0);
-        Tokens(blocks.into_iter().fold(lcm(self.table.inputs.ask.block.0, model), lcm))
+        let model = self.layout.inputs.attention.map_or(1, |spec| spec.block().0);
+        Tokens(blocks.into_iter().fold(lcm(self.layout.inputs.request.block.0, model), lcm))
     }
 
-    fn aligned(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
+    fn align_down(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
         let unit = self.unit(from, target);
-        tokens.min(self.table.inputs.ask.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+        tokens.min(self.layout.inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
     }
 
-    fn handoff(&self, from: usize, way: &Way) -> Handoff {
-        let Standing { view, holding, .. } = self.at(from);
-        let blocks = way.loaded.whole_blocks(self.table.inputs.ask.block);
+    fn handoff(&self, from: usize, way: &RestoreSplit) -> Handoff {
+        let WorkerCandidate { view, prefix: holding, .. } = self.at(from);
+        let blocks = way.loaded.whole_blocks(self.layout.inputs.request.block);
         Handoff::Replicate { from: view.id, rank: holding.rank, blocks, bytes: way.bytes }
     }
 
     /// What a source's part costs.
-    fn source(&self, place: usize, to: Tokens) -> Terms {
-        let known = self.sources.iter().filter_map(Cell::get).find(|(key, _)| *key == (place, to));
+    fn source_cost(&self, place: usize, to: Tokens) -> CostTerms {
+        let known = self.cached_source_costs.iter().filter_map(Cell::get).find(|(key, _)| *key == (place, to));
         known.map_or_else(
             || {
-                let terms = self.prices.source(self.at(place), to);
+                let terms = self.cost_model.source_terms(self.at(place), to);
                 let oldest = Some(((place, to), terms));
-                self.sources.iter().fold(oldest, |next, cell| cell.replace(next));
+                self.cached_source_costs.iter().fold(oldest, |next, cell| cell.replace(next));
                 terms
             },
             |(_, terms)| terms,
         )
     }
 
-    fn network(&self, target: usize, bytes: Bytes) -> Micros {
+    fn network_time(&self, target: usize, bytes: Bytes) -> Micros {
         let link = self.at(target).view.link.as_ref();
-        link.map_or(Micros(u64::MAX), |link| self.prices.network(link, bytes))
+        link.map_or(Micros(u64::MAX), |link| self.cost_model.network(link, bytes))
     }
 
     fn leg(&self, place: usize, cached: Tokens) -> Leg {
         let at = self.at(place);
-        let tokens_computed = self.table.inputs.ask.prompt - cached;
-        Leg { worker: at.view.id, rank: at.holding.rank, tokens_cached: cached, tokens_computed }
+        let tokens_computed = self.layout.inputs.request.prompt - cached;
+        Leg { worker: at.view.id, rank: at.prefix.rank, tokens_cached: cached, tokens_computed }
     }
 
     /// What others keep of the prompt, if more than the target; after a move the old owner's copy is nobody's.
-    fn elsewhere(&self, target: usize, claim: &Claim) -> Tokens {
+    fn tokens_elsewhere(&self, target: usize, claim: &OwnershipClaim) -> Tokens {
         match claim {
-            Claim::Move { .. } => Tokens::ZERO,
-            _ => self.table.deepest_other(target).map_or(Tokens::ZERO, |(_, held)| held),
+            OwnershipClaim::Move { .. } => Tokens::ZERO,
+            _ => self.layout.longest_prefix_elsewhere(target).map_or(Tokens::ZERO, |(_, held)| held),
         }
     }
 
     /// Ownership follows the reason to leave, or the state itself when the session already lives at the target.
-    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> Claim {
-        let session = self.table.inputs.session;
-        let Some(from) = session.owner else { return Claim::Open };
-        if self.table.is_owner(target) {
-            return Claim::Keep;
+    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> OwnershipClaim {
+        let session = self.layout.inputs.session;
+        let Some(from) = session.owner else { return OwnershipClaim::Open };
+        if self.layout.is_owner(target) {
+            return OwnershipClaim::Keep;
         }
         let replicates = matches!(handoff, Some(Handoff::Replicate { .. }));
-        if replicates && !self.table.inputs.allows(Action::StateMigration) {
-            return Claim::Borrow;
+        if replicates && !self.layout.inputs.allows(Action::StateMigration) {
+            return OwnershipClaim::Borrow;
         }
-        let lives_there = |owner: usize| owner == target || self.at(target).holding.held > self.at(owner).holding.held;
-        let there = self.table.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
-        let why = self.table.leave_for(target).or(there);
-        why.map_or(Claim::Borrow, |why| Claim::Move { from, epoch: session.epoch, why })
+        let lives_there =
+            |owner: usize| owner == target || self.at(target).prefix.believed > self.at(owner).prefix.believed;
+        let there = self.layout.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
+        let why = self.layout.move_reason_for(target).or(there);
+        why.map_or(OwnershipClaim::Borrow, |why| OwnershipClaim::Move { from, epoch: session.epoch, why })
     }
 
-    fn at(&self, place: usize) -> &Standing<'_> {
-        &self.table.standings[place]
+    fn at(&self, place: usize) -> &WorkerCandidate<'_> {
+        &self.layout.candidates[place]
     }
 }

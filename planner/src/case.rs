@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Account, Actions, Ask, AttentionSpec, BarredLink, Decision, Disabled, Inputs, NoPlan, ParallelShape, Policy,
-    RankMemory, SessionView, StepFacts, Tenancy, classify, plan,
+    ActionSet, AttentionSpec, BarredLink, Decision, DisabledFeatures, OccupancyModel, OccupancyView, ParallelShape,
+    PlanningError, PlanningInputs, PlanningRequest, Policy, RankMemory, SessionView, StepFacts, classify, plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Case {
+pub struct PlanningCase {
     /// What makes the kind of step.
     pub facts: StepFacts,
     /// What is asked.
-    pub ask: Ask,
+    pub ask: PlanningRequest,
     /// Who owns what.
     pub session: SessionView,
     /// The fleet.
@@ -31,35 +31,35 @@ pub struct Case {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Vec<RankMemory>>,
     /// Actions that were switched off at that time, beside those of the policy.
-    #[serde(default, skip_serializing_if = "Actions::is_empty")]
-    pub disabled: Actions,
+    #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
+    pub disabled: ActionSet,
     /// Links that were barred at that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub barred: Vec<BarredLink>,
 }
 
-impl Case {
+impl PlanningCase {
     /// The decision under `policy`. Configured and so not asked each time: what the layers of its model keep, where that was
     /// known, and workers' shapes, in the order of their ids.
     pub fn plan(
         &self,
         policy: &Policy,
         (attention, shapes): (Option<&AttentionSpec>, &[(WorkerId, ParallelShape)]),
-    ) -> Result<Decision, NoPlan> {
-        let tenancy = Tenancy::retold(self.memory.as_deref().unwrap_or_default());
-        plan(&Inputs {
+    ) -> Result<Decision, PlanningError> {
+        let tenancy = OccupancyModel::from_recorded(self.memory.as_deref().unwrap_or_default());
+        plan(&PlanningInputs {
             step: classify(&self.facts, &policy.thresholds),
-            ask: &self.ask,
+            request: &self.ask,
             session: &self.session,
             workers: &self.workers,
             overlaps: &self.overlaps,
             excluded: &self.excluded,
             policy,
-            disabled: Disabled { actions: self.disabled, links: &self.barred },
+            disabled: DisabledFeatures { actions: self.disabled, links: &self.barred },
             attention,
             shapes,
-            account: Account { tenancy: &tenancy, now: Micros::ZERO },
-            turn: 0,
+            occupancy: OccupancyView { model: &tenancy, now: Micros::ZERO },
+            round_robin_index: 0,
         })
     }
 }

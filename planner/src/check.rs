@@ -1,13 +1,15 @@
 //! Which plans are legal. The executor runs any legal plan and refuses every other; it makes no choices of its own.
 
-use vocabulary::{Blocks, DpRank, Health, Knowledge, Owner, Tokens, WorkerId, WorkerView};
+use vocabulary::{Blocks, DpRank, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, WorkerView};
 
-use crate::standing::{serves_alone, too_long};
-use crate::{Action, AttentionSpec, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
+use crate::standing::{length_refusal, serves_alone};
+use crate::{
+    Action, AttentionSpec, Handoff, Leg, OwnershipClaim, Plan, PlanningInputs, TransferObstacle, TransferPermission,
+};
 
 /// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
-pub enum Illegal {
+pub enum PlanViolation {
     /// A leg or source names a worker that is not in the fleet.
     #[error("{0} is not in the fleet")]
     NoSuchWorker(WorkerId),
@@ -31,7 +33,7 @@ pub enum Illegal {
     TooLong(WorkerId),
     /// A leg's tokens do not add up to the prompt.
     #[error("the tokens of the leg at {0} do not add up to the prompt")]
-    Tokens(WorkerId),
+    TokenSum(WorkerId),
     /// The legs differ without a remote prefill.
     #[error("the legs differ without a handoff between them")]
     LegsDiffer,
@@ -40,7 +42,7 @@ pub enum Illegal {
     ToItself(WorkerId),
     /// A handoff for a request that forbids it.
     #[error("the request forbids transfers: {0:?}")]
-    TransferForbidden(TransferBar),
+    TransferForbidden(TransferObstacle),
     /// A handoff from a worker that only receives.
     #[error("{0} only receives")]
     SendsNothing(WorkerId),
@@ -49,13 +51,13 @@ pub enum Illegal {
     NoFabric(WorkerId, WorkerId),
     /// A handoff between workers whose ranks cannot read from each other.
     #[error("the ranks of {1} cannot read from those of {0}: their parallel shapes do not match")]
-    Shape(WorkerId, WorkerId),
+    IncompatibleShapes(WorkerId, WorkerId),
     /// A handoff over a link that is barred.
     #[error("the link from {0} to {1} is barred")]
     BarredLink(WorkerId, WorkerId),
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]
-    NotHeld(WorkerId),
+    BlocksNotHeld(WorkerId),
     /// A replicate of nothing, of more than the prompt, or of blocks that are not sealed.
     #[error("{0} blocks are nothing, more than the prompt, or not sealed")]
     NotSealed(Blocks),
@@ -73,25 +75,25 @@ pub enum Illegal {
     NeedsPrefiller(WorkerId),
     /// The claim contradicts who owns the session.
     #[error("the claim contradicts the session's owner")]
-    Claim,
+    WrongClaim,
 }
 
 impl Plan {
     /// Whether this plan may be executed for these inputs.
-    pub fn check(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    pub fn check(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let target = check_leg(&self.decode, inputs)?;
         if !target.role.decodes() {
-            return Err(Illegal::PrefillOnly(target.id));
+            return Err(PlanViolation::PrefillOnly(target.id));
         }
         check_leg(&self.prefill, inputs)?;
         match &self.handoff {
             None | Some(Handoff::Replicate { .. }) if !serves_alone(target) => {
-                return Err(Illegal::NeedsPrefiller(target.id));
+                return Err(PlanViolation::NeedsPrefiller(target.id));
             }
             None => self.check_single(inputs)?,
             Some(handoff) => {
-                if let Transfers::Forbidden(bar) = inputs.ask.transfers {
-                    return Err(Illegal::TransferForbidden(bar));
+                if let TransferPermission::Forbidden(bar) = inputs.request.transfers {
+                    return Err(PlanViolation::TransferForbidden(bar));
                 }
                 match *handoff {
                     Handoff::RemotePrefill { .. } => self.check_remote(inputs)?,
@@ -106,130 +108,134 @@ impl Plan {
         self.check_claim(inputs)
     }
 
-    fn check_single(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    fn check_single(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         if self.prefill != self.decode {
-            return Err(Illegal::LegsDiffer);
+            return Err(PlanViolation::LegsDiffer);
         }
         whole_prompt(&self.decode, inputs)
     }
 
-    fn check_remote(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    fn check_remote(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let (source, target) = (self.prefill.worker, self.decode.worker);
         if source == target {
-            return Err(Illegal::ToItself(target));
+            return Err(PlanViolation::ToItself(target));
         }
         whole_prompt(&self.prefill, inputs)?;
-        if self.decode.tokens_cached > inputs.ask.prompt || self.decode.tokens_computed != Tokens::ZERO {
-            return Err(Illegal::Tokens(target));
+        if self.decode.tokens_cached > inputs.request.prompt || self.decode.tokens_computed != Tokens::ZERO {
+            return Err(PlanViolation::TokenSum(target));
         }
         check_fabric(inputs, find(source, inputs)?, find(target, inputs)?)
     }
 
-    fn check_label(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    fn check_label(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let fits = match self.action {
             Action::ColocatedPrefill | Action::DecodeContinuation => self.handoff.is_none(),
             Action::RemotePrefill => matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
             Action::TailRecompute => !matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
             Action::ArtifactFetch => matches!(self.handoff, Some(Handoff::Replicate { .. })),
             Action::StateMigration => {
-                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), Claim::Move { .. }))
+                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), OwnershipClaim::Move { .. }))
             }
         };
         match fits {
-            false => Err(Illegal::Mislabelled(self.action)),
-            true if !inputs.allows(self.action) => Err(Illegal::Disabled(self.action)),
+            false => Err(PlanViolation::Mislabelled(self.action)),
+            true if !inputs.allows(self.action) => Err(PlanViolation::Disabled(self.action)),
             true => Ok(()),
         }
     }
 
-    fn check_claim(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    fn check_claim(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let target = find(self.target(), inputs)?;
         let owner = inputs.session.owner;
         let owned = owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.decode.rank });
         let right = match self.claim {
-            Claim::Keep => owned,
-            Claim::Open => owner.is_none(),
-            Claim::Borrow => owner.is_some() && !owned,
-            Claim::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
+            OwnershipClaim::Keep => owned,
+            OwnershipClaim::Open => owner.is_none(),
+            OwnershipClaim::Borrow => owner.is_some() && !owned,
+            OwnershipClaim::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
         };
-        if right { Ok(()) } else { Err(Illegal::Claim) }
+        if right { Ok(()) } else { Err(PlanViolation::WrongClaim) }
     }
 }
 
-fn find<'a>(worker: WorkerId, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
-    inputs.workers.iter().find(|view| view.id == worker).ok_or(Illegal::NoSuchWorker(worker))
+fn find<'a>(worker: WorkerId, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerView, PlanViolation> {
+    inputs.workers.iter().find(|view| view.id == worker).ok_or(PlanViolation::NoSuchWorker(worker))
 }
 
 /// A worker that may take part at all, as a leg or as a source.
-fn check_part<'a>(worker: WorkerId, rank: DpRank, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
+fn check_participant<'a>(
+    worker: WorkerId,
+    rank: DpRank,
+    inputs: &PlanningInputs<'a>,
+) -> Result<&'a WorkerView, PlanViolation> {
     let view = find(worker, inputs)?;
     let serves = |model| view.models.contains(model);
     if rank.0 >= view.ranks.max(1) {
-        Err(Illegal::NoSuchRank(worker))
-    } else if !serves(&inputs.ask.model) || !inputs.ask.adapter.as_ref().is_none_or(serves) {
-        Err(Illegal::WrongModel(worker))
+        Err(PlanViolation::NoSuchRank(worker))
+    } else if !serves(&inputs.request.model) || !inputs.request.adapter.as_ref().is_none_or(serves) {
+        Err(PlanViolation::WrongModel(worker))
     } else if inputs.excluded.contains(&worker) {
-        Err(Illegal::Excluded(worker))
-    } else if view.health == Health::Unreachable {
-        Err(Illegal::Unreachable(worker))
+        Err(PlanViolation::Excluded(worker))
+    } else if view.health == WorkerHealth::Unreachable {
+        Err(PlanViolation::Unreachable(worker))
     } else {
         Ok(view)
     }
 }
 
-fn check_leg<'a>(leg: &Leg, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
-    let view = check_part(leg.worker, leg.rank, inputs)?;
-    if too_long(inputs.ask, view).is_some() { Err(Illegal::TooLong(view.id)) } else { Ok(view) }
+fn check_leg<'a>(leg: &Leg, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerView, PlanViolation> {
+    let view = check_participant(leg.worker, leg.rank, inputs)?;
+    if length_refusal(inputs.request, view).is_some() { Err(PlanViolation::TooLong(view.id)) } else { Ok(view) }
 }
 
-fn whole_prompt(leg: &Leg, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+fn whole_prompt(leg: &Leg, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
     let sum = leg.tokens_cached.0.checked_add(leg.tokens_computed.0);
-    if sum == Some(inputs.ask.prompt.0) { Ok(()) } else { Err(Illegal::Tokens(leg.worker)) }
+    if sum == Some(inputs.request.prompt.0) { Ok(()) } else { Err(PlanViolation::TokenSum(leg.worker)) }
 }
 
-fn check_fabric(inputs: &Inputs<'_>, source: &WorkerView, target: &WorkerView) -> Result<(), Illegal> {
+fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &WorkerView) -> Result<(), PlanViolation> {
     let (from, to) = (source.id, target.id);
     match (&source.link, &target.link) {
-        (Some(a), Some(b)) if a.fabric != b.fabric => Err(Illegal::NoFabric(from, to)),
-        (None, _) | (_, None) => Err(Illegal::NoFabric(from, to)),
-        (Some(link), _) if !link.carries.sends() => Err(Illegal::SendsNothing(from)),
-        _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(Illegal::Shape(from, to)),
-        _ if inputs.bars(from, to) => Err(Illegal::BarredLink(from, to)),
+        (Some(a), Some(b)) if a.fabric != b.fabric => Err(PlanViolation::NoFabric(from, to)),
+        (None, _) | (_, None) => Err(PlanViolation::NoFabric(from, to)),
+        (Some(link), _) if !link.carries.exports_kv() => Err(PlanViolation::SendsNothing(from)),
+        _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(PlanViolation::IncompatibleShapes(from, to)),
+        _ if inputs.is_link_barred(from, to) => Err(PlanViolation::BarredLink(from, to)),
         _ => Ok(()),
     }
 }
 
 fn check_replicate(
-    inputs: &Inputs<'_>,
+    inputs: &PlanningInputs<'_>,
     target: &WorkerView,
     from: (WorkerId, DpRank),
     blocks: Blocks,
-) -> Result<(), Illegal> {
-    let source = check_part(from.0, from.1, inputs)?;
+) -> Result<(), PlanViolation> {
+    let source = check_participant(from.0, from.1, inputs)?;
     if source.id == target.id {
-        return Err(Illegal::ToItself(target.id));
+        return Err(PlanViolation::ToItself(target.id));
     }
     check_fabric(inputs, source, target)?;
-    let tokens = blocks.tokens(inputs.ask.block);
-    if tokens == Tokens::ZERO || tokens >= inputs.ask.prompt || blocks > inputs.session.sealed {
-        return Err(Illegal::NotSealed(blocks));
+    let tokens = blocks.tokens(inputs.request.block);
+    if tokens == Tokens::ZERO || tokens >= inputs.request.prompt || blocks > inputs.session.sealed {
+        return Err(PlanViolation::NotSealed(blocks));
     }
     let engines = [source, target].map(|end| end.capacity.block);
     let model = inputs.attention.map_or(Tokens(1), AttentionSpec::block);
     if engines.into_iter().chain([model]).any(|block| tokens.0.checked_rem(block.0).is_some_and(|rest| rest != 0)) {
-        return Err(Illegal::Unaligned(blocks));
+        return Err(PlanViolation::Unaligned(blocks));
     }
-    if believed(inputs, source, from.1) < blocks { Err(Illegal::NotHeld(source.id)) } else { Ok(()) }
+    if believed_blocks(inputs, source, from.1) < blocks { Err(PlanViolation::BlocksNotHeld(source.id)) } else { Ok(()) }
 }
 
 /// Blocks of the prompt that a rank is believed to hold: seen, promised, or (where not all is seen) owned.
-fn believed(inputs: &Inputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
+fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
     let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
     let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
     let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);
     let owned = owners
         .filter(|o| (o.worker, o.incarnation, o.rank) == (worker.id, worker.incarnation, rank))
-        .filter(|_| worker.knowledge != Knowledge::Exact)
+        .filter(|_| worker.knowledge != KvIndexState::Exact)
         .map(|_| inputs.session.sealed);
     seen.chain(promised).chain(owned).max().unwrap_or_default()
 }

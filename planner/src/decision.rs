@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, ModelId, Tokens};
 
-use crate::{Action, Claim, Handoff, Leg, Plan, StepKind};
+use crate::{Action, Handoff, Leg, OwnershipClaim, Plan, StepKind};
 
 /// The price of one candidate. All in microseconds, so that terms can be added and compared.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
-pub struct Terms {
+pub struct CostTerms {
     /// `T_queue`: until the legs' workers get to it.
     pub queue: Micros,
     /// `T_compute`: the prompt tokens that are not found anywhere they are needed.
@@ -25,9 +25,9 @@ pub struct Terms {
     pub eviction: Micros,
 }
 
-impl Terms {
+impl CostTerms {
     /// Until the first token: the terms that are this step's own time.
-    pub fn first_token(&self) -> Micros {
+    pub fn time_to_first_token(&self) -> Micros {
         self.queue + self.compute + self.network + self.restore
     }
 
@@ -39,7 +39,7 @@ impl Terms {
 
 /// One way to serve the step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Candidate {
+pub struct PlanCandidate {
     /// What it does.
     pub action: Action,
     /// Who would compute the prompt.
@@ -49,20 +49,20 @@ pub struct Candidate {
     /// What would move.
     pub handoff: Option<Handoff>,
     /// What would become of ownership.
-    pub claim: Claim,
+    pub claim: OwnershipClaim,
     /// Its price, term by term; zero where it was refused before it was priced.
-    pub terms: Terms,
+    pub terms: CostTerms,
     /// Sum of the terms.
     pub total: Micros,
     /// Why it may not be chosen.
-    pub refused: Option<Refused>,
+    pub refused: Option<CandidateRefusal>,
 }
 
 /// Why a candidate may not be chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Refused {
+pub enum CandidateRefusal {
     /// The worker does not serve the model or adapter.
     WrongModel,
     /// The worker only computes prompts.
@@ -91,7 +91,7 @@ pub enum Refused {
     Disabled,
 }
 
-impl Refused {
+impl CandidateRefusal {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -106,12 +106,12 @@ pub struct Decision {
     /// What to do.
     pub plan: Plan,
     /// Every candidate, the chosen one included, in the order of the workers.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<PlanCandidate>,
 }
 
 impl Decision {
     /// What every worker has of the prompt before anything is sent: one leg each.
-    pub(crate) fn alone(&self) -> impl Iterator<Item = &Leg> {
+    pub(crate) fn local_legs(&self) -> impl Iterator<Item = &Leg> {
         self.candidates.iter().filter(|candidate| candidate.handoff.is_none()).map(|candidate| &candidate.decode)
     }
 }
@@ -119,7 +119,7 @@ impl Decision {
 /// Why a step cannot be planned at all.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum NoPlan {
+pub enum PlanningError {
     /// The client's fault: no worker of the fleet serves it.
     #[error("no worker serves the model {model}")]
     UnknownModel {
@@ -145,8 +145,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_total_saturates() {
-        let terms = Terms { queue: Micros(u64::MAX), compute: Micros(1), ..Terms::default() };
+    fn total_cost_saturates() {
+        let terms = CostTerms { queue: Micros(u64::MAX), compute: Micros(1), ..CostTerms::default() };
         assert_eq!(terms.total(), Micros(u64::MAX));
     }
 }

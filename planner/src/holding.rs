@@ -2,16 +2,16 @@
 
 use std::cmp::Reverse;
 
-use vocabulary::{Blocks, DpRank, Knowledge, Overlap, Owner, Tier, Tokens, WorkerId};
+use vocabulary::{Blocks, DpRank, KvIndexState, Overlap, Owner, Tier, Tokens, WorkerId};
 
-use crate::{Inputs, rendezvous};
+use crate::{PlanningInputs, rendezvous};
 
 /// The prompt's leading tokens at one worker, at the rank of it that has most of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Holding {
+pub(crate) struct CachedPrefix {
     pub(crate) rank: DpRank,
     /// Believed to be there, in whole chain blocks.
-    pub(crate) held: Tokens,
+    pub(crate) believed: Tokens,
     /// Expected to be found: `held` by the trust in it, less than the prompt, in whole engine blocks.
     pub(crate) cached: Tokens,
     /// Of those, in host memory only.
@@ -20,7 +20,7 @@ pub(crate) struct Holding {
     pub(crate) disk: Tokens,
 }
 
-impl Holding {
+impl CachedPrefix {
     /// Of those, in device memory.
     pub(crate) fn on_device(&self) -> Tokens {
         self.cached - self.host - self.disk
@@ -29,11 +29,11 @@ impl Holding {
 
 /// What was seen at one rank, and what is believed beside it.
 #[derive(Clone, Copy, Default)]
-struct Raw {
+struct RankOverlap {
     rank: DpRank,
-    best: Option<(Blocks, Reverse<Tier>, PreferredRank, Reverse<DpRank>)>,
-    depth: [Blocks; 3],
-    belief: Option<(Blocks, Reverse<DpRank>)>,
+    best_overlap: Option<(Blocks, Reverse<Tier>, PreferredRank, Reverse<DpRank>)>,
+    depth_by_tier: [Blocks; 3],
+    believed: Option<(Blocks, Reverse<DpRank>)>,
 }
 
 /// Orders the owner's rank before others that hold as much.
@@ -44,27 +44,27 @@ enum PreferredRank {
 }
 
 /// One holding for each of `inputs.workers`, in their order.
-pub(crate) fn holdings(inputs: &Inputs<'_>) -> Vec<Holding> {
-    let places = Places::of(inputs);
-    let mut raws = vec![Raw::default(); inputs.workers.len()];
+pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> {
+    let places = WorkerPositions::of(inputs);
+    let mut raws = vec![RankOverlap::default(); inputs.workers.len()];
     choose_ranks(inputs, &places, &mut raws);
     fill_tiers(inputs, &places, &mut raws);
-    believe(inputs, &places, &mut raws);
-    raws.iter().zip(0..).map(|(raw, place)| settle(inputs, place, raw)).collect()
+    add_believed_blocks(inputs, &places, &mut raws);
+    raws.iter().zip(0..).map(|(raw, place)| resolve_prefix(inputs, place, raw)).collect()
 }
 
 /// Where in the fleet each id stands.
-struct Places(Vec<(WorkerId, usize)>);
+struct WorkerPositions(Vec<(WorkerId, usize)>);
 
-impl Places {
-    fn of(inputs: &Inputs<'_>) -> Self {
+impl WorkerPositions {
+    fn of(inputs: &PlanningInputs<'_>) -> Self {
         let mut places: Vec<_> = inputs.workers.iter().zip(0..).map(|(view, place)| (view.id, place)).collect();
         places.sort_unstable();
         Self(places)
     }
 
     /// Overlaps with the place of their worker; those of one worker mostly follow each other.
-    fn of_overlaps<'a>(&self, inputs: &Inputs<'a>) -> impl Iterator<Item = (usize, &'a Overlap)> {
+    fn of_overlaps<'a>(&self, inputs: &PlanningInputs<'a>) -> impl Iterator<Item = (usize, &'a Overlap)> {
         let mut last = None;
         inputs.overlaps.iter().filter_map(move |overlap| {
             let place = match last {
@@ -81,7 +81,7 @@ impl Places {
     }
 }
 
-fn choose_ranks(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+fn choose_ranks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
     let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
     for (place, overlap) in places.of_overlaps(inputs) {
         if overlap.rank.0 >= inputs.workers[place].ranks.max(1) {
@@ -90,34 +90,34 @@ fn choose_ranks(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
         let preferred =
             if owner == Some((overlap.worker, overlap.rank)) { PreferredRank::Yes } else { PreferredRank::No };
         let key = (overlap.blocks, Reverse(overlap.tier), preferred, Reverse(overlap.rank));
-        if raws[place].best.is_none_or(|best| key > best) {
-            raws[place].best = Some(key);
+        if raws[place].best_overlap.is_none_or(|best| key > best) {
+            raws[place].best_overlap = Some(key);
             raws[place].rank = overlap.rank;
         }
     }
 }
 
-fn fill_tiers(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+fn fill_tiers(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
     for (place, overlap) in places.of_overlaps(inputs) {
         let raw = &mut raws[place];
-        if raw.best.is_some() && raw.rank == overlap.rank {
-            let depth = &mut raw.depth[overlap.tier as usize];
+        if raw.best_overlap.is_some() && raw.rank == overlap.rank {
+            let depth = &mut raw.depth_by_tier[overlap.tier as usize];
             *depth = overlap.blocks.max(*depth);
         }
     }
 }
 
 /// Owners and replicas count where events do not tell; what another router has just sent counts everywhere.
-fn believe(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+fn add_believed_blocks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
     let mut note = |place: usize, rank: DpRank, blocks: Blocks| {
         if rank.0 < inputs.workers[place].ranks.max(1) {
-            raws[place].belief = raws[place].belief.max(Some((blocks, Reverse(rank))));
+            raws[place].believed = raws[place].believed.max(Some((blocks, Reverse(rank))));
         }
     };
     for Owner { worker, incarnation, rank } in inputs.session.owner.iter().chain(&inputs.session.replicas) {
         let Some(place) = places.find(*worker) else { continue };
         let view = &inputs.workers[place];
-        if view.knowledge != Knowledge::Exact && view.incarnation == *incarnation {
+        if view.knowledge != KvIndexState::Exact && view.incarnation == *incarnation {
             note(place, *rank, inputs.session.sealed);
         }
     }
@@ -128,37 +128,40 @@ fn believe(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
     }
 }
 
-fn settle(inputs: &Inputs<'_>, place: usize, raw: &Raw) -> Holding {
+fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) -> CachedPrefix {
     let view = &inputs.workers[place];
-    let block = inputs.ask.block;
-    let [hbm, host, disk] = raw.depth.map(|blocks| blocks.tokens(block).min(inputs.ask.prompt));
+    let block = inputs.request.block;
+    let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt));
     let seen = hbm.max(host).max(disk);
     let trust = &inputs.policy.trust;
     let expected = share(seen, trust.share(view.knowledge));
-    let belief = raw.belief.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
-        let held = blocks.tokens(block).min(inputs.ask.prompt);
-        (rank, held, share(held, trust.share(Knowledge::Fallback)))
+    let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
+        let held = blocks.tokens(block).min(inputs.request.prompt);
+        (rank, held, share(held, trust.share(KvIndexState::Fallback)))
     });
     match belief {
-        Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => {
-            Holding { rank, held, cached: found(inputs, place, hoped), ..Holding::default() }
-        }
-        _ if seen == Tokens::ZERO => Holding { rank: fresh_rank(inputs, place), ..Holding::default() },
+        Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => CachedPrefix {
+            rank,
+            believed: held,
+            cached: usable_tokens(inputs, place, hoped),
+            ..CachedPrefix::default()
+        },
+        _ if seen == Tokens::ZERO => CachedPrefix { rank: fresh_rank(inputs, place), ..CachedPrefix::default() },
         _ => {
-            let cached = found(inputs, place, expected);
+            let cached = usable_tokens(inputs, place, expected);
             let host_end = cached.min(hbm.max(host));
-            Holding { rank: raw.rank, held: seen, cached, host: host_end - hbm, disk: cached - hbm.max(host) }
+            CachedPrefix { rank: raw.rank, believed: seen, cached, host: host_end - hbm, disk: cached - hbm.max(host) }
         }
     }
 }
 
 /// The part of what is there that an engine uses: whole blocks of its own, and never the whole prompt.
-fn found(inputs: &Inputs<'_>, place: usize, expected: Tokens) -> Tokens {
+fn usable_tokens(inputs: &PlanningInputs<'_>, place: usize, expected: Tokens) -> Tokens {
     let unit = match inputs.workers[place].capacity.block {
-        Tokens::ZERO => inputs.ask.block,
+        Tokens::ZERO => inputs.request.block,
         own => own,
     };
-    expected.min(inputs.ask.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+    expected.min(inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
 }
 
 /// `part` of these tokens, rounded down.
@@ -167,7 +170,7 @@ fn share(tokens: Tokens, part: f64) -> Tokens {
 }
 
 /// Where a session goes inside a worker that knows nothing of it.
-fn fresh_rank(inputs: &Inputs<'_>, place: usize) -> DpRank {
+fn fresh_rank(inputs: &PlanningInputs<'_>, place: usize) -> DpRank {
     let view = &inputs.workers[place];
     match view.ranks {
         0 | 1 => DpRank(0),

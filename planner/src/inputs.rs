@@ -3,23 +3,25 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, DpRank, Epoch, Micros, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::{Action, Actions, AttentionSpec, ParallelShape, Policy, StepKind, Tenancy, exchange};
+use crate::{
+    Action, ActionSet, AttentionSpec, OccupancyModel, ParallelShape, Policy, StepKind, check_kv_compatibility,
+};
 
 /// Whether KV may move for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum Transfers {
+pub enum TransferPermission {
     /// Every action may be offered.
     #[default]
     Allowed,
     /// Only plans with one leg and no handoff.
-    Forbidden(TransferBar),
+    Forbidden(TransferObstacle),
 }
 
 /// What in a request forbids transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum TransferBar {
+pub enum TransferObstacle {
     /// `n > 1`: several answers cannot share one handoff.
     SeveralChoices,
     /// `prompt_logprobs` or `echo`: the prompt must be computed where the answer is.
@@ -34,7 +36,7 @@ pub enum TransferBar {
 
 /// The request as far as it matters to a plan.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Ask {
+pub struct PlanningRequest {
     /// The model that is asked for.
     pub model: ModelId,
     /// A LoRA adapter on top of it, which the worker must serve too.
@@ -52,7 +54,7 @@ pub struct Ask {
     /// Tokens in a block of the model's chain: the unit of every `Blocks` here.
     pub block: Tokens,
     /// Whether KV may move for it.
-    pub transfers: Transfers,
+    pub transfers: TransferPermission,
 }
 
 /// Before it was told the policy alone said it.
@@ -62,7 +64,7 @@ fn any_growth() -> Tokens {
 
 /// Another router's word that it has sent a step of this session somewhere (the ledger's live intents).
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Promise {
+pub struct LiveIntent {
     /// Where.
     pub worker: WorkerId,
     /// At which rank.
@@ -85,7 +87,7 @@ pub struct SessionView {
     /// Who else has that sealed prefix by decision: its live read-only replicas, and its owner where that is another.
     pub replicas: Vec<Owner>,
     /// Live intents of other routers.
-    pub promises: Vec<Promise>,
+    pub promises: Vec<LiveIntent>,
 }
 
 impl SessionView {
@@ -98,11 +100,11 @@ impl SessionView {
 
 /// Everything a plan depends on. Blocks are the chain's, counted from the start of the prompt.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct PlanningInputs<'a> {
     /// What kind of step it is.
     pub step: StepKind,
     /// What is asked.
-    pub ask: &'a Ask,
+    pub request: &'a PlanningRequest,
     /// What its model's layers keep; without it every token takes what each worker's view says.
     pub attention: Option<&'a AttentionSpec>,
     /// Who owns what.
@@ -114,22 +116,22 @@ pub struct Inputs<'a> {
     /// Who holds how much of the prompt, in any order.
     pub overlaps: &'a [Overlap],
     /// Whose KV lies where.
-    pub account: Account<'a>,
+    pub occupancy: OccupancyView<'a>,
     /// Workers that failed already in this attempt.
     pub excluded: &'a [WorkerId],
     /// Prices and switches.
     pub policy: &'a Policy,
     /// What is switched off at this time, beside what the policy switches off.
-    pub disabled: Disabled<'a>,
+    pub disabled: DisabledFeatures<'a>,
     /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
-    pub turn: u64,
+    pub round_robin_index: u64,
 }
 
 /// What is switched off at run time.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Disabled<'a> {
+pub struct DisabledFeatures<'a> {
     /// Actions, wherever they would be done.
-    pub actions: Actions,
+    pub actions: ActionSet,
     /// Links over which nothing moves, in any order.
     pub links: &'a [BarredLink],
 }
@@ -146,21 +148,21 @@ pub struct BarredLink {
 
 /// Whose KV lies where, as far as is known.
 #[derive(Clone, Copy, Debug)]
-pub struct Account<'a> {
+pub struct OccupancyView<'a> {
     /// The account.
-    pub tenancy: &'a Tenancy,
+    pub model: &'a OccupancyModel,
     /// The time, on its clock.
     pub now: Micros,
 }
 
-impl Inputs<'_> {
+impl PlanningInputs<'_> {
     /// Whether `action` is switched on. Colocated prefill always is: every step must be servable.
     pub fn allows(&self, action: Action) -> bool {
         self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.actions.contains(action))
     }
 
     /// Whether nothing may move from one worker to another.
-    pub(crate) fn bars(&self, from: WorkerId, to: WorkerId) -> bool {
+    pub(crate) fn is_link_barred(&self, from: WorkerId, to: WorkerId) -> bool {
         self.disabled.links.contains(&BarredLink { from, to })
     }
 
@@ -173,7 +175,7 @@ impl Inputs<'_> {
     /// Whether ranks of one shape can read KV from those of another.
     pub(crate) fn can_read(&self, source: Option<ParallelShape>, target: Option<ParallelShape>) -> bool {
         match (source, target) {
-            (Some(source), Some(target)) => exchange(self.attention, source, target).is_ok(),
+            (Some(source), Some(target)) => check_kv_compatibility(self.attention, source, target).is_ok(),
             _ => true,
         }
     }

@@ -20,7 +20,7 @@ mod tests {
     use super::lcm;
 
     #[test]
-    fn an_unknown_block_does_not_count_and_a_huge_one_saturates() {
+    fn lcm_ignores_unknown_blocks_and_saturates() {
         assert_eq!([lcm(16, 24), lcm(16, 0), lcm(0, 16), lcm(0, 0)], [48, 16, 16, 0]);
         assert_eq!([lcm(16, 4), lcm(1, 128), lcm(3, 3), lcm(3, 4)], [16, 128, 3, 12]);
         assert_eq!(lcm(u64::MAX, u64::MAX - 1), u64::MAX);

@@ -30,25 +30,34 @@ mod table;
 mod tenancy;
 
 pub use action::Action;
-pub use actions::Actions;
-pub use admission::{Admission, Asking, Queue, Start, Verdict, costs_others};
-pub use ahead::{AheadBounds, AheadKind, AheadMove, Stays, ahead};
-pub use attention::{
-    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,
-    Latent, LayerState, ParallelShape, Prefetch, Restore, RestorePlan, RestorePrices, ShapeError, SpecError, StateKind,
-    Way, Windowed, exchange,
+pub use actions::ActionSet;
+pub use admission::{
+    AdmissionDecision, AdmissionLimits, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute,
 };
-pub use case::Case;
-pub use check::Illegal;
+pub use ahead::{
+    PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,
+};
+pub use attention::{
+    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, Instances,
+    KvGroups, LatentKv, LayerState, ParallelShape, PrefetchMode, PrefixRestore, RestorePlan, RestorePrices,
+    RestoreSplit, ShapeError, SpecError, StateKind, WindowKv, check_kv_compatibility,
+};
+pub use case::PlanningCase;
+pub use check::PlanViolation;
 pub use choose::plan;
-pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
-pub use inputs::{Account, Ask, BarredLink, Disabled, Inputs, Promise, SessionView, TransferBar, Transfers};
+pub use decision::{CandidateRefusal, CostTerms, Decision, PlanCandidate, PlanningError};
+pub use inputs::{
+    BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, PlanningRequest, SessionView,
+    TransferObstacle, TransferPermission,
+};
 pub use lcm::lcm;
 pub use micros::ComputeRate;
-pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
-pub use policy::{Overload, Policy, Rule, Sources, Tiers, TransferRisk, Trust};
+pub use plan::{Handoff, Leg, MoveReason, OwnershipClaim, Plan, PlanRationale, RunnerUp};
+pub use policy::{
+    LowerTiers, OverloadThresholds, Policy, ResidencyConfidence, SelectionRule, SendTiming, TransferRisk,
+};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
-pub use tenancy::{Inflow, RankMemory, Stay, Tenancy, Victim};
+pub use tenancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
 
 #[cfg(test)]
 mod tests;

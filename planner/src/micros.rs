@@ -9,7 +9,7 @@ pub(crate) fn micros(span: f64) -> Micros {
 }
 
 /// A weight or a rate's factor: negative or not finite counts as zero.
-pub(crate) fn weight(value: f64) -> f64 {
+pub(crate) fn valid_or_zero(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 
@@ -17,33 +17,36 @@ pub(crate) fn weight(value: f64) -> f64 {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ComputeRate {
     /// Microseconds of the first token.
-    token: f64,
+    first_token: f64,
     /// 1 / (2 x the context at which a token costs twice the first), or 0.
-    curve: f64,
+    quadratic: f64,
 }
 
 impl ComputeRate {
     /// `token` microseconds for the first token, twice that for the one at `doubles_at`; 0 takes every token as equal.
     pub fn new(token: f64, doubles_at: Tokens) -> Self {
-        Self { token: weight(token), curve: if doubles_at == Tokens::ZERO { 0.0 } else { 0.5 / doubles_at.0 as f64 } }
+        Self {
+            first_token: valid_or_zero(token),
+            quadratic: if doubles_at == Tokens::ZERO { 0.0 } else { 0.5 / doubles_at.0 as f64 },
+        }
     }
 
-    /// For tokens `from..to`: the one at position p costs `token * (1 + p / doubles_at)`.
+    /// For tokens `from..to`: the one at position p costs `first_token * (1 + p / doubles_at)`.
     pub fn span(&self, from: Tokens, to: Tokens) -> Micros {
         if from >= to {
             return Micros::ZERO;
         }
         let (from, to) = (from.0 as f64, to.0 as f64);
-        micros(self.token * ((to - from) + (to * to - from * from) * self.curve))
+        micros(self.first_token * ((to - from) + (to * to - from * from) * self.quadratic))
     }
 
     /// The first `to` tokens, as `span` has them: whole microseconds. In a fifth of its instructions, since a plan asks this
     /// of every victim of every worker.
     pub(crate) fn first(&self, to: Tokens) -> f64 {
-        const MOST: u64 = i64::MAX as u64;
-        let to = to.0.min(MOST) as i64 as f64;
-        let span = self.token * (to + to * to * self.curve);
-        if span < MOST as f64 { span as i64 as f64 } else { micros(span).0 as f64 }
+        const MAX_EXACT: u64 = i64::MAX as u64;
+        let to = to.0.min(MAX_EXACT) as i64 as f64;
+        let span = self.first_token * (to + to * to * self.quadratic);
+        if span < MAX_EXACT as f64 { span as i64 as f64 } else { micros(span).0 as f64 }
     }
 }
 
@@ -52,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_a_number_is_the_most_expensive() {
+    fn nan_converts_to_the_highest_cost() {
         assert_eq!(micros(f64::NAN), Micros(u64::MAX));
         assert_eq!(micros(f64::INFINITY), Micros(u64::MAX));
         assert_eq!(micros(1e300), Micros(u64::MAX));
@@ -61,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_token_costs_more_as_the_context_grows() {
+    fn later_tokens_cost_more_as_context_grows() {
         let flat = ComputeRate::new(100.0, Tokens::ZERO);
         assert_eq!(flat.span(Tokens(0), Tokens(1_000)), Micros(100_000));
         assert_eq!(flat.span(Tokens(1_000), Tokens(1_000)), Micros::ZERO);
@@ -74,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_tokens_cost_what_the_span_from_nothing_does() {
+    fn first_tokens_cost_equals_the_span_from_zero() {
         for doubles in [0, 1, 7, 1_000, 1 << 40] {
             for token in [0.0, 1e-9, 0.3, 90.909, 100.0, 1e9, 1e300, f64::NAN] {
                 let rate = ComputeRate::new(token, Tokens(doubles));
@@ -87,10 +90,10 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_weight_is_none() {
+    fn invalid_weight_counts_as_zero() {
         for broken in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
-            assert_eq!(weight(broken), 0.0);
+            assert_eq!(valid_or_zero(broken), 0.0);
         }
-        assert_eq!(weight(0.5), 0.5);
+        assert_eq!(valid_or_zero(0.5), 0.5);
     }
 }

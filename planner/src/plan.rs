@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Micros, Owner, Tokens, WorkerId};
 
-use crate::{Action, Rule, Terms};
+use crate::{Action, CostTerms, SelectionRule};
 
 /// One worker's part of a plan, with what it is expected to find and to compute.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -52,7 +52,7 @@ impl Handoff {
 /// What the commit after the step does about ownership. Nothing is claimed before the blocks are known to be there.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Claim {
+pub enum OwnershipClaim {
     /// The target owns the session already: seal and advance under the same owner.
     Keep,
     /// Nobody owns it: the target claims it.
@@ -102,9 +102,9 @@ pub struct Plan {
     /// What moves before the decode leg, if anything.
     pub handoff: Option<Handoff>,
     /// What the commit does about ownership.
-    pub claim: Claim,
+    pub claim: OwnershipClaim,
     /// Why this one.
-    pub because: Because,
+    pub because: PlanRationale,
 }
 
 impl Plan {
@@ -122,11 +122,11 @@ impl Plan {
 
 /// Why a plan was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Because {
+pub struct PlanRationale {
     /// The rule that chose.
-    pub rule: Rule,
+    pub rule: SelectionRule,
     /// Its price, term by term.
-    pub terms: Terms,
+    pub terms: CostTerms,
     /// Sum of the terms.
     pub total: Micros,
     /// The cheapest candidate that was allowed and not taken.

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
-use vocabulary::{Knowledge, Micros, Tokens};
+use vocabulary::{KvIndexState, Micros, Tokens};
 
-use crate::{Action, Admission, Thresholds};
+use crate::{Action, AdmissionLimits, Thresholds};
 
 /// Who chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Rule {
+pub enum SelectionRule {
     /// The planner: the cheapest candidate.
     #[default]
     Own,
@@ -22,7 +22,7 @@ pub enum Rule {
     MatchRateMinusLoad,
 }
 
-impl Rule {
+impl SelectionRule {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -34,8 +34,8 @@ impl Rule {
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// Who chooses.
-    #[default(Rule::Own)]
-    pub rule: Rule,
+    #[default(SelectionRule::Own)]
+    pub rule: SelectionRule,
     /// Where kinds of step begin.
     pub thresholds: Thresholds,
     /// Actions that are switched off. Colocated prefill cannot be: every step must be servable.
@@ -58,15 +58,15 @@ pub struct Policy {
     /// What transfers may take beyond their link's time.
     pub transfer: TransferRisk,
     /// When a source of a replicate sends.
-    pub sources: Sources,
+    pub sources: SendTiming,
     /// How much of what is only believed counts.
-    pub trust: Trust,
+    pub trust: ResidencyConfidence,
     /// When an owner is overloaded.
-    pub overload: Overload,
+    pub overload: OverloadThresholds,
     /// What lies below device memory.
-    pub tiers: Tiers,
+    pub tiers: LowerTiers,
     /// When steps wait rather than push out others' KV.
-    pub admission: Admission,
+    pub admission: AdmissionLimits,
     /// Prefill rate of a worker whose rate is unknown, in tokens a second.
     #[default(2_000.0)]
     pub unknown_prefill_tokens_per_second: f64,
@@ -96,7 +96,7 @@ pub struct TransferRisk {
 /// When a source sends what it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum Sources {
+pub enum SendTiming {
     /// In a request of its own, which waits for its turn there.
     #[default]
     InTurn,
@@ -107,7 +107,7 @@ pub enum Sources {
 /// The share of believed blocks that is expected to be found, by what is known of the worker. 0 to 1.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Trust {
+pub struct ResidencyConfidence {
     /// Events were lost and not yet made good.
     #[default(0.9)]
     pub degraded: f64,
@@ -116,13 +116,13 @@ pub struct Trust {
     pub fallback: f64,
 }
 
-impl Trust {
+impl ResidencyConfidence {
     /// The share that counts for a worker of that knowledge; what is not between 0 and 1 counts as 0.
-    pub fn share(&self, knowledge: Knowledge) -> f64 {
+    pub fn share(&self, knowledge: KvIndexState) -> f64 {
         let share = match knowledge {
-            Knowledge::Exact => return 1.0,
-            Knowledge::Degraded => self.degraded,
-            Knowledge::Fallback => self.fallback,
+            KvIndexState::Exact => return 1.0,
+            KvIndexState::Degraded => self.degraded,
+            KvIndexState::Fallback => self.fallback,
         };
         if (0.0..=1.0).contains(&share) { share } else { 0.0 }
     }
@@ -131,7 +131,7 @@ impl Trust {
 /// Marks above which a session is moved away from its owner rather than lent.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Overload {
+pub struct OverloadThresholds {
     /// Time that a step would wait there.
     #[default(Micros(2_000_000))]
     pub queue: Micros,
@@ -143,7 +143,7 @@ pub struct Overload {
 /// What lies below device memory, and how fast blocks come back from there.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Tiers {
+pub struct LowerTiers {
     /// What a worker's host memory holds of what was evicted, in tokens; 0 where nothing falls into it.
     pub host_tokens: Tokens,
     /// From host memory.
@@ -159,14 +159,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colocated_prefill_cannot_be_switched_off() {
+    fn colocated_prefill_cannot_be_disabled() {
         let policy = Policy { disabled: Action::ALL.to_vec(), ..Policy::default() };
         assert!(policy.allows(Action::ColocatedPrefill));
         assert!(Action::ALL[1..].iter().all(|action| !policy.allows(*action)));
     }
 
     #[test]
-    fn a_misspelled_setting_is_refused_and_a_partial_one_completed() {
+    fn unknown_policy_field_is_rejected_and_missing_ones_use_defaults() {
         let partial: Policy = serde_json::from_str(r#"{"mu": 2.0, "disabled": ["artifact_fetch"]}"#).unwrap();
         assert_eq!(partial, Policy { mu: 2.0, disabled: vec![Action::ArtifactFetch], ..Policy::default() });
         for bad in [r#"{"lamda": 1.0}"#, r#"{"disabled": ["fetch"]}"#, r#"{"trust": {"exact": 1.0}}"#] {
@@ -175,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn trust_outside_of_its_range_is_no_trust() {
+    fn out_of_range_residency_confidence_counts_as_zero() {
         for odd in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
-            let trust = Trust { degraded: odd, fallback: odd };
-            assert_eq!(trust.share(Knowledge::Degraded), 0.0);
-            assert_eq!(trust.share(Knowledge::Fallback), 0.0);
-            assert_eq!(trust.share(Knowledge::Exact), 1.0);
+            let trust = ResidencyConfidence { degraded: odd, fallback: odd };
+            assert_eq!(trust.share(KvIndexState::Degraded), 0.0);
+            assert_eq!(trust.share(KvIndexState::Fallback), 0.0);
+            assert_eq!(trust.share(KvIndexState::Exact), 1.0);
         }
     }
 }

@@ -2,80 +2,80 @@
 
 use vocabulary::{Micros, Tokens};
 
-use crate::cost::Prices;
+use crate::cost::CostModel;
 use crate::micros::micros;
-use crate::standing::Standing;
+use crate::standing::WorkerCandidate;
 use crate::tenancy::Victim;
 
 /// Where nobody is left to push out, the step waits for answers to end: as long as this many times the computing of what
 /// does not fit.
-const NO_ROOM: f64 = 20.0;
+const UNEVICTABLE_WAIT_FACTOR: f64 = 20.0;
 /// So many answers are held up at most by somebody else's computing.
-const MOST_HELD_UP: f64 = 4.0;
+const MAX_STALLED_ANSWERS: f64 = 4.0;
 
 /// Whether what is stored is the beginning of a stay.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Guest {
+pub(crate) enum CopyKind {
     /// The session goes on there, and grows.
     Stays,
     /// A copy that was made on the way.
     Passes,
 }
 
-impl Prices<'_> {
+impl CostModel<'_> {
     /// `T_eviction` of tokens that are stored at a worker: for each victim `chance to come back soon x time to have it
     /// again x (1 + answers held up by that)`, in all times the policy's `eviction`: it is computed, or loaded from the
     /// host tier that it fell into. Zero where there is room, and where the memory's size is unknown.
     ///
     /// A session that is new there is expected to grow as others did, by the policy's `growth` and an eighth of the memory at most. Half of
     /// the active sessions count as answers that are held up. What its own session has there and does not find again is a
-    /// victim that never comes back. What is stored and no victim makes room for waits: `NO_ROOM` x its computing.
-    pub(crate) fn eviction(&self, at: &Standing<'_>, stored: Tokens, guest: Guest) -> Micros {
+    /// victim that never comes back. What is stored and no victim makes room for waits: `UNEVICTABLE_WAIT_FACTOR` x its computing.
+    pub(crate) fn eviction_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, guest: CopyKind) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
         }
-        let growth = if guest == Guest::Stays { at.growth(self.inputs) } else { Tokens::ZERO };
-        match stored + growth - at.room.free {
+        let growth = if guest == CopyKind::Stays { at.expected_growth(self.inputs) } else { Tokens::ZERO };
+        match stored + growth - at.headroom.free {
             Tokens::ZERO => Micros::ZERO,
-            missing => self.pushing_out(at, stored, missing),
+            missing => self.shortfall_cost(at, stored, missing),
         }
     }
 
     /// Apart, so that where there is room nothing but that is looked at.
     #[inline(never)]
-    fn pushing_out(&self, at: &Standing<'_>, stored: Tokens, missing: Tokens) -> Micros {
-        let room = &at.room;
-        let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
-        let again = self.had_again(at, missing.min(room.evictable())) * (1.0 + held_up);
+    fn shortfall_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, missing: Tokens) -> Micros {
+        let room = &at.headroom;
+        let held_up = (f64::from(room.active) / 2.0).min(MAX_STALLED_ANSWERS);
+        let again = self.victims_recompute_time(at, missing.min(room.evictable())) * (1.0 + held_up);
         let unplaced = stored - room.free - room.evictable();
-        let waiting = at.pace.rate.span(Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
+        let waiting = at.speed.rate.span(Tokens::ZERO, unplaced).0 as f64 * UNEVICTABLE_WAIT_FACTOR;
         micros(self.eviction * (again + waiting))
     }
 
     /// Microseconds that victims are expected to spend on having these tokens again. They are evicted from their end, and
     /// those after the last one that is looked at count as all before do on average.
-    fn had_again(&self, at: &Standing<'_>, tokens: Tokens) -> f64 {
-        let beyond = |all: &Beyond| all.again * tokens.0 as f64 / all.tokens.0 as f64;
-        if let Some(all) = at.beyond.get().filter(|all| all.tokens < tokens) {
+    fn victims_recompute_time(&self, at: &WorkerCandidate<'_>, tokens: Tokens) -> f64 {
+        let beyond = |all: &VictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
+        if let Some(all) = at.victim_totals.get().filter(|all| all.tokens < tokens) {
             return beyond(all);
         }
         let (mut left, mut again) = (tokens, 0.0);
-        for Victim { tokens: all, chance } in self.visit.victims(&at.room) {
+        for Victim { tokens: all, chance } in self.session_lookup.victims(&at.headroom) {
             if all >= left {
-                return again + at.again.span(all - left, all) * chance;
+                return again + at.eviction_cost.span(all - left, all) * chance;
             }
-            again += at.again.first(all) * chance;
+            again += at.eviction_cost.first(all) * chance;
             left -= all;
         }
         match tokens - left {
             Tokens::ZERO => 0.0,
-            seen => beyond(at.beyond.get_or_init(|| Beyond { tokens: seen, again })),
+            seen => beyond(at.victim_totals.get_or_init(|| VictimTotals { tokens: seen, again })),
         }
     }
 }
 
 /// All victims of a rank that are looked at, once a need went beyond them.
-pub(crate) struct Beyond {
+pub(crate) struct VictimTotals {
     tokens: Tokens,
     /// Microseconds that they are expected to spend on having these again.
     again: f64,

@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_spread_evenly_and_only_a_lost_workers_sessions_move() {
+    fn rendezvous_spreads_sessions_and_moves_only_those_of_a_lost_worker() {
         let best = |session: u128, workers: u64| {
             (0..workers).map(WorkerId).max_by_key(|w| weight(SessionId(session), *w)).unwrap().0
         };

@@ -5,23 +5,23 @@
 use vocabulary::Micros;
 
 /// A return within this time counts: what is wanted later would have been evicted by others anyway.
-const SOON: Micros = Micros(120_000_000);
+const RETURN_HORIZON: Micros = Micros(120_000_000);
 /// A return within this time is one that others rather wait for than push it out.
-const SHORTLY: Micros = Micros(15_000_000);
+const SHORT_RETURN_HORIZON: Micros = Micros(15_000_000);
 /// Ends of the classes of gaps, in seconds; the last class has none.
-const ENDS: [u64; 13] = [1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1_920, 3_840];
-const CLASSES: usize = ENDS.len() + 1;
+const CLASS_ENDS_SECONDS: [u64; 13] = [1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1_920, 3_840];
+const CLASSES: usize = CLASS_ENDS_SECONDS.len() + 1;
 /// What is believed before anything was seen: agents wait for tools mostly, for people now and then.
-const USUAL: [u32; CLASSES] = [4, 4, 4, 4, 3, 2, 2, 2, 1, 1, 0, 0, 0, 0];
-const USUAL_GONE: u32 = 3;
+const PRIOR_RETURNS: [u32; CLASSES] = [4, 4, 4, 4, 3, 2, 2, 2, 1, 1, 0, 0, 0, 0];
+const PRIOR_ABANDONED: u32 = 3;
 /// From so many gaps on the older ones count half.
-const MOST: u32 = 8_192;
+const MAX_GAPS: u32 = 8_192;
 /// Chances are worked out anew whenever so many more gaps were seen.
-const SETTLE_EVERY: u32 = 32;
+const REFRESH_EVERY: u32 = 32;
 
 /// How a session came back so far: by its longest gap. Tools answer at once, people do not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) enum Habit {
+pub(crate) enum ReturnPattern {
     /// It has not come back yet.
     #[default]
     New,
@@ -33,11 +33,11 @@ pub(crate) enum Habit {
     Patient,
 }
 
-impl Habit {
+impl ReturnPattern {
     const COUNT: usize = 4;
 
     /// The same session's, after one more gap.
-    pub(crate) fn after(self, gap: Micros) -> Self {
+    pub(crate) fn after_gap(self, gap: Micros) -> Self {
         let this = match gap.0 / 1_000_000 {
             0..15 => Self::Quick,
             15..60 => Self::Steady,
@@ -48,52 +48,57 @@ impl Habit {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Returns([Gaps; Habit::COUNT]);
+pub(crate) struct ReturnModel([GapHistogram; ReturnPattern::COUNT]);
 
-impl Default for Returns {
+impl Default for ReturnModel {
     fn default() -> Self {
-        let mut usual = Gaps { gaps: USUAL, gone: USUAL_GONE, seen: 0, chances: [0.0; CLASSES] };
-        usual.settle();
+        let mut usual = GapHistogram {
+            gap_counts: PRIOR_RETURNS,
+            abandoned: PRIOR_ABANDONED,
+            observed: 0,
+            return_probabilities: [0.0; CLASSES],
+        };
+        usual.refresh_probabilities();
         Self(std::array::from_fn(|_| usual.clone()))
     }
 }
 
-impl Returns {
+impl ReturnModel {
     /// A session came back after so long.
-    pub(crate) fn came_back(&mut self, habit: Habit, gap: Micros) {
+    pub(crate) fn record_return(&mut self, habit: ReturnPattern, gap: Micros) {
         let gaps = &mut self.0[habit as usize];
-        gaps.gaps[class(gap)] += 1;
-        gaps.saw_one();
+        gaps.gap_counts[class(gap)] += 1;
+        gaps.count_gap();
     }
 
     /// A session was given up: nothing was heard of it for long.
-    pub(crate) fn stayed_away(&mut self, habit: Habit) {
+    pub(crate) fn record_abandoned(&mut self, habit: ReturnPattern) {
         let gaps = &mut self.0[habit as usize];
-        gaps.gone += 1;
-        gaps.saw_one();
+        gaps.abandoned += 1;
+        gaps.count_gap();
     }
 
     /// The chance, 0 to 1, that a session of this habit that has been idle for so long comes back soon.
-    pub(crate) fn chance(&self, habit: Habit, idle: Idle) -> f64 {
-        self.0[habit as usize].chances[idle.0]
+    pub(crate) fn return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
+        self.0[habit as usize].return_probabilities[idle.0]
     }
 
     /// The same, that it comes back within 15 s.
-    pub(crate) fn chance_shortly(&self, habit: Habit, idle: Idle) -> f64 {
-        self.0[habit as usize].within(idle.0, SHORTLY)
+    pub(crate) fn short_term_return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
+        self.0[habit as usize].within(idle.0, SHORT_RETURN_HORIZON)
     }
 }
 
 /// For how long a session has been idle, as far as it makes a difference.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Idle(usize);
+pub(crate) struct IdleClass(usize);
 
-impl Idle {
-    pub(crate) const LONGEST: Self = Self(CLASSES - 1);
+impl IdleClass {
+    pub(crate) const MAX: Self = Self(CLASSES - 1);
 
     /// After so long, where it is no longer than this.
     pub(crate) fn at_most(mut self, time: Micros) -> Self {
-        while self.0 > 0 && time.0 < ENDS[self.0 - 1] * 1_000_000 {
+        while self.0 > 0 && time.0 < CLASS_ENDS_SECONDS[self.0 - 1] * 1_000_000 {
             self.0 -= 1;
         }
         self
@@ -102,35 +107,35 @@ impl Idle {
 
 /// Gaps by their length, how many sessions never came back, and the chances that follow.
 #[derive(Clone, Debug)]
-struct Gaps {
-    gaps: [u32; CLASSES],
-    gone: u32,
-    seen: u32,
-    chances: [f64; CLASSES],
+struct GapHistogram {
+    gap_counts: [u32; CLASSES],
+    abandoned: u32,
+    observed: u32,
+    return_probabilities: [f64; CLASSES],
 }
 
-impl Gaps {
-    fn saw_one(&mut self) {
-        self.seen += 1;
-        if self.seen.is_multiple_of(SETTLE_EVERY) {
-            self.settle();
+impl GapHistogram {
+    fn count_gap(&mut self) {
+        self.observed += 1;
+        if self.observed.is_multiple_of(REFRESH_EVERY) {
+            self.refresh_probabilities();
         }
-        if self.seen >= MOST {
-            self.gaps.iter_mut().chain([&mut self.gone, &mut self.seen]).for_each(|count| *count /= 2);
+        if self.observed >= MAX_GAPS {
+            self.gap_counts.iter_mut().chain([&mut self.abandoned, &mut self.observed]).for_each(|count| *count /= 2);
         }
     }
 
-    fn settle(&mut self) {
-        self.chances = std::array::from_fn(|at| self.within(at, SOON));
+    fn refresh_probabilities(&mut self) {
+        self.return_probabilities = std::array::from_fn(|at| self.within(at, RETURN_HORIZON));
     }
 
     /// Of those that were idle for as long as a class begins: who came back within `time`, by all that came back later
     /// than that or never. Inside a class gaps count as even.
     fn within(&self, at: usize, time: Micros) -> f64 {
         let until = begin(at) + time.0 as f64;
-        let (mut soon, mut all) = (0.0, f64::from(self.gone));
+        let (mut soon, mut all) = (0.0, f64::from(self.abandoned));
         for class in at..CLASSES {
-            let (count, from) = (f64::from(self.gaps[class]), begin(class));
+            let (count, from) = (f64::from(self.gap_counts[class]), begin(class));
             let length = if class + 1 < CLASSES { begin(class + 1) - from } else { from };
             soon += count * ((until - from) / length).clamp(0.0, 1.0);
             all += count;
@@ -142,11 +147,11 @@ impl Gaps {
 
 /// Where a class begins, in microseconds.
 fn begin(class: usize) -> f64 {
-    if class == 0 { 0.0 } else { ENDS[class - 1] as f64 * 1e6 }
+    if class == 0 { 0.0 } else { CLASS_ENDS_SECONDS[class - 1] as f64 * 1e6 }
 }
 
 fn class(gap: Micros) -> usize {
-    ENDS.partition_point(|end| Micros(end * 1_000_000) <= gap)
+    CLASS_ENDS_SECONDS.partition_point(|end| Micros(end * 1_000_000) <= gap)
 }
 
 #[cfg(test)]
@@ -157,69 +162,76 @@ mod tests {
         Micros(seconds * 1_000_000)
     }
 
-    fn idle(time: u64) -> Idle {
-        Idle::LONGEST.at_most(seconds(time))
+    fn idle(time: u64) -> IdleClass {
+        IdleClass::MAX.at_most(seconds(time))
     }
 
     #[test]
-    fn before_anything_was_seen_the_chance_falls_with_the_time() {
-        let returns = Returns::default();
-        let chances = [0, 30, 120, 500, 100_000].map(|time| returns.chance(Habit::New, idle(time)));
+    fn default_return_probability_falls_with_idle_time() {
+        let returns = ReturnModel::default();
+        let chances = [0, 30, 120, 500, 100_000].map(|time| returns.return_probability(ReturnPattern::New, idle(time)));
         assert!(chances[0] > 0.8 && chances.is_sorted_by(|a, b| a > b || *b == 0.0), "{chances:?}");
     }
 
     #[test]
-    fn within_15_s_fewer_come_back_than_soon_and_hardly_anybody_who_has_been_idle_for_minutes() {
-        let returns = Returns::default();
+    fn short_term_return_probability_is_lower_and_near_zero_after_minutes() {
+        let returns = ReturnModel::default();
         for time in [0, 5, 20, 100, 400] {
-            let shortly = returns.chance_shortly(Habit::New, idle(time));
-            assert!(shortly < returns.chance(Habit::New, idle(time)), "{time}");
+            let shortly = returns.short_term_return_probability(ReturnPattern::New, idle(time));
+            assert!(shortly < returns.return_probability(ReturnPattern::New, idle(time)), "{time}");
         }
-        assert!(returns.chance_shortly(Habit::New, idle(0)) > 0.6);
-        assert!(returns.chance_shortly(Habit::New, idle(120)) < 0.06);
+        assert!(returns.short_term_return_probability(ReturnPattern::New, idle(0)) > 0.6);
+        assert!(returns.short_term_return_probability(ReturnPattern::New, idle(120)) < 0.06);
     }
 
     #[test]
-    fn sessions_that_stay_away_teach_that_others_of_their_habit_will() {
-        let mut returns = Returns::default();
-        let before = returns.chance(Habit::New, idle(60));
-        (0..640).for_each(|_| returns.stayed_away(Habit::New));
-        assert!(returns.chance(Habit::New, idle(60)) < 0.02);
-        assert_eq!(returns.chance(Habit::Patient, idle(60)), before, "of another habit nothing was learned");
+    fn abandoned_sessions_lower_return_probability_of_their_pattern_only() {
+        let mut returns = ReturnModel::default();
+        let before = returns.return_probability(ReturnPattern::New, idle(60));
+        (0..640).for_each(|_| returns.record_abandoned(ReturnPattern::New));
+        assert!(returns.return_probability(ReturnPattern::New, idle(60)) < 0.02);
+        assert_eq!(
+            returns.return_probability(ReturnPattern::Patient, idle(60)),
+            before,
+            "of another habit nothing was learned"
+        );
     }
 
     #[test]
-    fn sessions_that_come_back_late_teach_to_wait_for_them() {
-        let mut returns = Returns::default();
-        (0..640).for_each(|_| returns.came_back(Habit::Patient, seconds(100)));
-        assert!(returns.chance(Habit::Patient, idle(60)) > 0.98);
-        assert!(returns.chance(Habit::Patient, idle(130)) < 0.5, "those would be back by now");
+    fn late_returns_raise_return_probability_for_long_idle_times() {
+        let mut returns = ReturnModel::default();
+        (0..640).for_each(|_| returns.record_return(ReturnPattern::Patient, seconds(100)));
+        assert!(returns.return_probability(ReturnPattern::Patient, idle(60)) > 0.98);
+        assert!(returns.return_probability(ReturnPattern::Patient, idle(130)) < 0.5, "those would be back by now");
     }
 
     #[test]
-    fn what_was_learned_long_ago_gives_way() {
-        let mut returns = Returns::default();
-        (0..100_000).for_each(|_| returns.stayed_away(Habit::Quick));
-        (0..20_000).for_each(|_| returns.came_back(Habit::Quick, seconds(3)));
-        assert!(returns.chance(Habit::Quick, idle(2)) > 0.8);
+    fn recent_gaps_outweigh_old_ones() {
+        let mut returns = ReturnModel::default();
+        (0..100_000).for_each(|_| returns.record_abandoned(ReturnPattern::Quick));
+        (0..20_000).for_each(|_| returns.record_return(ReturnPattern::Quick, seconds(3)));
+        assert!(returns.return_probability(ReturnPattern::Quick, idle(2)) > 0.8);
     }
 
     #[test]
-    fn chances_lie_between_none_and_certain_whatever_was_seen() {
-        let mut returns = Returns::default();
+    fn return_probability_stays_within_zero_and_one() {
+        let mut returns = ReturnModel::default();
         for gap in [0, 1, 59, 60, 3_839, 3_840, u64::MAX / 1_000_000] {
-            (0..64).for_each(|_| returns.came_back(Habit::Steady, seconds(gap)));
+            (0..64).for_each(|_| returns.record_return(ReturnPattern::Steady, seconds(gap)));
             for time in [0, 1, 60, 3_840, u64::MAX / 1_000_000] {
-                assert!((0.0..=1.0).contains(&returns.chance(Habit::Steady, idle(time))), "{gap} {time}");
+                assert!(
+                    (0.0..=1.0).contains(&returns.return_probability(ReturnPattern::Steady, idle(time))),
+                    "{gap} {time}"
+                );
             }
         }
     }
 
     #[test]
-    fn the_longest_gap_makes_the_habit() {
-        assert_eq!(Habit::New.after(seconds(1)), Habit::Quick);
-        assert_eq!(Habit::Quick.after(seconds(15)), Habit::Steady);
-        assert_eq!(Habit::Patient.after(seconds(1)), Habit::Patient);
-        assert_eq!(Habit::New.after(seconds(60)), Habit::Patient);
+    fn longest_gap_determines_the_return_pattern() {
+        assert_eq!(ReturnPattern::New.after_gap(seconds(1)), ReturnPattern::Quick);
+        assert_eq!(ReturnPattern::Quick.after_gap(seconds(15)), ReturnPattern::Steady);
+        assert_eq!(ReturnPattern::Patient.after_gap(seconds(1)), ReturnPattern::Patient);
+        assert_eq!(ReturnPattern::New.after_gap(seconds(60)), ReturnPattern::Patient);
     }
 }

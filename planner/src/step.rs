@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn size_and_reuse_tell_the_three_ordinary_kinds_apart() {
+    fn size_and_reuse_distinguish_the_three_ordinary_step_kinds() {
         assert_eq!(kind(4_096, 0), StepKind::SmallIncrement);
         assert_eq!(kind(4_097, 0), StepKind::NewLongPrefix);
         assert_eq!(kind(10_000, 4_999), StepKind::NewLongPrefix);
@@ -152,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn more_reused_than_prompted_is_nothing_new_and_does_not_wrap() {
+    fn reuse_beyond_the_prompt_counts_as_zero_new_tokens() {
         assert_eq!(kind(100, u64::MAX), StepKind::SmallIncrement);
         assert_eq!(kind(u64::MAX, 0), StepKind::NewLongPrefix);
     }
 
     #[test]
-    fn a_pause_makes_a_cold_resume_only_when_it_is_longer_than_the_threshold() {
+    fn pause_beyond_the_threshold_makes_a_cold_resume() {
         let at = |idle| {
             let facts = StepFacts {
                 prompt: Tokens(9_000),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_relation_to_the_head_outranks_pause_and_size() {
+    fn head_relation_outranks_pause_and_size() {
         let of = |relation| {
             let facts = StepFacts { prompt: Tokens(9_000), reused: Tokens(0), relation, idle: Some(Micros(u64::MAX)) };
             classify(&facts, &Thresholds::default())
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_honoured() {
+    fn step_kind_thresholds_are_configurable() {
         let facts = StepFacts { prompt: Tokens(100), reused: Tokens(30), ..StepFacts::default() };
         let mut thresholds = Thresholds { long: Tokens(10), reused_percent: 31, ..Thresholds::default() };
         assert_eq!(classify(&facts, &thresholds), StepKind::NewLongPrefix);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_equalled_extended_or_left_by_whole_blocks() {
+    fn head_relation_compares_whole_blocks() {
         let of = |prompt, head, shared| HeadRelation::of(Blocks(prompt), Blocks(head), Blocks(shared));
         assert_eq!(of(10, 10, 10), HeadRelation::Equals);
         assert_eq!(of(8, 10, 8), HeadRelation::Equals, "a retry ends before the answer that followed it");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_spelled_alike_in_code_and_json() {
+    fn step_kind_names_agree_in_code_and_json() {
         for kind in StepKind::ALL {
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{}\"", kind.as_str()));
         }

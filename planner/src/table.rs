@@ -5,27 +5,27 @@
 
 use std::cmp::Reverse;
 
-use vocabulary::{Health, Knowledge, Micros, Owner, Role, Tokens, WorkerId};
+use vocabulary::{KvIndexState, Micros, Owner, Tokens, WorkerHealth, WorkerId, WorkerRole};
 
-use crate::cost::{Prices, usable};
-use crate::holding::holdings;
-use crate::standing::{Standing, too_long};
-use crate::tenancy::Visit;
-use crate::{Inputs, MoveReason, NoPlan, ParallelShape, Refused};
+use crate::cost::{CostModel, usable};
+use crate::holding::cached_prefixes;
+use crate::standing::{WorkerCandidate, length_refusal};
+use crate::tenancy::SessionLookup;
+use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
 
 /// Everything that candidates are made from.
-pub(crate) struct Table<'a> {
-    pub(crate) inputs: Inputs<'a>,
+pub(crate) struct FleetLayout<'a> {
+    pub(crate) inputs: PlanningInputs<'a>,
     /// The account of whose KV lies where.
-    pub(crate) visit: Visit<'a>,
-    pub(crate) standings: Vec<Standing<'a>>,
+    pub(crate) session_lookup: SessionLookup<'a>,
+    pub(crate) candidates: Vec<WorkerCandidate<'a>>,
     pub(crate) owner: Option<usize>,
     /// Why the owner should not stay the owner, whoever serves.
-    leave: Option<MoveReason>,
+    move_reason: Option<MoveReason>,
     /// Whether draining workers may serve: only when nobody else can.
     last_resort: LastResort,
     /// Who holds most of the prompt, and how much.
-    deepest: Option<(usize, Tokens)>,
+    longest_prefix: Option<(usize, Tokens)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,57 +34,65 @@ enum LastResort {
     Draining,
 }
 
-impl<'a> Table<'a> {
-    pub(crate) fn lay(inputs: &Inputs<'a>) -> Result<Self, NoPlan> {
-        let holdings = holdings(inputs);
-        let visit = inputs.account.tenancy.visit(inputs.session.id, inputs.account.now);
-        let stand = |(view, holding)| Standing::new((inputs, visit), view, holding);
+impl<'a> FleetLayout<'a> {
+    pub(crate) fn build(inputs: &PlanningInputs<'a>) -> Result<Self, PlanningError> {
+        let holdings = cached_prefixes(inputs);
+        let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
+        let stand = |(view, holding)| WorkerCandidate::new((inputs, visit), view, holding);
         let standings: Vec<_> = inputs.workers.iter().zip(holdings).map(stand).collect();
-        let able = |s: &Standing<'_>| s.can_serve() && !s.is_draining();
+        let able = |s: &WorkerCandidate<'_>| s.can_serve() && !s.is_draining();
         let last_resort = if standings.iter().any(able) {
             LastResort::No
-        } else if standings.iter().any(Standing::can_serve) {
+        } else if standings.iter().any(WorkerCandidate::can_serve) {
             LastResort::Draining
         } else {
-            return Err(nobody(inputs, &standings));
+            return Err(planning_error(inputs, &standings));
         };
         let owner = inputs.session.owner.and_then(|owner| {
             standings.iter().position(|s| (s.view.id, s.view.incarnation) == (owner.worker, owner.incarnation))
         });
-        let deepest = deepest(&standings);
-        let mut table = Self { inputs: *inputs, visit, standings, owner, leave: None, last_resort, deepest };
-        table.leave = table.reason_to_leave();
+        let deepest = longest_prefix(&standings);
+        let mut table = Self {
+            inputs: *inputs,
+            session_lookup: visit,
+            candidates: standings,
+            owner,
+            move_reason: None,
+            last_resort,
+            longest_prefix: deepest,
+        };
+        table.move_reason = table.move_reason();
         Ok(table)
     }
 
     /// Why a worker cannot be a target.
-    pub(crate) fn refused(&self, at: usize) -> Option<Refused> {
-        let standing = &self.standings[at];
+    pub(crate) fn target_refusal(&self, at: usize) -> Option<CandidateRefusal> {
+        let standing = &self.candidates[at];
         let draining = standing.is_draining() && self.last_resort == LastResort::No;
         standing
-            .barred
-            .or((!standing.view.role.decodes()).then_some(Refused::PrefillOnly))
-            .or(draining.then_some(Refused::Draining))
+            .refusal
+            .or((!standing.view.role.decodes()).then_some(CandidateRefusal::PrefillOnly))
+            .or(draining.then_some(CandidateRefusal::Draining))
     }
 
     /// Who holds most of the prompt, and how much, unless it is this worker itself.
-    pub(crate) fn deepest_other(&self, at: usize) -> Option<(usize, Tokens)> {
-        self.deepest.filter(|(place, _)| *place != at)
+    pub(crate) fn longest_prefix_elsewhere(&self, at: usize) -> Option<(usize, Tokens)> {
+        self.longest_prefix.filter(|(place, _)| *place != at)
     }
 
     /// Tokens of the prompt that may be replicated: sealed, and not all of it.
-    pub(crate) fn movable(&self) -> Tokens {
-        self.inputs.session.sealed.tokens(self.inputs.ask.block).min(self.inputs.ask.prompt - Tokens(1))
+    pub(crate) fn replicable_tokens(&self) -> Tokens {
+        self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt - Tokens(1))
     }
 
-    fn reason_to_leave(&self) -> Option<MoveReason> {
+    fn move_reason(&self) -> Option<MoveReason> {
         self.inputs.session.owner?;
-        let Some(standing) = self.owner.map(|at| &self.standings[at]) else { return Some(MoveReason::OwnerGone) };
-        let sealed = self.inputs.session.sealed.tokens(self.inputs.ask.block).min(self.inputs.ask.prompt);
-        let evicted = standing.view.knowledge == Knowledge::Exact && standing.holding.held * 2 < sealed;
-        match standing.barred {
-            Some(Refused::Excluded) => Some(MoveReason::OwnerExcluded),
-            Some(Refused::NotReady | Refused::WrongModel) => Some(MoveReason::OwnerGone),
+        let Some(standing) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
+        let sealed = self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt);
+        let evicted = standing.view.knowledge == KvIndexState::Exact && standing.prefix.believed * 2 < sealed;
+        match standing.refusal {
+            Some(CandidateRefusal::Excluded) => Some(MoveReason::OwnerExcluded),
+            Some(CandidateRefusal::NotReady | CandidateRefusal::WrongModel) => Some(MoveReason::OwnerGone),
             _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
             _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
             _ if self.is_overloaded(standing) => Some(MoveReason::OwnerOverloaded),
@@ -95,21 +103,21 @@ impl<'a> Table<'a> {
 
     /// Why ownership should go to this target: nobody flees from an overloaded owner to an overloaded target, or
     /// sessions would run in circles while everybody is.
-    pub(crate) fn leave_for(&self, target: usize) -> Option<MoveReason> {
+    pub(crate) fn move_reason_for(&self, target: usize) -> Option<MoveReason> {
         let in_vain =
-            |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.standings[target]);
-        self.leave.filter(|why| !in_vain(why))
+            |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.candidates[target]);
+        self.move_reason.filter(|why| !in_vain(why))
     }
 
-    fn is_overloaded(&self, standing: &Standing<'_>) -> bool {
+    fn is_overloaded(&self, standing: &WorkerCandidate<'_>) -> bool {
         let overload = &self.inputs.policy.overload;
-        standing.pace.queue >= overload.queue || standing.pace.usage >= overload.kv_usage
+        standing.speed.queue >= overload.queue || standing.speed.usage >= overload.kv_usage
     }
 
     /// Whether this rank is the owner itself.
     pub(crate) fn is_owner(&self, at: usize) -> bool {
-        let standing = &self.standings[at];
-        let rank = standing.holding.rank;
+        let standing = &self.candidates[at];
+        let rank = standing.prefix.rank;
         self.inputs.session.owner
             == Some(Owner { worker: standing.view.id, incarnation: standing.view.incarnation, rank })
     }
@@ -117,19 +125,19 @@ impl<'a> Table<'a> {
 
 /// The best helpers of one fabric.
 #[derive(Default, Clone, Copy)]
-pub(crate) struct Helpers {
-    sources: Best,
-    prefillers: Best,
+pub(crate) struct FabricShortlist {
+    sources: CheapestPair,
+    prefillers: CheapestPair,
 }
 
 /// The cheapest two, cheapest first.
 #[derive(Default, Clone, Copy)]
-struct Best([Option<(Key, usize)>; 2]);
+struct CheapestPair([Option<(PriceOrder, usize)>; 2]);
 
-type Key = (Micros, Reverse<u64>, WorkerId);
+type PriceOrder = (Micros, Reverse<u64>, WorkerId);
 
-impl Best {
-    fn offer(&mut self, key: Key, at: usize) {
+impl CheapestPair {
+    fn offer(&mut self, key: PriceOrder, at: usize) {
         let [first, second] = &mut self.0;
         if first.is_none_or(|(best, _)| key < best) {
             *second = first.replace((key, at));
@@ -139,7 +147,7 @@ impl Best {
     }
 
     /// Whether somebody of this price or a higher one can be among them.
-    fn may_take(&self, key: Key) -> bool {
+    fn may_take(&self, key: PriceOrder) -> bool {
         self.0[1].is_none_or(|(second, _)| key < second)
     }
 
@@ -152,7 +160,7 @@ impl Best {
     }
 }
 
-impl Helpers {
+impl FabricShortlist {
     fn merge(&mut self, other: Self) {
         self.sources.merge(other.sources);
         self.prefillers.merge(other.prefillers);
@@ -169,102 +177,107 @@ impl Helpers {
     }
 }
 
-pub(crate) struct Fabrics<'a>(Vec<(Place<'a>, Helpers)>);
+pub(crate) struct Fabrics<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
 
-type Place<'a> = (&'a str, Option<ParallelShape>);
+type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
     /// For all targets that no barred link leads to.
-    pub(crate) fn of(table: &Table<'a>, prices: &Prices<'_>) -> Self {
+    pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, prices: &CostModel<'_>) -> Self {
         Self::among(table, prices, |_| true)
     }
 
     /// For one target that barred links lead to: without those who would send over them.
-    pub(crate) fn around_bars(table: &Table<'a>, prices: &Prices<'_>, target: WorkerId) -> Self {
-        Self::among(table, prices, |from| !table.inputs.bars(from, target))
+    pub(crate) fn around_barred_links(table: &FleetLayout<'a>, prices: &CostModel<'_>, target: WorkerId) -> Self {
+        Self::among(table, prices, |from| !table.inputs.is_link_barred(from, target))
     }
 
-    fn among(table: &Table<'a>, prices: &Prices<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+    fn among(table: &FleetLayout<'a>, prices: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
-        for (at, standing) in table.standings.iter().enumerate() {
+        for (at, standing) in table.candidates.iter().enumerate() {
             let Some(fabric) = fabric(standing) else { continue };
-            let sends = standing.view.link.as_ref().is_some_and(|link| link.carries.sends());
-            if standing.barred.is_some() || !sends || !may_send(standing.view.id) {
+            let sends = standing.view.link.as_ref().is_some_and(|link| link.carries.exports_kv());
+            if standing.refusal.is_some() || !sends || !may_send(standing.view.id) {
                 continue;
             }
-            let key = |price| (price, Reverse(standing.weight), standing.view.id);
+            let key = |price| (price, Reverse(standing.rendezvous_weight), standing.view.id);
             let helpers = all.entry((fabric, standing.shape));
-            let offer = |best: &mut Best, to: Tokens| {
+            let offer = |best: &mut CheapestPair, to: Tokens| {
                 // Who is too dear already is not asked for what it adds, and whom it would push out.
-                if best.may_take(key(prices.soonest(standing, to)))
-                    && best.may_take(key(prices.source_in_free_room(standing, to).total()))
+                if best.may_take(key(prices.earliest_finish(standing, to)))
+                    && best.may_take(key(prices.source_terms_without_eviction(standing, to).total()))
                 {
-                    best.offer(key(prices.source(standing, to).total()), at);
+                    best.offer(key(prices.source_terms(standing, to).total()), at);
                 }
             };
-            let movable = table.movable();
-            if standing.holding.held.min(movable) > Tokens::ZERO {
+            let movable = table.replicable_tokens();
+            if standing.prefix.believed.min(movable) > Tokens::ZERO {
                 // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
                 offer(&mut helpers.sources, movable);
             }
-            if standing.view.role != Role::Decode && standing.view.health == Health::Ready {
-                offer(&mut helpers.prefillers, table.inputs.ask.prompt);
+            if standing.view.role != WorkerRole::Decode && standing.view.health == WorkerHealth::Ready {
+                offer(&mut helpers.prefillers, table.inputs.request.prompt);
             }
         }
         all
     }
 
     /// The helpers on a target's fabric that its ranks can read from; none when the target has no usable link.
-    pub(crate) fn of_target(&self, inputs: &Inputs<'_>, target: &Standing<'_>) -> Option<Helpers> {
+    pub(crate) fn helpers_for(
+        &self,
+        inputs: &PlanningInputs<'_>,
+        target: &WorkerCandidate<'_>,
+    ) -> Option<FabricShortlist> {
         let name = fabric(target)?;
         let mut those =
             self.0.iter().filter(|((fabric, shape), _)| *fabric == name && inputs.can_read(*shape, target.shape));
-        let mut helpers = those.next().map_or_else(Helpers::default, |(_, helpers)| *helpers);
+        let mut helpers = those.next().map_or_else(FabricShortlist::default, |(_, helpers)| *helpers);
         those.for_each(|(_, more)| helpers.merge(*more));
         Some(helpers)
     }
 
-    fn entry(&mut self, wanted: Place<'a>) -> &mut Helpers {
+    fn entry(&mut self, wanted: FabricKey<'a>) -> &mut FabricShortlist {
         let at = self.0.iter().position(|(place, _)| *place == wanted).unwrap_or_else(|| {
-            self.0.push((wanted, Helpers::default()));
+            self.0.push((wanted, FabricShortlist::default()));
             self.0.len() - 1
         });
         &mut self.0[at].1
     }
 }
 
-fn fabric<'a>(standing: &Standing<'a>) -> Option<&'a str> {
+fn fabric<'a>(standing: &WorkerCandidate<'a>) -> Option<&'a str> {
     standing.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
 }
 
-fn deepest(standings: &[Standing<'_>]) -> Option<(usize, Tokens)> {
-    let holds = |s: &Standing<'_>| s.barred.is_none() && s.holding.held > Tokens::ZERO;
+fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> {
+    let holds = |s: &WorkerCandidate<'_>| s.refusal.is_none() && s.prefix.believed > Tokens::ZERO;
     let holders = standings.iter().enumerate().filter(|(_, standing)| holds(standing));
-    let most = holders.max_by_key(|(_, s)| (s.holding.held, s.weight, Reverse(s.view.id)));
-    most.map(|(at, standing)| (at, standing.holding.held))
+    let most = holders.max_by_key(|(_, s)| (s.prefix.believed, s.rendezvous_weight, Reverse(s.view.id)));
+    most.map(|(at, standing)| (at, standing.prefix.believed))
 }
 
 /// Why nobody can serve: the first thing that everybody lacks.
-fn nobody(inputs: &Inputs<'_>, standings: &[Standing<'_>]) -> NoPlan {
-    if standings.iter().all(|s| s.barred == Some(Refused::WrongModel)) {
-        let ask = inputs.ask;
+fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]) -> PlanningError {
+    if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::WrongModel)) {
+        let ask = inputs.request;
         let known = inputs.workers.iter().any(|view| view.models.contains(&ask.model));
         let missing = ask.adapter.as_ref().filter(|_| known).unwrap_or(&ask.model);
-        return NoPlan::UnknownModel { model: missing.clone() };
+        return PlanningError::UnknownModel { model: missing.clone() };
     }
-    let decoding = || standings.iter().filter(|s| s.view.role.decodes() && s.barred != Some(Refused::WrongModel));
-    let fits = |s: &Standing<'_>| too_long(inputs.ask, s.view).is_none();
+    let decoding =
+        || standings.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::WrongModel));
+    let fits = |s: &WorkerCandidate<'_>| length_refusal(inputs.request, s.view).is_none();
     if decoding().next().is_some() && !decoding().any(fits) {
-        return NoPlan::TooLong { longest: decoding().map(longest).max().unwrap_or_default() };
+        return PlanningError::TooLong { longest: decoding().map(max_step_tokens).max().unwrap_or_default() };
     }
-    if decoding().any(|s| s.barred == Some(Refused::Excluded) && fits(s)) {
-        NoPlan::AllExcluded
+    if decoding().any(|s| s.refusal == Some(CandidateRefusal::Excluded) && fits(s)) {
+        PlanningError::AllExcluded
     } else {
-        NoPlan::NoneReady
+        PlanningError::NoneReady
     }
 }
 
-fn longest(standing: &Standing<'_>) -> Tokens {
+fn max_step_tokens(standing: &WorkerCandidate<'_>) -> Tokens {
     let limits = [standing.view.capacity.context, standing.view.capacity.kv];
     limits.into_iter().filter(|limit| *limit > Tokens::ZERO).min().unwrap_or_default()
 }

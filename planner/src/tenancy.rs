@@ -15,62 +15,62 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
 
-use crate::returns::{self, Habit, Returns};
-use answers::Answers;
-use growth::Growth;
-pub use inflow::Inflow;
-use inflow::Lately;
-use rank::{Place, Rank, Tenants};
+use crate::returns::{self, ReturnModel, ReturnPattern};
+use answers::AnswerLengths;
+use growth::SessionGrowth;
+pub use inflow::PrefillLoad;
+use inflow::PrefillLoadAverage;
+use rank::{RankOccupancy, RankUpdate, ResidentSessions};
 pub use room::Victim;
-pub(crate) use room::{Room, Visit};
+pub(crate) use room::{RankHeadroom, SessionLookup};
 pub use told::RankMemory;
 
 /// A session that nobody has heard of for so long is counted among those that never come back.
-const GIVEN_UP: Micros = Micros(600_000_000);
+const SESSION_RETENTION: Micros = Micros(600_000_000);
 /// So many ends of steps are looked at for each step that begins.
-const GIVEN_UP_AT_ONCE: usize = 4;
+const MAX_FORGOTTEN_PER_STEP: usize = 4;
 /// So many ends of steps are remembered.
-const MOST_ENDS: usize = 131_072;
+const MAX_STEP_ENDS: usize = 131_072;
 /// So many victims are looked at one by one; those after them count as these do on average.
-const MOST_VICTIMS: usize = 16;
+const MAX_VICTIMS: usize = 16;
 
 /// The account of all ranks, how sessions came back and grew so far, and how long answers were.
 #[derive(Clone, Debug, Default)]
-pub struct Tenancy {
-    workers: BTreeMap<WorkerId, Worker>,
-    tenants: Tenants,
-    returns: Returns,
-    answers: Answers,
-    growth: Growth,
-    sessions: HashMap<SessionId, Seen>,
+pub struct OccupancyModel {
+    workers: BTreeMap<WorkerId, WorkerOccupancy>,
+    residents: ResidentSessions,
+    returns: ReturnModel,
+    answers: AnswerLengths,
+    growth: SessionGrowth,
+    sessions: HashMap<SessionId, SessionHistory>,
     /// When steps ended, oldest first. One whose session has stepped since is void.
-    ends: VecDeque<(Micros, SessionId)>,
+    step_ends: VecDeque<(Micros, SessionId)>,
     /// In place of all that, what was said at another time.
-    told: Option<Vec<RankMemory>>,
+    recorded: Option<Vec<RankMemory>>,
 }
 
 #[derive(Clone, Debug)]
-struct Worker {
+struct WorkerOccupancy {
     incarnation: Incarnation,
-    ranks: Vec<(DpRank, Rank)>,
+    ranks: Vec<(DpRank, RankOccupancy)>,
     /// Prompts that it was given to compute.
-    lately: Lately,
+    prefill_load: PrefillLoadAverage,
 }
 
 /// How a session steps.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    habit: Habit,
-    answers: Answers,
+struct SessionHistory {
+    habit: ReturnPattern,
+    answers: AnswerLengths,
     /// The most that it had after a step.
-    most: Tokens,
+    max_tokens: Tokens,
     /// When its last step ended; none while one is under way.
-    away_since: Option<Micros>,
+    idle_since: Option<Micros>,
 }
 
 /// What a step is going to have at a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stay {
+pub struct Footprint {
     /// Prompt and expected answer.
     pub tokens: Tokens,
     /// Of these, leading ones that lie there already.
@@ -79,61 +79,61 @@ pub struct Stay {
     pub capacity: Tokens,
 }
 
-impl Tenancy {
+impl OccupancyModel {
     /// A step of a session is sent to a rank.
-    pub fn begins(&mut self, at: Owner, session: SessionId, stay: Stay, now: Micros) {
-        self.give_up(now);
+    pub fn step_started(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
+        self.forget_idle_sessions(now);
         if let Some(seen) = self.sessions.get_mut(&session)
-            && let Some(since) = seen.away_since.take()
+            && let Some(since) = seen.idle_since.take()
         {
             let gap = now - since;
-            self.returns.came_back(seen.habit, gap);
-            seen.habit = seen.habit.after(gap);
+            self.returns.record_return(seen.habit, gap);
+            seen.habit = seen.habit.after_gap(gap);
         }
         if stay.capacity > Tokens::ZERO {
-            self.place(at).begins(session, stay, now);
+            self.place(at).step_started(session, stay, now);
         }
     }
 
     /// A worker is given a prompt, or a part of one, that takes it so long to compute.
-    pub fn computes(&mut self, at: Owner, work: Micros, now: Micros) {
-        let Self { workers, tenants, .. } = self;
-        living(workers, tenants, at).lately.add(work, now);
+    pub fn prefill_started(&mut self, at: Owner, work: Micros, now: Micros) {
+        let Self { workers, residents: tenants, .. } = self;
+        current_incarnation(workers, tenants, at).prefill_load.add(work, now);
     }
 
     /// The step is over; the session keeps so many tokens there.
-    pub fn ends(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
+    pub fn step_ended(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
         let seen = self.sessions.entry(session).or_default();
-        seen.away_since = Some(now);
+        seen.idle_since = Some(now);
         let habit = seen.habit;
-        self.ends.push_back((now, session));
+        self.step_ends.push_back((now, session));
         if let Some(mut place) = self.known(at) {
-            place.ends(session, (tokens, habit), now);
+            place.step_ended(session, (tokens, habit), now);
         }
     }
 
     /// A step was served, and with it the session has so many tokens. One that is refused tells nothing of sessions.
-    pub fn served(&mut self, session: SessionId, tokens: Tokens) {
+    pub fn step_served(&mut self, session: SessionId, tokens: Tokens) {
         let seen = self.sessions.entry(session).or_default();
-        match seen.most {
-            Tokens::ZERO => self.growth.came(),
-            most => self.growth.grew(tokens - most),
+        match seen.max_tokens {
+            Tokens::ZERO => self.growth.record_session(),
+            most => self.growth.record_growth(tokens - most),
         }
-        seen.most = seen.most.max(tokens);
+        seen.max_tokens = seen.max_tokens.max(tokens);
     }
 
     /// An answer was whole; its step is over.
-    pub fn answered(&mut self, session: SessionId, answer: Tokens) {
-        self.answers.saw(answer);
+    pub fn answer_completed(&mut self, session: SessionId, answer: Tokens) {
+        self.answers.record(answer);
         if let Some(seen) = self.sessions.get_mut(&session) {
-            seen.answers.saw_own(answer);
+            seen.answers.record_own(answer);
         }
     }
 
     /// How long the session's next answer is expected to be.
     pub fn expected_answer(&self, session: SessionId) -> Tokens {
-        let own = self.sessions.get(&session).map_or_else(Answers::default, |seen| seen.answers);
-        self.answers.next(&own)
+        let own = self.sessions.get(&session).map_or_else(AnswerLengths::default, |seen| seen.answers);
+        self.answers.expected(&own)
     }
 
     /// What a session that is new is expected to add after its first step.
@@ -143,50 +143,50 @@ impl Tenancy {
 
     /// The chance, 0 to 1, that a session that is between two steps comes back within 15 s; none where a step of it is under
     /// way, or nothing is known of it.
-    pub fn returns_shortly(&self, session: SessionId, now: Micros) -> Option<f64> {
+    pub fn short_term_return_probability(&self, session: SessionId, now: Micros) -> Option<f64> {
         let seen = self.sessions.get(&session)?;
-        let idle = returns::Idle::LONGEST.at_most(now - seen.away_since?);
-        Some(self.returns.chance_shortly(seen.habit, idle))
+        let idle = returns::IdleClass::MAX.at_most(now - seen.idle_since?);
+        Some(self.returns.short_term_return_probability(seen.habit, idle))
     }
 
     /// A copy of what a session has elsewhere came to a rank while no step of it is under way.
-    pub fn copied(&mut self, at: Owner, session: SessionId, stay: Stay, now: Micros) {
+    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
         let habit = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
         if stay.capacity > Tokens::ZERO {
             let mut place = self.place(at);
-            place.begins(session, stay, now);
-            place.ends(session, (stay.tokens, habit), now);
+            place.step_started(session, stay, now);
+            place.step_ended(session, (stay.tokens, habit), now);
         }
     }
 
     /// The step came to nothing: what it left there is not counted on.
-    pub fn fails(&mut self, at: Owner, session: SessionId, now: Micros) {
+    pub fn step_failed(&mut self, at: Owner, session: SessionId, now: Micros) {
         if let Some(seen) = self.sessions.get_mut(&session) {
-            seen.away_since = Some(now);
-            self.ends.push_back((now, session));
+            seen.idle_since = Some(now);
+            self.step_ends.push_back((now, session));
         }
         if let Some(mut place) = self.known(at) {
-            place.fails(session);
+            place.step_failed(session);
         }
     }
 
     /// The session lives elsewhere from now on. Its KV stays in the way until it is evicted, and is worth nothing.
-    pub fn leaves(&mut self, at: Owner, session: SessionId) {
+    pub fn session_moved(&mut self, at: Owner, session: SessionId) {
         if let Some(mut place) = self.known(at) {
-            place.leaves(session);
+            place.session_moved(session);
         }
     }
 
     /// Whether a session has something at a rank.
-    pub fn has(&self, at: Owner, session: SessionId) -> bool {
-        self.tenants.of(session).iter().any(|(place, _)| *place == at)
+    pub fn is_resident(&self, at: Owner, session: SessionId) -> bool {
+        self.residents.of(session).iter().any(|(place, _)| *place == at)
     }
 
     /// A rank was seen to hold so many tokens, of all sessions. Where that is less than half of what idle ones have in the
     /// account, it was cleared; smaller differences are events that are on their way.
-    pub fn seen_to_hold(&mut self, at: Owner, tokens: Tokens) {
+    pub fn observe_held_tokens(&mut self, at: Owner, tokens: Tokens) {
         if let Some(mut place) = self.known(at) {
-            place.seen_to_hold(tokens);
+            place.observe_held_tokens(tokens);
         }
     }
 
@@ -197,42 +197,42 @@ impl Tenancy {
     }
 
     /// As a step of a session finds it.
-    pub(crate) fn visit(&self, session: SessionId, now: Micros) -> Visit<'_> {
-        Visit { tenancy: self, session, now, own: self.tenants.of(session) }
+    pub(crate) fn session_lookup(&self, session: SessionId, now: Micros) -> SessionLookup<'_> {
+        SessionLookup { occupancy: self, session, now, own: self.residents.of(session) }
     }
 
-    fn place(&mut self, at: Owner) -> Place<'_> {
-        let Self { workers, tenants, .. } = self;
-        let worker = living(workers, tenants, at);
+    fn place(&mut self, at: Owner) -> RankUpdate<'_> {
+        let Self { workers, residents: tenants, .. } = self;
+        let worker = current_incarnation(workers, tenants, at);
         let place = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
-            worker.ranks.push((at.rank, Rank::default()));
+            worker.ranks.push((at.rank, RankOccupancy::default()));
             worker.ranks.len() - 1
         });
-        Place { at, rank: &mut worker.ranks[place].1, tenants }
+        RankUpdate { at, rank: &mut worker.ranks[place].1, tenants }
     }
 
-    fn known(&mut self, at: Owner) -> Option<Place<'_>> {
+    fn known(&mut self, at: Owner) -> Option<RankUpdate<'_>> {
         let worker = self.workers.get_mut(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
         let (_, rank) = worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank)?;
-        Some(Place { at, rank, tenants: &mut self.tenants })
+        Some(RankUpdate { at, rank, tenants: &mut self.residents })
     }
 
-    fn known_worker(&self, at: Owner) -> Option<&Worker> {
+    fn known_worker(&self, at: Owner) -> Option<&WorkerOccupancy> {
         self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation)
     }
 
     /// A few of the oldest ends: their sessions have come back, or are given up.
-    fn give_up(&mut self, now: Micros) {
-        for _ in 0..GIVEN_UP_AT_ONCE {
-            let Some(&(end, session)) = self.ends.front() else { return };
-            if now - end < GIVEN_UP && self.ends.len() <= MOST_ENDS {
+    fn forget_idle_sessions(&mut self, now: Micros) {
+        for _ in 0..MAX_FORGOTTEN_PER_STEP {
+            let Some(&(end, session)) = self.step_ends.front() else { return };
+            if now - end < SESSION_RETENTION && self.step_ends.len() <= MAX_STEP_ENDS {
                 return;
             }
-            self.ends.pop_front();
-            if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.away_since == Some(end)) {
+            self.step_ends.pop_front();
+            if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.idle_since == Some(end)) {
                 // One that only made room may well come back.
-                if now - end >= GIVEN_UP {
-                    self.returns.stayed_away(seen.habit);
+                if now - end >= SESSION_RETENTION {
+                    self.returns.record_abandoned(seen.habit);
                 }
                 self.sessions.remove(&session);
             }
@@ -241,8 +241,16 @@ impl Tenancy {
 }
 
 /// The account of a worker; that of another life of it is void.
-fn living<'a>(workers: &'a mut BTreeMap<WorkerId, Worker>, tenants: &mut Tenants, at: Owner) -> &'a mut Worker {
-    let fresh = || Worker { incarnation: at.incarnation, ranks: Vec::new(), lately: Lately::default() };
+fn current_incarnation<'a>(
+    workers: &'a mut BTreeMap<WorkerId, WorkerOccupancy>,
+    tenants: &mut ResidentSessions,
+    at: Owner,
+) -> &'a mut WorkerOccupancy {
+    let fresh = || WorkerOccupancy {
+        incarnation: at.incarnation,
+        ranks: Vec::new(),
+        prefill_load: PrefillLoadAverage::default(),
+    };
     let worker = workers.entry(at.worker).or_insert_with(fresh);
     if worker.incarnation != at.incarnation {
         *worker = fresh();

@@ -8,53 +8,53 @@ use std::time::Duration;
 
 use vocabulary::{ModelId, WorkerView};
 
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 
 /// Between two looks.
-const EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Names that are told of one model.
-const MOST_NAMES: usize = 16;
+const MAX_NAMES: usize = 16;
 
 /// Adapters of one model that not both name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Odd {
+pub(crate) struct AdapterMismatch {
     base: ModelId,
-    names: BTreeSet<ModelId>,
-    told: Told,
+    adapters: BTreeSet<ModelId>,
+    source: AdapterSource,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Told {
-    ByEngines,
-    ByConfiguration,
+enum AdapterSource {
+    Engines,
+    Configuration,
 }
 
-impl Odd {
+impl AdapterMismatch {
     /// The word for `/readyz` and alarms.
     pub(crate) fn cause(&self) -> &'static str {
-        match self.told {
-            Told::ByEngines => "adapter_not_configured",
-            Told::ByConfiguration => "adapter_not_served",
+        match self.source {
+            AdapterSource::Engines => "adapter_not_configured",
+            AdapterSource::Configuration => "adapter_not_served",
         }
     }
 }
 
-impl Display for Odd {
+impl Display for AdapterMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { base, names, told } = self;
-        let shown: Vec<String> = names.iter().take(MOST_NAMES).map(|name| format!("{:?}", &*name.0)).collect();
-        let more = match names.len().saturating_sub(MOST_NAMES) {
+        let Self { base, adapters: names, source: told } = self;
+        let shown: Vec<String> = names.iter().take(MAX_NAMES).map(|name| format!("{:?}", &*name.0)).collect();
+        let more = match names.len().saturating_sub(MAX_NAMES) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let (shown, setting) = (shown.join(", "), format!("models.{:?}.adapters", &*base.0));
         match told {
-            Told::ByEngines => write!(
+            AdapterSource::Engines => write!(
                 f,
                 "engines list LoRA adapters on top of {base} that are not configured here: their prompts are known by their \
                  bytes only (fallback); add {shown}{more} to {setting} and start the router again"
             ),
-            Told::ByConfiguration => write!(
+            AdapterSource::Configuration => write!(
                 f,
                 "{setting} names {shown}{more}, which no engine lists: see under which names GET /v1/models of the engines has \
                  them (--lora-modules), and load or rename them"
@@ -64,15 +64,15 @@ impl Display for Odd {
 }
 
 /// What not both name now. Engines that have not told their models yet may serve anything.
-pub(crate) fn odd(gateway: &Gateway) -> Vec<Odd> {
+pub(crate) fn mismatches(gateway: &AppState) -> Vec<AdapterMismatch> {
     let fleet = gateway.fleet().snapshot();
-    let mut all: BTreeMap<(ModelId, Told), BTreeSet<ModelId>> = BTreeMap::new();
+    let mut all: BTreeMap<(ModelId, AdapterSource), BTreeSet<ModelId>> = BTreeMap::new();
     let catalog = gateway.catalog();
     for worker in fleet.iter() {
         for adapter in gateway.fleet().adapters(worker.id).iter() {
-            let is_read = catalog.configured(&adapter.base).is_some_and(|base| base.identifier.text().is_some());
-            if is_read && worker.models.contains(&adapter.name) && catalog.configured(&adapter.name).is_none() {
-                all.entry((adapter.base.clone(), Told::ByEngines)).or_default().insert(adapter.name.clone());
+            let is_read = catalog.configured_model(&adapter.base).is_some_and(|base| base.identifier.text().is_some());
+            if is_read && worker.models.contains(&adapter.name) && catalog.configured_model(&adapter.name).is_none() {
+                all.entry((adapter.base.clone(), AdapterSource::Engines)).or_default().insert(adapter.name.clone());
             }
         }
     }
@@ -80,49 +80,50 @@ pub(crate) fn odd(gateway: &Gateway) -> Vec<Odd> {
     let are_known = fleet.iter().all(|worker| !worker.models.is_empty());
     for (name, base) in catalog.adapters().filter(|_| are_known) {
         if fleet.iter().any(|worker| lists(worker, base)) && !fleet.iter().any(|worker| lists(worker, name)) {
-            all.entry((base.clone(), Told::ByConfiguration)).or_default().insert(name.clone());
+            all.entry((base.clone(), AdapterSource::Configuration)).or_default().insert(name.clone());
         }
     }
-    all.into_iter().map(|((base, told), names)| Odd { base, names, told }).collect()
+    all.into_iter().map(|((base, told), names)| AdapterMismatch { base, adapters: names, source: told }).collect()
 }
 
 /// Says in the log, once for each, what not both name.
-pub(crate) async fn follow(gateway: Arc<Gateway>) {
+pub(crate) async fn watch_mismatches(gateway: Arc<AppState>) {
     let mut before = Vec::new();
     loop {
-        let now = odd(&gateway);
+        let now = mismatches(&gateway);
         now.iter().filter(|odd| !before.contains(*odd)).for_each(|odd| tracing::warn!("{odd}"));
         before = now;
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use vocabulary::Knowledge;
+    use vocabulary::KvIndexState;
 
     use super::*;
     use crate::sim_command::tests::{sim, url};
-    use crate::testing::{Front, front_of, get, post, until};
+    use crate::testing::{TestRouter, get, post, start_router_at, wait_until};
 
-    async fn causes(front: &Front) -> Vec<(Value, String)> {
+    async fn causes(front: &TestRouter) -> Vec<(Value, String)> {
         let ready = get(front.operator_address(), "/readyz").await.json();
         let lines = ready["degraded"].as_array().unwrap();
         lines.iter().map(|line| (line["cause"].clone(), line["detail"].as_str().unwrap().to_owned())).collect()
     }
 
     #[tokio::test]
-    async fn adapters_that_only_engines_or_only_the_configuration_name_are_told_with_what_to_write() {
+    async fn mismatched_adapters_are_reported_with_the_setting_to_change() {
         let worker = sim(&["--speed-up=50", "--adapter=sql", "--adapter=poet", "--adapter=bard"]).await;
         let settings = ["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\", \"peot\"]"];
-        let front = front_of(&[url(&worker)], &settings).await;
+        let front = start_router_at(&[url(&worker)], &settings).await;
         let told = causes(&front).await;
         let [(unnamed, add), (unserved, rename)] = &told[..] else { panic!("{told:?}") };
         assert_eq!((unnamed, unserved), (&json!("adapter_not_configured"), &json!("adapter_not_served")));
         assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".adapters"), "{add}");
         assert!(rename.contains("models.\"tiny\".adapters names \"peot\", which no engine lists"), "{rename}");
-        until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
+        wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+            .await;
         let fallback = async |model: &str| {
             let body = json!({"model": model, "max_tokens": 2, "prompt": "what is in the sea?"}).to_string();
             assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);
@@ -132,21 +133,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn adapters_that_both_name_are_not_told_nor_those_of_a_model_that_nobody_reads() {
+    async fn matching_adapters_and_models_without_a_tokenizer_report_no_mismatch() {
         let worker = sim(&["--adapter=sql"]).await;
-        let front = front_of(&[url(&worker)], &["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\"]"]).await;
+        let front =
+            start_router_at(&[url(&worker)], &["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\"]"]).await;
         assert_eq!(causes(&front).await, []);
-        let unread = front_of(&[url(&worker)], &[]).await;
+        let unread = start_router_at(&[url(&worker)], &[]).await;
         assert_eq!(causes(&unread).await, []);
         // Nobody knows what a worker serves that was never reached.
-        let elsewhere = front_of(&[], &["models.tiny.text=builtin", "models.tiny.adapters=[\"peot\"]"]).await;
-        assert_eq!(odd(&elsewhere.gateway), []);
+        let elsewhere = start_router_at(&[], &["models.tiny.text=builtin", "models.tiny.adapters=[\"peot\"]"]).await;
+        assert_eq!(mismatches(&elsewhere.gateway), []);
     }
 
     #[test]
-    fn of_many_adapters_a_few_are_named_and_the_rest_counted() {
+    fn mismatch_report_names_the_first_adapters_and_counts_the_rest() {
         let names = (0..20).map(|n| ModelId::from(format!("a{n:02}").as_str())).collect();
-        let said = Odd { base: "m".into(), names, told: Told::ByEngines }.to_string();
+        let said = AdapterMismatch { base: "m".into(), adapters: names, source: AdapterSource::Engines }.to_string();
         assert!(said.contains("\"a15\" and 4 more to models.\"m\".adapters") && !said.contains("a16"), "{said}");
     }
 }

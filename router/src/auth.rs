@@ -17,10 +17,10 @@ use vocabulary::TenantId;
 
 use crate::config::line_and_column;
 use crate::error::ApiError;
-use crate::following::{Followed, Stamp, follow, stamp};
+use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// So many tenants are named in one line of the log.
-const MOST_NAMED: usize = 8;
+const MAX_NAMED_TENANTS: usize = 8;
 
 /// Characters below which a key is told to be too short.
 const SHORT_KEY: usize = 8;
@@ -107,8 +107,8 @@ pub enum KeysError {
     },
 }
 
-pub(crate) type Digest = [u8; 32];
-type Table = HashMap<Digest, TenantId>;
+pub(crate) type KeyDigest = [u8; 32];
+type KeyTable = HashMap<KeyDigest, TenantId>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,23 +118,23 @@ struct KeysFile {
 
 /// The API keys that are accepted now.
 #[derive(Default)]
-pub struct Keys {
+pub struct ApiKeys {
     file: Option<PathBuf>,
     /// Of the file, before it was read.
-    stamp: Option<Stamp>,
-    table: ArcSwapOption<Table>,
+    stamp: Option<FileStamp>,
+    table: ArcSwapOption<KeyTable>,
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keys").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
-impl Keys {
+impl ApiKeys {
     /// Reads the configured file; without one everybody is let in as the default tenant.
     pub fn open(config: &AuthConfig) -> Result<Self, KeysError> {
-        let stamp = config.keys_file.as_deref().and_then(stamp);
+        let stamp = config.keys_file.as_deref().and_then(stamp_of);
         let keys = Self { file: config.keys_file.clone(), stamp, table: ArcSwapOption::empty() };
         if let Some(path) = &keys.file {
             keys.table.store(Some(Arc::new(read(path)?)));
@@ -148,7 +148,7 @@ impl Keys {
     }
 
     /// Whether keys name more than one tenant.
-    pub(crate) fn are_several(&self) -> bool {
+    pub(crate) fn has_several_tenants(&self) -> bool {
         let table = self.table.load();
         let mut tenants = table.iter().flat_map(|table| table.values());
         let first = tenants.next();
@@ -156,7 +156,7 @@ impl Keys {
     }
 
     /// Those of `tenants` that no key names.
-    pub(crate) fn without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    pub(crate) fn tenants_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let named: HashSet<TenantId> = match &*self.table.load() {
             Some(table) => table.values().cloned().collect(),
             None => HashSet::from([TenantId::default()]),
@@ -165,10 +165,10 @@ impl Keys {
     }
 
     /// Warns of quotas that limit nobody: no key names these of `tenants`.
-    pub(crate) fn warn_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) {
-        let without = self.without_key(tenants);
+    pub(crate) fn warn_tenants_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) {
+        let without = self.tenants_without_key(tenants);
         if !without.is_empty() {
-            let (count, first) = (without.len(), &without[..without.len().min(MOST_NAMED)]);
+            let (count, first) = (without.len(), &without[..without.len().min(MAX_NAMED_TENANTS)]);
             tracing::warn!(count, tenants = first.join(" "), "quotas limit nobody, because no key names their tenants");
         }
     }
@@ -185,20 +185,20 @@ impl Keys {
 
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were. `tenants` have
     /// quotas.
-    pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed, tenants: Vec<String>) {
+    pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles, tenants: Vec<String>) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
             tracing::info!(keys = table.len(), "API keys were read again");
             self.table.store(Some(Arc::new(table)));
-            self.warn_without_key(tenants.iter().map(String::as_str));
+            self.warn_tenants_without_key(tenants.iter().map(String::as_str));
             Ok::<_, KeysError>(())
         };
-        follow((self.stamp, || stamp(&path)), (every, &followed), take).await;
+        follow((self.stamp, || stamp_of(&path)), (every, &followed), take).await;
     }
 }
 
-pub(crate) fn digest(key: &[u8]) -> Digest {
+pub(crate) fn digest(key: &[u8]) -> KeyDigest {
     Sha256::digest(key).into()
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn bearer_key(value: &[u8]) -> &[u8] {
     }
 }
 
-fn read(path: &Path) -> Result<Table, KeysError> {
+fn read(path: &Path) -> Result<KeyTable, KeysError> {
     let malformed = |problem: &str| KeysError::Malformed { path: path.into(), problem: problem.into() };
     let text = std::fs::read_to_string(path).map_err(|source| KeysError::Unreadable { path: path.into(), source })?;
     // The parser's own message would quote a line, and with it a key.
@@ -224,7 +224,7 @@ fn read(path: &Path) -> Result<Table, KeysError> {
     if short > 0 {
         tracing::warn!(path = %path.display(), keys = short, "API keys have fewer than {SHORT_KEY} characters, which can be guessed");
     }
-    let mut table = Table::with_capacity(file.keys.len());
+    let mut table = KeyTable::with_capacity(file.keys.len());
     for (key, tenant) in file.keys {
         if tenant.is_empty() || tenant.len() > 128 {
             return Err(malformed("has a tenant name that is empty or longer than 128 bytes"));
@@ -243,11 +243,11 @@ fn read(path: &Path) -> Result<Table, KeysError> {
     Ok(table)
 }
 
-pub(crate) fn parse_digest(hex: &str) -> Option<Digest> {
+pub(crate) fn parse_digest(hex: &str) -> Option<KeyDigest> {
     if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
-    let mut digest = Digest::default();
+    let mut digest = KeyDigest::default();
     for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
@@ -258,21 +258,21 @@ pub(crate) fn parse_digest(hex: &str) -> Option<Digest> {
 mod tests {
     use super::*;
 
-    fn keys(text: &str) -> Result<Keys, KeysError> {
+    fn keys(text: &str) -> Result<ApiKeys, KeysError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, text).unwrap();
-        Keys::open(&AuthConfig { keys_file: Some(path), ..AuthConfig::default() })
+        ApiKeys::open(&AuthConfig { keys_file: Some(path), ..AuthConfig::default() })
     }
 
-    fn tenant(keys: &Keys, name: &'static str, value: &str) -> Result<String, ApiError> {
+    fn tenant(keys: &ApiKeys, name: &'static str, value: &str) -> Result<String, ApiError> {
         let mut headers = HeaderMap::new();
         headers.insert(name, value.parse().unwrap());
         keys.tenant(&headers).map(|tenant| tenant.to_string())
     }
 
     #[test]
-    fn a_key_or_its_digest_names_the_tenant() {
+    fn a_key_or_its_digest_identifies_the_tenant() {
         // sha256 of "test"
         let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
         let keys = keys(&format!("[keys]\n\"sk-one\" = \"a\"\n\"sha256:{digest}\" = \"b\"")).unwrap();
@@ -285,22 +285,22 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_everybody_is_the_default_tenant() {
-        let keys = Keys::open(&AuthConfig::default()).unwrap();
+    fn without_a_keys_file_every_caller_is_the_default_tenant() {
+        let keys = ApiKeys::open(&AuthConfig::default()).unwrap();
         assert!(!keys.required());
         assert_eq!(keys.tenant(&HeaderMap::new()), Ok(TenantId::default()));
     }
 
     #[test]
-    fn a_tenant_that_no_key_names_is_told() {
+    fn tenants_without_a_key_are_reported() {
         let asked = ["a", "default", "c"];
-        let told = |keys: &Keys| keys.without_key(asked.into_iter()).join(" ");
+        let told = |keys: &ApiKeys| keys.tenants_without_key(asked.into_iter()).join(" ");
         assert_eq!(told(&keys("[keys]\n\"sk-one\" = \"a\"\n\"sk-two\" = \"b\"").unwrap()), "default c");
-        assert_eq!(told(&Keys::open(&AuthConfig::default()).unwrap()), "a c", "everybody is the default tenant");
+        assert_eq!(told(&ApiKeys::open(&AuthConfig::default()).unwrap()), "a c", "everybody is the default tenant");
     }
 
     #[test]
-    fn a_bad_file_is_refused_without_printing_what_is_in_it() {
+    fn an_invalid_keys_file_is_rejected_without_printing_its_contents() {
         for text in
             ["", "[keys]", "[keys]\n\"\" = \"a\"", "[keys]\n\"sha256:sk-secret\" = \"a\"", "[keys]\n\"sk-secret\" = 1"]
         {
@@ -309,26 +309,27 @@ mod tests {
         }
         let error = keys("[keys]\n\"sk-one\" = \"a\"\n\"sk-secret\" = = \"b\"").unwrap_err().to_string();
         assert!(error.contains("is not valid at line 3, column 15;") && !error.contains("sk-"), "{error}");
-        let missing = Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), ..AuthConfig::default() })
-            .unwrap_err();
+        let missing =
+            ApiKeys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), ..AuthConfig::default() })
+                .unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/keys"));
     }
 
     #[test]
-    fn a_secret_does_not_print() {
+    fn secrets_are_redacted_in_debug_output() {
         assert_eq!(format!("{:?}", Secret::from("sk-secret")), "(secret)");
     }
 
     #[tokio::test]
-    async fn a_changed_file_is_followed_and_a_broken_one_changes_nothing() {
+    async fn keys_follow_a_changed_file_and_survive_a_broken_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
         let keys =
-            Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), ..AuthConfig::default() }).unwrap());
+            Arc::new(ApiKeys::open(&AuthConfig { keys_file: Some(path.clone()), ..AuthConfig::default() }).unwrap());
         let follower = tokio::spawn(keys.clone().follow_file(
             Duration::from_millis(5),
-            Followed { what: "api_keys", untaken: Arc::default() },
+            WatchedFiles { name: "api_keys", stale: Arc::default() },
             Vec::new(),
         ));
         std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();

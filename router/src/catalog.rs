@@ -9,20 +9,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
-use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError, TemplateFault};
-use vocabulary::{Bytes, ModelId, Namespace, RootKeys, Seed, TenantId, Tokens};
-use workers_shim::sim::Profile;
+use prefix::{
+    ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver, PromptResolverOptions, TemplateFault,
+};
+use vocabulary::{Bytes, ChainNamespace, HashSeed, ModelId, RootKeys, TenantId, Tokens};
+use workers_shim::sim::EngineProfile;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use attention::AttentionError;
-pub(crate) use attention::attention_of;
+pub(crate) use attention::load_spec;
 
 use crate::config::ModelConfig;
 
 /// Tokens a chain block where nothing else is configured; divides the block of every common engine setting.
-pub const USUAL_BLOCK: Tokens = Tokens(16);
+pub const DEFAULT_BLOCK_TOKENS: Tokens = Tokens(16);
 /// KV bytes of a token where no `config.json` tells: an 8B model with grouped queries, in 16 bits.
-const USUAL_KV_BYTES: Bytes = Bytes(128 << 10);
+const DEFAULT_KV_BYTES: Bytes = Bytes(128 << 10);
 /// `models.NAME.text` of the small model that the simulated workers speak.
 const BUILT_IN: &str = "builtin";
 
@@ -30,7 +32,7 @@ const BUILT_IN: &str = "builtin";
 #[derive(Debug)]
 pub struct Model {
     /// Names its prompts.
-    pub identifier: Identifier,
+    pub identifier: PromptResolver,
     /// What its blocks are made of.
     pub shape: KvShape,
     /// KV bytes of a token.
@@ -40,7 +42,7 @@ pub struct Model {
     /// The LoRA adapter that its name means, on top of the model that everything else is of.
     adapter: Option<ModelId>,
     /// Shared with its adapters: their prompts are put together alike.
-    distrusted: Arc<AtomicBool>,
+    disabled_by_spot_check: Arc<AtomicBool>,
     /// Where its text is from, as configured.
     folder: Option<PathBuf>,
 }
@@ -68,22 +70,22 @@ impl Model {
     }
 
     /// Has prompts computed as a whole from now on. Whether it was otherwise before.
-    pub fn distrust(&self) -> bool {
-        !self.distrusted.swap(true, Ordering::Relaxed)
+    pub fn disable_by_spot_check(&self) -> bool {
+        !self.disabled_by_spot_check.swap(true, Ordering::Relaxed)
     }
 
     /// Whether a prompt that was put together from an earlier step has differed from the whole one.
-    pub fn is_distrusted(&self) -> bool {
-        self.distrusted.load(Ordering::Relaxed)
+    pub fn is_disabled_by_spot_check(&self) -> bool {
+        self.disabled_by_spot_check.load(Ordering::Relaxed)
     }
 
     /// What a prompt's blocks depend on beside its tokens, as engines name them too.
-    pub fn keys<'a>(&'a self, salt: Option<&'a str>) -> RootKeys<'a> {
+    pub fn root_keys<'a>(&'a self, salt: Option<&'a str>) -> RootKeys<'a> {
         RootKeys { adapter: self.adapter.as_ref().map(|name| &*name.0), salt, content: None }
     }
 
     /// The same model with this adapter on top.
-    fn adapted(&self, name: &ModelId) -> Self {
+    fn with_adapter(&self, name: &ModelId) -> Self {
         let format = format_of(name, self.kv_bytes_per_token);
         Self {
             identifier: self.identifier.clone(),
@@ -91,30 +93,36 @@ impl Model {
             kv_bytes_per_token: self.kv_bytes_per_token,
             attention: self.attention.clone(),
             adapter: Some(name.clone()),
-            distrusted: self.distrusted.clone(),
+            disabled_by_spot_check: self.disabled_by_spot_check.clone(),
             folder: self.folder.clone(),
         }
     }
 
-    fn new(name: &ModelId, config: &ModelConfig, known: Known) -> Self {
-        let Known { text, attention } = known;
-        let block = config.block.map_or(USUAL_BLOCK, |block| Tokens(block.into()));
+    fn new(name: &ModelId, config: &ModelConfig, known: LoadedModelFiles) -> Self {
+        let LoadedModelFiles { text, attention } = known;
+        let block = config.block.map_or(DEFAULT_BLOCK_TOKENS, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
-        let namespace = Namespace { model: name.clone(), revision, tokenizer: "".into() };
-        let options = IdentifierOptions { namespace, seed: Seed::default(), block, text, limits: Limits::default() };
+        let namespace = ChainNamespace { model: name.clone(), revision, tokenizer: "".into() };
+        let options = PromptResolverOptions {
+            namespace,
+            seed: HashSeed::default(),
+            block_size: block,
+            text,
+            limits: PromptLimits::default(),
+        };
         let bytes = match &attention {
             Some(spec) => spec.bytes_per_token(),
-            None => config.text.as_deref().and_then(built_in_kv_bytes).unwrap_or(USUAL_KV_BYTES),
+            None => config.text.as_deref().and_then(built_in_kv_bytes).unwrap_or(DEFAULT_KV_BYTES),
         };
-        let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::kinds);
+        let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::ledger_kinds);
         let shape = KvShape { format: format_of(name, bytes), kinds, block, block_bytes: bytes * block.0 };
         Self {
-            identifier: Identifier::new(options),
+            identifier: PromptResolver::new(options),
             shape,
             kv_bytes_per_token: bytes,
             attention,
             adapter: None,
-            distrusted: Arc::default(),
+            disabled_by_spot_check: Arc::default(),
             folder: config.text.clone(),
         }
     }
@@ -122,7 +130,7 @@ impl Model {
 
 /// What the files of a model tell.
 #[derive(Default)]
-struct Known {
+struct LoadedModelFiles {
     text: Option<Arc<ModelText>>,
     attention: Option<Arc<AttentionSpec>>,
 }
@@ -164,10 +172,10 @@ impl Catalog {
             let id = ModelId::from(name.as_str());
             let attention = attention::load(&id, config);
             let attention = attention.map_err(|source| CatalogError::Attention { name: name.clone(), source })?;
-            let model = Model::new(&id, config, Known { text, attention });
+            let model = Model::new(&id, config, LoadedModelFiles { text, attention });
             for name in &config.adapters {
                 let name = ModelId::from(name.as_str());
-                models.insert(name.clone(), Arc::new(model.adapted(&name)));
+                models.insert(name.clone(), Arc::new(model.with_adapter(&name)));
             }
             models.insert(id, Arc::new(model));
         }
@@ -178,7 +186,7 @@ impl Catalog {
     pub fn model(&self, name: &ModelId) -> Arc<Model> {
         match self.models.get(name) {
             Some(model) => model.clone(),
-            None => Arc::new(Model::new(name, &ModelConfig::default(), Known::default())),
+            None => Arc::new(Model::new(name, &ModelConfig::default(), LoadedModelFiles::default())),
         }
     }
 
@@ -189,8 +197,8 @@ impl Catalog {
     }
 
     /// Models whose prompts are computed as a whole because a look found a difference.
-    pub fn distrusted(&self) -> impl Iterator<Item = &ModelId> {
-        self.models.iter().filter(|(_, model)| model.is_distrusted()).map(|(name, _)| name)
+    pub fn disabled_by_spot_check(&self) -> impl Iterator<Item = &ModelId> {
+        self.models.iter().filter(|(_, model)| model.is_disabled_by_spot_check()).map(|(name, _)| name)
     }
 
     /// Models whose chat template is of no use, adapters left out: they have their model's.
@@ -211,14 +219,14 @@ impl Catalog {
     }
 
     /// Models with a tokenizer and without a chat template: right for those that only complete. With their folders.
-    pub fn without_template(&self) -> impl Iterator<Item = (&ModelId, &Path)> {
+    pub fn models_without_template(&self) -> impl Iterator<Item = (&ModelId, &Path)> {
         let own = self.models.iter().filter(|(_, model)| model.adapter.is_none());
         own.filter(|(_, model)| model.identifier.text().is_some_and(|text| !text.has_template()))
             .map(|(name, model)| (name, model.folder.as_deref().unwrap_or(Path::new(""))))
     }
 
     /// The model of this name, where it is configured.
-    pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
+    pub fn configured_model(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)
     }
 }
@@ -247,17 +255,17 @@ fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
 
 /// The built-in model's text is small; the engines that are simulated for it hold blocks as a large model's.
 fn built_in_kv_bytes(folder: &Path) -> Option<Bytes> {
-    (folder.to_str() == Some(BUILT_IN)).then(|| Profile::default().kv_bytes_per_token)
+    (folder.to_str() == Some(BUILT_IN)).then(|| EngineProfile::default().kv_bytes_per_token)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use prefix::{Asked, Identity};
+    use prefix::{PromptIdentity, PromptInputs};
 
     use super::*;
 
     /// A copy of the built-in model's folder with this template.
-    pub(crate) fn folder(template: &str) -> tempfile::TempDir {
+    pub(crate) fn folder_with_template(template: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
         for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -268,9 +276,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_template_of_no_use_is_told_with_its_model_its_file_and_what_to_do() {
-        let (empty, fails) = (folder(""), folder("{{ raise_exception('no such luck') }}"));
-        let fine = folder("{% for m in messages %}{{ m.content | upper }}{% endfor %}");
+    fn an_unusable_chat_template_is_reported_with_model_file_and_setting() {
+        let (empty, fails) = (folder_with_template(""), folder_with_template("{{ raise_exception('no such luck') }}"));
+        let fine = folder_with_template("{% for m in messages %}{{ m.content | upper }}{% endfor %}");
         let of = |folder: &tempfile::TempDir| ModelConfig {
             text: Some(folder.path().into()),
             adapters: vec![format!("adapter of {}", folder.path().display())],
@@ -287,17 +295,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_adapters_prompts_are_its_models_under_another_root() {
+    fn an_adapter_shares_its_models_tokens_under_a_different_root() {
         let config =
             ModelConfig { text: Some(BUILT_IN.into()), adapters: vec!["sql".into()], ..ModelConfig::default() };
         let catalog = Catalog::load(&BTreeMap::from([("tiny".to_owned(), config)])).unwrap();
         let of = |name: &str| catalog.model(&name.into());
         let prompt = |name: &str, salt| {
             let (model, body) = (of(name), br#"{"messages":[{"role":"user","content":"What is in the sea?"}]}"#);
-            model.identifier.chat(body, Asked { keys: model.keys(salt), ..Asked::default() })
+            model.identifier.resolve_chat(body, PromptInputs { keys: model.root_keys(salt), ..PromptInputs::default() })
         };
         let (plain, adapted) = (prompt("tiny", None), prompt("sql", None));
-        assert_eq!((plain.identity, adapted.identity), (Identity::Exact, Identity::Exact));
+        assert_eq!((plain.identity, adapted.identity), (PromptIdentity::Exact, PromptIdentity::Exact));
         assert_eq!(plain.content, adapted.content);
         assert!(plain.chain.ids.iter().all(|id| !adapted.chain.ids.contains(id)));
         // As the index names what an engine says of blocks with this adapter.

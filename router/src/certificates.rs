@@ -6,31 +6,31 @@ use std::time::Duration;
 use ownership::TlsFiles;
 
 use crate::config::Config;
-use crate::following::{Stamp, follow, stamp};
-use crate::gateway::Gateway;
+use crate::following::{FileStamp, follow, stamp_of};
+use crate::gateway::AppState;
 
 /// The files, as they were before the directory read them.
 #[derive(Clone)]
 pub(crate) struct Certificates {
     files: TlsFiles,
-    seen: [Option<Stamp>; 3],
+    stamps: [Option<FileStamp>; 3],
 }
 
 impl Certificates {
     /// Looks at the files; none where connections between routers are plain. To be called before the directory is opened.
-    pub(crate) fn look(config: &Config) -> Option<Self> {
+    pub(crate) fn stat(config: &Config) -> Option<Self> {
         let files = config.cluster.peering().tls?;
         let seen = stamps(&files);
-        Some(Self { files, seen })
+        Some(Self { files, stamps: seen })
     }
 
     /// Has the directory read the files anew whenever they change. What cannot be used, or would be refused by the others, is
     /// said, and what was read before stays.
-    pub(crate) async fn follow(self, gateway: Arc<Gateway>, every: Duration) {
-        let followed = gateway.followed("cluster_certificates");
-        let Self { files, seen } = self;
+    pub(crate) async fn follow(self, gateway: Arc<AppState>, every: Duration) {
+        let followed = gateway.watched_files("cluster_certificates");
+        let Self { files, stamps: seen } = self;
         let take = || {
-            gateway.directory().reread_certificates()?;
+            gateway.directory().reload_certificates()?;
             tracing::info!(certificate = %files.certificate.display(), "the cluster's certificates were read anew");
             Ok::<_, ownership::OwnershipError>(())
         };
@@ -38,6 +38,6 @@ impl Certificates {
     }
 }
 
-fn stamps(files: &TlsFiles) -> [Option<Stamp>; 3] {
-    [stamp(&files.ca), stamp(&files.certificate), stamp(&files.key)]
+fn stamps(files: &TlsFiles) -> [Option<FileStamp>; 3] {
+    [stamp_of(&files.ca), stamp_of(&files.certificate), stamp_of(&files.key)]
 }

@@ -4,84 +4,86 @@
 
 use std::sync::Arc;
 
-use prefix::Checkpoint;
+use prefix::TokenCheckpoint;
 use vocabulary::{SessionId, TenantId, Tokens};
 
-use crate::pipeline::identify::Prefixed;
-use crate::soft_state::{Key, Kind, SoftState};
+use crate::pipeline::identify::IdentifiedRequest;
+use crate::soft_state::{CacheEntryKind, CacheKey, SharedCache};
 
 /// Bodies below this are tokenized anew. Measured: the tokenizer, which remembers words itself, takes 0.05 ms for 32 KB
 /// that it has seen, as long as reading a checkpoint does, and 0.2 ms for 128 KB, which is three times as long.
-const SHORTEST: usize = 128 << 10;
+const MIN_BODY_BYTES: usize = 128 << 10;
 /// Bodies from this on are worth a question to Redis. Measured: text that this router has not seen takes 0.7 ms at 128 KB
 /// and 3 ms or more at 512 KB; to fetch and read its ids takes about 1 ms.
-const WORTH_ASKING: usize = 256 << 10;
+const MIN_REDIS_LOOKUP_BYTES: usize = 256 << 10;
 /// Redis is told of a conversation whenever it has grown by this factor.
-const GROWTH: f64 = 1.25;
+const PUBLISH_GROWTH_FACTOR: f64 = 1.25;
 
 /// The checkpoints of all conversations.
 #[derive(Debug)]
-pub struct Checkpoints {
-    state: Arc<SoftState>,
+pub struct CheckpointStore {
+    shared_cache: Arc<SharedCache>,
 }
 
-impl Checkpoints {
+impl CheckpointStore {
     /// Kept in `state`.
-    pub fn new(state: Arc<SoftState>) -> Self {
-        Self { state }
+    pub fn new(shared_cache: Arc<SharedCache>) -> Self {
+        Self { shared_cache }
     }
 
     /// What is known of the conversation that a body of this size goes on with.
-    pub async fn known(&self, tenant: &TenantId, pin: SessionId, body_bytes: usize) -> Option<Checkpoint> {
-        if body_bytes < SHORTEST {
+    pub async fn lookup(&self, tenant: &TenantId, pin: SessionId, body_bytes: usize) -> Option<TokenCheckpoint> {
+        if body_bytes < MIN_BODY_BYTES {
             return None;
         }
         let key = key(tenant, pin);
-        let stored = match body_bytes < WORTH_ASKING {
-            true => self.state.near(&key),
-            false => self.state.get(&key).await,
+        let stored = match body_bytes < MIN_REDIS_LOOKUP_BYTES {
+            true => self.shared_cache.get_local(&key),
+            false => self.shared_cache.get(&key).await,
         };
-        Checkpoint::from_bytes(&stored?)
+        TokenCheckpoint::from_bytes(&stored?)
     }
 
     /// Whether other routers should be told of a step whose tokens were known from the one before: they would otherwise
     /// encode the conversation from where it was computed as a whole last.
-    pub fn wants(&self, prefixed: &Prefixed, known: Tokens) -> bool {
-        let is_long = prefixed.request.incoming.body.len() >= WORTH_ASKING;
-        is_long && self.state.standing().is_some() && size(prefixed.prompt.chain.tokens) > size(known)
+    pub fn should_publish(&self, prefixed: &IdentifiedRequest, known: Tokens) -> bool {
+        let is_long = prefixed.request.incoming.body.len() >= MIN_REDIS_LOOKUP_BYTES;
+        is_long
+            && self.shared_cache.health().is_some()
+            && publish_level(prefixed.prompt.chain.tokens) > publish_level(known)
     }
 
     /// Keeps what was found out. Never waits.
-    pub fn keep(&self, tenant: &TenantId, pin: SessionId, tokenized: Tokenized) {
-        let Tokenized { known, next, body_bytes } = tokenized;
-        let next = next.filter(|next| body_bytes >= SHORTEST && next.tokens() > known);
-        let Some((tokens, bytes)) = next.and_then(|next| Some((next.tokens(), next.to_bytes()?))) else { return };
-        if body_bytes >= WORTH_ASKING && size(tokens) > size(known) {
-            self.state.put(key(tenant, pin), bytes.into());
+    pub fn store(&self, tenant: &TenantId, pin: SessionId, tokenized: CheckpointUpdate) {
+        let CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes } = tokenized;
+        let next = next.filter(|next| body_bytes >= MIN_BODY_BYTES && next.token_count() > known);
+        let Some((tokens, bytes)) = next.and_then(|next| Some((next.token_count(), next.to_bytes()?))) else { return };
+        if body_bytes >= MIN_REDIS_LOOKUP_BYTES && publish_level(tokens) > publish_level(known) {
+            self.shared_cache.put(key(tenant, pin), bytes.into());
         } else {
-            self.state.put_near(key(tenant, pin), bytes.into());
+            self.shared_cache.put_local(key(tenant, pin), bytes.into());
         }
     }
 }
 
 /// What a step has found out.
 #[derive(Debug)]
-pub struct Tokenized {
+pub struct CheckpointUpdate {
     /// Tokens that were known before.
-    pub known: Tokens,
+    pub known_tokens: Tokens,
     /// The next checkpoint.
-    pub next: Option<Checkpoint>,
+    pub next_checkpoint: Option<TokenCheckpoint>,
     /// Bytes of the body.
     pub body_bytes: usize,
 }
 
-fn key(tenant: &TenantId, pin: SessionId) -> Key {
-    Key::new(Kind::Checkpoint, tenant, &pin.to_string())
+fn key(tenant: &TenantId, pin: SessionId) -> CacheKey {
+    CacheKey::new(CacheEntryKind::Checkpoint, tenant, &pin.to_string())
 }
 
-/// How often `GROWTH` goes into it.
-fn size(tokens: Tokens) -> u32 {
-    (tokens.0.max(1) as f64).log(GROWTH) as u32
+/// How often `PUBLISH_GROWTH_FACTOR` goes into it.
+fn publish_level(tokens: Tokens) -> u32 {
+    (tokens.0.max(1) as f64).log(PUBLISH_GROWTH_FACTOR) as u32
 }
 
 #[cfg(test)]
@@ -89,10 +91,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_conversation_is_told_to_redis_a_few_times_and_not_at_each_step() {
+    fn a_long_conversation_writes_few_checkpoints_to_redis() {
         let steps = (1..1000u64).map(|step| Tokens(1000 * step));
         let mut last = Tokens(0);
-        let told = steps.filter(|step| size(*step) > size(std::mem::replace(&mut last, *step)));
+        let told = steps.filter(|step| publish_level(*step) > publish_level(std::mem::replace(&mut last, *step)));
         assert!((20..45).contains(&told.count()));
     }
 }

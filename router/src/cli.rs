@@ -13,19 +13,19 @@ use crate::{closed_loop, ctl, demo, serve, sim_command, simulate_command, teleme
 #[command(name = "ownerserve", version, about, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Serves the OpenAI API in front of workers.
     Serve(ServeArgs),
     SimWorker(sim_command::SimArgs),
-    Demo(demo::Options),
+    Demo(demo::DemoArgs),
     Ctl(Box<ctl::CtlArgs>),
     Trace(trace_command::TraceArgs),
     Simulate(Box<simulate_command::SimulateArgs>),
-    ClosedLoop(closed_loop::LoopArgs),
+    ClosedLoop(closed_loop::ValidateSimArgs),
     WhatIf(Box<what_if_command::WhatIfArgs>),
 }
 
@@ -80,21 +80,21 @@ impl ServeArgs {
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return ctl::misunderstood(std::env::args_os(), &error).unwrap_or_else(|| error.exit()),
+        Err(error) => return ctl::report_usage_error(std::env::args_os(), &error).unwrap_or_else(|| error.exit()),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&error),
+        Err(error) => return report_failure(&error),
     };
     match cli.command {
-        Command::Serve(args) => runtime.block_on(run_serve(&args)),
-        Command::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
-        Command::Demo(options) => runtime.block_on(demo::run(options)),
-        Command::Ctl(args) => runtime.block_on(ctl::run(&args)),
-        Command::Trace(args) => ended(trace_command::run(&args)),
-        Command::Simulate(args) => ended(simulate_command::run(&args)),
-        Command::ClosedLoop(args) => ended(runtime.block_on(closed_loop::run(&args))),
-        Command::WhatIf(args) => ended(what_if_command::run(&args)),
+        CliCommand::Serve(args) => runtime.block_on(run_serve(&args)),
+        CliCommand::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
+        CliCommand::Demo(options) => runtime.block_on(demo::run(options)),
+        CliCommand::Ctl(args) => runtime.block_on(ctl::run(&args)),
+        CliCommand::Trace(args) => ended(trace_command::run(&args)),
+        CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
+        CliCommand::ClosedLoop(args) => ended(runtime.block_on(closed_loop::run(&args))),
+        CliCommand::WhatIf(args) => ended(what_if_command::run(&args)),
     }
 }
 
@@ -105,11 +105,11 @@ async fn run_serve(args: &ServeArgs) -> ExitCode {
     telemetry::init_log();
     let config = match Config::load(args.config.as_deref(), &args.overrides()) {
         Ok(config) => config,
-        Err(error) => return failed(&error),
+        Err(error) => return report_failure(&error),
     };
     match serve::run(config).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
+        Err(error) => report_failure(&error),
     }
 }
 
@@ -120,17 +120,17 @@ async fn run_sim_worker(args: &sim_command::SimArgs) -> ExitCode {
     telemetry::init_log();
     match sim_command::run(args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
+        Err(error) => report_failure(&error),
     }
 }
 
 fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
-    result.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
+    result.map_or_else(|error| report_failure(&error), |()| ExitCode::SUCCESS)
 }
 
 /// The only text that goes to the terminal without the log: why there is nothing to log.
 #[expect(clippy::print_stderr, reason = "the log may not exist yet, and people look here first")]
-pub(crate) fn failed(error: &dyn std::error::Error) -> ExitCode {
+pub(crate) fn report_failure(error: &dyn std::error::Error) -> ExitCode {
     eprintln!("ownerserve: {error}");
     ExitCode::FAILURE
 }
@@ -141,12 +141,12 @@ mod tests {
 
     fn serve_config(args: &[&str]) -> Config {
         let cli = Cli::try_parse_from(["ownerserve", "serve"].iter().chain(args)).unwrap();
-        let Command::Serve(args) = cli.command else { panic!("serve was asked for") };
+        let CliCommand::Serve(args) = cli.command else { panic!("serve was asked for") };
         Config::load(None, &args.overrides()).unwrap()
     }
 
     #[test]
-    fn the_flags_are_settings_of_the_configuration() {
+    fn serve_flags_override_configuration_settings() {
         let config = serve_config(&[
             "--listen=127.0.0.1:1",
             "--operator-listen",
@@ -164,11 +164,11 @@ mod tests {
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.steering.mode, crate::pipeline::steering::Mode::Shadow);
+        assert_eq!(config.steering.mode, crate::pipeline::steering::RoutingMode::Shadow);
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
     }

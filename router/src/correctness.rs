@@ -17,7 +17,7 @@ use vocabulary::Tokens;
 /// Section `[correctness]`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct CorrectnessConfig {
+pub struct TransferCheckConfig {
     /// Of so many transfers over a link one is checked, the first one included; 0 checks none.
     #[default(16)]
     pub one_in: u32,
@@ -26,7 +26,7 @@ pub struct CorrectnessConfig {
     pub noise: f64,
 }
 
-impl CorrectnessConfig {
+impl TransferCheckConfig {
     /// What cannot be, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
         (!(0.0..=1.0).contains(&self.noise)).then_some(("correctness.noise", "accepted is 0.0 to 1.0"))
@@ -36,7 +36,7 @@ impl CorrectnessConfig {
 /// What a check came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Outcome {
+pub enum TransferCheckOutcome {
     /// What was transferred says what computing says, or differs by rounding.
     Same,
     /// It says something else.
@@ -53,9 +53,9 @@ pub enum Outcome {
 
 /// What an engine says to a prompt: tokens at temperature 0, each with how far it is ahead of the next likely one.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Said(Vec<(String, Option<f64>)>);
+pub struct GreedySample(Vec<(String, Option<f64>)>);
 
-impl Said {
+impl GreedySample {
     /// Of an answer of `/v1/completions`. An engine that tells no log-probabilities says all its text at once.
     pub fn read(answer: &[u8]) -> Option<Self> {
         let answer: Value = serde_json::from_slice(answer).ok()?;
@@ -65,14 +65,14 @@ impl Said {
             return Some(Self(vec![(text.to_owned(), None)]));
         };
         let told = tokens.iter().enumerate().map(|(at, token)| {
-            let lead = choice["logprobs"]["top_logprobs"].get(at).and_then(lead);
+            let lead = choice["logprobs"]["top_logprobs"].get(at).and_then(top_margin);
             Some((token.as_str()?.to_owned(), lead))
         });
         told.collect::<Option<Vec<_>>>().filter(|told| !told.is_empty()).map(Self)
     }
 
     /// Whether both say the same, or part where one of them may have said either.
-    pub fn agrees(&self, other: &Self, noise: f64) -> bool {
+    pub fn agrees_with(&self, other: &Self, noise: f64) -> bool {
         let Some((own, others)) = self.0.iter().zip(&other.0).find(|(own, others)| own.0 != others.0) else {
             return self.0.len() == other.0.len();
         };
@@ -81,7 +81,7 @@ impl Said {
     }
 }
 
-fn lead(top: &Value) -> Option<f64> {
+fn top_margin(top: &Value) -> Option<f64> {
     let mut likely: Vec<f64> = top.as_object()?.values().filter_map(Value::as_f64).collect();
     likely.sort_unstable_by(|a, b| b.total_cmp(a));
     Some(likely.first()? - likely.get(1)?)
@@ -89,7 +89,7 @@ fn lead(top: &Value) -> Option<f64> {
 
 /// A link that failed a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Barred {
+pub struct BarredLinkRecord {
     /// Which.
     pub link: BarredLink,
     /// What the transfer was for.
@@ -100,121 +100,121 @@ pub struct Barred {
 
 /// Whether a transfer is checked.
 #[derive(Debug)]
-pub enum Turn {
+pub enum CheckDecision {
     /// It is not its turn.
-    Not,
+    NotDue,
     /// It is, and another one is running.
-    NoRoom,
+    Busy,
     /// It is.
-    Check(Place),
+    Check(CheckPermit),
 }
 
 /// A check's place: one runs at a time, for as long as this is held.
 #[derive(Debug)]
-pub struct Place {
-    _one: OwnedSemaphorePermit,
-    of: Share,
+pub struct CheckPermit {
+    _permit: OwnedSemaphorePermit,
+    class: CheckClass,
     /// What it is believed to compute.
-    prompt: Tokens,
+    expected_tokens: Tokens,
 }
 
 /// A check computes a whole prompt, which takes a worker seconds: in the long run as much as this many times the share of
 /// transfers that are checked, of all that moved. A fleet that has just started has many links that were never looked at.
-const SHARE: u64 = 2;
+const COMPUTE_RATIO: u64 = 2;
 /// Links that are counted at most; beyond that all begin anew.
-const MOST_LINKS: usize = 1 << 16;
+const MAX_LINKS: usize = 1 << 16;
 
 /// Which checks share what may be computed: links that were never looked at do not wait for those that were.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Share {
+enum CheckClass {
     /// A link's first.
     First,
-    Again,
+    Repeat,
 }
 
 /// What checks have computed and transfers have not made up for yet.
 #[derive(Debug, Default)]
-struct Owed {
+struct CheckDebt {
     first: Tokens,
-    again: Tokens,
+    repeat: Tokens,
 }
 
-impl Owed {
-    fn of(&mut self, share: Share) -> &mut Tokens {
+impl CheckDebt {
+    fn of(&mut self, share: CheckClass) -> &mut Tokens {
         match share {
-            Share::First => &mut self.first,
-            Share::Again => &mut self.again,
+            CheckClass::First => &mut self.first,
+            CheckClass::Repeat => &mut self.repeat,
         }
     }
 
     /// Half for each; what one has no use for is the other's.
-    fn pay(&mut self, moved: Tokens) {
+    fn repay(&mut self, moved: Tokens) {
         let half = Tokens(moved.0 / 2);
         let rest = moved - half;
-        let (left_first, left_again) = (rest - self.first, half - self.again);
+        let (left_first, left_again) = (rest - self.first, half - self.repeat);
         self.first -= rest + left_again;
-        self.again -= half + left_first;
+        self.repeat -= half + left_first;
     }
 }
 
 /// A link that has carried something.
 #[derive(Debug)]
-struct Carried {
+struct LinkSampler {
     /// Transfers since one was checked.
-    since: u32,
-    share: Share,
+    unchecked: u32,
+    class: CheckClass,
 }
 
 /// Who is checked next.
 #[derive(Debug, Default)]
-struct Turns {
-    links: BTreeMap<BarredLink, Carried>,
-    owed: Owed,
+struct CheckSchedule {
+    links: BTreeMap<BarredLink, LinkSampler>,
+    debt: CheckDebt,
 }
 
 /// What this router's checks have shown since it started.
 #[derive(Debug, SmartDefault)]
-pub struct Correctness {
-    turns: Mutex<Turns>,
-    barred: Mutex<Vec<Barred>>,
+pub struct TransferChecks {
+    schedule: Mutex<CheckSchedule>,
+    barred: Mutex<Vec<BarredLinkRecord>>,
     #[default(Arc::new(Semaphore::new(1)))]
-    place: Arc<Semaphore>,
+    slot: Arc<Semaphore>,
 }
 
-impl Correctness {
+impl TransferChecks {
     /// Counts a transfer of so many tokens of a prompt. One that found no room leaves its turn to the next, as does one while
-    /// what checks have computed is more than `SHARE` / `one_in` of all that moved.
-    pub fn turn(&self, link: BarredLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> Turn {
+    /// what checks have computed is more than `COMPUTE_RATIO` / `one_in` of all that moved.
+    pub fn decide(&self, link: BarredLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
         if one_in == 0 {
-            return Turn::Not;
+            return CheckDecision::NotDue;
         }
-        let mut turns = self.turns.lock();
-        let Turns { links, owed } = &mut *turns;
-        owed.pay(Tokens(moved.0.saturating_mul(SHARE) / u64::from(one_in)));
-        if links.len() >= MOST_LINKS && !links.contains_key(&link) {
+        let mut turns = self.schedule.lock();
+        let CheckSchedule { links, debt: owed } = &mut *turns;
+        owed.repay(Tokens(moved.0.saturating_mul(COMPUTE_RATIO) / u64::from(one_in)));
+        if links.len() >= MAX_LINKS && !links.contains_key(&link) {
             links.clear();
         }
-        let carried = links.entry(link).or_insert(Carried { since: one_in - 1, share: Share::First });
-        carried.since = carried.since.saturating_add(1);
-        let of = carried.share;
-        if carried.since < one_in || *owed.of(of) > Tokens::ZERO {
-            return Turn::Not;
+        let carried = links.entry(link).or_insert(LinkSampler { unchecked: one_in - 1, class: CheckClass::First });
+        carried.unchecked = carried.unchecked.saturating_add(1);
+        let of = carried.class;
+        if carried.unchecked < one_in || *owed.of(of) > Tokens::ZERO {
+            return CheckDecision::NotDue;
         }
-        let Ok(one) = self.place.clone().try_acquire_owned() else { return Turn::NoRoom };
-        *carried = Carried { since: 0, share: Share::Again };
+        let Ok(one) = self.slot.clone().try_acquire_owned() else { return CheckDecision::Busy };
+        *carried = LinkSampler { unchecked: 0, class: CheckClass::Repeat };
         *owed.of(of) += prompt;
-        Turn::Check(Place { _one: one, of, prompt })
+        CheckDecision::Check(CheckPermit { _permit: one, class: of, expected_tokens: prompt })
     }
 
     /// A check is over, which made engines compute so much.
-    pub fn over(&self, place: Place, computed: Tokens) {
-        let mut turns = self.turns.lock();
-        let owed = turns.owed.of(place.of);
-        *owed = *owed + computed - place.prompt;
+    pub fn settle(&self, place: CheckPermit, computed: Tokens) {
+        let mut turns = self.schedule.lock();
+        let owed = turns.debt.of(place.class);
+        *owed = *owed + computed - place.expected_tokens;
     }
 
     /// Bars a link. Whether it was free before.
-    pub fn bar(&self, barred: Barred) -> bool {
+    pub fn bar(&self, barred: BarredLinkRecord) -> bool {
         let mut all = self.barred.lock();
         let is_new = !all.iter().any(|known| known.link == barred.link);
         if is_new {
@@ -228,17 +228,17 @@ impl Correctness {
         let mut all = self.barred.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
-        self.turns.lock().links.remove(&link);
+        self.schedule.lock().links.remove(&link);
         all.len() < before
     }
 
     /// Every barred link, the oldest first.
-    pub fn barred(&self) -> Vec<Barred> {
+    pub fn barred_records(&self) -> Vec<BarredLinkRecord> {
         self.barred.lock().clone()
     }
 
     /// The links alone.
-    pub fn links(&self) -> Vec<BarredLink> {
+    pub fn barred_links(&self) -> Vec<BarredLink> {
         self.barred.lock().iter().map(|barred| barred.link).collect()
     }
 }
@@ -254,70 +254,76 @@ mod tests {
     const FREE: (Tokens, Tokens) = (Tokens::ZERO, Tokens::ZERO);
     const LINK: BarredLink = BarredLink { from: WorkerId(1), to: WorkerId(2) };
 
-    fn said(tokens: &[(&str, f64)]) -> Said {
+    fn sample(tokens: &[(&str, f64)]) -> GreedySample {
         let top: Vec<_> = tokens.iter().map(|(token, lead)| json!({*token: -0.5, "other": -0.5 - lead})).collect();
         let tokens: Vec<_> = tokens.iter().map(|(token, _)| *token).collect();
         let answer = json!({"choices": [{"text": "", "logprobs": {"tokens": tokens, "top_logprobs": top}}]});
-        Said::read(answer.to_string().as_bytes()).unwrap()
+        GreedySample::read(answer.to_string().as_bytes()).unwrap()
     }
 
     #[test]
-    fn tokens_that_differ_are_a_difference_unless_either_engine_may_have_said_both() {
-        let own = said(&[("a", 1.0), ("b", 0.5)]);
-        let agrees = |other: &Said| own.agrees(other, 1e-4);
+    fn samples_disagree_where_tokens_differ_beyond_the_logprob_tolerance() {
+        let own = sample(&[("a", 1.0), ("b", 0.5)]);
+        let agrees = |other: &GreedySample| own.agrees_with(other, 1e-4);
         assert!(agrees(&own));
-        assert!(!agrees(&said(&[("a", 1.0), ("c", 0.5)])));
-        assert!(agrees(&said(&[("a", 1.0), ("c", 0.000_05)])), "rounding");
-        assert!(!agrees(&said(&[("a", 0.000_05), ("c", 0.5)])), "only where they part");
-        assert!(!agrees(&said(&[("a", 1.0)])), "one ended before");
-        let close = said(&[("a", 1.0), ("b", 0.000_05)]);
-        assert!(close.agrees(&said(&[("a", 1.0), ("c", 0.5)]), 1e-4));
+        assert!(!agrees(&sample(&[("a", 1.0), ("c", 0.5)])));
+        assert!(agrees(&sample(&[("a", 1.0), ("c", 0.000_05)])), "rounding");
+        assert!(!agrees(&sample(&[("a", 0.000_05), ("c", 0.5)])), "only where they part");
+        assert!(!agrees(&sample(&[("a", 1.0)])), "one ended before");
+        let close = sample(&[("a", 1.0), ("b", 0.000_05)]);
+        assert!(close.agrees_with(&sample(&[("a", 1.0), ("c", 0.5)]), 1e-4));
     }
 
     #[test]
-    fn an_engine_without_log_probabilities_is_compared_by_its_text() {
-        let read =
-            |text: &str| Said::read(json!({"choices": [{"text": text, "logprobs": null}]}).to_string().as_bytes());
-        assert!(read("one").unwrap().agrees(&read("one").unwrap(), 1e-4));
-        assert!(!read("one").unwrap().agrees(&read("two").unwrap(), 1.0));
+    fn an_engine_without_logprobs_is_compared_by_text() {
+        let read = |text: &str| {
+            GreedySample::read(json!({"choices": [{"text": text, "logprobs": null}]}).to_string().as_bytes())
+        };
+        assert!(read("one").unwrap().agrees_with(&read("one").unwrap(), 1e-4));
+        assert!(!read("one").unwrap().agrees_with(&read("two").unwrap(), 1.0));
         assert_eq!(read(""), None);
-        assert!([&b"{}"[..], b"no", b"{\"choices\":[]}"].into_iter().all(|answer| Said::read(answer).is_none()));
+        assert!(
+            [&b"{}"[..], b"no", b"{\"choices\":[]}"].into_iter().all(|answer| GreedySample::read(answer).is_none())
+        );
     }
 
     #[test]
-    fn the_first_transfer_of_a_link_is_checked_and_then_one_in_so_many() {
-        let all = Correctness::default();
+    fn a_link_is_checked_at_its_first_transfer_and_then_every_nth() {
+        let all = TransferChecks::default();
         let turns = |link, count| -> Vec<bool> {
-            (0..count).map(|_| matches!(all.turn(link, 3, FREE), Turn::Check(_))).collect()
+            (0..count).map(|_| matches!(all.decide(link, 3, FREE), CheckDecision::Check(_))).collect()
         };
         assert_eq!(turns(LINK, 7), [true, false, false, true, false, false, true]);
         assert_eq!(turns(BarredLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
-        assert!(matches!(all.turn(LINK, 0, FREE), Turn::Not));
+        assert!(matches!(all.decide(LINK, 0, FREE), CheckDecision::NotDue));
     }
 
     #[test]
-    fn checks_compute_a_bounded_share_of_what_moves_over_all_links() {
-        let all = Correctness::default();
+    fn check_compute_is_a_bounded_share_of_transferred_tokens() {
+        let all = TransferChecks::default();
         let links = (0..200).map(|to| BarredLink { to: WorkerId(to), ..LINK });
         let whole = (Tokens(1000), Tokens(1000));
-        let checked = links.clone().filter(|link| matches!(all.turn(*link, 16, whole), Turn::Check(_))).count();
+        let checked =
+            links.clone().filter(|link| matches!(all.decide(*link, 16, whole), CheckDecision::Check(_))).count();
         assert_eq!(checked, 25, "one of eight, though each is its link's first transfer");
-        let all = Correctness::default();
+        let all = TransferChecks::default();
         let piece = (Tokens(100), Tokens(10_000));
-        let checked = links.filter(|link| matches!(all.turn(*link, 16, piece), Turn::Check(_))).count();
+        let checked = links.filter(|link| matches!(all.decide(*link, 16, piece), CheckDecision::Check(_))).count();
         assert_eq!(checked, 1, "a small piece of a long prompt is dear to check");
         assert!(
-            matches!(all.turn(BarredLink { from: WorkerId(3), ..LINK }, 1, whole), Turn::Not),
+            matches!(all.decide(BarredLink { from: WorkerId(3), ..LINK }, 1, whole), CheckDecision::NotDue),
             "what is owed is paid first"
         );
-        let all = Correctness::default();
-        assert!((0..5).all(|n| matches!(all.turn(LINK, 1, (Tokens(900 + n), Tokens(1000 + n))), Turn::Check(_))));
+        let all = TransferChecks::default();
+        assert!(
+            (0..5).all(|n| matches!(all.decide(LINK, 1, (Tokens(900 + n), Tokens(1000 + n))), CheckDecision::Check(_)))
+        );
     }
 
     #[test]
-    fn links_that_were_never_checked_do_not_wait_for_those_that_were() {
-        let all = Correctness::default();
-        let is_checked = |link, moved| matches!(all.turn(link, 1, moved), Turn::Check(_));
+    fn unchecked_links_do_not_wait_for_the_debt_of_checked_ones() {
+        let all = TransferChecks::default();
+        let is_checked = |link, moved| matches!(all.decide(link, 1, moved), CheckDecision::Check(_));
         let other = BarredLink { from: WorkerId(3), ..LINK };
         let piece = (Tokens(100), Tokens(10_000));
         assert!(is_checked(LINK, FREE) && is_checked(LINK, piece) && !is_checked(LINK, piece), "9,900 are owed");
@@ -326,33 +332,33 @@ mod tests {
     }
 
     #[test]
-    fn a_check_owes_what_it_made_engines_compute() {
-        let all = Correctness::default();
+    fn a_check_is_charged_for_the_tokens_it_recomputed() {
+        let all = TransferChecks::default();
         let whole = (Tokens(100), Tokens(10_000));
-        let Turn::Check(place) = all.turn(LINK, 1, whole) else { panic!("it is the first") };
-        all.over(place, Tokens::ZERO);
-        let Turn::Check(place) = all.turn(LINK, 1, whole) else { panic!("nothing was computed") };
-        all.over(place, Tokens(20_000));
-        assert_eq!(all.turns.lock().owed.again, Tokens(20_000));
+        let CheckDecision::Check(place) = all.decide(LINK, 1, whole) else { panic!("it is the first") };
+        all.settle(place, Tokens::ZERO);
+        let CheckDecision::Check(place) = all.decide(LINK, 1, whole) else { panic!("nothing was computed") };
+        all.settle(place, Tokens(20_000));
+        assert_eq!(all.schedule.lock().debt.repeat, Tokens(20_000));
     }
 
     #[test]
-    fn a_transfer_that_finds_a_check_running_leaves_its_turn_to_the_next() {
-        let all = Correctness::default();
-        let Turn::Check(place) = all.turn(LINK, 2, FREE) else { panic!("the first is checked") };
-        assert!(matches!(all.turn(LINK, 2, FREE), Turn::Not));
-        assert!(matches!(all.turn(LINK, 2, FREE), Turn::NoRoom));
+    fn a_transfer_that_is_due_during_a_running_check_defers_to_the_next() {
+        let all = TransferChecks::default();
+        let CheckDecision::Check(place) = all.decide(LINK, 2, FREE) else { panic!("the first is checked") };
+        assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::NotDue));
+        assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::Busy));
         drop(place);
-        assert!(matches!(all.turn(LINK, 2, FREE), Turn::Check(_)));
+        assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::Check(_)));
     }
 
     #[test]
-    fn a_link_is_barred_once_and_until_it_is_cleared() {
-        let all = Correctness::default();
-        let barred = Barred { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
-        assert!(all.bar(barred) && !all.bar(Barred { since_unix_ms: 2, ..barred }));
-        assert_eq!((all.barred(), all.links()), (vec![barred], vec![LINK]));
+    fn a_link_stays_barred_until_cleared() {
+        let all = TransferChecks::default();
+        let barred = BarredLinkRecord { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
+        assert!(all.bar(barred) && !all.bar(BarredLinkRecord { since_unix_ms: 2, ..barred }));
+        assert_eq!((all.barred_records(), all.barred_links()), (vec![barred], vec![LINK]));
         assert!(all.clear(LINK) && !all.clear(LINK));
-        assert!(all.links().is_empty());
+        assert!(all.barred_links().is_empty());
     }
 }

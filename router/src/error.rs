@@ -15,7 +15,7 @@ use workers_shim::dialect::JsonError;
 
 use crate::host_check::HostRefusal;
 
-pub use words::{Addressee, Words};
+pub use words::{ErrorFormat, ErrorRecipient};
 
 /// Everything that ends a client's request without an engine's answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, AsRefStr, IntoStaticStr)]
@@ -148,7 +148,7 @@ pub enum ApiError {
         /// The header's value, shortened.
         encoding: String,
     },
-    /// The body is not what its `Content-Encoding` says.
+    /// The body is not what its `Content-ContentEncoding` says.
     #[error("The body is not valid {encoding}. Send it plain, or compress it as its Content-Encoding says.")]
     #[strum(serialize = "content_encoding")]
     BrokenEncoding {
@@ -217,32 +217,32 @@ pub enum ApiError {
 }
 
 /// What OpenAI's clients look at.
-struct Shape {
+struct OpenAiErrorFields {
     status: StatusCode,
     kind: &'static str,
     code: Option<&'static str>,
 }
 
-const fn shape(status: StatusCode, kind: &'static str, code: Option<&'static str>) -> Shape {
-    Shape { status, kind, code }
+const fn error_fields(status: StatusCode, kind: &'static str, code: Option<&'static str>) -> OpenAiErrorFields {
+    OpenAiErrorFields { status, kind, code }
 }
 
-const BAD: &str = "invalid_request_error";
-const OURS: &str = "server_error";
+const INVALID_REQUEST_ERROR: &str = "invalid_request_error";
+const SERVER_ERROR: &str = "server_error";
 
 impl ApiError {
     /// The HTTP status of this error.
     pub fn status(&self) -> StatusCode {
-        self.shape().status
+        self.openai_fields().status
     }
 
     /// A field that is missing or wrong.
-    pub fn field(param: &str, expected: impl Into<String>) -> Self {
+    pub fn invalid_field(param: &str, expected: impl Into<String>) -> Self {
         Self::BadField { param: param.into(), expected: expected.into() }
     }
 
     /// A body that is not the JSON object that it must be.
-    pub fn unreadable(error: JsonError) -> Self {
+    pub fn invalid_body(error: JsonError) -> Self {
         match error {
             JsonError::NotUtf8 { offset } => Self::NotUtf8 { offset },
             other => Self::NotJson { detail: other.to_string() },
@@ -261,51 +261,81 @@ impl ApiError {
         }
     }
 
-    fn shape(&self) -> Shape {
+    fn openai_fields(&self) -> OpenAiErrorFields {
         match self {
             Self::NotUtf8 { .. } | Self::NotJson { .. } | Self::BodyBroken | Self::BrokenEncoding { .. } => {
-                shape(StatusCode::BAD_REQUEST, BAD, None)
+                error_fields(StatusCode::BAD_REQUEST, INVALID_REQUEST_ERROR, None)
             }
-            Self::BadField { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_value")),
-            Self::TooLong { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("context_length_exceeded")),
-            Self::UnknownModel { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("model_not_found")),
+            Self::BadField { .. } => {
+                error_fields(StatusCode::BAD_REQUEST, INVALID_REQUEST_ERROR, Some("invalid_value"))
+            }
+            Self::TooLong { .. } => {
+                error_fields(StatusCode::BAD_REQUEST, INVALID_REQUEST_ERROR, Some("context_length_exceeded"))
+            }
+            Self::UnknownModel { .. } => {
+                error_fields(StatusCode::NOT_FOUND, INVALID_REQUEST_ERROR, Some("model_not_found"))
+            }
             // litellm takes every "invalid_request_error" for a 400.
             Self::NoKey | Self::BadKey => {
-                shape(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"))
+                error_fields(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"))
             }
             Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
-                shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_host"))
+                error_fields(StatusCode::BAD_REQUEST, INVALID_REQUEST_ERROR, Some("invalid_host"))
             }
             Self::Host(HostRefusal::ForeignHost { .. }) => {
-                shape(StatusCode::FORBIDDEN, "permission_error", Some("host_not_allowed"))
+                error_fields(StatusCode::FORBIDDEN, "permission_error", Some("host_not_allowed"))
             }
             Self::Host(HostRefusal::ForeignOrigin { .. }) => {
-                shape(StatusCode::FORBIDDEN, "permission_error", Some("origin_not_allowed"))
+                error_fields(StatusCode::FORBIDDEN, "permission_error", Some("origin_not_allowed"))
             }
-            Self::UnknownPath { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("unknown_url")),
-            Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
-            Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),
-            Self::NotOffered { .. } => shape(StatusCode::NOT_IMPLEMENTED, BAD, Some("not_implemented")),
+            Self::UnknownPath { .. } => error_fields(StatusCode::NOT_FOUND, INVALID_REQUEST_ERROR, Some("unknown_url")),
+            Self::UnknownResponse { .. } => {
+                error_fields(StatusCode::NOT_FOUND, INVALID_REQUEST_ERROR, Some("not_found"))
+            }
+            Self::WrongMethod { .. } => {
+                error_fields(StatusCode::METHOD_NOT_ALLOWED, INVALID_REQUEST_ERROR, Some("method_not_allowed"))
+            }
+            Self::NotOffered { .. } => {
+                error_fields(StatusCode::NOT_IMPLEMENTED, INVALID_REQUEST_ERROR, Some("not_implemented"))
+            }
             Self::BodyTooLarge { .. } | Self::TooMuchMemory { .. } | Self::TooDense { .. } => {
-                shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large"))
+                error_fields(StatusCode::PAYLOAD_TOO_LARGE, INVALID_REQUEST_ERROR, Some("body_too_large"))
             }
-            Self::UriTooLong { .. } => shape(StatusCode::URI_TOO_LONG, BAD, Some("uri_too_long")),
-            Self::HeadTooLarge { .. } => {
-                shape(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, BAD, Some("headers_too_large"))
+            Self::UriTooLong { .. } => {
+                error_fields(StatusCode::URI_TOO_LONG, INVALID_REQUEST_ERROR, Some("uri_too_long"))
             }
-            Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),
-            Self::UnknownEncoding { .. } => {
-                shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
+            Self::HeadTooLarge { .. } => error_fields(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                INVALID_REQUEST_ERROR,
+                Some("headers_too_large"),
+            ),
+            Self::BodyTimeout => error_fields(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST_ERROR, Some("body_timeout")),
+            Self::UnknownEncoding { .. } => error_fields(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                INVALID_REQUEST_ERROR,
+                Some("unsupported_content_encoding"),
+            ),
+            Self::RateLimited { unit, .. } => {
+                error_fields(StatusCode::TOO_MANY_REQUESTS, unit, Some("rate_limit_exceeded"))
             }
-            Self::RateLimited { unit, .. } => shape(StatusCode::TOO_MANY_REQUESTS, unit, Some("rate_limit_exceeded")),
-            Self::TooManyAtOnce { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
-            Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
-            Self::UnsettledResponse { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("unsettled")),
-            Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),
-            Self::SaltsIgnored { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("cache_salt_ignored")),
-            Self::WorkerFailed { .. } => shape(StatusCode::BAD_GATEWAY, OURS, Some("worker_failed")),
-            Self::WorkerTimeout => shape(StatusCode::GATEWAY_TIMEOUT, OURS, Some("worker_timeout")),
-            Self::Internal { .. } => shape(StatusCode::INTERNAL_SERVER_ERROR, OURS, Some("internal_error")),
+            Self::TooManyAtOnce { .. } => {
+                error_fields(StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded"))
+            }
+            Self::Overloaded { .. } => {
+                error_fields(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded"))
+            }
+            Self::UnsettledResponse { .. } => {
+                error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("unsettled"))
+            }
+            Self::NoWorker { .. } => error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("no_worker")),
+            Self::SaltsIgnored { .. } => {
+                error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("cache_salt_ignored"))
+            }
+            Self::WorkerFailed { .. } => error_fields(StatusCode::BAD_GATEWAY, SERVER_ERROR, Some("worker_failed")),
+            Self::WorkerTimeout => error_fields(StatusCode::GATEWAY_TIMEOUT, SERVER_ERROR, Some("worker_timeout")),
+            Self::Internal { .. } => {
+                error_fields(StatusCode::INTERNAL_SERVER_ERROR, SERVER_ERROR, Some("internal_error"))
+            }
         }
     }
 
@@ -353,9 +383,9 @@ fn error_object(message: &str, kind: &str, (param, code): (Option<&str>, Option<
 }
 
 /// A whole HTTP/1.1 answer for clients whose request never became one: their headers did not arrive in time.
-pub(crate) fn headers_timeout_answer() -> Vec<u8> {
+pub(crate) fn headers_timeout_response() -> Vec<u8> {
     let message = "The request's headers did not arrive in time. Send them without long pauses.";
-    let body = error_object(message, BAD, (None, Some("headers_timeout"))).to_string();
+    let body = error_object(message, INVALID_REQUEST_ERROR, (None, Some("headers_timeout"))).to_string();
     let status = StatusCode::REQUEST_TIMEOUT;
     format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
@@ -366,10 +396,10 @@ pub(crate) fn headers_timeout_answer() -> Vec<u8> {
 
 /// Rides on an error response as an extension, so that whoever counts it knows why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cause(pub &'static str);
+pub struct ErrorReason(pub &'static str);
 
 /// At most 200 characters of text that came from outside, for use in a message.
-pub(crate) fn shortened(text: &str) -> String {
+pub(crate) fn truncated(text: &str) -> String {
     match text.char_indices().nth(200) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
@@ -380,11 +410,11 @@ pub(crate) fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const TO: Addressee = Addressee { words: Words::OpenAi, request: vocabulary::RequestId(1) };
+    const RECIPIENT: ErrorRecipient = ErrorRecipient { format: ErrorFormat::OpenAi, request: vocabulary::RequestId(1) };
 
     #[tokio::test]
-    async fn an_error_has_openais_shape() {
-        let answer = ApiError::UnknownModel { model: "gpt-9".into() }.answer(TO);
+    async fn an_error_has_openais_format() {
+        let answer = ApiError::UnknownModel { model: "gpt-9".into() }.response(RECIPIENT);
         assert_eq!(answer.status(), 404);
         let body = axum::body::to_bytes(answer.into_body(), 1000).await.unwrap();
         let value: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -395,12 +425,12 @@ mod tests {
     }
 
     #[test]
-    fn trying_again_is_advised_where_it_helps_and_the_method_error_names_the_methods() {
-        let busy = ApiError::Overloaded { what: "connections" }.answer(TO);
+    fn retryable_errors_send_retry_after_and_method_errors_send_allow() {
+        let busy = ApiError::Overloaded { what: "connections" }.response(RECIPIENT);
         assert_eq!((busy.status().as_u16(), busy.headers()[RETRY_AFTER].to_str().unwrap()), (429, "1"));
-        let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.answer(TO);
+        let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.response(RECIPIENT);
         assert_eq!((wrong.status().as_u16(), wrong.headers()[ALLOW].to_str().unwrap()), (405, "GET, HEAD"));
-        assert_eq!(wrong.extensions().get(), Some(&Cause("wrong_method")));
+        assert_eq!(wrong.extensions().get(), Some(&ErrorReason("wrong_method")));
     }
 
     #[test]
@@ -410,8 +440,8 @@ mod tests {
     }
 
     #[test]
-    fn the_raw_answer_to_slow_headers_is_whole() {
-        let text = String::from_utf8(headers_timeout_answer()).unwrap();
+    fn the_header_timeout_response_is_a_complete_http_message() {
+        let text = String::from_utf8(headers_timeout_response()).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
         assert!(head.contains(&format!("content-length: {}", body.len())));

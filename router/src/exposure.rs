@@ -11,7 +11,7 @@ use crate::config::Config;
 
 /// A listener beyond loopback that lacks authentication or TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
-pub(crate) struct Exposure {
+pub(crate) struct ExposedListener {
     /// `clients` or `operators`.
     listener: &'static str,
     /// `open`: nobody has to authenticate. `plain_text`: keys or tokens are sent without TLS.
@@ -20,43 +20,43 @@ pub(crate) struct Exposure {
     pub(crate) detail: &'static str,
 }
 
-const CLIENTS_OPEN: Exposure = Exposure {
+const CLIENTS_OPEN: ExposedListener = ExposedListener {
     listener: "clients",
     cause: "open",
     detail: "ANYBODY who reaches the clients' listener can use the engines: it is not bound to loopback and asks for no key; \
              set auth.keys_file",
 };
-const CLIENTS_PLAIN_TEXT: Exposure = Exposure {
+const CLIENTS_PLAIN_TEXT: ExposedListener = ExposedListener {
     listener: "clients",
     cause: "plain_text",
     detail: "clients' API keys go over the network as plain text: set proxy.tls, or listen on loopback behind a proxy that \
              ends TLS",
 };
-const OPERATORS_OPEN: Exposure = Exposure {
+const OPERATORS_OPEN: ExposedListener = ExposedListener {
     listener: "operators",
     cause: "open",
     detail: "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback and asks \
              for no token; set operator.tokens_file",
 };
-const OPERATORS_PLAIN_TEXT: Exposure = Exposure {
+const OPERATORS_PLAIN_TEXT: ExposedListener = ExposedListener {
     listener: "operators",
     cause: "plain_text",
     detail: "operators' tokens go over the network as plain text: set operator.tls",
 };
 
 /// The exposed listeners.
-pub(crate) fn exposures(config: &Config) -> Vec<Exposure> {
+pub(crate) fn exposures(config: &Config) -> Vec<ExposedListener> {
     let is_reached = |address: SocketAddr| !address.ip().to_canonical().is_loopback();
     let mut found = Vec::new();
     if is_reached(config.proxy.listen) {
-        match (&config.auth.keys_file, config.clients_scheme()) {
+        match (&config.auth.keys_file, config.client_scheme()) {
             (None, _) => found.push(CLIENTS_OPEN),
             (Some(_), "http") => found.push(CLIENTS_PLAIN_TEXT),
             (Some(_), _) => {}
         }
     }
     if is_reached(config.operator.listen) {
-        match (&config.operator.tokens_file, config.operators_scheme()) {
+        match (&config.operator.tokens_file, config.operator_scheme()) {
             (None, _) => found.push(OPERATORS_OPEN),
             (Some(_), "http") => found.push(OPERATORS_PLAIN_TEXT),
             (Some(_), _) => {}
@@ -70,27 +70,27 @@ mod tests {
     use super::*;
     use crate::config::Overrides;
 
-    fn found(settings: &[&str]) -> Vec<Exposure> {
+    fn exposed(settings: &[&str]) -> Vec<ExposedListener> {
         let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
         exposures(&Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap())
     }
 
     #[test]
-    fn nothing_on_loopback_is_exposed() {
-        assert_eq!(found(&[]), []);
-        assert_eq!(found(&["proxy.listen=[::1]:1", "operator.listen=127.0.0.9:1"]), []);
-        assert_eq!(found(&["proxy.listen=[::ffff:127.0.0.1]:1"]), []);
+    fn loopback_listeners_are_not_exposed() {
+        assert_eq!(exposed(&[]), []);
+        assert_eq!(exposed(&["proxy.listen=[::1]:1", "operator.listen=127.0.0.9:1"]), []);
+        assert_eq!(exposed(&["proxy.listen=[::ffff:127.0.0.1]:1"]), []);
     }
 
     #[test]
-    fn a_listener_on_the_network_is_open_without_keys_and_overheard_without_tls() {
+    fn network_listeners_are_exposed_without_keys_or_tls() {
         let network = ["proxy.listen=0.0.0.0:1", "operator.listen=[::]:1"];
-        assert_eq!(found(&network), [CLIENTS_OPEN, OPERATORS_OPEN]);
+        assert_eq!(exposed(&network), [CLIENTS_OPEN, OPERATORS_OPEN]);
         let guarded = [&network[..], &["auth.keys_file=k", "operator.tokens_file=t"]].concat();
-        assert_eq!(found(&guarded), [CLIENTS_PLAIN_TEXT, OPERATORS_PLAIN_TEXT]);
+        assert_eq!(exposed(&guarded), [CLIENTS_PLAIN_TEXT, OPERATORS_PLAIN_TEXT]);
         let with_tls = [&guarded[..], &["operator.tls={certificate=\"c\", key=\"k\"}"]].concat();
-        assert_eq!(found(&with_tls), [CLIENTS_PLAIN_TEXT]);
-        assert_eq!(found(&["proxy.listen=10.0.0.7:1"]), [CLIENTS_OPEN], "one says nothing of the other");
+        assert_eq!(exposed(&with_tls), [CLIENTS_PLAIN_TEXT]);
+        assert_eq!(exposed(&["proxy.listen=10.0.0.7:1"]), [CLIENTS_OPEN], "one says nothing of the other");
         for exposure in [CLIENTS_OPEN, CLIENTS_PLAIN_TEXT, OPERATORS_OPEN, OPERATORS_PLAIN_TEXT] {
             assert!(exposure.detail.contains("set "), "{}", exposure.detail);
         }

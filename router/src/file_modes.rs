@@ -46,7 +46,7 @@ mod tests {
     use crate::config::Overrides;
 
     #[test]
-    fn a_secret_file_is_told_of_when_anybody_else_can_reach_it() {
+    fn a_secret_file_that_others_can_access_is_warned_about() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "").unwrap();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_told_by_whoever_reads_it() {
+    fn a_missing_secret_file_yields_no_warning() {
         let settings = vec!["auth.keys_file=/nonexistent/keys".to_owned()];
         assert_eq!(warnings(&Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap()), [""; 0]);
     }

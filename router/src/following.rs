@@ -9,38 +9,38 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 /// Time of the last change, and size.
-pub(crate) type Stamp = (SystemTime, u64);
+pub(crate) type FileStamp = (SystemTime, u64);
 
-pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+pub(crate) fn stamp_of(path: &Path) -> Option<FileStamp> {
     let meta = std::fs::metadata(path).ok()?;
     Some((meta.modified().ok()?, meta.len()))
 }
 
 /// Files that changed and could not be taken, by what they hold, and why: what was read before is still used.
 #[derive(Debug, Default)]
-pub(crate) struct Untaken(Mutex<BTreeMap<&'static str, String>>);
+pub(crate) struct StaleFiles(Mutex<BTreeMap<&'static str, String>>);
 
-impl Untaken {
+impl StaleFiles {
     /// What they hold, and why they are not used.
-    pub(crate) fn all(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn reasons(&self) -> Vec<(&'static str, String)> {
         self.0.lock().iter().map(|(what, why)| (*what, why.clone())).collect()
     }
 }
 
 /// What some files hold, and where it is told that they could not be taken.
 #[derive(Clone, Debug)]
-pub(crate) struct Followed {
-    pub(crate) what: &'static str,
-    pub(crate) untaken: Arc<Untaken>,
+pub(crate) struct WatchedFiles {
+    pub(crate) name: &'static str,
+    pub(crate) stale: Arc<StaleFiles>,
 }
 
-impl Followed {
-    fn is_taken(&self) {
-        self.untaken.0.lock().remove(self.what);
+impl WatchedFiles {
+    fn mark_applied(&self) {
+        self.stale.0.lock().remove(self.name);
     }
 
-    fn is_untaken(&self, why: &impl Display) {
-        self.untaken.0.lock().insert(self.what, why.to_string());
+    fn mark_stale(&self, why: &impl Display) {
+        self.stale.0.lock().insert(self.name, why.to_string());
     }
 }
 
@@ -50,7 +50,7 @@ impl Followed {
 /// What cannot be taken is told as long as it is so, tried again each time, and logged once: the files may become readable without another change.
 pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
     (mut seen, stamps): (S, impl Fn() -> S),
-    (every, followed): (Duration, &Followed),
+    (every, followed): (Duration, &WatchedFiles),
     mut take: impl FnMut() -> Result<(), E>,
 ) {
     let mut refused = None;
@@ -59,16 +59,16 @@ pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
         let now = stamps();
         if now == seen {
             // Perhaps it is again as it was read.
-            followed.is_taken();
+            followed.mark_applied();
             continue;
         }
         match take() {
             Ok(()) => {
                 (seen, refused) = (now, None);
-                followed.is_taken();
+                followed.mark_applied();
             }
             Err(error) => {
-                followed.is_untaken(&error);
+                followed.mark_stale(&error);
                 if refused.replace(now) != Some(now) {
                     tracing::error!(%error, "a file that changed is not used; what was read before still is");
                 }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_that_cannot_be_taken_is_tried_until_it_can_and_then_left_alone() {
+    async fn an_unreadable_file_is_retried_until_it_is_accepted() {
         let (stamp, fails, taken) = (Cell::new(1), Cell::new(3), Cell::new(0));
         let take = || {
             taken.set(taken.get() + 1);
@@ -97,7 +97,7 @@ mod tests {
             looks.set(looks.get() + 1);
             stamp.get()
         };
-        let followed = Followed { what: "tokens", untaken: Arc::default() };
+        let followed = WatchedFiles { name: "tokens", stale: Arc::default() };
         let follow = follow((1, look), (Duration::from_millis(1), &followed), take);
         let watch = async {
             let until = async |count: u32| {
@@ -107,15 +107,15 @@ mod tests {
             };
             until(5).await;
             assert_eq!(taken.get(), 0, "it has not changed");
-            assert_eq!(followed.untaken.all(), []);
+            assert_eq!(followed.stale.reasons(), []);
             stamp.set(2);
             while taken.get() < 2 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            assert_eq!(followed.untaken.all(), [("tokens", "not readable".to_owned())]);
+            assert_eq!(followed.stale.reasons(), [("tokens", "not readable".to_owned())]);
             until(looks.get() + 20).await;
             assert_eq!(taken.get(), 4, "three failures, then the one that counts");
-            assert_eq!(followed.untaken.all(), []);
+            assert_eq!(followed.stale.reasons(), []);
         };
         tokio::select! {
             () = follow => {}

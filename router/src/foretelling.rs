@@ -1,6 +1,6 @@
 //! Whether a worker's first tokens come when prices say: a chart for each worker, so that one that lies or slows down is noticed.
 //!
-//! A sample is `x = ln((seen + 50 ms) / (foretold + 50 ms))` of a step that one worker served alone; the 50 ms keep what does not
+//! A sample is `x = ln((seen + 50 ms) / (prediction_drift + 50 ms))` of a step that one worker served alone; the 50 ms keep what does not
 //! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread, at most 4 of them:
 //!
 //! ```text
@@ -20,24 +20,24 @@ use utoipa::ToSchema;
 use vocabulary::{Incarnation, Micros, WorkerId};
 
 /// What does not matter, in microseconds.
-const NEGLIGIBLE: f64 = 50_000.0;
+const NEGLIGIBLE_MICROS: f64 = 50_000.0;
 /// A sample counts as at most so many times the price, or one part in as many of it.
-const FURTHEST: f64 = 16.0;
+const MAX_RATIO: f64 = 16.0;
 /// Weight of a sample in level and spread.
-const WEIGHT: f64 = 0.05;
+const SAMPLE_WEIGHT: f64 = 0.05;
 /// Steps differ by at least this: queues of a step ahead are not foretold.
-const LEAST_SPREAD: f64 = 0.3;
+const MIN_SPREAD: f64 = 0.3;
 /// Where a sum says that prices are off, and where it stops.
-const OFF: f64 = 8.0;
-const MOST: f64 = 2.0 * OFF;
+const DRIFT_THRESHOLD: f64 = 8.0;
+const MAX_SUM: f64 = 2.0 * DRIFT_THRESHOLD;
 /// One step alone says nothing: a sample counts as at most so many spreads.
-const MOST_AT_ONCE: f64 = 4.0;
+const MAX_SAMPLE_SPREADS: f64 = 4.0;
 
 /// How prices are off.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
-pub enum Off {
+pub enum DriftDirection {
     /// First tokens come later than foretold.
     Late,
     /// They come earlier.
@@ -46,76 +46,81 @@ pub enum Off {
 
 /// How well one worker's first tokens are foretold.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug)]
-pub struct Foretold {
+pub struct PredictionDrift {
     /// Steps that could tell, since this router started or the worker did.
     pub steps: u64,
     /// What was seen by what was foretold, of the last twenty steps or so: 2 is twice as long.
     pub ratio: f64,
     /// How prices are off; none while they are as right as they usually are.
-    pub off: Option<Off>,
+    pub off: Option<DriftDirection>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Chart {
-    life: Incarnation,
+struct CusumChart {
+    incarnation: Incarnation,
     steps: u64,
     level: f64,
     spread: f64,
-    late: f64,
-    early: f64,
-    off: Option<Off>,
+    late_sum: f64,
+    early_sum: f64,
+    drift: Option<DriftDirection>,
 }
 
-impl Chart {
-    fn new(life: Incarnation) -> Self {
-        Self { life, steps: 0, level: 0.0, spread: LEAST_SPREAD, late: 0.0, early: 0.0, off: None }
+impl CusumChart {
+    fn new(incarnation: Incarnation) -> Self {
+        Self { incarnation, steps: 0, level: 0.0, spread: MIN_SPREAD, late_sum: 0.0, early_sum: 0.0, drift: None }
     }
 
     fn add(&mut self, foretold: Micros, seen: Micros) {
-        let ratio = (seen.0 as f64 + NEGLIGIBLE) / (foretold.0 as f64 + NEGLIGIBLE);
-        let sample = ratio.clamp(1.0 / FURTHEST, FURTHEST).ln();
+        let ratio = (seen.0 as f64 + NEGLIGIBLE_MICROS) / (foretold.0 as f64 + NEGLIGIBLE_MICROS);
+        let sample = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO).ln();
         self.steps += 1;
-        self.level += WEIGHT.max(1.0 / self.steps as f64) * (sample - self.level);
-        let spread = self.spread.max(LEAST_SPREAD);
+        self.level += SAMPLE_WEIGHT.max(1.0 / self.steps as f64) * (sample - self.level);
+        let spread = self.spread.max(MIN_SPREAD);
         // The mean distance of a normal sample from its mean is 0.8 of its standard deviation.
-        self.spread += WEIGHT * ((sample - self.level).abs() / 0.8 - self.spread);
-        let spreads = (sample / spread).clamp(-MOST_AT_ONCE, MOST_AT_ONCE);
-        self.late = (self.late + spreads - 0.5).clamp(0.0, MOST);
-        self.early = (self.early - spreads - 0.5).clamp(0.0, MOST);
-        self.off = match self.off {
-            _ if self.late > OFF => Some(Off::Late),
-            _ if self.early > OFF => Some(Off::Early),
-            Some(Off::Late) if self.late == 0.0 => None,
-            Some(Off::Early) if self.early == 0.0 => None,
+        self.spread += SAMPLE_WEIGHT * ((sample - self.level).abs() / 0.8 - self.spread);
+        let spreads = (sample / spread).clamp(-MAX_SAMPLE_SPREADS, MAX_SAMPLE_SPREADS);
+        self.late_sum = (self.late_sum + spreads - 0.5).clamp(0.0, MAX_SUM);
+        self.early_sum = (self.early_sum - spreads - 0.5).clamp(0.0, MAX_SUM);
+        self.drift = match self.drift {
+            _ if self.late_sum > DRIFT_THRESHOLD => Some(DriftDirection::Late),
+            _ if self.early_sum > DRIFT_THRESHOLD => Some(DriftDirection::Early),
+            Some(DriftDirection::Late) if self.late_sum == 0.0 => None,
+            Some(DriftDirection::Early) if self.early_sum == 0.0 => None,
             still => still,
         };
     }
 
-    fn foretold(&self) -> Foretold {
-        Foretold { steps: self.steps, ratio: self.level.exp(), off: self.off }
+    fn prediction_drift(&self) -> PredictionDrift {
+        PredictionDrift { steps: self.steps, ratio: self.level.exp(), off: self.drift }
     }
 }
 
 /// All workers' charts; as many as the configuration has workers.
 #[derive(Debug, Default)]
-pub struct Foretelling(Mutex<HashMap<WorkerId, Chart>>);
+pub struct PredictionCalibration(Mutex<HashMap<WorkerId, CusumChart>>);
 
-impl Foretelling {
+impl PredictionCalibration {
     /// A step that this life of a worker served alone. What changed in how prices are off, if that did.
-    pub fn add(&self, (worker, life): (WorkerId, Incarnation), foretold: Micros, seen: Micros) -> Option<Foretold> {
+    pub fn add(
+        &self,
+        (worker, life): (WorkerId, Incarnation),
+        foretold: Micros,
+        seen: Micros,
+    ) -> Option<PredictionDrift> {
         let mut charts = self.0.lock();
-        let chart = charts.entry(worker).or_insert_with(|| Chart::new(life));
-        if chart.life != life {
-            *chart = Chart::new(life);
+        let chart = charts.entry(worker).or_insert_with(|| CusumChart::new(life));
+        if chart.incarnation != life {
+            *chart = CusumChart::new(life);
         }
-        let before = chart.off;
+        let before = chart.drift;
         chart.add(foretold, seen);
-        (chart.off != before).then(|| chart.foretold())
+        (chart.drift != before).then(|| chart.prediction_drift())
     }
 
     /// How well this worker's first tokens are foretold; none before its first step.
-    pub fn of(&self, worker: WorkerId) -> Option<Foretold> {
-        self.0.lock().get(&worker).map(Chart::foretold)
+    pub fn of(&self, worker: WorkerId) -> Option<PredictionDrift> {
+        self.0.lock().get(&worker).map(CusumChart::prediction_drift)
     }
 }
 
@@ -136,14 +141,14 @@ mod tests {
     }
 
     /// A step that was foretold to take 2 s.
-    fn step(of: &Foretelling, factor: f64) -> Option<Foretold> {
+    fn step(of: &PredictionCalibration, factor: f64) -> Option<PredictionDrift> {
         of.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
     }
 
     #[test]
-    fn noise_alone_is_no_drift() {
+    fn noise_alone_is_not_drift() {
         for spread in [0.1, 0.3, 0.5] {
-            let of = Foretelling::default();
+            let of = PredictionCalibration::default();
             let told = noise(spread).take(2_000).filter_map(|x| step(&of, x.exp())).count();
             assert_eq!(told, 0, "{spread}");
             let foretold = of.of(WORKER.0).unwrap();
@@ -153,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_slows_down_or_lies_is_noticed_within_twenty_steps() {
-        for (factor, off) in [(3.0, Off::Late), (2.0, Off::Late), (0.33, Off::Early)] {
-            let of = Foretelling::default();
+    fn a_slow_worker_shows_drift_within_twenty_steps() {
+        for (factor, off) in [(3.0, DriftDirection::Late), (2.0, DriftDirection::Late), (0.33, DriftDirection::Early)] {
+            let of = PredictionCalibration::default();
             noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
             let noticed = noise(0.3).take(20).find_map(|x| step(&of, factor * x.exp())).expect("within twenty steps");
             assert_eq!(noticed.off, Some(off));
@@ -163,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn it_is_noticed_also_where_the_speeds_are_learnt_meanwhile() {
-        let of = Foretelling::default();
+    fn drift_is_detected_while_the_cost_model_adapts() {
+        let of = PredictionCalibration::default();
         noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
         // Each step a fifth of what is still missing is learnt.
         let learnt = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
@@ -172,20 +177,20 @@ mod tests {
     }
 
     #[test]
-    fn good_steps_end_it_and_another_life_begins_anew() {
-        let of = Foretelling::default();
+    fn accurate_steps_end_drift_and_a_new_incarnation_resets_it() {
+        let of = PredictionCalibration::default();
         assert!((0..20).any(|_| step(&of, 4.0).is_some()));
-        assert_eq!(of.of(WORKER.0).unwrap().off, Some(Off::Late));
+        assert_eq!(of.of(WORKER.0).unwrap().off, Some(DriftDirection::Late));
         let ended = (0..40).find_map(|_| step(&of, 1.0)).expect("it ends");
         assert_eq!(ended.off, None);
         assert!((0..20).any(|_| step(&of, 4.0).is_some()));
         of.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
-        assert_eq!(of.of(WORKER.0), Some(Foretold { steps: 1, ratio: 1.0, off: None }));
+        assert_eq!(of.of(WORKER.0), Some(PredictionDrift { steps: 1, ratio: 1.0, off: None }));
     }
 
     #[test]
-    fn milliseconds_do_not_matter_and_one_absurd_step_is_no_drift() {
-        let of = Foretelling::default();
+    fn millisecond_errors_and_a_single_outlier_are_not_drift() {
+        let of = PredictionCalibration::default();
         (0..200).for_each(|_| assert_eq!(of.add(WORKER, Micros(1_000), Micros(5_000)), None));
         assert_eq!(of.add(WORKER, Micros(1), Micros(u64::MAX)), None);
         assert_eq!(of.add(WORKER, Micros(u64::MAX), Micros(0)), None);

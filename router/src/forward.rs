@@ -5,35 +5,35 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
-use vocabulary::{Health, ModelId, Tokens, WorkerId};
-use workers_shim::dialect::{LegOptions, RequestBody, Stripped, Usage};
+use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
+use workers_shim::dialect::{LegOptions, RequestBody, StrippedFields, TokenUsage};
 
-use crate::error::{Addressee, ApiError};
-use crate::gateway::Gateway;
-use crate::incoming::Incoming;
-use crate::pipeline::aside::Load;
+use crate::error::{ApiError, ErrorRecipient};
+use crate::gateway::AppState;
+use crate::incoming::ClientRequest;
+use crate::pipeline::aside::OffloadTask;
 use crate::pipeline::finish::{UNBOUNDED_ANSWER, most_believed};
-use crate::quotas::{BYTES_PER_TOKEN, Came, Reserved};
-use crate::relay::{Observer, is_event_stream, relay};
-use crate::resources::filing::Filing;
-use crate::resources::listener::{Form, Listener};
-use crate::roster::Sent;
-use crate::upstream::{Outgoing, UpstreamError, WorkerBody, direct};
+use crate::quotas::{BYTES_PER_TOKEN, RequestCompletion, TokenReservation};
+use crate::relay::{ResponseObserver, is_event_stream, relay};
+use crate::resources::filing::ReceiptRecorder;
+use crate::resources::listener::{BodyFormat, ResponseListener};
+use crate::roster::DispatchGuard;
+use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
 
 /// Most workers tried for one request.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Which workers will do.
 #[derive(Clone, Copy, Debug)]
-pub enum Where<'a> {
+pub enum WorkerSelector<'a> {
     /// Any that serves the model; any at all for `None`.
     Model(Option<&'a str>),
     /// This one only.
-    Only(WorkerId),
+    Worker(WorkerId),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Learn {
+pub(crate) enum ResponseCapture {
     Nothing,
     /// The id of the response that the worker made, and what it says where its transcript is kept.
     Response,
@@ -43,52 +43,64 @@ pub(crate) enum Learn {
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
 /// lead into the same engines and caches. With what was left out, to be counted once a request.
-pub async fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<(Incoming, Stripped), ApiError> {
+pub async fn sanitized(
+    gateway: &AppState,
+    mut request: ClientRequest,
+) -> Result<(ClientRequest, StrippedFields), ApiError> {
     let options = LegOptions { salt: gateway.salts.of(&request.tenant), ..LegOptions::default() };
-    let load = Load::of(&request);
+    let load = OffloadTask::of(&request);
     let work = move || {
-        let body = RequestBody::read(request.body).map_err(ApiError::unreadable)?;
+        let body = RequestBody::read(request.body).map_err(ApiError::invalid_body)?;
         let stripped = body.stripped(&options);
         request.body = body.plain(&options);
         Ok((request, stripped))
     };
-    load.done(&gateway.aside, work).await?
+    load.run(&gateway.offload_pool, work).await?
 }
 
 /// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,
 /// is left out and another one tried.
 pub(crate) async fn forward(
-    gateway: &Arc<Gateway>,
-    request: &Incoming,
-    to: Where<'_>,
-    learn: Learn,
+    gateway: &Arc<AppState>,
+    request: &ClientRequest,
+    to: WorkerSelector<'_>,
+    learn: ResponseCapture,
 ) -> Result<Response, ApiError> {
-    let barred = gateway.barred();
+    let barred = gateway.barred_workers();
     let mut tried = Vec::new();
-    let reserved = request.reserved.clone();
+    let reserved = request.token_reservation.clone();
     loop {
         let sent = choose(gateway, to, (&tried, &barred))?;
         let worker = sent.member.id;
-        reserved.iter().for_each(Reserved::begin);
+        reserved.iter().for_each(TokenReservation::begin);
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
-                let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
-                let (listener, filing) = learning(gateway, request, (learn, worker), (answer.status(), form)).await;
-                let (gateway, client) = (gateway.clone(), request.addressee());
+                let form = if is_event_stream(answer.headers()) { BodyFormat::Events } else { BodyFormat::Whole };
+                let (listener, filing) =
+                    response_recorders(gateway, request, (learn, worker), (answer.status(), form)).await;
+                let (gateway, client) = (gateway.clone(), request.error_recipient());
                 let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
                 let budget = gateway.upstream.events();
-                let most = Counted::most(request, learn, filing.as_ref().and_then(Filing::asked));
-                let watch = Watch { gateway, client, _sent: sent, listener, filing, reserved, most };
+                let most = Counted::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                let watch = ForwardObserver {
+                    gateway,
+                    client,
+                    _dispatch: sent,
+                    listener,
+                    receipt_recorder: filing,
+                    reservation: reserved,
+                    most,
+                };
                 return Ok(relay(answer, budget, watch));
             }
             Err(error) => {
-                reserved.iter().for_each(Reserved::came_to_nothing);
+                reserved.iter().for_each(TokenReservation::came_to_nothing);
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
                 if let UpstreamError::Connect(_) = &error {
-                    gateway.fleet().unreachable(worker);
+                    gateway.fleet().mark_unreachable(worker);
                 }
                 tried.push(worker);
-                if !error.retryable() || matches!(to, Where::Only(_)) || tried.len() == ATTEMPTS {
+                if !error.retryable() || matches!(to, WorkerSelector::Worker(_)) || tried.len() == MAX_ATTEMPTS {
                     return Err(client_error(&error));
                 }
                 gateway.metrics.requests.retries.with_label_values(&[error.as_ref()]).inc();
@@ -97,21 +109,25 @@ pub(crate) async fn forward(
     }
 }
 
-fn choose(gateway: &Gateway, to: Where<'_>, (tried, barred): (&[WorkerId], &[WorkerId])) -> Result<Sent, ApiError> {
+fn choose(
+    gateway: &AppState,
+    to: WorkerSelector<'_>,
+    (tried, barred): (&[WorkerId], &[WorkerId]),
+) -> Result<DispatchGuard, ApiError> {
     let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
-    let (roster, fleet) = (&gateway.roster, gateway.fleet());
+    let (roster, fleet) = (&gateway.worker_pool, gateway.fleet());
     match to {
-        Where::Only(id) if tried.contains(&id) => Err(gone()),
-        Where::Only(id) if barred.contains(&id) => Err(ApiError::SaltsIgnored { model: "any".into() }),
-        Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
-        Where::Model(model) => {
+        WorkerSelector::Worker(id) if tried.contains(&id) => Err(gone()),
+        WorkerSelector::Worker(id) if barred.contains(&id) => Err(ApiError::SaltsIgnored { model: "any".into() }),
+        WorkerSelector::Worker(id) => roster.dispatch(fleet, id).ok_or_else(gone),
+        WorkerSelector::Model(model) => {
             // Trials are for requests whose end tells something.
             let workers = fleet.snapshot();
             let ejected = gateway.policies.outliers.lock().all_ejected(&workers);
             // Whether one of those would serve it.
             let is_barred = workers.iter().any(|worker| {
                 barred.contains(&worker.id)
-                    && worker.health != Health::Unreachable
+                    && worker.health != WorkerHealth::Unreachable
                     && model.is_none_or(|model| worker.models.contains(&ModelId::from(model)))
             });
             match roster.pick(fleet, model, (&[tried, barred].concat(), &ejected)) {
@@ -124,18 +140,18 @@ fn choose(gateway: &Gateway, to: Where<'_>, (tried, barred): (&[WorkerId], &[Wor
 }
 
 async fn attempt(
-    gateway: &Gateway,
-    request: &Incoming,
-    sent: &Sent,
+    gateway: &AppState,
+    request: &ClientRequest,
+    sent: &DispatchGuard,
 ) -> Result<http::Response<WorkerBody>, UpstreamError> {
     let member = &sent.member;
-    let outgoing = Outgoing {
+    let outgoing = WorkerRequest {
         method: request.method.clone(),
         path: request.path.clone(),
-        headers: gateway.headers_for(member, &request.headers_with_own_id()),
+        headers: gateway.headers_for(member, &request.headers_with_request_id()),
         body: request.body.clone(),
     };
-    direct(gateway.upstream.send(member.config.endpoint(), outgoing).await?)
+    reject_redirects(gateway.upstream.send(member.config.endpoint(), outgoing).await?)
 }
 
 /// What a client is told about a worker's failure: not where it is.
@@ -150,20 +166,20 @@ pub fn client_error(error: &UpstreamError) -> ApiError {
     }
 }
 
-async fn learning(
-    gateway: &Arc<Gateway>,
-    request: &Incoming,
-    (learn, worker): (Learn, WorkerId),
-    (status, form): (StatusCode, Form),
-) -> (Option<Listener>, Option<Filing>) {
-    let responses = gateway.remembered.responses.clone();
-    let is_wanted = learn != Learn::Nothing && status.is_success();
+async fn response_recorders(
+    gateway: &Arc<AppState>,
+    request: &ClientRequest,
+    (learn, worker): (ResponseCapture, WorkerId),
+    (status, form): (StatusCode, BodyFormat),
+) -> (Option<ResponseListener>, Option<ReceiptRecorder>) {
+    let responses = gateway.caches.responses.clone();
+    let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
     let filed = match learn {
-        Learn::Step => Filing::of(gateway, request, (worker, status, form)).await,
-        Learn::Nothing | Learn::Response => None,
+        ResponseCapture::Step => ReceiptRecorder::of(gateway, request, (worker, status, form)).await,
+        ResponseCapture::Nothing | ResponseCapture::Response => None,
     };
-    let session = filed.as_ref().and_then(Filing::session);
-    let listener = is_wanted.then(|| Listener::new(responses, (request, session), worker, form));
+    let session = filed.as_ref().and_then(ReceiptRecorder::session);
+    let listener = is_wanted.then(|| ResponseListener::new(responses, (request, session), worker, form));
     (listener, filed)
 }
 
@@ -176,60 +192,60 @@ struct Counted {
 
 impl Counted {
     /// For a request whose answer may have `asked` tokens, where it says so. What a step goes on after lies at its worker.
-    fn most(request: &Incoming, learn: Learn, asked: Option<Tokens>) -> Self {
-        let history = if learn == Learn::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
+    fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
+        let history = if learn == ResponseCapture::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
         let prompt = most_believed(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
         Self { prompt, answer: asked.map_or(history, most_believed).max(most_believed(Tokens::ZERO)) }
     }
 
-    fn covers(self, usage: &Usage, delivered: Tokens) -> bool {
+    fn covers(self, usage: &TokenUsage, delivered: Tokens) -> bool {
         usage.prompt <= self.prompt && usage.completion <= self.answer.max(most_believed(delivered))
     }
 }
 
 /// Keeps the request counted at its worker while the answer runs, and learns from it.
-struct Watch {
-    gateway: Arc<Gateway>,
-    client: Addressee,
-    _sent: Sent,
-    listener: Option<Listener>,
-    filing: Option<Filing>,
+struct ForwardObserver {
+    gateway: Arc<AppState>,
+    client: ErrorRecipient,
+    _dispatch: DispatchGuard,
+    listener: Option<ResponseListener>,
+    receipt_recorder: Option<ReceiptRecorder>,
     /// What was taken from the tenant's quota, and whether the worker took the request.
-    reserved: Option<(Reserved, bool)>,
+    reservation: Option<(TokenReservation, bool)>,
     most: Counted,
 }
 
-impl Observer for Watch {
-    fn ended(&mut self, usage: Option<Usage>, delivered: Tokens) {
-        let Some((reserved, is_taken)) = &self.reserved else { return };
+impl ResponseObserver for ForwardObserver {
+    fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens) {
+        let Some((reserved, is_taken)) = &self.reservation else { return };
         if !is_taken {
             // Another worker may be sent it.
             return reserved.came_to_nothing();
         }
         let believed = usage.filter(|usage| self.most.covers(usage, delivered));
-        self.gateway.metrics.requests.usage_disbelieved.inc_by(u64::from(usage != believed));
+        self.gateway.metrics.requests.implausible_usage.inc_by(u64::from(usage != believed));
         let used = match believed {
             Some(usage) => usage.prompt + usage.completion.max(delivered),
-            None => reserved.taken() + delivered,
+            None => reserved.reserved_tokens() + delivered,
         };
-        reserved.settle(used, Came::ToItsEnd);
+        reserved.settle(used, RequestCompletion::Complete);
     }
 
-    fn piece(&mut self, data: &Bytes) {
+    fn on_chunk(&mut self, data: &Bytes) {
         if let Some(listener) = &mut self.listener {
-            listener.piece(data);
+            listener.on_chunk(data);
         }
-        if let Some(filing) = &mut self.filing {
-            filing.piece(data);
+        if let Some(filing) = &mut self.receipt_recorder {
+            filing.on_chunk(data);
         }
     }
 
-    fn broken(&mut self) -> Bytes {
-        if let Some(filing) = &mut self.filing {
-            filing.broken();
+    fn on_broken(&mut self) -> Bytes {
+        if let Some(filing) = &mut self.receipt_recorder {
+            filing.on_broken();
         }
         self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-        let number = self.listener.as_ref().map_or(0, Listener::next_number);
-        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.event(self.client, number)
+        let number = self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number);
+        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
     }
 }

@@ -12,31 +12,31 @@ use vocabulary::{NodeId, WorkerId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
-use crate::auth::{Keys, KeysError, Secret};
+use crate::auth::{ApiKeys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::Config;
-use crate::decisions::{Configured, DecisionLog, DecisionLogError, Decisions};
+use crate::decisions::{DecisionHistory, DecisionLogError, DecisionLogOptions, StaticPlanningInputs};
 use crate::exchange::prompts;
-use crate::exchange::trouble::Trouble;
-use crate::exchange::unapplied::{Reach, Unapplied};
-use crate::following::{Followed, Untaken};
+use crate::exchange::trouble::LedgerFault;
+use crate::exchange::unapplied::{PendingCommits, QuorumReachability};
+use crate::following::{StaleFiles, WatchedFiles};
 use crate::host_check::remove_credentials;
-use crate::membership::Membership;
+use crate::membership::WorkerDiscovery;
 use crate::memory::{MemoryBudget, MemoryLimits};
-use crate::models::ModelList;
-use crate::pipeline::aside::Aside;
-use crate::pipeline::plan::Policies;
-use crate::pipeline::receipt::{Receipts, Remark};
-use crate::pipeline::replicate::Flight;
+use crate::models::ModelListCache;
+use crate::pipeline::aside::OffloadPool;
+use crate::pipeline::plan::RoutingPolicies;
+use crate::pipeline::receipt::{AttemptEvent, ReceiptBuffer};
+use crate::pipeline::replicate::ReplicationKey;
 use crate::pipeline::single_flight::SingleFlight;
-use crate::pipeline::steering::LiveSteering;
-use crate::remembered::Remembered;
-use crate::retries::Share;
-use crate::rooms::{Rooms, RoomsError};
-use crate::roster::{Member, Roster};
+use crate::pipeline::steering::LiveRouting;
+use crate::remembered::RouterCaches;
+use crate::retries::TenantShare;
+use crate::rooms::{Subsystems, SubsystemsError};
+use crate::roster::{WorkerEntry, WorkerPool};
 use crate::salt_proof::SaltProofs;
 use crate::salts::Salts;
-use crate::soft_state::{SoftState, SoftStateError};
+use crate::soft_state::{SharedCache, SharedCacheError};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 
@@ -45,40 +45,40 @@ const OPERATOR_MEMORY: usize = 16 << 20;
 
 /// The front door's shared state; one a process, or one a server in tests.
 #[derive(Debug)]
-pub struct Gateway {
+pub struct AppState {
     /// As loaded at start.
     pub config: Config,
     /// The client to the workers.
     pub upstream: Upstream,
     /// API keys and tenants.
-    pub keys: Arc<Keys>,
+    pub keys: Arc<ApiKeys>,
     /// All metrics.
     pub metrics: Metrics,
     /// Mode and rollout, changeable at run time.
-    pub steering: LiveSteering,
+    pub routing: LiveRouting,
     /// The workers, for requests that no plan is made for.
-    pub roster: Arc<Roster>,
+    pub worker_pool: Arc<WorkerPool>,
     /// What the workers serve, for clients that ask.
-    pub models: ModelList,
+    pub model_list: ModelListCache,
     /// Soft state, and what it is used for.
-    pub remembered: Remembered,
+    pub caches: RouterCaches,
     /// Memory of the requests in work.
-    pub memory: Arc<MemoryBudget>,
+    pub memory_budget: Arc<MemoryBudget>,
     /// The same for operators, whom no tenant leaves without any.
     pub operator_memory: Arc<MemoryBudget>,
     /// Where work that takes long is done.
-    pub aside: Aside,
-    rooms: Rooms,
+    pub offload_pool: OffloadPool,
+    composition: Subsystems,
     /// What keeps tenants apart inside the engines.
     pub salts: Salts,
     /// Whether it does.
     pub(crate) salt_proofs: SaltProofs,
     /// The planner's policy, its account of whose KV lies where, and the bypass.
-    pub policies: Policies,
+    pub policies: RoutingPolicies,
     /// Prefixes on their way between workers.
-    pub replicates: SingleFlight<Flight, Option<Remark>>,
+    pub replications: SingleFlight<ReplicationKey, Option<AttemptEvent>>,
     /// Why steps were served as they were, and whether prices foretell first tokens.
-    pub decisions: Arc<Decisions>,
+    pub decisions: Arc<DecisionHistory>,
 }
 
 /// Why no worker may be asked for something of a client's.
@@ -90,35 +90,35 @@ pub(crate) enum NotServing {
 }
 
 /// Receipts kept in memory.
-const RECEIPTS: usize = 10_000;
+const RECEIPT_CAPACITY: usize = 10_000;
 
 /// Why there is no gateway.
 #[derive(Debug, thiserror::Error)]
-pub enum GatewayError {
+pub enum AppStateError {
     /// The keys file was refused.
     #[error(transparent)]
     Keys(#[from] KeysError),
     /// Models, ledger or workers.
     #[error(transparent)]
-    Rooms(#[from] RoomsError),
+    Rooms(#[from] SubsystemsError),
     /// Redis as it is configured.
     #[error(transparent)]
-    SoftState(#[from] SoftStateError),
+    SoftState(#[from] SharedCacheError),
     /// The folder of the decision log.
     #[error(transparent)]
     Decisions(#[from] DecisionLogError),
 }
 
-impl Gateway {
+impl AppState {
     /// Reads the keys, opens the ledger and starts to watch the workers. Listens nowhere.
-    pub async fn open(config: Config) -> Result<Self, GatewayError> {
-        let keys = Arc::new(Keys::open(&config.auth)?);
-        keys.warn_without_key(config.tenants.keys().map(String::as_str));
+    pub async fn open(config: Config) -> Result<Self, AppStateError> {
+        let keys = Arc::new(ApiKeys::open(&config.auth)?);
+        keys.warn_tenants_without_key(config.tenants.keys().map(String::as_str));
         let metrics = Metrics::default();
-        SoftState::check(&config.soft_state)?;
-        let rooms = Rooms::open(&config, &metrics).await?;
+        SharedCache::check(&config.soft_state)?;
+        let rooms = Subsystems::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
-            Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
+            Some(_) => Salts::per_tenant(config.auth.salt_secret.as_ref()),
             None => Salts::none(),
         };
         let is_shared = keys.required();
@@ -128,92 +128,95 @@ impl Gateway {
         let operators = MemoryLimits { total: OPERATOR_MEMORY, tenant: OPERATOR_MEMORY };
         let operator_memory = MemoryBudget::unshown(operators, &metrics.memory);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let aside = Aside::new(2 * cores, if is_shared { cores } else { 2 * cores });
+        let aside = OffloadPool::new(2 * cores, if is_shared { cores } else { 2 * cores });
         let cluster = rooms.directory.cluster().to_string();
-        let remembered = Remembered::start(&config, (&cluster, rooms.directory.supervision()), &metrics)?;
-        let policies = Policies::new(&config, if is_shared { Share::Half } else { Share::All });
-        let log = DecisionLog {
+        let remembered = RouterCaches::start(&config, (&cluster, rooms.directory.supervision()), &metrics)?;
+        let policies = RoutingPolicies::new(&config, if is_shared { TenantShare::Half } else { TenantShare::All });
+        let log = DecisionLogOptions {
             folder: &config.ledger.data_dir.join("decisions"),
-            policy: policies.own(),
-            configured: Configured { attention: rooms.catalog.attention(), shapes: rooms.roster.shapes().to_vec() },
+            policy: policies.planner_policy(),
+            static_inputs: StaticPlanningInputs {
+                attention: rooms.catalog.attention(),
+                shapes: rooms.pool.shapes().to_vec(),
+            },
             metrics: &metrics.decisions,
         };
-        let decisions = Arc::new(Decisions::open(Receipts::new(RECEIPTS), config.decisions, log)?);
-        prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
+        let decisions = Arc::new(DecisionHistory::open(ReceiptBuffer::new(RECEIPT_CAPACITY), config.decisions, log)?);
+        prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
-            roster: rooms.roster.clone(),
-            rooms,
+            worker_pool: rooms.pool.clone(),
+            composition: rooms,
             salts,
             salt_proofs: SaltProofs::default(),
             policies,
-            replicates: SingleFlight::default(),
+            replications: SingleFlight::default(),
             decisions,
             upstream: Upstream::new(config.upstream.clone()),
             keys,
             metrics,
-            steering: LiveSteering::new(config.steering()),
-            remembered,
-            memory,
+            routing: LiveRouting::new(config.initial_routing()),
+            caches: remembered,
+            memory_budget: memory,
             operator_memory,
-            aside,
-            models: ModelList::default(),
+            offload_pool: aside,
+            model_list: ModelListCache::default(),
             config,
         })
     }
 
     /// Files that are followed, and where it is told that they could not be taken.
-    pub(crate) fn followed(&self, what: &'static str) -> Followed {
-        Followed { what, untaken: self.rooms.untaken.clone() }
+    pub(crate) fn watched_files(&self, what: &'static str) -> WatchedFiles {
+        WatchedFiles { name: what, stale: self.composition.stale_files.clone() }
     }
 
     /// Those that changed and are not used.
-    pub(crate) fn untaken(&self) -> &Untaken {
-        &self.rooms.untaken
+    pub(crate) fn stale_files(&self) -> &StaleFiles {
+        &self.composition.stale_files
     }
 
     /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
     pub fn directory(&self) -> &Directory {
-        &self.rooms.directory
+        &self.composition.directory
     }
 
     /// The workers as they look now.
     pub fn fleet(&self) -> &Fleet {
-        &self.rooms.fleet
+        &self.composition.fleet
     }
 
     /// Who holds what.
     pub fn index(&self) -> &SharedIndex {
-        &self.rooms.index
+        &self.composition.index
     }
 
     /// Steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an await.
-    pub fn unapplied(&self) -> MutexGuard<'_, Unapplied> {
-        self.rooms.unapplied.lock()
+    pub fn pending_commits(&self) -> MutexGuard<'_, PendingCommits> {
+        self.composition.pending_commits.lock()
     }
 
     /// What is wrong with the ledger. Steps are served all the same.
-    pub fn troubles(&self) -> Vec<Trouble> {
-        self.rooms.watch.troubles(self.directory()).collect()
+    pub fn ledger_problems(&self) -> Vec<LedgerFault> {
+        self.composition.ledger_health.active_faults(self.directory()).collect()
     }
 
     /// The ledger has stopped for good.
     pub fn ledger_failed(&self, error: &OwnershipError) {
-        self.rooms.watch.failed(error);
+        self.composition.ledger_health.record_failure(error);
     }
 
     /// The models.
     pub fn catalog(&self) -> &Catalog {
-        &self.rooms.catalog
+        &self.composition.catalog
     }
 
     /// Workers that may not be asked for anything of a client's, because tenants would not be apart there.
-    pub(crate) fn barred(&self) -> Vec<WorkerId> {
-        if self.keys.are_several() { self.salt_proofs.barred() } else { Vec::new() }
+    pub(crate) fn barred_workers(&self) -> Vec<WorkerId> {
+        if self.keys.has_several_tenants() { self.salt_proofs.barred() } else { Vec::new() }
     }
 
     /// Whether some worker answers and may be asked for something of a client's.
     pub(crate) fn serving(&self) -> Result<(), NotServing> {
-        let (answering, barred) = (self.roster.answering(self.fleet()), self.barred());
+        let (answering, barred) = (self.worker_pool.answering(self.fleet()), self.barred_workers());
         match answering.iter().all(|worker| barred.contains(&worker.id)) {
             _ if answering.is_empty() => Err(NotServing::NobodyAnswers),
             true => Err(NotServing::SaltsIgnored),
@@ -222,13 +225,13 @@ impl Gateway {
     }
 
     /// How a worker is reached, also one that is leaving.
-    pub fn worker(&self, id: WorkerId) -> Option<Arc<Member>> {
-        self.roster.member(id)
+    pub fn worker(&self, id: WorkerId) -> Option<Arc<WorkerEntry>> {
+        self.worker_pool.member(id)
     }
 
     /// Who lists workers.
-    pub(crate) fn membership(&self) -> &Arc<Membership> {
-        &self.rooms.membership
+    pub(crate) fn discovery(&self) -> &Arc<WorkerDiscovery> {
+        &self.composition.discovery
     }
 
     /// Writes out what the ledger has taken and closes it.
@@ -236,23 +239,23 @@ impl Gateway {
         let decisions = self.decisions.clone();
         // It waits for the disk; a task that died has nothing left to write.
         drop(tokio::task::spawn_blocking(move || decisions.close()).await);
-        self.rooms.close().await;
+        self.composition.close().await;
     }
 
     /// This router, as the ledger knows it.
-    pub fn node(&self) -> NodeId {
+    pub fn node_id(&self) -> NodeId {
         self.directory().node()
     }
 
     /// Whether the ledger can be told anything, as far as this node knows.
-    pub fn reach(&self) -> Reach {
-        if self.directory().view().quorum().stale { Reach::Nobody } else { Reach::Quorum }
+    pub fn ledger_reach(&self) -> QuorumReachability {
+        if self.directory().view().quorum().stale { QuorumReachability::NoQuorum } else { QuorumReachability::Quorum }
     }
 
     /// Hands advice to the ledger without waiting for anything; the ledger counts outcomes, and what it did not take.
     /// Without a quorum there is nobody to advise: it would only stand in the way of what must not be lost.
     pub fn submit_advice(&self, command: Command) {
-        if self.reach() == Reach::Quorum {
+        if self.ledger_reach() == QuorumReachability::Quorum {
             drop(self.directory().submit(command));
         }
     }
@@ -274,7 +277,7 @@ impl Gateway {
     ///
     /// A client's key for *us* never leaves: it goes to a worker only where we ask for none and the worker has none. A worker that
     /// registered itself gets none at all: whoever reaches the operator API could collect keys that way.
-    pub fn headers_for(&self, worker: &Member, client: &HeaderMap) -> HeaderMap {
+    pub fn headers_for(&self, worker: &WorkerEntry, client: &HeaderMap) -> HeaderMap {
         let mut headers = request_headers(client);
         let key = bearer(worker.config.api_key.as_ref());
         if key.is_some() || self.keys.required() || !worker.source.is_configured() {
@@ -299,22 +302,26 @@ mod tests {
     use super::*;
     use crate::auth::AuthConfig;
     use crate::config::{LedgerConfig, WorkerConfig};
-    use crate::membership::Source;
+    use crate::membership::WorkerSource;
 
-    async fn sent(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
-        sent_to(Source::Static, worker_key, keys_file).await
+    async fn sent_authorization(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
+        sent_authorization_for(WorkerSource::Static, worker_key, keys_file).await
     }
 
-    async fn sent_to(source: Source, worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
+    async fn sent_authorization_for(
+        source: WorkerSource,
+        worker_key: Option<&str>,
+        keys_file: Option<&str>,
+    ) -> (Option<String>, bool) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
         let auth = AuthConfig { keys_file: keys_file.map(|_| path), ..AuthConfig::default() };
         let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
-        let gateway = Gateway::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
-        let mut config = WorkerConfig::at("http://a:1".parse().unwrap());
+        let gateway = AppState::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
+        let mut config = WorkerConfig::from_url("http://a:1".parse().unwrap());
         config.api_key = worker_key.map(Secret::from);
-        let worker = Member { id: WorkerId::of_endpoint(config.endpoint()), source, config };
+        let worker = WorkerEntry { id: WorkerId::of_endpoint(config.endpoint()), source, config };
         let client = HeaderMap::from_iter([
             (AUTHORIZATION, HeaderValue::from_static("Bearer client")),
             (http::HeaderName::from_static("x-api-key"), HeaderValue::from_static("client")),
@@ -324,19 +331,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clients_key_stays_here_unless_nobody_here_wants_one() {
+    async fn client_keys_reach_workers_only_when_the_router_checks_none() {
         let file = Some("[keys]\n\"client\" = \"a\"");
-        assert_eq!(sent(None, None).await, (Some("Bearer client".into()), true));
-        assert_eq!(sent(None, file).await, (None, false));
-        assert_eq!(sent(Some("worker"), file).await, (Some("Bearer worker".into()), false));
-        assert_eq!(sent(Some("worker"), None).await, (Some("Bearer worker".into()), false));
+        assert_eq!(sent_authorization(None, None).await, (Some("Bearer client".into()), true));
+        assert_eq!(sent_authorization(None, file).await, (None, false));
+        assert_eq!(sent_authorization(Some("worker"), file).await, (Some("Bearer worker".into()), false));
+        assert_eq!(sent_authorization(Some("worker"), None).await, (Some("Bearer worker".into()), false));
     }
 
     #[tokio::test]
-    async fn a_clients_key_goes_to_no_worker_that_registered_itself() {
-        for source in [Source::Static, Source::File, Source::Dns, Source::Kubernetes] {
-            assert_eq!(sent_to(source, None, None).await, (Some("Bearer client".into()), true), "{source:?}");
+    async fn client_keys_do_not_reach_self_registered_workers() {
+        for source in [WorkerSource::Static, WorkerSource::File, WorkerSource::Dns, WorkerSource::Kubernetes] {
+            assert_eq!(
+                sent_authorization_for(source, None, None).await,
+                (Some("Bearer client".into()), true),
+                "{source:?}"
+            );
         }
-        assert_eq!(sent_to(Source::Api, None, None).await, (None, false));
+        assert_eq!(sent_authorization_for(WorkerSource::Api, None, None).await, (None, false));
     }
 }

@@ -23,18 +23,18 @@ use utoipa::ToSchema;
 use vocabulary::{Micros, SessionId};
 
 /// What does not matter, in microseconds.
-const NEGLIGIBLE: f64 = 50_000.0;
+const NEGLIGIBLE_MICROS: f64 = 50_000.0;
 /// Sessions that are remembered of each action in each arm, and how many there have to be before anything is said.
-const MOST: usize = 512;
-const LEAST: usize = 20;
+const MAX_SESSIONS: usize = 512;
+const MIN_SESSIONS: usize = 20;
 /// A session that made no step for a day says nothing of today.
-const FADES_MS: u64 = 24 * 3_600_000;
+const SESSION_TTL_MS: u64 = 24 * 3_600_000;
 /// Weight of a session's newest step in its mean, at least.
-const WEIGHT: f64 = 1.0 / 16.0;
+const MIN_STEP_WEIGHT: f64 = 1.0 / 16.0;
 /// Sessions of one arm differ by at least this.
-const LEAST_SPREAD: f64 = 0.1;
+const MIN_SPREAD: f64 = 0.1;
 /// What slowdowns are expected: their spread, as a logarithm.
-const EXPECTED: f64 = 0.3;
+const EXPECTED_EFFECT_SPREAD: f64 = 0.3;
 /// Chance of a false word for one action, if everything were as the proof wants it.
 const ALPHA: f64 = 0.0001;
 
@@ -49,13 +49,13 @@ pub enum Arm {
 }
 
 /// Whether an action can be given up: the first two are what remains then.
-pub fn can_be_reverted(action: Action) -> bool {
+pub fn can_be_disabled(action: Action) -> bool {
     !matches!(action, Action::ColocatedPrefill | Action::DecodeContinuation)
 }
 
 /// A complete step of a compared session.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct StepSample {
     /// What the planner chose for it first, whoever served it.
     pub action: Action,
     /// Whose it is.
@@ -63,14 +63,14 @@ pub struct Step {
     /// How that one is served.
     pub arm: Arm,
     /// From arrival to the first token; to the end where it was not streamed.
-    pub took: Micros,
+    pub latency: Micros,
     /// When it ended, milliseconds since 1970.
     pub at_unix_ms: u64,
 }
 
 /// How one action compares with the bypass.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug, Default)]
-pub struct Compared {
+pub struct ComparisonReport {
     /// Sessions that the bypass served, of the newest 512 for which it was chosen.
     pub control_sessions: usize,
     /// Sessions that it served, of as many.
@@ -87,16 +87,16 @@ pub struct Compared {
 
 /// What changed with a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Found {
+pub enum GuardrailEvent {
     /// The action is significantly slower than the bypass.
-    Slower(Compared),
+    Slower(ComparisonReport),
     /// It is not any more, of as many sessions as it takes to say so. Only of one that cannot be reverted: of others no new steps come.
-    NoLonger(Compared),
+    Recovered(ComparisonReport),
 }
 
 /// The mean of one session's steps.
 #[derive(Clone, Copy, Debug)]
-struct Session {
+struct SessionMean {
     id: SessionId,
     mean: f64,
     steps: f64,
@@ -105,7 +105,7 @@ struct Session {
 
 /// One arm's sessions, the one that made a step last at the end.
 #[derive(Clone, Debug, Default)]
-struct Sessions(VecDeque<Session>);
+struct ArmSessions(VecDeque<SessionMean>);
 
 /// Number, mean and variance of sessions.
 #[derive(Clone, Copy, Debug)]
@@ -115,67 +115,70 @@ struct Moments {
     variance: f64,
 }
 
-impl Sessions {
-    fn add(&mut self, step: &Step, sample: f64) {
+impl ArmSessions {
+    fn add(&mut self, step: &StepSample, sample: f64) {
         let known = self.0.iter().rposition(|session| session.id == step.session).and_then(|at| self.0.remove(at));
-        let mut session = known.unwrap_or(Session { id: step.session, mean: sample, steps: 0.0, at_unix_ms: 0 });
+        let mut session = known.unwrap_or(SessionMean { id: step.session, mean: sample, steps: 0.0, at_unix_ms: 0 });
         session.steps += 1.0;
-        session.mean += WEIGHT.max(1.0 / session.steps) * (sample - session.mean);
+        session.mean += MIN_STEP_WEIGHT.max(1.0 / session.steps) * (sample - session.mean);
         session.at_unix_ms = step.at_unix_ms;
         self.0.push_back(session);
-        if self.0.len() > MOST {
+        if self.0.len() > MAX_SESSIONS {
             self.0.pop_front();
         }
     }
 
-    fn fade(&mut self, now: u64) {
-        while self.0.front().is_some_and(|oldest| now.saturating_sub(oldest.at_unix_ms) > FADES_MS) {
+    fn expire(&mut self, now: u64) {
+        while self.0.front().is_some_and(|oldest| now.saturating_sub(oldest.at_unix_ms) > SESSION_TTL_MS) {
             self.0.pop_front();
         }
     }
 
     fn moments(&self) -> Option<Moments> {
         let count = self.0.len() as f64;
-        let enough = self.0.len() >= LEAST;
+        let enough = self.0.len() >= MIN_SESSIONS;
         let mean = enough.then(|| self.0.iter().map(|session| session.mean).sum::<f64>() / count)?;
         let squares = self.0.iter().map(|session| (session.mean - mean).powi(2)).sum::<f64>();
-        Some(Moments { count, mean, variance: (squares / (count - 1.0)).max(LEAST_SPREAD * LEAST_SPREAD) })
+        Some(Moments { count, mean, variance: (squares / (count - 1.0)).max(MIN_SPREAD * MIN_SPREAD) })
     }
 }
 
 /// A logarithm of a ratio, and how far off it may be.
 #[derive(Clone, Copy, Debug)]
-struct Difference {
+struct LogRatioInterval {
     mean: f64,
     radius: f64,
 }
 
-impl Difference {
+impl LogRatioInterval {
     fn of(own: Moments, control: Moments) -> Self {
-        let (v, t) = (own.variance / own.count + control.variance / control.count, EXPECTED * EXPECTED);
+        let (v, t) = (
+            own.variance / own.count + control.variance / control.count,
+            EXPECTED_EFFECT_SPREAD * EXPECTED_EFFECT_SPREAD,
+        );
         let radius = (2.0 * v * (v + t) / t * (-ALPHA.ln() + ((v + t) / v).ln() / 2.0)).sqrt();
         Self { mean: own.mean - control.mean, radius }
     }
 }
 
 #[derive(Clone, Debug, Default)]
-struct Comparison {
-    control: Sessions,
-    own: Sessions,
+struct ActionComparison {
+    control: ArmSessions,
+    active: ArmSessions,
     slower_since: Option<u64>,
 }
 
-impl Comparison {
-    fn difference(&self) -> Option<Difference> {
-        Some(Difference::of(self.own.moments()?, self.control.moments()?))
+impl ActionComparison {
+    fn difference(&self) -> Option<LogRatioInterval> {
+        Some(LogRatioInterval::of(self.active.moments()?, self.control.moments()?))
     }
 
-    fn compared(&self) -> Compared {
+    fn report(&self) -> ComparisonReport {
         let difference = self.difference();
-        let ratio = |of: fn(Difference) -> f64| difference.map(|difference| of(difference).exp());
-        Compared {
+        let ratio = |of: fn(LogRatioInterval) -> f64| difference.map(|difference| of(difference).exp());
+        ComparisonReport {
             control_sessions: self.control.0.len(),
-            own_sessions: self.own.0.len(),
+            own_sessions: self.active.0.len(),
             ratio: ratio(|d| d.mean),
             ratio_low: ratio(|d| d.mean - d.radius),
             ratio_high: ratio(|d| d.mean + d.radius),
@@ -183,27 +186,27 @@ impl Comparison {
         }
     }
 
-    fn add(&mut self, step: &Step) -> Option<Found> {
-        if self.slower_since.is_some() && can_be_reverted(step.action) {
+    fn add(&mut self, step: &StepSample) -> Option<GuardrailEvent> {
+        if self.slower_since.is_some() && can_be_disabled(step.action) {
             // It began before the action was given up.
             return None;
         }
-        let sample = (step.took.0 as f64 + NEGLIGIBLE).ln();
+        let sample = (step.latency.0 as f64 + NEGLIGIBLE_MICROS).ln();
         match step.arm {
             Arm::Control => self.control.add(step, sample),
-            Arm::Own => self.own.add(step, sample),
+            Arm::Own => self.active.add(step, sample),
         }
-        [&mut self.control, &mut self.own].into_iter().for_each(|arm| arm.fade(step.at_unix_ms));
+        [&mut self.control, &mut self.active].into_iter().for_each(|arm| arm.expire(step.at_unix_ms));
         let difference = self.difference();
         match self.slower_since {
             None if difference.is_some_and(|d| d.mean > d.radius) => {
                 self.slower_since = Some(step.at_unix_ms);
-                Some(Found::Slower(self.compared()))
+                Some(GuardrailEvent::Slower(self.report()))
             }
             // Well within, so that it does not come and go. Too few sessions say nothing, neither way.
             Some(_) if difference.is_some_and(|d| d.mean < d.radius / 2.0) => {
                 self.slower_since = None;
-                Some(Found::NoLonger(self.compared()))
+                Some(GuardrailEvent::Recovered(self.report()))
             }
             _ => None,
         }
@@ -212,29 +215,29 @@ impl Comparison {
 
 /// The comparison of every action, of this router's sessions since it started.
 #[derive(Debug, Default)]
-pub struct Guardrail(Mutex<[Comparison; Action::ALL.len()]>);
+pub struct Guardrail(Mutex<[ActionComparison; Action::ALL.len()]>);
 
 impl Guardrail {
     /// A step of a compared session is complete. What is known now that was not before.
-    pub fn add(&self, step: &Step) -> Option<Found> {
+    pub fn add(&self, step: &StepSample) -> Option<GuardrailEvent> {
         self.0.lock()[step.action as usize].add(step)
     }
 
     /// How an action compares.
-    pub fn of(&self, action: Action) -> Compared {
-        self.0.lock()[action as usize].compared()
+    pub fn of(&self, action: Action) -> ComparisonReport {
+        self.0.lock()[action as usize].report()
     }
 
     /// Forgets what is known of an action: it is switched on again.
-    pub fn begin_anew(&self, action: Action) {
-        self.0.lock()[action as usize] = Comparison::default();
+    pub fn reset(&self, action: Action) {
+        self.0.lock()[action as usize] = ActionComparison::default();
     }
 
     /// Those that are significantly slower.
-    pub fn slower(&self) -> Vec<(Action, Compared)> {
+    pub fn slower_actions(&self) -> Vec<(Action, ComparisonReport)> {
         let all = self.0.lock();
         let slower = |action: &Action| all[*action as usize].slower_since.is_some();
-        Action::ALL.into_iter().filter(slower).map(|action| (action, all[action as usize].compared())).collect()
+        Action::ALL.into_iter().filter(slower).map(|action| (action, all[action as usize].report())).collect()
     }
 }
 

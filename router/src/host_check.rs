@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use serde::Deserialize;
 
 use crate::config::Config;
-use crate::error::shortened;
+use crate::error::truncated;
 
 /// Section `[server]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -51,7 +51,7 @@ pub struct NotAHost(String);
 pub struct NotAnOrigin(String);
 
 /// Splits `HOST[:PORT]`; the host comes in lower case, an IPv6 address in brackets.
-fn split(authority: &str) -> Option<Called> {
+fn split_host_port(authority: &str) -> Option<HostPort> {
     let parsed = authority.parse::<Authority>().ok().filter(|_| !authority.contains('@'))?;
     let host = parsed.host();
     let port = match authority.strip_prefix(host)? {
@@ -65,9 +65,9 @@ impl FromStr for HostName {
     type Err = NotAHost;
 
     fn from_str(text: &str) -> Result<Self, NotAHost> {
-        match split(text) {
+        match split_host_port(text) {
             Some((host, None)) if !text.ends_with(':') && !text.contains('*') => Ok(Self(host)),
-            _ => Err(NotAHost(shortened(text))),
+            _ => Err(NotAHost(truncated(text))),
         }
     }
 }
@@ -76,7 +76,7 @@ impl FromStr for WebOrigin {
     type Err = NotAnOrigin;
 
     fn from_str(text: &str) -> Result<Self, NotAnOrigin> {
-        let parts = text.split_once("://").and_then(|(scheme, authority)| Some((scheme, split(authority)?)));
+        let parts = text.split_once("://").and_then(|(scheme, authority)| Some((scheme, split_host_port(authority)?)));
         let is_scheme = |scheme: &str| {
             scheme.starts_with(|first: char| first.is_ascii_alphabetic())
                 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
@@ -85,7 +85,7 @@ impl FromStr for WebOrigin {
             Some((scheme, (host, port))) if is_scheme(scheme) && !host.contains('*') => {
                 Ok(Self::new(scheme, host, port))
             }
-            _ => Err(NotAnOrigin(shortened(text))),
+            _ => Err(NotAnOrigin(truncated(text))),
         }
     }
 }
@@ -116,7 +116,7 @@ from_text!(WebOrigin);
 
 /// Whether callers of a listener prove who they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Callers {
+enum CallerAuthentication {
     /// Each sends a key or a token, which no web page of another site has.
     Authenticated,
     /// Nobody does; the setting would ask for it.
@@ -127,7 +127,7 @@ enum Callers {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostCheck<'a> {
     config: &'a ServerConfig,
-    callers: Callers,
+    callers: CallerAuthentication,
     scheme: &'static str,
 }
 
@@ -166,30 +166,30 @@ impl<'a> HostCheck<'a> {
     /// The clients' listener.
     pub(crate) fn of_clients(config: &'a Config) -> Self {
         let callers = match &config.auth.keys_file {
-            Some(_) => Callers::Authenticated,
-            None => Callers::Anonymous { setting: "auth.keys_file" },
+            Some(_) => CallerAuthentication::Authenticated,
+            None => CallerAuthentication::Anonymous { setting: "auth.keys_file" },
         };
-        Self { config: &config.server, callers, scheme: config.clients_scheme() }
+        Self { config: &config.server, callers, scheme: config.client_scheme() }
     }
 
     /// The operators' listener.
     pub(crate) fn of_operators(config: &'a Config) -> Self {
         let callers = match &config.operator.tokens_file {
-            Some(_) => Callers::Authenticated,
-            None => Callers::Anonymous { setting: "operator.tokens_file" },
+            Some(_) => CallerAuthentication::Authenticated,
+            None => CallerAuthentication::Anonymous { setting: "operator.tokens_file" },
         };
-        Self { config: &config.server, callers, scheme: config.operators_scheme() }
+        Self { config: &config.server, callers, scheme: config.operator_scheme() }
     }
 
     /// Whether the request's `Host` and `Origin` are accepted.
     pub(crate) fn check(&self, head: &Parts) -> Result<(), HostRefusal> {
-        let host = called(head)?;
-        if let Callers::Anonymous { setting } = self.callers
+        let host = requested_host(head)?;
+        if let CallerAuthentication::Anonymous { setting } = self.callers
             && let Some((name, _)) = &host
             && !is_ip_or_localhost(name)
             && !self.config.allowed_hosts.iter().any(|allowed| allowed.0 == *name)
         {
-            return Err(HostRefusal::ForeignHost { host: shortened(name), setting });
+            return Err(HostRefusal::ForeignHost { host: truncated(name), setting });
         }
         let mut origins = head.headers.get_all(header::ORIGIN).iter();
         let Some(origin) = origins.next() else { return Ok(()) };
@@ -198,25 +198,25 @@ impl<'a> HostCheck<'a> {
         let is_accepted = |sent: &WebOrigin| own.as_ref() == Some(sent) || self.config.allowed_origins.contains(sent);
         match text.parse() {
             Ok(sent) if origins.next().is_none() && is_accepted(&sent) => Ok(()),
-            _ => Err(HostRefusal::ForeignOrigin { origin: shortened(&text) }),
+            _ => Err(HostRefusal::ForeignOrigin { origin: truncated(&text) }),
         }
     }
 }
 
 /// A host, and its port where one is said.
-type Called = (Box<str>, Option<u16>);
+type HostPort = (Box<str>, Option<u16>);
 
 /// The host and port that the client called: those of an absolute target, else of `Host`. None in HTTP/1.0 without either.
-fn called(head: &Parts) -> Result<Option<Called>, HostRefusal> {
+fn requested_host(head: &Parts) -> Result<Option<HostPort>, HostRefusal> {
     let mut hosts = head.headers.get_all(header::HOST).iter();
     let sent = match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(HostRefusal::BadHost),
-        (Some(sent), None) => Some(sent.to_str().ok().and_then(split).ok_or(HostRefusal::BadHost)?),
+        (Some(sent), None) => Some(sent.to_str().ok().and_then(split_host_port).ok_or(HostRefusal::BadHost)?),
         (None, None) if head.version < Version::HTTP_11 => None,
         (None, None) => return Err(HostRefusal::NoHost),
     };
     match head.uri.authority() {
-        Some(authority) => split(authority.as_str()).map(Some).ok_or(HostRefusal::BadHost),
+        Some(authority) => split_host_port(authority.as_str()).map(Some).ok_or(HostRefusal::BadHost),
         None => Ok(sent),
     }
 }
@@ -250,7 +250,7 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
-    fn check(callers: Callers, version: Version, headers: &[(&str, &str)]) -> Result<(), &'static str> {
+    fn check(callers: CallerAuthentication, version: Version, headers: &[(&str, &str)]) -> Result<(), &'static str> {
         let mut request = Request::post("/v1/completions").version(version);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -265,10 +265,10 @@ mod tests {
         })
     }
 
-    const ANONYMOUS: Callers = Callers::Anonymous { setting: "auth.keys_file" };
+    const ANONYMOUS: CallerAuthentication = CallerAuthentication::Anonymous { setting: "auth.keys_file" };
 
     #[test]
-    fn without_keys_a_host_is_an_ip_address_localhost_or_a_configured_name() {
+    fn without_keys_only_ips_localhost_and_configured_hosts_are_accepted() {
         let check = |callers, host| check(callers, Version::HTTP_11, &[("host", host)]);
         for host in [
             "127.0.0.1:8080",
@@ -296,14 +296,14 @@ mod tests {
             "[v1.x]",
         ] {
             assert!(check(ANONYMOUS, host).is_err(), "{host}");
-            let with_keys = check(Callers::Authenticated, host);
+            let with_keys = check(CallerAuthentication::Authenticated, host);
             assert!(with_keys == Ok(()) || with_keys == Err("bad host"), "{host}: {with_keys:?}");
         }
     }
 
     #[test]
-    fn a_host_header_is_one_host_and_http_1_1_needs_it() {
-        for callers in [ANONYMOUS, Callers::Authenticated] {
+    fn http_1_1_requires_exactly_one_host_header() {
+        for callers in [ANONYMOUS, CallerAuthentication::Authenticated] {
             assert_eq!(check(callers, Version::HTTP_11, &[]), Err("no host"));
             assert_eq!(check(callers, Version::HTTP_10, &[]), Ok(()), "a load balancer's probe");
             let twice = [("host", "localhost"), ("host", "localhost")];
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absolute_target_is_what_was_called() {
+    fn an_absolute_target_overrides_the_host_header() {
         let refused = |target: &str| {
             let request = Request::get(target).header("host", "127.0.0.1").body(()).unwrap();
             let config = config();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_the_listeners_own_or_a_configured_one() {
+    fn only_the_listeners_own_or_a_configured_origin_is_accepted() {
         let check = |host, origin| check(ANONYMOUS, Version::HTTP_11, &[("host", host), ("origin", origin)]);
         for (host, origin) in [
             ("127.0.0.1:8080", "http://127.0.0.1:8080"),
@@ -355,18 +355,22 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_looked_at_although_callers_authenticate() {
-        let check = |headers: &[_]| check(Callers::Authenticated, Version::HTTP_11, headers);
+    fn origins_are_checked_even_when_callers_authenticate() {
+        let check = |headers: &[_]| check(CallerAuthentication::Authenticated, Version::HTTP_11, headers);
         assert_eq!(check(&[("host", "a.example"), ("origin", "http://a.example")]), Ok(()));
         assert_eq!(check(&[("host", "a.example"), ("origin", "http://b.example")]), Err("origin"));
         let twice = [("host", "a.example"), ("origin", "http://a.example"), ("origin", "http://b.example")];
         assert_eq!(check(&twice), Err("origin"));
-        let old = super::tests::check(Callers::Authenticated, Version::HTTP_10, &[("origin", "http://a.example")]);
+        let old = super::tests::check(
+            CallerAuthentication::Authenticated,
+            Version::HTTP_10,
+            &[("origin", "http://a.example")],
+        );
         assert_eq!(old, Err("origin"), "without a host nothing is its own");
     }
 
     #[test]
-    fn a_setting_that_is_no_host_or_origin_says_what_is_accepted() {
+    fn an_invalid_host_or_origin_setting_names_what_is_accepted() {
         for bad in ["http://a", "a:1", "a:", "", "a/b", "u@a", "*", "*.corp"] {
             let told = bad.parse::<HostName>().unwrap_err().to_string();
             assert!(told.contains("accepted is a name without scheme and port"), "{told}");
@@ -378,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_setting() {
+    fn a_rejected_request_names_the_setting() {
         let host = HostRefusal::ForeignHost { host: "evil.example".into(), setting: "auth.keys_file" }.to_string();
         assert!(host.contains("evil.example") && host.contains("server.allowed_hosts"), "{host}");
         assert!(host.contains("auth.keys_file"), "{host}");

@@ -8,21 +8,21 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use prefix::ChatForm;
+use prefix::ChatEndpoint;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{RequestId, TenantId};
 
-use crate::error::{Addressee, ApiError, Words};
+use crate::error::{ApiError, ErrorFormat, ErrorRecipient};
 use crate::memory::MemoryReservation;
-use crate::quotas::Reserved;
+use crate::quotas::TokenReservation;
 use crate::resources::transcript::Addition;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Which of the generation endpoints was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Endpoint {
+pub enum GenerationEndpoint {
     /// `/v1/chat/completions`.
     ChatCompletions,
     /// `/v1/completions`.
@@ -33,7 +33,7 @@ pub enum Endpoint {
     Responses,
 }
 
-impl Endpoint {
+impl GenerationEndpoint {
     /// Its path, the same at the engines.
     pub fn path(self) -> &'static str {
         match self {
@@ -54,19 +54,19 @@ impl Endpoint {
     }
 
     /// In whose words its conversation comes; none where it is a prompt.
-    pub fn form(self) -> Option<ChatForm> {
+    pub fn chat_form(self) -> Option<ChatEndpoint> {
         match self {
-            Self::ChatCompletions => Some(ChatForm::Chat),
+            Self::ChatCompletions => Some(ChatEndpoint::Chat),
             Self::Completions => None,
-            Self::Messages => Some(ChatForm::Messages),
-            Self::Responses => Some(ChatForm::Responses),
+            Self::Messages => Some(ChatEndpoint::Messages),
+            Self::Responses => Some(ChatEndpoint::Responses),
         }
     }
 }
 
 /// A request, whole. The body is what the client sent (decompressed), one piece, shared by clones.
 #[derive(Clone, Debug)]
-pub struct Incoming {
+pub struct ClientRequest {
     /// Ours; also the engines' `X-Request-Id`. What the client sent there reaches none of them: engines name what they
     /// make after it, and two tenants could choose the same.
     pub id: RequestId,
@@ -76,28 +76,28 @@ pub struct Incoming {
     pub method: Method,
     /// Path and query, as the client wrote them.
     pub path: String,
-    /// All of the client's headers. Some must not be forwarded: see `Gateway::headers_for`.
+    /// All of the client's headers. Some must not be forwarded: see `AppState::headers_for`.
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
     /// When its headers had arrived.
     pub arrived: Instant,
     /// Tokens taken for it from its tenant's quota, where there is one.
-    pub reserved: Option<Reserved>,
+    pub token_reservation: Option<TokenReservation>,
     /// What its body takes of the memory for requests in work; given back with the last clone.
     pub memory: Option<Arc<MemoryReservation>>,
     /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
-    pub(crate) adds: Option<Addition>,
+    pub(crate) addition: Option<Addition>,
 }
 
-impl Incoming {
+impl ClientRequest {
     /// Who is told what goes wrong with it.
-    pub fn addressee(&self) -> Addressee {
-        Addressee { words: Words::of(&self.path), request: self.id }
+    pub fn error_recipient(&self) -> ErrorRecipient {
+        ErrorRecipient { format: ErrorFormat::of(&self.path), request: self.id }
     }
 
     /// The client's headers, with our id of the request in place of the client's.
-    pub(crate) fn headers_with_own_id(&self) -> HeaderMap {
+    pub(crate) fn headers_with_request_id(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
         headers.insert(REQUEST_ID, id_value(self.id));
         headers
@@ -149,12 +149,12 @@ impl<'a> Envelope<'a> {
         let not_json = |error: serde_json::Error| ApiError::NotJson { detail: error.to_string() };
         if !text.trim_start().starts_with('{') {
             let kind = serde_json::from_str::<&RawValue>(text).map_err(not_json)?;
-            let detail = format!("expected an object, found {}", crate::error::shortened(kind.get()));
+            let detail = format!("expected an object, found {}", crate::error::truncated(kind.get()));
             return Err(ApiError::NotJson { detail });
         }
         let raw: RawEnvelope<'a> = serde_json::from_str(text).map_err(not_json)?;
         if raw.stream.is_some_and(|stream| !matches!(stream.get(), "true" | "false" | "null")) {
-            return Err(ApiError::field("stream", "true or false is accepted"));
+            return Err(ApiError::invalid_field("stream", "true or false is accepted"));
         }
         let is_background = raw.background.is_some_and(|background| !matches!(background.get(), "false" | "null"));
         Ok(Self {
@@ -168,7 +168,7 @@ impl<'a> Envelope<'a> {
 
 impl Envelope<'_> {
     /// The same without the body.
-    pub fn owned(self) -> Envelope<'static> {
+    pub fn into_owned(self) -> Envelope<'static> {
         let owned = |text: std::borrow::Cow<'_, str>| std::borrow::Cow::Owned(text.into_owned());
         let (model, previous_response_id) = (self.model.map(owned), self.previous_response_id.map(owned));
         Envelope { model, previous_response_id, is_detached: self.is_detached, is_background: self.is_background }
@@ -178,11 +178,12 @@ impl Envelope<'_> {
 fn text_field<'a>(name: &str, value: Option<&'a RawValue>) -> Result<Option<std::borrow::Cow<'a, str>>, ApiError> {
     /// Borrows where there is no escape; serde's own `Cow` never does.
     #[derive(Deserialize)]
-    struct Text<'a>(#[serde(borrow)] std::borrow::Cow<'a, str>);
+    struct BorrowedText<'a>(#[serde(borrow)] std::borrow::Cow<'a, str>);
     match value.map(RawValue::get) {
         None | Some("null") => Ok(None),
         Some(raw) => {
-            let text: Text<'a> = serde_json::from_str(raw).map_err(|_| ApiError::field(name, "a text is accepted"))?;
+            let text: BorrowedText<'a> =
+                serde_json::from_str(raw).map_err(|_| ApiError::invalid_field(name, "a text is accepted"))?;
             Ok(Some(text.0))
         }
     }
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_is_found_and_the_rest_is_left_alone() {
+    fn the_envelope_reads_the_model_and_skips_the_rest() {
         let body = br#" {"messages":[{"content":"\ud800"}],"model":"a/b","x":{"model":1},"stream":true}"#;
         assert_eq!(Envelope::read(body).unwrap().model.as_deref(), Some("a/b"));
         assert_eq!(Envelope::read(b"{}").unwrap().model, None);
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_json_object_is_refused_with_the_reason() {
+    fn a_body_that_is_not_one_json_object_is_rejected_with_the_reason() {
         let error = |body: &[u8]| Envelope::read(body).unwrap_err();
         assert_eq!(error(b"{\"model\":\"\xff\"}"), ApiError::NotUtf8 { offset: 10 });
         for (body, wanted) in [
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn request_ids_do_not_repeat() {
+    fn request_ids_are_unique() {
         let ids: std::collections::HashSet<_> = (0..1000).map(|_| new_request_id()).collect();
         assert_eq!(ids.len(), 1000);
     }

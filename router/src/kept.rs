@@ -4,30 +4,32 @@ use std::collections::{HashMap, HashSet};
 
 use vocabulary::{SessionId, TenantId};
 
-use crate::resources::transcript::Origin;
-use crate::soft_state::{Key, Kind, NotForgotten, Purged, SoftState};
+use crate::resources::transcript::TranscriptOrigin;
+use crate::soft_state::{CacheEntryKind, CacheKey, PurgeError, Purged, SharedCache};
 
 /// Whose words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Whose {
+pub(crate) enum ErasureScope {
     /// All of the tenant's.
-    Tenants,
+    Tenant,
     /// Those of one of its sessions: responses that were made in it, all that follow them, and its checkpoint.
-    Sessions(SessionId),
+    Session(SessionId),
 }
 
 /// Forgets what this router and Redis keep; how many values it was.
-pub(crate) async fn forget(state: &SoftState, tenant: &TenantId, whose: Whose) -> Result<Purged, NotForgotten> {
+pub(crate) async fn erase(state: &SharedCache, tenant: &TenantId, whose: ErasureScope) -> Result<Purged, PurgeError> {
     match whose {
-        Whose::Tenants => state.purge(tenant).await,
-        Whose::Sessions(session) => state.purge_some(tenant, Origin::read, |kept| of_session(kept, session)).await,
+        ErasureScope::Tenant => state.purge(tenant).await,
+        ErasureScope::Session(session) => {
+            state.purge_some(tenant, TranscriptOrigin::read, |kept| session_keys(kept, session)).await
+        }
     }
 }
 
-fn of_session(kept: &[(Key, Option<Origin>)], session: SessionId) -> Vec<Key> {
+fn session_keys(kept: &[(CacheKey, Option<TranscriptOrigin>)], session: SessionId) -> Vec<CacheKey> {
     let mut following: HashMap<&str, Vec<&str>> = HashMap::new();
     let (mut open, mut ids) = (Vec::new(), HashSet::new());
-    for (key, origin) in kept.iter().filter(|(key, _)| key.kind == Kind::Transcript) {
+    for (key, origin) in kept.iter().filter(|(key, _)| key.kind == CacheEntryKind::Transcript) {
         let Some(origin) = origin else { continue };
         if origin.session() == Some(session) {
             open.push(&*key.name);
@@ -42,8 +44,8 @@ fn of_session(kept: &[(Key, Option<Origin>)], session: SessionId) -> Vec<Key> {
         }
     }
     let checkpoint = session.to_string();
-    let is_wanted = |key: &Key| match key.kind {
-        Kind::Checkpoint => *key.name == *checkpoint,
+    let is_wanted = |key: &CacheKey| match key.kind {
+        CacheEntryKind::Checkpoint => *key.name == *checkpoint,
         _ => ids.contains(&*key.name),
     };
     kept.iter().filter(|(key, _)| is_wanted(key)).map(|(key, _)| key.clone()).collect()
@@ -56,13 +58,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sessions_words_are_its_responses_what_follows_them_and_its_checkpoint() {
+    fn a_session_scope_erases_its_responses_their_successors_and_its_checkpoint() {
         let tenant = TenantId("t".into());
-        let key = |kind, name: &str| Key::new(kind, &tenant, name);
+        let key = |kind, name: &str| CacheKey::new(kind, &tenant, name);
         let transcript = |name: &str, previous: Option<&str>, session: Option<u128>| {
             let session = session.map(|session| SessionId(session).to_string());
             let value = json!({"previous": previous, "session": session, "items": [{"x": 1}]}).to_string();
-            (key(Kind::Transcript, name), Origin::read(value.as_bytes()))
+            (key(CacheEntryKind::Transcript, name), TranscriptOrigin::read(value.as_bytes()))
         };
         let kept = [
             transcript("resp_3", Some("resp_2"), None),
@@ -70,13 +72,13 @@ mod tests {
             transcript("resp_1", None, Some(7)),
             transcript("resp_4", None, Some(8)),
             transcript("resp_5", Some("resp_4"), None),
-            (key(Kind::Maker, "resp_2"), None),
-            (key(Kind::Maker, "resp_4"), None),
-            (key(Kind::Checkpoint, &SessionId(7).to_string()), None),
-            (key(Kind::Checkpoint, &SessionId(8).to_string()), None),
+            (key(CacheEntryKind::Maker, "resp_2"), None),
+            (key(CacheEntryKind::Maker, "resp_4"), None),
+            (key(CacheEntryKind::Checkpoint, &SessionId(7).to_string()), None),
+            (key(CacheEntryKind::Checkpoint, &SessionId(8).to_string()), None),
         ];
-        let names: Vec<_> = of_session(&kept, SessionId(7)).iter().map(|key| key.name.to_string()).collect();
+        let names: Vec<_> = session_keys(&kept, SessionId(7)).iter().map(|key| key.name.to_string()).collect();
         assert_eq!(names, ["resp_3", "resp_2", "resp_1", "resp_2", &SessionId(7).to_string()]);
-        assert!(of_session(&kept, SessionId(9)).is_empty());
+        assert!(session_keys(&kept, SessionId(9)).is_empty());
     }
 }

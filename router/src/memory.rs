@@ -9,7 +9,7 @@ use prometheus::{IntCounterVec, IntGauge};
 use vocabulary::TenantId;
 
 use crate::error::ApiError;
-use crate::telemetry::metrics::Memory;
+use crate::telemetry::metrics::MemoryMetrics;
 
 /// How much there is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,28 +24,28 @@ pub struct MemoryLimits {
 #[derive(Debug)]
 pub struct MemoryBudget {
     limits: MemoryLimits,
-    reserved: Mutex<Reserved>,
-    shown: IntGauge,
+    reserved: Mutex<ReservedBytes>,
+    reserved_gauge: IntGauge,
     refused: IntCounterVec,
 }
 
 #[derive(Debug, Default)]
-struct Reserved {
+struct ReservedBytes {
     total: usize,
     by_tenant: HashMap<TenantId, usize>,
 }
 
 impl MemoryBudget {
     /// Nothing is in work.
-    pub fn new(limits: MemoryLimits, metrics: &Memory) -> Arc<Self> {
+    pub fn new(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
         let (shown, refused) = (metrics.reserved.clone(), metrics.refused.clone());
-        Arc::new(Self { limits, reserved: Mutex::default(), shown, refused })
+        Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused })
     }
 
     /// One that no metric shows but for what it refuses.
-    pub fn unshown(limits: MemoryLimits, metrics: &Memory) -> Arc<Self> {
+    pub fn unshown(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
         let shown = IntGauge::new("operator_memory", "not shown").expect("a valid name");
-        Arc::new(Self { limits, reserved: Mutex::default(), shown, refused: metrics.refused.clone() })
+        Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused: metrics.refused.clone() })
     }
 
     /// A reservation of nothing yet, which grows with its request.
@@ -54,7 +54,7 @@ impl MemoryBudget {
     }
 
     /// `held` are the bytes that the same request has already.
-    fn take(&self, tenant: &TenantId, (bytes, held): (usize, usize)) -> Result<(), ApiError> {
+    fn reserve(&self, tenant: &TenantId, (bytes, held): (usize, usize)) -> Result<(), ApiError> {
         let mut reserved = self.reserved.lock();
         let total = reserved.total.saturating_add(bytes);
         let of_tenant = reserved.by_tenant.get(tenant).copied().unwrap_or(0).saturating_add(bytes);
@@ -79,11 +79,11 @@ impl MemoryBudget {
             Some(known) => *known = of_tenant,
             None => _ = reserved.by_tenant.insert(tenant.clone(), of_tenant),
         }
-        self.shown.set(i64::try_from(total).unwrap_or(i64::MAX));
+        self.reserved_gauge.set(i64::try_from(total).unwrap_or(i64::MAX));
         Ok(())
     }
 
-    fn give_back(&self, tenant: &TenantId, bytes: usize) {
+    fn release(&self, tenant: &TenantId, bytes: usize) {
         let mut reserved = self.reserved.lock();
         reserved.total -= bytes;
         if let Some(of_tenant) = reserved.by_tenant.get_mut(tenant) {
@@ -92,7 +92,7 @@ impl MemoryBudget {
                 reserved.by_tenant.remove(tenant);
             }
         }
-        self.shown.set(i64::try_from(reserved.total).unwrap_or(i64::MAX));
+        self.reserved_gauge.set(i64::try_from(reserved.total).unwrap_or(i64::MAX));
     }
 }
 
@@ -110,7 +110,7 @@ impl MemoryReservation {
     /// Takes so many bytes more, or says that there are not as many.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         if bytes > 0 {
-            self.budget.take(&self.tenant, (bytes, self.beside + self.bytes))?;
+            self.budget.reserve(&self.tenant, (bytes, self.beside + self.bytes))?;
             self.bytes += bytes;
         }
         Ok(())
@@ -119,7 +119,7 @@ impl MemoryReservation {
     /// Gives back what is more than `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         if let Some(surplus) = self.bytes.checked_sub(bytes).filter(|surplus| *surplus > 0) {
-            self.budget.give_back(&self.tenant, surplus);
+            self.budget.release(&self.tenant, surplus);
             self.bytes = bytes;
         }
     }
@@ -130,7 +130,7 @@ impl MemoryReservation {
     }
 
     /// Another one of the same request, of nothing yet.
-    pub fn beside(&self) -> Self {
+    pub fn sibling(&self) -> Self {
         Self { budget: self.budget.clone(), tenant: self.tenant.clone(), bytes: 0, beside: self.bytes }
     }
 }
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_gets_its_share_and_all_get_the_total() {
+    fn the_budget_limits_each_tenant_and_the_total() {
         let metrics = Metrics::default();
         let budget = MemoryBudget::new(MemoryLimits { total: 100, tenant: 50 }, &metrics.memory);
         let (mut a, mut b) = (budget.reservation(&tenant("a")), budget.reservation(&tenant("b")));
         a.grow(50).unwrap();
         let over = budget.reservation(&tenant("a")).grow(1).unwrap_err();
         assert_eq!((over.status().as_u16(), over.retry_after().is_some()), (429, true));
-        let never = a.beside().grow(1).unwrap_err();
+        let never = a.sibling().grow(1).unwrap_err();
         assert_eq!((never.status().as_u16(), never.retry_after()), (413, None), "it would never fit");
         assert!(never.to_string().contains("proxy.memory"), "{never}");
         b.grow(40).unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_takes_nothing() {
+    fn a_rejected_reservation_takes_nothing() {
         let metrics = Metrics::default();
         let budget = MemoryBudget::new(MemoryLimits { total: 10, tenant: 10 }, &metrics.memory);
         let mut one = budget.reservation(&tenant("a"));

@@ -37,74 +37,78 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::response::Response;
-use prefix::{Checkpoint, Converted};
+use prefix::{ConvertedRequest, TokenCheckpoint};
 
 use crate::error::ApiError;
-use crate::gateway::Gateway;
-use crate::incoming::{Endpoint, Incoming};
+use crate::gateway::AppState;
+use crate::incoming::{ClientRequest, GenerationEndpoint};
 use crate::memory::MemoryReservation;
 use crate::telemetry::metrics::Metrics;
-use aside::Load;
-use identify::{Found, Named, Prefixed, Unnamed};
+use aside::OffloadTask;
+use identify::{IdentificationResult, IdentifiedPrompt, IdentifiedRequest, UnidentifiedRequest};
 use legs::Legs;
-use underway::Underway;
+use underway::Planning;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(
-    gateway: &Arc<Gateway>,
-    endpoint: Endpoint,
-    incoming: Incoming,
+    gateway: &Arc<AppState>,
+    endpoint: GenerationEndpoint,
+    incoming: ClientRequest,
 ) -> Result<Response, ApiError> {
-    let mut clock = Steps::begin(&gateway.metrics);
+    let mut clock = StageTimer::begin(&gateway.metrics);
     gateway.policies.retries.earn(&incoming.tenant);
     let salt = gateway.salts.of(&incoming.tenant);
-    let request = Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
-    gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
-    if let Some(reserved) = &request.incoming.reserved {
-        reserved.take_answer(request.answer).await?;
+    let request =
+        OffloadTask::of(&incoming).run(&gateway.offload_pool, move || parse::parse(incoming, endpoint, salt)).await??;
+    gateway.metrics.requests.count_stripped(request.body.stripped(&legs::leg_options(&request)));
+    if let Some(reserved) = &request.incoming.token_reservation {
+        reserved.take_answer(request.max_answer).await?;
     }
-    clock.done("parse");
+    clock.record_stage("parse");
     let (prefixed, chat) = identify(gateway, request).await?;
-    clock.done("identify");
+    clock.record_stage("identify");
     let located = locate::locate(gateway, prefixed, chat).await?;
-    clock.done("locate");
+    clock.record_stage("locate");
     let step = plan::classify(gateway, located);
-    clock.done("classify");
-    let mut underway = Underway::new(gateway, step);
+    clock.record_stage("classify");
+    let mut underway = Planning::new(gateway, step);
     loop {
-        let planned = underway.planned(|step, excluded| plan::plan(gateway, step, excluded))?;
-        clock.done("plan");
+        let planned = underway.plan_next(|step, excluded| plan::plan(gateway, step, excluded))?;
+        clock.record_stage("plan");
         let Some((step, plan)) = planned else {
-            underway.called(|step| plan::classify(gateway, locate::again(gateway, step.located))).await;
-            clock.leave_out();
+            underway.wait_for_turn(|step| plan::classify(gateway, locate::locate_waiting(gateway, step.located))).await;
+            clock.skip_elapsed();
             continue;
         };
         commit::announce(gateway, step, &plan);
         match execute::execute(gateway, (step, &plan), Legs::of(gateway, step)).await {
             Ok(answering) => {
-                clock.done("execute");
-                let (opened, finish) = underway.answering(answering);
+                clock.record_stage("execute");
+                let (opened, finish) = underway.start_answer(answering);
                 let summary = summary::summary(&finish);
                 // The end of the stream commits.
-                return Ok(summary::told(stream::stream(opened, finish), summary));
+                return Ok(summary::with_summary(stream::stream(opened, finish), summary));
             }
-            Err(failed) => underway.failed(failed)?,
+            Err(failed) => underway.record_failure(failed)?,
         }
     }
 }
 
 /// At the cost of what is new where the conversation is known, else as a whole. With what its engine makes of it, where
 /// that had to be found out.
-async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Prefixed, Option<Converted>), ApiError> {
+async fn identify(
+    gateway: &Arc<AppState>,
+    request: parse::ParsedRequest,
+) -> Result<(IdentifiedRequest, Option<ConvertedRequest>), ApiError> {
     let model = gateway.catalog().model(&request.model);
     let has_text = model.identifier.text().is_some();
-    let remembered = &gateway.remembered;
+    let remembered = &gateway.caches;
     // Trees of values and rendered text are gone when it is identified.
-    let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::beside);
+    let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::sibling);
     if let Some(derived) = &mut derived {
         derived.grow(request.body.derived_bytes())?;
     }
-    let (request, found, derived) = grown(gateway, Unnamed::new(request, model), derived).await?;
+    let (request, found, derived) = extend_known(gateway, UnidentifiedRequest::new(request, model), derived).await?;
     let (request, found) = match found {
         Some(found) => {
             drop(derived);
@@ -114,66 +118,69 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Pr
             let incoming = &request.request().incoming;
             let (tenant, size) = (incoming.tenant.clone(), incoming.body.len());
             let known = match has_text {
-                true => remembered.checkpoints.known(&tenant, request.pin, size).await,
+                true => remembered.checkpoints.lookup(&tenant, request.affinity_key, size).await,
                 false => None,
             };
-            whole(gateway, (request, known), derived).await?
+            compute_whole(gateway, (request, known), derived).await?
         }
     };
-    let Named { prefixed, known, next, chat } = request.named(found);
-    remembered.keep(&prefixed, known, next);
+    let IdentificationResult { identified: prefixed, known_tokens: known, next_checkpoint: next, converted: chat } =
+        request.with_prompt(found);
+    remembered.record(&prefixed, known, next);
     Ok((prefixed, chat))
 }
 
 /// At the cost of what is new, once what comes in another endpoint's words is put into those of chat. None where it must
 /// be identified as a whole. The memory goes with the work, which may outlast its client.
-async fn grown(
-    gateway: &Arc<Gateway>,
-    request: Unnamed,
+async fn extend_known(
+    gateway: &Arc<AppState>,
+    request: UnidentifiedRequest,
     derived: Option<MemoryReservation>,
-) -> Result<(Unnamed, Option<Found>, Option<MemoryReservation>), ApiError> {
-    let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
+) -> Result<(UnidentifiedRequest, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
+    let (load, trails) =
+        (OffloadTask::of(&request.request().incoming), gateway.caches.prefix_cache.conversations.clone());
     let work = move || {
-        let request = if request.is_foreign() { request.converted() } else { request };
-        let found = request.grown(&trails);
+        let request = if request.needs_conversion() { request.converted() } else { request };
+        let found = request.extend_known(&trails);
         (request, found, derived)
     };
-    load.done(&gateway.aside, work).await
+    load.run(&gateway.offload_pool, work).await
 }
 
-async fn whole(
-    gateway: &Arc<Gateway>,
-    (request, known): (Unnamed, Option<Checkpoint>),
+async fn compute_whole(
+    gateway: &Arc<AppState>,
+    (request, known): (UnidentifiedRequest, Option<TokenCheckpoint>),
     derived: Option<MemoryReservation>,
-) -> Result<(Unnamed, Found), ApiError> {
-    let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
+) -> Result<(UnidentifiedRequest, IdentifiedPrompt), ApiError> {
+    let (load, trails) =
+        (OffloadTask::of(&request.request().incoming), gateway.caches.prefix_cache.conversations.clone());
     let work = move || {
-        let found = request.whole(&trails, known.as_ref());
+        let found = request.compute_whole(&trails, known.as_ref());
         drop(derived);
         (request, found)
     };
-    load.done(&gateway.aside, work).await
+    load.run(&gateway.offload_pool, work).await
 }
 
 /// How long each step took.
-struct Steps<'a> {
+struct StageTimer<'a> {
     metrics: &'a Metrics,
     since: Instant,
 }
 
-impl<'a> Steps<'a> {
+impl<'a> StageTimer<'a> {
     fn begin(metrics: &'a Metrics) -> Self {
         Self { metrics, since: Instant::now() }
     }
 
-    fn done(&mut self, step: &str) {
+    fn record_stage(&mut self, step: &str) {
         let now = Instant::now();
         self.metrics.plans.step.with_label_values(&[step]).observe((now - self.since).as_secs_f64());
         self.since = now;
     }
 
     /// What was since then belongs to no step.
-    fn leave_out(&mut self) {
+    fn skip_elapsed(&mut self) {
         self.since = Instant::now();
     }
 }

@@ -18,21 +18,21 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
-use crate::error::{Addressee, ApiError, Cause, Words, shortened};
-use crate::forward::{Learn, Where, cleaned, forward};
-use crate::gateway::{Gateway, NotServing};
+use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
+use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
+use crate::gateway::{AppState, NotServing};
 use crate::host_check::HostCheck;
-use crate::incoming::{Envelope, Incoming, REQUEST_ID, id_value, new_request_id};
-use crate::pipeline::aside::Load;
+use crate::incoming::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
+use crate::pipeline::aside::OffloadTask;
 use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
 use crate::resources::serve::{new_response, stored_response};
-use crate::server::{Authentication, BodyLimits, read_body, refuse};
-use counted::Counted;
-use routes::{NOT_OFFERED, ROUTES, Route, Served};
+use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
+use counted::RequestTracker;
+use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
 /// The clients' routes.
-pub fn routes(gateway: &Arc<Gateway>) -> Router {
+pub fn routes(gateway: &Arc<AppState>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         let gateway = gateway.clone();
@@ -43,20 +43,20 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
 }
 
 /// One request from arrival to the head of its answer; the body is counted while it runs.
-async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
+async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) -> Response {
     let arrived = Instant::now();
     let id = new_request_id();
     let named = request.headers().get(REQUEST_ID).cloned();
-    let client = Addressee { words: Words::of(request.uri().path()), request: id };
-    let mut counted = Counted::begin(gateway.clone(), route.path, arrived);
+    let client = ErrorRecipient { format: ErrorFormat::of(request.uri().path()), request: id };
+    let mut counted = RequestTracker::begin(gateway.clone(), route.path, arrived);
     let dispatched = dispatch(&gateway, route, request, (client, arrived, &mut counted));
     let served = AssertUnwindSafe(dispatched).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
         tracing::error!(request = %id, path = route.path, "a panic; please report it");
         Err(ApiError::Internal { request: id.to_string() })
     });
-    let mut response = result.unwrap_or_else(|error| error.answer(client));
-    if let Some(Cause(cause)) = response.extensions().get() {
+    let mut response = result.unwrap_or_else(|error| error.response(client));
+    if let Some(ErrorReason(cause)) = response.extensions().get() {
         gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
         tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), cause, "refused");
     }
@@ -71,43 +71,46 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -
 
 /// Method, key and path decide; the body is read only for requests that pass.
 async fn dispatch(
-    gateway: &Arc<Gateway>,
+    gateway: &Arc<AppState>,
     route: &'static Route,
     request: Request,
-    (client, arrived, running): (Addressee, Instant, &mut Counted),
+    (client, arrived, running): (ErrorRecipient, Instant, &mut RequestTracker),
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let limits = BodyLimits::from(&gateway.config.proxy);
     let admitted = HostCheck::of_clients(&gateway.config).check(&head).map_err(ApiError::from);
     let admitted = admitted.and_then(|()| admit(gateway, route, &head));
     let tenant = match admitted {
-        Ok(Admitted::Tenant(tenant)) => tenant,
-        Ok(Admitted::Options) => return Ok(options(route)),
-        Err(error) => return Err(refuse(&head.headers, body, limits, error)),
+        Ok(AdmittedCaller::Tenant(tenant)) => tenant,
+        Ok(AdmittedCaller::Options) => return Ok(options_response(route)),
+        Err(error) => return Err(drain_rejected(&head.headers, body, limits, error)),
     };
-    let quotas = gateway.remembered.quotas.of(&tenant).filter(|_| route.served.costs());
+    let quotas = gateway.caches.quotas.of(&tenant).filter(|_| route.handler.is_metered());
     let counted = match &quotas {
         None => None,
-        Some(quotas) => match admitted_by((gateway, &tenant, quotas), &head.headers, running).await {
+        Some(quotas) => match admit_request((gateway, &tenant, quotas), &head.headers, running).await {
             Ok(counted) => Some((quotas, counted)),
-            Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
+            Err(error) => {
+                return Ok(with_quota_headers(quotas, Err(drain_rejected(&head.headers, body, limits, error)), client));
+            }
         },
     };
-    let mut memory = gateway.memory.reservation(&tenant);
-    let body = match read_body(&head.headers, body, (limits, &mut memory, (&gateway.aside, client.request))).await {
-        Ok(body) => body,
-        Err(error) => {
-            if let Some((quotas, counted)) = counted {
-                quotas.unread(counted).await;
+    let mut memory = gateway.memory_budget.reservation(&tenant);
+    let body =
+        match read_body(&head.headers, body, (limits, &mut memory, (&gateway.offload_pool, client.request))).await {
+            Ok(body) => body,
+            Err(error) => {
+                if let Some((quotas, counted)) = counted {
+                    quotas.count_unread_body(counted).await;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
-    };
+        };
     let reserved = match counted {
         None => None,
         Some((quotas, counted)) => match quotas.take_tokens(&body, counted).await {
             Ok(reserved) => Some(reserved),
-            Err(error) => return Ok(told(quotas, Err(error), client)),
+            Err(error) => return Ok(with_quota_headers(quotas, Err(error), client)),
         },
     };
     gateway.metrics.requests.body_bytes.observe(body.len() as f64);
@@ -117,98 +120,109 @@ async fn dispatch(
     let id = client.request;
     let memory = Some(Arc::new(memory));
     let method = head.method;
-    let incoming = Incoming { id, tenant, method, path, headers, body, arrived, reserved, memory, adds: None };
-    let answer = answer(gateway, route, incoming).await;
+    let incoming = ClientRequest {
+        id,
+        tenant,
+        method,
+        path,
+        headers,
+        body,
+        arrived,
+        token_reservation: reserved,
+        memory,
+        addition: None,
+    };
+    let answer = handle(gateway, route, incoming).await;
     match quotas {
         None => answer,
-        Some(quotas) => Ok(told(&quotas, answer, client)),
+        Some(quotas) => Ok(with_quota_headers(&quotas, answer, client)),
     }
 }
 
 /// Counts one request, and holds its place among those that run at once.
-async fn admitted_by(
-    (gateway, tenant, quotas): (&Gateway, &TenantId, &TenantQuotas),
+async fn admit_request(
+    (gateway, tenant, quotas): (&AppState, &TenantId, &TenantQuotas),
     headers: &http::HeaderMap,
-    running: &mut Counted,
-) -> Result<crate::quotas::Counted, ApiError> {
-    let refused = || &gateway.metrics.soft_state.quota_refusals;
-    let place = quotas.run();
-    running.holds(place.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
+    running: &mut RequestTracker,
+) -> Result<crate::quotas::CountedRequest, ApiError> {
+    let refused = || &gateway.metrics.shared_cache.quota_refusals;
+    let place = quotas.acquire_slot();
+    running.hold_slot(place.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
     quotas.take_request(headers).await
 }
 
 /// The answer with what is left of the tenant's quotas.
-fn told(quotas: &TenantQuotas, answer: Result<Response, ApiError>, client: Addressee) -> Response {
-    let mut response = answer.unwrap_or_else(|error| error.answer(client));
-    quotas.tell(response.headers_mut());
+fn with_quota_headers(quotas: &TenantQuotas, answer: Result<Response, ApiError>, client: ErrorRecipient) -> Response {
+    let mut response = answer.unwrap_or_else(|error| error.response(client));
+    quotas.set_headers(response.headers_mut());
     response
 }
 
-enum Admitted {
+enum AdmittedCaller {
     Tenant(TenantId),
     Options,
 }
 
-fn admit(gateway: &Gateway, route: &Route, head: &http::request::Parts) -> Result<Admitted, ApiError> {
-    match route.served {
-        Served::Unknown => {
+fn admit(gateway: &AppState, route: &Route, head: &http::request::Parts) -> Result<AdmittedCaller, ApiError> {
+    match route.handler {
+        RouteHandler::Unknown => {
             let path = head.uri.path();
-            let stateful = NOT_OFFERED.iter().find(|prefix| is_under(path, prefix));
+            let stateful = UNSUPPORTED_PREFIXES.iter().find(|prefix| is_under(path, prefix));
             return Err(match stateful {
                 Some(prefix) => ApiError::NotOffered { what: (*prefix).to_owned() },
-                None => ApiError::UnknownPath { path: shortened(path) },
+                None => ApiError::UnknownPath { path: truncated(path) },
             });
         }
-        _ if head.method == Method::OPTIONS => return Ok(Admitted::Options),
+        _ if head.method == Method::OPTIONS => return Ok(AdmittedCaller::Options),
         _ if !route.allows(&head.method) => {
-            let method = shortened(head.method.as_str());
+            let method = truncated(head.method.as_str());
             return Err(ApiError::WrongMethod { method, allow: route.allow });
         }
-        Served::Alive | Served::Ready => return Ok(Admitted::Tenant(TenantId::default())),
+        RouteHandler::Alive | RouteHandler::Ready => return Ok(AdmittedCaller::Tenant(TenantId::default())),
         _ => {}
     }
     let tenant = gateway.keys.tenant(&head.headers)?;
-    head.extensions.get().map(Authentication::done);
+    head.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     gateway.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
-    Ok(Admitted::Tenant(tenant))
+    Ok(AdmittedCaller::Tenant(tenant))
 }
 
 fn is_under(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-fn options(route: &Route) -> Response {
+fn options_response(route: &Route) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allow));
     response
 }
 
-async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Result<Response, ApiError> {
-    match route.served {
-        Served::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
-        Served::ByModel => {
-            let (request, stripped) = cleaned(gateway, request).await?;
+async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) -> Result<Response, ApiError> {
+    match route.handler {
+        RouteHandler::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
+        RouteHandler::ByModel => {
+            let (request, stripped) = sanitized(gateway, request).await?;
             gateway.metrics.requests.count_stripped(stripped);
             let body = request.body.clone();
-            let read = move || Envelope::read(&body).map(Envelope::owned);
-            let envelope = Load::of(&request).done(&gateway.aside, read).await??;
-            forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
+            let read = move || Envelope::read(&body).map(Envelope::into_owned);
+            let envelope = OffloadTask::of(&request).run(&gateway.offload_pool, read).await??;
+            forward(gateway, &request, WorkerSelector::Model(envelope.model.as_deref()), ResponseCapture::Nothing).await
         }
-        Served::NewResponse => new_response(gateway, request).await,
-        Served::StoredResponse => stored_response(gateway, &request).await,
-        Served::Models => crate::models::list(gateway).await,
-        Served::OneModel => {
+        RouteHandler::NewResponse => new_response(gateway, request).await,
+        RouteHandler::StoredResponse => stored_response(gateway, &request).await,
+        RouteHandler::Models => crate::models::list(gateway).await,
+        RouteHandler::OneModel => {
             let path = request.path.split('?').next().unwrap_or_default();
             let id = path.strip_prefix("/v1/models/").unwrap_or_default();
-            crate::models::one(gateway, &percent_decoded(id)).await
+            crate::models::get_model(gateway, &percent_decoded(id)).await
         }
-        Served::Alive => Ok("ok\n".into_response()),
-        Served::Ready => match gateway.serving() {
+        RouteHandler::Alive => Ok("ok\n".into_response()),
+        RouteHandler::Ready => match gateway.serving() {
             Ok(()) => Ok("ok\n".into_response()),
             Err(NotServing::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
             Err(NotServing::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
         },
-        Served::Unknown => Err(ApiError::UnknownPath { path: shortened(&request.path) }),
+        RouteHandler::Unknown => Err(ApiError::UnknownPath { path: truncated(&request.path) }),
     }
 }
 

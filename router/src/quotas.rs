@@ -3,7 +3,7 @@
 //! Each router leases a little ahead from the common count, so that requests do not wait for it. Where nothing can be
 //! leased, it enforces its own share of the quota and says so.
 //!
-//! A request that is sent again under its `Idempotency-Key` because it never came to its end counts once
+//! A request that is sent again under its `Idempotency-CacheKey` because it never came to its end counts once
 //! (`router/decisions/0008`).
 
 mod allowance;
@@ -22,10 +22,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{TenantId, Tokens};
 
 use crate::error::ApiError;
-use crate::soft_state::{Key, Kind, Leased, SoftState};
-use crate::telemetry::soft_state::SoftStateMetrics;
-use allowance::{Allowance, Short, Supply};
-use repeats::{Charge, Named, body_of};
+use crate::soft_state::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
+use crate::telemetry::soft_state::SharedCacheMetrics;
+use allowance::{Allowance, QuotaShortfall, RefillSource};
+use repeats::{Charge, IdempotencyKey, body_digest};
 use strum::{AsRefStr, IntoStaticStr};
 
 /// Section `[tenants.NAME]`.
@@ -82,24 +82,48 @@ pub struct Quotas {
 
 impl Quotas {
     /// As configured.
-    pub fn new(tenants: &BTreeMap<String, TenantConfig>, state: &Arc<SoftState>, metrics: &SoftStateMetrics) -> Self {
+    pub fn new(
+        tenants: &BTreeMap<String, TenantConfig>,
+        state: &Arc<SharedCache>,
+        metrics: &SharedCacheMetrics,
+    ) -> Self {
         let quotas = |(name, config): (&String, &TenantConfig)| {
             let tenant = TenantId(name.as_str().into());
             let meter = |unit: Unit, quota: Option<u64>| {
-                let key = Key::new(Kind::Quota, &tenant, unit.as_ref());
+                let key = CacheKey::new(CacheEntryKind::Quota, &tenant, unit.as_ref());
                 // What is shared may be used up already.
-                let supply = if state.lag().is_some() { Supply::Leased } else { Supply::Share(1) };
+                let supply =
+                    if state.max_propagation_delay().is_some() { RefillSource::Leased } else { RefillSource::Share(1) };
                 let allowance = Mutex::new(Allowance::new(quota?, supply, Instant::now()));
                 let (fetching, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
                 let (state, metrics) = (state.clone(), metrics.clone());
-                Some(Arc::new(Meter { unit, key, allowance, fetching, unanswered, state, metrics }))
+                Some(Arc::new(Meter {
+                    unit,
+                    key,
+                    allowance,
+                    leasing: fetching,
+                    lease_unanswered: unanswered,
+                    shared_cache: state,
+                    metrics,
+                }))
             };
             let requests = meter(Unit::Requests, config.requests_per_minute);
             let tokens = meter(Unit::Tokens, config.tokens_per_minute);
             let used = metrics.tenant_tokens.with_label_values(&[&tenant.0]);
             let (state, repeated) = (state.clone(), metrics.quota_repeats.clone());
             let running = config.concurrent_requests.map(|most| (most, Arc::new(Semaphore::new(most as usize))));
-            (tenant.clone(), Arc::new(TenantQuotas { tenant, requests, tokens, running, used, repeated, state }))
+            (
+                tenant.clone(),
+                Arc::new(TenantQuotas {
+                    tenant,
+                    requests,
+                    tokens,
+                    concurrency: running,
+                    used,
+                    repeated,
+                    shared_cache: state,
+                }),
+            )
         };
         Self { tenants: tenants.iter().map(quotas).collect() }
     }
@@ -117,43 +141,43 @@ pub struct TenantQuotas {
     requests: Option<Arc<Meter>>,
     tokens: Option<Arc<Meter>>,
     /// How many may run at once, and the places for them.
-    running: Option<(u32, Arc<Semaphore>)>,
+    concurrency: Option<(u32, Arc<Semaphore>)>,
     /// Tokens that were used, each request's once.
     used: IntCounter,
     /// Requests that were sent again for nothing.
     repeated: IntCounter,
-    state: Arc<SoftState>,
+    shared_cache: Arc<SharedCache>,
 }
 
 /// A request that was counted, or was before.
 #[derive(Debug)]
-pub struct Counted {
-    named: Option<Named>,
+pub struct CountedRequest {
+    idempotency_key: Option<IdempotencyKey>,
     /// What was charged for it before, if it is the same one.
-    before: Option<Charge>,
+    previous_charge: Option<Charge>,
 }
 
 impl TenantQuotas {
     /// Counts one request, or refuses it. One that was charged before is not counted, on the condition that its body is the same.
-    pub async fn take_request(&self, headers: &HeaderMap) -> Result<Counted, ApiError> {
-        let named = Named::of(headers, &self.tenant, &self.state);
+    pub async fn take_request(&self, headers: &HeaderMap) -> Result<CountedRequest, ApiError> {
+        let named = IdempotencyKey::of(headers, &self.tenant, &self.shared_cache);
         let before = match &named {
-            Some(named) => named.charged().await,
+            Some(named) => named.previous_charge().await,
             None => None,
         };
         if before.is_none() {
-            self.take_one().await?;
+            self.take_one_request().await?;
         }
-        Ok(Counted { named, before })
+        Ok(CountedRequest { idempotency_key: named, previous_charge: before })
     }
 
     /// A place among the tenant's requests that run at once, until it is dropped; none where they are not limited.
-    pub fn run(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let Some((limit, places)) = &self.running else { return Ok(None) };
+    pub fn acquire_slot(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let Some((limit, places)) = &self.concurrency else { return Ok(None) };
         places.clone().try_acquire_owned().map(Some).map_err(|_| ApiError::TooManyAtOnce { limit: *limit })
     }
 
-    async fn take_one(&self) -> Result<(), ApiError> {
+    async fn take_one_request(&self) -> Result<(), ApiError> {
         match &self.requests {
             Some(meter) => meter.take(1).await,
             None => Ok(()),
@@ -161,44 +185,48 @@ impl TenantQuotas {
     }
 
     /// A request whose body did not come: a name that is known is no repeat, and it counts.
-    pub async fn unread(&self, counted: Counted) {
-        if counted.before.is_some() {
+    pub async fn count_unread_body(&self, counted: CountedRequest) {
+        if counted.previous_charge.is_some() {
             // It is refused already.
-            let _ = self.take_one().await;
+            let _ = self.take_one_request().await;
         }
     }
 
     /// Takes what a request with this body is expected to use, or refuses it.
-    pub async fn take_tokens(self: &Arc<Self>, body: &[u8], counted: Counted) -> Result<Reserved, ApiError> {
-        let Counted { named, before } = counted;
-        let body_id = named.as_ref().map_or(0, |_| body_of(body));
+    pub async fn take_tokens(
+        self: &Arc<Self>,
+        body: &[u8],
+        counted: CountedRequest,
+    ) -> Result<TokenReservation, ApiError> {
+        let CountedRequest { idempotency_key: named, previous_charge: before } = counted;
+        let body_id = named.as_ref().map_or(0, |_| body_digest(body));
         if let (Some(named), Some(before)) = (&named, before) {
-            if before.body == body_id && named.may_repeat().await {
+            if before.body_digest == body_id && named.may_repeat().await {
                 self.repeated.inc();
                 // Where its tokens were given back they are taken anew.
                 if before.taken > Tokens::ZERO {
-                    return Ok(Reserved::new(self, (before, Sent::Again), Some(named.clone())));
+                    return Ok(TokenReservation::new(self, (before, ResendStatus::Resent), Some(named.clone())));
                 }
             } else {
                 // Another one under the same name, or once too often.
-                self.take_one().await?;
+                self.take_one_request().await?;
             }
         }
         let taken = Tokens((body.len() as u64 / BYTES_PER_TOKEN).max(1));
         if let Some(meter) = &self.tokens {
             meter.take(taken.0).await?;
         }
-        let charge = Charge { body: body_id, taken, used: Tokens::ZERO };
+        let charge = Charge { body_digest: body_id, taken, used: Tokens::ZERO };
         if let Some(named) = &named {
-            named.note(charge);
+            named.record(charge);
         }
-        Ok(Reserved::new(self, (charge, Sent::First), named))
+        Ok(TokenReservation::new(self, (charge, ResendStatus::First), named))
     }
 
     /// Tells the client what is left, in OpenAI's headers.
-    pub fn tell(&self, headers: &mut HeaderMap) {
+    pub fn set_headers(&self, headers: &mut HeaderMap) {
         for meter in [&self.requests, &self.tokens].into_iter().flatten() {
-            meter.tell(headers);
+            meter.set_headers(headers);
         }
     }
 }
@@ -207,51 +235,53 @@ impl TenantQuotas {
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
 /// Most tokens that are taken for an answer before it is there.
-const LONGEST_RESERVED: u64 = 4_096;
+const MAX_RESERVED_ANSWER: u64 = 4_096;
 /// What is taken for one whose request says no bound.
-const UNBOUNDED: Tokens = Tokens(256);
+const DEFAULT_RESERVED_ANSWER: Tokens = Tokens(256);
 /// So many answers that were taken for in full use up a minute's quota.
-const ANSWERS_A_MINUTE: u64 = 16;
+const FULL_ANSWERS_PER_MINUTE: u64 = 16;
 
 /// Whether a request came before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sent {
+enum ResendStatus {
     First,
-    Again,
+    Resent,
 }
 
 impl Charge {
     /// A try has used so much, with what those before have. What it took and what of that it keeps; and the charge as the next
     /// try finds it.
-    fn settled(self, sent: Sent, used: Tokens) -> ((Tokens, Tokens), Self) {
+    fn settle(self, sent: ResendStatus, used: Tokens) -> ((Tokens, Tokens), Self) {
         match sent {
-            Sent::First => ((self.taken, used), Self { taken: used, used, ..self }),
+            ResendStatus::First => ((self.taken, used), Self { taken: used, used, ..self }),
             // It took nothing, and so gives nothing back: the try before may still do that itself.
-            Sent::Again => ((Tokens::ZERO, used - self.taken), Self { taken: self.taken.max(used), used, ..self }),
+            ResendStatus::Resent => {
+                ((Tokens::ZERO, used - self.taken), Self { taken: self.taken.max(used), used, ..self })
+            }
         }
     }
 }
 
 /// How far a request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
+pub enum RequestCompletion {
     /// To its end.
-    ToItsEnd,
+    Complete,
     /// Not as far: it may be sent again.
-    Short,
+    Interrupted,
 }
 
 /// Tokens that were taken for a request before it was known what it uses. Clones are one reservation; when the last of them
 /// is dropped without a settlement, the tokens are given back.
 #[derive(Clone, Debug)]
-pub struct Reserved(Arc<Reservation>);
+pub struct TokenReservation(Arc<Reservation>);
 
 #[derive(Debug)]
 struct Reservation {
     quotas: Arc<TenantQuotas>,
     charge: Mutex<Charge>,
-    sent: Sent,
-    named: Option<Named>,
+    resend_status: ResendStatus,
+    idempotency_key: Option<IdempotencyKey>,
     settled: AtomicBool,
     /// Whether a worker is at work on it that nobody else settles for.
     begun: AtomicBool,
@@ -260,14 +290,21 @@ struct Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let used = if self.begun.load(Ordering::Relaxed) { self.charge.lock().taken } else { Tokens::ZERO };
-        self.settle(used, Came::Short);
+        self.settle(used, RequestCompletion::Interrupted);
     }
 }
 
-impl Reserved {
-    fn new(quotas: &Arc<TenantQuotas>, (charge, sent): (Charge, Sent), named: Option<Named>) -> Self {
+impl TokenReservation {
+    fn new(quotas: &Arc<TenantQuotas>, (charge, sent): (Charge, ResendStatus), named: Option<IdempotencyKey>) -> Self {
         let (settled, begun) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self(Arc::new(Reservation { quotas: quotas.clone(), charge: Mutex::new(charge), sent, named, settled, begun }))
+        Self(Arc::new(Reservation {
+            quotas: quotas.clone(),
+            charge: Mutex::new(charge),
+            resend_status: sent,
+            idempotency_key: named,
+            settled,
+            begun,
+        }))
     }
 
     /// A worker begins with it: a client that leaves from now on has used what was taken.
@@ -282,16 +319,16 @@ impl Reserved {
 
     /// Whether it was sent before and is not charged again.
     pub fn is_repeated(&self) -> bool {
-        self.0.sent == Sent::Again
+        self.0.resend_status == ResendStatus::Resent
     }
 
     /// Takes what its answer is expected to use as well, or refuses the request and gives back what was taken: prompt and
     /// answer are one amount, so that who waits for as long as it is told finds all of it.
     pub async fn take_answer(&self, bound: Option<Tokens>) -> Result<(), ApiError> {
-        let Reservation { quotas, charge, sent, .. } = &*self.0;
-        let Some(meter) = quotas.tokens.clone().filter(|_| *sent == Sent::First) else { return Ok(()) };
-        let most = (meter.allowance.lock().per_minute() / ANSWERS_A_MINUTE).min(LONGEST_RESERVED);
-        let answer = bound.unwrap_or(UNBOUNDED).min(Tokens(most));
+        let Reservation { quotas, charge, resend_status: sent, .. } = &*self.0;
+        let Some(meter) = quotas.tokens.clone().filter(|_| *sent == ResendStatus::First) else { return Ok(()) };
+        let most = (meter.allowance.lock().per_minute() / FULL_ANSWERS_PER_MINUTE).min(MAX_RESERVED_ANSWER);
+        let answer = bound.unwrap_or(DEFAULT_RESERVED_ANSWER).min(Tokens(most));
         let prompt = std::mem::take(&mut charge.lock().taken);
         meter.allowance.lock().settle(prompt.0, 0);
         let both = prompt + answer;
@@ -306,18 +343,18 @@ impl Reserved {
     }
 
     /// What was taken for it.
-    pub fn taken(&self) -> Tokens {
+    pub fn reserved_tokens(&self) -> Tokens {
         self.0.charge.lock().taken
     }
 
     /// What the request has really used, with what its tries before have. Counts once.
-    pub fn settle(&self, used: Tokens, came: Came) {
+    pub fn settle(&self, used: Tokens, came: RequestCompletion) {
         self.0.settle(used, came);
     }
 }
 
 impl Reservation {
-    fn settle(&self, used: Tokens, came: Came) {
+    fn settle(&self, used: Tokens, came: RequestCompletion) {
         if self.settled.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -325,15 +362,15 @@ impl Reservation {
         // A try that came less far than the one before took nothing back.
         let used = used.max(before.used);
         self.quotas.used.inc_by((used - before.used).0);
-        let (moved, charge) = before.settled(self.sent, used);
+        let (moved, charge) = before.settle(self.resend_status, used);
         if let Some(meter) = &self.quotas.tokens {
             meter.allowance.lock().settle(moved.0.0, moved.1.0);
-            meter.lease_ahead();
+            meter.rebalance_lease();
         }
-        match (&self.named, came) {
+        match (&self.idempotency_key, came) {
             (None, _) => {}
-            (Some(named), Came::ToItsEnd) => named.close(),
-            (Some(named), Came::Short) => named.note(charge),
+            (Some(named), RequestCompletion::Complete) => named.close(),
+            (Some(named), RequestCompletion::Interrupted) => named.record(charge),
         }
     }
 }
@@ -342,31 +379,33 @@ impl Reservation {
 #[derive(Debug)]
 struct Meter {
     unit: Unit,
-    key: Key,
+    key: CacheKey,
     allowance: Mutex<Allowance>,
-    fetching: AtomicBool,
+    leasing: AtomicBool,
     /// Whether nobody answered the last lease: until somebody does, this router goes on with its share.
-    unanswered: AtomicBool,
-    state: Arc<SoftState>,
-    metrics: SoftStateMetrics,
+    lease_unanswered: AtomicBool,
+    shared_cache: Arc<SharedCache>,
+    metrics: SharedCacheMetrics,
 }
 
 impl Meter {
-    fn supply(&self) -> Supply {
-        match self.state.routers_apart() {
-            None if self.unanswered.load(Ordering::Relaxed) => Supply::Share(self.state.routers()),
-            None => Supply::Leased,
-            Some(routers) => Supply::Share(routers),
+    fn supply(&self) -> RefillSource {
+        match self.shared_cache.isolated_router_count() {
+            None if self.lease_unanswered.load(Ordering::Relaxed) => {
+                RefillSource::Share(self.shared_cache.router_count())
+            }
+            None => RefillSource::Leased,
+            Some(routers) => RefillSource::Share(routers),
         }
     }
 
     async fn take(self: &Arc<Self>, cost: u64) -> Result<(), ApiError> {
         // Whether what is shared can be leased again, only a lease tells.
-        if self.unanswered.load(Ordering::Relaxed) && self.state.routers_apart().is_none() {
+        if self.lease_unanswered.load(Ordering::Relaxed) && self.shared_cache.isolated_router_count().is_none() {
             self.lease(i64::try_from(cost).unwrap_or(i64::MAX)).await;
         }
         let taken = match self.try_take(cost) {
-            Err(short) if self.state.routers_apart().is_none() => {
+            Err(short) if self.shared_cache.isolated_router_count().is_none() => {
                 let want = self.allowance.lock().lease_for(short);
                 self.lease(want).await;
                 self.try_take(cost)
@@ -374,11 +413,11 @@ impl Meter {
             taken => taken,
         };
         let result = taken.map_err(|short| self.refusal(short, cost));
-        self.lease_ahead();
+        self.rebalance_lease();
         result
     }
 
-    fn try_take(&self, cost: u64) -> Result<(), Short> {
+    fn try_take(&self, cost: u64) -> Result<(), QuotaShortfall> {
         let mut allowance = self.allowance.lock();
         allowance.advance(Instant::now(), self.supply());
         allowance.take(cost)
@@ -386,22 +425,22 @@ impl Meter {
 
     async fn lease(&self, want: i64) {
         let per_minute = self.allowance.lock().per_minute();
-        match self.state.lease(&self.key, per_minute, want).await {
-            Leased::Granted { units, left } => {
-                self.unanswered.store(false, Ordering::Relaxed);
+        match self.shared_cache.lease(&self.key, per_minute, want).await {
+            CounterLease::Granted { units, left } => {
+                self.lease_unanswered.store(false, Ordering::Relaxed);
                 let mut allowance = self.allowance.lock();
                 // What grew here meanwhile is given up before more is added.
-                allowance.advance(Instant::now(), Supply::Leased);
-                allowance.leased(units, left);
+                allowance.advance(Instant::now(), RefillSource::Leased);
+                allowance.apply_lease(units, left);
             }
-            Leased::Nothing => self.unanswered.store(true, Ordering::Relaxed),
+            CounterLease::Unavailable => self.lease_unanswered.store(true, Ordering::Relaxed),
         }
     }
 
     /// Puts the store of leased units right, behind the request's back.
-    fn lease_ahead(self: &Arc<Self>) {
-        let want = self.allowance.lock().wanted();
-        if want == 0 || self.fetching.swap(true, Ordering::Relaxed) {
+    fn rebalance_lease(self: &Arc<Self>) {
+        let want = self.allowance.lock().lease_change();
+        if want == 0 || self.leasing.swap(true, Ordering::Relaxed) {
             return;
         }
         let meter = self.clone();
@@ -410,22 +449,22 @@ impl Meter {
                 // Gone from here before it is there: nobody uses it twice.
                 meter.allowance.lock().settle(0, want.unsigned_abs());
                 let per_minute = meter.allowance.lock().per_minute();
-                meter.state.lease(&meter.key, per_minute, want).await;
+                meter.shared_cache.lease(&meter.key, per_minute, want).await;
             } else {
                 meter.lease(want).await;
             }
-            meter.fetching.store(false, Ordering::Relaxed);
+            meter.leasing.store(false, Ordering::Relaxed);
         });
     }
 
-    fn refusal(&self, short: Short, asked: u64) -> ApiError {
+    fn refusal(&self, short: QuotaShortfall, asked: u64) -> ApiError {
         self.metrics.quota_refusals.with_label_values(&[&self.key.tenant.0, self.unit.as_ref()]).inc();
         let limit = self.allowance.lock().per_minute();
-        let after = short.after.max(Duration::from_millis(1));
+        let after = short.retry_after.max(Duration::from_millis(1));
         ApiError::RateLimited { unit: self.unit.into(), limit, asked, after }
     }
 
-    fn tell(&self, headers: &mut HeaderMap) {
+    fn set_headers(&self, headers: &mut HeaderMap) {
         let allowance = self.allowance.lock();
         let (remaining, reset) = allowance.remaining();
         let [limit_name, remaining_name, reset_name] = self.unit.headers();
@@ -443,8 +482,8 @@ mod tests {
     use crate::telemetry::metrics::Metrics;
 
     fn quotas(tokens_per_minute: u64) -> Arc<TenantQuotas> {
-        let metrics = Metrics::default().soft_state;
-        let state = SoftState::start(&Default::default(), ("c", &Arc::default()), metrics.clone()).unwrap();
+        let metrics = Metrics::default().shared_cache;
+        let state = SharedCache::start(&Default::default(), ("c", &Arc::default()), metrics.clone()).unwrap();
         let limits = TenantConfig { tokens_per_minute: Some(tokens_per_minute), ..TenantConfig::default() };
         let all = Quotas::new(&BTreeMap::from([("a".to_owned(), limits)]), &Arc::new(state), &metrics);
         all.of(&TenantId("a".into())).unwrap()
@@ -455,8 +494,8 @@ mod tests {
     }
 
     /// As a request comes in; its reservation, or how long it is to wait.
-    async fn asked(quotas: &Arc<TenantQuotas>, bytes: usize) -> Result<Reserved, Duration> {
-        let counted = Counted { named: None, before: None };
+    async fn asked(quotas: &Arc<TenantQuotas>, bytes: usize) -> Result<TokenReservation, Duration> {
+        let counted = CountedRequest { idempotency_key: None, previous_charge: None };
         let wait = |error: ApiError| match error {
             ApiError::RateLimited { after, .. } => after,
             other => panic!("{other}"),
@@ -472,8 +511,8 @@ mod tests {
         let meter = quotas.tokens.as_ref().unwrap();
         let pass = |time| {
             let mut allowance = meter.allowance.lock();
-            allowance.advance(Instant::now(), Supply::Share(1));
-            allowance.advance(Instant::now() + time + Duration::from_millis(1), Supply::Share(1));
+            allowance.advance(Instant::now(), RefillSource::Share(1));
+            allowance.advance(Instant::now() + time + Duration::from_millis(1), RefillSource::Share(1));
         };
         // The second one needs more than a minute's quota, of which its prompt alone is a part.
         for (bytes, taken) in [(2_000, 560), (3_800, 1_010)] {
@@ -484,7 +523,7 @@ mod tests {
             for _ in 0..3 {
                 let left = remaining(&quotas);
                 match asked(&quotas, bytes).await {
-                    Ok(reserved) => served = Some(reserved.taken()),
+                    Ok(reserved) => served = Some(reserved.reserved_tokens()),
                     Err(wait) => {
                         assert!(remaining(&quotas) >= left, "refused, and yet charged");
                         pass(wait);
@@ -513,17 +552,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_once_is_not_taken_again_however_often_a_request_breaks_off() {
-        let first = Charge { body: 1, taken: Tokens(100), used: Tokens::ZERO };
+    fn a_request_resent_after_a_failure_is_charged_once() {
+        let first = Charge { body_digest: 1, taken: Tokens(100), used: Tokens::ZERO };
         // The first router died before it could settle: what it took is taken.
-        let (moved, second) = first.settled(Sent::Again, Tokens(30));
+        let (moved, second) = first.settle(ResendStatus::Resent, Tokens(30));
         assert_eq!((moved, second.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
-        let (moved, third) = second.settled(Sent::Again, Tokens(80));
+        let (moved, third) = second.settle(ResendStatus::Resent, Tokens(80));
         assert_eq!((moved, third.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
-        let (moved, fourth) = third.settled(Sent::Again, Tokens(130));
+        let (moved, fourth) = third.settle(ResendStatus::Resent, Tokens(130));
         assert_eq!((moved, fourth.taken), ((Tokens::ZERO, Tokens(30)), Tokens(130)), "only what is more");
         // One that could: it gave back what it did not use.
-        let (moved, second) = first.settled(Sent::First, Tokens(30));
+        let (moved, second) = first.settle(ResendStatus::First, Tokens(30));
         assert_eq!((moved, second.taken), ((Tokens(100), Tokens(30)), Tokens(30)));
     }
 }

@@ -3,72 +3,83 @@
 use std::sync::Arc;
 
 use ownership::Supervision;
-use prefix::{Checkpoint, Rung};
+use prefix::{LookupTier, TokenCheckpoint};
 use vocabulary::Tokens;
 
-use crate::checkpoints::{Checkpoints, Tokenized};
+use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
 use crate::config::Config;
-use crate::identity::Identity;
-use crate::pipeline::identify::Prefixed;
-use crate::pipeline::prompts::Prompts;
-use crate::pipeline::readback::Readbacks;
+use crate::identity::PrefixCache;
+use crate::pipeline::identify::IdentifiedRequest;
+use crate::pipeline::prompts::PromptStore;
+use crate::pipeline::readback::ReversePullStore;
 use crate::quotas::Quotas;
-use crate::resources::{Resources, Tenancy};
-use crate::soft_state::{SoftState, SoftStateError};
+use crate::resources::{StoredResponses, TenantMode};
+use crate::soft_state::{SharedCache, SharedCacheError};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::soft_state::SoftStateMetrics;
+use crate::telemetry::soft_state::SharedCacheMetrics;
 
 /// One store and its uses.
 #[derive(Debug)]
-pub struct Remembered {
+pub struct RouterCaches {
     /// What makes requests cheaper and may be lost.
-    pub state: Arc<SoftState>,
+    pub shared_cache: Arc<SharedCache>,
     /// Responses that workers have stored.
-    pub responses: Arc<Resources>,
+    pub responses: Arc<StoredResponses>,
     /// What was tokenized before.
-    pub checkpoints: Arc<Checkpoints>,
+    pub checkpoints: Arc<CheckpointStore>,
     /// What conversations have left for their next step.
-    pub identity: Identity,
+    pub prefix_cache: PrefixCache,
     /// What tenants may use.
     pub quotas: Quotas,
     /// Prompts by their token ids, for moving them by hand.
-    pub prompts: Arc<Prompts>,
+    pub prompts: Arc<PromptStore>,
     /// What targets have handed back for their sessions' next steps.
-    pub readbacks: Readbacks,
-    metrics: SoftStateMetrics,
+    pub reverse_pulls: ReversePullStore,
+    metrics: SharedCacheMetrics,
 }
 
-impl Remembered {
+impl RouterCaches {
     /// Nothing yet.
     pub fn start(
         config: &Config,
         (cluster, tasks): (&str, &Arc<Supervision>),
         metrics: &Metrics,
-    ) -> Result<Self, SoftStateError> {
-        let identity_metrics = metrics.identity.clone();
-        let metrics = &metrics.soft_state;
-        let state = Arc::new(SoftState::start(&config.soft_state, (cluster, tasks), metrics.clone())?);
+    ) -> Result<Self, SharedCacheError> {
+        let identity_metrics = metrics.prefix_cache.clone();
+        let metrics = &metrics.shared_cache;
+        let state = Arc::new(SharedCache::start(&config.soft_state, (cluster, tasks), metrics.clone())?);
         let quotas = Quotas::new(&config.tenants, &state, metrics);
-        let checkpoints = Arc::new(Checkpoints::new(state.clone()));
-        let identity = Identity::start(&config.identity, checkpoints.clone(), (identity_metrics, tasks));
-        let tenancy = if config.auth.keys_file.is_some() { Tenancy::Several } else { Tenancy::Single };
-        let responses = Arc::new(Resources::new(state.clone(), tenancy));
-        let (prompts, readbacks, metrics) = (Arc::default(), Readbacks::default(), metrics.clone());
-        Ok(Self { checkpoints, identity, responses, quotas, state, prompts, readbacks, metrics })
+        let checkpoints = Arc::new(CheckpointStore::new(state.clone()));
+        let identity = PrefixCache::start(&config.identity, checkpoints.clone(), (identity_metrics, tasks));
+        let tenancy = if config.auth.keys_file.is_some() { TenantMode::Several } else { TenantMode::Single };
+        let responses = Arc::new(StoredResponses::new(state.clone(), tenancy));
+        let (prompts, readbacks, metrics) = (Arc::default(), ReversePullStore::default(), metrics.clone());
+        Ok(Self {
+            checkpoints,
+            prefix_cache: identity,
+            responses,
+            quotas,
+            shared_cache: state,
+            prompts,
+            reverse_pulls: readbacks,
+            metrics,
+        })
     }
 
     /// Keeps what a step has found out of its prompt, and counts it.
-    pub fn keep(&self, prefixed: &Prefixed, known: Tokens, next: Option<Checkpoint>) {
-        self.identity.identified(prefixed, known);
-        let Some(rung) = prefixed.rung else { return };
-        let source = if matches!(rung, Rung::Checkpoint | Rung::Cold) { "checkpoint" } else { "conversation" };
+    pub fn record(&self, prefixed: &IdentifiedRequest, known: Tokens, next: Option<TokenCheckpoint>) {
+        self.prefix_cache.record_step(prefixed, known);
+        let Some(rung) = prefixed.tier else { return };
+        let source =
+            if matches!(rung, LookupTier::Checkpoint | LookupTier::Cold) { "checkpoint" } else { "conversation" };
         let counted = |source: &str, tokens: Tokens| {
             self.metrics.identified.with_label_values(&[source]).inc_by(tokens.0);
         };
         counted(source, known);
         counted("computed", prefixed.prompt.chain.tokens - known);
         let incoming = &prefixed.request.incoming;
-        let tokenized = Tokenized { known, next, body_bytes: incoming.body.len() };
-        self.checkpoints.keep(&incoming.tenant, prefixed.pin, tokenized);
+        let tokenized =
+            CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };
+        self.checkpoints.store(&incoming.tenant, prefixed.affinity_key, tokenized);
     }
 }

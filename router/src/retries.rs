@@ -14,9 +14,9 @@ use vocabulary::TenantId;
 use crate::pipeline::steering::Percent;
 
 /// In how long an empty bucket is full again without any request.
-const FULL_AFTER: Duration = Duration::from_secs(60);
+const REFILL_TIME: Duration = Duration::from_secs(60);
 /// Parts of a token.
-const PARTS: u64 = 100;
+const PARTS_PER_TOKEN: u64 = 100;
 
 /// Section `[retries]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
@@ -35,13 +35,13 @@ pub struct RetryConfig {
 pub struct RetryBudget {
     config: RetryConfig,
     /// What one tenant may take of the whole.
-    share: Share,
-    buckets: Mutex<Buckets>,
+    share: TenantShare,
+    buckets: Mutex<RetryBuckets>,
 }
 
 /// How much of what there is one tenant gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Share {
+pub enum TenantShare {
     /// There is one tenant.
     All,
     /// There are others.
@@ -49,35 +49,35 @@ pub enum Share {
 }
 
 #[derive(Debug)]
-struct Buckets {
-    all: Bucket,
+struct RetryBuckets {
+    all: RetryBucket,
     /// Of tenants that have spent something, as long as their buckets are not full again.
-    tenants: HashMap<TenantId, Bucket>,
+    tenants: HashMap<TenantId, RetryBucket>,
 }
 
 #[derive(Debug)]
-struct Bucket {
+struct RetryBucket {
     parts: u64,
-    most: u64,
+    max: u64,
     filled: Instant,
 }
 
-impl Bucket {
-    fn full(most: u64, now: Instant) -> Self {
-        Self { parts: most, most, filled: now }
+impl RetryBucket {
+    fn full(max: u64, now: Instant) -> Self {
+        Self { parts: max, max, filled: now }
     }
 
     fn earn(&mut self, parts: u64) {
-        self.parts = (self.parts + parts).min(self.most);
+        self.parts = (self.parts + parts).min(self.max);
     }
 
     /// What time puts into it.
     fn advance(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
-        let earned = u128::from(self.most) * passed.as_millis() / FULL_AFTER.as_millis();
+        let earned = u128::from(self.max) * passed.as_millis() / REFILL_TIME.as_millis();
         if earned > 0 {
             let earned = u64::try_from(earned).unwrap_or(u64::MAX);
-            self.parts = self.parts.saturating_add(earned).min(self.most);
+            self.parts = self.parts.saturating_add(earned).min(self.max);
             self.filled = now;
         }
     }
@@ -85,9 +85,9 @@ impl Bucket {
 
 impl RetryBudget {
     /// A full one.
-    pub fn new(config: RetryConfig, share: Share) -> Self {
-        let all = Bucket::full(u64::from(config.burst) * PARTS, Instant::now());
-        Self { config, share, buckets: Mutex::new(Buckets { all, tenants: HashMap::new() }) }
+    pub fn new(config: RetryConfig, share: TenantShare) -> Self {
+        let all = RetryBucket::full(u64::from(config.burst) * PARTS_PER_TOKEN, Instant::now());
+        Self { config, share, buckets: Mutex::new(RetryBuckets { all, tenants: HashMap::new() }) }
     }
 
     /// A request of this tenant came.
@@ -103,24 +103,24 @@ impl RetryBudget {
     /// Takes one try of this tenant; false where none is left, for it or for all.
     pub fn spend(&self, tenant: &TenantId, now: Instant) -> bool {
         let mut buckets = self.buckets.lock();
-        let Buckets { all, tenants } = &mut *buckets;
+        let RetryBuckets { all, tenants } = &mut *buckets;
         all.advance(now);
-        if self.share == Share::All {
+        if self.share == TenantShare::All {
             return all.spend();
         }
-        let most = (all.most / 2 / PARTS).max(1) * PARTS;
+        let most = (all.max / 2 / PARTS_PER_TOKEN).max(1) * PARTS_PER_TOKEN;
         tenants.retain(|_, bucket| {
             bucket.advance(now);
-            bucket.parts < bucket.most
+            bucket.parts < bucket.max
         });
-        let bucket = tenants.entry(tenant.clone()).or_insert_with(|| Bucket::full(most, now));
-        bucket.parts >= PARTS && all.spend() && bucket.spend()
+        let bucket = tenants.entry(tenant.clone()).or_insert_with(|| RetryBucket::full(most, now));
+        bucket.parts >= PARTS_PER_TOKEN && all.spend() && bucket.spend()
     }
 }
 
-impl Bucket {
+impl RetryBucket {
     fn spend(&mut self) -> bool {
-        let left = self.parts.checked_sub(PARTS);
+        let left = self.parts.checked_sub(PARTS_PER_TOKEN);
         self.parts = left.unwrap_or(self.parts);
         left.is_some()
     }
@@ -132,53 +132,53 @@ mod tests {
 
     fn budget(percent: u8, burst: u32) -> (RetryBudget, Instant) {
         let config = RetryConfig { percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
-        let budget = RetryBudget::new(config, Share::All);
+        let budget = RetryBudget::new(config, TenantShare::All);
         let begun = budget.buckets.lock().all.filled;
         (budget, begun)
     }
 
-    fn spent(budget: &RetryBudget, now: Instant) -> usize {
+    fn spend_count(budget: &RetryBudget, now: Instant) -> usize {
         (0..1000).take_while(|_| budget.spend(&TenantId::default(), now)).count()
     }
 
     #[test]
-    fn so_many_tries_are_there_at_once_and_then_a_share_of_all_requests() {
+    fn retries_are_limited_to_a_burst_plus_a_share_of_requests() {
         let (budget, begun) = budget(20, 8);
-        assert_eq!(spent(&budget, begun), 8);
+        assert_eq!(spend_count(&budget, begun), 8);
         (0..25).for_each(|_| budget.earn(&TenantId::default()));
-        assert_eq!(spent(&budget, begun), 5);
+        assert_eq!(spend_count(&budget, begun), 5);
         (0..1000).for_each(|_| budget.earn(&TenantId::default()));
-        assert_eq!(spent(&budget, begun), 8, "what nobody needs is not kept");
+        assert_eq!(spend_count(&budget, begun), 8, "what nobody needs is not kept");
     }
 
     #[test]
-    fn time_makes_good_what_was_spent() {
+    fn the_retry_budget_refills_over_time() {
         let (budget, begun) = budget(0, 60);
-        assert_eq!(spent(&budget, begun), 60);
+        assert_eq!(spend_count(&budget, begun), 60);
         budget.earn(&TenantId::default());
-        assert_eq!(spent(&budget, begun + Duration::from_millis(900)), 0);
-        assert_eq!(spent(&budget, begun + Duration::from_secs(10)), 10);
-        assert_eq!(spent(&budget, begun + Duration::from_secs(3600)), 60);
-        assert_eq!(spent(&budget, begun), 0, "a clock that is behind gives nothing");
+        assert_eq!(spend_count(&budget, begun + Duration::from_millis(900)), 0);
+        assert_eq!(spend_count(&budget, begun + Duration::from_secs(10)), 10);
+        assert_eq!(spend_count(&budget, begun + Duration::from_secs(3600)), 60);
+        assert_eq!(spend_count(&budget, begun), 0, "a clock that is behind gives nothing");
     }
 
     #[test]
-    fn without_a_budget_nothing_is_tried_again() {
+    fn a_zero_budget_allows_no_retry() {
         let (budget, begun) = budget(100, 0);
         budget.earn(&TenantId::default());
         assert!(!budget.spend(&TenantId::default(), begun));
     }
 
     #[test]
-    fn one_tenants_failures_leave_half_of_the_tries_to_others() {
+    fn one_tenants_failures_leave_half_of_the_budget_to_others() {
         let config = RetryConfig { percent: Percent::try_from(0).unwrap(), burst: 8 };
-        let budget = RetryBudget::new(config, Share::Half);
+        let budget = RetryBudget::new(config, TenantShare::Half);
         let begun = budget.buckets.lock().all.filled;
         let spent = |name: &str, now| (0..100).take_while(|_| budget.spend(&TenantId(name.into()), now)).count();
         assert_eq!((spent("a", begun), spent("a", begun)), (4, 0));
         assert_eq!(spent("b", begun), 4);
         assert_eq!(spent("c", begun), 0, "all of them are gone");
-        let later = begun + FULL_AFTER;
+        let later = begun + REFILL_TIME;
         assert_eq!(spent("c", later), 4);
         assert!(budget.buckets.lock().tenants.len() <= 1, "who has a full share is not remembered");
     }

@@ -8,32 +8,32 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Directory, Options, OwnershipError, Room};
+use ownership::{DesiredLimits, Directory, Options, OwnershipError};
 use parking_lot::Mutex;
-use residency::{RoutedLimits, SourceRules};
+use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{Alive, Fleet, FleetError, FleetOptions, Keep, Pace, RulesOf};
+use workers_shim::fleet::{Fleet, FleetError, FleetOptions, Keep, LivenessReport, ProbeSettings, SourceRulesResolver};
 
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::Config;
 use crate::drains;
-use crate::exchange::trouble::LedgerWatch;
-use crate::exchange::unapplied::Unapplied;
-use crate::exchange::{Borrower, Exchange, Neighbours};
-use crate::following::{Followed, Untaken};
-use crate::membership::{Membership, Source, WorkerFile, WorkerFileError, dns, kubernetes};
-use crate::roster::Roster;
+use crate::exchange::trouble::LedgerHealth;
+use crate::exchange::unapplied::PendingCommits;
+use crate::exchange::{PeerExchange, RouterPeers, SnapshotClient};
+use crate::following::{StaleFiles, WatchedFiles};
+use crate::membership::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
+use crate::roster::WorkerPool;
 use crate::telemetry::metrics::Metrics;
 
 /// Reports of probes that may wait.
-const WAITING_REPORTS: usize = 1024;
+const MAX_QUEUED_REPORTS: usize = 1024;
 
 /// Why the rooms could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum RoomsError {
+pub enum SubsystemsError {
     /// A model's files.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
@@ -55,75 +55,75 @@ pub enum RoomsError {
 
 /// Everything that a request reads and writes beside its own bytes.
 #[derive(Debug)]
-pub struct Rooms {
+pub struct Subsystems {
     /// Who owns what: the ledger's view, and the way to write.
     pub directory: Arc<Directory>,
     /// The workers as they look now.
     pub fleet: Arc<Fleet>,
     /// How they are reached.
-    pub roster: Arc<Roster>,
+    pub pool: Arc<WorkerPool>,
     /// Who lists them.
-    pub membership: Arc<Membership>,
+    pub discovery: Arc<WorkerDiscovery>,
     /// Who holds what.
     pub index: SharedIndex,
     /// The models.
     pub catalog: Arc<Catalog>,
     /// Steps that were served and that the ledger's view does not show yet.
-    pub unapplied: Mutex<Unapplied>,
+    pub pending_commits: Mutex<PendingCommits>,
     /// What is wrong with the ledger.
-    pub watch: LedgerWatch,
+    pub ledger_health: LedgerHealth,
     /// Files that changed and are not used.
-    pub(crate) untaken: Arc<Untaken>,
+    pub(crate) stale_files: Arc<StaleFiles>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Rooms {
+impl Subsystems {
     /// Opens the ledger and starts to watch the workers.
-    pub async fn open(config: &Config, metrics: &Metrics) -> Result<Self, RoomsError> {
+    pub async fn open(config: &Config, metrics: &Metrics) -> Result<Self, SubsystemsError> {
         let catalog = Arc::new(Catalog::load(&config.models)?);
         let file = config.discovery.workers_file.as_deref().map(WorkerFile::open).transpose()?;
-        let directory = Arc::new(directory(config).await?);
+        let directory = Arc::new(open_directory(config).await?);
         let index = SharedIndex::new();
-        let neighbours: Arc<dyn Neighbours> = Arc::new(directory.peers().clone());
-        let (alive, reports) = mpsc::channel(WAITING_REPORTS);
+        let neighbours: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());
+        let (alive, reports) = mpsc::channel(MAX_QUEUED_REPORTS);
         let supervision = directory.supervision().clone();
         let keep: Keep = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
         let options = FleetOptions {
             workers: Vec::new(),
-            pace: Pace::default(),
+            pace: ProbeSettings::default(),
             index: index.clone(),
-            rules: rules(catalog.clone()),
-            alive: Some(alive),
-            routed: RoutedLimits::default(),
-            imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.exchange.clone()))),
+            rules: event_rules(catalog.clone()),
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start_kept(options, keep)?);
-        let (roster, untaken) = (Arc::new(Roster::default()), Arc::new(Untaken::default()));
+        let (roster, untaken) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
-        let membership = Membership::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
+        let membership = WorkerDiscovery::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
         let membership = Arc::new(membership);
-        membership.tell((Source::Static, 0), config.workers.clone());
-        let exchange = Exchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
+        membership.update_list((WorkerSource::Static, 0), config.workers.clone());
+        let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         exchange.serve(&directory);
         let tasks = directory.supervision();
         let leases = (directory.clone(), roster.clone(), Arc::new(AsyncMutex::new(reports)));
         let drained = (directory.clone(), Arc::downgrade(&fleet));
         let mut running = vec![
-            tasks.keep("leases", move || {
+            tasks.supervise("leases", move || {
                 let (directory, roster, reports) = leases.clone();
                 async move { keep_leases(directory, roster, &mut *reports.lock().await).await }
             }),
-            tasks.keep("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
-            tasks.keep("exchange", move || exchange.clone().run()),
+            tasks.supervise("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
+            tasks.supervise("exchange", move || exchange.clone().run()),
         ];
         if let Some((file, workers)) = file {
-            membership.tell((Source::File, 0), workers);
-            let (followed, told) = (Followed { what: "workers", untaken: untaken.clone() }, membership.clone());
-            running.push(tasks.keep("workers_file", move || file.clone().follow(told.clone(), followed.clone())));
+            membership.update_list((WorkerSource::File, 0), workers);
+            let (followed, told) = (WatchedFiles { name: "workers", stale: untaken.clone() }, membership.clone());
+            running.push(tasks.supervise("workers_file", move || file.clone().follow(told.clone(), followed.clone())));
         }
-        membership.apply()?;
+        membership.reconcile()?;
         let (kept, expired) = (membership.clone(), membership.clone());
-        running.push(tasks.keep_forever("membership", move || kept.clone().keep()));
+        running.push(tasks.keep_forever("membership", move || kept.clone().run()));
         running.push(tasks.keep_forever("registrations", move || expired.clone().expire()));
         for name in config.discovery.dns.iter().cloned().enumerate() {
             let told = membership.clone();
@@ -131,10 +131,21 @@ impl Rooms {
         }
         for service in config.discovery.kubernetes.iter().cloned().enumerate() {
             let told = membership.clone();
-            running.push(tasks.keep("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
+            running.push(tasks.supervise("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
         }
-        let (watch, unapplied) = (LedgerWatch::default(), Mutex::default());
-        Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks: running })
+        let (watch, unapplied) = (LedgerHealth::default(), Mutex::default());
+        Ok(Self {
+            directory,
+            fleet,
+            pool: roster,
+            discovery: membership,
+            index,
+            catalog,
+            pending_commits: unapplied,
+            ledger_health: watch,
+            stale_files: untaken,
+            tasks: running,
+        })
     }
 
     /// Writes out what was taken and closes the ledger.
@@ -146,22 +157,22 @@ impl Rooms {
     }
 }
 
-async fn directory(config: &Config) -> Result<Directory, RoomsError> {
+async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
     let folder = config.ledger.data_dir.clone();
     let options = Options {
         lease: config.ledger.lease.0,
-        room: Room { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
+        desired_limits: DesiredLimits { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
         peering: config.cluster.peering(),
         max_level: config.cluster.max_level,
         ..Options::new(folder.clone())
     };
-    Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })
+    Directory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
 }
 
 /// How a worker's events become chain blocks, for models whose tokens are known.
-fn rules(catalog: Arc<Catalog>) -> RulesOf {
+fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
     Arc::new(move |name| {
-        let model = catalog.configured(name).filter(|model| model.identifier.text().is_some());
+        let model = catalog.configured_model(name).filter(|model| model.identifier.text().is_some());
         if model.is_none() {
             tracing::warn!(model = %name, "no tokenizer is configured (models.NAME.text): prompts are known by their bytes");
         }
@@ -172,7 +183,7 @@ fn rules(catalog: Arc<Catalog>) -> RulesOf {
 }
 
 /// Registers each life of a worker when it is first reached, and renews its lease while it is.
-async fn keep_leases(directory: Arc<Directory>, roster: Arc<Roster>, reports: &mut mpsc::Receiver<Alive>) {
+async fn keep_leases(directory: Arc<Directory>, roster: Arc<WorkerPool>, reports: &mut mpsc::Receiver<LivenessReport>) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
         let registered = view.worker(alive.worker).is_some_and(|worker| {
@@ -180,13 +191,13 @@ async fn keep_leases(directory: Arc<Directory>, roster: Arc<Roster>, reports: &m
         });
         if registered {
             directory.report_alive(alive.worker, alive.incarnation);
-        } else if let Some(command) = registration(&roster, alive, directory.lease()) {
+        } else if let Some(command) = registration_command(&roster, alive, directory.lease_duration()) {
             register(&directory, alive, command).await;
         }
     }
 }
 
-async fn register(directory: &Directory, alive: Alive, command: Command) {
+async fn register(directory: &Directory, alive: LivenessReport, command: Command) {
     let Ok(ticket) = directory.submit(command) else { return };
     match ticket.await {
         Ok(Outcome::Refused(refusal)) => {
@@ -197,7 +208,7 @@ async fn register(directory: &Directory, alive: Alive, command: Command) {
     }
 }
 
-fn registration(roster: &Roster, alive: Alive, lease: Duration) -> Option<Command> {
+fn registration_command(roster: &WorkerPool, alive: LivenessReport, lease: Duration) -> Option<Command> {
     let member = roster.member(alive.worker)?;
     let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
@@ -216,35 +227,35 @@ fn registration(roster: &Roster, alive: Alive, lease: Duration) -> Option<Comman
 
 #[cfg(test)]
 mod tests {
-    use ownership::ledger::{DrainWorker, Draining};
-    use vocabulary::{Health, WorkerId};
+    use ownership::ledger::{DrainFlag, DrainWorker};
+    use vocabulary::{WorkerHealth, WorkerId};
 
     use super::*;
     use crate::config::WorkerConfig;
-    use crate::membership::spec;
-    use crate::testing::{Worker, until};
+    use crate::membership::fleet_spec;
+    use crate::testing::{StubWorker, wait_until};
 
     #[tokio::test]
-    async fn a_drain_said_anywhere_is_obeyed_here_without_another_probe() {
-        let (worker, data) = (Worker::start("one", "tiny").await, tempfile::tempdir().unwrap());
+    async fn drain_recorded_by_a_peer_applies_without_another_probe() {
+        let (worker, data) = (StubWorker::start("one", "tiny").await, tempfile::tempdir().unwrap());
         let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
-        let config = WorkerConfig::at(worker.url().parse().unwrap());
+        let config = WorkerConfig::from_url(worker.url().parse().unwrap());
         let id = WorkerId::of_endpoint(config.endpoint());
-        let (alive, mut reports) = mpsc::channel(WAITING_REPORTS);
+        let (alive, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);
         // Probed when it starts, and then not again as long as this test runs.
-        let pace = Pace { every: Duration::from_secs(3600), ..Pace::default() };
+        let pace = ProbeSettings { every: Duration::from_secs(3600), ..ProbeSettings::default() };
         let fleet = Fleet::start(FleetOptions {
-            workers: vec![spec(&config)],
+            workers: vec![fleet_spec(&config)],
             pace,
             index: SharedIndex::new(),
             rules: Arc::new(|_| None),
-            alive: Some(alive),
-            routed: RoutedLimits::default(),
-            imprints: None,
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: None,
         });
         let fleet = Arc::new(fleet.unwrap());
-        let roster = Arc::new(Roster::default());
-        roster.add(vec![(Source::Static, config)]);
+        let roster = Arc::new(WorkerPool::default());
+        roster.add(vec![(WorkerSource::Static, config)]);
         let tasks = [
             tokio::spawn({
                 let directory = directory.clone();
@@ -252,12 +263,12 @@ mod tests {
             }),
             tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];
-        until("the worker is registered", || directory.view().worker(id).is_some()).await;
+        wait_until("the worker is registered", || directory.view().worker(id).is_some()).await;
         let health = || fleet.snapshot().iter().find(|worker| worker.id == id).map(|worker| worker.health);
-        for (draining, wanted) in [(Draining::Yes, Health::Draining), (Draining::No, Health::Ready)] {
+        for (draining, wanted) in [(DrainFlag::Yes, WorkerHealth::Draining), (DrainFlag::No, WorkerHealth::Ready)] {
             let said = directory.submit(Command::DrainWorker(DrainWorker { worker: id, draining })).unwrap().await;
             assert_eq!(said, Ok(Outcome::Done));
-            until("it is obeyed", || health() == Some(wanted)).await;
+            wait_until("it is obeyed", || health() == Some(wanted)).await;
         }
         tasks.iter().for_each(JoinHandle::abort);
         directory.close().await.unwrap();

@@ -15,26 +15,26 @@ use parking_lot::Mutex;
 use planner::Leg;
 use serde_json::{Value, json};
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
-use vocabulary::{DpRank, Health, Incarnation, Tokens, WorkerId, WorkerView};
+use vocabulary::{DpRank, Incarnation, Tokens, WorkerHealth, WorkerId, WorkerView};
 
-use crate::gateway::Gateway;
-use crate::incoming::{Endpoint, new_request_id};
+use crate::gateway::AppState;
+use crate::incoming::{GenerationEndpoint, new_request_id};
 use crate::pipeline::legs::{LegError, Legs};
 
 /// How often it is looked for workers without a verdict.
-const EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long after a proof that told nothing, because the worker failed, the next one begins.
-const AGAIN: u32 = 30;
+const RETRY_AFTER_CHECKS: u32 = 30;
 /// Blocks of the prompt; what an engine rounds away at its end is less.
-const BLOCKS: u64 = 4;
+const PROMPT_BLOCKS: u64 = 4;
 /// Bounds of the prompt's tokens.
-const SHORTEST: u64 = 64;
-const LONGEST: u64 = 8192;
+const MIN_PROMPT_TOKENS: u64 = 64;
+const MAX_PROMPT_TOKENS: u64 = 8192;
 
 /// What two requests with different salts have shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum Verdict {
+pub(crate) enum SaltVerdict {
     /// The second found nothing of the first.
     Honoured,
     /// It found what was sent under another salt.
@@ -46,20 +46,20 @@ pub(crate) enum Verdict {
 /// The verdicts on all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SaltProofs {
-    verdicts: Mutex<HashMap<WorkerId, (Incarnation, Verdict)>>,
+    verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltVerdict)>>,
 }
 
 impl SaltProofs {
     /// Workers that serve no requests while tenants must be apart.
     pub(crate) fn barred(&self) -> Vec<WorkerId> {
         let verdicts = self.verdicts.lock();
-        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == Verdict::Ignored);
+        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::Ignored);
         ignoring.map(|(worker, _)| *worker).collect()
     }
 
     /// What is wrong with a worker, for a person.
-    pub(crate) fn doubt(&self, worker: WorkerId) -> Option<&'static str> {
-        let is_ignoring = self.verdict(worker) == Some(Verdict::Ignored);
+    pub(crate) fn problem(&self, worker: WorkerId) -> Option<&'static str> {
+        let is_ignoring = self.verdict(worker) == Some(SaltVerdict::Ignored);
         is_ignoring.then_some(
             "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
              Update the engine, or set auth.prove_salts = false where tenants may share caches.",
@@ -68,17 +68,17 @@ impl SaltProofs {
 
     /// What is not known of a worker that serves all the same.
     pub(crate) fn untold(&self, worker: WorkerId) -> Option<&'static str> {
-        (self.verdict(worker) == Some(Verdict::Untold)).then_some(
+        (self.verdict(worker) == Some(SaltVerdict::Untold)).then_some(
             "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
              what others have sent. Start vLLM with --enable-prompt-tokens-details.",
         )
     }
 
-    fn verdict(&self, worker: WorkerId) -> Option<Verdict> {
+    fn verdict(&self, worker: WorkerId) -> Option<SaltVerdict> {
         self.verdicts.lock().get(&worker).map(|(_, verdict)| *verdict)
     }
 
-    fn is_known(&self, view: &WorkerView) -> bool {
+    fn has_verdict(&self, view: &WorkerView) -> bool {
         self.verdicts.lock().get(&view.id).is_some_and(|(life, _)| *life == view.incarnation)
     }
 
@@ -88,25 +88,25 @@ impl SaltProofs {
 }
 
 /// Proves every worker that comes, for as long as it is asked to.
-pub(crate) async fn follow(gateway: Arc<Gateway>) {
+pub(crate) async fn follow(gateway: Arc<AppState>) {
     let mut failed: HashMap<WorkerId, u32> = HashMap::new();
     // One that hangs keeps no other from being judged.
-    let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<Verdict>)>> = FuturesUnordered::new();
+    let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<SaltVerdict>)>> = FuturesUnordered::new();
     let mut under_way = HashSet::new();
-    let mut tick = tokio::time::interval(EVERY);
+    let mut tick = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
             Some((view, verdict)) = proofs.next() => {
                 under_way.remove(&view.id);
                 match verdict {
-                    Some(verdict) => judge(&gateway, &view, verdict),
-                    None => drop(failed.insert(view.id, AGAIN)),
+                    Some(verdict) => record_verdict(&gateway, &view, verdict),
+                    None => drop(failed.insert(view.id, RETRY_AFTER_CHECKS)),
                 }
                 continue;
             }
             _ = tick.tick() => {}
         }
-        if !gateway.keys.are_several() {
+        if !gateway.keys.has_several_tenants() {
             continue;
         }
         let workers = gateway.fleet().snapshot();
@@ -116,10 +116,10 @@ pub(crate) async fn follow(gateway: Arc<Gateway>) {
             *rounds > 0
         });
         let is_due = |view: &&WorkerView| {
-            view.health == Health::Ready
+            view.health == WorkerHealth::Ready
                 && view.role.decodes()
-                && view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
-                && !gateway.salt_proofs.is_known(view)
+                && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
+                && !gateway.salt_proofs.has_verdict(view)
                 && !failed.contains_key(&view.id)
                 && !under_way.contains(&view.id)
         };
@@ -136,18 +136,18 @@ pub(crate) async fn follow(gateway: Arc<Gateway>) {
     }
 }
 
-fn judge(gateway: &Gateway, view: &WorkerView, verdict: Verdict) {
+fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
     gateway.metrics.requests.salt_proofs.with_label_values(&[verdict.as_ref()]).inc();
     gateway.salt_proofs.verdicts.lock().insert(view.id, (view.incarnation, verdict));
     let worker = &view.endpoint;
     match verdict {
-        Verdict::Honoured => tracing::debug!(%worker, "prompts of different salts are kept apart"),
-        Verdict::Ignored => tracing::warn!(
+        SaltVerdict::Honoured => tracing::debug!(%worker, "prompts of different salts are kept apart"),
+        SaltVerdict::Ignored => tracing::warn!(
             %worker,
             "the engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests; update \
              the engine, or set auth.prove_salts = false where tenants may share caches"
         ),
-        Verdict::Untold => tracing::warn!(
+        SaltVerdict::Untold => tracing::warn!(
             %worker,
             "whether the engine honours cache_salt cannot be proven, so that tenants may find out what others have sent, because it does not tell cached tokens: start vLLM with \
              --enable-prompt-tokens-details"
@@ -156,12 +156,15 @@ fn judge(gateway: &Gateway, view: &WorkerView, verdict: Verdict) {
 }
 
 /// What the endpoints show that the worker serves, the worst of it; none where it failed, or lists no model.
-async fn prove(gateway: &Arc<Gateway>, view: &WorkerView) -> Option<Verdict> {
+async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict> {
     let mut verdicts = Vec::new();
-    for endpoint in [Endpoint::Completions, Endpoint::ChatCompletions, Endpoint::Messages] {
+    for endpoint in [GenerationEndpoint::Completions, GenerationEndpoint::ChatCompletions, GenerationEndpoint::Messages]
+    {
         verdicts.extend(prove_at(gateway, view, endpoint).await?);
     }
-    [Verdict::Ignored, Verdict::Untold, Verdict::Honoured].into_iter().find(|verdict| verdicts.contains(verdict))
+    [SaltVerdict::Ignored, SaltVerdict::Untold, SaltVerdict::Honoured]
+        .into_iter()
+        .find(|verdict| verdicts.contains(verdict))
 }
 
 /// What a worker said to a prompt.
@@ -175,17 +178,17 @@ enum Said {
 
 /// One prompt that no cache has seen.
 struct Proof<'a> {
-    gateway: &'a Arc<Gateway>,
+    gateway: &'a Arc<AppState>,
     view: &'a WorkerView,
     model: String,
     ids: Vec<u64>,
 }
 
 impl Proof<'_> {
-    fn body(&self, endpoint: Endpoint, salt: Option<&str>) -> Value {
+    fn body(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Value {
         let mut body = json!({"model": self.model, "max_tokens": 1, "temperature": 0, "stream": false});
         match endpoint {
-            Endpoint::Completions => body["prompt"] = json!(self.ids),
+            GenerationEndpoint::Completions => body["prompt"] = json!(self.ids),
             _ => {
                 let words: Vec<String> = self.ids.iter().map(u64::to_string).collect();
                 body["messages"] = json!([{"role": "user", "content": words.join(" ")}]);
@@ -198,13 +201,13 @@ impl Proof<'_> {
     }
 
     /// None where the worker failed.
-    async fn ask(&self, endpoint: Endpoint, salt: Option<&str>) -> Option<Said> {
-        let legs = Legs::unasked(self.gateway);
+    async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<Said> {
+        let legs = Legs::without_client(self.gateway);
         let tokens_computed = Tokens(self.ids.len() as u64);
         let leg = Leg { worker: self.view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed };
         let counted = legs.dispatch(&leg);
         let body = self.body(endpoint, salt).to_string();
-        let answer = legs.whole_answer(&leg, endpoint.path(), body.into()).await;
+        let answer = legs.send_whole(&leg, endpoint.path(), body.into()).await;
         drop(counted);
         match answer {
             Ok((_, answer)) => Some(Said::Found(answer.usage.and_then(|usage| usage.cached))),
@@ -217,9 +220,13 @@ impl Proof<'_> {
 }
 
 /// None where the worker failed; no verdict where it does not serve this endpoint.
-async fn prove_at(gateway: &Arc<Gateway>, view: &WorkerView, endpoint: Endpoint) -> Option<Option<Verdict>> {
+async fn prove_at(
+    gateway: &Arc<AppState>,
+    view: &WorkerView,
+    endpoint: GenerationEndpoint,
+) -> Option<Option<SaltVerdict>> {
     let model = view.models.first()?.to_string();
-    let tokens = (BLOCKS * view.capacity.block.0).clamp(SHORTEST, LONGEST);
+    let tokens = (PROMPT_BLOCKS * view.capacity.block.0).clamp(MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS);
     let seed = new_request_id().0;
     // Ids that every vocabulary has, in an order that no cache has seen.
     let ids = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
@@ -230,22 +237,22 @@ async fn prove_at(gateway: &Arc<Gateway>, view: &WorkerView, endpoint: Endpoint)
     }
     let verdict = match proof.ask(endpoint, Some(&other)).await? {
         Said::Nothing => return Some(None),
-        Said::Found(Some(Tokens::ZERO)) => Verdict::Honoured,
-        Said::Found(Some(_)) => Verdict::Ignored,
-        Said::Found(None) if endpoint == Endpoint::Messages => through_chat(&proof, &one).await?,
-        Said::Found(None) => Verdict::Untold,
+        Said::Found(Some(Tokens::ZERO)) => SaltVerdict::Honoured,
+        Said::Found(Some(_)) => SaltVerdict::Ignored,
+        Said::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
+        Said::Found(None) => SaltVerdict::Untold,
     };
     Some(Some(verdict))
 }
 
 /// vLLM's messages tell no cached tokens, but the same words in a chat find under which salt they were kept.
-async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<Verdict> {
+async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<SaltVerdict> {
     let found = |said| matches!(said, Said::Found(Some(cached)) if cached > Tokens::ZERO);
-    if found(proof.ask(Endpoint::ChatCompletions, None).await?) {
-        return Some(Verdict::Ignored);
+    if found(proof.ask(GenerationEndpoint::ChatCompletions, None).await?) {
+        return Some(SaltVerdict::Ignored);
     }
-    let is_kept_apart = found(proof.ask(Endpoint::ChatCompletions, Some(salt)).await?);
-    Some(if is_kept_apart { Verdict::Honoured } else { Verdict::Untold })
+    let is_kept_apart = found(proof.ask(GenerationEndpoint::ChatCompletions, Some(salt)).await?);
+    Some(if is_kept_apart { SaltVerdict::Honoured } else { SaltVerdict::Untold })
 }
 
 #[cfg(test)]
@@ -257,7 +264,7 @@ mod tests {
     use workers_shim::sim::{SimOptions, SimWorker};
 
     use crate::sim_command::ModelCodec;
-    use crate::testing::{Worker, front_of, get, send, until};
+    use crate::testing::{StubWorker, get, send, start_router_at, wait_until};
 
     async fn engine(ignores_salts: bool) -> SimWorker {
         let options = SimOptions { ignores_salts, speed_up: 50.0, ..SimOptions::default() };
@@ -265,15 +272,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_ignores_salts_serves_nobody_while_there_are_several_tenants() {
+    async fn an_engine_that_ignores_salts_serves_nobody_with_several_tenants() {
         let (well, ill) = (engine(false).await, engine(true).await);
         let urls = [&well, &ill].map(|engine| format!("http://{}", engine.address()));
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-        let front = front_of(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
+        let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
         let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
-        until("both are proven", || proofs("honoured") == 1 && proofs("ignored") == 1).await;
+        wait_until("both are proven", || proofs("honoured") == 1 && proofs("ignored") == 1).await;
         for number in 0..12 {
             for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
                 let body = json!({"model": "tiny", field: format!("question {number}"), "max_tokens": 1}).to_string();
@@ -297,18 +304,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_that_hangs_keeps_no_other_from_its_verdict_and_an_untold_one_is_told() {
-        let silent = Worker::start("one", "tiny").await;
+        let silent = StubWorker::start("one", "tiny").await;
         let well = engine(false).await;
         // Takes connections and says nothing to what it is asked.
-        let hanging = Worker::start("hangs at proofs", "tiny").await;
+        let hanging = StubWorker::start("hangs at proofs", "tiny").await;
         let urls = [format!("http://{}", well.address()), silent.url(), hanging.url()];
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-        let front = front_of(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
+        let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
         let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
-        until("the others are judged", || proofs("honoured") == 1 && proofs("untold") == 1).await;
-        assert_eq!(hanging.at_work.count(), 1, "it still hangs");
+        wait_until("the others are judged", || proofs("honoured") == 1 && proofs("untold") == 1).await;
+        assert_eq!(hanging.active.count(), 1, "it still hangs");
         let ready = get(front.operator_address(), "/readyz").await.json();
         let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["cause"] == "salt_untold").unwrap();
         assert!(told["detail"].as_str().unwrap().contains(&silent.url()), "{ready}");
@@ -324,8 +331,8 @@ mod tests {
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let url = format!("http://{}", ill.address());
-        let front = front_of(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
-        until("it is proven", || !front.gateway.barred().is_empty()).await;
+        let front = start_router_at(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
+        wait_until("it is proven", || !front.gateway.barred_workers().is_empty()).await;
         let ask = async |path: &str, field: &str| {
             let body = json!({"model": "tiny", field: "x", "max_tokens": 1}).to_string();
             send(front.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
@@ -339,7 +346,7 @@ mod tests {
         assert_eq!(ready.status, 503);
         assert!(ready.json()["detail"].as_str().unwrap().contains("auth.prove_salts"));
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n").unwrap();
-        until("there is one tenant", || !front.gateway.keys.are_several()).await;
+        wait_until("there is one tenant", || !front.gateway.keys.has_several_tenants()).await;
         assert_eq!(ask("/v1/completions", "prompt").await.status, 200);
         assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
@@ -347,9 +354,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_tenant_needs_no_proof() {
+    async fn a_single_tenant_needs_no_salt_proof() {
         let ill = engine(true).await;
-        let front = front_of(&[format!("http://{}", ill.address())], &[]).await;
+        let front = start_router_at(&[format!("http://{}", ill.address())], &[]).await;
         let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
         let got = send(front.proxy_address(), Request::post("/v1/completions"), body).await;
         assert_eq!(got.status, 200);

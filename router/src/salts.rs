@@ -11,12 +11,12 @@ use crate::auth::Secret;
 
 /// Where no secret is configured. A client's own salt is always replaced, so it need not be guessed-proof to be safe
 /// behind this proxy; a secret is for engines that others reach as well.
-const USUAL_SECRET: &str = "ownerserve cache salt";
+const DEFAULT_SECRET: &str = "ownerserve cache salt";
 
 /// One salt for each tenant: HMAC-SHA256 of its name, in hex.
 pub struct Salts {
     key: Option<hmac::Key>,
-    made: Mutex<HashMap<TenantId, Arc<str>>>,
+    cache: Mutex<HashMap<TenantId, Arc<str>>>,
 }
 
 impl std::fmt::Debug for Salts {
@@ -27,20 +27,20 @@ impl std::fmt::Debug for Salts {
 
 impl Salts {
     /// Salts from `secret`.
-    pub fn separate(secret: Option<&Secret>) -> Self {
-        let secret = secret.map_or(USUAL_SECRET, Secret::expose);
-        Self { key: Some(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())), made: Mutex::default() }
+    pub fn per_tenant(secret: Option<&Secret>) -> Self {
+        let secret = secret.map_or(DEFAULT_SECRET, Secret::expose);
+        Self { key: Some(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())), cache: Mutex::default() }
     }
 
     /// None: there is one tenant.
     pub fn none() -> Self {
-        Self { key: None, made: Mutex::default() }
+        Self { key: None, cache: Mutex::default() }
     }
 
     /// The tenant's salt; none where there is one tenant. Tenants come from the keys file, so there are few.
     pub fn of(&self, tenant: &TenantId) -> Option<Arc<str>> {
         let key = self.key.as_ref()?;
-        let mut made = self.made.lock();
+        let mut made = self.cache.lock();
         if let Some(salt) = made.get(tenant) {
             return Some(salt.clone());
         }
@@ -56,13 +56,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tenant_has_a_salt_of_its_own_that_stays() {
-        let salts = Salts::separate(Some(&Secret::from("s")));
+    fn each_tenant_has_its_own_stable_salt() {
+        let salts = Salts::per_tenant(Some(&Secret::from("s")));
         let (a, b) = (TenantId("a".into()), TenantId("b".into()));
         assert_eq!(salts.of(&a), salts.of(&a));
         assert_ne!(salts.of(&a), salts.of(&b));
         assert_eq!(salts.of(&a).unwrap().len(), 64);
-        assert_ne!(Salts::separate(None).of(&a), salts.of(&a));
+        assert_ne!(Salts::per_tenant(None).of(&a), salts.of(&a));
         assert_eq!(Salts::none().of(&a), None);
     }
 }

@@ -12,32 +12,32 @@ use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exchange::keeper;
 use crate::exposure::exposures;
-use crate::gateway::{Gateway, GatewayError};
+use crate::gateway::{AppState, AppStateError};
 use crate::identity::agreement;
-use crate::operator::{Desk, DeskError};
+use crate::operator::{OperatorStartError, OperatorState};
 use crate::server::{
-    Bound, ClosedConnections, ConnectionCounts, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits,
-    descriptors,
+    BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
+    TlsError, UnauthenticatedLimits, descriptors,
 };
 use crate::{adapters, ahead, file_modes, operator, proxy, salt_proof};
 
 /// Workers for which descriptors are kept where discovery finds them.
 const FOUND_WORKERS: usize = 64;
 /// How often files that are read anew are looked at.
-const FILES_EVERY: Duration = Duration::from_secs(5);
+const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why it did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The keys file or the ledger was refused.
     #[error(transparent)]
-    Gateway(#[from] GatewayError),
+    Gateway(#[from] AppStateError),
     /// The ledger failed while it ran.
     #[error(transparent)]
     Ledger(ownership::OwnershipError),
     /// The operators' tokens or audit log were refused.
     #[error(transparent)]
-    Desk(#[from] DeskError),
+    Operator(#[from] OperatorStartError),
     /// A listener has no certificate to show.
     #[error("{setting}: {source}")]
     Tls {
@@ -60,37 +60,37 @@ pub enum StartError {
 
 /// A running front door.
 #[derive(Debug)]
-pub struct Serving {
+pub struct RunningServer {
     /// What its requests share.
-    pub gateway: Arc<Gateway>,
-    desk: Desk,
-    proxy: Server,
-    operator: Server,
+    pub gateway: Arc<AppState>,
+    operator_state: OperatorState,
+    proxy: HttpServer,
+    operator: HttpServer,
     background: Vec<JoinHandle<()>>,
 }
 
-impl Serving {
+impl RunningServer {
     /// Starts everything and returns once both listeners are bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         // Whatever can be refused is refused before the ledger founds a cluster, or joins one.
         let (proxy, operator) = (config.proxy.listen, config.operator.listen);
         let open_files = descriptors::raise_limit();
-        let mut proxy = take(proxy, "proxy.listen")?;
-        let mut operator = take(operator, "operator.listen")?;
-        let proxy_tls = tls(config.proxy.tls.as_ref(), "proxy.tls")?;
-        let operator_tls = tls(config.operator.tls.as_ref(), "operator.tls")?;
+        let mut proxy = bind(proxy, "proxy.listen")?;
+        let mut operator = bind(operator, "operator.listen")?;
+        let proxy_tls = load_tls(config.proxy.tls.as_ref(), "proxy.tls")?;
+        let operator_tls = load_tls(config.operator.tls.as_ref(), "operator.tls")?;
         if let Some(tls) = &proxy_tls {
             proxy = proxy.with_tls(tls);
         }
         if let Some(tls) = &operator_tls {
             operator = operator.with_tls(tls);
         }
-        let certificates = Certificates::look(&config);
-        Desk::check(&config)?;
-        let gateway = Arc::new(Gateway::open(config).await?);
-        let desk = Desk::open(&gateway)?;
+        let certificates = Certificates::stat(&config);
+        OperatorState::check(&config)?;
+        let gateway = Arc::new(AppState::open(config).await?);
+        let desk = OperatorState::open(&gateway)?;
         let settings = &gateway.config.proxy;
-        let found = if gateway.config.discovery.finds() { FOUND_WORKERS } else { 0 };
+        let found = if gateway.config.discovery.is_enabled() { FOUND_WORKERS } else { 0 };
         let needs = descriptors::Needs {
             clients: settings.connections,
             workers: gateway.config.workers.len().max(found),
@@ -117,7 +117,7 @@ impl Serving {
         let open = counts(process.connections.clone(), "clients");
         let routes = proxy::routes(&gateway);
         let tasks = gateway.directory().supervision();
-        let proxy = Server::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
+        let proxy = HttpServer::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
             .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
         let small = ServerLimits {
             connections: shares.operators,
@@ -132,27 +132,26 @@ impl Serving {
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let (routes, kept) = (operator::routes(&desk), (tasks, "operator_listener"));
-        let operator = Server::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
+        let operator = HttpServer::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
         if gateway.keys.required() {
-            let (keys, followed) = (gateway.keys.clone(), gateway.followed("api_keys"));
+            let (keys, followed) = (gateway.keys.clone(), gateway.watched_files("api_keys"));
             let limited: Vec<_> = gateway.config.tenants.keys().cloned().collect();
-            background
-                .push(tasks.keep("api_keys", move || {
-                    keys.clone().follow_file(FILES_EVERY, followed.clone(), limited.clone())
-                }));
+            background.push(tasks.supervise("api_keys", move || {
+                keys.clone().follow_file(FILE_POLL_INTERVAL, followed.clone(), limited.clone())
+            }));
         }
         if gateway.config.operator.tokens_file.is_some() {
             let desk = desk.clone();
-            background.push(tasks.keep("operator_tokens", move || desk.follow_tokens()));
+            background.push(tasks.supervise("operator_tokens", move || desk.follow_tokens()));
         }
-        let on = |task, run: fn(Arc<Gateway>) -> BoxFuture<'static, ()>| {
+        let on = |task, run: fn(Arc<AppState>) -> BoxFuture<'static, ()>| {
             let gateway = gateway.clone();
-            tasks.keep(task, move || run(gateway.clone()))
+            tasks.supervise(task, move || run(gateway.clone()))
         };
-        background.push(on("sessions", |gateway| keeper::keep(gateway).boxed()));
-        background.push(on("adapters", |gateway| adapters::follow(gateway).boxed()));
+        background.push(on("sessions", |gateway| keeper::run(gateway).boxed()));
+        background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
         background.push(on("agreement", |gateway| agreement::follow(gateway).boxed()));
         background.push(on("ahead", |gateway| ahead::run(gateway).boxed()));
         if gateway.keys.required() && gateway.config.auth.prove_salts {
@@ -160,17 +159,18 @@ impl Serving {
         }
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
             if let Some(tls) = tls.map(Arc::new) {
-                let followed = gateway.followed(what);
-                background.push(tasks.keep(what, move || tls.clone().follow_files(FILES_EVERY, followed.clone())));
+                let followed = gateway.watched_files(what);
+                background
+                    .push(tasks.supervise(what, move || tls.clone().watch_files(FILE_POLL_INTERVAL, followed.clone())));
             }
         }
         if let Some(files) = certificates {
             let gateway = gateway.clone();
-            let follow = move || files.clone().follow(gateway.clone(), FILES_EVERY);
-            background.push(tasks.keep("cluster_certificates", follow));
+            let follow = move || files.clone().follow(gateway.clone(), FILE_POLL_INTERVAL);
+            background.push(tasks.supervise("cluster_certificates", follow));
         }
-        let serving = Self { gateway, desk, proxy, operator, background };
-        serving.announce();
+        let serving = Self { gateway, operator_state: desk, proxy, operator, background };
+        serving.log_addresses();
         Ok(serving)
     }
 
@@ -186,20 +186,20 @@ impl Serving {
 
     /// Lets running requests end within the drain time-out, then ends everything.
     pub async fn stop(self) {
-        self.desk.end();
+        self.operator_state.begin_shutdown();
         let cut = self.proxy.stop().await;
         if cut > 0 {
             tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
         }
         self.operator.stop().await;
-        keeper::last_words(&self.gateway).await;
+        keeper::flush(&self.gateway).await;
         for task in self.background {
             task.abort();
         }
         self.gateway.close().await;
     }
 
-    fn announce(&self) {
+    fn log_addresses(&self) {
         let Self { gateway, .. } = self;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
@@ -208,19 +208,19 @@ impl Serving {
         }
         file_modes::warnings(&gateway.config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let data_dir = gateway.config.ledger.data_dir.display();
-        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");
-        let steering = gateway.steering.get();
+        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node_id(), "ledger");
+        let steering = gateway.routing.get();
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_ref(), rollout_percent = percent, "mode");
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
-        for (model, folder) in gateway.catalog().without_template() {
+        for (model, folder) in gateway.catalog().models_without_template() {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.text: its conversations are \
                 known by their bytes only (fallback), completions exactly; put the engines' chat_template.jinja there");
         }
         for worker in gateway.fleet().snapshot().iter() {
             tracing::info!(endpoint = %worker.endpoint, role = worker.role.as_str(), "worker");
         }
-        if gateway.config.workers.is_empty() && !gateway.config.discovery.finds() {
+        if gateway.config.workers.is_empty() && !gateway.config.discovery.is_enabled() {
             tracing::warn!("no workers: give --worker URL, or [[workers]] or [discovery] in the configuration");
         }
     }
@@ -230,28 +230,28 @@ fn half(connections: usize) -> usize {
     (connections / 2).max(1)
 }
 
-fn tls(config: Option<&TlsConfig>, setting: &'static str) -> Result<Option<Tls>, StartError> {
-    config.map(Tls::load).transpose().map_err(|source| StartError::Tls { setting, source })
+fn load_tls(config: Option<&ListenerTlsConfig>, setting: &'static str) -> Result<Option<ListenerTls>, StartError> {
+    config.map(ListenerTls::load).transpose().map_err(|source| StartError::Tls { setting, source })
 }
 
-fn take(address: SocketAddr, setting: &'static str) -> Result<Bound, StartError> {
-    Bound::take(address).map_err(|source| StartError::Listen { address, setting, source })
+fn bind(address: SocketAddr, setting: &'static str) -> Result<BoundSocket, StartError> {
+    BoundSocket::bind(address).map_err(|source| StartError::Listen { address, setting, source })
 }
 
 /// Serves until SIGTERM or ctrl-c. When the ledger cannot be kept any more it goes on or ends, as configured; either way it
 /// ends with that error.
 pub async fn run(config: Config) -> Result<(), StartError> {
-    let serving = Serving::start(config).await?;
+    let serving = RunningServer::start(config).await?;
     let gateway = serving.gateway.clone();
     let ended = tokio::select! {
-        () = asked_to_end() => Ok(()),
-        failure = gateway.directory().failed() => Err(failure),
+        () = wait_for_signal() => Ok(()),
+        failure = gateway.directory().wait_for_failure() => Err(failure),
     };
     if let Err(failure) = &ended
-        && gateway.config.ledger.on_failure.goes_on(failure)
+        && gateway.config.ledger.on_failure.keeps_serving(failure)
     {
         gateway.ledger_failed(failure);
-        asked_to_end().await;
+        wait_for_signal().await;
     }
     tracing::info!("ending: running requests may finish");
     serving.stop().await;
@@ -259,7 +259,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
 }
 
 /// Returns at SIGTERM or ctrl-c.
-pub async fn asked_to_end() {
+pub async fn wait_for_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = match signal(SignalKind::terminate()) {
         Ok(terminate) => terminate,
@@ -279,11 +279,11 @@ pub async fn asked_to_end() {
 mod tests {
     use super::*;
     use crate::config::Overrides;
-    use crate::testing::{Worker, front, get, post, until};
+    use crate::testing::{StubWorker, get, post, start_router, wait_until};
 
     #[tokio::test]
-    async fn every_background_task_that_ends_is_counted_an_alarm_and_begun_anew() {
-        let (worker, files) = (Worker::start("one", "tiny").await, tempfile::tempdir().unwrap());
+    async fn exited_background_tasks_are_counted_alarmed_and_restarted() {
+        let (worker, files) = (StubWorker::start("one", "tiny").await, tempfile::tempdir().unwrap());
         let file = |name: &str, text: &str| {
             let path = files.path().join(name);
             std::fs::write(&path, text).unwrap();
@@ -295,7 +295,7 @@ mod tests {
             "discovery.dns=[{name = \"localhost:1\"}]".to_owned(),
         ];
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        let front = front(&[&worker], &settings).await;
+        let front = start_router(&[&worker], &settings).await;
         let tasks = front.gateway.directory().supervision().clone();
         let names = tasks.tasks();
         let wanted =
@@ -304,9 +304,9 @@ mod tests {
             assert!(names.contains(&wanted), "{wanted} is not among {names:?}");
         }
         for name in names {
-            let before = tasks.ended().get(name).copied().unwrap_or(0);
-            tasks.fail(name);
-            until(name, || tasks.ended().get(name).is_some_and(|times| *times > before)).await;
+            let before = tasks.unexpected_ends().get(name).copied().unwrap_or(0);
+            tasks.inject_failure(name);
+            wait_until(name, || tasks.unexpected_ends().get(name).is_some_and(|times| *times > before)).await;
             let metrics = get(front.operator_address(), "/metrics").await;
             let text = String::from_utf8_lossy(&metrics.body).into_owned();
             assert!(text.contains(&format!("background_tasks_ended_total{{task=\"{name}\"}}")), "{name}");
@@ -322,19 +322,19 @@ mod tests {
         let body = "{\"model\":\"tiny\",\"prompt\":\"\"}";
         assert_eq!(crate::testing::send(front.proxy_address(), request, body).await.status, 200);
         assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 401);
-        front.gateway.directory().snapshot().await.unwrap();
+        front.gateway.directory().write_snapshot().await.unwrap();
         front.stop().await;
     }
 
     #[tokio::test]
-    async fn an_audit_log_that_cannot_be_opened_is_refused_before_a_cluster_is_founded() {
+    async fn unopenable_audit_log_is_rejected_before_founding_a_cluster() {
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path());
         let settings = ["proxy.listen=127.0.0.1:0", "operator.listen=127.0.0.1:0", &folder];
         let settings = settings.into_iter().map(str::to_owned).collect();
         let config = Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap();
         std::fs::write(data.path().join("audit"), "a file where a folder should be").unwrap();
-        let refused = Serving::start(config).await.unwrap_err().to_string();
+        let refused = RunningServer::start(config).await.unwrap_err().to_string();
         assert!(refused.contains("the audit log in"), "{refused}");
         let left: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["audit"], "nothing was founded");

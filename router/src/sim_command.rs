@@ -10,13 +10,13 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use prefix::PrefixError;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error as ValueError, StringDeserializer};
-use vocabulary::Role;
-use workers_shim::dialect::Spoken;
+use vocabulary::WorkerRole;
+use workers_shim::dialect::KvConnector;
 use workers_shim::sim::{
-    EventFault, EventOptions, HandingOptions, Profile, SimError, SimOptions, SimWorker, TransferFault,
+    EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
-use crate::serve::asked_to_end;
+use crate::serve::wait_for_signal;
 
 mod codec;
 
@@ -29,8 +29,8 @@ pub struct SimArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: Vec<SocketAddr>,
     /// What it says it is for: it computes prompts for others, generates answers, or does both.
-    #[arg(long, default_value = "hybrid", value_parser = one_of::<Role>(&["prefill", "decode", "hybrid"]))]
-    role: Role,
+    #[arg(long, default_value = "hybrid", value_parser = one_of::<WorkerRole>(&["prefill", "decode", "hybrid"]))]
+    role: WorkerRole,
     /// The name under which it serves its model.
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     model: String,
@@ -56,7 +56,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "FAULTS")]
     events_fault: Option<EventFault>,
     #[command(flatten)]
-    handing: HandingArgs,
+    handing: KvTransferArgs,
     /// Keeps all prompts in one cache, whatever cache_salt they come with, for tests.
     #[arg(long)]
     ignore_salts: bool,
@@ -67,14 +67,14 @@ pub struct SimArgs {
 
 // How a simulated engine hands KV over. Not a doc comment: as one it would be the help of whole `sim-worker`.
 #[derive(Clone, Debug, Args)]
-struct HandingArgs {
+struct KvTransferArgs {
     /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
     #[arg(long, value_name = "FAULT")]
     transfer_fault: Option<TransferFault>,
     /// How it hands KV over, and whose metrics it shows: OpenAI's API alone; vLLM with NIXL, or the same in its bidirectional
     /// mode; vLLM with Mooncake; SGLang, whose prefill and decode workers answer nothing else.
-    #[arg(long, default_value = "nixl", value_parser = one_of::<Spoken>(&["plain", "nixl", "bidirectional", "mooncake", "sglang"]))]
-    dialect: Spoken,
+    #[arg(long, default_value = "nixl", value_parser = one_of::<KvConnector>(&["plain", "nixl", "bidirectional", "mooncake", "sglang"]))]
+    dialect: KvConnector,
     /// Where its bootstrap server listens [default: any free port]; SGLang's GET /server_info tells it.
     #[arg(long, value_name = "ADDR")]
     bootstrap_listen: Option<SocketAddr>,
@@ -113,20 +113,20 @@ pub async fn run(args: &SimArgs) -> Result<(), SimCommandError> {
     let codec = Arc::new(ModelCodec::load(args.text.clone())?);
     let mut workers = Vec::with_capacity(args.listen.len());
     for listen in &args.listen {
-        let worker = SimWorker::start(options(args, *listen)?, codec.clone()).await?;
+        let worker = SimWorker::start(engine_options(args, *listen)?, codec.clone()).await?;
         tracing::info!(address = %worker.address(), events = worker.events_endpoint(), "a simulated worker serves here");
         workers.push(worker);
     }
-    asked_to_end().await;
+    wait_for_signal().await;
     for worker in workers {
         worker.stop().await;
     }
     Ok(())
 }
 
-fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandError> {
+fn engine_options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandError> {
     let profile = match &args.profile {
-        None => Profile::default(),
+        None => EngineProfile::default(),
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).map_err(|source| SimCommandError::Unreadable(path.clone(), source))?;
@@ -151,7 +151,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
             ..EventOptions::default()
         },
         side_channel: beside(listen.ip()),
-        handing: HandingOptions {
+        handing: TransferOptions {
             dialect: args.handing.dialect,
             bootstrap: args.handing.bootstrap_listen.unwrap_or(beside(listen.ip())),
             patience: Duration::from_secs(args.handing.meet_within),

@@ -14,22 +14,22 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use simulator::policies::PolicyKind;
-use simulator::report::{self, Report, Subject};
-use simulator::trace::{Arrivals, Limits, ListError, Trace};
-use simulator::{Cache, Setup, SetupError, Spec, World};
+use simulator::report::{self, ReportSubject, SimulationReport};
+use simulator::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace};
+use simulator::{CacheStrategy, HardwareProfile, SetupError, Simulation, SimulationSetup};
 use vocabulary::{Micros, Tokens};
 
 use crate::ctl::{aligned, pretty};
-use crate::trace_command::files::{self, FilesError};
-use kept::{Kept, KeptError};
-pub(crate) use progress::{Progress, bar};
+use crate::trace_command::files::{self, TraceFilesError};
+use kept::{CacheVariant, CacheVariantError};
+pub(crate) use progress::{ProgressMeter, bar};
 use report_files::{ReportError, ReportFiles};
-use stopwatch::Clock;
+use stopwatch::DecisionStopwatch;
 
 /// Sessions at once where nothing is said of the load.
-const USUAL_SESSIONS: usize = 24;
+const DEFAULT_SESSIONS: usize = 24;
 
-const MORE: &str = "\
+const LONG_HELP: &str = "\
 ownerserve is told of an answer what routers know: how long those before were, since no recording tells a client's limit;
 `--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
 ownerserve_told_length is told the exact length of answers.
@@ -40,7 +40,7 @@ pooled_memory and oracle are bounds, not policies: one cache for all workers, wi
 /// What the report's words mean, as `--help` ends.
 fn figures_help() -> String {
     let rows = report::definitions().into_iter().map(|one| [format!("  {}", one.name), one.what.to_owned()]);
-    format!("Figures (times are virtual):\n{}\n{MORE}", aligned(rows))
+    format!("Figures (times are virtual):\n{}\n{LONG_HELP}", aligned(rows))
 }
 
 /// Replays a trace against a simulated fleet, under one policy after the other.
@@ -51,8 +51,8 @@ pub(crate) struct SimulateArgs {
     trace: PathBuf,
     /// Who decides; `all` for every policy and bound, `ablations` for OwnerServe whole and without each of its parts.
     /// Ablations and `llm_d_cached_counts` are in `all` only by name.
-    #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
-    policy: Vec<Policies>,
+    #[arg(long, value_delimiter = ',', default_value = "all", value_parser = parse_policies)]
+    policy: Vec<PolicySelection>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests
     /// come at recorded times. When left out, 24 sessions, or all that there are if fewer; and the recorded rate.
     #[arg(long, value_delimiter = ',', allow_negative_numbers = true)]
@@ -61,8 +61,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, default_value_t = 8)]
     workers: usize,
     /// What each of them is.
-    #[arg(long, default_value = Spec::H100_8B.name, value_parser = spec)]
-    profile: Spec,
+    #[arg(long, default_value = HardwareProfile::H100_8B.name, value_parser = spec)]
+    profile: HardwareProfile,
     /// Tokens of KV in a worker's device memory, in place of the profile's.
     #[arg(long, value_name = "TOKENS")]
     device_tokens: Option<u64>,
@@ -70,16 +70,16 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     host_tokens: u64,
     /// What comes back from it, in place of the profile's.
-    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
     host_speed: Option<f64>,
     /// Tokens of KV on a worker's disk, which takes what the host tier pushes out.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     disk_tokens: u64,
     /// What the disk reads while it does not write, in place of 6.
-    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
     disk_speed: Option<f64>,
     /// What the disk writes while it does not read, in place of 3.
-    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
     disk_write_speed: Option<f64>,
     /// What the model's layers keep: its `config.json`, or a file as `models.NAME.attention` takes it. Memory, links and
     /// tiers then hold and move this model's bytes; computing is as fast as the profile says. When left out, every token
@@ -91,7 +91,7 @@ pub(crate) struct SimulateArgs {
     /// need `--attention`. Of several each runs, and stands beside the others in the report; verdicts and other plots are
     /// under the first. When left out, `lru`.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    cache: Vec<Cache>,
+    cache: Vec<CacheStrategy>,
     /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that
     /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
@@ -101,10 +101,10 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     sessions: Option<PathBuf>,
     /// Leaves out steps whose prompt and answer are longer.
-    #[arg(long, value_name = "TOKENS", default_value_t = Limits::default().context.0)]
+    #[arg(long, value_name = "TOKENS", default_value_t = ReplayLimits::default().max_context.0)]
     context: u64,
     /// Replays at most so many steps of a session; one with fewer than three is left out.
-    #[arg(long, default_value_t = Limits::default().steps, value_parser = steps)]
+    #[arg(long, default_value_t = ReplayLimits::default().max_steps, value_parser = parse_min_steps)]
     steps: usize,
     /// Shortens pauses to so many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
@@ -114,15 +114,15 @@ pub(crate) struct SimulateArgs {
     report: Option<PathBuf>,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: SimulationFormat,
 }
 
 /// What one word of `--policy` names.
 #[derive(Clone, Debug)]
-struct Policies(Vec<PolicyKind>);
+struct PolicySelection(Vec<PolicyKind>);
 
-fn policies(word: &str) -> Result<Policies, simulator::policies::UnknownPolicy> {
-    Ok(Policies(match word {
+fn parse_policies(word: &str) -> Result<PolicySelection, simulator::policies::UnknownPolicy> {
+    Ok(PolicySelection(match word {
         "all" => PolicyKind::ALL.to_vec(),
         "ablations" => PolicyKind::ablations().collect(),
         name => vec![PolicyKind::from_str(name)?],
@@ -130,11 +130,11 @@ fn policies(word: &str) -> Result<Policies, simulator::policies::UnknownPolicy> 
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("accepted: a whole number, {} or more: sessions with fewer steps are left out", Limits::default().shortest)]
+#[error("accepted: a whole number, {} or more: sessions with fewer steps are left out", ReplayLimits::default().min_steps)]
 struct TooFewSteps;
 
-fn steps(word: &str) -> Result<usize, TooFewSteps> {
-    word.parse().ok().filter(|steps| *steps >= Limits::default().shortest).ok_or(TooFewSteps)
+fn parse_min_steps(word: &str) -> Result<usize, TooFewSteps> {
+    word.parse().ok().filter(|steps| *steps >= ReplayLimits::default().min_steps).ok_or(TooFewSteps)
 }
 
 /// A number that cannot be: what is accepted.
@@ -143,24 +143,24 @@ fn steps(word: &str) -> Result<usize, TooFewSteps> {
 pub(crate) struct OutOfRange(&'static str);
 
 /// A number of this range, or else `accepted`.
-pub(crate) fn number(text: &str, range: RangeInclusive<f64>, accepted: &'static str) -> Result<f64, OutOfRange> {
+pub(crate) fn parse_number(text: &str, range: RangeInclusive<f64>, accepted: &'static str) -> Result<f64, OutOfRange> {
     text.parse().ok().filter(|number| range.contains(number)).ok_or(OutOfRange(accepted))
 }
 
-fn speed(word: &str) -> Result<f64, OutOfRange> {
-    number(word, 0.001..=10_000.0, "accepted: gigabytes a second, 0.001 to 10000")
+fn parse_speed(word: &str) -> Result<f64, OutOfRange> {
+    parse_number(word, 0.001..=10_000.0, "accepted: gigabytes a second, 0.001 to 10000")
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("accepted: {}", Spec::ALL.map(|spec| spec.name).join(", "))]
+#[error("accepted: {}", HardwareProfile::ALL.map(|spec| spec.name).join(", "))]
 struct UnknownProfile;
 
-fn spec(name: &str) -> Result<Spec, UnknownProfile> {
-    Spec::named(name).ok_or(UnknownProfile)
+fn spec(name: &str) -> Result<HardwareProfile, UnknownProfile> {
+    HardwareProfile::by_name(name).ok_or(UnknownProfile)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-enum Output {
+enum SimulationFormat {
     /// For people.
     #[default]
     Table,
@@ -174,24 +174,24 @@ enum Output {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SimulateError {
     #[error(transparent)]
-    Files(#[from] FilesError),
+    Files(#[from] TraceFilesError),
     #[error("cannot read the list of sessions {path}: {source}")]
     List { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Listed(#[from] ListError),
+    Listed(#[from] SessionListError),
     #[error("`{flag}` names {value} twice; accepted: each value once")]
-    Twice { flag: &'static str, value: String },
+    Duplicate { flag: &'static str, value: String },
     #[error(
         "nothing of {trace} is left within the limits: no step of at most {context} tokens (--context), or no session \
          with {least} of them; accepted: a larger --context, or another trace"
     )]
-    NothingLeft { trace: PathBuf, context: u64, least: usize },
+    EmptyTrace { trace: PathBuf, context: u64, least: usize },
     #[error("--load: {0}")]
     Load(SetupError),
     #[error(transparent)]
     Setup(SetupError),
     #[error(transparent)]
-    Kept(#[from] KeptError),
+    CacheVariant(#[from] CacheVariantError),
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error("cannot write the figures: {0}")]
@@ -210,16 +210,16 @@ impl From<SetupError> for SimulateError {
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     // What cannot be written is known before the first run: it costs no figures.
-    let inputs = args.inputs();
+    let inputs = args.input_paths();
     let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
-    let files = args.report.as_ref().map(|page| ReportFiles::at(page, &inputs)).transpose()?;
-    let report = args.simulated(files::load(&args.trace)?)?;
+    let files = args.report.as_ref().map(|page| ReportFiles::new(page, &inputs)).transpose()?;
+    let report = args.simulate(files::load(&args.trace)?)?;
     let text = match args.output {
-        Output::Table => told(&report),
-        Output::Csv => report::csv(&report.runs),
-        Output::Json => pretty(&report),
+        SimulationFormat::Table => report_text(&report),
+        SimulationFormat::Csv => report::csv(&report.runs),
+        SimulationFormat::Json => pretty(&report),
     };
-    if args.output == Output::Csv {
+    if args.output == SimulationFormat::Csv {
         report.notes.iter().try_for_each(|note| writeln!(std::io::stderr().lock(), "note: {note}"))?;
     }
     // First what needs no disk: hours of runs are not lost with a folder.
@@ -228,8 +228,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
 }
 
 /// The table, the verdicts and what must be known of them.
-fn told(report: &Report) -> String {
-    let mut text = aligned(report::table(&report.cells));
+fn report_text(report: &SimulationReport) -> String {
+    let mut text = aligned(report::summary_table(&report.cells));
     for (title, table) in [
         ("", report::verdict_table(&report.verdicts)),
         ("by cache management:\n", report::cache_table(&report.caches)),
@@ -246,49 +246,52 @@ fn told(report: &Report) -> String {
 }
 
 impl SimulateArgs {
-    fn limits(&self) -> Limits {
-        Limits {
-            context: Tokens(self.context),
-            steps: self.steps,
-            longest_pause: Micros(self.longest_pause.saturating_mul(1_000_000)),
-            ..Limits::default()
+    fn limits(&self) -> ReplayLimits {
+        ReplayLimits {
+            max_context: Tokens(self.context),
+            max_steps: self.steps,
+            max_pause: Micros(self.longest_pause.saturating_mul(1_000_000)),
+            ..ReplayLimits::default()
         }
     }
 
     /// What is read, and must not be written.
-    fn inputs(&self) -> Vec<PathBuf> {
-        [Some(files::place(&self.trace)), self.sessions.clone(), self.attention.clone()].into_iter().flatten().collect()
+    fn input_paths(&self) -> Vec<PathBuf> {
+        [Some(files::resolve(&self.trace)), self.sessions.clone(), self.attention.clone()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
-    fn simulated(&self, trace: Trace) -> Result<Report, SimulateError> {
+    fn simulate(&self, trace: Trace) -> Result<SimulationReport, SimulateError> {
         self.check()?;
         let list = self.sessions.as_ref().map(|path| {
             std::fs::read_to_string(path).map_err(|source| SimulateError::List { path: path.clone(), source })
         });
         let list = list.transpose()?;
-        let trace = trace.within(&self.limits());
+        let trace = trace.apply_limits(&self.limits());
         if trace.sessions.is_empty() {
-            let (trace, least) = (self.trace.clone(), self.limits().shortest);
-            return Err(SimulateError::NothingLeft { trace, context: self.context, least });
+            let (trace, least) = (self.trace.clone(), self.limits().min_steps);
+            return Err(SimulateError::EmptyTrace { trace, context: self.context, least });
         }
         let trace = match &list {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
         };
-        let kept = kept::all((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
+        let kept = kept::cache_variants((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
         let cells = kept.iter().map(|kept| self.cells(&kept.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
-        let mut progress = Progress::new(cells.iter().map(Vec::len).sum::<usize>() * self.seed.len());
+        let mut progress = ProgressMeter::new(cells.iter().map(Vec::len).sum::<usize>() * self.seed.len());
         // Only reports tell of this machine: everything else is equal wherever it runs.
-        let (mut figures, clock) = (Vec::new(), Clock::default());
+        let (mut figures, clock) = (Vec::new(), DecisionStopwatch::default());
         for seed in &self.seed {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
             for (kept, cells) in kept.iter().zip(&cells) {
-                let trace = kept.weigh(&trace);
+                let trace = kept.apply_model(&trace);
                 for (kind, setup) in cells {
-                    let mut world = world(kept, (&trace, *kind), Setup { seed: *seed, ..*setup })?;
+                    let mut world = world(kept, (&trace, *kind), SimulationSetup { seed: *seed, ..*setup })?;
                     if self.report.is_some() {
-                        clock.times(kind.as_str());
-                        world = world.watched(&clock);
+                        clock.set_policy(kind.as_str());
+                        world = world.with_stopwatch(&clock);
                     }
                     progress.begin(&format!("{} at {} with seed {seed}", kind.as_str(), setup.load));
                     figures.push(world.run(&mut |over, all| progress.show(over, all)));
@@ -297,26 +300,26 @@ impl SimulateArgs {
         }
         progress.end();
         let fleet = kept.first().map_or_else(|| self.spec(), |kept| kept.spec);
-        let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &fleet));
-        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(Kept::note)).collect();
-        Ok(Report { planning: clock.planning(), ..Report::of(subject, notes, figures) })
+        let subject = ReportSubject::new(self.trace.display().to_string(), &trace, (self.workers, &fleet));
+        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(CacheVariant::note)).collect();
+        Ok(SimulationReport { planning: clock.planning_times(), ..SimulationReport::of(subject, notes, figures) })
     }
 
     /// A load or seed that is named twice would count twice, and look surer than it is.
     fn check(&self) -> Result<(), SimulateError> {
         let loads = self.load.iter().map(f64::to_string).collect();
         let seeds = self.seed.iter().map(u64::to_string).collect();
-        let policies = self.kinds().map(|kind| kind.as_str().to_owned()).collect();
-        let caches = self.cache.iter().map(Cache::to_string).collect();
+        let policies = self.policy_kinds().map(|kind| kind.as_str().to_owned()).collect();
+        let caches = self.cache.iter().map(CacheStrategy::to_string).collect();
         let all = [("--load", loads), ("--seed", seeds), ("--policy", policies), ("--cache", caches)];
-        all.into_iter().try_for_each(once)
+        all.into_iter().try_for_each(check_unique)
     }
 
-    fn kinds(&self) -> impl Iterator<Item = PolicyKind> {
+    fn policy_kinds(&self) -> impl Iterator<Item = PolicyKind> {
         self.policy.iter().flat_map(|policies| policies.0.iter().copied())
     }
 
-    fn spec(&self) -> Spec {
+    fn spec(&self) -> HardwareProfile {
         let mut spec = self.profile;
         let sizes = &mut spec.sizes;
         (sizes.host, sizes.disk) = (Tokens(self.host_tokens), Tokens(self.disk_tokens));
@@ -325,7 +328,7 @@ impl SimulateArgs {
         for (speed, told) in [
             (&mut sizes.host_tokens_per_second, self.host_speed),
             (&mut sizes.disk_speed.read, self.disk_speed),
-            (&mut sizes.disk_speed.written, self.disk_write_speed),
+            (&mut sizes.disk_speed.write, self.disk_write_speed),
         ] {
             *speed = told.map_or(*speed, tokens);
         }
@@ -335,18 +338,18 @@ impl SimulateArgs {
     /// Those that were named, else one that every trace can be replayed at.
     fn loads(&self, trace: &Trace) -> Vec<f64> {
         match (self.load.as_slice(), trace.arrivals) {
-            ([], Arrivals::AfterOthers) => vec![trace.sessions.len().min(USUAL_SESSIONS) as f64],
-            ([], Arrivals::Recorded) => vec![1.0],
+            ([], ArrivalProcess::AfterDependencies) => vec![trace.sessions.len().min(DEFAULT_SESSIONS) as f64],
+            ([], ArrivalProcess::Recorded) => vec![1.0],
             (named, _) => named.to_vec(),
         }
     }
 
     /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
-    fn cells(&self, spec: &Spec, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
+    fn cells(&self, spec: &HardwareProfile, trace: &Trace) -> Result<Vec<(PolicyKind, SimulationSetup)>, SetupError> {
         let mut cells = Vec::new();
         for load in self.loads(trace) {
-            for kind in self.kinds() {
-                let setup = Setup { workers: self.workers, spec: *spec, load, seed: 0 };
+            for kind in self.policy_kinds() {
+                let setup = SimulationSetup { workers: self.workers, spec: *spec, load, seed: 0 };
                 setup.check(trace, kind)?;
                 cells.push((kind, setup));
             }
@@ -355,18 +358,22 @@ impl SimulateArgs {
     }
 }
 
-fn world<'a>(kept: &Kept, (trace, kind): (&'a Trace, PolicyKind), setup: Setup) -> Result<World<'a>, SetupError> {
-    let world = World::new(trace, kind, setup)?.keeping(kept.cache);
+fn world<'a>(
+    kept: &CacheVariant,
+    (trace, kind): (&'a Trace, PolicyKind),
+    setup: SimulationSetup,
+) -> Result<Simulation<'a>, SetupError> {
+    let world = Simulation::new(trace, kind, setup)?.with_cache_strategy(kept.cache);
     Ok(match &kept.model {
-        Some(model) => world.serving(model),
+        Some(model) => world.with_model(model),
         None => world,
     })
 }
 
-fn once((flag, values): (&'static str, Vec<String>)) -> Result<(), SimulateError> {
+fn check_unique((flag, values): (&'static str, Vec<String>)) -> Result<(), SimulateError> {
     let mut seen = HashSet::new();
     match values.into_iter().find(|value| !seen.insert(value.clone())) {
-        Some(value) => Err(SimulateError::Twice { flag, value }),
+        Some(value) => Err(SimulateError::Duplicate { flag, value }),
         None => Ok(()),
     }
 }

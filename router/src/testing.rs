@@ -23,12 +23,12 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use crate::config::{Config, Overrides};
-use crate::serve::Serving;
-use crate::server::{Bound, Server, ServerLimits};
+use crate::serve::RunningServer;
+use crate::server::{BoundSocket, HttpServer, ServerLimits};
 
 /// What a worker received.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
@@ -36,38 +36,38 @@ pub(crate) struct Seen {
 }
 
 /// A worker on a port of its own. How it behaves is asked for by the body's field `behave`.
-pub(crate) struct Worker {
+pub(crate) struct StubWorker {
     pub(crate) address: SocketAddr,
     pub(crate) name: String,
-    seen: Mutex<Vec<Seen>>,
+    received: Mutex<Vec<ReceivedRequest>>,
     /// Requests at work now; a cancelled one leaves.
-    pub(crate) at_work: Arc<AtWork>,
+    pub(crate) active: Arc<ActiveRequests>,
     /// One permit lets one held stream go on.
-    pub(crate) go_on: Semaphore,
+    pub(crate) stream_permits: Semaphore,
     /// When its process says that it began; it says nothing while this is 0.
-    pub(crate) life: AtomicU64,
-    server: OnceLock<Server>,
+    pub(crate) process_start: AtomicU64,
+    server: OnceLock<HttpServer>,
 }
 
 #[derive(Default)]
-pub(crate) struct AtWork(Mutex<usize>);
+pub(crate) struct ActiveRequests(Mutex<usize>);
 
-impl AtWork {
+impl ActiveRequests {
     pub(crate) fn count(&self) -> usize {
         *self.0.lock()
     }
 }
 
-struct Working(Arc<AtWork>);
+struct ActiveRequestGuard(Arc<ActiveRequests>);
 
-impl Working {
-    fn begin(at_work: &Arc<AtWork>) -> Self {
+impl ActiveRequestGuard {
+    fn begin(at_work: &Arc<ActiveRequests>) -> Self {
         *at_work.0.lock() += 1;
         Self(at_work.clone())
     }
 }
 
-impl Drop for Working {
+impl Drop for ActiveRequestGuard {
     fn drop(&mut self) {
         *self.0.0.lock() -= 1;
     }
@@ -81,7 +81,7 @@ const LIMITS: ServerLimits = ServerLimits {
     drain_timeout: Duration::from_secs(1),
 };
 
-impl Worker {
+impl StubWorker {
     /// Serves one model called `model`; answers carry `name`.
     pub(crate) async fn start(name: &str, model: &'static str) -> Arc<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -90,28 +90,32 @@ impl Worker {
         let worker = Arc::new(Self {
             address,
             name: name.into(),
-            seen: Mutex::default(),
-            at_work: Arc::default(),
-            go_on: Semaphore::new(0),
-            life: AtomicU64::new(0),
+            received: Mutex::default(),
+            active: Arc::default(),
+            stream_permits: Semaphore::new(0),
+            process_start: AtomicU64::new(0),
             server: OnceLock::new(),
         });
         let shared = worker.clone();
         let routes = Router::new().fallback(move |request: Request| answer(shared.clone(), model, request));
-        let server =
-            Server::start(Bound::take(address).unwrap(), routes, LIMITS, prometheus::IntGauge::new("w", "w").unwrap())
-                .unwrap();
+        let server = HttpServer::start(
+            BoundSocket::bind(address).unwrap(),
+            routes,
+            LIMITS,
+            prometheus::IntGauge::new("w", "w").unwrap(),
+        )
+        .unwrap();
         worker.server.set(server).unwrap();
         worker
     }
 
     /// Everything but probes.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.seen.lock().clone()
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
+        self.received.lock().clone()
     }
 
-    pub(crate) fn last(&self) -> Seen {
-        self.seen().pop().expect("something reached the worker")
+    pub(crate) fn last_request(&self) -> ReceivedRequest {
+        self.requests().pop().expect("something reached the worker")
     }
 
     pub(crate) fn url(&self) -> String {
@@ -120,7 +124,7 @@ impl Worker {
 }
 
 /// Whether no worker has died of this request yet.
-fn dies_now(headers: &http::HeaderMap) -> bool {
+fn dies_at_first_worker(headers: &http::HeaderMap) -> bool {
     static DIED: Mutex<Vec<http::HeaderValue>> = Mutex::new(Vec::new());
     let (id, mut died) = (&headers["x-request-id"], DIED.lock());
     let dies = !died.contains(id);
@@ -129,8 +133,8 @@ fn dies_now(headers: &http::HeaderMap) -> bool {
 }
 
 /// What probes ask for. It is a plain OpenAI server, which has none of an engine's own paths.
-fn page(worker: &Worker, model: &str, path: &str) -> Option<Response> {
-    let life = worker.life.load(Ordering::Relaxed);
+fn probe_response(worker: &StubWorker, model: &str, path: &str) -> Option<Response> {
+    let life = worker.process_start.load(Ordering::Relaxed);
     match path {
         "/v1/models" => {
             let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "max_model_len": 50_000, "x_extra": 1});
@@ -142,23 +146,27 @@ fn page(worker: &Worker, model: &str, path: &str) -> Option<Response> {
     }
 }
 
-async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response {
+async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let path = head.uri.to_string();
-    if let Some(page) = page(&worker, model, &path) {
+    if let Some(page) = probe_response(&worker, model, &path) {
         return page;
     }
-    let seen =
-        Seen { method: head.method.to_string(), path: path.clone(), headers: head.headers.clone(), body: body.clone() };
-    worker.seen.lock().push(seen);
+    let seen = ReceivedRequest {
+        method: head.method.to_string(),
+        path: path.clone(),
+        headers: head.headers.clone(),
+        body: body.clone(),
+    };
+    worker.received.lock().push(seen);
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let working = Working::begin(&worker.at_work);
+    let working = ActiveRequestGuard::begin(&worker.active);
     match asked["behave"].as_str().unwrap_or("answer") {
         _ if worker.name == "hangs at proofs" => std::future::pending().await,
         "hang" => std::future::pending().await,
-        "hang once" if dies_now(&head.headers) => std::future::pending().await,
-        "stream" => stream(worker, working),
+        "hang once" if dies_at_first_worker(&head.headers) => std::future::pending().await,
+        "stream" => gated_stream(worker, working),
         "flood" => {
             let piece = bytes::Bytes::from(format!("data: {}\n\n", "x".repeat(64 << 10)));
             let pieces = futures::stream::repeat_with(move || Ok::<_, std::convert::Infallible>(piece.clone()));
@@ -179,11 +187,13 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             let then = asked["then"].as_str().unwrap_or_default().to_owned();
             ([("content-type", "text/event-stream")], then).into_response()
         }
-        "die once" if !dies_now(&head.headers) => {
+        "die once" if !dies_at_first_worker(&head.headers) => {
             let then = asked["then"].as_str().unwrap_or_default().to_owned();
             ([("content-type", "text/event-stream")], then).into_response()
         }
-        "die" | "die in chat" | "die once" => dying(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned()),
+        "die" | "die in chat" | "die once" => {
+            breaking_stream(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned())
+        }
         "finish one" => {
             let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
             ([("content-type", "text/event-stream")], event).into_response()
@@ -200,8 +210,8 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             let there = [("location", "http://127.0.0.1:1/"), ("set-cookie", "a=b")];
             (StatusCode::TEMPORARY_REDIRECT, there, "elsewhere").into_response()
         }
-        "speak for the proxy" => speaking_for_the_proxy(asked["stream"] == true),
-        "store" => stored(&asked, &head.headers),
+        "speak for the proxy" => overreaching_response(asked["stream"] == true),
+        "store" => stored_response(&asked, &head.headers),
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail or hang" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail or hang" => std::future::pending().await,
@@ -219,7 +229,7 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
 }
 
 /// With headers and trailers that are not an engine's to give.
-fn speaking_for_the_proxy(streams: bool) -> Response {
+fn overreaching_response(streams: bool) -> Response {
     let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, http::HeaderValue::from_static("c=d"))]);
     let text = if streams { "data: {}\n\ndata: [DONE]\n\n" } else { "{\"id\":\"x\"}" };
     let frames = [http_body::Frame::data(Bytes::from(text)), http_body::Frame::trailers(trailers)];
@@ -243,7 +253,7 @@ fn speaking_for_the_proxy(streams: bool) -> Response {
 
 /// As vLLM 0.32.0 stores responses: under the name that the request gives itself, else under one made of `X-Request-Id`,
 /// which it repeats.
-fn stored(asked: &Value, headers: &HeaderMap) -> Response {
+fn stored_response(asked: &Value, headers: &HeaderMap) -> Response {
     let header = headers["x-request-id"].to_str().unwrap();
     let id = asked["request_id"].as_str().map_or_else(|| format!("resp_{header}"), str::to_owned);
     let counted = &asked["counted"];
@@ -254,7 +264,7 @@ fn stored(asked: &Value, headers: &HeaderMap) -> Response {
 }
 
 /// A stream that breaks off after its first piece.
-fn dying(before: String) -> Response {
+fn breaking_stream(before: String) -> Response {
     let pieces = futures::stream::iter([Ok(before), Err(std::io::Error::other("killed"))]);
     let pieces = pieces.then(|piece| async {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -264,10 +274,10 @@ fn dying(before: String) -> Response {
 }
 
 /// One event at once, then one for each permit, for ever.
-fn stream(worker: Arc<Worker>, working: Working) -> Response {
+fn gated_stream(worker: Arc<StubWorker>, working: ActiveRequestGuard) -> Response {
     let pieces = futures::stream::unfold((worker, working, 0), |(worker, working, n)| async move {
         if n > 0 {
-            worker.go_on.acquire().await.unwrap().forget();
+            worker.stream_permits.acquire().await.unwrap().forget();
         }
         Some((Ok::<_, std::io::Error>(format!("data: {n}\n\n")), (worker, working, n + 1)))
     });
@@ -275,32 +285,32 @@ fn stream(worker: Arc<Worker>, working: Working) -> Response {
 }
 
 /// A front door with a ledger of its own, which goes with it.
-pub(crate) struct Front {
-    serving: Serving,
+pub(crate) struct TestRouter {
+    serving: RunningServer,
     _data: tempfile::TempDir,
 }
 
-impl std::ops::Deref for Front {
-    type Target = Serving;
+impl std::ops::Deref for TestRouter {
+    type Target = RunningServer;
 
-    fn deref(&self) -> &Serving {
+    fn deref(&self) -> &RunningServer {
         &self.serving
     }
 }
 
-impl Front {
+impl TestRouter {
     pub(crate) async fn stop(self) {
         self.serving.stop().await;
     }
 }
 
 /// A front door before these workers, ready to serve, with `settings` as `--set` takes them.
-pub(crate) async fn front(workers: &[&Arc<Worker>], settings: &[&str]) -> Front {
+pub(crate) async fn start_router(workers: &[&Arc<StubWorker>], settings: &[&str]) -> TestRouter {
     let urls = workers.iter().map(|worker| worker.url()).collect::<Vec<_>>();
-    front_of(&urls, settings).await
+    start_router_at(&urls, settings).await
 }
 
-pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
+pub(crate) async fn start_router_at(urls: &[String], settings: &[&str]) -> TestRouter {
     let data = tempfile::tempdir().unwrap();
     let folder = format!("ledger.data_dir={:?}", data.path());
     let fixed = [
@@ -312,15 +322,16 @@ pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
     let settings =
         fixed.iter().chain([&folder.as_str()]).chain(settings).map(|setting| (*setting).to_owned()).collect();
     let config = Config::load(None, &Overrides { settings, workers: urls.to_vec() }).unwrap();
-    let serving = Serving::start(config).await.unwrap();
+    let serving = RunningServer::start(config).await.unwrap();
     if !urls.is_empty() {
-        until("a worker is ready", || !serving.gateway.roster.ready(serving.gateway.fleet()).is_empty()).await;
+        wait_until("a worker is ready", || !serving.gateway.worker_pool.ready(serving.gateway.fleet()).is_empty())
+            .await;
     }
-    Front { serving, _data: data }
+    TestRouter { serving, _data: data }
 }
 
 /// Waits for `happened`, at most five seconds.
-pub(crate) async fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !happened() {
         assert!(std::time::Instant::now() < deadline, "never: {what}");
@@ -330,13 +341,13 @@ pub(crate) async fn until(what: &str, mut happened: impl FnMut() -> bool) {
 
 /// An answer, whole.
 #[derive(Debug)]
-pub(crate) struct Got {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Got {
+impl TestResponse {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {:?}", self.body))
     }
@@ -352,24 +363,24 @@ impl Got {
 }
 
 /// Sends one request and reads its answer.
-pub(crate) async fn send(address: SocketAddr, request: http::request::Builder, body: impl Into<Bytes>) -> Got {
+pub(crate) async fn send(address: SocketAddr, request: http::request::Builder, body: impl Into<Bytes>) -> TestResponse {
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let mut request = request.body(Full::new(body.into())).unwrap();
     *request.uri_mut() = format!("http://{address}{}", request.uri()).parse().unwrap();
     let answer = client.request(request).await.unwrap();
     let (head, body) = answer.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    Got { status: head.status.as_u16(), headers: head.headers, body }
+    TestResponse { status: head.status.as_u16(), headers: head.headers, body }
 }
 
 /// `POST` of JSON.
-pub(crate) async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Got {
+pub(crate) async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> TestResponse {
     let request = http::Request::post(path).header("content-type", "application/json");
     send(address, request, body).await
 }
 
 /// `GET`.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Got {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> TestResponse {
     send(address, http::Request::get(path), Bytes::new()).await
 }
 
@@ -382,7 +393,7 @@ pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> TcpStream {
 }
 
 /// Everything up to the end of the connection.
-pub(crate) async fn rest(stream: &mut TcpStream) -> String {
+pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await;
     read.expect("the connection ends").unwrap();
@@ -403,7 +414,7 @@ pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
 }
 
 /// Everything up to the end of a chunked answer.
-pub(crate) async fn rest_of_answer(stream: &mut TcpStream) -> String {
+pub(crate) async fn read_chunked_body(stream: &mut TcpStream) -> String {
     read_until(stream, "\r\n0\r\n\r\n").await
 }
 

@@ -7,10 +7,10 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use simulator::stats::{RepetitionOf, Spread, TraceStats};
+use simulator::stats::{Percentiles, RepetitionCriteria, TraceStats};
 
 use crate::ctl::{aligned, pretty, row};
-use files::FilesError;
+use files::TraceFilesError;
 
 /// Looks at recorded traffic, or makes some up.
 #[derive(Debug, Args)]
@@ -33,18 +33,18 @@ struct StatsArgs {
     path: PathBuf,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: FigureFormat,
     /// Repetition: runs that fewer prompts go through are pruned.
-    #[arg(long, default_value_t = RepetitionOf::default().visits)]
+    #[arg(long, default_value_t = RepetitionCriteria::default().visits)]
     visits: u32,
     /// Repetition: prefixes must be longer than so many tokens.
-    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionOf::default().longer_than)]
+    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionCriteria::default().longer_than)]
     longer_than: u64,
 }
 
 /// How figures are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum FigureFormat {
     /// For people.
     #[default]
     Text,
@@ -56,31 +56,31 @@ pub(crate) enum Output {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TraceCommandError {
     #[error(transparent)]
-    Files(#[from] FilesError),
+    Files(#[from] TraceFilesError),
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
 }
 
 pub(crate) fn run(args: &TraceArgs) -> Result<(), TraceCommandError> {
     match &args.command {
-        TraceCommand::Stats(args) => stats(args),
+        TraceCommand::Stats(args) => print_stats(args),
         TraceCommand::Generate(args) => Ok(generate::run(args)?),
     }
 }
 
-fn stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
+fn print_stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let trace = files::load(&args.path)?;
-    let repetition = RepetitionOf { visits: args.visits, longer_than: args.longer_than };
+    let repetition = RepetitionCriteria { visits: args.visits, longer_than: args.longer_than };
     let stats = TraceStats::of(&trace, repetition);
     let text = match args.output {
-        Output::Text => text(&stats),
-        Output::Json => pretty(&stats),
+        FigureFormat::Text => stats_table(&stats),
+        FigureFormat::Json => pretty(&stats),
     };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 /// The figures for people.
-fn text(stats: &TraceStats) -> String {
+fn stats_table(stats: &TraceStats) -> String {
     let mut rows = vec![row(["", "p50", "p90", "p99", "max", "mean"])];
     let lengths = &stats.lengths;
     rows.push(spread("steps of a conversation", &stats.steps));
@@ -114,7 +114,7 @@ fn text(stats: &TraceStats) -> String {
     format!("{}\n{}{notes}", aligned(rows), aligned(below))
 }
 
-fn spread(name: &str, of: &Spread) -> Vec<String> {
+fn spread(name: &str, of: &Percentiles) -> Vec<String> {
     let values = [of.p50, of.p90, of.p99, of.max, of.mean].map(|value| format!("{value:.1}"));
     std::iter::once(name.to_owned()).chain(values).collect()
 }

@@ -23,28 +23,28 @@ use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
 use workers_shim::dialect::EventBudget;
 
-use crate::config::units::{Size, Span};
+use crate::config::units::{ByteCount, TimeSpan};
 
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamConfig {
     /// Longest time to open a connection.
-    #[default(Span::seconds(2))]
-    pub connect_timeout: Span,
+    #[default(TimeSpan::seconds(2))]
+    pub connect_timeout: TimeSpan,
     /// Longest time until a worker begins its answer. Answers that are not streamed begin when they are complete.
-    #[default(Span::seconds(3600))]
-    pub answer_timeout: Span,
+    #[default(TimeSpan::seconds(3600))]
+    pub answer_timeout: TimeSpan,
     /// Longest pause inside an answer.
-    #[default(Span::seconds(600))]
-    pub pause_timeout: Span,
+    #[default(TimeSpan::seconds(600))]
+    pub pause_timeout: TimeSpan,
     /// How long an idle connection is kept. Below the engines' own limit (uvicorn: 5 s), or requests meet closed ones.
-    #[default(Span::seconds(4))]
-    pub idle_timeout: Span,
+    #[default(TimeSpan::seconds(4))]
+    pub idle_timeout: TimeSpan,
     /// Memory for events of workers' streams whose end has not come, of all streams together. An event that finds no room
     /// passes unread, and its answer cannot go on at another worker.
-    #[default(Size::mebibytes(256))]
-    pub unfinished_events: Size,
+    #[default(ByteCount::mebibytes(256))]
+    pub unfinished_events: ByteCount,
     /// Most idle connections to one worker.
     #[default(512)]
     pub idle_connections: usize,
@@ -52,7 +52,7 @@ pub struct UpstreamConfig {
 
 /// A request for a worker, whole.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
+pub struct WorkerRequest {
     /// The method.
     pub method: Method,
     /// Path and query, from the first slash.
@@ -112,17 +112,20 @@ impl std::fmt::Debug for Upstream {
 impl Upstream {
     /// A client with its own pool; connects to nobody yet.
     pub fn new(config: UpstreamConfig) -> Self {
-        Self::speaking(config, tls())
+        Self::with_tls(config, tls())
     }
 
     /// One that trusts these authorities in place of the operating system's.
-    pub fn trusting(config: UpstreamConfig, authorities: Vec<CertificateDer<'static>>) -> Result<Self, rustls::Error> {
+    pub fn with_root_certificates(
+        config: UpstreamConfig,
+        authorities: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, rustls::Error> {
         let mut roots = rustls::RootCertStore::empty();
         authorities.into_iter().try_for_each(|authority| roots.add(authority))?;
-        Ok(Self::speaking(config, tls_builder().with_root_certificates(roots).with_no_client_auth()))
+        Ok(Self::with_tls(config, tls_builder().with_root_certificates(roots).with_no_client_auth()))
     }
 
-    fn speaking(config: UpstreamConfig, tls: rustls::ClientConfig) -> Self {
+    fn with_tls(config: UpstreamConfig, tls: rustls::ClientConfig) -> Self {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
         http.enforce_http(false);
@@ -148,7 +151,7 @@ impl Upstream {
     /// Sends `request` to the worker at `endpoint` (scheme, host and port) and waits for the head of its answer.
     ///
     /// Dropping the future, or the body of the answer, closes the connection, by which engines cancel the work.
-    pub async fn send(&self, endpoint: &str, request: Outgoing) -> Result<Response<WorkerBody>, UpstreamError> {
+    pub async fn send(&self, endpoint: &str, request: WorkerRequest) -> Result<Response<WorkerBody>, UpstreamError> {
         let uri: Uri = format!("{}{}", endpoint.trim_end_matches('/'), request.path)
             .parse()
             .map_err(|error| UpstreamError::Unsendable(format!("{error}")))?;
@@ -159,7 +162,7 @@ impl Upstream {
         let limit = self.config.answer_timeout.0;
         let answer = tokio::time::timeout(limit, self.client.request(outgoing)).await;
         let answer = answer.map_err(|_| UpstreamError::Timeout(limit))?.map_err(|error| {
-            let detail = chain(&error);
+            let detail = error_chain(&error);
             if error.is_connect() { UpstreamError::Connect(detail) } else { UpstreamError::Broken(detail) }
         })?;
         Ok(answer.map(|body| WorkerBody::new(body, self.config.pause_timeout.0)))
@@ -167,7 +170,7 @@ impl Upstream {
 }
 
 /// An engine's answer, unless it sends its client elsewhere or changes the protocol.
-pub(crate) fn direct(answer: Response<WorkerBody>) -> Result<Response<WorkerBody>, UpstreamError> {
+pub(crate) fn reject_redirects(answer: Response<WorkerBody>) -> Result<Response<WorkerBody>, UpstreamError> {
     let status = answer.status();
     match status.is_redirection() || status.is_informational() {
         true => Err(UpstreamError::Redirect(status)),
@@ -194,7 +197,7 @@ fn tls_builder() -> rustls::ConfigBuilder<rustls::ClientConfig, rustls::WantsVer
 }
 
 /// An error and what caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -219,14 +222,14 @@ pub enum WorkerBodyError {
 #[derive(Debug)]
 pub struct WorkerBody {
     inner: HyperBody,
-    limit: Duration,
-    pause: Pin<Box<Sleep>>,
+    idle_timeout: Duration,
+    idle_timer: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
 impl WorkerBody {
-    fn new(inner: HyperBody, limit: Duration) -> Self {
-        Self { inner, limit, pause: Box::pin(tokio::time::sleep(limit)), waiting: false }
+    fn new(inner: HyperBody, idle_timeout: Duration) -> Self {
+        Self { inner, idle_timeout, idle_timer: Box::pin(tokio::time::sleep(idle_timeout)), waiting: false }
     }
 }
 
@@ -241,16 +244,16 @@ impl HttpBody for WorkerBody {
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(frame) => {
                 self.waiting = false;
-                Poll::Ready(frame.map(|frame| frame.map_err(|error| WorkerBodyError::Broken(chain(&error)))))
+                Poll::Ready(frame.map(|frame| frame.map_err(|error| WorkerBodyError::Broken(error_chain(&error)))))
             }
             Poll::Pending => {
                 if !self.waiting {
                     self.waiting = true;
-                    let deadline = Instant::now() + self.limit;
-                    self.pause.as_mut().reset(deadline);
+                    let deadline = Instant::now() + self.idle_timeout;
+                    self.idle_timer.as_mut().reset(deadline);
                 }
-                ready!(self.pause.as_mut().poll(cx));
-                Poll::Ready(Some(Err(WorkerBodyError::Silent(self.limit))))
+                ready!(self.idle_timer.as_mut().poll(cx));
+                Poll::Ready(Some(Err(WorkerBodyError::Silent(self.idle_timeout))))
             }
         }
     }
@@ -293,7 +296,7 @@ pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Headers by which an engine would speak for this proxy: where its client goes next, and what it keeps for this address.
-const OF_THE_SERVER: [HeaderName; 8] = [
+const PROXY_OWNED_HEADERS: [HeaderName; 8] = [
     header::LOCATION,
     header::CONTENT_LOCATION,
     header::REFRESH,
@@ -305,9 +308,9 @@ const OF_THE_SERVER: [HeaderName; 8] = [
 ];
 
 /// A worker's headers as they go to a client: end to end, without those in which it would speak for this proxy.
-pub fn answer_headers(headers: &HeaderMap) -> HeaderMap {
+pub fn response_headers(headers: &HeaderMap) -> HeaderMap {
     let mut kept = end_to_end(headers);
-    for name in OF_THE_SERVER {
+    for name in PROXY_OWNED_HEADERS {
         kept.remove(name);
     }
     kept
@@ -327,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_concerns_the_connection_is_left_out() {
+    fn only_hop_by_hop_headers_are_removed() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "keep-alive, X-Hop"),
@@ -352,11 +355,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dead_worker_is_a_connect_error_and_may_be_tried_elsewhere() {
+    async fn a_dead_worker_is_a_retryable_connect_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
-        let request = Outgoing { method: Method::GET, path: "/".into(), headers: HeaderMap::new(), body: Bytes::new() };
+        let request =
+            WorkerRequest { method: Method::GET, path: "/".into(), headers: HeaderMap::new(), body: Bytes::new() };
         let error = Upstream::new(UpstreamConfig::default()).send(&endpoint, request).await.unwrap_err();
         assert!(matches!(error, UpstreamError::Connect(_)) && error.retryable(), "{error}");
     }

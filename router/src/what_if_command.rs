@@ -15,10 +15,10 @@ use serde::Serialize;
 use vocabulary::WorkerId;
 
 use crate::config::{Config, ConfigError};
-use crate::ctl::{Output, WorkerArg, aligned, facts, pretty, row};
-use crate::decisions::{Records, RecordsError};
-use crate::simulate_command::{OutOfRange, Progress, number};
-use compare::{Change, Comparing, Comparison, Modes, Replayed};
+use crate::ctl::{OutputFormat, WorkerArg, aligned, field_list, pretty, row};
+use crate::decisions::{DecisionRecords, DecisionRecordsError};
+use crate::simulate_command::{OutOfRange, ProgressMeter, parse_number};
+use compare::{ComparisonBuilder, Counterfactual, ModeCounts, PlanComparison, ReproductionCounts};
 
 const NOTE: &str = "\
 Every figure but those under SEEN is a prediction by the cost model: the time until a first token as its terms queue,
@@ -48,21 +48,21 @@ pub(crate) struct WhatIfArgs {
     link_speed: Option<f64>,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: OutputFormat,
 }
 
 /// Workers that a message lists.
-const MOST_NAMED: usize = 20;
+const MAX_NAMED_WORKERS: usize = 20;
 
 fn factor(text: &str) -> Result<f64, OutOfRange> {
-    number(text, 0.01..=100.0, "accepted is a number from 0.01 to 100")
+    parse_number(text, 0.01..=100.0, "accepted is a number from 0.01 to 100")
 }
 
 /// Why nothing was compared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WhatIfError {
     #[error(transparent)]
-    Records(#[from] RecordsError),
+    Records(#[from] DecisionRecordsError),
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error("--set {0}: only values of the policy change what is planned; accepted are paths that begin with planner.")]
@@ -74,12 +74,12 @@ pub(crate) enum WhatIfError {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
-    /// Every figure but those of `foretold.*.seen`.
+struct WhatIfReport<'a> {
+    /// Every figure but those of `prediction_table.*.seen`.
     marked_as: &'static str,
     files: usize,
     #[serde(flatten)]
-    comparison: &'a Comparison,
+    comparison: &'a PlanComparison,
     /// What was left out.
     notes: Vec<String>,
 }
@@ -88,10 +88,10 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
     if let Some(other) = args.settings.iter().find(|setting| !setting.trim_start().starts_with("planner.")) {
         return Err(WhatIfError::NotThePolicy(other.clone()));
     }
-    let mut records = Records::open(&args.log)?;
+    let mut records = DecisionRecords::open(&args.log)?;
     let files = records.count;
-    let mut progress = Progress::new(files);
-    let mut comparing = Comparing::default();
+    let mut progress = ProgressMeter::new(files);
+    let mut comparing = ComparisonBuilder::default();
     while let Some(entries) = records.next_file() {
         progress.begin("files of the log");
         let entries = entries?;
@@ -101,53 +101,54 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
         entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     }
     progress.end();
-    args.known(comparing.workers())?;
-    let (comparison, notes) = (comparing.done(), simulator::trace::torn(&records.torn).into_iter().collect::<Vec<_>>());
+    args.check_workers(comparing.workers())?;
+    let (comparison, notes) =
+        (comparing.finish(), simulator::trace::truncation_note(&records.truncated).into_iter().collect::<Vec<_>>());
     let text = match args.output {
-        Output::Table => {
+        OutputFormat::Table => {
             let notes = notes.iter().map(|note| format!("\nnote: {note}\n")).collect::<String>();
-            text(&comparison, files) + &notes
+            comparison_text(&comparison, files) + &notes
         }
-        Output::Json => pretty(&Document { marked_as: "prediction", files, comparison: &comparison, notes }),
+        OutputFormat::Json => pretty(&WhatIfReport { marked_as: "prediction", files, comparison: &comparison, notes }),
     };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 impl WhatIfArgs {
     /// A fleet without somebody who was never in it would look as good as the whole one.
-    fn known(&self, workers: &BTreeMap<WorkerId, Arc<str>>) -> Result<(), WhatIfError> {
+    fn check_workers(&self, workers: &BTreeMap<WorkerId, Arc<str>>) -> Result<(), WhatIfError> {
         let unknown = self.without.iter().find(|worker| !workers.contains_key(&worker.0));
-        let known = || workers.values().take(MOST_NAMED).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+        let known = || workers.values().take(MAX_NAMED_WORKERS).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
         unknown.map_or(Ok(()), |worker| Err(WhatIfError::UnknownWorker { worker: worker.0, known: known() }))
     }
 
     /// Settings alone go over the recorded policy.
-    fn change(&self, recorded: &Policy) -> Result<Change, ConfigError> {
+    fn change(&self, recorded: &Policy) -> Result<Counterfactual, ConfigError> {
         let is_changed = self.config.is_some() || !self.settings.is_empty();
         let other = || Config::policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
-        Ok(Change {
+        Ok(Counterfactual {
             policy: is_changed.then(other).transpose()?,
-            without: self.without.iter().map(|worker| worker.0).collect(),
-            prefill: self.prefill_speed,
-            link: self.link_speed,
+            removed_workers: self.without.iter().map(|worker| worker.0).collect(),
+            prefill_speed: self.prefill_speed,
+            link_speed: self.link_speed,
         })
     }
 }
 
-fn text(comparison: &Comparison, files: usize) -> String {
-    let Modes { own, shadow, sticky } = comparison.modes;
+fn comparison_text(comparison: &PlanComparison, files: usize) -> String {
+    let ModeCounts { own, shadow, sticky } = comparison.modes;
     let (all, compared) = (own + shadow + sticky, comparison.compared);
-    let mut text = facts([
+    let mut text = field_list([
         ("decisions", format!("{all} in {files} files: own {own}, shadow {shadow}, sticky {sticky}")),
         ("compared", format!("{compared} steps of {} sessions", comparison.sessions)),
-        ("replayed", replayed(comparison)),
+        ("replayed", replay_text(comparison)),
         ("unservable", format!("{} steps", comparison.unservable)),
     ]);
     let (Some(served), Some(planned)) = (&comparison.as_served, &comparison.what_if) else {
         return text
             + "\nNothing could be compared: no record holds what the planner was asked and how it was served.\n";
     };
-    let line = |name: &str, of: &dyn Fn(&compare::Totals) -> String| row([name, &of(served), &of(planned)]);
+    let line = |name: &str, of: &dyn Fn(&compare::PlanTotals) -> String| row([name, &of(served), &of(planned)]);
     text.push('\n');
     text += &aligned([
         row(["PREDICTED", "AS SERVED", "WHAT IF"]),
@@ -158,7 +159,7 @@ fn text(comparison: &Comparison, files: usize) -> String {
         line("MiB moved", &|totals| format!("{:.1}", totals.moved_bytes as f64 / f64::from(1 << 20))),
     ]);
     text += &format!("\n{} of {} steps would be served in another way. ", comparison.other_plan, compared);
-    text += &saved(comparison, served.first_token_mean);
+    text += &savings_text(comparison, served.first_token_mean);
     text.push_str("\n\n");
     let actions = comparison.actions.iter();
     let actions =
@@ -166,13 +167,13 @@ fn text(comparison: &Comparison, files: usize) -> String {
     text += &aligned(std::iter::once(row(["ACTION", "AS SERVED", "WHAT IF"])).chain(actions));
     if !comparison.foretold.is_empty() {
         text.push('\n');
-        text += &foretold(comparison);
+        text += &prediction_table(comparison);
     }
     text
 }
 
-fn replayed(comparison: &Comparison) -> String {
-    let Replayed { reproduced, unreproduced, without_memory } = comparison.replayed;
+fn replay_text(comparison: &PlanComparison) -> String {
+    let ReproductionCounts { reproduced, unreproduced, without_memory } = comparison.replayed;
     let all = reproduced + unreproduced;
     let without = match without_memory {
         0 => String::new(),
@@ -183,7 +184,7 @@ fn replayed(comparison: &Comparison) -> String {
     format!("{reproduced} of {all} give the recorded plan under the recorded policy{without}")
 }
 
-fn saved(comparison: &Comparison, before: f64) -> String {
+fn savings_text(comparison: &PlanComparison, before: f64) -> String {
     let Some(saved) = comparison.saved else { return String::new() };
     let share = if before > 0.0 { format!(" ({:.1} %)", 100.0 * saved.mean / before) } else { String::new() };
     let within = saved.within.map_or_else(
@@ -193,7 +194,7 @@ fn saved(comparison: &Comparison, before: f64) -> String {
     format!("Prediction: a first token comes {:.2} ms{share} earlier, {within}.", saved.mean)
 }
 
-fn foretold(comparison: &Comparison) -> String {
+fn prediction_table(comparison: &PlanComparison) -> String {
     let mut rows = vec![row(["AS SERVED", "STEPS", "PREDICTED MS", "SEEN MS", "MEDIAN ERROR", "BIAS"])];
     for (action, one) in &comparison.foretold {
         rows.push(row([

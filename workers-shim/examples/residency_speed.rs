@@ -13,9 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use residency::{
-    Batch, Change, DecodeError, Event, Feed, Index, Limits, Near, Shape, Slot, Source, SourceRules, Stored, decode,
+    BlockStored, DecodeError, DecodeLimits, DepthHint, KvCacheEvent, KvEventBatch, PrefixClosure, ResidencyChange,
+    ResidencyFeed, ResidencyIndex, SourceBlocks, SourceRules, SourceSlot, decode,
 };
-use vocabulary::{BlockHash, Chain, DpRank, Knowledge, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens, WorkerId};
+use vocabulary::{
+    BlockHash, ChainNamespace, DpRank, HashSeed, KvIndexState, PrefixChain, PrefixId, RootKeys, Tier, Tokens, WorkerId,
+};
 use workers_shim::events::SharedIndex;
 
 const WORKERS: u64 = 32;
@@ -24,71 +27,76 @@ const CHAIN: usize = 8192;
 const COPIES: usize = 2 << 20;
 const SESSIONS: usize = COPIES / (CHAIN * REPLICAS as usize);
 /// Blocks that all sessions share, as a system prompt is.
-const SHARED: usize = 512;
+const SHARED_BLOCKS: usize = 512;
 const LOOKUPS: usize = 20_000;
 const BLOCK: u64 = 16;
-const BURST: usize = 1 << 20;
+const BURST_EVENTS: usize = 1 << 20;
 /// Blocks in one event: a prefill step of 512 tokens.
-const EVENT: usize = 32;
+const EVENT_BLOCKS: usize = 32;
 /// Messages that are decoded, then applied, while they are in the processor's cache.
-const TURN: usize = 32;
+const DECODE_BATCH: usize = 32;
 /// Ids of tokens, which say how long they are in a message.
 const VOCABULARY: u32 = 152_064;
 
-type Failure = Box<dyn std::error::Error>;
+type BoxError = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Failure> {
-    let before = resident()?;
-    let mut index = Index::new();
-    let slots: Vec<Slot> =
-        (0..WORKERS).map(|n| index.join(WorkerId(n), DpRank(0), Knowledge::Exact)).collect::<Result<_, _>>()?;
+fn main() -> Result<(), BoxError> {
+    let before = resident_bytes()?;
+    let mut index = ResidencyIndex::new();
+    let slots: Vec<SourceSlot> = (0..WORKERS)
+        .map(|n| index.add_source(WorkerId(n), DpRank(0), KvIndexState::Exact))
+        .collect::<Result<_, _>>()?;
     let sessions: Vec<Vec<BlockHash>> = (0..SESSIONS).map(chain).collect();
     let started = Instant::now();
-    fill(&mut index, &slots, &sessions);
+    fill_index(&mut index, &slots, &sessions);
     let filled = started.elapsed();
     let held = SESSIONS * CHAIN * REPLICAS as usize;
     // The chains themselves are the sessions', not the index's.
-    let own = resident()?.saturating_sub(before).saturating_sub(SESSIONS * CHAIN * size_of::<BlockHash>());
-    say(format_args!("{WORKERS} workers hold {} blocks, {held} copies, in chains of {CHAIN}", index.blocks()))?;
-    say(format_args!(
+    let own = resident_bytes()?.saturating_sub(before).saturating_sub(SESSIONS * CHAIN * size_of::<BlockHash>());
+    print_line(format_args!("{WORKERS} workers hold {} blocks, {held} copies, in chains of {CHAIN}", index.blocks()))?;
+    print_line(format_args!(
         "index: {:.1} bytes a held copy, {:.1} a block of three",
-        each(own, held),
-        each(own, index.blocks())
+        time_each(own, held),
+        time_each(own, index.blocks())
     ))?;
-    say(format_args!("index: {:.0} ns to hold one copy", nanos(filled, held)))?;
-    lookups(&index, &sessions)?;
+    print_line(format_args!("index: {:.0} ns to hold one copy", nanos(filled, held)))?;
+    measure_lookups(&index, &sessions)?;
     drop((index, sessions));
-    burst()
+    measure_burst()
 }
 
 /// Shared blocks first, then the session's own.
 fn chain(session: usize) -> Vec<BlockHash> {
     let own = (session as u64 + 1) << 32;
-    (0..CHAIN as u64).map(|at| spread(if at < SHARED as u64 { at + 1 } else { own + at })).map(BlockHash).collect()
+    (0..CHAIN as u64)
+        .map(|at| hash_counter(if at < SHARED_BLOCKS as u64 { at + 1 } else { own + at }))
+        .map(BlockHash)
+        .collect()
 }
 
 /// An even hash of a counter (splitmix64).
-fn spread(counter: u64) -> u64 {
+fn hash_counter(counter: u64) -> u64 {
     let mixed = (counter ^ (counter >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^ (mixed >> 31)
 }
 
-fn fill(index: &mut Index, slots: &[Slot], sessions: &[Vec<BlockHash>]) {
+fn fill_index(index: &mut ResidencyIndex, slots: &[SourceSlot], sessions: &[Vec<BlockHash>]) {
     for (number, session) in sessions.iter().enumerate() {
         for replica in 0..REPLICAS as usize {
             let slot = slots[(number * 7 + replica * 11) % slots.len()];
-            for part in session.chunks(EVENT) {
-                let changes: Vec<Change> = part.iter().map(|hash| Change::Held(*hash, Tier::Hbm)).collect();
+            for part in session.chunks(EVENT_BLOCKS) {
+                let changes: Vec<ResidencyChange> =
+                    part.iter().map(|hash| ResidencyChange::Added(*hash, Tier::Hbm)).collect();
                 index.apply(slot, &changes);
             }
         }
     }
-    slots.iter().for_each(|slot| index.shape(*slot, Shape::Whole));
+    slots.iter().for_each(|slot| index.set_closure(*slot, PrefixClosure::Whole));
 }
 
 /// Each lookup asks for another session, so that its blocks are in no cache of the processor's; then again for one.
-fn lookups(index: &Index, sessions: &[Vec<BlockHash>]) -> Result<(), Failure> {
+fn measure_lookups(index: &ResidencyIndex, sessions: &[Vec<BlockHash>]) -> Result<(), BoxError> {
     let of = |which: &dyn Fn(usize) -> usize| {
         let took = (0..LOOKUPS).map(|round| {
             let session = &sessions[which(round)];
@@ -98,122 +106,126 @@ fn lookups(index: &Index, sessions: &[Vec<BlockHash>]) -> Result<(), Failure> {
             black_box(index.overlaps(black_box(&session[..length])));
             started.elapsed()
         });
-        Spread::of(took.collect())
+        LatencySamples::of(took.collect())
     };
-    say(format_args!(
+    print_line(format_args!(
         "lookup of {CHAIN} blocks, another session each time: {}",
         of(&|round| (round * 31) % sessions.len())
     ))?;
-    say(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))?;
-    let chains: Vec<Chain> = sessions.iter().map(|session| prompt(session)).collect();
-    let near = Near::of(&index.overlaps(&sessions[0])).depths();
+    print_line(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))?;
+    let chains: Vec<PrefixChain> = sessions.iter().map(|session| prompt(session)).collect();
+    let near = DepthHint::from_depths(&index.overlaps(&sessions[0])).depths();
     let told = |which: &dyn Fn(usize) -> usize| {
         let took = (0..LOOKUPS).map(|round| {
             let chain = &chains[which(round)];
             let started = Instant::now();
-            black_box(index.overlaps_near(black_box(chain), &near));
+            black_box(index.overlaps_with_hint(black_box(chain), &near));
             started.elapsed()
         });
-        Spread::of(took.collect())
+        LatencySamples::of(took.collect())
     };
-    say(format_args!(
+    print_line(format_args!(
         "told where its holders ended, another session each time: {}",
         told(&|round| (round * 31) % chains.len())
     ))?;
-    say(format_args!("told where its holders ended, the same session again: {}", told(&|_| 3)))
+    print_line(format_args!("told where its holders ended, the same session again: {}", told(&|_| 3)))
 }
 
 /// A session's next prompt, with some blocks that nobody holds yet.
-fn prompt(session: &[BlockHash]) -> Chain {
-    let new = (1..=50).map(|at| BlockHash(spread(at << 50)));
+fn prompt(session: &[BlockHash]) -> PrefixChain {
+    let new = (1..=50).map(|at| BlockHash(hash_counter(at << 50)));
     let ids = session.iter().copied().chain(new).map(|hash| PrefixId(u128::from(hash.0))).collect();
-    Chain { root: PrefixId(0), block: Tokens(BLOCK), ids, tokens: Tokens(0) }
+    PrefixChain { root: PrefixId(0), block: Tokens(BLOCK), ids, tokens: Tokens(0) }
 }
 
 /// Events of three workers that hold the same, then of one while another thread looks.
-fn burst() -> Result<(), Failure> {
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
-    let rules = SourceRules::new(Tokens(BLOCK), Seed(1), namespace);
+fn measure_burst() -> Result<(), BoxError> {
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
+    let rules = SourceRules::new(Tokens(BLOCK), HashSeed(1), namespace);
     let root = rules.namespace.root(rules.seed, RootKeys::default());
-    let asked = Chain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
-    let messages: Vec<Vec<u8>> = (0..2 * BURST / EVENT).map(stored).collect::<Result<_, _>>()?;
+    let asked = PrefixChain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
+    let messages: Vec<Vec<u8>> = (0..2 * BURST_EVENTS / EVENT_BLOCKS).map(stored).collect::<Result<_, _>>()?;
     // The first half of each chain is there before anybody looks.
     let (known, coming) = messages.split_at(messages.len() / 2);
-    parts(&rules, known)?;
+    measure_ingest_stages(&rules, known)?;
     let index = SharedIndex::new();
-    let mut feeds: Vec<Feed> =
-        (0..REPLICAS).map(|worker| Feed::new(WorkerId(worker), DpRank(0), rules.clone())).collect();
-    let before = resident()?;
-    let first = feeds.iter_mut().map(|feed| apply(&index, feed, known)).collect::<Result<Vec<_>, _>>()?;
-    let own = resident()?.saturating_sub(before);
-    say(format_args!("index and sources: {:.1} bytes a copy at {REPLICAS} replicas", each(own, feeds.len() * BURST)))?;
+    let mut feeds: Vec<ResidencyFeed> =
+        (0..REPLICAS).map(|worker| ResidencyFeed::new(WorkerId(worker), DpRank(0), rules.clone())).collect();
+    let before = resident_bytes()?;
+    let first = feeds.iter_mut().map(|feed| apply_messages(&index, feed, known)).collect::<Result<Vec<_>, _>>()?;
+    let own = resident_bytes()?.saturating_sub(before);
+    print_line(format_args!(
+        "index and sources: {:.1} bytes a copy at {REPLICAS} replicas",
+        time_each(own, feeds.len() * BURST_EVENTS)
+    ))?;
     for (replica, took) in first.iter().enumerate() {
-        say(format_args!("replica {} of {BURST} blocks: {took}", replica + 1))?;
+        print_line(format_args!("replica {} of {BURST_EVENTS} blocks: {took}", replica + 1))?;
     }
     let stop = AtomicBool::new(false);
-    let quiet = look(&index, &asked, |seen| seen < LOOKUPS)?;
-    let (took, busy) = std::thread::scope(|scope| -> Result<_, Failure> {
-        let looking =
-            scope.spawn(|| look(&index, &asked, |_| !stop.load(Ordering::Relaxed)).map_err(|error| error.to_string()));
-        let took = apply(&index, &mut feeds[0], coming);
+    let quiet = time_lookups(&index, &asked, |seen| seen < LOOKUPS)?;
+    let (took, busy) = std::thread::scope(|scope| -> Result<_, BoxError> {
+        let looking = scope.spawn(|| {
+            time_lookups(&index, &asked, |_| !stop.load(Ordering::Relaxed)).map_err(|error| error.to_string())
+        });
+        let took = apply_messages(&index, &mut feeds[0], coming);
         stop.store(true, Ordering::Relaxed);
         Ok((took?, looking.join().map_err(|_| "the looking thread failed")??))
     })?;
-    say(format_args!("a burst of {BURST} more, in events of {EVENT}: {took}"))?;
+    print_line(format_args!("a burst of {BURST_EVENTS} more, in events of {EVENT_BLOCKS}: {took}"))?;
     let evicted: Vec<Vec<u8>> = (messages.len() / 2..messages.len()).rev().map(removed).collect::<Result<_, _>>()?;
-    say(format_args!("evicted again, leaves first: {}", apply(&index, &mut feeds[0], &evicted)?))?;
-    say(format_args!("stored again, where nothing grows: {}", apply(&index, &mut feeds[0], coming)?))?;
-    compared(&quiet, &busy)
+    print_line(format_args!("evicted again, leaves first: {}", apply_messages(&index, &mut feeds[0], &evicted)?))?;
+    print_line(format_args!("stored again, where nothing grows: {}", apply_messages(&index, &mut feeds[0], coming)?))?;
+    measure_during_burst(&quiet, &busy)
 }
 
 /// Lookups before and during a burst.
-fn compared(quiet: &[Spread; 3], busy: &[Spread; 3]) -> Result<(), Failure> {
+fn measure_during_burst(quiet: &[LatencySamples; 3], busy: &[LatencySamples; 3]) -> Result<(), BoxError> {
     let how = ["by the clock", "without waiting for a core", "nor for who applies to get one"];
     for (place, how) in how.into_iter().enumerate() {
-        say(format_args!("lookups before the burst, {how}: {}", quiet[place]))?;
-        say(format_args!("lookups during the burst, {how}: {}", busy[place]))?;
+        print_line(format_args!("lookups before the burst, {how}: {}", quiet[place]))?;
+        print_line(format_args!("lookups during the burst, {how}: {}", busy[place]))?;
         let [p50, p99] = [500, 990].map(|at| busy[place].at(at).as_secs_f64() / quiet[place].at(at).as_secs_f64());
-        say(format_args!("  times as long: p50 {p50:.2}, p99 {p99:.2}"))?;
+        print_line(format_args!("  times as long: p50 {p50:.2}, p99 {p99:.2}"))?;
     }
     Ok(())
 }
 
 /// What a block of a stored event costs, step by step, each over the same events.
-fn parts(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), Failure> {
+fn measure_ingest_stages(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), BoxError> {
     let root = rules.namespace.root(rules.seed, RootKeys::default());
-    let (mut source, schedule, mut changes) = (Source::new(rules.clone()), Schedule::new()?, Vec::new());
-    let mut all = vec![Change::Gone(BlockHash(1), Tier::Hbm); BURST];
+    let (mut source, schedule, mut changes) = (SourceBlocks::new(rules.clone()), SchedStat::new()?, Vec::new());
+    let mut all = vec![ResidencyChange::Removed(BlockHash(1), Tier::Hbm); BURST_EVENTS];
     all.clear();
-    let [mut decoding, mut chaining, mut naming, mut holding] = [Phase::default(); 4];
-    let before = resident()?;
-    for messages in messages.chunks(TURN) {
+    let [mut decoding, mut chaining, mut naming, mut holding] = [PhaseTime::default(); 4];
+    let before = resident_bytes()?;
+    for messages in messages.chunks(DECODE_BATCH) {
         let batches = decoding.of(&schedule, || decoded(messages))??;
-        let stored: Vec<&Stored> = batches.iter().flat_map(|batch| &batch.events).filter_map(as_stored).collect();
+        let stored: Vec<&BlockStored> = batches.iter().flat_map(|batch| &batch.events).filter_map(as_stored).collect();
         chaining.of(&schedule, || {
             for event in &stored {
-                black_box(Chain::over_tokens(root, rules.seed, rules.block, &event.tokens));
+                black_box(PrefixChain::over_tokens(root, rules.seed, rules.block, &event.tokens));
             }
         })?;
         naming.of(&schedule, || {
             for batch in &batches {
-                source.glance(&batch.events);
+                source.warm_cpu_cache(&batch.events);
                 batch.events.iter().filter_map(as_stored).for_each(|event| source.store(event, &mut changes));
             }
         })?;
         all.append(&mut changes);
     }
-    let (mut index, between) = (Index::new(), resident()?);
-    let slot = index.join(WorkerId(0), DpRank(0), Knowledge::Exact)?;
+    let (mut index, between) = (ResidencyIndex::new(), resident_bytes()?);
+    let slot = index.add_source(WorkerId(0), DpRank(0), KvIndexState::Exact)?;
     holding.of(&schedule, || {
-        for changes in all.chunks(EVENT) {
-            index.glance(changes);
+        for changes in all.chunks(EVENT_BLOCKS) {
+            index.warm_cpu_cache(changes);
             index.apply(slot, changes);
         }
     })?;
-    let [source, index] = [between - before, resident()? - between].map(|bytes| each(bytes, all.len()));
-    let each = |phase: Phase| nanos(phase.running, all.len());
-    say(format_args!("{} blocks of one source: {source:.1} bytes each, in the index {index:.1}", all.len()))?;
-    say(format_args!(
+    let [source, index] = [between - before, resident_bytes()? - between].map(|bytes| time_each(bytes, all.len()));
+    let each = |phase: PhaseTime| nanos(phase.running, all.len());
+    print_line(format_args!("{} blocks of one source: {source:.1} bytes each, in the index {index:.1}", all.len()))?;
+    print_line(format_args!(
         "one of them, on a core: decoded {:.0} ns, its chain {:.0} ns, chain and name {:.0} ns, holder {:.0} ns",
         each(decoding),
         each(chaining),
@@ -222,24 +234,24 @@ fn parts(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), Failure> {
     ))
 }
 
-fn decoded(messages: &[Vec<u8>]) -> Result<Vec<Batch>, DecodeError> {
-    messages.iter().map(|message| decode(message, &Limits::default())).collect()
+fn decoded(messages: &[Vec<u8>]) -> Result<Vec<KvEventBatch>, DecodeError> {
+    messages.iter().map(|message| decode(message, &DecodeLimits::default())).collect()
 }
 
-fn as_stored(event: &Event) -> Option<&Stored> {
-    if let Event::Stored(event) = event { Some(event) } else { None }
+fn as_stored(event: &KvCacheEvent) -> Option<&BlockStored> {
+    if let KvCacheEvent::Stored(event) = event { Some(event) } else { None }
 }
 
 /// What something took.
 #[derive(Clone, Copy, Default)]
-struct Phase {
+struct PhaseTime {
     clock: Duration,
     /// On a core.
     running: Duration,
 }
 
-impl Phase {
-    fn of<T>(&mut self, schedule: &Schedule, act: impl FnOnce() -> T) -> Result<T, Failure> {
+impl PhaseTime {
+    fn of<T>(&mut self, schedule: &SchedStat, act: impl FnOnce() -> T) -> Result<T, BoxError> {
         let (started, before) = (Instant::now(), schedule.waited()?);
         let made = act();
         let took = started.elapsed();
@@ -251,13 +263,13 @@ impl Phase {
 
 /// What events took.
 #[derive(Default)]
-struct Took {
+struct IngestTiming {
     blocks: usize,
-    decoding: Phase,
-    applying: Phase,
+    decoding: PhaseTime,
+    applying: PhaseTime,
 }
 
-impl std::fmt::Display for Took {
+impl std::fmt::Display for IngestTiming {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let each = |took: Duration| nanos(took, self.blocks);
         write!(
@@ -271,29 +283,38 @@ impl std::fmt::Display for Took {
 }
 
 /// As a follower does it, message by message.
-fn apply(index: &SharedIndex, feed: &mut Feed, messages: &[Vec<u8>]) -> Result<Took, Failure> {
-    let (schedule, mut took) = (Schedule::new()?, Took { blocks: messages.len() * EVENT, ..Took::default() });
-    for messages in messages.chunks(TURN) {
+fn apply_messages(
+    index: &SharedIndex,
+    feed: &mut ResidencyFeed,
+    messages: &[Vec<u8>],
+) -> Result<IngestTiming, BoxError> {
+    let (schedule, mut took) =
+        (SchedStat::new()?, IngestTiming { blocks: messages.len() * EVENT_BLOCKS, ..IngestTiming::default() });
+    for messages in messages.chunks(DECODE_BATCH) {
         let batches = took.decoding.of(&schedule, || decoded(messages))??;
         took.applying.of(&schedule, || {
             for batch in &batches {
-                feed.take_all(&batch.events);
-                index.settle(feed)?;
+                feed.ingest_all(&batch.events);
+                index.apply_feed(feed)?;
             }
-            Ok::<_, Failure>(())
+            Ok::<_, BoxError>(())
         })??;
     }
     Ok(took)
 }
 
 /// Lookups as the clock shows them, without what they waited for a core, and without what the main thread did, too.
-fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Result<[Spread; 3], Failure> {
-    let (own, main) = (Schedule::new()?, Schedule(File::open("/proc/self/schedstat")?));
+fn time_lookups(
+    index: &SharedIndex,
+    asked: &PrefixChain,
+    more: impl Fn(usize) -> bool,
+) -> Result<[LatencySamples; 3], BoxError> {
+    let (own, main) = (SchedStat::new()?, SchedStat(File::open("/proc/self/schedstat")?));
     let mut all: [Vec<Duration>; 3] = Default::default();
     while more(all[0].len()) {
         let before = (own.waited()?, main.waited()?);
         let started = Instant::now();
-        black_box(index.read().overlaps_of(asked));
+        black_box(index.read().overlaps_of_chain(asked));
         let took = started.elapsed();
         let waited = own.waited()? - before.0;
         let either = waited + main.waited()? - before.1;
@@ -303,19 +324,19 @@ fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Res
         // As requests come: not one after the other.
         std::thread::sleep(Duration::from_micros(20));
     }
-    Ok(all.map(Spread::of))
+    Ok(all.map(LatencySamples::of))
 }
 
 /// What the kernel says of a thread.
-struct Schedule(File);
+struct SchedStat(File);
 
-impl Schedule {
-    fn new() -> Result<Self, Failure> {
+impl SchedStat {
+    fn new() -> Result<Self, BoxError> {
         Ok(Self(File::open("/proc/thread-self/schedstat")?))
     }
 
     /// How long it was ready and waited for a core.
-    fn waited(&self) -> Result<Duration, Failure> {
+    fn waited(&self) -> Result<Duration, BoxError> {
         let mut text = [0; 96];
         let length = self.0.read_at(&mut text, 0)?;
         let waited = std::str::from_utf8(&text[..length])?.split(' ').nth(1).ok_or("no schedstat")?;
@@ -324,35 +345,35 @@ impl Schedule {
 }
 
 fn name(chain: usize, at: usize) -> u64 {
-    spread(((chain as u64 + 1) << 40) + at as u64)
+    hash_counter(((chain as u64 + 1) << 40) + at as u64)
 }
 
 /// The next blocks of one of 128 long chains, as vLLM says that they are stored.
 fn stored(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
-    let (chain, first) = (number % 128, number / 128 * EVENT);
-    let names: Vec<u64> = (first..first + EVENT).map(|at| name(chain, at)).collect();
-    let (parent, tokens) = (first.checked_sub(1).map(|at| name(chain, at)), tokens(chain, first..first + EVENT));
+    let (chain, first) = (number % 128, number / 128 * EVENT_BLOCKS);
+    let names: Vec<u64> = (first..first + EVENT_BLOCKS).map(|at| name(chain, at)).collect();
+    let (parent, tokens) = (first.checked_sub(1).map(|at| name(chain, at)), tokens(chain, first..first + EVENT_BLOCKS));
     rmp_serde::to_vec(&(1.5, [("BlockStored", names, parent, tokens, BLOCK, (), "GPU", ())], 0))
 }
 
 /// The same, removed, last one first.
 fn removed(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
-    let (chain, first) = (number % 128, number / 128 * EVENT);
-    let names: Vec<u64> = (first..first + EVENT).rev().map(|at| name(chain, at)).collect();
+    let (chain, first) = (number % 128, number / 128 * EVENT_BLOCKS);
+    let names: Vec<u64> = (first..first + EVENT_BLOCKS).rev().map(|at| name(chain, at)).collect();
     rmp_serde::to_vec(&(1.5, [("BlockRemoved", names, "GPU")], 0))
 }
 
 /// The tokens of some blocks of a chain.
 fn tokens(chain: usize, blocks: Range<usize>) -> Vec<u32> {
     let block = BLOCK as usize;
-    let token = |at: usize| spread((2 * chain * CHAIN * block + at) as u64) as u32 % VOCABULARY;
+    let token = |at: usize| hash_counter((2 * chain * CHAIN * block + at) as u64) as u32 % VOCABULARY;
     (blocks.start * block..blocks.end * block).map(token).collect()
 }
 
 /// What a number of tries took.
-struct Spread(Vec<Duration>);
+struct LatencySamples(Vec<Duration>);
 
-impl Spread {
+impl LatencySamples {
     fn of(mut took: Vec<Duration>) -> Self {
         took.sort_unstable();
         Self(took)
@@ -363,7 +384,7 @@ impl Spread {
     }
 }
 
-impl std::fmt::Display for Spread {
+impl std::fmt::Display for LatencySamples {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [p50, p99, most] = [500, 990, 1000].map(|at| self.at(at));
         write!(f, "p50 {p50:?}, p99 {p99:?}, most {most:?} of {}", self.0.len())
@@ -371,13 +392,13 @@ impl std::fmt::Display for Spread {
 }
 
 /// Bytes of this process that are in memory.
-fn resident() -> Result<usize, Failure> {
+fn resident_bytes() -> Result<usize, BoxError> {
     let status = read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? * 1024)
 }
 
-fn each(bytes: usize, things: usize) -> f64 {
+fn time_each(bytes: usize, things: usize) -> f64 {
     bytes as f64 / things as f64
 }
 
@@ -385,6 +406,6 @@ fn nanos(took: Duration, things: usize) -> f64 {
     took.as_nanos() as f64 / things as f64
 }
 
-fn say(line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+fn print_line(line: std::fmt::Arguments<'_>) -> Result<(), BoxError> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }

@@ -5,29 +5,29 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use residency::RoutedLimits;
-use vocabulary::{DpRank, Role, Tokens};
+use residency::RoutedBlockLimits;
+use vocabulary::{DpRank, Tokens, WorkerRole};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{Fleet, FleetOptions, Pace, WorkerSpec};
+use workers_shim::fleet::{Fleet, FleetOptions, ProbeSettings, WorkerDefinition};
 
 const WORKERS: u16 = 64;
 const ROUNDS: u32 = 20_000;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let worker = |port: u16| WorkerSpec::at(&format!("http://127.0.0.1:{}", 1 + port), Role::Hybrid);
+    let worker = |port: u16| WorkerDefinition::at(&format!("http://127.0.0.1:{}", 1 + port), WorkerRole::Hybrid);
     let fleet = Fleet::start(FleetOptions {
         workers: (0..WORKERS).map(worker).collect(),
-        pace: Pace { every: Duration::from_secs(60), ..Pace::default() },
+        pace: ProbeSettings { every: Duration::from_secs(60), ..ProbeSettings::default() },
         index: SharedIndex::new(),
         rules: Arc::new(|_| None),
-        alive: None,
-        routed: RoutedLimits::default(),
-        imprints: None,
+        liveness: None,
+        routed_limits: RoutedBlockLimits::default(),
+        snapshots: None,
     })?;
     let first = fleet.snapshot()[0].id;
-    let unchanged = each(|| drop(black_box(fleet.snapshot())));
-    let changed = each(|| {
+    let unchanged = time_each(|| drop(black_box(fleet.snapshot())));
+    let changed = time_each(|| {
         drop(fleet.dispatch(first, DpRank(0), Tokens(1)));
         drop(black_box(fleet.snapshot()));
     });
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn each(mut step: impl FnMut()) -> Duration {
+fn time_each(mut step: impl FnMut()) -> Duration {
     let started = Instant::now();
     (0..ROUNDS).for_each(|_| step());
     started.elapsed() / ROUNDS

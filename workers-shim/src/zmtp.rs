@@ -24,9 +24,9 @@ const MAX_CONTEXT: usize = 16;
 const MAX_TOPICS: usize = 64;
 const MAX_TOPIC: usize = 256;
 /// Room for one read of a socket.
-const READ: usize = 64 << 10;
+const READ_BUFFER: usize = 64 << 10;
 /// The longest handshake with a peer that connects.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -77,7 +77,7 @@ impl SocketType {
     }
 
     /// Kinds that may be at the other end, the usual one first.
-    fn peers(self) -> [&'static str; 2] {
+    fn peer_types(self) -> [&'static str; 2] {
         match self {
             Self::Pub => ["SUB", "XSUB"],
             Self::Sub => ["PUB", "XPUB"],
@@ -89,7 +89,7 @@ impl SocketType {
 
 /// One connection after its handshake.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ZmtpConnection {
     stream: TcpStream,
     unread: BytesMut,
     unsent: BytesMut,
@@ -97,7 +97,7 @@ pub(crate) struct Connection {
     partial: (Vec<Bytes>, usize),
 }
 
-impl Connection {
+impl ZmtpConnection {
     /// Connects to `tcp://HOST:PORT`.
     pub(crate) async fn connect(endpoint: &str, own: SocketType) -> Result<Self, ZmtpError> {
         let address = endpoint.strip_prefix("tcp://").ok_or_else(|| ZmtpError::Endpoint(endpoint.to_owned()))?;
@@ -117,8 +117,8 @@ impl Connection {
         match connection.frame().await? {
             (COMMAND, body) if body.starts_with(b"\x05READY") => {
                 let theirs = socket_type(&body[6..]);
-                let is_peer = own.peers().iter().any(|peer| theirs == Some(peer.as_bytes()));
-                if is_peer { Ok(connection) } else { Err(ZmtpError::Socket(own.peers()[0])) }
+                let is_peer = own.peer_types().iter().any(|peer| theirs == Some(peer.as_bytes()));
+                if is_peer { Ok(connection) } else { Err(ZmtpError::Socket(own.peer_types()[0])) }
             }
             (COMMAND, _) => Err(ZmtpError::Protocol("the handshake was refused")),
             _ => Err(ZmtpError::Protocol("no READY command")),
@@ -177,7 +177,7 @@ impl Connection {
             if let Some(frame) = take_frame(&mut self.unread)? {
                 return Ok(frame);
             }
-            self.unread.reserve(READ);
+            self.unread.reserve(READ_BUFFER);
             if self.stream.read_buf(&mut self.unread).await? == 0 {
                 return Err(ZmtpError::Closed);
             }
@@ -189,7 +189,7 @@ impl Connection {
 pub(crate) async fn serve<F>(
     listener: TcpListener,
     own: SocketType,
-    each: impl Fn(Connection) -> F + Clone + Send + 'static,
+    each: impl Fn(ZmtpConnection) -> F + Clone + Send + 'static,
 ) where
     F: Future<Output = ()> + Send,
 {
@@ -200,7 +200,7 @@ pub(crate) async fn serve<F>(
                 Ok((stream, _)) => {
                     let each = each.clone();
                     tasks.spawn(async move {
-                        match timeout(HANDSHAKE, Connection::handshake(stream, own)).await {
+                        match timeout(HANDSHAKE_TIMEOUT, ZmtpConnection::handshake(stream, own)).await {
                             Ok(Ok(connection)) => each(connection).await,
                             Ok(Err(error)) => tracing::debug!(%error, "a peer was not taken"),
                             Err(_) => tracing::debug!("a peer did not end its handshake"),
@@ -216,7 +216,7 @@ pub(crate) async fn serve<F>(
 }
 
 /// Sends what is published to one subscriber, as far as it asked for it. Messages that it has no room for are lost to it.
-pub(crate) async fn publish(mut connection: Connection, mut live: broadcast::Receiver<Arc<[Bytes]>>) {
+pub(crate) async fn publish(mut connection: ZmtpConnection, mut live: broadcast::Receiver<Arc<[Bytes]>>) {
     let mut topics: Vec<Bytes> = Vec::new();
     loop {
         let is_open = tokio::select! {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_back_as_they_were_put_and_not_before_they_are_whole() {
+    fn frames_round_trip_and_partial_ones_are_withheld() {
         let mut wire = BytesMut::new();
         let bodies: [&[u8]; 3] = [b"", &[7; 255], &[8; 70_000]];
         bodies.iter().for_each(|body| put_frame(&mut wire, MORE, body));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_bound_is_refused_before_anything_is_reserved() {
+    fn overlong_frame_is_refused_before_allocation() {
         // 64 TiB, and the largest that eight bytes can say.
         for length in [[0, 0, 0x40, 0, 0, 0, 0, 0], [0xff; 8]] {
             let wire = [&[LONG][..], &length].concat();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn only_zmtp_3_with_null_is_greeted_and_only_a_fitting_socket() {
+    fn only_zmtp_3_null_greetings_and_known_sockets_are_accepted() {
         let mut curve = greeting();
         curve[12..17].copy_from_slice(b"CURVE");
         assert!(check_greeting(&greeting()).is_ok() && check_greeting(&curve).is_err());
@@ -391,13 +391,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn topics_choose_messages_and_a_hostile_publisher_ends_the_connection_only() {
+    async fn topics_filter_messages_and_a_hostile_publisher_is_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
         let (sender, _) = broadcast::channel::<Arc<[Bytes]>>(16);
         let live = sender.clone();
         tokio::spawn(serve(listener, SocketType::Pub, move |connection| publish(connection, live.subscribe())));
-        let mut subscriber = Connection::connect(&endpoint, SocketType::Sub).await.unwrap();
+        let mut subscriber = ZmtpConnection::connect(&endpoint, SocketType::Sub).await.unwrap();
         subscriber.subscribe("kv").await.unwrap();
         let message = |topic: &'static str| Arc::from([Bytes::from(topic), Bytes::from("payload")]);
         // Until the subscription has come through, nothing is sent.
@@ -411,7 +411,7 @@ mod tests {
         let first = subscriber.recv().await.unwrap();
         publishing.abort();
         assert_eq!(first, ["kv@w", "payload"]);
-        let exchanged = Connection::connect(&endpoint, SocketType::Dealer).await.unwrap_err().to_string();
+        let exchanged = ZmtpConnection::connect(&endpoint, SocketType::Dealer).await.unwrap_err().to_string();
         assert!(exchanged.contains("not a ROUTER socket") && exchanged.contains("replay"), "{exchanged}");
 
         let hostile = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -424,7 +424,7 @@ mod tests {
             stream.write_all(&wire).await.unwrap();
             std::future::pending::<()>().await
         });
-        let mut subscriber = Connection::connect(&endpoint, SocketType::Sub).await.unwrap();
+        let mut subscriber = ZmtpConnection::connect(&endpoint, SocketType::Sub).await.unwrap();
         assert!(matches!(subscriber.recv().await, Err(ZmtpError::TooLong)));
     }
 }

@@ -2,52 +2,56 @@
 
 use std::collections::VecDeque;
 
-use ledger::{Changed, Key, Op};
+use ledger::{ChangeOp, RecordKey, RecordUpdate};
 
 /// Changes that a watcher takes at once, unless one revision has more.
-const BATCH: usize = 256;
+const MAX_WATCH_BATCH: usize = 256;
 
 /// One change of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Change {
+pub struct ChangeEvent {
     /// The log index of the entry that made it; several changes may have the same.
     pub revision: u64,
     /// Written or forgotten.
-    pub op: Op,
+    pub op: ChangeOp,
     /// Which record.
-    pub key: Key,
+    pub key: RecordKey,
 }
 
 /// What was asked for is not kept any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("changes before revision {oldest} are not kept any more; read the records anew and watch from there")]
-pub struct Compacted {
+pub struct CompactedRevision {
     /// The first revision that is still complete.
     pub oldest: u64,
 }
 
 /// How far a watcher has read: the first revision of which it was told nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cursor(u64);
+pub struct ChangeCursor(u64);
 
 /// The last changes, in order.
 #[derive(Debug)]
-pub struct Ring {
-    changes: VecDeque<Change>,
+pub struct ChangeRing {
+    changes: VecDeque<ChangeEvent>,
     capacity: usize,
     /// The first revision of which everything is kept.
     oldest: u64,
 }
 
-impl Ring {
+impl ChangeRing {
     /// An empty one, for so many changes.
     pub fn new(capacity: usize) -> Self {
         Self { changes: VecDeque::new(), capacity, oldest: 0 }
     }
 
     /// Adds what a revision changed.
-    pub fn push(&mut self, revision: u64, changes: &[Changed]) {
-        self.changes.extend(changes.iter().map(|Changed { key, op }| Change { revision, op: *op, key: key.clone() }));
+    pub fn push(&mut self, revision: u64, changes: &[RecordUpdate]) {
+        self.changes.extend(changes.iter().map(|RecordUpdate { key, op }| ChangeEvent {
+            revision,
+            op: *op,
+            key: key.clone(),
+        }));
         while self.changes.len() > self.capacity {
             // A revision goes as a whole.
             let Some(gone) = self.changes.front().map(|change| change.revision) else { return };
@@ -65,25 +69,25 @@ impl Ring {
     }
 
     /// A reader of everything from revision `from` on.
-    pub fn cursor(&self, from: u64) -> Result<Cursor, Compacted> {
-        if from < self.oldest { Err(Compacted { oldest: self.oldest }) } else { Ok(Cursor(from)) }
+    pub fn cursor(&self, from: u64) -> Result<ChangeCursor, CompactedRevision> {
+        if from < self.oldest { Err(CompactedRevision { oldest: self.oldest }) } else { Ok(ChangeCursor(from)) }
     }
 
     /// What comes next, up to the revision `upto`, of which everything was pushed: whole revisions, nothing when all is
     /// read. A reader is cut off only when something is gone that it wants.
-    pub fn read(&self, cursor: &mut Cursor, upto: u64) -> Result<Vec<Change>, Compacted> {
+    pub fn read(&self, cursor: &mut ChangeCursor, upto: u64) -> Result<Vec<ChangeEvent>, CompactedRevision> {
         *cursor = self.cursor(cursor.0)?;
         let start = self.changes.partition_point(|change| change.revision < cursor.0);
-        let mut batch: Vec<Change> = Vec::new();
+        let mut batch: Vec<ChangeEvent> = Vec::new();
         for change in self.changes.range(start..).take_while(|change| change.revision <= upto) {
-            let is_full = batch.len() >= BATCH;
+            let is_full = batch.len() >= MAX_WATCH_BATCH;
             if is_full && batch.last().is_some_and(|last| last.revision < change.revision) {
-                *cursor = Cursor(change.revision);
+                *cursor = ChangeCursor(change.revision);
                 return Ok(batch);
             }
             batch.push(change.clone());
         }
-        *cursor = Cursor(cursor.0.max(upto + 1));
+        *cursor = ChangeCursor(cursor.0.max(upto + 1));
         Ok(batch)
     }
 }
@@ -94,17 +98,17 @@ mod tests {
 
     use super::*;
 
-    fn put(n: u128) -> Changed {
-        Changed { key: Key::Session(SessionId(n)), op: Op::Put }
+    fn put(n: u128) -> RecordUpdate {
+        RecordUpdate { key: RecordKey::Session(SessionId(n)), op: ChangeOp::Put }
     }
 
-    fn revisions(changes: &[Change]) -> Vec<u64> {
+    fn revisions(changes: &[ChangeEvent]) -> Vec<u64> {
         changes.iter().map(|change| change.revision).collect()
     }
 
     #[test]
-    fn changes_come_in_order_without_a_gap_from_where_was_asked() {
-        let mut ring = Ring::new(100);
+    fn changes_arrive_in_order_from_the_requested_revision() {
+        let mut ring = ChangeRing::new(100);
         (1..=10).for_each(|revision| ring.push(revision, &[put(1), put(2)]));
         let mut cursor = ring.cursor(8).unwrap();
         assert_eq!(revisions(&ring.read(&mut cursor, 9).unwrap()), [8, 8, 9, 9], "10 is not shown yet");
@@ -119,11 +123,11 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_read_as_a_whole_however_large_and_forgotten_as_a_whole() {
-        let many: Vec<Changed> = (0..BATCH as u128 - 1).map(put).collect();
-        let mut ring = Ring::new(3 * BATCH);
+    fn a_revision_is_read_and_forgotten_as_a_whole() {
+        let many: Vec<RecordUpdate> = (0..MAX_WATCH_BATCH as u128 - 1).map(put).collect();
+        let mut ring = ChangeRing::new(3 * MAX_WATCH_BATCH);
         (1..=4).for_each(|revision| ring.push(revision, &many));
-        assert_eq!(ring.cursor(1), Err(Compacted { oldest: 2 }));
+        assert_eq!(ring.cursor(1), Err(CompactedRevision { oldest: 2 }));
         let mut cursor = ring.cursor(2).unwrap();
         for (first, last) in [(2, 3), (4, 4)] {
             let read = revisions(&ring.read(&mut cursor, 4).unwrap());
@@ -133,19 +137,19 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_is_told_where_to_begin() {
-        let mut ring = Ring::new(8);
+    fn a_lagging_reader_gets_the_oldest_readable_revision() {
+        let mut ring = ChangeRing::new(8);
         let mut slow = ring.cursor(0).unwrap();
         (1..=10).for_each(|revision| ring.push(revision, &[put(1), put(2)]));
-        assert_eq!(ring.read(&mut slow, 10), Err(Compacted { oldest: 7 }));
-        assert_eq!(ring.cursor(6), Err(Compacted { oldest: 7 }));
+        assert_eq!(ring.read(&mut slow, 10), Err(CompactedRevision { oldest: 7 }));
+        assert_eq!(ring.cursor(6), Err(CompactedRevision { oldest: 7 }));
         let mut anew = ring.cursor(7).unwrap();
         assert_eq!(revisions(&ring.read(&mut anew, 7).unwrap()), [7, 7]);
     }
 
     #[test]
-    fn a_reader_is_cut_off_only_when_something_is_gone_that_it_wants() {
-        let mut ring = Ring::new(4);
+    fn a_reader_is_compacted_only_when_its_next_revision_is_gone() {
+        let mut ring = ChangeRing::new(4);
         (1..=4).for_each(|revision| ring.push(revision, &[put(1)]));
         let (mut late, mut ahead) = (ring.cursor(4).unwrap(), ring.cursor(9).unwrap());
         (5..=7).for_each(|revision| ring.push(revision, &[put(1)]));
@@ -155,18 +159,18 @@ mod tests {
         // Of what it had not read, nothing is kept that is gone.
         (13..=16).for_each(|revision| ring.push(revision, &[put(1)]));
         assert_eq!(revisions(&ring.read(&mut ahead, 16).unwrap()), [13, 14, 15, 16]);
-        assert_eq!(ring.read(&mut late, 16), Err(Compacted { oldest: 13 }));
+        assert_eq!(ring.read(&mut late, 16), Err(CompactedRevision { oldest: 13 }));
     }
 
     #[test]
-    fn a_snapshot_from_another_node_compacts_everything_up_to_it() {
-        let mut ring = Ring::new(8);
+    fn installing_a_foreign_snapshot_compacts_all_earlier_changes() {
+        let mut ring = ChangeRing::new(8);
         ring.push(1, &[put(1)]);
         let mut cursor = ring.cursor(1).unwrap();
         assert_eq!(revisions(&ring.read(&mut cursor, 1).unwrap()), [1]);
         ring.compact(50);
-        assert_eq!(ring.read(&mut cursor, 50), Err(Compacted { oldest: 51 }));
-        assert_eq!(ring.cursor(50), Err(Compacted { oldest: 51 }));
+        assert_eq!(ring.read(&mut cursor, 50), Err(CompactedRevision { oldest: 51 }));
+        assert_eq!(ring.cursor(50), Err(CompactedRevision { oldest: 51 }));
         let mut anew = ring.cursor(51).unwrap();
         ring.push(51, &[put(2)]);
         assert_eq!(revisions(&ring.read(&mut anew, 51).unwrap()), [51]);

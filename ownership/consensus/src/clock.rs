@@ -10,15 +10,15 @@ use vocabulary::{LedgerTime, Micros};
 /// counted, because nobody could renew a lease then.
 #[derive(Debug)]
 pub struct LeaderClock<I = std::time::Instant> {
-    since: LedgerTime,
-    last: LedgerTime,
-    read: I,
+    term_start: LedgerTime,
+    last_time: LedgerTime,
+    read_at: I,
 }
 
 impl<I: Instant> LeaderClock<I> {
     /// Takes office at `now`, when the ledger's clock shows `ledger`.
-    pub fn take_office(ledger: LedgerTime, now: I) -> Self {
-        Self { since: ledger, last: ledger, read: now }
+    pub fn begin_term(ledger: LedgerTime, now: I) -> Self {
+        Self { term_start: ledger, last_time: ledger, read_at: now }
     }
 
     /// The time of the next entry, while the ledger's clock shows `ledger`.
@@ -26,16 +26,16 @@ impl<I: Instant> LeaderClock<I> {
     /// At most one step beyond what is applied: entries that were refused or are still on their way must not leave the
     /// ledger behind, because it would catch up in no time, and end leases that it granted meanwhile too early.
     pub fn read(&mut self, ledger: LedgerTime, now: I) -> LedgerTime {
-        let passed = Micros::of(now.saturating_duration_since(self.read)).min(MAX_CLOCK_STEP);
+        let passed = Micros::of(now.saturating_duration_since(self.read_at)).min(MAX_CLOCK_STEP);
         let bound = ledger.after(MAX_CLOCK_STEP);
-        self.last = self.last.after(passed).min(bound).max(self.last);
-        self.read = self.read.max(now);
-        self.last
+        self.last_time = self.last_time.after(passed).min(bound).max(self.last_time);
+        self.read_at = self.read_at.max(now);
+        self.last_time
     }
 
     /// Time in office, without pauses: what was read last, not more.
-    pub fn in_office(&self) -> Micros {
-        Micros(self.last.0 - self.since.0)
+    pub fn time_leading(&self) -> Micros {
+        Micros(self.last_time.0 - self.term_start.0)
     }
 }
 
@@ -46,30 +46,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_on_from_the_ledgers_clock_and_follows_monotonic_time() {
+    fn the_leader_clock_continues_from_ledger_time_at_monotonic_speed() {
         let (start, ledger) = (Instant::now(), LedgerTime(5_000));
-        let mut clock = LeaderClock::take_office(ledger, start);
+        let mut clock = LeaderClock::begin_term(ledger, start);
         assert_eq!(clock.read(ledger, start), ledger);
         assert_eq!(clock.read(ledger, start + Duration::from_micros(300)), LedgerTime(5_300));
         assert_eq!(clock.read(ledger, start + Duration::from_micros(900)), LedgerTime(5_900));
-        assert_eq!(clock.in_office(), Micros(900));
+        assert_eq!(clock.time_leading(), Micros(900));
     }
 
     #[test]
-    fn a_pause_counts_as_one_step() {
+    fn a_pause_advances_the_clock_by_one_step() {
         let start = Instant::now();
-        let mut clock = LeaderClock::take_office(LedgerTime(0), start);
+        let mut clock = LeaderClock::begin_term(LedgerTime(0), start);
         let late = start + Duration::from_secs(60);
         let step = LedgerTime(MAX_CLOCK_STEP.0);
         assert_eq!(clock.read(LedgerTime(0), late), step);
         assert_eq!(clock.read(step, late + Duration::from_micros(10)), step.after(Micros(10)));
-        assert_eq!(clock.in_office(), MAX_CLOCK_STEP + Micros(10));
+        assert_eq!(clock.time_leading(), MAX_CLOCK_STEP + Micros(10));
     }
 
     #[test]
-    fn while_nothing_is_applied_it_stands_one_step_ahead() {
+    fn the_clock_stays_within_one_step_of_the_applied_time() {
         let start = Instant::now();
-        let mut clock = LeaderClock::take_office(LedgerTime(0), start);
+        let mut clock = LeaderClock::begin_term(LedgerTime(0), start);
         let step = LedgerTime(MAX_CLOCK_STEP.0);
         for second in 1..20 {
             assert_eq!(clock.read(LedgerTime(0), start + Duration::from_secs(second)), step);
@@ -79,9 +79,9 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_from_before_does_not_move_it_back() {
+    fn an_earlier_instant_does_not_move_the_clock_back() {
         let start = Instant::now();
-        let mut clock = LeaderClock::take_office(LedgerTime(7), start + Duration::from_secs(1));
+        let mut clock = LeaderClock::begin_term(LedgerTime(7), start + Duration::from_secs(1));
         assert_eq!(clock.read(LedgerTime(7), start), LedgerTime(7));
         assert_eq!(clock.read(LedgerTime(0), start), LedgerTime(7));
     }

@@ -14,19 +14,19 @@ use ledger::Ledger;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::{Watch as _, WatchReceiver as _, WatchSender as _};
 
-use crate::changes::{Change, Compacted, Cursor, Ring};
-use crate::machine::{Applied, Witness};
+use crate::changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
+use crate::machine::{AppliedEntry, ApplyObserver};
 
-type Sender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Sender<u64>;
-type Receiver<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Receiver<u64>;
+type RevisionSender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Sender<u64>;
+type RevisionReceiver<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Receiver<u64>;
 
 /// Changes in order and without a gap, from a revision on. Ends after an error, or when the node is gone.
-pub struct Watch {
-    changes: BoxStream<'static, Result<Change, Compacted>>,
+pub struct ChangeStream {
+    changes: BoxStream<'static, Result<ChangeEvent, CompactedRevision>>,
     published: Box<dyn Fn() -> Option<u64> + Send + Sync>,
 }
 
-impl Watch {
+impl ChangeStream {
     /// The last revision that the view shows, unless the node is gone: a watch that is polled after this and has nothing to
     /// tell has told all up to it.
     pub fn published(&self) -> Option<u64> {
@@ -34,14 +34,14 @@ impl Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for ChangeStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Watch")
     }
 }
 
-impl Stream for Watch {
-    type Item = Result<Change, Compacted>;
+impl Stream for ChangeStream {
+    type Item = Result<ChangeEvent, CompactedRevision>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.changes.poll_next_unpin(context)
@@ -49,92 +49,92 @@ impl Stream for Watch {
 }
 
 /// Where changes wait to be read.
-pub struct Feed<R: AsyncRuntime>(Mutex<Kept<R>>);
+pub struct ChangeFeed<R: AsyncRuntime>(Mutex<FeedState<R>>);
 
-struct Kept<R: AsyncRuntime> {
-    ring: Ring,
+struct FeedState<R: AsyncRuntime> {
+    ring: ChangeRing,
     /// The last revision that the view shows.
-    published: Sender<R>,
+    published: RevisionSender<R>,
 }
 
-impl<R: AsyncRuntime> Kept<R> {
+impl<R: AsyncRuntime> FeedState<R> {
     fn published(&self) -> u64 {
         *self.published.borrow_watched()
     }
 }
 
-impl<R: AsyncRuntime> fmt::Debug for Feed<R> {
+impl<R: AsyncRuntime> fmt::Debug for ChangeFeed<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Feed").field(&self.kept().ring).finish()
+        f.debug_tuple("Feed").field(&self.lock_state().ring).finish()
     }
 }
 
-impl<R: AsyncRuntime> Feed<R> {
+impl<R: AsyncRuntime> ChangeFeed<R> {
     /// An empty one, for so many changes.
     pub fn new(capacity: usize) -> Self {
         let (published, _) = R::Watch::channel(0);
-        Self(Mutex::new(Kept { ring: Ring::new(capacity), published }))
+        Self(Mutex::new(FeedState { ring: ChangeRing::new(capacity), published }))
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept<R>> {
+    fn lock_state(&self) -> MutexGuard<'_, FeedState<R>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A reader of everything from revision `from` on.
-    pub fn cursor(&self, from: u64) -> Result<Cursor, Compacted> {
-        self.kept().ring.cursor(from)
+    pub fn cursor(&self, from: u64) -> Result<ChangeCursor, CompactedRevision> {
+        self.lock_state().ring.cursor(from)
     }
 
     /// What comes next for a reader, up to what the view shows: whole revisions, nothing when all is read.
-    pub fn read(&self, cursor: &mut Cursor) -> Result<Vec<Change>, Compacted> {
-        let kept = self.kept();
+    pub fn read(&self, cursor: &mut ChangeCursor) -> Result<Vec<ChangeEvent>, CompactedRevision> {
+        let kept = self.lock_state();
         let upto = kept.published();
         kept.ring.read(cursor, upto)
     }
 
     /// All changes from revision `from` on.
-    pub fn watch(self: &Arc<Self>, from: u64) -> Result<Watch, Compacted> {
+    pub fn watch(self: &Arc<Self>, from: u64) -> Result<ChangeStream, CompactedRevision> {
         let (cursor, published) = {
-            let kept = self.kept();
+            let kept = self.lock_state();
             (kept.ring.cursor(from)?, kept.published.subscribe())
         };
         // Only a weak handle: a watch must not keep a closed node's changes alive, and ends with it.
-        let reading = Reading::<R> { feed: Arc::downgrade(self), published, cursor };
+        let reading = FeedReader::<R> { feed: Arc::downgrade(self), published, cursor };
         let batches = stream::unfold(Some(reading), |reading| async move { reading?.next().await });
         let feed = Arc::downgrade(self);
-        let published = Box::new(move || feed.upgrade().map(|feed| feed.kept().published()));
-        Ok(Watch { changes: batches.map(stream::iter).flatten().boxed(), published })
+        let published = Box::new(move || feed.upgrade().map(|feed| feed.lock_state().published()));
+        Ok(ChangeStream { changes: batches.map(stream::iter).flatten().boxed(), published })
     }
 }
 
-impl<R: AsyncRuntime> Witness for Feed<R> {
-    fn applied(&self, applied: &Applied<'_>) {
-        self.kept().ring.push(applied.id.index, applied.changes);
+impl<R: AsyncRuntime> ApplyObserver for ChangeFeed<R> {
+    fn on_applied(&self, applied: &AppliedEntry<'_>) {
+        self.lock_state().ring.push(applied.id.index, applied.changes);
     }
 
-    fn installed(&self, ledger: &Ledger) {
-        self.kept().ring.compact(ledger.applied());
+    fn on_installed(&self, ledger: &Ledger) {
+        self.lock_state().ring.compact(ledger.applied());
     }
 
-    fn published(&self, ledger: &Ledger) {
+    fn on_published(&self, ledger: &Ledger) {
         let index = ledger.applied();
-        self.kept().published.send_if_modified(|shown| {
+        self.lock_state().published.send_if_modified(|shown| {
             *shown = index;
             true
         });
     }
 }
 
-struct Reading<R: AsyncRuntime> {
-    feed: Weak<Feed<R>>,
-    published: Receiver<R>,
-    cursor: Cursor,
+struct FeedReader<R: AsyncRuntime> {
+    feed: Weak<ChangeFeed<R>>,
+    published: RevisionReceiver<R>,
+    cursor: ChangeCursor,
 }
 
-type Batch = Vec<Result<Change, Compacted>>;
+type ChangeBatch = Vec<Result<ChangeEvent, CompactedRevision>>;
 
-impl<R: AsyncRuntime> Reading<R> {
-    async fn next(mut self) -> Option<(Batch, Option<Self>)> {
+impl<R: AsyncRuntime> FeedReader<R> {
+    async fn next(mut self) -> Option<(ChangeBatch, Option<Self>)> {
         loop {
             drop(self.published.borrow_and_update());
             let read = self.feed.upgrade()?.read(&mut self.cursor);

@@ -14,7 +14,7 @@ use openraft::raft::ReadPolicy;
 use openraft::storage::RaftStateMachine;
 use openraft::{AsyncRuntime, Raft};
 
-use crate::types::Types;
+use crate::types::TypeConfig;
 
 /// How fresh a view must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,9 +30,9 @@ pub enum Consistency {
 /// Since when a node's view is known to hold everything that was acknowledged before.
 #[derive(Debug)]
 #[derive_where(Default)]
-pub struct Freshness<I>(Mutex<Option<I>>);
+pub struct FreshnessClock<I>(Mutex<Option<I>>);
 
-impl<I: Instant> Freshness<I> {
+impl<I: Instant> FreshnessClock<I> {
     /// How old the view may be at most; none before it was ever confirmed.
     pub fn age(&self) -> Option<Duration> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
@@ -40,7 +40,7 @@ impl<I: Instant> Freshness<I> {
 
     /// Makes the view as fresh as asked. `catch_up` waits until the view shows all that was acknowledged before it was
     /// first polled.
-    pub async fn meet<E>(
+    pub async fn ensure_fresh<E>(
         &self,
         consistency: Consistency,
         catch_up: impl Future<Output = Result<(), E>>,
@@ -68,17 +68,17 @@ impl<I: Instant> Freshness<I> {
 
 /// The index at which everything is applied that was acknowledged before this was asked: what this node as leader
 /// vouches for, once a quorum has confirmed, in a round that began afterwards, that it still leads.
-pub async fn read_index<R, M>(raft: &Raft<Types<R>, M>) -> Result<u64, ReadIndexError<R>>
+pub async fn read_index<R, M>(raft: &Raft<TypeConfig<R>, M>) -> Result<u64, ReadIndexError<R>>
 where
     R: AsyncRuntime,
-    M: RaftStateMachine<Types<R>>,
+    M: RaftStateMachine<TypeConfig<R>>,
 {
     let (read, _) = raft.get_read_log_id(ReadPolicy::ReadIndex).await?;
     Ok(read.index())
 }
 
 /// Why there is no read index: this node does not lead, or no quorum confirms that it does.
-pub type ReadIndexError<R> = RaftError<Types<R>, LinearizableReadError<Types<R>>>;
+pub type ReadIndexError<R> = RaftError<TypeConfig<R>, LinearizableReadError<TypeConfig<R>>>;
 
 #[cfg(test)]
 mod tests {
@@ -90,19 +90,19 @@ mod tests {
     use super::*;
 
     /// What a read said; it never has to wait here.
-    fn read(freshness: &Freshness<Instant>, consistency: Consistency, answer: Result<(), u8>) -> Result<bool, u8> {
+    fn read(freshness: &FreshnessClock<Instant>, consistency: Consistency, answer: Result<(), u8>) -> Result<bool, u8> {
         let mut asked = false;
         let catch_up = async {
             asked = true;
             answer
         };
-        freshness.meet(consistency, catch_up).now_or_never().unwrap()?;
+        freshness.ensure_fresh(consistency, catch_up).now_or_never().unwrap()?;
         Ok(asked)
     }
 
     #[test]
-    fn the_quorum_is_asked_only_where_what_is_known_does_not_do() {
-        let (freshness, hour) = (Freshness::default(), Duration::from_secs(3_600));
+    fn a_read_asks_the_quorum_only_when_the_view_is_too_old() {
+        let (freshness, hour) = (FreshnessClock::default(), Duration::from_secs(3_600));
         assert_eq!(read(&freshness, Consistency::Local, Ok(())), Ok(false));
         assert_eq!(freshness.age(), None);
         assert_eq!(read(&freshness, Consistency::Bounded(hour), Err(7)), Err(7));
@@ -114,15 +114,15 @@ mod tests {
     }
 
     #[test]
-    fn a_view_is_as_old_as_the_question_that_confirmed_it() {
-        let freshness = Freshness::<Instant>::default();
+    fn view_age_counts_from_the_start_of_the_confirming_read() {
+        let freshness = FreshnessClock::<Instant>::default();
         let mut asked = None;
         let catch_up = async {
             let now = *asked.insert(Instant::now());
             while Instant::now() == now {}
             Ok::<_, Infallible>(())
         };
-        freshness.meet(Consistency::Linearizable, catch_up).now_or_never().unwrap().unwrap();
+        freshness.ensure_fresh(Consistency::Linearizable, catch_up).now_or_never().unwrap().unwrap();
         assert!(*freshness.0.lock().unwrap() <= asked);
     }
 }

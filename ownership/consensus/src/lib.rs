@@ -21,20 +21,21 @@ mod types;
 mod unfinished;
 mod view;
 
-pub use changes::{Change, Compacted, Cursor, Ring};
+pub use changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
 pub use clock::LeaderClock;
 pub use config::raft_config;
-pub use feed::{Feed, Watch};
-pub use freshness::{Consistency, Freshness, ReadIndexError, read_index};
-pub use levels::{Levels, NotRaised, Release, Unreadable, check_gate, check_raise};
-pub use machine::{Applied, Builder, Machine, Witness};
-pub use office::{Office, Room, expiries, renewal, widening};
+pub use feed::{ChangeFeed, ChangeStream};
+pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
+pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
+pub use machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, StateMachine};
+pub use office::{DesiredLimits, LeaderTerm, expiries, limit_widening, renewal};
 pub use shortage::{Waits, is_shortage};
-pub use signs::Signs;
-pub use snapshot::{Body, SnapshotStore};
-pub use turn::{InTurn, Newcomer, NotWritten, Turn};
+pub use signs::WorkerLiveness;
+pub use snapshot::{SnapshotContents, SnapshotStore};
+pub use turn::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
 pub use types::{
-    Answers, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote,
+    EntryOutcomes, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership,
+    TypeConfig, Vote,
 };
-pub use unfinished::Unfinished;
-pub use view::{Outdated, Publisher, Quorum, View};
+pub use unfinished::PendingVoterChange;
+pub use view::{LedgerView, QuorumStatus, ReplacedViews, ViewPublisher};

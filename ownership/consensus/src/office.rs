@@ -1,7 +1,7 @@
 //! The office of a leader: its clock, and what it does by itself once a tick, as pure functions of what it sees.
 
 use derive_where::derive_where;
-use ledger::{Command, Expire, Ledger, Limits, RenewLease};
+use ledger::{Command, ExpireLease, Ledger, LedgerLimits, RenewLease};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
 
@@ -13,27 +13,27 @@ const MAX_EXPIRIES: usize = 256;
 /// The office of a node, while it has one. Every term is an office of its own, with a clock of its own.
 #[derive(Debug)]
 #[derive_where(Default)]
-pub struct Office<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
+pub struct LeaderTerm<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
 
-impl<I: Instant> Office<I> {
+impl<I: Instant> LeaderTerm<I> {
     /// Follows Raft: takes office in the term in which this node leads, and leaves it when it does not.
     ///
     /// `ledger` is the time on the ledger's clock.
     pub fn follow(&mut self, leads: Option<u64>, ledger: LedgerTime, now: I) {
         let held = self.0.as_ref().map(|(term, _)| *term);
         if held != leads {
-            self.0 = leads.map(|term| (term, LeaderClock::take_office(ledger, now)));
+            self.0 = leads.map(|term| (term, LeaderClock::begin_term(ledger, now)));
         }
     }
 
     /// The time of the next entry, while the ledger's clock shows `ledger`; none out of office.
-    pub fn time(&mut self, ledger: LedgerTime, now: I) -> Option<LedgerTime> {
+    pub fn entry_time(&mut self, ledger: LedgerTime, now: I) -> Option<LedgerTime> {
         self.0.as_mut().map(|(_, clock)| clock.read(ledger, now))
     }
 
     /// How long it is held, without pauses; nothing out of office.
-    pub fn held(&self) -> Micros {
-        self.0.as_ref().map_or(Micros(0), |(_, clock)| clock.in_office())
+    pub fn time_leading(&self) -> Micros {
+        self.0.as_ref().map_or(Micros(0), |(_, clock)| clock.time_leading())
     }
 }
 
@@ -47,17 +47,17 @@ pub fn renewal(ledger: &Ledger, alive: Vec<(WorkerId, Incarnation)>, lease: Micr
 
 /// The ends of overdue leases, with the deadlines that were seen. None in the first lease time of an office: reports
 /// may have gone to the leader before.
-pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<Expire> {
+pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<ExpireLease> {
     if in_office < lease {
         return Vec::new();
     }
-    let overdue = ledger.overdue(ledger.now()).take(MAX_EXPIRIES);
-    overdue.map(|(deadline, worker)| Expire { worker: worker.id, epoch: worker.epoch, deadline }).collect()
+    let overdue = ledger.overdue_leases(ledger.now()).take(MAX_EXPIRIES);
+    overdue.map(|(deadline, worker)| ExpireLease { worker: worker.id, epoch: worker.epoch, deadline }).collect()
 }
 
 /// How much a node's operator wants the ledger to hold; none leaves it as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Room {
+pub struct DesiredLimits {
     /// Extents.
     pub artifacts: Option<u32>,
     /// Sessions.
@@ -66,9 +66,9 @@ pub struct Room {
 
 /// Wider bounds, where the ledger's are narrower than is wanted here. Bounds never narrow: of several nodes that want
 /// different ones, the widest win.
-pub fn widening(ledger: &Ledger, room: Room) -> Option<Command> {
+pub fn limit_widening(ledger: &Ledger, room: DesiredLimits) -> Option<Command> {
     let current = *ledger.limits();
-    let wider = Limits {
+    let wider = LedgerLimits {
         artifacts: current.artifacts.max(room.artifacts.unwrap_or(0)),
         sessions: current.sessions.max(room.sessions.unwrap_or(0)),
         ..current
@@ -81,8 +81,8 @@ pub fn widening(ledger: &Ledger, room: Room) -> Option<Command> {
 mod tests {
     use std::sync::Arc;
 
-    use ledger::{Entry, RegisterWorker, Submission, WorkerKind, WorkerSpec};
-    use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId, Role};
+    use ledger::{LedgerEntry, RegisterWorker, Submission, WorkerKind, WorkerSpec};
+    use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId, WorkerRole};
 
     use super::*;
 
@@ -91,13 +91,13 @@ mod tests {
     fn run(ledger: &mut Ledger, time: LedgerTime, command: Command) {
         let index = ledger.applied() + 1;
         let submission = Submission { client: ClientId(1), serial: ClientSerial(index), command };
-        ledger.apply(index, &Entry { time, submissions: vec![submission] });
+        ledger.apply(index, &LedgerEntry { time, submissions: vec![submission] });
     }
 
-    fn with_a_worker() -> Ledger {
+    fn ledger_with_worker() -> Ledger {
         let mut ledger = Ledger::default();
         run(&mut ledger, LedgerTime(0), Command::OpenClient(NodeId(1)));
-        let (role, kind) = (Role::Hybrid, WorkerKind::Engine);
+        let (role, kind) = (WorkerRole::Hybrid, WorkerKind::Engine);
         let spec = WorkerSpec { endpoint: "http://worker".into(), role, kind, models: Arc::from([]), ranks: 1 };
         let (worker, incarnation) = (WorkerId(1), Incarnation(1));
         run(
@@ -109,37 +109,43 @@ mod tests {
     }
 
     #[test]
-    fn every_term_is_an_office_of_its_own() {
+    fn each_raft_term_is_a_separate_leader_term() {
         use std::time::{Duration, Instant};
         let start = Instant::now();
         let after = |micros| start + Duration::from_micros(micros);
-        let mut office = Office::default();
+        let mut office = LeaderTerm::default();
         office.follow(None, LedgerTime(50), start);
-        assert_eq!((office.time(LedgerTime(50), start), office.held()), (None, Micros(0)));
+        assert_eq!((office.entry_time(LedgerTime(50), start), office.time_leading()), (None, Micros(0)));
         office.follow(Some(3), LedgerTime(50), start);
-        assert_eq!(office.time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
+        assert_eq!(office.entry_time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
         // Told again of the same term, it goes on.
         office.follow(Some(3), LedgerTime(60), after(30));
-        assert_eq!((office.time(LedgerTime(60), after(40)), office.held()), (Some(LedgerTime(90)), Micros(40)));
+        assert_eq!(
+            (office.entry_time(LedgerTime(60), after(40)), office.time_leading()),
+            (Some(LedgerTime(90)), Micros(40))
+        );
         office.follow(Some(5), LedgerTime(200), after(50));
-        assert_eq!((office.time(LedgerTime(200), after(60)), office.held()), (Some(LedgerTime(210)), Micros(10)));
+        assert_eq!(
+            (office.entry_time(LedgerTime(200), after(60)), office.time_leading()),
+            (Some(LedgerTime(210)), Micros(10))
+        );
         office.follow(None, LedgerTime(300), after(70));
-        assert_eq!(office.time(LedgerTime(300), after(80)), None);
+        assert_eq!(office.entry_time(LedgerTime(300), after(80)), None);
     }
 
     #[test]
-    fn an_empty_ledger_needs_no_renewal_and_any_other_gets_one_each_tick() {
+    fn an_empty_ledger_needs_no_renewal_and_any_other_renews_each_tick() {
         assert_eq!(renewal(&Ledger::default(), Vec::new(), LEASE), None);
         let alive = vec![(WorkerId(1), Incarnation(1))];
         let all = Command::RenewLease(RenewLease { alive: alive.clone(), ttl: LEASE });
         assert_eq!(renewal(&Ledger::default(), alive, LEASE), Some(all));
         let none = Command::RenewLease(RenewLease { alive: Vec::new(), ttl: LEASE });
-        assert_eq!(renewal(&with_a_worker(), Vec::new(), LEASE), Some(none));
+        assert_eq!(renewal(&ledger_with_worker(), Vec::new(), LEASE), Some(none));
     }
 
     #[test]
-    fn only_overdue_leases_end_and_none_in_the_first_lease_time_of_an_office() {
-        let mut ledger = with_a_worker();
+    fn only_overdue_leases_expire_and_none_in_the_first_lease_time() {
+        let mut ledger = ledger_with_worker();
         assert_eq!(expiries(&ledger, LEASE, LEASE), []);
         while ledger.now() < LedgerTime(LEASE.0) {
             let time = ledger.now().after(Micros(1_000_000));
@@ -147,23 +153,27 @@ mod tests {
         }
         assert_eq!(expiries(&ledger, Micros(LEASE.0 - 1), LEASE), []);
         let epoch = ledger.worker(WorkerId(1)).unwrap().epoch;
-        let end = Expire { worker: WorkerId(1), epoch, deadline: LedgerTime(LEASE.0) };
+        let end = ExpireLease { worker: WorkerId(1), epoch, deadline: LedgerTime(LEASE.0) };
         assert_eq!(expiries(&ledger, LEASE, LEASE), [end]);
     }
 
     #[test]
-    fn bounds_are_widened_once_and_only_where_they_are_narrower_than_wanted() {
-        let mut ledger = with_a_worker();
+    fn limits_widen_once_and_never_narrow() {
+        let mut ledger = ledger_with_worker();
         let usual = *ledger.limits();
-        let room = Room { artifacts: Some(usual.artifacts * 5), sessions: Some(usual.sessions / 2) };
-        assert_eq!(widening(&ledger, room), None, "the cluster's level does not have it");
+        let room = DesiredLimits { artifacts: Some(usual.artifacts * 5), sessions: Some(usual.sessions / 2) };
+        assert_eq!(limit_widening(&ledger, room), None, "the cluster's level does not have it");
         run(&mut ledger, LedgerTime(0), Command::RaiseLevel(2));
-        assert_eq!(widening(&ledger, Room::default()), None);
-        let wider = Limits { artifacts: usual.artifacts * 5, ..usual };
-        let command = widening(&ledger, room).unwrap();
+        assert_eq!(limit_widening(&ledger, DesiredLimits::default()), None);
+        let wider = LedgerLimits { artifacts: usual.artifacts * 5, ..usual };
+        let command = limit_widening(&ledger, room).unwrap();
         assert_eq!(command, Command::SetLimits(Box::new(wider)));
         run(&mut ledger, LedgerTime(0), command);
-        assert_eq!((*ledger.limits(), widening(&ledger, room)), (wider, None));
-        assert_eq!(widening(&ledger, Room { artifacts: Some(7), sessions: None }), None, "they never narrow");
+        assert_eq!((*ledger.limits(), limit_widening(&ledger, room)), (wider, None));
+        assert_eq!(
+            limit_widening(&ledger, DesiredLimits { artifacts: Some(7), sessions: None }),
+            None,
+            "they never narrow"
+        );
     }
 }

@@ -7,51 +7,56 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use derive_where::derive_where;
-use ledger::{Expire, Ledger};
+use ledger::{ExpireLease, Ledger};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, WorkerId};
 
 const MAX_WORKERS: usize = 4_096;
 
 /// A life of a worker, by name.
-type Life = (WorkerId, Incarnation);
+type WorkerLife = (WorkerId, Incarnation);
 
 /// The last sign of each worker.
 #[derive(Debug)]
 #[derive_where(Default)]
-pub struct Signs<I = std::time::Instant> {
-    last: BTreeMap<WorkerId, (Incarnation, I)>,
-    untold: BTreeMap<WorkerId, Incarnation>,
+pub struct WorkerLiveness<I = std::time::Instant> {
+    last_reached: BTreeMap<WorkerId, (Incarnation, I)>,
+    unsent: BTreeMap<WorkerId, Incarnation>,
 }
 
-impl<I: Instant> Signs<I> {
+impl<I: Instant> WorkerLiveness<I> {
     /// Notes that a life was reached; the one that was noted last counts. False when there are too many.
-    pub fn note(&mut self, (worker, incarnation): Life, now: I) -> bool {
-        if self.last.len() >= MAX_WORKERS && !self.last.contains_key(&worker) {
+    pub fn record(&mut self, (worker, incarnation): WorkerLife, now: I) -> bool {
+        if self.last_reached.len() >= MAX_WORKERS && !self.last_reached.contains_key(&worker) {
             return false;
         }
-        self.last.insert(worker, (incarnation, now));
-        self.untold.insert(worker, incarnation);
+        self.last_reached.insert(worker, (incarnation, now));
+        self.unsent.insert(worker, incarnation);
         true
     }
 
     /// What was noted since this was asked last, for the next renewal.
-    pub fn take(&mut self) -> Vec<Life> {
-        std::mem::take(&mut self.untold).into_iter().collect()
+    pub fn take(&mut self) -> Vec<WorkerLife> {
+        std::mem::take(&mut self.unsent).into_iter().collect()
     }
 
     /// Takes back what could not be told; what was noted meanwhile counts more.
-    pub fn put_back(&mut self, alive: Vec<Life>) {
+    pub fn requeue(&mut self, alive: Vec<WorkerLife>) {
         for (worker, incarnation) in alive {
-            self.untold.entry(worker).or_insert(incarnation);
+            self.unsent.entry(worker).or_insert(incarnation);
         }
     }
 
     /// Takes from `ends` those of lives that were noted less than `lease` ago, and forgets what is older.
-    pub fn spare(&mut self, ends: Vec<Expire>, ledger: &Ledger, (lease, now): (Duration, I)) -> Vec<Expire> {
-        self.last.retain(|_, (_, noted)| now.saturating_duration_since(*noted) < lease);
-        let is_alive = |end: &Expire| {
-            let noted = self.last.get(&end.worker).map(|(incarnation, _)| *incarnation);
+    pub fn filter_expiries(
+        &mut self,
+        ends: Vec<ExpireLease>,
+        ledger: &Ledger,
+        (lease, now): (Duration, I),
+    ) -> Vec<ExpireLease> {
+        self.last_reached.retain(|_, (_, noted)| now.saturating_duration_since(*noted) < lease);
+        let is_alive = |end: &ExpireLease| {
+            let noted = self.last_reached.get(&end.worker).map(|(incarnation, _)| *incarnation);
             noted.is_some() && noted == ledger.worker(end.worker).map(|worker| worker.incarnation)
         };
         ends.into_iter().filter(|end| !is_alive(end)).collect()
@@ -63,57 +68,57 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use ledger::{Command, Entry, RegisterWorker, Submission, WorkerKind, WorkerSpec};
-    use vocabulary::{ClientId, ClientSerial, Epoch, LedgerTime, Micros, NodeId, Role};
+    use ledger::{Command, LedgerEntry, RegisterWorker, Submission, WorkerKind, WorkerSpec};
+    use vocabulary::{ClientId, ClientSerial, Epoch, LedgerTime, Micros, NodeId, WorkerRole};
 
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(15);
 
     fn ledger() -> Ledger {
-        let (role, kind) = (Role::Hybrid, WorkerKind::Engine);
+        let (role, kind) = (WorkerRole::Hybrid, WorkerKind::Engine);
         let spec = WorkerSpec { endpoint: "http://worker".into(), role, kind, models: Arc::from([]), ranks: 1 };
         let (worker, incarnation, ttl) = (WorkerId(1), Incarnation(2), Micros::of(LEASE));
         let register = Command::RegisterWorker(RegisterWorker { worker, incarnation, spec, ttl });
         let of = |serial, command| Submission { client: ClientId(1), serial: ClientSerial(serial), command };
         let submissions = vec![of(0, Command::OpenClient(NodeId(1))), of(1, register)];
         let mut ledger = Ledger::default();
-        ledger.apply(1, &Entry { time: LedgerTime(0), submissions });
+        ledger.apply(1, &LedgerEntry { time: LedgerTime(0), submissions });
         ledger
     }
 
-    fn end() -> Expire {
-        Expire { worker: WorkerId(1), epoch: Epoch::default(), deadline: LedgerTime(1) }
+    fn overdue_expiry() -> ExpireLease {
+        ExpireLease { worker: WorkerId(1), epoch: Epoch::default(), deadline: LedgerTime(1) }
     }
 
     #[test]
-    fn a_life_that_was_noted_lately_is_spared_though_its_renewal_was_lost() {
-        let (mut signs, ledger, start) = (Signs::default(), ledger(), Instant::now());
-        assert_eq!(signs.spare(vec![end()], &ledger, (LEASE, start)), [end()]);
-        assert!(signs.note((WorkerId(1), Incarnation(2)), start));
+    fn a_recently_reached_incarnation_keeps_its_lease() {
+        let (mut signs, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
+        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
+        assert!(signs.record((WorkerId(1), Incarnation(2)), start));
         assert_eq!(signs.take(), [(WorkerId(1), Incarnation(2))]);
         assert_eq!(signs.take(), []);
-        signs.put_back(vec![(WorkerId(1), Incarnation(2))]);
+        signs.requeue(vec![(WorkerId(1), Incarnation(2))]);
         assert_eq!(signs.take(), [(WorkerId(1), Incarnation(2))]);
         let almost = start + LEASE - Duration::from_millis(1);
-        assert_eq!(signs.spare(vec![end()], &ledger, (LEASE, almost)), []);
-        assert_eq!(signs.spare(vec![end()], &ledger, (LEASE, start + LEASE)), [end()]);
+        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, almost)), []);
+        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start + LEASE)), [overdue_expiry()]);
     }
 
     #[test]
-    fn a_sign_of_another_life_spares_nothing() {
-        let (mut signs, ledger, start) = (Signs::default(), ledger(), Instant::now());
-        assert!(signs.note((WorkerId(1), Incarnation(1)), start));
-        assert_eq!(signs.spare(vec![end()], &ledger, (LEASE, start)), [end()]);
+    fn a_report_of_another_incarnation_keeps_no_lease() {
+        let (mut signs, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
+        assert!(signs.record((WorkerId(1), Incarnation(1)), start));
+        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
     }
 
     #[test]
-    fn so_many_workers_are_noted_and_no_more() {
-        let (mut signs, now) = (Signs::default(), Instant::now());
+    fn liveness_reports_are_bounded_by_max_workers() {
+        let (mut signs, now) = (WorkerLiveness::default(), Instant::now());
         for n in 0..MAX_WORKERS as u64 {
-            assert!(signs.note((WorkerId(n), Incarnation(1)), now));
+            assert!(signs.record((WorkerId(n), Incarnation(1)), now));
         }
-        assert!(!signs.note((WorkerId(u64::MAX), Incarnation(1)), now));
-        assert!(signs.note((WorkerId(0), Incarnation(2)), now));
+        assert!(!signs.record((WorkerId(u64::MAX), Incarnation(1)), now));
+        assert!(signs.record((WorkerId(0), Incarnation(2)), now));
     }
 }

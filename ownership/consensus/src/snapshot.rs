@@ -7,11 +7,11 @@ use std::sync::Arc;
 use ledger::Ledger;
 
 use crate::types::{Snapshot, SnapshotMeta};
-use crate::view::View;
+use crate::view::LedgerView;
 
 /// What a snapshot holds.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Body {
+pub struct SnapshotContents {
     /// How far it goes.
     pub meta: SnapshotMeta,
     /// The state there.
@@ -24,13 +24,13 @@ pub trait SnapshotStore: Clone + Send + Sync + 'static {
     type Handle: Send + 'static;
 
     /// Replaces the snapshot by this state.
-    fn write(&self, body: Body) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
+    fn write(&self, body: SnapshotContents) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
 
     /// Checks a snapshot that this node or another one wrote, and keeps it if it is not the one that is kept already.
-    fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<Body>> + Send;
+    fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<SnapshotContents>> + Send;
 
     /// Lets go of a view that a snapshot replaced: it may be large, and whoever frees it has to wait for that.
-    fn discard(&self, old: Arc<View>) {
+    fn discard(&self, old: Arc<LedgerView>) {
         drop(old);
     }
 

@@ -9,47 +9,47 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::lock::{Mutex, MutexGuard};
-use ledger::{Entry, Outcome};
+use ledger::{LedgerEntry, Outcome};
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResponse;
 use openraft::storage::RaftStateMachine;
 use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Precondition, Raft};
 
-use crate::levels::Levels;
-use crate::types::{Leadership, LogId, Proposal, Types};
+use crate::levels::SupportedLevels;
+use crate::types::{Leadership, LogId, Proposal, TypeConfig};
 
 /// A leader's turn to let a node in or to raise the level: each decides on what the other changes.
 #[derive(Debug, Default)]
-pub struct Turn(Mutex<()>);
+pub struct MembershipLock(Mutex<()>);
 
 /// The turn, in one leadership, until it is dropped.
 #[derive(Debug)]
-pub struct InTurn<'a> {
+pub struct MembershipGuard<'a> {
     leadership: Leadership,
-    _held: MutexGuard<'a, ()>,
+    _lock: MutexGuard<'a, ()>,
 }
 
 /// A node that asks to be a member.
 #[derive(Clone, Debug)]
-pub struct Newcomer {
+pub struct JoiningNode {
     /// Its id.
     pub id: u64,
     /// Where it listens.
     pub node: BasicNode,
     /// What its release can work at.
-    pub levels: Levels,
+    pub levels: SupportedLevels,
 }
 
 /// Why something was not written, or may not have been.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NotWritten {
+pub enum MembershipWriteError {
     /// The newcomer's release cannot work at the cluster's level.
     #[error("the cluster works at level {0}")]
     Level(u32),
     /// This node does not lead, or no longer in that leadership.
     #[error("this node does not lead")]
-    NotLeading,
+    NotLeader,
     /// Another membership is on its way.
     #[error("another membership is on its way")]
     InProgress,
@@ -58,11 +58,11 @@ pub enum NotWritten {
     Unknown(String),
 }
 
-impl<R: AsyncRuntime> From<RaftError<Types<R>, ClientWriteError<Types<R>>>> for NotWritten {
-    fn from(error: RaftError<Types<R>, ClientWriteError<Types<R>>>) -> Self {
+impl<R: AsyncRuntime> From<RaftError<TypeConfig<R>, ClientWriteError<TypeConfig<R>>>> for MembershipWriteError {
+    fn from(error: RaftError<TypeConfig<R>, ClientWriteError<TypeConfig<R>>>) -> Self {
         match error {
             RaftError::APIError(ClientWriteError::ForwardToLeader(_) | ClientWriteError::PreconditionFailed(_)) => {
-                Self::NotLeading
+                Self::NotLeader
             }
             RaftError::APIError(ClientWriteError::ChangeMembershipError(ChangeMembershipError::InProgress(_))) => {
                 Self::InProgress
@@ -72,73 +72,81 @@ impl<R: AsyncRuntime> From<RaftError<Types<R>, ClientWriteError<Types<R>>>> for 
     }
 }
 
-impl Turn {
+impl MembershipLock {
     /// The turn; none while somebody else has it.
-    pub fn take(&self, leadership: Leadership) -> Option<InTurn<'_>> {
-        self.0.try_lock().map(|held| InTurn { leadership, _held: held })
+    pub fn try_acquire(&self, leadership: Leadership) -> Option<MembershipGuard<'_>> {
+        self.0.try_lock().map(|held| MembershipGuard { leadership, _lock: held })
     }
 }
 
-impl InTurn<'_> {
+impl MembershipGuard<'_> {
     /// The leadership that it is in.
     pub fn leadership(&self) -> Leadership {
         self.leadership
     }
 
     /// Writes the members as they are; they are known once that is applied, and all that was on its way before it.
-    pub async fn settle_members<R, M>(&self, raft: &Raft<Types<R>, M>) -> Result<BTreeSet<u64>, NotWritten>
+    pub async fn rewrite_members<R, M>(
+        &self,
+        raft: &Raft<TypeConfig<R>, M>,
+    ) -> Result<BTreeSet<u64>, MembershipWriteError>
     where
         R: AsyncRuntime,
-        M: RaftStateMachine<Types<R>>,
+        M: RaftStateMachine<TypeConfig<R>>,
     {
         let written = self.add(raft, BTreeMap::new()).await?;
-        let members = written.membership.ok_or_else(|| NotWritten::Unknown("no membership was written".into()))?;
+        let members =
+            written.membership.ok_or_else(|| MembershipWriteError::Unknown("no membership was written".into()))?;
         Ok(members.nodes().map(|(id, _)| *id).collect())
     }
 
     /// Adds a learner whose release can work at the cluster's level, which `level` looks up.
-    pub async fn let_in<R, M>(
+    pub async fn add_learner<R, M>(
         &self,
-        raft: &Raft<Types<R>, M>,
-        newcomer: Newcomer,
+        raft: &Raft<TypeConfig<R>, M>,
+        newcomer: JoiningNode,
         level: impl Fn() -> u32 + Send,
-    ) -> Result<LogId, NotWritten>
+    ) -> Result<LogId, MembershipWriteError>
     where
         R: AsyncRuntime,
-        M: RaftStateMachine<Types<R>>,
+        M: RaftStateMachine<TypeConfig<R>>,
     {
-        self.settle_members(raft).await?;
+        self.rewrite_members(raft).await?;
         let level = level();
         if !newcomer.levels.contains(level) {
-            return Err(NotWritten::Level(level));
+            return Err(MembershipWriteError::Level(level));
         }
         self.add(raft, BTreeMap::from([(newcomer.id, newcomer.node)])).await.map(|written| written.log_id)
     }
 
     /// Writes an entry, once: no later leader writes it again.
-    pub async fn write<R, M>(&self, raft: &Raft<Types<R>, M>, entry: Entry) -> Result<Vec<Outcome>, NotWritten>
+    pub async fn write<R, M>(
+        &self,
+        raft: &Raft<TypeConfig<R>, M>,
+        entry: LedgerEntry,
+    ) -> Result<Vec<Outcome>, MembershipWriteError>
     where
         R: AsyncRuntime,
-        M: RaftStateMachine<Types<R>>,
+        M: RaftStateMachine<TypeConfig<R>>,
     {
         let (responder, done) = ProgressResponder::complete_only();
         let write = raft.write(Proposal(Arc::new(entry))).with_leader(self.leadership).responder(responder);
-        write.await.map_err(|error| NotWritten::Unknown(error.to_string()))?;
+        write.await.map_err(|error| MembershipWriteError::Unknown(error.to_string()))?;
         match done.await {
             Ok(Ok(written)) => Ok(written.data.0),
             Ok(Err(error)) => Err(RaftError::APIError(error).into()),
-            Err(_) => Err(NotWritten::Unknown("Raft has stopped".into())),
+            Err(_) => Err(MembershipWriteError::Unknown("Raft has stopped".into())),
         }
     }
 
     async fn add<R, M>(
         &self,
-        raft: &Raft<Types<R>, M>,
+        raft: &Raft<TypeConfig<R>, M>,
         nodes: BTreeMap<u64, BasicNode>,
-    ) -> Result<ClientWriteResponse<Types<R>>, NotWritten>
+    ) -> Result<ClientWriteResponse<TypeConfig<R>>, MembershipWriteError>
     where
         R: AsyncRuntime,
-        M: RaftStateMachine<Types<R>>,
+        M: RaftStateMachine<TypeConfig<R>>,
     {
         let here = Precondition::CommittedLeaderId { committed_leader_id: self.leadership };
         Ok(raft.change_membership_if(ChangeMembers::AddNodes(nodes), true, [here]).await?)
@@ -153,12 +161,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_has_the_turn_at_a_time() {
-        let (turn, leadership) = (Turn::default(), <LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(3, 1));
-        let taken = turn.take(leadership);
-        assert_eq!(taken.as_ref().map(InTurn::leadership), Some(leadership));
-        assert!(turn.take(leadership).is_none());
+    fn the_membership_lock_has_a_single_holder() {
+        let (turn, leadership) =
+            (MembershipLock::default(), <LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(3, 1));
+        let taken = turn.try_acquire(leadership);
+        assert_eq!(taken.as_ref().map(MembershipGuard::leadership), Some(leadership));
+        assert!(turn.try_acquire(leadership).is_none());
         drop(taken);
-        assert!(turn.take(leadership).is_some());
+        assert!(turn.try_acquire(leadership).is_some());
     }
 }

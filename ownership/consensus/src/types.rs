@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use derive_where::derive_where;
-use ledger::{Entry, Outcome};
+use ledger::{LedgerEntry, Outcome};
 use openraft::impls::{BoxedErrorSource, InlineBatch, ProgressResponder, leader_id_adv};
 use openraft::vote::RaftLeaderId;
 use openraft::{AsyncRuntime, BasicNode, EntryPayload, OptionalSend, RaftTypeConfig};
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, derive_more::Display)]
 #[display("{} commands at {}", _0.submissions.len(), _0.time)]
 #[serde(transparent)]
-pub struct Proposal(pub Arc<Entry>);
+pub struct Proposal(pub Arc<LedgerEntry>);
 
 /// One outcome for each submission of an entry.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Answers(pub Vec<Outcome>);
+pub struct EntryOutcomes(pub Vec<Outcome>);
 
 /// Everything that Raft is generic over, on the runtime `R`.
 #[derive_where(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Types<R>(PhantomData<fn() -> R>);
+pub struct TypeConfig<R>(PhantomData<fn() -> R>);
 
 type LeaderId = leader_id_adv::LeaderId<u64, u64>;
 
@@ -44,9 +44,9 @@ pub type SnapshotMeta = openraft::storage::SnapshotMeta<Leadership, u64, BasicNo
 /// A snapshot, and where its bytes are.
 pub type Snapshot<H> = openraft::storage::Snapshot<Leadership, u64, BasicNode, H>;
 
-impl<R: AsyncRuntime> RaftTypeConfig for Types<R> {
+impl<R: AsyncRuntime> RaftTypeConfig for TypeConfig<R> {
     type D = Proposal;
-    type R = Answers;
+    type R = EntryOutcomes;
     type NodeId = u64;
     type Node = BasicNode;
     type Term = u64;

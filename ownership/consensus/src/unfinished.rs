@@ -9,12 +9,16 @@ use crate::types::{LogId, StoredMembership};
 
 /// What a leader saw of the membership one tick ago.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unfinished(Option<LogId>);
+pub struct PendingVoterChange(Option<LogId>);
 
-impl Unfinished {
+impl PendingVoterChange {
     /// The voters to go on to, asked once a tick in office: those of a joint configuration that is committed and was
     /// there a tick ago already. Whoever began the change is given that long to finish it.
-    pub fn voters(&mut self, effective: &StoredMembership, committed: &StoredMembership) -> Option<BTreeSet<u64>> {
+    pub fn voters_to_finish(
+        &mut self,
+        effective: &StoredMembership,
+        committed: &StoredMembership,
+    ) -> Option<BTreeSet<u64>> {
         let configs = effective.membership().get_joint_config();
         let is_committed = effective.log_id() == committed.log_id();
         let joint = effective.log_id().filter(|_| configs.len() > 1 && is_committed);
@@ -40,25 +44,25 @@ mod tests {
     }
 
     #[test]
-    fn a_joint_configuration_is_left_for_its_second_half_after_a_tick() {
+    fn an_abandoned_joint_configuration_is_finished_after_one_tick() {
         let (joint, uniform) = (stored(7, &[&[1, 2, 3], &[1, 4, 5]]), stored(8, &[&[1, 4, 5]]));
-        let mut unfinished = Unfinished::default();
-        assert_eq!(unfinished.voters(&joint, &joint), None, "whoever began it may be about to finish it");
-        assert_eq!(unfinished.voters(&joint, &joint), Some(BTreeSet::from([1, 4, 5])));
-        assert_eq!(unfinished.voters(&uniform, &uniform), None);
-        assert_eq!(unfinished.voters(&uniform, &uniform), None);
+        let mut unfinished = PendingVoterChange::default();
+        assert_eq!(unfinished.voters_to_finish(&joint, &joint), None, "whoever began it may be about to finish it");
+        assert_eq!(unfinished.voters_to_finish(&joint, &joint), Some(BTreeSet::from([1, 4, 5])));
+        assert_eq!(unfinished.voters_to_finish(&uniform, &uniform), None);
+        assert_eq!(unfinished.voters_to_finish(&uniform, &uniform), None);
     }
 
     #[test]
-    fn one_that_is_not_committed_or_not_the_same_is_waited_for() {
+    fn an_uncommitted_or_changed_joint_configuration_waits() {
         let (before, joint) = (stored(3, &[&[1, 2, 3]]), stored(7, &[&[1, 2, 3], &[1, 4, 5]]));
         let other = stored(9, &[&[1, 4, 5], &[1, 2, 3]]);
-        let mut unfinished = Unfinished::default();
+        let mut unfinished = PendingVoterChange::default();
         for _ in 0..3 {
-            assert_eq!(unfinished.voters(&joint, &before), None);
+            assert_eq!(unfinished.voters_to_finish(&joint, &before), None);
         }
-        assert_eq!(unfinished.voters(&joint, &joint), None);
-        assert_eq!(unfinished.voters(&other, &other), None);
-        assert_eq!(unfinished.voters(&other, &other), Some(BTreeSet::from([1, 2, 3])));
+        assert_eq!(unfinished.voters_to_finish(&joint, &joint), None);
+        assert_eq!(unfinished.voters_to_finish(&other, &other), None);
+        assert_eq!(unfinished.voters_to_finish(&other, &other), Some(BTreeSet::from([1, 2, 3])));
     }
 }

@@ -9,14 +9,14 @@ use vocabulary::NodeId;
 
 /// The ledger at one applied index, and what this node knew of the quorum then.
 #[derive(Clone, Debug, Default)]
-pub struct View {
+pub struct LedgerView {
     ledger: Ledger,
-    quorum: Quorum,
+    quorum: QuorumStatus,
 }
 
 /// What a node knows of its quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Quorum {
+pub struct QuorumStatus {
     /// Raft's term.
     pub term: u64,
     /// The leader, as far as this node knows.
@@ -25,19 +25,19 @@ pub struct Quorum {
     pub stale: bool,
 }
 
-impl View {
+impl LedgerView {
     /// The ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
     /// The quorum.
-    pub fn quorum(&self) -> Quorum {
+    pub fn quorum(&self) -> QuorumStatus {
         self.quorum
     }
 }
 
-impl Deref for View {
+impl Deref for LedgerView {
     type Target = Ledger;
 
     fn deref(&self) -> &Ledger {
@@ -47,53 +47,53 @@ impl Deref for View {
 
 /// Where the current view hangs. Readers take no lock; the two writers (apply, quorum watch) take turns.
 #[derive(Debug)]
-pub struct Publisher {
-    view: ArcSwap<View>,
+pub struct ViewPublisher {
+    view: ArcSwap<LedgerView>,
     /// Views that were taken down while somebody read them, so that no reader is the last who holds one: dropping what
     /// many entries have left behind takes milliseconds.
-    taken_down: Mutex<Vec<Arc<View>>>,
+    replaced: Mutex<Vec<Arc<LedgerView>>>,
 }
 
 /// Views that nobody reads any more.
 #[derive(Debug, Default)]
-pub struct Outdated {
+pub struct ReplacedViews {
     /// The one that hung there until now; cheap to drop, because it shares all but the last entries.
-    pub last: Option<Arc<View>>,
+    pub current: Option<Arc<LedgerView>>,
     /// Those that were read for longer; not to be dropped where somebody waits.
-    pub older: Vec<Arc<View>>,
+    pub retained: Vec<Arc<LedgerView>>,
 }
 
-impl Default for Publisher {
+impl Default for ViewPublisher {
     /// Before the log is read nothing is known: stale.
     fn default() -> Self {
-        let quorum = Quorum { stale: true, ..Quorum::default() };
-        Self { view: ArcSwap::from_pointee(View { quorum, ..View::default() }), taken_down: Mutex::default() }
+        let quorum = QuorumStatus { stale: true, ..QuorumStatus::default() };
+        Self { view: ArcSwap::from_pointee(LedgerView { quorum, ..LedgerView::default() }), replaced: Mutex::default() }
     }
 }
 
-impl Publisher {
+impl ViewPublisher {
     /// The current view.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<LedgerView> {
         self.view.load_full()
     }
 
     /// Hangs up the ledger as it is now. Returns the views that nobody reads any more.
-    pub fn ledger(&self, ledger: Ledger) -> Outdated {
-        let mut taken_down = self.taken_down.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn publish_ledger(&self, ledger: Ledger) -> ReplacedViews {
+        let mut taken_down = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         let quorum = self.view.load().quorum;
-        let before = self.view.swap(Arc::new(View { ledger, quorum }));
-        let (read, older) = std::mem::take(&mut *taken_down).into_iter().partition(is_read);
+        let before = self.view.swap(Arc::new(LedgerView { ledger, quorum }));
+        let (read, older) = std::mem::take(&mut *taken_down).into_iter().partition(has_readers);
         *taken_down = read;
-        if is_read(&before) {
+        if has_readers(&before) {
             taken_down.push(before);
-            return Outdated { last: None, older };
+            return ReplacedViews { current: None, retained: older };
         }
-        Outdated { last: Some(before), older }
+        ReplacedViews { current: Some(before), retained: older }
     }
 
     /// Hangs up what is known of the quorum now.
-    pub fn quorum(&self, quorum: Quorum) {
-        let mut taken_down = self.taken_down.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn publish_quorum(&self, quorum: QuorumStatus) {
+        let mut taken_down = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         let ledger = {
             let old = self.view.load();
             if old.quorum == quorum {
@@ -101,12 +101,12 @@ impl Publisher {
             }
             old.ledger.clone()
         };
-        taken_down.push(self.view.swap(Arc::new(View { ledger, quorum })));
+        taken_down.push(self.view.swap(Arc::new(LedgerView { ledger, quorum })));
     }
 }
 
 /// Whether somebody besides the publisher holds a view that was taken down; nobody new can get it.
-fn is_read(view: &Arc<View>) -> bool {
+fn has_readers(view: &Arc<LedgerView>) -> bool {
     Arc::strong_count(view) > 1
 }
 
@@ -115,32 +115,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_is_never_the_last_who_holds_a_view() {
-        let publisher = Publisher::default();
-        drop(publisher.ledger(Ledger::default()));
+    fn dropping_a_reader_never_frees_a_view() {
+        let publisher = ViewPublisher::default();
+        drop(publisher.publish_ledger(Ledger::default()));
         let (read, held) = (publisher.view(), Arc::downgrade(&publisher.view()));
         for _ in 0..3 {
-            let outdated = publisher.ledger(Ledger::default());
-            assert!(outdated.older.is_empty(), "it is still read");
+            let outdated = publisher.publish_ledger(Ledger::default());
+            assert!(outdated.retained.is_empty(), "it is still read");
         }
         drop(read);
         assert!(held.upgrade().is_some(), "the reader dropped it and freed nothing");
-        let outdated = publisher.ledger(Ledger::default());
-        assert_eq!(outdated.older.len(), 1);
-        assert!(outdated.last.is_some(), "what nobody read while it hung there");
+        let outdated = publisher.publish_ledger(Ledger::default());
+        assert_eq!(outdated.retained.len(), 1);
+        assert!(outdated.current.is_some(), "what nobody read while it hung there");
         drop(outdated);
         assert!(held.upgrade().is_none());
     }
 
     #[test]
-    fn a_view_that_only_the_quorum_replaced_is_kept_for_its_reader_too() {
-        let publisher = Publisher::default();
+    fn a_view_replaced_by_a_quorum_update_is_retained_for_its_reader() {
+        let publisher = ViewPublisher::default();
         let (read, held) = (publisher.view(), Arc::downgrade(&publisher.view()));
-        publisher.quorum(Quorum { term: 7, ..Quorum::default() });
+        publisher.publish_quorum(QuorumStatus { term: 7, ..QuorumStatus::default() });
         assert_eq!(publisher.view().quorum().term, 7);
         drop(read);
         assert!(held.upgrade().is_some());
-        assert_eq!(publisher.ledger(Ledger::default()).older.len(), 1);
+        assert_eq!(publisher.publish_ledger(Ledger::default()).retained.len(), 1);
         assert!(held.upgrade().is_none());
     }
 }

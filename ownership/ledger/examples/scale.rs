@@ -16,11 +16,11 @@ use vocabulary::*;
 const CLIENT: ClientId = ClientId(1);
 const WORKERS: u64 = 64;
 /// Sessions that share one system prompt.
-const PER_PREAMBLE: u64 = 4_096;
-const PREAMBLE: u64 = 128;
+const SESSIONS_PER_SHARED_PREFIX: u64 = 4_096;
+const SHARED_PREFIX_BLOCKS: u64 = 128;
 /// Sessions whose whole chains are kept at hand to be located: 128K tokens in blocks of 64.
-const LONG: u64 = 512;
-const LONG_BLOCKS: u64 = 2_048;
+const LONG_SESSIONS: u64 = 512;
+const LONG_SESSION_BLOCKS: u64 = 2_048;
 
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -42,16 +42,20 @@ fn root() -> PrefixId {
 }
 
 /// The prefix of a session's first blocks; the first of them are those of its preamble.
-fn point(session: u64, blocks: u64) -> Point {
-    let of = if blocks <= PREAMBLE { session / PER_PREAMBLE } else { session };
-    let id = if blocks == 0 { root() } else { PrefixId(wide(of << 20 | blocks, 2 + u64::from(blocks <= PREAMBLE))) };
-    Point { blocks: Blocks(blocks), id }
+fn point(session: u64, blocks: u64) -> PrefixPoint {
+    let of = if blocks <= SHARED_PREFIX_BLOCKS { session / SESSIONS_PER_SHARED_PREFIX } else { session };
+    let id = if blocks == 0 {
+        root()
+    } else {
+        PrefixId(wide(of << 20 | blocks, 2 + u64::from(blocks <= SHARED_PREFIX_BLOCKS)))
+    };
+    PrefixPoint { blocks: Blocks(blocks), id }
 }
 
-fn origin() -> Origin {
+fn origin() -> KvOrigin {
     let shape =
         KvShape { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(64), block_bytes: Bytes(4 << 20) };
-    Origin { tenant: TenantId("tenant".into()), model: ModelId::from("model"), root: root(), shape }
+    KvOrigin { tenant: TenantId("tenant".into()), model: ModelId::from("model"), root: root(), shape }
 }
 
 fn owner(n: u64) -> Owner {
@@ -62,37 +66,37 @@ fn owner(n: u64) -> Owner {
 fn step(session: u64, base: u64, end: u64, server: u64) -> Command {
     let origin = origin();
     let points = (base + 1..=end).filter(|n| n % WAYPOINT == 0 || *n == end).map(|n| point(session, n)).collect();
-    let run = Run { base: point(session, base), points };
+    let run = ChainSegment { base: point(session, base), points };
     let (id, owner) = (session_id(session), owner(server));
-    let head = Place { scope: origin.scope(), point: run.end(), extent: None };
+    let head = PrefixRef { scope: origin.scope(), point: run.end(), extent: None };
     let (tenant, model) = (origin.tenant.clone(), origin.model.clone());
-    let claim = Command::ClaimOwner(ClaimOwner { subject: Subject::Session(id), owner });
+    let claim = Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(id), owner });
     let mut batch = vec![
         Command::OpenSession(OpenSession { session: id, tenant, model, parent: None }),
-        Command::Seal(Seal { session: Some(id), origin, run, extent: None, owner }),
-        Command::Advance(Advance { session: id, head, replaces: None, intent: None }),
+        Command::Seal(SealBlocks { session: Some(id), origin, run, extent: None, owner }),
+        Command::Advance(AdvanceHead { session: id, head, replaces: None, intent: None }),
     ];
     batch.extend((base == 0).then_some(claim));
     Command::Batch(batch)
 }
 
 /// The ledger with its log's end.
-struct Log {
+struct LedgerHarness {
     ledger: Ledger,
     index: u64,
     serial: u64,
-    slowest: Duration,
+    slowest_entry: Duration,
     /// The same without the time in which this thread waited for a processor.
-    slowest_work: Duration,
+    slowest_entry_cpu: Duration,
 }
 
 /// How long this thread has waited for a processor so far, as Linux counts it.
-fn waited() -> Duration {
+fn scheduler_wait() -> Duration {
     let counts = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(counts.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0))
 }
 
-impl Log {
+impl LedgerHarness {
     fn entry(&mut self, commands: impl IntoIterator<Item = Command>) {
         let submission = |command| {
             self.serial += 1;
@@ -100,12 +104,12 @@ impl Log {
         };
         let submissions = commands.into_iter().map(submission).collect();
         self.index += 1;
-        let entry = Entry { time: self.ledger.now().after(Micros(10)), submissions };
-        let (start, waited) = (Instant::now(), waited());
+        let entry = LedgerEntry { time: self.ledger.now().after(Micros(10)), submissions };
+        let (start, waited) = (Instant::now(), scheduler_wait());
         let outcomes = self.ledger.apply(self.index, &entry);
-        let (whole, waited) = (start.elapsed(), self::waited().saturating_sub(waited));
-        self.slowest = self.slowest.max(whole);
-        self.slowest_work = self.slowest_work.max(whole.saturating_sub(waited));
+        let (whole, waited) = (start.elapsed(), self::scheduler_wait().saturating_sub(waited));
+        self.slowest_entry = self.slowest_entry.max(whole);
+        self.slowest_entry_cpu = self.slowest_entry_cpu.max(whole.saturating_sub(waited));
         let refused = outcomes.iter().find_map(|outcome| outcome.refusals().first().copied());
         assert_eq!(refused, None);
     }
@@ -117,7 +121,7 @@ impl Log {
                 incarnation: owner(n).incarnation,
                 spec: WorkerSpec {
                     endpoint: "http://worker".into(),
-                    role: Role::Hybrid,
+                    role: WorkerRole::Hybrid,
                     kind: WorkerKind::Engine,
                     models: Arc::from([ModelId::from("model")]),
                     ranks: 1,
@@ -129,8 +133,8 @@ impl Log {
 }
 
 /// The blocks at which a session's extents end, for five sessions twelve and a half extents: 2.5 a session.
-fn ends(session: u64) -> [u64; 3] {
-    let first = PREAMBLE + 70 + mix(session) % 120;
+fn artifact_ends(session: u64) -> [u64; 3] {
+    let first = SHARED_PREFIX_BLOCKS + 70 + mix(session) % 120;
     let second = first + 30 + mix(session + 1) % 90;
     [first, second, second + 20 + mix(session + 2) % 60]
 }
@@ -145,12 +149,17 @@ fn memory(field: &str) -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-fn founded(artifacts: u64) -> Log {
-    let mut log =
-        Log { ledger: Ledger::default(), index: 0, serial: 0, slowest: Duration::ZERO, slowest_work: Duration::ZERO };
-    let usual = Limits::default();
+fn new_harness(artifacts: u64) -> LedgerHarness {
+    let mut log = LedgerHarness {
+        ledger: Ledger::default(),
+        index: 0,
+        serial: 0,
+        slowest_entry: Duration::ZERO,
+        slowest_entry_cpu: Duration::ZERO,
+    };
+    let usual = LedgerLimits::default();
     let room = (artifacts * 2) as u32;
-    let limits = Limits { artifacts: usual.artifacts.max(room), sessions: usual.sessions.max(room), ..usual };
+    let limits = LedgerLimits { artifacts: usual.artifacts.max(room), sessions: usual.sessions.max(room), ..usual };
     log.entry([Command::OpenClient(NodeId(1)), Command::RaiseLevel(LEVEL), Command::SetLimits(Box::new(limits))]);
     log.register();
     log
@@ -177,22 +186,22 @@ fn lookups(name: &str, view: &Mutex<Arc<Ledger>>, look: impl Fn(&Ledger, u64)) {
     println!("  {name:<34} p50 {median:>6} ns   p99 {tail:>6} ns");
 }
 
-fn chain_of(session: u64) -> Chain {
-    let ids = (1..=LONG_BLOCKS).map(|n| point(session, n).id).collect();
-    Chain { root: root(), block: Tokens(64), ids, tokens: Tokens(LONG_BLOCKS * 64) }
+fn chain_of(session: u64) -> PrefixChain {
+    let ids = (1..=LONG_SESSION_BLOCKS).map(|n| point(session, n).id).collect();
+    PrefixChain { root: root(), block: Tokens(64), ids, tokens: Tokens(LONG_SESSION_BLOCKS * 64) }
 }
 
 fn main() {
     let artifacts: u64 = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
     let sessions = artifacts * 2 / 5;
     let before = memory("VmRSS");
-    let mut log = founded(artifacts);
+    let mut log = new_harness(artifacts);
     let start = Instant::now();
     let mut next = 0;
     while next < sessions {
         let upto = (next + 64).min(sessions);
         let steps = (next..upto).flat_map(|session| {
-            let ends = ends(session);
+            let ends = artifact_ends(session);
             (0..extents(session)).map(move |n| {
                 let base = if n == 0 { 0 } else { ends[n - 1] };
                 // Every extent is computed by another worker, so that they are not joined.
@@ -207,34 +216,37 @@ fn main() {
     let kept: usize = log.ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let steady = memory("VmRSS");
     println!("{held} extents, {sessions} sessions, {kept} boundaries, built in {took:.1?}");
-    println!("  slowest entry of some 160 steps: {:.2?}, {:.2?} of it on a processor", log.slowest, log.slowest_work);
+    println!(
+        "  slowest entry of some 160 steps: {:.2?}, {:.2?} of it on a processor",
+        log.slowest_entry, log.slowest_entry_cpu
+    );
     println!(
         "  memory {:.2} GiB: {} bytes an extent, sessions and indexes included",
         steady as f64 / (1 << 30) as f64,
         (steady - before) / held
     );
 
-    let chains: Vec<Chain> = (sessions..sessions + LONG).map(chain_of).collect();
-    for session in sessions..sessions + LONG {
-        log.entry([step(session, 0, LONG_BLOCKS, session)]);
+    let chains: Vec<PrefixChain> = (sessions..sessions + LONG_SESSIONS).map(chain_of).collect();
+    for session in sessions..sessions + LONG_SESSIONS {
+        log.entry([step(session, 0, LONG_SESSION_BLOCKS, session)]);
     }
     measure_lookups(log.ledger.clone(), log, sessions, &chains);
 }
 
-fn measure_lookups(ledger: Ledger, mut log: Log, sessions: u64, chains: &[Chain]) {
+fn measure_lookups(ledger: Ledger, mut log: LedgerHarness, sessions: u64, chains: &[PrefixChain]) {
     let view = Mutex::new(Arc::new(ledger));
     let (done, scope) = (AtomicBool::new(false), origin().scope());
     println!("lookups while steps are written:");
     let written = std::thread::scope(|threads| {
         let writer = threads.spawn(|| {
             let (mut written, start) = (0u64, Instant::now());
-            (log.slowest, log.slowest_work) = (Duration::ZERO, Duration::ZERO);
+            (log.slowest_entry, log.slowest_entry_cpu) = (Duration::ZERO, Duration::ZERO);
             while !done.load(Relaxed) {
                 let old = written % sessions;
-                let end = ends(old)[extents(old) - 1];
+                let end = artifact_ends(old)[extents(old) - 1];
                 log.entry((0..16).map(|n| {
                     let session = (old + n) % sessions;
-                    let end = ends(session)[extents(session) - 1];
+                    let end = artifact_ends(session)[extents(session) - 1];
                     step(session, end, end + 5, session + extents(session) as u64 - 1)
                 }));
                 black_box(end);
@@ -250,19 +262,19 @@ fn measure_lookups(ledger: Ledger, mut log: Log, sessions: u64, chains: &[Chain]
         });
         lookups("who owns a prefix", &view, |ledger, n| {
             let session = n % sessions;
-            let found = ledger.owner_of(point(session, ends(session)[0]).id, scope);
+            let found = ledger.prefix_status(point(session, artifact_ends(session)[0]).id, scope);
             assert!(black_box(found).is_some());
         });
-        let pick = |n: u64| (sessions + n % LONG, &chains[(n % LONG) as usize]);
+        let pick = |n: u64| (sessions + n % LONG_SESSIONS, &chains[(n % LONG_SESSIONS) as usize]);
         lookups("a 128K-token chain, session known", &view, |ledger, n| {
             let (session, chain) = pick(n);
-            let query = Query { scope, session: Some(session_id(session)), chain, preamble: Blocks(0) };
-            assert!(black_box(ledger.locate(query)).known() == Blocks(LONG_BLOCKS));
+            let query = LocateQuery { scope, session: Some(session_id(session)), chain, shared_prefix: Blocks(0) };
+            assert!(black_box(ledger.locate(query)).known_blocks() == Blocks(LONG_SESSION_BLOCKS));
         });
         lookups("a 128K-token chain by itself", &view, |ledger, n| {
             let (_, chain) = pick(n);
-            let query = Query { scope, session: None, chain, preamble: Blocks(0) };
-            assert!(black_box(ledger.locate(query)).known() == Blocks(LONG_BLOCKS));
+            let query = LocateQuery { scope, session: None, chain, shared_prefix: Blocks(0) };
+            assert!(black_box(ledger.locate(query)).known_blocks() == Blocks(LONG_SESSION_BLOCKS));
         });
         done.store(true, Relaxed);
         writer.join().expect("the writer does not panic")
@@ -271,19 +283,19 @@ fn measure_lookups(ledger: Ledger, mut log: Log, sessions: u64, chains: &[Chain]
     println!(
         "  {:.0} steps/s written meanwhile, slowest entry {:.2?}, {:.2?} of it on a processor",
         steps as f64 / took.as_secs_f64(),
-        log.slowest,
-        log.slowest_work
+        log.slowest_entry,
+        log.slowest_entry_cpu
     );
     measure_views(view, log);
 }
 
-fn measure_views(view: Mutex<Arc<Ledger>>, mut log: Log) {
+fn measure_views(view: Mutex<Arc<Ledger>>, mut log: LedgerHarness) {
     drop(view);
     let start = Instant::now();
     let old = log.ledger.clone();
     println!("a clone takes {:.2?}", start.elapsed());
     for n in 0..1_000u64 {
-        log.entry((0..16).map(|k| step(mix(n << 8 | k) % 1_000, PREAMBLE, PREAMBLE + 5, n)));
+        log.entry((0..16).map(|k| step(mix(n << 8 | k) % 1_000, SHARED_PREFIX_BLOCKS, SHARED_PREFIX_BLOCKS + 5, n)));
     }
     let start = Instant::now();
     drop(old);
@@ -293,7 +305,7 @@ fn measure_views(view: Mutex<Arc<Ledger>>, mut log: Log) {
     println!("the state hash takes {:.2?}", start.elapsed());
     let steady = memory("VmRSS");
     let (start, clone) = (Instant::now(), log.ledger.clone());
-    let mut to = Counted(0);
+    let mut to = ByteCounter(0);
     rmp_serde::encode::write(&mut to, &clone).expect("a ledger encodes");
     drop(clone);
     let peak = memory("VmHWM").max(memory("VmRSS"));
@@ -309,9 +321,9 @@ fn measure_views(view: Mutex<Arc<Ledger>>, mut log: Log) {
 }
 
 /// Counts what is written.
-struct Counted(u64);
+struct ByteCounter(u64);
 
-impl Write for Counted {
+impl Write for ByteCounter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0 += bytes.len() as u64;
         Ok(bytes.len())

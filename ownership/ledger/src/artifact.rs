@@ -12,9 +12,9 @@ use vocabulary::{
 };
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use crate::Point;
-use crate::control::Pinned;
-use crate::refs::Refs;
+use crate::PrefixPoint;
+use crate::control::PinFlag;
+use crate::refs::RefSet;
 
 /// A kind of KV state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -105,7 +105,7 @@ impl Scope {
 
     /// The id of the extent that `epoch` made of blocks from `from` on, `first` being its first kept point. The
     /// epoch is in it because the same blocks may be sealed again after they were forgotten.
-    pub(crate) fn artifact(self, from: Blocks, first: PrefixId, epoch: Epoch) -> ArtifactId {
+    pub(crate) fn artifact_id(self, from: Blocks, first: PrefixId, epoch: Epoch) -> ArtifactId {
         let mut named = [0u8; 48];
         named[..8].copy_from_slice(&self.0.to_le_bytes());
         named[8..16].copy_from_slice(&from.0.to_le_bytes());
@@ -121,18 +121,18 @@ impl Scope {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Boundary {
     /// The prefix that ends there.
-    pub point: Point,
+    pub point: PrefixPoint,
     /// The grant that sealed it.
     pub epoch: Epoch,
 }
 
 /// Where an extent hangs on.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Attached {
+pub struct ParentPoint {
     /// The extent before it.
     pub artifact: ArtifactId,
     /// The kept point of that extent.
-    pub at: Point,
+    pub at: PrefixPoint,
 }
 
 /// A read-only copy.
@@ -141,14 +141,14 @@ pub struct Replica {
     /// Who has it.
     pub holder: Owner,
     /// How far it reaches; its id is the digest that was copied.
-    pub upto: Point,
+    pub upto: PrefixPoint,
     /// When it is forgotten.
     pub expires: LedgerTime,
 }
 
 /// Whose an extent is and what it is made of.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Origin {
+pub struct KvOrigin {
     /// Whose traffic.
     pub tenant: TenantId,
     /// Which model's KV.
@@ -159,7 +159,7 @@ pub struct Origin {
     pub shape: KvShape,
 }
 
-impl Origin {
+impl KvOrigin {
     /// Within which its prefixes are found.
     pub fn scope(&self) -> Scope {
         Scope::of(&self.tenant, self.shape.format)
@@ -172,9 +172,9 @@ pub struct Artifact {
     /// Its id; stays when the extent grows.
     pub id: ArtifactId,
     /// Whose it is and what it is made of.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<KvOrigin>,
     /// What it extends; none when it starts at the root.
-    pub parent: Option<Attached>,
+    pub parent: Option<ParentPoint>,
     /// Kept points in rising order; the last is the end.
     pub boundaries: Vec<Boundary>,
     /// Who has it by decision; none when the owner gave it back.
@@ -182,9 +182,9 @@ pub struct Artifact {
     /// When that owner was granted.
     pub epoch: Epoch,
     /// Sessions with a head in it.
-    pub sessions: Refs<SessionId>,
+    pub sessions: RefSet<SessionId>,
     /// Extents that hang on it.
-    pub children: Refs<ArtifactId>,
+    pub children: RefSet<ArtifactId>,
     /// Read-only copies, by holder.
     pub replicas: Vec<Replica>,
     /// The repository or document it belongs to.
@@ -192,13 +192,13 @@ pub struct Artifact {
     /// When it was last written.
     pub touched: LedgerTime,
     /// Whether it may be forgotten.
-    #[serde(default, skip_serializing_if = "Pinned::is_no")]
-    pub pinned: Pinned,
+    #[serde(default, skip_serializing_if = "PinFlag::is_no")]
+    pub pinned: PinFlag,
 }
 
 impl Artifact {
     /// An extent of nothing.
-    pub(crate) fn empty(id: ArtifactId, origin: Arc<Origin>) -> Self {
+    pub(crate) fn empty(id: ArtifactId, origin: Arc<KvOrigin>) -> Self {
         Self {
             id,
             origin,
@@ -206,12 +206,12 @@ impl Artifact {
             boundaries: Vec::new(),
             owner: None,
             epoch: Epoch::default(),
-            sessions: Refs::default(),
-            children: Refs::default(),
+            sessions: RefSet::default(),
+            children: RefSet::default(),
             replicas: Vec::new(),
             group: None,
             touched: LedgerTime::default(),
-            pinned: Pinned::No,
+            pinned: PinFlag::No,
         }
     }
 
@@ -221,8 +221,8 @@ impl Artifact {
     }
 
     /// Its end.
-    pub fn end(&self) -> Point {
-        let root = Point { blocks: Blocks::ZERO, id: self.origin.root };
+    pub fn end(&self) -> PrefixPoint {
+        let root = PrefixPoint { blocks: Blocks::ZERO, id: self.origin.root };
         self.boundaries.last().map_or(root, |last| last.point)
     }
 
@@ -237,7 +237,7 @@ impl Artifact {
     }
 
     /// The deepest kept point at or before `blocks`.
-    pub fn kept(&self, blocks: Blocks) -> Option<&Boundary> {
+    pub fn boundary_at_or_before(&self, blocks: Blocks) -> Option<&Boundary> {
         let after = self.boundaries.partition_point(|b| b.point.blocks <= blocks);
         self.boundaries[..after].last()
     }

@@ -5,13 +5,13 @@
 use vocabulary::{ArtifactId, PrefixId};
 
 use crate::artifact::Scope;
-use crate::radix::Radix;
-use crate::stored::{Artifacts, Kept};
+use crate::radix::RadixMap;
+use crate::stored::{ArtifactTable, BoundaryRef};
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Boundaries(Radix<u128, (), 64>);
+pub(crate) struct BoundaryIndex(RadixMap<u128, (), 64>);
 
-impl Boundaries {
+impl BoundaryIndex {
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -24,11 +24,16 @@ impl Boundaries {
         self.0.remove(&entry(prefix, scope, id));
     }
 
-    pub(crate) fn keeper<'a>(&self, prefix: PrefixId, scope: Scope, artifacts: &'a Artifacts) -> Option<Kept<'a>> {
+    pub(crate) fn find<'a>(
+        &self,
+        prefix: PrefixId,
+        scope: Scope,
+        artifacts: &'a ArtifactTable,
+    ) -> Option<BoundaryRef<'a>> {
         let mut from = key(prefix, scope);
         loop {
             let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
-            if let Some(holder) = holder(*found, prefix, scope, artifacts) {
+            if let Some(holder) = boundary_of_entry(*found, prefix, scope, artifacts) {
                 return Some(holder);
             }
             from = found.checked_add(1)?;
@@ -37,11 +42,16 @@ impl Boundaries {
 }
 
 /// The extent that an entry means, if it keeps the prefix indeed. Others may share the half of its id.
-fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<Kept<'_>> {
+fn boundary_of_entry(
+    entry: u128,
+    prefix: PrefixId,
+    scope: Scope,
+    artifacts: &ArtifactTable,
+) -> Option<BoundaryRef<'_>> {
     let mut from = u128::from(entry as u64) << 64;
     loop {
         let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;
-        if let Some(kept) = stored.kept(id, prefix).filter(|_| stored.origin().scope() == scope) {
+        if let Some(kept) = stored.boundary(id, prefix).filter(|_| stored.origin().scope() == scope) {
             return Some(kept);
         }
         from = id.0.checked_add(1)?;

@@ -8,7 +8,7 @@ use crate::ledger::Ledger;
 
 /// A record.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Key {
+pub enum RecordKey {
     /// A worker and its lease.
     Worker(WorkerId),
     /// A session.
@@ -23,33 +23,33 @@ pub enum Key {
 
 /// What became of a record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Op {
+pub enum ChangeOp {
     /// It was written.
     Put,
     /// It was forgotten.
-    Gone,
+    Removed,
 }
 
 /// A record that an entry changed. A lease that was only renewed and an intent are no change.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Changed {
+pub struct RecordUpdate {
     /// Which record.
-    pub key: Key,
+    pub key: RecordKey,
     /// How it is now.
-    pub op: Op,
+    pub op: ChangeOp,
 }
 
 /// What the last entry changed.
 #[derive(Default, Debug)]
-pub(crate) struct Changes(Vec<Changed>);
+pub(crate) struct EntryChanges(Vec<RecordUpdate>);
 
-impl Changes {
-    pub(crate) fn put(&mut self, key: Key) {
-        self.0.push(Changed { key, op: Op::Put });
+impl EntryChanges {
+    pub(crate) fn put(&mut self, key: RecordKey) {
+        self.0.push(RecordUpdate { key, op: ChangeOp::Put });
     }
 
-    pub(crate) fn gone(&mut self, key: Key) {
-        self.0.push(Changed { key, op: Op::Gone });
+    pub(crate) fn gone(&mut self, key: RecordKey) {
+        self.0.push(RecordUpdate { key, op: ChangeOp::Removed });
     }
 
     pub(crate) fn clear(&mut self) {
@@ -57,31 +57,31 @@ impl Changes {
     }
 }
 
-impl Clone for Changes {
+impl Clone for EntryChanges {
     /// A clone is a view: nobody takes changes from it.
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl PartialEq for Changes {
+impl PartialEq for EntryChanges {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Changes {}
+impl Eq for EntryChanges {}
 
 impl Ledger {
     /// What the last entry changed, each record once and as it is now, in the order of its last change.
-    pub fn take_changes(&mut self) -> Vec<Changed> {
-        let changed = self.changed();
+    pub fn take_changes(&mut self) -> Vec<RecordUpdate> {
+        let changed = self.pending_changes();
         self.changes.clear();
         changed
     }
 
     /// The same, left in place.
-    pub(crate) fn changed(&self) -> Vec<Changed> {
+    pub(crate) fn pending_changes(&self) -> Vec<RecordUpdate> {
         let mut seen = BTreeSet::new();
         let mut last: Vec<_> = self.changes.0.iter().rev().filter(|change| seen.insert(&change.key)).cloned().collect();
         last.reverse();

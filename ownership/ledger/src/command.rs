@@ -6,25 +6,25 @@ use vocabulary::{
     PrefixId, SessionId, TenantId, WorkerId,
 };
 
-use crate::artifact::{Origin, Scope};
-use crate::control::{AdmitNode, DrainWorker, Pin, RetireLife, SetQuota};
-use crate::limits::Limits;
+use crate::artifact::{KvOrigin, Scope};
+use crate::control::{AdmitNode, DrainWorker, PinArtifact, RetireIncarnation, SetQuota};
+use crate::limits::LedgerLimits;
 use crate::record::WorkerSpec;
-use crate::{Point, Run};
+use crate::{ChainSegment, PrefixPoint};
 
 /// What lies in one slot of the Raft log: commands of several clients, and the leader's clock.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// The ledger clock that the leader proposes; `apply` takes it back into its bounds.
     pub time: LedgerTime,
     /// The commands, in order.
     pub submissions: Vec<Submission>,
 }
 
-impl Entry {
+impl LedgerEntry {
     /// The feature level that a binary must know to read and execute this.
-    pub fn known_from(&self) -> u32 {
-        self.submissions.iter().map(|submission| submission.command.known_from()).max().unwrap_or(1)
+    pub fn required_level(&self) -> u32 {
+        self.submissions.iter().map(|submission| submission.command.required_level()).max().unwrap_or(1)
     }
 }
 
@@ -41,7 +41,7 @@ pub struct Submission {
 
 /// A session or an extent, where a command may name either.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum Subject {
+pub enum OwnershipSubject {
     /// A session's decode ownership.
     Session(SessionId),
     /// An extent.
@@ -57,23 +57,23 @@ pub enum Command {
     /// Some router reached these workers.
     RenewLease(RenewLease),
     /// Give ownership back.
-    Release(Release),
+    Release(ReleaseOwner),
     /// A worker holds a read-only copy of a prefix.
     ReplicateReadonly(ReplicateReadonly),
     /// A worker no longer holds its copy.
     DropReplica(DropReplica),
     /// Blocks became immutable.
-    Seal(Seal),
+    Seal(SealBlocks),
     /// A conversation begins.
     OpenSession(OpenSession),
     /// A session's head moves.
-    Advance(Advance),
+    Advance(AdvanceHead),
     /// A new session begins at a prefix of another.
-    Fork(Fork),
+    Fork(ForkSession),
     /// A conversation ended.
     CloseSession(SessionId),
     /// A session's ownership moves to a worker that has the blocks.
-    Migrate(Migrate),
+    Migrate(MigrateSession),
     /// A life of a worker begins, or is confirmed.
     RegisterWorker(RegisterWorker),
     /// A worker is taken out, whatever it was granted since somebody looked.
@@ -83,7 +83,7 @@ pub enum Command {
     /// A step was dispatched, or will not come.
     Intent(SetIntent),
     /// A lease ran out.
-    Expire(Expire),
+    Expire(ExpireLease),
     /// A boot of a node begins to write.
     OpenClient(NodeId),
     /// Several at once; one outcome each, not atomic, not nested.
@@ -95,9 +95,9 @@ pub enum Command {
     /// The cluster's feature level rises, once every member knows it.
     RaiseLevel(u32),
     /// The tables' bounds widen.
-    SetLimits(Box<Limits>),
+    SetLimits(Box<LedgerLimits>),
     /// An extent is kept, or no longer.
-    Pin(Pin),
+    Pin(PinArtifact),
     /// An extent that nothing references is forgotten.
     Evict(ArtifactId),
     /// A worker is emptied, or no longer.
@@ -105,7 +105,7 @@ pub enum Command {
     /// A tenant's entries are bounded, or no longer.
     SetQuota(SetQuota),
     /// A life of a worker is taken out, unless another grant was made since.
-    RetireLife(RetireLife),
+    RetireLife(RetireIncarnation),
     /// Nothing changes. Whoever is answered knows that a quorum writes, and everything before is applied.
     Barrier,
 }
@@ -135,10 +135,10 @@ impl Command {
     }
 
     /// The feature level that a binary must know to read and execute this: whoever knows less must stop, not skip it.
-    pub fn known_from(&self) -> u32 {
+    pub fn required_level(&self) -> u32 {
         match self {
             Command::RaiseLevel(level) => (*level).max(2),
-            Command::Batch(commands) => commands.iter().map(Command::known_from).max().unwrap_or(1),
+            Command::Batch(commands) => commands.iter().map(Command::required_level).max().unwrap_or(1),
             other => other.level(),
         }
     }
@@ -148,7 +148,7 @@ impl Command {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ClaimOwner {
     /// What is claimed.
-    pub subject: Subject,
+    pub subject: OwnershipSubject,
     /// By whom.
     pub owner: Owner,
 }
@@ -164,9 +164,9 @@ pub struct RenewLease {
 
 /// Does nothing unless `owner` still owns it since `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Release {
+pub struct ReleaseOwner {
     /// What is given back.
-    pub subject: Subject,
+    pub subject: OwnershipSubject,
     /// By whom.
     pub owner: Owner,
     /// The grant that is given back.
@@ -175,11 +175,11 @@ pub struct Release {
 
 /// A prefix by its name, wherever in whatever extent it lies.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Place {
+pub struct PrefixRef {
     /// Tenant and format.
     pub scope: Scope,
     /// The prefix.
-    pub point: Point,
+    pub point: PrefixPoint,
     /// The extent in which the writer saw it, in case that its boundary is no longer kept.
     pub extent: Option<ArtifactId>,
 }
@@ -188,7 +188,7 @@ pub struct Place {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ReplicateReadonly {
     /// The deepest prefix that was copied.
-    pub place: Place,
+    pub place: PrefixRef,
     /// Who has the copy.
     pub holder: Owner,
     /// For how long it is believed.
@@ -199,20 +199,20 @@ pub struct ReplicateReadonly {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct DropReplica {
     /// The deepest prefix that was copied.
-    pub place: Place,
+    pub place: PrefixRef,
     /// Who had it.
     pub holder: Owner,
 }
 
 /// The run's blocks lie at `owner`; its whole prefix does too, but keeps the owners it has.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Seal {
+pub struct SealBlocks {
     /// The session whose step computed them, if any: its extents may be joined.
     pub session: Option<SessionId>,
     /// Whose they are and what they are made of.
-    pub origin: Origin,
+    pub origin: KvOrigin,
     /// Which blocks.
-    pub run: Run,
+    pub run: ChainSegment,
     /// The extent in which the writer saw the base.
     pub extent: Option<ArtifactId>,
     /// Who has them.
@@ -234,11 +234,11 @@ pub struct OpenSession {
 
 /// Decided by chain: descends from a head, fast-forward; is one or an ancestor of one, nothing; else one head more.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Advance {
+pub struct AdvanceHead {
     /// The session.
     pub session: SessionId,
     /// The sealed prefix that it reached.
-    pub head: Place,
+    pub head: PrefixRef,
     /// A head whose history the client rewrote: it goes.
     pub replaces: Option<PrefixId>,
     /// The head that the step extended, and the router that ran it: that intent is over.
@@ -247,20 +247,20 @@ pub struct Advance {
 
 /// Opens `child` with its head at a sealed prefix of `parent`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Fork {
+pub struct ForkSession {
     /// The known session.
     pub parent: SessionId,
     /// The new one.
     pub child: SessionId,
     /// Where they part.
-    pub at: Place,
+    pub at: PrefixRef,
 }
 
 /// Moves the session, and the extents up to `head` that only it references.
 ///
 /// Refused when it has a live owner who was granted it after `seen`; of what nobody has, it is a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Migrate {
+pub struct MigrateSession {
     /// The session.
     pub session: SessionId,
     /// Who has the blocks now.
@@ -308,7 +308,7 @@ pub struct SetIntent {
 
 /// Applies only while the lease is the one that was seen and its time has come.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Expire {
+pub struct ExpireLease {
     /// Whose lease.
     pub worker: WorkerId,
     /// The grant that was seen.

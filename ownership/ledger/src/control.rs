@@ -13,7 +13,7 @@ pub const LEVEL: u32 = 2;
 
 /// The level that is being made. Its commands are known here and behind the gate, but a node offers it only where it is
 /// told to, so that no cluster comes to it by itself. What a level means is settled by the first release that ships it as its
-/// `LEVEL`; until then words may still join it, as `RetireLife` has joined level 2.
+/// `LEVEL`; until then words may still join it, as `RetireIncarnation` has joined level 2.
 pub const NEXT_LEVEL: u32 = 3;
 
 /// Gives a new node its id. The same nonce is given the same id, and its newest address counts.
@@ -27,7 +27,7 @@ pub struct AdmitNode {
 
 /// Whether an extent may be forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
-pub enum Pinned {
+pub enum PinFlag {
     /// Never, while it is pinned.
     Yes,
     /// Once nothing references it.
@@ -35,7 +35,7 @@ pub enum Pinned {
     No,
 }
 
-impl Pinned {
+impl PinFlag {
     /// Whether it is not pinned.
     pub fn is_no(&self) -> bool {
         *self == Self::No
@@ -44,16 +44,16 @@ impl Pinned {
 
 /// Keeps an extent from being evicted or collected, or no longer.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Pin {
+pub struct PinArtifact {
     /// Which extent.
     pub artifact: ArtifactId,
     /// Pinned from now on or not.
-    pub pinned: Pinned,
+    pub pinned: PinFlag,
 }
 
 /// Whether a worker is being emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
-pub enum Draining {
+pub enum DrainFlag {
     /// It keeps what it has and is granted nothing more.
     Yes,
     /// It serves as usual.
@@ -61,7 +61,7 @@ pub enum Draining {
     No,
 }
 
-impl Draining {
+impl DrainFlag {
     /// Whether it serves as usual.
     pub fn is_no(&self) -> bool {
         *self == Self::No
@@ -74,12 +74,12 @@ pub struct DrainWorker {
     /// Which worker.
     pub worker: WorkerId,
     /// Draining from now on or not.
-    pub draining: Draining,
+    pub draining: DrainFlag,
 }
 
 /// Takes a worker out as it was seen: one that was granted a lease anew meanwhile stays.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct RetireLife {
+pub struct RetireIncarnation {
     /// Which worker.
     pub worker: WorkerId,
     /// The grant that was seen.

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use vocabulary::PrefixId;
 
-use crate::artifact::{Origin, Scope};
+use crate::artifact::{KvOrigin, Scope};
 
 /// Origins by root and scope, each with the number of extents that hold it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interned {
-    origins: OrdMap<(PrefixId, Scope), (Arc<Origin>, u64)>,
+pub(crate) struct OriginInterner {
+    origins: OrdMap<(PrefixId, Scope), (Arc<KvOrigin>, u64)>,
 }
 
-impl Interned {
+impl OriginInterner {
     /// Makes a new record's origin the one that others hold. Of two that share root and scope but differ, the first is
     /// kept once.
-    pub(crate) fn share(&mut self, origin: &mut Arc<Origin>) {
+    pub(crate) fn intern(&mut self, origin: &mut Arc<KvOrigin>) {
         let key = (origin.root, origin.scope());
         match self.origins.get_mut(&key) {
             Some((known, held)) => {
@@ -30,7 +30,7 @@ impl Interned {
     }
 
     /// A record that held an origin is gone.
-    pub(crate) fn release(&mut self, origin: &Arc<Origin>) {
+    pub(crate) fn release(&mut self, origin: &Arc<KvOrigin>) {
         let key = (origin.root, origin.scope());
         let Some((known, held)) = self.origins.get_mut(&key) else { return };
         if Arc::ptr_eq(known, origin) {
@@ -42,10 +42,10 @@ impl Interned {
     }
 }
 
-impl PartialEq for Interned {
+impl PartialEq for OriginInterner {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Interned {}
+impl Eq for OriginInterner {}

@@ -13,20 +13,20 @@ use vocabulary::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
-use crate::boundaries::Boundaries;
-use crate::changes::Changes;
-use crate::clients::Client;
-use crate::interned::Interned;
-use crate::limits::Limits;
-use crate::node::{Cluster, Node};
-use crate::radix::Radix;
+use crate::boundaries::BoundaryIndex;
+use crate::changes::EntryChanges;
+use crate::clients::ClientRecord;
+use crate::interned::OriginInterner;
+use crate::limits::LedgerLimits;
+use crate::node::{ClusterRecords, Node};
+use crate::radix::RadixMap;
 use crate::record::{Intent, Lease, Session, Worker};
-use crate::sessions::Sessions;
-use crate::stored::{Artifacts, Kept};
+use crate::sessions::SessionTable;
+use crate::stored::{ArtifactTable, BoundaryRef};
 
 /// What a tenant has in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
+pub struct TenantUsage {
     /// Extents.
     pub artifacts: u64,
     /// Sessions.
@@ -35,7 +35,7 @@ pub struct Usage {
 
 /// How a ledger goes on in another cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Restore {
+pub struct RestorePoint {
     /// Log index in the new cluster's log at which it begins.
     pub applied: u64,
     /// What the lost cluster's clock may have reached.
@@ -47,49 +47,49 @@ pub struct Restore {
 
 /// What is remembered; all that a snapshot holds.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
-pub(crate) struct Records {
-    pub(crate) limits: Limits,
+pub(crate) struct LedgerRecords {
+    pub(crate) limits: LedgerLimits,
     pub(crate) generation: u32,
     pub(crate) clock: LedgerTime,
     pub(crate) applied: u64,
     pub(crate) workers: OrdMap<WorkerId, Arc<Worker>>,
-    pub(crate) sessions: Sessions,
-    pub(crate) artifacts: Artifacts,
+    pub(crate) sessions: SessionTable,
+    pub(crate) artifacts: ArtifactTable,
     pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
-    pub(crate) clients: OrdMap<ClientId, Client>,
+    pub(crate) clients: OrdMap<ClientId, ClientRecord>,
     /// What the records of level 1 lack; none at level 1, so that they encode as they did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<ClusterRecords>,
 }
 
 /// What follows from the records; rebuilt when a snapshot is read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Indexes {
+pub(crate) struct LedgerIndexes {
     /// The extent that keeps a boundary there.
-    pub(crate) boundaries: Boundaries,
+    pub(crate) boundaries: BoundaryIndex,
     /// Held leases by their end.
     pub(crate) leases: OrdSet<(LedgerTime, WorkerId)>,
     /// Sessions by their last write.
-    pub(crate) sessions: Radix<[u64; 3], (), 64>,
+    pub(crate) sessions: RadixMap<[u64; 3], (), 64>,
     /// Unreferenced extents by their last write.
-    pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
+    pub(crate) idle_artifacts: OrdSet<(LedgerTime, ArtifactId)>,
     /// Sessions of each tenant by their last write.
-    pub(crate) sessions_of: OrdMap<TenantId, Radix<[u64; 3], (), 64>>,
+    pub(crate) sessions_by_tenant: OrdMap<TenantId, RadixMap<[u64; 3], (), 64>>,
     /// Unreferenced extents of each tenant by their last write.
-    pub(crate) idle_of: OrdMap<TenantId, OrdSet<(LedgerTime, ArtifactId)>>,
+    pub(crate) idle_by_tenant: OrdMap<TenantId, OrdSet<(LedgerTime, ArtifactId)>>,
     /// Copies by their end.
     pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
     /// The same by their last write.
-    pub(crate) warmth: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
-    pub(crate) usage: OrdMap<TenantId, Usage>,
+    pub(crate) groups_by_last_write: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
+    pub(crate) usage: OrdMap<TenantId, TenantUsage>,
     /// What many records share.
-    pub(crate) interned: Interned,
+    pub(crate) origins: OriginInterner,
 }
 
-impl Indexes {
-    pub(crate) fn of(records: &Records) -> Self {
+impl LedgerIndexes {
+    pub(crate) fn of(records: &LedgerRecords) -> Self {
         let mut index = Self::default();
         for worker in records.workers.values() {
             if let Lease::Held { until } = worker.lease {
@@ -98,7 +98,7 @@ impl Indexes {
         }
         for session in records.sessions.iter() {
             index.add_session(&session);
-            index.usage(&session.tenant, |usage| usage.sessions += 1);
+            index.update_usage(&session.tenant, |usage| usage.sessions += 1);
         }
         for artifact in records.artifacts.iter() {
             index.add_artifact(&artifact);
@@ -114,24 +114,24 @@ impl Indexes {
         for boundary in &artifact.boundaries {
             self.boundaries.insert(boundary.point.id, scope, artifact.id);
         }
-        self.interned.share(&mut artifact.origin.clone());
-        self.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
-        self.index_soft(artifact);
+        self.origins.intern(&mut artifact.origin.clone());
+        self.update_usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
+        self.index_metadata(artifact);
     }
 }
 
 /// The ledger. `apply` is the only way to change it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ledger {
-    pub(crate) records: Records,
-    pub(crate) index: Indexes,
-    pub(crate) changes: Changes,
+    pub(crate) records: LedgerRecords,
+    pub(crate) index: LedgerIndexes,
+    pub(crate) changes: EntryChanges,
 }
 
-impl From<Records> for Ledger {
-    fn from(records: Records) -> Self {
-        let index = Indexes::of(&records);
-        Self { records, index, changes: Changes::default() }
+impl From<LedgerRecords> for Ledger {
+    fn from(records: LedgerRecords) -> Self {
+        let index = LedgerIndexes::of(&records);
+        Self { records, index, changes: EntryChanges::default() }
     }
 }
 
@@ -143,21 +143,24 @@ impl Serialize for Ledger {
 
 impl<'de> Deserialize<'de> for Ledger {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Records::deserialize(deserializer).map(Self::from)
+        LedgerRecords::deserialize(deserializer).map(Self::from)
     }
 }
 
 impl Ledger {
     /// This ledger as another cluster takes it up: in a later generation, so that every grant from here on, and every one
     /// that is remembered, outranks whatever the lost cluster granted. Its writers and nodes are not taken over.
-    pub fn restored(&self, restore: Restore) -> Self {
+    pub fn restored(&self, restore: RestorePoint) -> Self {
         let mut records = self.records.clone();
         records.generation = records.generation.saturating_add(1).max(restore.generation);
         records.clock = records.clock.max(restore.clock);
         records.applied = restore.applied;
         records.clients.clear();
         if let Some(cluster) = &mut records.cluster {
-            *cluster = Cluster { quotas: cluster.quotas.clone(), ..Cluster::founded(cluster.level, records.clock) };
+            *cluster = ClusterRecords {
+                quotas: cluster.quotas.clone(),
+                ..ClusterRecords::with_founder(cluster.level, records.clock)
+            };
         }
         let epoch = Epoch { generation: records.generation, index: restore.applied, position: 0 };
         let workers = self.workers().map(|worker| (worker.id, Arc::new(Worker { epoch, ..worker.clone() })));
@@ -204,7 +207,7 @@ impl Ledger {
     }
 
     /// What a tenant has.
-    pub fn usage(&self, tenant: &TenantId) -> Usage {
+    pub fn usage(&self, tenant: &TenantId) -> TenantUsage {
         self.index.usage.get(tenant).copied().unwrap_or_default()
     }
 
@@ -219,7 +222,7 @@ impl Ledger {
     }
 
     /// The bounds.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &LedgerLimits {
         &self.records.limits
     }
 
@@ -272,7 +275,7 @@ impl Ledger {
     /// When an extent of a group was last written.
     pub fn group_touched(&self, group: GroupId) -> Option<LedgerTime> {
         let all = (group, LedgerTime(0), ArtifactId(0))..=(group, LedgerTime(u64::MAX), ArtifactId(u128::MAX));
-        self.index.warmth.range(all).next_back().map(|(_, touched, _)| *touched)
+        self.index.groups_by_last_write.range(all).next_back().map(|(_, touched, _)| *touched)
     }
 
     /// Steps of a session that routers say are on their way.
@@ -282,28 +285,28 @@ impl Ledger {
     }
 
     /// The extent that keeps a prefix.
-    pub fn keeper(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
-        self.kept(prefix, scope).map(|kept| kept.artifact())
+    pub fn artifact_with_prefix(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
+        self.boundary(prefix, scope).map(|kept| kept.artifact())
     }
 
     /// Whether some extent keeps a prefix.
-    pub(crate) fn keeps(&self, prefix: PrefixId, scope: Scope) -> bool {
-        self.kept(prefix, scope).is_some()
+    pub(crate) fn has_boundary(&self, prefix: PrefixId, scope: Scope) -> bool {
+        self.boundary(prefix, scope).is_some()
     }
 
     /// The point that ends a prefix, and what keeps it.
-    pub(crate) fn kept(&self, prefix: PrefixId, scope: Scope) -> Option<Kept<'_>> {
-        self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)
+    pub(crate) fn boundary(&self, prefix: PrefixId, scope: Scope) -> Option<BoundaryRef<'_>> {
+        self.index.boundaries.find(prefix, scope, &self.records.artifacts)
     }
 
     /// Of the sessions with a head at this prefix in an extent, the one that was written last.
-    pub(crate) fn with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<Session> {
+    pub(crate) fn session_with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<Session> {
         let has = |s: &Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
         artifact.sessions.iter().filter_map(|id| self.session(id)).filter(has).max_by_key(|s| (s.touched, s.id))
     }
 
     /// Held leases whose time has come, the oldest first: what the leader proposes to expire.
-    pub fn overdue(&self, now: LedgerTime) -> impl Iterator<Item = (LedgerTime, &Worker)> {
+    pub fn overdue_leases(&self, now: LedgerTime) -> impl Iterator<Item = (LedgerTime, &Worker)> {
         let due = ..=(now, WorkerId(u64::MAX));
         self.index.leases.range(due).filter_map(|(until, id)| Some((*until, self.worker(*id)?)))
     }
@@ -312,8 +315,8 @@ impl Ledger {
     ///
     /// Sessions and extents are hashed as they are written, so this walks only the tables that stay small.
     pub fn state_hash(&self) -> u128 {
-        struct Hashed(Xxh3);
-        impl io::Write for Hashed {
+        struct HashingWriter(Xxh3);
+        impl io::Write for HashingWriter {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
                 self.0.update(bytes);
                 Ok(bytes.len())
@@ -322,10 +325,20 @@ impl Ledger {
                 Ok(())
             }
         }
-        let Records { limits, generation, clock, applied, workers, sessions, artifacts, intents, clients, cluster } =
-            &self.records;
+        let LedgerRecords {
+            limits,
+            generation,
+            clock,
+            applied,
+            workers,
+            sessions,
+            artifacts,
+            intents,
+            clients,
+            cluster,
+        } = &self.records;
         let rest = (limits, generation, clock, applied, workers, intents, clients, cluster);
-        let mut hashed = Hashed(Xxh3::new());
+        let mut hashed = HashingWriter(Xxh3::new());
         rmp_serde::encode::write(&mut hashed, &rest).expect("records encode, and hashing does not fail");
         hashed.0.update(&sessions.digest.to_le_bytes());
         hashed.0.update(&artifacts.digest.to_le_bytes());

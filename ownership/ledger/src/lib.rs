@@ -30,23 +30,26 @@ mod stored;
 mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
-pub use artifact::{Artifact, Attached, Boundary, KvFormat, KvKind, KvKinds, KvShape, Origin, Replica, Scope};
-pub use changes::{Changed, Key, Op};
+pub use artifact::{Artifact, Boundary, KvFormat, KvKind, KvKinds, KvOrigin, KvShape, ParentPoint, Replica, Scope};
+pub use changes::{ChangeOp, RecordKey, RecordUpdate};
 pub use command::{
-    Advance, ClaimOwner, Command, DropReplica, Entry, Expire, Fork, Migrate, OpenSession, Place, RegisterWorker,
-    Release, RenewLease, ReplicateReadonly, Seal, SetGroup, SetIntent, Subject, Submission,
+    AdvanceHead, ClaimOwner, Command, DropReplica, ExpireLease, ForkSession, LedgerEntry, MigrateSession, OpenSession,
+    OwnershipSubject, PrefixRef, RegisterWorker, ReleaseOwner, RenewLease, ReplicateReadonly, SealBlocks, SetGroup,
+    SetIntent, Submission,
 };
-pub use control::{AdmitNode, DrainWorker, Draining, LEVEL, NEXT_LEVEL, Pin, Pinned, RetireLife, SetQuota};
-pub use ledger::{Ledger, Restore, Usage};
-pub use limits::Limits;
-pub use locate::{Lineage, Located, Query, Sealed, Standing, Whose};
-pub use node::{FOUNDER, Membership, Node};
-pub use outcome::{Movement, Outcome, Refusal, Stored};
-pub use point::{MAX_POINTS, Point, Run, WAYPOINT};
+pub use control::{
+    AdmitNode, DrainFlag, DrainWorker, LEVEL, NEXT_LEVEL, PinArtifact, PinFlag, RetireIncarnation, SetQuota,
+};
+pub use ledger::{Ledger, RestorePoint, TenantUsage};
+pub use limits::LedgerLimits;
+pub use locate::{Lineage, LocateQuery, LocateResult, OwnershipStatus, ResolvedSession, SealedPrefix};
+pub use node::{FOUNDER, MembershipStatus, Node};
+pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
+pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
-pub use refs::{Member, Refs};
-pub use step::{Custody, StepCommit, StepOutcome};
-pub use stored::Kept;
+pub use refs::{RefId, RefSet};
+pub use step::{OwnershipTransition, StepCommit, StepOutcome};
+pub use stored::BoundaryRef;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ const HOUR: u64 = 3_600_000_000;
 
 /// Bounds on every table. Part of the state, so that all nodes agree on them.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
-pub struct Limits {
+pub struct LedgerLimits {
     /// Workers, retired ones included.
     #[default(4_096)]
     pub workers: u32,
@@ -47,10 +47,10 @@ pub struct Limits {
     pub artifact_idle: Micros,
 }
 
-impl Limits {
+impl LedgerLimits {
     /// Whether no bound is lower than in `other`.
-    pub fn holds(&self, other: &Limits) -> bool {
-        let counts = |limits: &Limits| {
+    pub fn covers(&self, other: &LedgerLimits) -> bool {
+        let counts = |limits: &LedgerLimits| {
             [
                 limits.workers,
                 limits.sessions,

@@ -10,7 +10,7 @@ use crate::ledger::Ledger;
 use crate::record::{Intent, Session, Worker};
 
 /// From behind `after`, or from the first.
-fn behind<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
+fn range_after<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
     (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
 }
 
@@ -23,34 +23,34 @@ impl Ledger {
 
     /// Extents behind `after`, by id.
     pub fn artifacts_after(&self, after: Option<ArtifactId>) -> impl Iterator<Item = Artifact> {
-        let from = self.records.artifacts.from(after.unwrap_or(ArtifactId(0)));
+        let from = self.records.artifacts.iter_from(after.unwrap_or(ArtifactId(0)));
         from.filter(move |(id, _)| Some(*id) != after).map(|(id, stored)| stored.unpack(id))
     }
 
     /// Workers behind `after`, by id.
     pub fn workers_after(&self, after: Option<WorkerId>) -> impl Iterator<Item = &Worker> {
-        self.records.workers.range(behind(after)).map(|(_, worker)| &**worker)
+        self.records.workers.range(range_after(after)).map(|(_, worker)| &**worker)
     }
 
     /// Sessions behind `after` that steps are on their way for, each with those steps.
     pub fn intents_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, Vec<Intent>)> {
         let now = self.records.clock;
         let live = move |all: &[Intent]| all.iter().filter(|intent| intent.expires > now).copied().collect();
-        self.records.intents.range(behind(after)).map(move |(session, all)| (*session, live(all)))
+        self.records.intents.range(range_after(after)).map(move |(session, all)| (*session, live(all)))
     }
 
     /// Groups behind `after`, by id.
     pub fn groups_after(&self, after: Option<GroupId>) -> impl Iterator<Item = GroupId> {
         let next = |after: Option<GroupId>| {
             let from = after.map(|group| (group, ArtifactId(u128::MAX)));
-            self.index.groups.range(behind(from)).next().map(|(group, _)| *group)
+            self.index.groups.range(range_after(from)).next().map(|(group, _)| *group)
         };
         std::iter::successors(next(after), move |group| next(Some(*group)))
     }
 
     /// Tenants behind `after` that have entries or a quota, by name.
     pub fn tenants_after(&self, after: Option<TenantId>) -> impl Iterator<Item = TenantId> {
-        let has = self.index.usage.range(behind(after.clone())).map(|(tenant, _)| tenant);
+        let has = self.index.usage.range(range_after(after.clone())).map(|(tenant, _)| tenant);
         let bounded = self.quotas().map(|(tenant, _)| tenant);
         let bounded = bounded.filter(|tenant| after.as_ref().is_none_or(|after| *tenant > after));
         has.chain(bounded).cloned().collect::<BTreeSet<_>>().into_iter()
@@ -60,12 +60,12 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{Bench, chain, session, step};
+    use crate::tests::{LedgerFixture, chain, session, step};
     use crate::{Command, Outcome, SetGroup, SetQuota};
 
     #[test]
-    fn lists_go_on_behind_a_key_whether_it_is_still_there_or_not() {
-        let mut bench = Bench::new();
+    fn lists_continue_after_a_key_even_if_it_was_removed() {
+        let mut bench = LedgerFixture::new();
         for id in [1, 3, 5] {
             bench.step(step(id, &chain(&[('a', 4), (char::from(b'a' + id as u8), 2)]), 0, 1));
         }
@@ -80,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_listed_for_its_entries_or_its_quota_once() {
-        let mut bench = Bench::new();
+    fn a_tenant_with_entries_or_a_quota_is_listed_once() {
+        let mut bench = LedgerFixture::new();
         bench.step(step(1, &chain(&[('a', 4)]), 0, 1));
         assert_eq!(bench.run(Command::RaiseLevel(2)), Outcome::Done);
         for name in ["default", "other"] {
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn every_group_is_listed_once() {
-        let mut bench = Bench::new();
+        let mut bench = LedgerFixture::new();
         let artifacts = [1, 2, 3].map(|id| {
             bench.step(step(id, &chain(&[(char::from(b'a' + id as u8), 4)]), 0, 1));
-            bench.extent(session(id)).id
+            bench.head_artifact(session(id)).id
         });
         for (artifact, group) in artifacts.into_iter().zip([7, 9, 7]) {
             let set = SetGroup { artifact, group: Some(GroupId(group)) };

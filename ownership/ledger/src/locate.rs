@@ -1,51 +1,51 @@
 //! Whose step is it, and who owns what it needs: reads over the ledger, in O(log blocks) lookups.
 
-use vocabulary::{ArtifactId, Blocks, Chain, Epoch, GroupId, Owner, PrefixId, SessionId};
+use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, Owner, PrefixChain, PrefixId, SessionId};
 
-use crate::Point;
+use crate::PrefixPoint;
 use crate::artifact::{Artifact, Scope};
 use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
 use crate::record::{Head, Session, WorkerKind};
-use crate::stored::Kept;
+use crate::stored::BoundaryRef;
 
 /// A prompt to be located.
 #[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
+pub struct LocateQuery<'a> {
     /// Tenant and KV format.
     pub scope: Scope,
     /// The session, where the client says which.
     pub session: Option<SessionId>,
     /// The prompt.
-    pub chain: &'a Chain,
+    pub chain: &'a PrefixChain,
     /// Blocks that system prompt and tools fill; 0 when unknown. Sharing only these makes no fork.
-    pub preamble: Blocks,
+    pub shared_prefix: Blocks,
 }
 
 /// How a prompt goes on from what is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lineage {
     /// It extends a head of this session.
-    Continues {
+    ExtendsHead {
         /// The session.
         session: SessionId,
         /// The deepest of its heads that prefixes the prompt.
-        head: Point,
+        head: PrefixPoint,
     },
     /// It leaves the session's path before its head, or ends before it: rewritten or asked again where the client
     /// named the session, a fork of it where it did not.
-    Leaves {
+    ForksFrom {
         /// The session.
         session: SessionId,
         /// The head nearest to it.
-        head: Point,
+        head: PrefixPoint,
         /// The deepest kept point that both share; the root when there is none.
-        at: Point,
+        fork_point: PrefixPoint,
     },
     /// A new session that shares a prefix with others.
-    Shares {
+    SharesPrefix {
         /// The deepest kept point of it.
-        at: Point,
+        at: PrefixPoint,
     },
     /// A new session that shares nothing.
     New,
@@ -53,36 +53,38 @@ pub enum Lineage {
 
 /// Who has a prefix, by decision and with live leases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum OwnershipStatus {
     /// Its owner.
     Owned(Owner),
     /// The owner is gone; a read-only copy stands in.
-    Copied(Owner),
+    Replicated(Owner),
     /// Only a store has it.
-    Stored(Owner),
+    InStore(Owner),
     /// Nobody: recompute.
     Unowned,
 }
 
-impl Standing {
+impl OwnershipStatus {
     /// The effective owner.
     pub fn owner(self) -> Option<Owner> {
         match self {
-            Standing::Owned(owner) | Standing::Copied(owner) | Standing::Stored(owner) => Some(owner),
-            Standing::Unowned => None,
+            OwnershipStatus::Owned(owner) | OwnershipStatus::Replicated(owner) | OwnershipStatus::InStore(owner) => {
+                Some(owner)
+            }
+            OwnershipStatus::Unowned => None,
         }
     }
 }
 
 /// The deepest sealed prefix of a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sealed {
+pub struct SealedPrefix {
     /// The extent that keeps it.
     pub artifact: ArtifactId,
     /// The prefix.
-    pub at: Point,
+    pub point: PrefixPoint,
     /// Who has it.
-    pub standing: Standing,
+    pub status: OwnershipStatus,
     /// Its fencing token.
     pub epoch: Epoch,
     /// Live read-only copies that reach this far.
@@ -93,66 +95,68 @@ pub struct Sealed {
 
 /// What the ledger knows about a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Located {
+pub struct LocateResult {
     /// How it goes on from what is known.
     pub lineage: Lineage,
     /// Its deepest sealed prefix.
-    pub sealed: Option<Sealed>,
+    pub sealed: Option<SealedPrefix>,
 }
 
-impl Sealed {
+impl SealedPrefix {
     /// Who else has the prefix by decision, beside a session's `owner`. Its owner is one of them and no more: whoever
     /// serves a session that nobody owns may claim it, wherever the system prompt that it shares with others was
     /// computed first.
     pub fn holders(&self, owner: Option<Owner>) -> Vec<Owner> {
-        let copies = self.replicas.iter().copied().filter(|copy| self.standing.owner() != Some(*copy));
-        self.standing.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
+        let copies = self.replicas.iter().copied().filter(|copy| self.status.owner() != Some(*copy));
+        self.status.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
     }
 }
 
 /// Whose step a prompt is, and what it goes on from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Whose {
+pub struct ResolvedSession {
     /// The session: the named one, the one that the chain extends, or a new one.
     pub session: SessionId,
     /// The session that it leaves, where the chain says so.
     pub parent: Option<SessionId>,
     /// The head nearest to the prompt, and how many blocks both share.
-    pub head: Option<(Point, Blocks)>,
+    pub head: Option<(PrefixPoint, Blocks)>,
     /// The head whose history the client rewrote.
-    pub rewrites: Option<PrefixId>,
+    pub replaced_head: Option<PrefixId>,
 }
 
-impl Located {
+impl LocateResult {
     /// Whose step it is, of a client that `named` its session or did not. `fresh` is the name of a session that is new.
-    pub fn whose(&self, named: Option<SessionId>, fresh: SessionId) -> Whose {
+    pub fn resolve_session(&self, named: Option<SessionId>, fresh: SessionId) -> ResolvedSession {
         let (session, parent, head) = match (self.lineage, named) {
-            (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
-            (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
-            (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
-            (Lineage::Shares { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
+            (Lineage::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
+            (Lineage::ForksFrom { session, head, fork_point: at }, Some(_)) => (session, None, Some((head, at.blocks))),
+            (Lineage::ForksFrom { session, head, fork_point: at }, None) => {
+                (fresh, Some(session), Some((head, at.blocks)))
+            }
+            (Lineage::SharesPrefix { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
         };
-        Whose { session, parent, head, rewrites: named.and_then(|_| self.rewrites()) }
+        ResolvedSession { session, parent, head, replaced_head: named.and_then(|_| self.replaced_head()) }
     }
 
     /// The base for the step's commit: blocks of the prompt that the ledger knows.
-    pub fn known(&self) -> Blocks {
-        self.sealed.as_ref().map_or(Blocks::ZERO, |sealed| sealed.at.blocks)
+    pub fn known_blocks(&self) -> Blocks {
+        self.sealed.as_ref().map_or(Blocks::ZERO, |sealed| sealed.point.blocks)
     }
 
     /// The session it belongs to, when that is a known one.
     pub fn session(&self) -> Option<SessionId> {
         match self.lineage {
-            Lineage::Continues { session, .. } | Lineage::Leaves { session, .. } => Some(session),
-            Lineage::Shares { .. } | Lineage::New => None,
+            Lineage::ExtendsHead { session, .. } | Lineage::ForksFrom { session, .. } => Some(session),
+            Lineage::SharesPrefix { .. } | Lineage::New => None,
         }
     }
 
     /// For a session that the client named: the head to replace, when the prompt keeps at least half of its history.
     /// Less in common is another branch of the conversation, which becomes a head beside it.
-    pub fn rewrites(&self) -> Option<PrefixId> {
+    pub fn replaced_head(&self) -> Option<PrefixId> {
         match self.lineage {
-            Lineage::Leaves { head, at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
+            Lineage::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
             _ => None,
         }
     }
@@ -160,19 +164,20 @@ impl Located {
 
 impl Ledger {
     /// Locates a prompt.
-    pub fn locate(&self, query: Query<'_>) -> Located {
+    pub fn locate(&self, query: LocateQuery<'_>) -> LocateResult {
         let session = query.session.and_then(|id| self.session(id));
-        let deepest = session.as_ref().and_then(|session| self.deepest_of(session, query));
-        let deepest = deepest.or_else(|| self.deepest(query.scope, query.chain).map(|kept| (kept.at, kept.artifact())));
+        let deepest = session.as_ref().and_then(|session| self.deepest_of_session(session, query));
+        let deepest = deepest
+            .or_else(|| self.deepest_boundary(query.scope, query.chain).map(|kept| (kept.point, kept.artifact())));
         let lineage = match (query.session, &deepest) {
-            (Some(_), _) => session.as_ref().and_then(|session| self.lineage_in(session, query)),
+            (Some(_), _) => session.as_ref().and_then(|session| self.lineage_in_session(session, query)),
             (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
             (None, None) => None,
         };
-        let shared = || deepest.as_ref().map_or(Lineage::New, |(at, _)| Lineage::Shares { at: *at });
-        Located {
+        let shared = || deepest.as_ref().map_or(Lineage::New, |(at, _)| Lineage::SharesPrefix { at: *at });
+        LocateResult {
             lineage: lineage.unwrap_or_else(shared),
-            sealed: deepest.as_ref().map(|(at, artifact)| self.sealed(*at, artifact)),
+            sealed: deepest.as_ref().map(|(at, artifact)| self.sealed_prefix(*at, artifact)),
         }
     }
 
@@ -180,24 +185,24 @@ impl Ledger {
     ///
     /// Looks for the last kept waypoint, which is found by halving because they are kept without a gap, from the end
     /// on, because most of a prompt is known. What is deeper lies before the next one, in the same extent or below it.
-    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<Kept<'_>> {
-        let kept = |blocks: u64| self.kept(chain.prefix(Blocks(blocks))?, scope);
+    pub fn deepest_boundary(&self, scope: Scope, chain: &PrefixChain) -> Option<BoundaryRef<'_>> {
+        let kept = |blocks: u64| self.boundary(chain.prefix(Blocks(blocks))?, scope);
         let blocks = chain.blocks().0;
-        let passed = last_kept(blocks / WAYPOINT, |waypoint| kept(waypoint * WAYPOINT));
-        let deepest = passed.map(|kept| kept.last_on(chain));
+        let passed = last_present(blocks / WAYPOINT, |waypoint| kept(waypoint * WAYPOINT));
+        let deepest = passed.map(|kept| kept.last_on_chain(chain));
         if deepest.is_some_and(|kept| !kept.has_children()) {
             return deepest;
         }
-        let waypoint = passed.map_or(0, |kept| kept.at.blocks.0);
-        let known = deepest.map_or(0, |kept| kept.at.blocks.0);
+        let waypoint = passed.map_or(0, |kept| kept.point.blocks.0);
+        let known = deepest.map_or(0, |kept| kept.point.blocks.0);
         let last = blocks.min(waypoint + WAYPOINT - 1);
         (known + 1..=last).rev().find_map(kept).or(deepest)
     }
 
     /// The same, of a session whose prompt goes on from the end of what anybody sealed there: whatever is deeper on this
     /// chain goes through the extent that keeps the last waypoint before the head, and hangs on it.
-    fn deepest_of(&self, session: &Session, query: Query<'_>) -> Option<(Point, Artifact)> {
-        let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on(query.chain);
+    fn deepest_of_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<(PrefixPoint, Artifact)> {
+        let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on_chain(query.chain);
         let head = session.heads.iter().filter(on_chain).max_by_key(|head| head.point.blocks)?;
         let artifact = self.artifact(head.artifact)?;
         let keeps_waypoint = head.point.blocks.0 / WAYPOINT > artifact.from().0 / WAYPOINT;
@@ -206,29 +211,29 @@ impl Ledger {
     }
 
     /// Who has a kept prefix, and since when.
-    pub fn owner_of(&self, prefix: PrefixId, scope: Scope) -> Option<(Standing, Epoch)> {
-        self.kept(prefix, scope).map(|kept| (self.standing_of(&kept), kept.epoch))
+    pub fn prefix_status(&self, prefix: PrefixId, scope: Scope) -> Option<(OwnershipStatus, Epoch)> {
+        self.boundary(prefix, scope).map(|kept| (self.boundary_status(&kept), kept.epoch))
     }
 
     /// Who has the extent that keeps a point.
-    pub fn standing_of(&self, kept: &Kept<'_>) -> Standing {
+    pub fn boundary_status(&self, kept: &BoundaryRef<'_>) -> OwnershipStatus {
         match kept.owner.filter(|owner| self.is_live(*owner)) {
-            Some(owner) => Standing::Owned(owner),
-            None => self.standing(&kept.artifact()),
+            Some(owner) => OwnershipStatus::Owned(owner),
+            None => self.ownership_status(&kept.artifact()),
         }
     }
 
     /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
-    pub fn standing(&self, artifact: &Artifact) -> Standing {
+    pub fn ownership_status(&self, artifact: &Artifact) -> OwnershipStatus {
         if let Some(owner) = artifact.owner.filter(|owner| self.is_live(*owner)) {
-            return Standing::Owned(owner);
+            return OwnershipStatus::Owned(owner);
         }
         let copies = || self.live_replicas(artifact, artifact.from());
         let kind = |owner: &Owner| self.worker(owner.worker).map(|worker| worker.spec.kind);
         if let Some(owner) = copies().find(|owner| kind(owner) == Some(WorkerKind::Engine)) {
-            return Standing::Copied(owner);
+            return OwnershipStatus::Replicated(owner);
         }
-        copies().next().map_or(Standing::Unowned, Standing::Stored)
+        copies().next().map_or(OwnershipStatus::Unowned, OwnershipStatus::InStore)
     }
 
     /// Who decodes a session, while that worker's lease is held.
@@ -238,7 +243,7 @@ impl Ledger {
 
     /// Whether the owner is a rank of its worker's present life and that life's lease is held.
     pub fn is_live(&self, owner: Owner) -> bool {
-        self.worker(owner.worker).is_some_and(|worker| worker.is_live() && worker.is(owner))
+        self.worker(owner.worker).is_some_and(|worker| worker.is_live() && worker.matches(owner))
     }
 
     /// Holders of live copies that reach beyond `blocks`.
@@ -250,12 +255,12 @@ impl Ledger {
         artifact.replicas.iter().filter(live).map(|copy| copy.holder)
     }
 
-    fn sealed(&self, at: Point, artifact: &Artifact) -> Sealed {
+    fn sealed_prefix(&self, at: PrefixPoint, artifact: &Artifact) -> SealedPrefix {
         let before = Blocks(at.blocks.0.saturating_sub(1));
-        Sealed {
+        SealedPrefix {
             artifact: artifact.id,
-            at,
-            standing: self.standing(artifact),
+            point: at,
+            status: self.ownership_status(artifact),
             epoch: artifact.epoch,
             replicas: self.live_replicas(artifact, before).collect(),
             group: artifact.group,
@@ -263,36 +268,36 @@ impl Ledger {
     }
 
     /// How the prompt goes on from a session that the client named; `None` while it has no head in this scope.
-    fn lineage_in(&self, session: &Session, query: Query<'_>) -> Option<Lineage> {
+    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<Lineage> {
         let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
-        let on_chain = heads().filter(|head| head.point.is_on(query.chain)).max_by_key(|head| head.point.blocks);
+        let on_chain = heads().filter(|head| head.point.is_on_chain(query.chain)).max_by_key(|head| head.point.blocks);
         if let Some(head) = on_chain {
-            return Some(Lineage::Continues { session: session.id, head: head.point });
+            return Some(Lineage::ExtendsHead { session: session.id, head: head.point });
         }
-        let shared = heads().map(|head| (self.shared(head, query.chain), head));
+        let shared = heads().map(|head| (self.last_shared_point(head, query.chain), head));
         let (at, head) = shared.max_by_key(|(at, head)| (at.blocks, head.touched))?;
-        Some(Lineage::Leaves { session: session.id, head: head.point, at })
+        Some(Lineage::ForksFrom { session: session.id, head: head.point, fork_point: at })
     }
 
     /// How a prompt without a session goes on: `None` when it only shares what sessions share that were not forked from one
     /// another.
-    fn lineage_by_chain(&self, query: Query<'_>, at: Point, artifact: &Artifact) -> Option<Lineage> {
-        if let Some(session) = self.with_head(artifact, at.id) {
-            return Some(Lineage::Continues { session: session.id, head: at });
+    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<Lineage> {
+        if let Some(session) = self.session_with_head(artifact, at.id) {
+            return Some(Lineage::ExtendsHead { session: session.id, head: at });
         }
-        if at.blocks <= query.preamble {
+        if at.blocks <= query.shared_prefix {
             return None;
         }
         let session = self.session_through(artifact)?;
-        self.lineage_in(&session, query)
+        self.lineage_in_session(&session, query)
     }
 
     /// The deepest kept point that a head's path and the chain share; the root when there is none.
-    fn shared(&self, head: &Head, chain: &Chain) -> Point {
-        let root = Point { blocks: Blocks::ZERO, id: chain.root };
+    fn last_shared_point(&self, head: &Head, chain: &PrefixChain) -> PrefixPoint {
+        let root = PrefixPoint { blocks: Blocks::ZERO, id: chain.root };
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while let Some(artifact) = self.artifact(id) {
-            let kept = artifact.boundaries.partition_point(|b| b.point.blocks <= upto && b.point.is_on(chain));
+            let kept = artifact.boundaries.partition_point(|b| b.point.blocks <= upto && b.point.is_on_chain(chain));
             if let Some(boundary) = artifact.boundaries[..kept].last() {
                 return boundary.point;
             }
@@ -305,7 +310,7 @@ impl Ledger {
 
 /// The last of the waypoints 1 to `last` that is kept, and what is kept there: steps back from the end, each twice as
 /// far as the one before, then halving.
-fn last_kept<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
+fn last_present<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
     let (mut low, mut high, mut step) = (0, last, 1);
     let mut found = None;
     while low < high {
@@ -322,14 +327,14 @@ fn last_kept<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
 mod tests {
     use std::cell::Cell;
 
-    use super::last_kept;
+    use super::last_present;
 
     #[test]
-    fn the_last_kept_waypoint_is_found_in_few_looks_wherever_it_is() {
+    fn last_waypoint_search_takes_logarithmic_probes() {
         for last in 0..200u64 {
             for kept in 0..=last {
                 let looks = Cell::new(0);
-                let found = last_kept(last, |waypoint| {
+                let found = last_present(last, |waypoint| {
                     assert!(waypoint >= 1 && waypoint <= last, "{waypoint} of {last}");
                     looks.set(looks.get() + 1);
                     (waypoint <= kept).then_some(waypoint)

@@ -11,7 +11,7 @@ pub const FOUNDER: NodeId = NodeId(1);
 
 /// Whether a node belongs to the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum Membership {
+pub enum MembershipStatus {
     /// It was given its id.
     Admitted {
         /// When.
@@ -34,19 +34,19 @@ pub struct Node {
     /// Where the others reach it; empty for the founder, which nobody admitted.
     pub address: Arc<str>,
     /// Whether it belongs to the cluster.
-    pub membership: Membership,
+    pub membership: MembershipStatus,
 }
 
 impl Node {
     /// Whether it was not taken out.
     pub fn is_member(&self) -> bool {
-        matches!(self.membership, Membership::Admitted { .. })
+        matches!(self.membership, MembershipStatus::Admitted { .. })
     }
 }
 
 /// What a ledger above level 1 holds besides the records of level 1.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterRecords {
     pub(crate) level: u32,
     pub(crate) last_node: NodeId,
     /// Nodes, retired ones included.
@@ -55,10 +55,10 @@ pub(crate) struct Cluster {
     pub(crate) quotas: OrdMap<TenantId, u64>,
 }
 
-impl Cluster {
+impl ClusterRecords {
     /// A cluster of its founder alone.
-    pub(crate) fn founded(level: u32, at: LedgerTime) -> Self {
-        let founder = Node { id: FOUNDER, nonce: 0, address: "".into(), membership: Membership::Admitted { at } };
+    pub(crate) fn with_founder(level: u32, at: LedgerTime) -> Self {
+        let founder = Node { id: FOUNDER, nonce: 0, address: "".into(), membership: MembershipStatus::Admitted { at } };
         let nodes = OrdMap::unit(FOUNDER, Arc::new(founder));
         Self { level, last_node: FOUNDER, nodes, quotas: OrdMap::new() }
     }

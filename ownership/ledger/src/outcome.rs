@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{ArtifactId, Epoch, NodeId, Owner, WorkerId};
 
-use crate::Point;
+use crate::PrefixPoint;
 
 /// How sealed blocks were stored.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum Stored {
+pub enum SealResult {
     /// As an extent of their own.
     New,
     /// At the end of the extent before them.
@@ -18,7 +18,7 @@ pub enum Stored {
 
 /// What became of a session's heads.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum Movement {
+pub enum HeadMovement {
     /// The session had no head.
     First,
     /// A head moved forward.
@@ -51,9 +51,9 @@ pub enum Outcome {
         /// In which extent.
         artifact: ArtifactId,
         /// Up to where.
-        end: Point,
+        end: PrefixPoint,
         /// How.
-        stored: Stored,
+        stored: SealResult,
         /// The fencing token of the grant.
         epoch: Epoch,
     },
@@ -62,12 +62,12 @@ pub enum Outcome {
         /// That extent.
         extent: ArtifactId,
         /// Its deepest kept point at or before the one that was named; none when only its start is left.
-        kept: Option<Point>,
+        kept: Option<PrefixPoint>,
     },
     /// The session's heads are as they should be.
     Advanced {
         /// How they moved.
-        movement: Movement,
+        movement: HeadMovement,
     },
     /// Leases were renewed.
     Renewed {
@@ -92,11 +92,11 @@ pub enum Outcome {
 impl Outcome {
     /// The bytes that it counts for where outcomes are remembered: the same on every machine, so no size of a type.
     pub(crate) fn counted_bytes(&self) -> u64 {
-        const EACH: u64 = 96;
+        const BYTES_PER_OUTCOME: u64 = 96;
         match self {
-            Outcome::Batch(outcomes) => EACH + outcomes.iter().map(Outcome::counted_bytes).sum::<u64>(),
-            Outcome::Renewed { refused, .. } => EACH + 8 * refused.len() as u64,
-            _ => EACH,
+            Outcome::Batch(outcomes) => BYTES_PER_OUTCOME + outcomes.iter().map(Outcome::counted_bytes).sum::<u64>(),
+            Outcome::Renewed { refused, .. } => BYTES_PER_OUTCOME + 8 * refused.len() as u64,
+            _ => BYTES_PER_OUTCOME,
         }
     }
 

@@ -4,12 +4,12 @@
 
 use vocabulary::{Blocks, DpRank, Epoch, Incarnation, Owner, PrefixId, WorkerId};
 
-use crate::Point;
+use crate::PrefixPoint;
 
 /// Bytes that grow.
-pub(crate) struct Writer(pub(crate) Vec<u8>);
+pub(crate) struct PackedWriter(pub(crate) Vec<u8>);
 
-impl Writer {
+impl PackedWriter {
     /// Seven bits a byte, the lowest first.
     pub(crate) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
@@ -35,21 +35,21 @@ impl Writer {
         self.number(u64::from(owner.rank.0));
     }
 
-    pub(crate) fn point(&mut self, point: Point) {
+    pub(crate) fn point(&mut self, point: PrefixPoint) {
         self.number(point.blocks.0);
         self.id(point.id.0);
     }
 }
 
 /// What is left to be read.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct PackedReader<'a>(pub(crate) &'a [u8]);
 
-impl Reader<'_> {
+impl PackedReader<'_> {
     pub(crate) fn skip(&mut self, bytes: usize) {
         self.0 = &self.0[bytes..];
     }
 
-    pub(crate) fn fixed<const N: usize>(&mut self) -> [u8; N] {
+    pub(crate) fn array<const N: usize>(&mut self) -> [u8; N] {
         let (fixed, rest) = self.0.split_first_chunk().expect("packed records are whole");
         self.0 = rest;
         *fixed
@@ -58,7 +58,7 @@ impl Reader<'_> {
     pub(crate) fn number(&mut self) -> u64 {
         let (mut number, mut shift) = (0, 0);
         loop {
-            let [byte] = self.fixed();
+            let [byte] = self.array();
             number |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
                 return number;
@@ -68,7 +68,7 @@ impl Reader<'_> {
     }
 
     pub(crate) fn id(&mut self) -> u128 {
-        u128::from_le_bytes(self.fixed())
+        u128::from_le_bytes(self.array())
     }
 
     pub(crate) fn epoch(&mut self) -> Epoch {
@@ -76,11 +76,11 @@ impl Reader<'_> {
     }
 
     pub(crate) fn owner(&mut self) -> Owner {
-        let worker = WorkerId(u64::from_le_bytes(self.fixed()));
+        let worker = WorkerId(u64::from_le_bytes(self.array()));
         Owner { worker, incarnation: Incarnation(self.number()), rank: DpRank(self.number() as u16) }
     }
 
-    pub(crate) fn point(&mut self) -> Point {
-        Point { blocks: Blocks(self.number()), id: PrefixId(self.id()) }
+    pub(crate) fn point(&mut self) -> PrefixPoint {
+        PrefixPoint { blocks: Blocks(self.number()), id: PrefixId(self.id()) }
     }
 }

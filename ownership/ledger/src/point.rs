@@ -4,7 +4,7 @@
 //! halving), its end, and enough places in between to tell whether somebody else's head lies on it.
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{Blocks, Chain, PrefixId};
+use vocabulary::{Blocks, PrefixChain, PrefixId};
 
 /// Every extent keeps a boundary wherever the block count is a multiple of this.
 pub const WAYPOINT: u64 = 64;
@@ -13,53 +13,54 @@ pub const WAYPOINT: u64 = 64;
 pub const MAX_POINTS: usize = 8_192;
 
 /// Runs list every block this close to either end.
-const DENSE: u64 = 256;
+const DENSE_BLOCKS: u64 = 256;
 
 /// A prefix and how many blocks it has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
-pub struct Point {
+pub struct PrefixPoint {
     /// Blocks from the root on.
     pub blocks: Blocks,
     /// The prefix that ends there.
     pub id: PrefixId,
 }
 
-impl Point {
+impl PrefixPoint {
     /// The prefix of the chain's first `blocks` blocks; `None` beyond its end.
-    pub fn on(chain: &Chain, blocks: Blocks) -> Option<Self> {
+    pub fn on_chain(chain: &PrefixChain, blocks: Blocks) -> Option<Self> {
         chain.prefix(blocks).map(|id| Self { blocks, id })
     }
 
     /// Whether the chain goes through this point.
-    pub fn is_on(self, chain: &Chain) -> bool {
+    pub fn is_on_chain(self, chain: &PrefixChain) -> bool {
         chain.prefix(self.blocks) == Some(self.id)
     }
 }
 
 /// A stretch of one chain: where it hangs on, and points of it in rising order, the last one its end.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Run {
+pub struct ChainSegment {
     /// The deepest prefix of the chain that the writer saw in the ledger; zero blocks is the root, always known.
-    pub base: Point,
+    pub base: PrefixPoint,
     /// Points after the base: every waypoint, the end, and places in between.
-    pub points: Vec<Point>,
+    pub points: Vec<PrefixPoint>,
 }
 
-impl Run {
+impl ChainSegment {
     /// The stretch of `chain` from block `base` to block `end`. `None` unless base < end <= the chain's blocks.
-    pub fn of(chain: &Chain, base: Blocks, end: Blocks) -> Option<Self> {
+    pub fn of(chain: &PrefixChain, base: Blocks, end: Blocks) -> Option<Self> {
         if base >= end {
             return None;
         }
-        let listed = |n: &u64| *n <= base.0 + DENSE || *n + DENSE > end.0 || n.is_multiple_of(WAYPOINT);
-        let first = Point::on(chain, base)?;
-        Point::on(chain, end)?;
-        let points = (base.0 + 1..=end.0).filter(listed).filter_map(|n| Point::on(chain, Blocks(n))).collect();
+        let listed = |n: &u64| *n <= base.0 + DENSE_BLOCKS || *n + DENSE_BLOCKS > end.0 || n.is_multiple_of(WAYPOINT);
+        let first = PrefixPoint::on_chain(chain, base)?;
+        PrefixPoint::on_chain(chain, end)?;
+        let points =
+            (base.0 + 1..=end.0).filter(listed).filter_map(|n| PrefixPoint::on_chain(chain, Blocks(n))).collect();
         Some(Self { base: first, points })
     }
 
     /// The deepest point.
-    pub fn end(&self) -> Point {
+    pub fn end(&self) -> PrefixPoint {
         self.points.last().copied().unwrap_or(self.base)
     }
 
@@ -81,26 +82,26 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vocabulary::{Seed, Tokens};
+    use vocabulary::{HashSeed, Tokens};
 
-    fn chain(blocks: u64) -> Chain {
+    fn chain(blocks: u64) -> PrefixChain {
         let tokens: Vec<u32> = (0..blocks as u32).collect();
-        Chain::over_tokens(PrefixId(9), Seed(1), Tokens(1), &tokens)
+        PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens)
     }
 
     #[test]
-    fn a_short_run_lists_every_block() {
+    fn a_short_segment_lists_every_block() {
         let chain = chain(100);
-        let run = Run::of(&chain, Blocks(40), Blocks(100)).unwrap();
+        let run = ChainSegment::of(&chain, Blocks(40), Blocks(100)).unwrap();
         assert_eq!(run.points.len(), 60);
-        assert_eq!(run.end(), Point { blocks: Blocks(100), id: chain.head() });
+        assert_eq!(run.end(), PrefixPoint { blocks: Blocks(100), id: chain.head() });
         assert!(run.is_well_formed());
     }
 
     #[test]
-    fn a_long_run_lists_both_ends_and_every_waypoint() {
+    fn a_long_segment_lists_both_ends_and_every_waypoint() {
         let chain = chain(10_000);
-        let run = Run::of(&chain, Blocks(0), Blocks(9_999)).unwrap();
+        let run = ChainSegment::of(&chain, Blocks(0), Blocks(9_999)).unwrap();
         assert!(run.is_well_formed());
         assert!(run.points.len() < 700, "{} points", run.points.len());
         let has = |n| run.points.iter().any(|p| p.blocks == Blocks(n));
@@ -108,32 +109,32 @@ mod tests {
     }
 
     #[test]
-    fn a_run_needs_a_base_before_its_end_on_the_chain() {
+    fn a_segment_needs_its_base_before_its_end_on_the_chain() {
         let chain = chain(10);
-        assert_eq!(Run::of(&chain, Blocks(10), Blocks(10)), None);
-        assert_eq!(Run::of(&chain, Blocks(5), Blocks(11)), None);
+        assert_eq!(ChainSegment::of(&chain, Blocks(10), Blocks(10)), None);
+        assert_eq!(ChainSegment::of(&chain, Blocks(5), Blocks(11)), None);
     }
 
     #[test]
-    fn a_run_that_skips_a_waypoint_falls_or_is_empty_is_malformed() {
+    fn a_segment_that_skips_a_waypoint_descends_or_is_empty_is_malformed() {
         let chain = chain(300);
-        let good = Run::of(&chain, Blocks(10), Blocks(300)).unwrap();
+        let good = ChainSegment::of(&chain, Blocks(10), Blocks(300)).unwrap();
         assert!(good.is_well_formed());
         let mut skips = good.clone();
         skips.points.retain(|p| p.blocks != Blocks(128));
         let mut falls = good.clone();
         falls.points.swap(3, 4);
-        let empty = Run { points: Vec::new(), ..good };
+        let empty = ChainSegment { points: Vec::new(), ..good };
         for bad in [skips, falls, empty] {
             assert!(!bad.is_well_formed());
         }
     }
 
     #[test]
-    fn the_end_of_a_run_may_skip_blocks_but_not_the_waypoint_before_it() {
+    fn the_end_of_a_segment_may_skip_blocks_but_no_waypoint() {
         let chain = chain(130);
-        let at = |n| Point::on(&chain, Blocks(n)).unwrap();
-        let run = |points: &[u64]| Run { base: at(60), points: points.iter().map(|n| at(*n)).collect() };
+        let at = |n| PrefixPoint::on_chain(&chain, Blocks(n)).unwrap();
+        let run = |points: &[u64]| ChainSegment { base: at(60), points: points.iter().map(|n| at(*n)).collect() };
         assert!(run(&[64, 128, 130]).is_well_formed());
         assert!(run(&[63]).is_well_formed());
         assert!(run(&[64]).is_well_formed());

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{
-    ArtifactId, DpRank, Epoch, Incarnation, LedgerTime, ModelId, NodeId, Owner, PrefixId, Role, SessionId, TenantId,
-    WorkerId,
+    ArtifactId, DpRank, Epoch, Incarnation, LedgerTime, ModelId, NodeId, Owner, PrefixId, SessionId, TenantId,
+    WorkerId, WorkerRole,
 };
 
-use crate::Point;
+use crate::PrefixPoint;
 use crate::artifact::Scope;
-use crate::control::Draining;
+use crate::control::DrainFlag;
 
 /// Whether a worker computes or only keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct WorkerSpec {
     /// Its base URL.
     pub endpoint: Arc<str>,
     /// What it is for.
-    pub role: Role,
+    pub role: WorkerRole,
     /// Engine or store.
     pub kind: WorkerKind,
     /// Models and adapters it serves.
@@ -71,8 +71,8 @@ pub struct Worker {
     /// The lease.
     pub lease: Lease,
     /// Whether it is being emptied.
-    #[serde(default, skip_serializing_if = "Draining::is_no")]
-    pub draining: Draining,
+    #[serde(default, skip_serializing_if = "DrainFlag::is_no")]
+    pub draining: DrainFlag,
 }
 
 impl Worker {
@@ -82,7 +82,7 @@ impl Worker {
     }
 
     /// Whether `owner` is a rank of this life.
-    pub fn is(&self, owner: Owner) -> bool {
+    pub fn matches(&self, owner: Owner) -> bool {
         self.id == owner.worker && self.incarnation == owner.incarnation && owner.rank < DpRank(self.spec.ranks)
     }
 }
@@ -91,7 +91,7 @@ impl Worker {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Head {
     /// The prefix.
-    pub point: Point,
+    pub point: PrefixPoint,
     /// The extent that covers it.
     pub artifact: ArtifactId,
     /// In which scope it is found by prefix.
@@ -130,7 +130,7 @@ impl Session {
     }
 
     /// Its key among all sessions in the order of their last writes.
-    pub(crate) fn by_touch(&self) -> [u64; 3] {
+    pub(crate) fn touch_key(&self) -> [u64; 3] {
         [self.touched.0, (self.id.0 >> 64) as u64, self.id.0 as u64]
     }
 }

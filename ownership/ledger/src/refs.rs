@@ -6,31 +6,31 @@ use vocabulary::{ArtifactId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Members kept in place before the set becomes a tree.
-const FEW: usize = 8;
+const MAX_INLINE: usize = 8;
 
 /// What a set may hold: ids.
-pub trait Member: Ord + Copy {
+pub trait RefId: Ord + Copy {
     /// The id as a number.
-    fn number(self) -> u128;
+    fn as_u128(self) -> u128;
 }
 
-impl Member for SessionId {
-    fn number(self) -> u128 {
+impl RefId for SessionId {
+    fn as_u128(self) -> u128 {
         self.0
     }
 }
 
-impl Member for ArtifactId {
-    fn number(self) -> u128 {
+impl RefId for ArtifactId {
+    fn as_u128(self) -> u128 {
         self.0
     }
 }
 
-pub(crate) fn digest<T: Member>(member: T) -> u128 {
-    xxh3_128(&member.number().to_le_bytes())
+pub(crate) fn digest<T: RefId>(member: T) -> u128 {
+    xxh3_128(&member.as_u128().to_le_bytes())
 }
 
-fn sum<T: Member>(members: &[T]) -> u128 {
+fn sum<T: RefId>(members: &[T]) -> u128 {
     members.iter().fold(0, |sum, member| sum.wrapping_add(digest(*member)))
 }
 
@@ -38,41 +38,41 @@ fn sum<T: Member>(members: &[T]) -> u128 {
 ///
 /// Equal contents are equal sets, however they came about.
 #[derive(Clone, Debug)]
-pub struct Refs<T: Member>(Kind<T>);
+pub struct RefSet<T: RefId>(RefStorage<T>);
 
 #[derive(Clone, Debug)]
-enum Kind<T: Member> {
-    Few(Vec<T>),
+enum RefStorage<T: RefId> {
+    Inline(Vec<T>),
     /// With the sum of its members' digests.
-    Many(OrdSet<T>, u128),
+    Tree(OrdSet<T>, u128),
 }
 
-impl<T: Member> Default for Refs<T> {
+impl<T: RefId> Default for RefSet<T> {
     fn default() -> Self {
-        Self(Kind::Few(Vec::new()))
+        Self(RefStorage::Inline(Vec::new()))
     }
 }
 
-impl<T: Member> Refs<T> {
+impl<T: RefId> RefSet<T> {
     /// How many.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Few(few) => few.len(),
-            Kind::Many(many, _) => many.len(),
+            RefStorage::Inline(few) => few.len(),
+            RefStorage::Tree(many, _) => many.len(),
         }
     }
 
     /// The sum of its members' digests, for a digest of what holds it; never walks a large set.
     pub(crate) fn digest(&self) -> u128 {
         match &self.0 {
-            Kind::Few(few) => sum(few),
-            Kind::Many(_, sum) => *sum,
+            RefStorage::Inline(few) => sum(few),
+            RefStorage::Tree(_, sum) => *sum,
         }
     }
 
     /// Whether it is a tree.
-    pub(crate) fn is_many(&self) -> bool {
-        matches!(self.0, Kind::Many(..))
+    pub(crate) fn is_tree(&self) -> bool {
+        matches!(self.0, RefStorage::Tree(..))
     }
 
     /// Whether there are none.
@@ -83,8 +83,8 @@ impl<T: Member> Refs<T> {
     /// Whether `member` is in it.
     pub fn contains(&self, member: T) -> bool {
         match &self.0 {
-            Kind::Few(few) => few.binary_search(&member).is_ok(),
-            Kind::Many(many, _) => many.contains(&member),
+            RefStorage::Inline(few) => few.binary_search(&member).is_ok(),
+            RefStorage::Tree(many, _) => many.contains(&member),
         }
     }
 
@@ -96,37 +96,37 @@ impl<T: Member> Refs<T> {
     /// All members in order.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         let (few, many) = match &self.0 {
-            Kind::Few(few) => (Some(few.iter()), None),
-            Kind::Many(many, _) => (None, Some(many.iter())),
+            RefStorage::Inline(few) => (Some(few.iter()), None),
+            RefStorage::Tree(many, _) => (None, Some(many.iter())),
         };
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
     }
 
     /// Adds a member; false when it was there.
     pub(crate) fn insert(&mut self, member: T) -> bool {
-        if let Kind::Few(few) = &mut self.0 {
+        if let RefStorage::Inline(few) = &mut self.0 {
             let Err(place) = few.binary_search(&member) else { return false };
-            if few.len() < FEW {
+            if few.len() < MAX_INLINE {
                 few.insert(place, member);
                 return true;
             }
-            self.0 = Kind::Many(few.iter().copied().collect(), sum(few));
+            self.0 = RefStorage::Tree(few.iter().copied().collect(), sum(few));
         }
         match &mut self.0 {
-            Kind::Many(many, sum) => {
+            RefStorage::Tree(many, sum) => {
                 let is_new = many.insert(member).is_none();
                 *sum = sum.wrapping_add(if is_new { digest(member) } else { 0 });
                 is_new
             }
-            Kind::Few(_) => false,
+            RefStorage::Inline(_) => false,
         }
     }
 
     /// Removes a member; false when it was not there.
     pub(crate) fn remove(&mut self, member: T) -> bool {
         match &mut self.0 {
-            Kind::Few(few) => few.binary_search(&member).map(|place| few.remove(place)).is_ok(),
-            Kind::Many(many, sum) => {
+            RefStorage::Inline(few) => few.binary_search(&member).map(|place| few.remove(place)).is_ok(),
+            RefStorage::Tree(many, sum) => {
                 let was_there = many.remove(&member).is_some();
                 *sum = sum.wrapping_sub(if was_there { digest(member) } else { 0 });
                 was_there
@@ -135,15 +135,15 @@ impl<T: Member> Refs<T> {
     }
 }
 
-impl<T: Member> PartialEq for Refs<T> {
+impl<T: RefId> PartialEq for RefSet<T> {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
-impl<T: Member> Eq for Refs<T> {}
+impl<T: RefId> Eq for RefSet<T> {}
 
-impl<T: Member> FromIterator<T> for Refs<T> {
+impl<T: RefId> FromIterator<T> for RefSet<T> {
     fn from_iter<I: IntoIterator<Item = T>>(members: I) -> Self {
         let mut refs = Self::default();
         for member in members {
@@ -153,14 +153,14 @@ impl<T: Member> FromIterator<T> for Refs<T> {
     }
 }
 
-impl<T: Member + Serialize> Serialize for Refs<T> {
+impl<T: RefId + Serialize> Serialize for RefSet<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let members: Vec<T> = self.iter().collect();
         members.serialize(serializer)
     }
 }
 
-impl<'de, T: Member + Deserialize<'de>> Deserialize<'de> for Refs<T> {
+impl<'de, T: RefId + Deserialize<'de>> Deserialize<'de> for RefSet<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Vec::<T>::deserialize(deserializer)?.into_iter().collect())
     }
@@ -170,15 +170,15 @@ impl<'de, T: Member + Deserialize<'de>> Deserialize<'de> for Refs<T> {
 mod tests {
     use super::*;
 
-    impl Member for u32 {
-        fn number(self) -> u128 {
+    impl RefId for u32 {
+        fn as_u128(self) -> u128 {
             self.into()
         }
     }
 
     #[test]
-    fn it_is_a_set_at_every_size() {
-        let mut refs = Refs::default();
+    fn a_ref_set_behaves_as_a_set_at_every_size() {
+        let mut refs = RefSet::default();
         for round in 0..2 {
             for n in (0..40u32).rev() {
                 assert_eq!(refs.insert(n), round == 0);
@@ -195,14 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_grew_and_shrank_equal_those_that_did_not() {
-        let mut large: Refs<u32> = (0..40).collect();
+    fn equal_sets_compare_equal_whatever_their_history() {
+        let mut large: RefSet<u32> = (0..40).collect();
         for n in 3..40 {
             large.remove(n);
         }
-        let small: Refs<u32> = (0..3).collect();
+        let small: RefSet<u32> = (0..3).collect();
         assert_eq!(large, small);
-        assert!(large.is_many() && !small.is_many());
+        assert!(large.is_tree() && !small.is_tree());
         assert_eq!(large.digest(), small.digest(), "however they came about");
         large.insert(2);
         assert_eq!(large.digest(), small.digest(), "it was there");

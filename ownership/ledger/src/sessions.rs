@@ -9,25 +9,25 @@ use vocabulary::{ArtifactId, LedgerTime, ModelId, SessionId, TenantId};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::artifact::Scope;
-use crate::packed::{Reader, Writer};
-use crate::radix::Radix;
+use crate::packed::{PackedReader, PackedWriter};
+use crate::radix::RadixMap;
 use crate::record::{Head, Session};
 
 const PARENT: u8 = 1;
 const OWNER: u8 = 2;
 
-type Names = (TenantId, ModelId);
+type TenantModel = (TenantId, ModelId);
 
 /// A packed session, beside the names that others have too.
 #[derive(Clone)]
-pub(crate) struct Stored {
-    names: Arc<Names>,
+pub(crate) struct PackedSession {
+    names: Arc<TenantModel>,
     bytes: Arc<[u8]>,
 }
 
-impl Stored {
-    fn pack(session: &Session, names: Arc<Names>) -> Self {
-        let mut to = Writer(Vec::with_capacity(48 + 56 * session.heads.len()));
+impl PackedSession {
+    fn pack(session: &Session, names: Arc<TenantModel>) -> Self {
+        let mut to = PackedWriter(Vec::with_capacity(48 + 56 * session.heads.len()));
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         to.0.push(flag(session.parent.is_some(), PARENT) | flag(session.owner.is_some(), OWNER));
         to.epoch(session.epoch);
@@ -46,8 +46,8 @@ impl Stored {
     }
 
     fn unpack(&self, id: SessionId) -> Session {
-        let mut from = Reader(&self.bytes);
-        let [flags] = from.fixed();
+        let mut from = PackedReader(&self.bytes);
+        let [flags] = from.array();
         let epoch = from.epoch();
         let touched = from.number();
         let opened = LedgerTime(touched.wrapping_sub(from.number()));
@@ -56,7 +56,7 @@ impl Stored {
         let heads = (0..from.number()).map(|_| Head {
             point: from.point(),
             artifact: ArtifactId(from.id()),
-            scope: Scope::from_hash(u64::from_le_bytes(from.fixed())),
+            scope: Scope::from_hash(u64::from_le_bytes(from.array())),
             touched: LedgerTime(touched.wrapping_sub(from.number())),
         });
         let heads = heads.collect();
@@ -78,10 +78,10 @@ impl Stored {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Sessions {
-    table: Radix<[u64; 2], Stored, 16>,
+pub(crate) struct SessionTable {
+    table: RadixMap<[u64; 2], PackedSession, 16>,
     /// Names that sessions have, with how many have them.
-    names: OrdMap<Names, (Arc<Names>, u64)>,
+    names: OrdMap<TenantModel, (Arc<TenantModel>, u64)>,
     /// The sum of the records' digests: equal contents have equal sums, however they came about.
     pub(crate) digest: u128,
 }
@@ -94,7 +94,7 @@ fn id([high, low]: [u64; 2]) -> SessionId {
     SessionId(u128::from(high) << 64 | u128::from(low))
 }
 
-impl Sessions {
+impl SessionTable {
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
@@ -112,22 +112,22 @@ impl Sessions {
     }
 
     pub(crate) fn insert(&mut self, session: &Session) {
-        let names = self.share(session);
-        let stored = Stored::pack(session, names);
+        let names = self.intern_names(session);
+        let stored = PackedSession::pack(session, names);
         self.digest = self.digest.wrapping_add(stored.digest(session.id));
         if let Some(old) = self.table.insert(key(session.id), stored) {
-            self.forget(session.id, &old);
+            self.release_names(session.id, &old);
         }
     }
 
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
         let old = self.table.remove(&key(id))?;
-        self.forget(id, &old);
+        self.release_names(id, &old);
         Some(old.unpack(id))
     }
 
     /// The names that others with the same hold too, held once more.
-    fn share(&mut self, session: &Session) -> Arc<Names> {
+    fn intern_names(&mut self, session: &Session) -> Arc<TenantModel> {
         let names = (session.tenant.clone(), session.model.clone());
         if let Some((known, held)) = self.names.get_mut(&names) {
             *held += 1;
@@ -138,7 +138,7 @@ impl Sessions {
         new
     }
 
-    fn forget(&mut self, id: SessionId, old: &Stored) {
+    fn release_names(&mut self, id: SessionId, old: &PackedSession) {
         self.digest = self.digest.wrapping_sub(old.digest(id));
         let Some((_, held)) = self.names.get_mut(&*old.names) else { return };
         *held -= 1;
@@ -148,21 +148,21 @@ impl Sessions {
     }
 }
 
-impl PartialEq for Sessions {
+impl PartialEq for SessionTable {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
-impl Eq for Sessions {}
+impl Eq for SessionTable {}
 
-impl std::fmt::Debug for Sessions {
+impl std::fmt::Debug for SessionTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.iter()).finish()
     }
 }
 
-impl FromIterator<Session> for Sessions {
+impl FromIterator<Session> for SessionTable {
     fn from_iter<I: IntoIterator<Item = Session>>(sessions: I) -> Self {
         let mut all = Self::default();
         sessions.into_iter().for_each(|session| all.insert(&session));
@@ -170,7 +170,7 @@ impl FromIterator<Session> for Sessions {
     }
 }
 
-impl Serialize for Sessions {
+impl Serialize for SessionTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len()))?;
         for session in self.iter() {
@@ -180,24 +180,24 @@ impl Serialize for Sessions {
     }
 }
 
-impl<'de> Deserialize<'de> for Sessions {
+impl<'de> Deserialize<'de> for SessionTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Sessions;
+        struct SessionTableVisitor;
+        impl<'de> serde::de::Visitor<'de> for SessionTableVisitor {
+            type Value = SessionTable;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("sessions by id")
             }
 
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Sessions, A::Error> {
-                let mut all = Sessions::default();
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<SessionTable, A::Error> {
+                let mut all = SessionTable::default();
                 while let Some((_, session)) = map.next_entry::<SessionId, Session>()? {
                     all.insert(&session);
                 }
                 Ok(all)
             }
         }
-        deserializer.deserialize_map(Visitor)
+        deserializer.deserialize_map(SessionTableVisitor)
     }
 }

@@ -1,21 +1,23 @@
 //! One finished step as one command.
 
-use vocabulary::{Blocks, Chain, Epoch, ModelId, NodeId, Owner, PrefixId, SessionId, TenantId};
+use vocabulary::{Blocks, Epoch, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId, TenantId};
 
-use crate::artifact::{KvShape, Origin};
-use crate::command::{Advance, ClaimOwner, Command, Migrate, OpenSession, Place, Seal, Subject};
-use crate::outcome::{Movement, Outcome, Refusal};
-use crate::{Point, Run};
+use crate::artifact::{KvOrigin, KvShape};
+use crate::command::{
+    AdvanceHead, ClaimOwner, Command, MigrateSession, OpenSession, OwnershipSubject, PrefixRef, SealBlocks,
+};
+use crate::outcome::{HeadMovement, Outcome, Refusal};
+use crate::{ChainSegment, PrefixPoint};
 
 /// What a step does to the session's decode ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Custody {
+pub enum OwnershipTransition {
     /// Nothing: it was served read-only beside the owner. Its new blocks still belong to who computed them.
-    Stays,
+    Unchanged,
     /// The server takes it unless somebody live has it.
-    Claims,
+    Claim,
     /// It moves to the server, with the extents that only this session references.
-    Moves {
+    Migrate {
         /// The session's epoch when this was decided.
         seen: Epoch,
     },
@@ -33,17 +35,17 @@ pub struct StepCommit<'a> {
     /// What it was forked from, for a new session.
     pub parent: Option<SessionId>,
     /// Prompt and answer.
-    pub chain: &'a Chain,
+    pub chain: &'a PrefixChain,
     /// How many of its blocks lie at `owner` for good.
     pub sealed: Blocks,
     /// The deepest block of the chain that the ledger knew (`Located::known`); 0 always works and costs more log.
     pub base: Blocks,
     /// The head whose history the client rewrote (`Located::rewrites`).
-    pub replaces: Option<PrefixId>,
+    pub replaced_head: Option<PrefixId>,
     /// Who served it and has the blocks.
     pub owner: Owner,
     /// What becomes of the decode ownership.
-    pub custody: Custody,
+    pub ownership: OwnershipTransition,
     /// What the blocks are made of.
     pub shape: KvShape,
     /// The router that ran it; withdraws its intent on the base.
@@ -54,29 +56,33 @@ impl Command {
     /// Opens the session if need be, moves or claims it, seals the new blocks and advances the head.
     ///
     /// `None` when the step sealed no block, or `sealed` lies beyond the chain: then there is nothing to say.
-    /// Should the answer be `StepOutcome::must_restart`, send it again with `base: Blocks(0)`.
+    /// Should the answer be `StepOutcome::restart_from_root`, send it again with `base: Blocks(0)`.
     pub fn commit_step(step: StepCommit<'_>) -> Option<Command> {
-        let run = Run::of(step.chain, step.base.min(Blocks(step.sealed.0.checked_sub(1)?)), step.sealed)?;
-        let origin =
-            Origin { tenant: step.tenant.clone(), model: step.model.clone(), root: step.chain.root, shape: step.shape };
-        let head = Place { scope: origin.scope(), point: run.end(), extent: None };
-        let base = Point::on(step.chain, step.base).map(|base| base.id);
+        let run = ChainSegment::of(step.chain, step.base.min(Blocks(step.sealed.0.checked_sub(1)?)), step.sealed)?;
+        let origin = KvOrigin {
+            tenant: step.tenant.clone(),
+            model: step.model.clone(),
+            root: step.chain.root,
+            shape: step.shape,
+        };
+        let head = PrefixRef { scope: origin.scope(), point: run.end(), extent: None };
+        let base = PrefixPoint::on_chain(step.chain, step.base).map(|base| base.id);
         let mut batch = vec![Command::OpenSession(OpenSession {
             session: step.session,
             tenant: step.tenant.clone(),
             model: step.model.clone(),
             parent: step.parent,
         })];
-        if let Custody::Moves { seen } = step.custody {
-            batch.push(Command::Migrate(Migrate { session: step.session, to: step.owner, head: base, seen }));
+        if let OwnershipTransition::Migrate { seen } = step.ownership {
+            batch.push(Command::Migrate(MigrateSession { session: step.session, to: step.owner, head: base, seen }));
         }
         let owner = step.owner;
-        batch.push(Command::Seal(Seal { session: Some(step.session), origin, run, extent: None, owner }));
-        let (session, replaces) = (step.session, step.replaces);
+        batch.push(Command::Seal(SealBlocks { session: Some(step.session), origin, run, extent: None, owner }));
+        let (session, replaces) = (step.session, step.replaced_head);
         let intent = base.map(|base| (base, step.router));
-        batch.push(Command::Advance(Advance { session, head, replaces, intent }));
-        if step.custody == Custody::Claims {
-            batch.push(Command::ClaimOwner(ClaimOwner { subject: Subject::Session(session), owner }));
+        batch.push(Command::Advance(AdvanceHead { session, head, replaces, intent }));
+        if step.ownership == OwnershipTransition::Claim {
+            batch.push(Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(session), owner }));
         }
         Some(Command::Batch(batch))
     }
@@ -88,11 +94,11 @@ pub struct StepOutcome {
     /// Whether the blocks are sealed.
     pub sealed: bool,
     /// How the head moved.
-    pub movement: Option<Movement>,
+    pub movement: Option<HeadMovement>,
     /// The server's grant of the session, where it took it.
     pub granted: Option<Epoch>,
     /// The base is no longer kept: commit again from block 0.
-    pub must_restart: bool,
+    pub restart_from_root: bool,
 }
 
 impl StepOutcome {
@@ -112,7 +118,7 @@ impl StepOutcome {
         }
         // An advance to what another refusal kept from being sealed finds no prefix either; that is no reason to retry.
         let hopeless = |p: &Outcome| matches!(p, Outcome::Refused(refusal) if *refusal != Refusal::UnknownPrefix);
-        step.must_restart = base_lost && !step.sealed && !parts.iter().any(hopeless);
+        step.restart_from_root = base_lost && !step.sealed && !parts.iter().any(hopeless);
         step
     }
 }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::{ArtifactId, Blocks, Chain, Epoch, GroupId, LedgerTime, Owner, PrefixId, SessionId};
+use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, LedgerTime, Owner, PrefixChain, PrefixId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::Point;
-use crate::artifact::{Artifact, Attached, Boundary, KvShape, Origin, Replica};
-use crate::control::Pinned;
-use crate::interned::Interned;
-use crate::packed::{Reader, Writer};
-use crate::radix::Radix;
-use crate::refs::Refs;
+use crate::PrefixPoint;
+use crate::artifact::{Artifact, Boundary, KvOrigin, KvShape, ParentPoint, Replica};
+use crate::control::PinFlag;
+use crate::interned::OriginInterner;
+use crate::packed::{PackedReader, PackedWriter};
+use crate::radix::RadixMap;
+use crate::refs::RefSet;
 
 const PARENT: u8 = 1;
 const OWNER: u8 = 2;
@@ -23,21 +23,21 @@ const GROUP: u8 = 4;
 const PINNED: u8 = 8;
 
 /// Reference sets that are too large to be packed.
-type Many = (Refs<SessionId>, Refs<ArtifactId>);
+type LargeRefs = (RefSet<SessionId>, RefSet<ArtifactId>);
 
 /// A packed extent.
 #[derive(Clone)]
-pub(crate) struct Stored {
-    origin: Arc<Origin>,
+pub(crate) struct PackedArtifact {
+    origin: Arc<KvOrigin>,
     /// Few references, then everything else.
     bytes: Arc<[u8]>,
-    many: Option<Arc<Many>>,
+    large_refs: Option<Arc<LargeRefs>>,
 }
 
-impl Stored {
+impl PackedArtifact {
     pub(crate) fn pack(artifact: &Artifact) -> Self {
-        let mut to = Writer(Vec::with_capacity(96 + 24 * artifact.boundaries.len()));
-        let many = artifact.sessions.is_many() || artifact.children.is_many();
+        let mut to = PackedWriter(Vec::with_capacity(96 + 24 * artifact.boundaries.len()));
+        let many = artifact.sessions.is_tree() || artifact.children.is_tree();
         if many {
             to.0.extend([0, 0]);
         } else {
@@ -47,26 +47,26 @@ impl Stored {
             artifact.children.iter().for_each(|child| to.id(child.0));
         }
         to.body(artifact);
-        let many = many.then(|| Arc::new((artifact.sessions.clone(), artifact.children.clone())));
-        Self { origin: artifact.origin.clone(), bytes: to.0.into(), many }
+        let large_refs = many.then(|| Arc::new((artifact.sessions.clone(), artifact.children.clone())));
+        Self { origin: artifact.origin.clone(), bytes: to.0.into(), large_refs }
     }
 
     pub(crate) fn unpack(&self, id: ArtifactId) -> Artifact {
-        let mut from = Reader(&self.bytes);
-        let sessions: Refs<_> = from.few().map(SessionId).collect();
-        let children: Refs<_> = from.few().map(ArtifactId).collect();
-        let (sessions, children) = self.many.as_ref().map_or((sessions, children), |many| (**many).clone());
+        let mut from = PackedReader(&self.bytes);
+        let sessions: RefSet<_> = from.inline_refs().map(SessionId).collect();
+        let children: RefSet<_> = from.inline_refs().map(ArtifactId).collect();
+        let (sessions, children) = self.large_refs.as_ref().map_or((sessions, children), |many| (**many).clone());
         from.body(Artifact { sessions, children, ..Artifact::empty(id, self.origin.clone()) })
     }
 
     /// Of everything in it and its id: of a large set of references, only the sum that the set keeps.
     fn digest(&self, id: ArtifactId) -> u128 {
-        let mut from = Reader(&self.bytes);
+        let mut from = PackedReader(&self.bytes);
         let mut few = [0u128; 2];
         for sum in &mut few {
-            *sum = from.few().fold(0, |sum, id| sum.wrapping_add(crate::refs::digest(SessionId(id))));
+            *sum = from.inline_refs().fold(0, |sum, id| sum.wrapping_add(crate::refs::digest(SessionId(id))));
         }
-        let sums = self.many.as_ref().map_or(few, |many| [many.0.digest(), many.1.digest()]);
+        let sums = self.large_refs.as_ref().map_or(few, |many| [many.0.digest(), many.1.digest()]);
         let origin = &*self.origin;
         let (tenant, model) = (origin.tenant.0.as_bytes(), origin.model.0.as_bytes());
         let mut all = Vec::with_capacity(160 + tenant.len() + model.len() + from.0.len());
@@ -83,79 +83,79 @@ impl Stored {
         xxh3_128(&all)
     }
 
-    pub(crate) fn origin(&self) -> &Arc<Origin> {
+    pub(crate) fn origin(&self) -> &Arc<KvOrigin> {
         &self.origin
     }
 
     /// What is kept at a point with this id, if one is.
-    pub(crate) fn kept(&self, id: ArtifactId, prefix: PrefixId) -> Option<Kept<'_>> {
-        let mut from = Reader(&self.bytes);
+    pub(crate) fn boundary(&self, id: ArtifactId, prefix: PrefixId) -> Option<BoundaryRef<'_>> {
+        let mut from = PackedReader(&self.bytes);
         from.skip_references();
-        let Head { owner, epoch, parent, .. } = from.head();
+        let ArtifactHeader { owner, epoch, parent, .. } = from.header();
         let mut points = from.points(parent);
         let at = points.find(|point| point.id == prefix)?;
-        Some(Kept { id, at, owner, epoch, stored: self })
+        Some(BoundaryRef { id, point: at, owner, epoch, packed: self })
     }
 
     /// The deepest kept point on the chain, of an extent of which everything up to `known` is.
-    fn last_on(&self, chain: &Chain, known: Point) -> Point {
-        let mut from = Reader(&self.bytes);
+    fn last_on_chain(&self, chain: &PrefixChain, known: PrefixPoint) -> PrefixPoint {
+        let mut from = PackedReader(&self.bytes);
         from.skip_references();
-        let parent = from.head().parent;
+        let parent = from.header().parent;
         let deeper = from.points(parent).skip_while(|point| point.blocks <= known.blocks);
-        deeper.take_while(|point| point.is_on(chain)).last().unwrap_or(known)
+        deeper.take_while(|point| point.is_on_chain(chain)).last().unwrap_or(known)
     }
 
     fn has_children(&self) -> bool {
-        let mut from = Reader(&self.bytes);
+        let mut from = PackedReader(&self.bytes);
         let sessions = from.number() as usize;
         from.skip(16 * sessions);
-        from.number() > 0 || self.many.as_ref().is_some_and(|many| !many.1.is_empty())
+        from.number() > 0 || self.large_refs.as_ref().is_some_and(|many| !many.1.is_empty())
     }
 }
 
 /// A kept point, and the extent that keeps it: what most lookups are about, read without unpacking the rest.
 #[derive(Clone, Copy)]
-pub struct Kept<'a> {
+pub struct BoundaryRef<'a> {
     /// The extent.
     pub id: ArtifactId,
     /// The point.
-    pub at: Point,
+    pub point: PrefixPoint,
     /// Who has the extent by decision; none when the owner gave it back.
     pub owner: Option<Owner>,
     /// When that owner was granted.
     pub epoch: Epoch,
-    stored: &'a Stored,
+    packed: &'a PackedArtifact,
 }
 
-impl Kept<'_> {
+impl BoundaryRef<'_> {
     /// The whole extent.
     pub fn artifact(&self) -> Artifact {
-        self.stored.unpack(self.id)
+        self.packed.unpack(self.id)
     }
 
     /// Whether extents hang on this one.
     pub(crate) fn has_children(&self) -> bool {
-        self.stored.has_children()
+        self.packed.has_children()
     }
 
     /// The deepest kept point of the extent that is on the chain; this one is.
-    pub(crate) fn last_on(self, chain: &Chain) -> Self {
-        Self { at: self.stored.last_on(chain, self.at), ..self }
+    pub(crate) fn last_on_chain(self, chain: &PrefixChain) -> Self {
+        Self { point: self.packed.last_on_chain(chain, self.point), ..self }
     }
 }
 
 /// Everything of fixed number.
-struct Head {
+struct ArtifactHeader {
     touched: LedgerTime,
     epoch: Epoch,
     owner: Option<Owner>,
-    parent: Option<Attached>,
+    parent: Option<ParentPoint>,
     group: Option<GroupId>,
-    pinned: Pinned,
+    pinned: PinFlag,
 }
 
-impl Writer {
+impl PackedWriter {
     fn body(&mut self, artifact: &Artifact) {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         self.0.push(
@@ -192,9 +192,9 @@ impl Writer {
     }
 }
 
-impl Reader<'_> {
+impl PackedReader<'_> {
     /// References that are packed here.
-    fn few(&mut self) -> impl Iterator<Item = u128> {
+    fn inline_refs(&mut self) -> impl Iterator<Item = u128> {
         (0..self.number()).map(|_| self.id())
     }
 
@@ -205,21 +205,21 @@ impl Reader<'_> {
         }
     }
 
-    fn head(&mut self) -> Head {
-        let [flags] = self.fixed();
+    fn header(&mut self) -> ArtifactHeader {
+        let [flags] = self.array();
         let has = |flag| flags & flag != 0;
-        Head {
+        ArtifactHeader {
             touched: LedgerTime(self.number()),
             epoch: self.epoch(),
             owner: has(OWNER).then(|| self.owner()),
-            parent: has(PARENT).then(|| Attached { artifact: ArtifactId(self.id()), at: self.point() }),
+            parent: has(PARENT).then(|| ParentPoint { artifact: ArtifactId(self.id()), at: self.point() }),
             group: has(GROUP).then(|| GroupId(self.id())),
-            pinned: if has(PINNED) { Pinned::Yes } else { Pinned::No },
+            pinned: if has(PINNED) { PinFlag::Yes } else { PinFlag::No },
         }
     }
 
     /// The kept points of an extent that hangs there, without their epochs. Reads only what is asked for.
-    fn points(mut self, parent: Option<Attached>) -> impl Iterator<Item = Point> {
+    fn points(mut self, parent: Option<ParentPoint>) -> impl Iterator<Item = PrefixPoint> {
         let mut blocks = parent.map_or(0, |parent| parent.at.blocks.0);
         (0..self.number()).map(move |_| {
             let step = self.number();
@@ -228,12 +228,12 @@ impl Reader<'_> {
             if step & 1 == 1 {
                 self.epoch();
             }
-            Point { blocks: Blocks(blocks), id }
+            PrefixPoint { blocks: Blocks(blocks), id }
         })
     }
 
     fn body(&mut self, mut artifact: Artifact) -> Artifact {
-        let Head { touched, epoch, owner, parent, group, pinned } = self.head();
+        let ArtifactHeader { touched, epoch, owner, parent, group, pinned } = self.header();
         artifact = Artifact { touched, epoch, owner, parent, group, pinned, ..artifact };
         let (mut blocks, mut epoch) = (artifact.from().0, artifact.epoch);
         let boundaries = self.number();
@@ -245,7 +245,7 @@ impl Reader<'_> {
             if step & 1 == 1 {
                 epoch = self.epoch();
             }
-            artifact.boundaries.push(Boundary { point: Point { blocks: Blocks(blocks), id }, epoch });
+            artifact.boundaries.push(Boundary { point: PrefixPoint { blocks: Blocks(blocks), id }, epoch });
         }
         let copies = self.number();
         artifact.replicas.extend((0..copies).map(|_| Replica {
@@ -259,13 +259,13 @@ impl Reader<'_> {
 
 /// All extents, by id, and their digest, which is kept in step with every write.
 #[derive(Clone, Default)]
-pub(crate) struct Artifacts {
-    table: Radix<u128, Stored, 16>,
+pub(crate) struct ArtifactTable {
+    table: RadixMap<u128, PackedArtifact, 16>,
     /// The sum of the records' digests: equal contents have equal sums, however they came about.
     pub(crate) digest: u128,
 }
 
-impl Artifacts {
+impl ArtifactTable {
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
@@ -275,12 +275,12 @@ impl Artifacts {
     }
 
     /// An extent's origin, without unpacking the rest.
-    pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<Origin>> {
-        self.table.get(&id.0).map(Stored::origin)
+    pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<KvOrigin>> {
+        self.table.get(&id.0).map(PackedArtifact::origin)
     }
 
     pub(crate) fn insert(&mut self, artifact: &Artifact) {
-        let stored = Stored::pack(artifact);
+        let stored = PackedArtifact::pack(artifact);
         self.digest = self.digest.wrapping_add(stored.digest(artifact.id));
         if let Some(old) = self.table.insert(artifact.id.0, stored) {
             self.digest = self.digest.wrapping_sub(old.digest(artifact.id));
@@ -298,31 +298,31 @@ impl Artifacts {
     }
 
     /// The first extent whose id is not below this one, still packed.
-    pub(crate) fn at_or_after(&self, id: ArtifactId) -> Option<(ArtifactId, &Stored)> {
+    pub(crate) fn at_or_after(&self, id: ArtifactId) -> Option<(ArtifactId, &PackedArtifact)> {
         self.table.at_or_after(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }
 
     /// All ids from one on, with what is packed there.
-    pub(crate) fn from(&self, id: ArtifactId) -> impl Iterator<Item = (ArtifactId, &Stored)> {
+    pub(crate) fn iter_from(&self, id: ArtifactId) -> impl Iterator<Item = (ArtifactId, &PackedArtifact)> {
         self.table.iter_from(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }
 }
 
-impl PartialEq for Artifacts {
+impl PartialEq for ArtifactTable {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
-impl Eq for Artifacts {}
+impl Eq for ArtifactTable {}
 
-impl std::fmt::Debug for Artifacts {
+impl std::fmt::Debug for ArtifactTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.iter()).finish()
     }
 }
 
-impl FromIterator<Artifact> for Artifacts {
+impl FromIterator<Artifact> for ArtifactTable {
     fn from_iter<I: IntoIterator<Item = Artifact>>(artifacts: I) -> Self {
         let mut all = Self::default();
         artifacts.into_iter().for_each(|artifact| all.insert(&artifact));
@@ -330,7 +330,7 @@ impl FromIterator<Artifact> for Artifacts {
     }
 }
 
-impl Serialize for Artifacts {
+impl Serialize for ArtifactTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len()))?;
         for artifact in self.iter() {
@@ -340,25 +340,25 @@ impl Serialize for Artifacts {
     }
 }
 
-impl<'de> Deserialize<'de> for Artifacts {
+impl<'de> Deserialize<'de> for ArtifactTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Artifacts;
+        struct ArtifactTableVisitor;
+        impl<'de> serde::de::Visitor<'de> for ArtifactTableVisitor {
+            type Value = ArtifactTable;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("extents by id")
             }
 
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Artifacts, A::Error> {
-                let (mut all, mut origins) = (Artifacts::default(), Interned::default());
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<ArtifactTable, A::Error> {
+                let (mut all, mut origins) = (ArtifactTable::default(), OriginInterner::default());
                 while let Some((_, mut artifact)) = map.next_entry::<ArtifactId, Artifact>()? {
-                    origins.share(&mut artifact.origin);
+                    origins.intern(&mut artifact.origin);
                     all.insert(&artifact);
                 }
                 Ok(all)
             }
         }
-        deserializer.deserialize_map(Visitor)
+        deserializer.deserialize_map(ArtifactTableVisitor)
     }
 }

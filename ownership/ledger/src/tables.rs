@@ -6,8 +6,8 @@ use imbl::OrdSet;
 use vocabulary::{ArtifactId, LedgerTime, SessionId, TenantId};
 
 use crate::artifact::{Artifact, Boundary};
-use crate::changes::Key;
-use crate::ledger::{Indexes, Ledger, Usage};
+use crate::changes::RecordKey;
+use crate::ledger::{Ledger, LedgerIndexes, TenantUsage};
 use crate::record::{Intent, Lease, Session, Worker};
 
 /// Unreferenced extents of which the one with the coldest group goes.
@@ -26,7 +26,7 @@ impl Ledger {
         let same =
             |old: &Worker| Worker { lease: worker.lease, ..old.clone() } == worker && old.is_live() == worker.is_live();
         if !self.worker(id).is_some_and(same) {
-            self.changes.put(Key::Worker(id));
+            self.changes.put(RecordKey::Worker(id));
         }
         let (new, old) = (until(&worker), self.records.workers.insert(id, Arc::new(worker)));
         if let Some(until) = old.and_then(|old| until(&old)).filter(|old| new != Some(*old)) {
@@ -40,7 +40,7 @@ impl Ledger {
             self.index.leases.remove(&(until, worker.id));
         }
         self.records.workers.remove(&worker.id);
-        self.changes.gone(Key::Worker(worker.id));
+        self.changes.gone(RecordKey::Worker(worker.id));
     }
 
     /// Writes a session, and the references that its heads are.
@@ -48,26 +48,26 @@ impl Ledger {
         let old = self.session(session.id);
         match &old {
             Some(old) => self.index.drop_session(old),
-            None => self.index.usage(&session.tenant, |usage| usage.sessions += 1),
+            None => self.index.update_usage(&session.tenant, |usage| usage.sessions += 1),
         }
-        self.changes.put(Key::Session(session.id));
+        self.changes.put(RecordKey::Session(session.id));
         self.index.add_session(&session);
         self.records.sessions.insert(&session);
-        self.refer(old.as_ref(), Some(&session));
+        self.update_references(old.as_ref(), Some(&session));
     }
 
     pub(crate) fn remove_session(&mut self, id: SessionId) {
         if let Some(old) = self.records.sessions.remove(id) {
             self.index.drop_session(&old);
-            self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
-            self.changes.gone(Key::Session(id));
-            self.refer(Some(&old), None);
+            self.index.update_usage(&old.tenant, |usage| usage.sessions -= 1);
+            self.changes.gone(RecordKey::Session(id));
+            self.update_references(Some(&old), None);
         }
         self.put_intents(id, Vec::new());
     }
 
     /// Moves a session's references from the extents of its old heads to those of its new ones.
-    fn refer(&mut self, old: Option<&Session>, new: Option<&Session>) {
+    fn update_references(&mut self, old: Option<&Session>, new: Option<&Session>) {
         let holds = |session: Option<&Session>, id| session.is_some_and(|s| s.heads.iter().any(|h| h.artifact == id));
         for head in new.iter().flat_map(|session| &session.heads).filter(|head| !holds(old, head.artifact)) {
             self.edit_artifact(head.artifact, |artifact, session| artifact.sessions.insert(session), new);
@@ -94,14 +94,14 @@ impl Ledger {
         let old = self.artifact(id);
         self.index_boundaries(old.as_ref(), &artifact);
         match &old {
-            Some(old) => self.index.unindex_soft(old),
+            Some(old) => self.index.unindex_metadata(old),
             None => {
-                self.index.interned.share(&mut artifact.origin);
-                self.index.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
+                self.index.origins.intern(&mut artifact.origin);
+                self.index.update_usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
             }
         }
-        self.changes.put(Key::Artifact(id));
-        self.index.index_soft(&artifact);
+        self.changes.put(RecordKey::Artifact(id));
+        self.index.index_metadata(&artifact);
         self.records.artifacts.insert(&artifact);
     }
 
@@ -112,10 +112,10 @@ impl Ledger {
         for boundary in &old.boundaries {
             self.index.boundaries.remove(boundary.point.id, scope, id);
         }
-        self.index.interned.release(&old.origin);
-        self.index.unindex_soft(&old);
-        self.index.usage(&old.origin.tenant, |usage| usage.artifacts -= 1);
-        self.changes.gone(Key::Artifact(id));
+        self.index.origins.release(&old.origin);
+        self.index.unindex_metadata(&old);
+        self.index.update_usage(&old.origin.tenant, |usage| usage.artifacts -= 1);
+        self.changes.gone(RecordKey::Artifact(id));
         if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.remove(id);
             self.put_artifact(parent);
@@ -158,9 +158,9 @@ impl Ledger {
     pub(crate) fn make_room_for_session(&mut self, tenant: &TenantId) {
         let closed = match self.level() {
             ..2 => None,
-            _ => self.crowding(tenant, |usage| usage.sessions, |_| true),
+            _ => self.tenant_most_over_share(tenant, |usage| usage.sessions, |_| true),
         };
-        let oldest = closed.and_then(|tenant| Some(*self.index.sessions_of.get(&tenant)?.first()?.0));
+        let oldest = closed.and_then(|tenant| Some(*self.index.sessions_by_tenant.get(&tenant)?.first()?.0));
         match oldest {
             Some([_, high, low]) => self.remove_session(SessionId(u128::from(high) << 64 | u128::from(low))),
             None => self.close_coldest_session(),
@@ -169,17 +169,17 @@ impl Ledger {
 
     /// Forgets an extent to make room for one of this tenant, in the same way; false where none can go. Those that sessions
     /// reference cannot.
-    pub(crate) fn make_room_for_extent(&mut self, tenant: &TenantId) -> bool {
+    pub(crate) fn make_room_for_artifact(&mut self, tenant: &TenantId) -> bool {
         if self.level() < 2 {
             return self.evict_coldest_artifact();
         }
-        let has_idle = |tenant: &TenantId| self.index.idle_of.contains_key(tenant);
-        let crowding = self.crowding(tenant, |usage| usage.artifacts, has_idle);
-        let coldest = match crowding.and_then(|tenant| self.index.idle_of.get(&tenant)) {
-            Some(idle) => self.coldest(idle),
+        let has_idle = |tenant: &TenantId| self.index.idle_by_tenant.contains_key(tenant);
+        let crowding = self.tenant_most_over_share(tenant, |usage| usage.artifacts, has_idle);
+        let coldest = match crowding.and_then(|tenant| self.index.idle_by_tenant.get(&tenant)) {
+            Some(idle) => self.coldest_artifact(idle),
             // All that could go is of tenants within their shares: it goes only for one that is within its own.
-            None if self.is_beyond(tenant, |usage| usage.artifacts) => None,
-            None => self.coldest(&self.index.idle),
+            None if self.is_over_share(tenant, |usage| usage.artifacts) => None,
+            None => self.coldest_artifact(&self.index.idle_artifacts),
         };
         if let Some(id) = coldest {
             self.remove_artifact(id);
@@ -188,27 +188,27 @@ impl Ledger {
     }
 
     /// What a tenant would have with one more, and its equal share of all that there are.
-    fn shares(&self, tenant: &TenantId, count: impl Fn(&Usage) -> u64) -> (u64, u64) {
+    fn usage_and_share(&self, tenant: &TenantId, count: impl Fn(&TenantUsage) -> u64) -> (u64, u64) {
         let others = self.index.usage.iter().filter(|(other, _)| *other != tenant);
         let (tenants, all) = others.fold((1, 0), |(tenants, all), (_, usage)| (tenants + 1, all + count(usage)));
         let own = self.index.usage.get(tenant).map_or(0, &count);
         (own + 1, (all + own) / tenants)
     }
 
-    fn is_beyond(&self, tenant: &TenantId, count: impl Fn(&Usage) -> u64) -> bool {
-        let (own, share) = self.shares(tenant, count);
+    fn is_over_share(&self, tenant: &TenantId, count: impl Fn(&TenantUsage) -> u64) -> bool {
+        let (own, share) = self.usage_and_share(tenant, count);
         own > share
     }
 
     /// Who has most beyond its share when this tenant gets one more, among those of which something can go. Of those with
     /// equally many it is this tenant, else the first by name.
-    fn crowding(
+    fn tenant_most_over_share(
         &self,
         tenant: &TenantId,
-        count: impl Fn(&Usage) -> u64,
+        count: impl Fn(&TenantUsage) -> u64,
         can_go: impl Fn(&TenantId) -> bool,
     ) -> Option<TenantId> {
-        let (own, share) = self.shares(tenant, &count);
+        let (own, share) = self.usage_and_share(tenant, &count);
         let others = self.index.usage.iter().filter(|(other, _)| *other != tenant);
         let all = others.map(|(other, usage)| (count(usage), other)).chain([(own, tenant)]);
         let beyond = all.filter(|(held, other)| *held > share && can_go(other));
@@ -218,7 +218,7 @@ impl Ledger {
 
     /// The unreferenced extent that is missed least: of those that were idle longest, the one whose group was. A group
     /// is as warm as the extent of it that was written last; an extent without one is its own.
-    fn coldest(&self, idle: &OrdSet<(LedgerTime, ArtifactId)>) -> Option<ArtifactId> {
+    fn coldest_artifact(&self, idle: &OrdSet<(LedgerTime, ArtifactId)>) -> Option<ArtifactId> {
         let warmth = |id| self.artifact(id)?.group.and_then(|group| self.group_touched(group));
         let candidates = if self.level() < 2 { 1 } else { EVICTION_CANDIDATES };
         let oldest = idle.iter().take(candidates);
@@ -227,7 +227,7 @@ impl Ledger {
 
     /// Forgets the unreferenced extent that was idle longest; false when every extent is referenced.
     pub(crate) fn evict_coldest_artifact(&mut self) -> bool {
-        let coldest = self.coldest(&self.index.idle);
+        let coldest = self.coldest_artifact(&self.index.idle_artifacts);
         if let Some(id) = coldest {
             self.remove_artifact(id);
         }
@@ -249,51 +249,51 @@ impl Ledger {
     }
 }
 
-impl Indexes {
+impl LedgerIndexes {
     /// Counts a tenant's entries; a tenant without any is not remembered.
-    pub(crate) fn usage(&mut self, tenant: &TenantId, count: impl FnOnce(&mut Usage)) {
+    pub(crate) fn update_usage(&mut self, tenant: &TenantId, count: impl FnOnce(&mut TenantUsage)) {
         let mut usage = self.usage.get(tenant).copied().unwrap_or_default();
         count(&mut usage);
-        match usage == Usage::default() {
+        match usage == TenantUsage::default() {
             true => drop(self.usage.remove(tenant)),
             false => drop(self.usage.insert(tenant.clone(), usage)),
         }
     }
 
     pub(crate) fn add_session(&mut self, session: &Session) {
-        self.sessions.insert(session.by_touch(), ());
-        self.sessions_of.entry(session.tenant.clone()).or_default().insert(session.by_touch(), ());
+        self.sessions.insert(session.touch_key(), ());
+        self.sessions_by_tenant.entry(session.tenant.clone()).or_default().insert(session.touch_key(), ());
     }
 
     fn drop_session(&mut self, session: &Session) {
-        self.sessions.remove(&session.by_touch());
-        let Some(own) = self.sessions_of.get_mut(&session.tenant) else { return };
-        own.remove(&session.by_touch());
+        self.sessions.remove(&session.touch_key());
+        let Some(own) = self.sessions_by_tenant.get_mut(&session.tenant) else { return };
+        own.remove(&session.touch_key());
         if own.len() == 0 {
-            self.sessions_of.remove(&session.tenant);
+            self.sessions_by_tenant.remove(&session.tenant);
         }
     }
 
     /// Everything about an extent but its boundaries.
-    pub(crate) fn index_soft(&mut self, artifact: &Artifact) {
+    pub(crate) fn index_metadata(&mut self, artifact: &Artifact) {
         if artifact.is_idle() {
             let place = (artifact.touched, artifact.id);
-            self.idle.insert(place);
-            self.idle_of.entry(artifact.origin.tenant.clone()).or_default().insert(place);
+            self.idle_artifacts.insert(place);
+            self.idle_by_tenant.entry(artifact.origin.tenant.clone()).or_default().insert(place);
         }
         self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
         self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
-        self.warmth.extend(artifact.group.map(|group| (group, artifact.touched, artifact.id)));
+        self.groups_by_last_write.extend(artifact.group.map(|group| (group, artifact.touched, artifact.id)));
     }
 
-    fn unindex_soft(&mut self, artifact: &Artifact) {
+    fn unindex_metadata(&mut self, artifact: &Artifact) {
         let place = (artifact.touched, artifact.id);
-        if self.idle.remove(&place).is_some()
-            && let Some(own) = self.idle_of.get_mut(&artifact.origin.tenant)
+        if self.idle_artifacts.remove(&place).is_some()
+            && let Some(own) = self.idle_by_tenant.get_mut(&artifact.origin.tenant)
         {
             own.remove(&place);
             if own.is_empty() {
-                self.idle_of.remove(&artifact.origin.tenant);
+                self.idle_by_tenant.remove(&artifact.origin.tenant);
             }
         }
         for copy in &artifact.replicas {
@@ -301,7 +301,7 @@ impl Indexes {
         }
         if let Some(group) = artifact.group {
             self.groups.remove(&(group, artifact.id));
-            self.warmth.remove(&(group, artifact.touched, artifact.id));
+            self.groups_by_last_write.remove(&(group, artifact.touched, artifact.id));
         }
     }
 }

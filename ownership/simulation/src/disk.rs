@@ -13,11 +13,11 @@ use consensus::{LogEntry, LogId, SnapshotMeta, Vote, Waits};
 use openraft::AsyncRuntime;
 
 use crate::rng::Rng;
-use crate::runtime::{Sim, true_time};
+use crate::runtime::{SimulatedRuntime, true_time};
 
 /// How a process ended, for its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ending {
+pub(crate) enum ProcessEnd {
     /// The process only: what it wrote is kept.
     Killed,
     /// The power: what was not flushed may be lost, from some write on.
@@ -26,7 +26,7 @@ pub(crate) enum Ending {
 
 /// One write to the log's file.
 #[derive(Clone, Debug)]
-pub(crate) enum Write {
+pub(crate) enum LogWrite {
     Vote(Vote),
     Append(Vec<LogEntry>),
     /// Everything after this entry goes.
@@ -38,41 +38,41 @@ pub(crate) enum Write {
 
 /// What the log's file says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct LogContents {
     pub(crate) vote: Option<Vote>,
     pub(crate) entries: BTreeMap<u64, LogEntry>,
     pub(crate) purged: Option<LogId>,
     pub(crate) committed: Option<LogId>,
 }
 
-impl Log {
+impl LogContents {
     pub(crate) fn last(&self) -> Option<LogId> {
         self.entries.last_key_value().map(|(_, entry)| entry.log_id).or(self.purged)
     }
 
-    fn take(&mut self, write: &Write) {
+    fn apply(&mut self, write: &LogWrite) {
         match write {
-            Write::Vote(vote) => self.vote = Some(*vote),
-            Write::Append(entries) => {
+            LogWrite::Vote(vote) => self.vote = Some(*vote),
+            LogWrite::Append(entries) => {
                 self.entries.extend(entries.iter().map(|entry| (entry.log_id.index, entry.clone())));
             }
-            Write::Truncate(last) => drop(self.entries.split_off(&last.map_or(0, |last| last.index + 1))),
-            Write::Purge(upto) => {
+            LogWrite::Truncate(last) => drop(self.entries.split_off(&last.map_or(0, |last| last.index + 1))),
+            LogWrite::Purge(upto) => {
                 self.entries = self.entries.split_off(&(upto.index + 1));
                 self.purged = self.purged.max(Some(*upto));
             }
-            Write::Commit(upto) => self.committed = self.committed.max(Some(*upto)),
+            LogWrite::Commit(upto) => self.committed = self.committed.max(Some(*upto)),
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Health {
+pub(crate) enum DiskHealth {
     Fine,
     /// Flushes take so long at most.
     Slow(Duration),
     /// The next flush fails.
-    FailsToFlush,
+    FailsNextFlush,
     /// Nothing more can be written.
     Full,
 }
@@ -98,66 +98,66 @@ impl Shortage {
     }
 }
 
-pub(crate) type Kept = (SnapshotMeta, Arc<Vec<u8>>);
+pub(crate) type StoredSnapshot = (SnapshotMeta, Arc<Vec<u8>>);
 
 #[derive(Debug)]
-struct Platter {
+struct DiskState {
     rng: Rng,
-    durable: Log,
-    cached: Log,
-    pending: VecDeque<Write>,
+    durable: LogContents,
+    cached: LogContents,
+    pending: VecDeque<LogWrite>,
     /// Writes so far, and how many of them are durable.
     written: u64,
     flushed: u64,
     /// When the flush that was asked for last begins, and when it ends.
     next_flush: Duration,
     busy_until: Duration,
-    health: Health,
-    in_doubt: bool,
+    health: DiskHealth,
+    has_failed_flush: bool,
     /// What the process that uses it lacks.
-    short_of: Option<Shortage>,
-    snapshot: Option<Kept>,
-    mark: Mark,
+    shortage: Option<Shortage>,
+    snapshot: Option<StoredSnapshot>,
+    mark: CommitMark,
 }
 
 /// The committed mark outside the log.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
+struct CommitMark {
     /// What the quorum committed, perhaps before it was durable here.
     committed: u64,
     /// The mark as it was written.
     written: u64,
     /// The mark as it is surely kept.
-    kept: u64,
+    durable: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Disk(Arc<Mutex<Platter>>);
+pub(crate) struct SimDisk(Arc<Mutex<DiskState>>);
 
-impl Disk {
+impl SimDisk {
     pub(crate) fn new(rng: Rng) -> Self {
-        Self(Arc::new(Mutex::new(Platter {
+        Self(Arc::new(Mutex::new(DiskState {
             rng,
-            durable: Log::default(),
-            cached: Log::default(),
+            durable: LogContents::default(),
+            cached: LogContents::default(),
             pending: VecDeque::new(),
             written: 0,
             flushed: 0,
             next_flush: Duration::ZERO,
             busy_until: Duration::ZERO,
-            health: Health::Fine,
-            in_doubt: false,
-            short_of: None,
+            health: DiskHealth::Fine,
+            has_failed_flush: false,
+            shortage: None,
             snapshot: None,
-            mark: Mark::default(),
+            mark: CommitMark::default(),
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Platter> {
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn read<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&LogContents) -> T) -> T {
         look(&self.lock().cached)
     }
 
@@ -166,10 +166,10 @@ impl Disk {
     }
 
     /// Writes; durable once a flush that began later is done.
-    pub(crate) fn write(&self, write: Write) -> io::Result<()> {
+    pub(crate) fn write(&self, write: LogWrite) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
-        platter.cached.take(&write);
+        platter.cached.apply(&write);
         platter.pending.push_back(write);
         platter.written += 1;
         Ok(())
@@ -191,14 +191,14 @@ impl Disk {
     /// Ends a flush.
     pub(crate) fn flushed(&self, upto: u64) -> io::Result<()> {
         let mut platter = self.lock();
-        if platter.health == Health::FailsToFlush {
-            platter.health = Health::Fine;
-            platter.in_doubt = true;
+        if platter.health == DiskHealth::FailsNextFlush {
+            platter.health = DiskHealth::Fine;
+            platter.has_failed_flush = true;
         }
-        if platter.in_doubt {
+        if platter.has_failed_flush {
             return Err(io::Error::other("the log could not be flushed"));
         }
-        platter.settle(upto);
+        platter.make_durable(upto);
         let durable = platter.durable.last().map_or(0, |last| last.index);
         platter.mark.written = platter.mark.committed.min(durable).max(platter.mark.written);
         Ok(())
@@ -228,9 +228,9 @@ impl Disk {
     }
 
     /// Keeps the mark for sure.
-    pub(crate) fn sync_mark(&self) {
+    pub(crate) fn sync_commit_mark(&self) {
         let mut platter = self.lock();
-        platter.mark.kept = platter.mark.written;
+        platter.mark.durable = platter.mark.written;
     }
 
     pub(crate) fn mark(&self) -> u64 {
@@ -238,23 +238,23 @@ impl Disk {
     }
 
     /// Replaces the snapshot as a whole, unless a newer one is there by now: the log may be purged up to that.
-    pub(crate) fn keep(&self, kept: Kept) -> io::Result<()> {
+    pub(crate) fn store_snapshot(&self, kept: StoredSnapshot) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
-        let is_newer = |(there, _): &Kept| there.last_log_id > kept.0.last_log_id;
+        let is_newer = |(there, _): &StoredSnapshot| there.last_log_id > kept.0.last_log_id;
         if !platter.snapshot.as_ref().is_some_and(is_newer) {
             platter.snapshot = Some(kept);
         }
         Ok(())
     }
 
-    pub(crate) fn snapshot(&self) -> Option<Kept> {
+    pub(crate) fn snapshot(&self) -> Option<StoredSnapshot> {
         self.lock().snapshot.clone()
     }
 
     /// Opens a file, for what is written next.
     pub(crate) fn open(&self) -> io::Result<()> {
-        match self.lock().short_of {
+        match self.lock().shortage {
             Some(short @ (Shortage::Files | Shortage::Memory)) => Err(short.error()),
             Some(Shortage::Threads) | None => Ok(()),
         }
@@ -266,73 +266,73 @@ impl Disk {
         loop {
             let begun = begin(self);
             let Some(wait) = begun.as_ref().err().and_then(|error| waits.after(error)) else { return begun };
-            Sim::sleep(wait).await;
+            SimulatedRuntime::sleep(wait).await;
         }
     }
 
     /// Begins a thread for work on it.
     pub(crate) fn begin_thread(&self) -> io::Result<()> {
-        match self.lock().short_of {
+        match self.lock().shortage {
             Some(short @ (Shortage::Threads | Shortage::Memory)) => Err(short.error()),
             Some(Shortage::Files) | None => Ok(()),
         }
     }
 
     /// Lets its process lack something, or nothing any more.
-    pub(crate) fn lacks(&self, short_of: Option<Shortage>) {
-        self.lock().short_of = short_of;
+    pub(crate) fn set_shortage(&self, short_of: Option<Shortage>) {
+        self.lock().shortage = short_of;
     }
 
     /// Makes it behave otherwise.
-    pub(crate) fn set(&self, health: Health) {
+    pub(crate) fn set_health(&self, health: DiskHealth) {
         self.lock().health = health;
     }
 
     /// The life that wrote is over.
-    pub(crate) fn end(&self, ending: Ending) {
+    pub(crate) fn end_process(&self, ending: ProcessEnd) {
         let mut platter = self.lock();
         let kept = match ending {
-            Ending::Killed if !platter.in_doubt => platter.written,
+            ProcessEnd::Killed if !platter.has_failed_flush => platter.written,
             _ => {
                 let (low, high) = (platter.flushed, platter.written);
                 platter.rng.within(low, high)
             }
         };
-        platter.settle(kept);
+        platter.make_durable(kept);
         platter.cached = platter.durable.clone();
         platter.pending.clear();
         platter.written = platter.flushed;
-        platter.in_doubt = false;
-        platter.short_of = None;
+        platter.has_failed_flush = false;
+        platter.shortage = None;
         (platter.next_flush, platter.busy_until) = (Duration::ZERO, Duration::ZERO);
-        if ending == Ending::PowerLoss && platter.rng.chance(500) {
-            platter.mark.written = platter.mark.kept;
+        if ending == ProcessEnd::PowerLoss && platter.rng.chance(500) {
+            platter.mark.written = platter.mark.durable;
         }
-        platter.mark.kept = platter.mark.written;
+        platter.mark.durable = platter.mark.written;
         platter.mark.committed = platter.mark.written;
     }
 }
 
-impl Platter {
+impl DiskState {
     fn check(&self) -> io::Result<()> {
         match self.health {
-            _ if self.in_doubt => Err(io::Error::other("an earlier flush failed")),
-            Health::Full => Err(io::ErrorKind::StorageFull.into()),
+            _ if self.has_failed_flush => Err(io::Error::other("an earlier flush failed")),
+            DiskHealth::Full => Err(io::ErrorKind::StorageFull.into()),
             _ => Ok(()),
         }
     }
 
-    fn settle(&mut self, upto: u64) {
+    fn make_durable(&mut self, upto: u64) {
         while self.flushed < upto {
             let Some(write) = self.pending.pop_front() else { return };
-            self.durable.take(&write);
+            self.durable.apply(&write);
             self.flushed += 1;
         }
     }
 
     fn latency(&mut self) -> Duration {
         match self.health {
-            Health::Slow(worst) => self.rng.micros(1_000, worst.as_micros() as u64),
+            DiskHealth::Slow(worst) => self.rng.micros(1_000, worst.as_micros() as u64),
             _ if self.rng.chance(10) => self.rng.micros(5_000, 60_000),
             _ => self.rng.micros(100, 2_500),
         }
@@ -343,24 +343,24 @@ impl Platter {
 mod tests {
     use super::*;
 
-    fn vote(term: u64) -> Write {
-        Write::Vote(Vote::new(term, 1))
+    fn vote(term: u64) -> LogWrite {
+        LogWrite::Vote(Vote::new(term, 1))
     }
 
-    fn term(disk: &Disk) -> u64 {
+    fn term(disk: &SimDisk) -> u64 {
         disk.read(|log| log.vote.map_or(0, |vote| vote.leader_id.term))
     }
 
     #[test]
-    fn a_loss_of_power_takes_only_what_was_not_flushed() {
+    fn power_loss_discards_only_unflushed_writes() {
         let mut least = u64::MAX;
         let mut most = 0;
         for seed in 0..50 {
-            let disk = Disk::new(Rng::stream(seed, "disk"));
+            let disk = SimDisk::new(Rng::stream(seed, "disk"));
             (1..=3).for_each(|n| disk.write(vote(n)).unwrap());
             disk.flushed(3).unwrap();
             (4..=6).for_each(|n| disk.write(vote(n)).unwrap());
-            disk.end(Ending::PowerLoss);
+            disk.end_process(ProcessEnd::PowerLoss);
             least = least.min(term(&disk));
             most = most.max(term(&disk));
         }
@@ -368,46 +368,46 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_process_leaves_all_that_it_wrote() {
-        let disk = Disk::new(Rng::stream(1, "disk"));
+    fn a_killed_process_loses_no_writes() {
+        let disk = SimDisk::new(Rng::stream(1, "disk"));
         disk.write(vote(9)).unwrap();
-        disk.end(Ending::Killed);
+        disk.end_process(ProcessEnd::Killed);
         assert_eq!(term(&disk), 9);
     }
 
     #[test]
-    fn after_a_failed_flush_nothing_is_written_until_the_next_life() {
-        let disk = Disk::new(Rng::stream(1, "disk"));
+    fn a_failed_flush_stops_all_writes_until_restart() {
+        let disk = SimDisk::new(Rng::stream(1, "disk"));
         disk.write(vote(1)).unwrap();
-        disk.set(Health::FailsToFlush);
+        disk.set_health(DiskHealth::FailsNextFlush);
         assert!(disk.flushed(1).is_err());
         assert!(disk.flushed(1).is_err());
         assert!(disk.write(vote(2)).is_err());
-        disk.end(Ending::Killed);
+        disk.end_process(ProcessEnd::Killed);
         disk.write(vote(3)).unwrap();
         assert_eq!(term(&disk), 3);
     }
 
     #[test]
-    fn what_a_process_lacks_ends_with_it_and_spoils_nothing_that_is_open() {
-        let disk = Disk::new(Rng::stream(1, "disk"));
+    fn a_process_shortage_ends_with_the_process_and_spares_open_files() {
+        let disk = SimDisk::new(Rng::stream(1, "disk"));
         for (short, opens, begins) in
             [(Shortage::Files, false, true), (Shortage::Memory, false, false), (Shortage::Threads, true, false)]
         {
-            disk.lacks(Some(short));
+            disk.set_shortage(Some(short));
             assert_eq!((disk.open().is_ok(), disk.begin_thread().is_ok()), (opens, begins), "{short:?}");
             disk.write(vote(1)).unwrap();
         }
-        disk.end(Ending::Killed);
+        disk.end_process(ProcessEnd::Killed);
         assert!(disk.open().is_ok() && disk.begin_thread().is_ok());
     }
 
     #[test]
-    fn a_full_disk_takes_nothing_until_it_is_freed() {
-        let disk = Disk::new(Rng::stream(1, "disk"));
-        disk.set(Health::Full);
+    fn a_full_disk_accepts_nothing_until_space_is_freed() {
+        let disk = SimDisk::new(Rng::stream(1, "disk"));
+        disk.set_health(DiskHealth::Full);
         assert_eq!(disk.write(vote(1)).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        disk.set(Health::Fine);
+        disk.set_health(DiskHealth::Fine);
         disk.write(vote(1)).unwrap();
     }
 }

@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// An end of a link: a node, or a client above [`CLIENTS`].
-pub(crate) type Peer = u64;
+/// An end of a link: a node, or a client above [`FIRST_CLIENT`].
+pub(crate) type PeerNumber = u64;
 
-pub(crate) const CLIENTS: Peer = 1_000;
+pub(crate) const FIRST_CLIENT: PeerNumber = 1_000;
 
 /// What the network does to one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum MessageFate {
     /// It arrives after these delays; more than one is a duplication.
     Arrives(Vec<Duration>),
     Lost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Weather {
+pub(crate) struct NetworkConditions {
     /// Messages of 1,000 that are lost.
     pub(crate) loss: u64,
     /// Messages of 1,000 that arrive twice.
@@ -28,43 +28,43 @@ pub(crate) struct Weather {
     pub(crate) delay: (u64, u64),
 }
 
-impl Weather {
+impl NetworkConditions {
     /// A datacenter on a good day.
-    pub(crate) const FAIR: Weather = Weather { loss: 0, duplication: 1, delay: (150, 2_000) };
+    pub(crate) const HEALTHY: NetworkConditions = NetworkConditions { loss: 0, duplication: 1, delay: (150, 2_000) };
 }
 
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Traffic {
+pub(crate) struct MessageCounts {
     pub(crate) sent: u64,
     /// Of them lost, by chance or by a cut.
     pub(crate) lost: u64,
-    pub(crate) doubled: u64,
+    pub(crate) duplicated: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Fabric {
+pub(crate) struct NetworkModel {
     rng: Rng,
-    weather: Weather,
-    cuts: BTreeSet<(Peer, Peer)>,
-    traffic: Traffic,
+    weather: NetworkConditions,
+    cuts: BTreeSet<(PeerNumber, PeerNumber)>,
+    traffic: MessageCounts,
 }
 
-impl Fabric {
+impl NetworkModel {
     /// A network in fair weather.
     pub(crate) fn new(rng: Rng) -> Self {
-        Self { rng, weather: Weather::FAIR, cuts: BTreeSet::new(), traffic: Traffic::default() }
+        Self { rng, weather: NetworkConditions::HEALTHY, cuts: BTreeSet::new(), traffic: MessageCounts::default() }
     }
 
     /// What becomes of the next message.
-    pub(crate) fn fate(&mut self, from: Peer, to: Peer) -> Fate {
+    pub(crate) fn fate(&mut self, from: PeerNumber, to: PeerNumber) -> MessageFate {
         self.traffic.sent += 1;
         if !self.connects(from, to) || self.rng.chance(self.weather.loss) {
             self.traffic.lost += 1;
-            return Fate::Lost;
+            return MessageFate::Lost;
         }
         let copies = if self.rng.chance(self.weather.duplication) { 2 } else { 1 };
-        self.traffic.doubled += copies - 1;
-        Fate::Arrives((0..copies).map(|_| self.delay()).collect())
+        self.traffic.duplicated += copies - 1;
+        MessageFate::Arrives((0..copies).map(|_| self.delay()).collect())
     }
 
     fn delay(&mut self) -> Duration {
@@ -75,29 +75,29 @@ impl Fabric {
     }
 
     /// Whether a message gets through from one to the other.
-    pub(crate) fn connects(&self, from: Peer, to: Peer) -> bool {
+    pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
         !self.cuts.contains(&(from, to))
     }
 
-    pub(crate) fn cut(&mut self, from: Peer, to: Peer) {
+    pub(crate) fn cut(&mut self, from: PeerNumber, to: PeerNumber) {
         self.cuts.insert((from, to));
     }
 
-    pub(crate) fn mend(&mut self, from: Peer, to: Peer) {
+    pub(crate) fn restore(&mut self, from: PeerNumber, to: PeerNumber) {
         self.cuts.remove(&(from, to));
     }
 
     /// Mends everything, and lets the sun shine.
     pub(crate) fn heal(&mut self) {
         self.cuts.clear();
-        self.weather = Weather::FAIR;
+        self.weather = NetworkConditions::HEALTHY;
     }
 
-    pub(crate) fn set(&mut self, weather: Weather) {
+    pub(crate) fn set(&mut self, weather: NetworkConditions) {
         self.weather = weather;
     }
 
-    pub(crate) fn traffic(&self) -> Traffic {
+    pub(crate) fn traffic(&self) -> MessageCounts {
         self.traffic
     }
 }
@@ -107,26 +107,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_is_one_way_and_healing_mends_it() {
-        let mut fabric = Fabric::new(Rng::stream(1, "network"));
+    fn a_network_cut_is_one_way_and_heals() {
+        let mut fabric = NetworkModel::new(Rng::stream(1, "network"));
         fabric.cut(1, 2);
-        assert_eq!(fabric.fate(1, 2), Fate::Lost);
-        assert!(matches!(fabric.fate(2, 1), Fate::Arrives(_)));
+        assert_eq!(fabric.fate(1, 2), MessageFate::Lost);
+        assert!(matches!(fabric.fate(2, 1), MessageFate::Arrives(_)));
         fabric.heal();
-        assert!(matches!(fabric.fate(1, 2), Fate::Arrives(_)));
+        assert!(matches!(fabric.fate(1, 2), MessageFate::Arrives(_)));
     }
 
     #[test]
-    fn weather_loses_doubles_and_reorders() {
-        let mut fabric = Fabric::new(Rng::stream(1, "network"));
-        fabric.set(Weather { loss: 300, duplication: 200, delay: (100, 50_000) });
-        let fates: Vec<Fate> = (0..1_000).map(|_| fabric.fate(1, 2)).collect();
-        let lost = fates.iter().filter(|fate| **fate == Fate::Lost).count();
-        let doubled = fates.iter().filter(|fate| matches!(fate, Fate::Arrives(copies) if copies.len() == 2)).count();
+    fn bad_network_conditions_lose_duplicate_and_reorder_messages() {
+        let mut fabric = NetworkModel::new(Rng::stream(1, "network"));
+        fabric.set(NetworkConditions { loss: 300, duplication: 200, delay: (100, 50_000) });
+        let fates: Vec<MessageFate> = (0..1_000).map(|_| fabric.fate(1, 2)).collect();
+        let lost = fates.iter().filter(|fate| **fate == MessageFate::Lost).count();
+        let doubled =
+            fates.iter().filter(|fate| matches!(fate, MessageFate::Arrives(copies) if copies.len() == 2)).count();
         assert!((200..400).contains(&lost) && (80..240).contains(&doubled), "{lost} {doubled}");
-        let first = |fate: &Fate| match fate {
-            Fate::Arrives(copies) => copies.first().copied(),
-            Fate::Lost => None,
+        let first = |fate: &MessageFate| match fate {
+            MessageFate::Arrives(copies) => copies.first().copied(),
+            MessageFate::Lost => None,
         };
         let delays: Vec<Duration> = fates.iter().filter_map(first).collect();
         assert!(delays.windows(2).any(|pair| pair[1] < pair[0]));

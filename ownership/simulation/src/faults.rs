@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use openraft::AsyncRuntime;
 
-use crate::disk::{Ending, Health, Shortage};
-use crate::fabric::Weather;
+use crate::disk::{DiskHealth, ProcessEnd, Shortage};
+use crate::fabric::NetworkConditions;
 use crate::operator;
 use crate::process;
 use crate::rng::Rng;
-use crate::runtime::Sim;
-use crate::world::World;
+use crate::runtime::SimulatedRuntime;
+use crate::world::SimWorld;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum FaultKind {
     Kill,
     PowerLoss,
     /// All machines lose their power.
@@ -36,28 +36,28 @@ pub(crate) enum Fault {
     FailedHandover,
 }
 
-impl Fault {
+impl FaultKind {
     /// Each with how often it is drawn beside the others, and the word for reports.
-    const ALL: [(Fault, u64, &str); 12] = [
-        (Fault::Kill, 5, "kills"),
-        (Fault::PowerLoss, 5, "power losses"),
-        (Fault::Blackout, 1, "blackouts"),
-        (Fault::Pause, 4, "pauses"),
-        (Fault::Partition, 4, "partitions"),
-        (Fault::OneWay, 3, "one-way partitions"),
-        (Fault::Flapping, 2, "flapping links"),
-        (Fault::Storm, 3, "storms"),
-        (Fault::SlowDisk, 2, "slow disks"),
-        (Fault::FailedFlush, 2, "failed flushes"),
-        (Fault::FullDisk, 1, "full disks"),
-        (Fault::FailedHandover, 4, "failed handovers"),
+    const ALL: [(FaultKind, u64, &str); 12] = [
+        (FaultKind::Kill, 5, "kills"),
+        (FaultKind::PowerLoss, 5, "power losses"),
+        (FaultKind::Blackout, 1, "blackouts"),
+        (FaultKind::Pause, 4, "pauses"),
+        (FaultKind::Partition, 4, "partitions"),
+        (FaultKind::OneWay, 3, "one-way partitions"),
+        (FaultKind::Flapping, 2, "flapping links"),
+        (FaultKind::Storm, 3, "storms"),
+        (FaultKind::SlowDisk, 2, "slow disks"),
+        (FaultKind::FailedFlush, 2, "failed flushes"),
+        (FaultKind::FullDisk, 1, "full disks"),
+        (FaultKind::FailedHandover, 4, "failed handovers"),
     ];
 
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().map(|(.., name)| name).chain([SHORTAGES])
     }
 
-    fn draw(rng: &mut Rng) -> (Fault, &'static str) {
+    fn draw(rng: &mut Rng) -> (FaultKind, &'static str) {
         let total = Self::ALL.iter().map(|(_, weight, _)| weight).sum();
         let mut at = rng.below(total);
         for (fault, weight, name) in Self::ALL {
@@ -75,102 +75,102 @@ const SHORTAGES: &str = "shortages";
 
 /// Lets processes run out of file handles, memory or threads, one after the other, until it is stopped. Without a file handle
 /// a process accepts no connection either: one that breaks meanwhile stays broken.
-pub(crate) async fn shortages(world: Arc<World>) {
+pub(crate) async fn inject_shortages(world: Arc<SimWorld>) {
     let mut rng = Rng::stream(world.plan.seed, SHORTAGES);
     loop {
-        Sim::sleep(rng.millis(500, 8_000)).await;
+        SimulatedRuntime::sleep(rng.millis(500, 8_000)).await;
         let (Some(node), Some(short)) = (victim(&world, &mut rng), rng.pick(&Shortage::ALL).copied()) else { continue };
         let Some(disk) = world.disk(node) else { continue };
-        world.book.count(SHORTAGES);
-        world.book.tell(|| format!("{short:?} run short at node {node}"));
+        world.recorder.count(SHORTAGES);
+        world.recorder.log(|| format!("{short:?} run short at node {node}"));
         let others: Vec<u64> = world.ids().into_iter().filter(|other| *other != node).collect();
         let broken = rng.pick(&others).copied().filter(|_| short == Shortage::Files);
-        disk.lacks(Some(short));
+        disk.set_shortage(Some(short));
         broken.into_iter().for_each(|other| world.fabric().cut(other, node));
-        Sim::sleep(rng.millis(500, 12_000)).await;
-        disk.lacks(None);
-        broken.into_iter().for_each(|other| world.fabric().mend(other, node));
+        SimulatedRuntime::sleep(rng.millis(500, 12_000)).await;
+        disk.set_shortage(None);
+        broken.into_iter().for_each(|other| world.fabric().restore(other, node));
     }
 }
 
 /// Injects faults until it is stopped.
-pub(crate) async fn trouble(world: Arc<World>) {
+pub(crate) async fn inject_faults(world: Arc<SimWorld>) {
     let mut rng = Rng::stream(world.plan.seed, "faults");
     loop {
-        let (low, high) = world.plan.calm;
-        Sim::sleep(rng.millis(low, high)).await;
-        let (fault, name) = Fault::draw(&mut rng);
-        world.book.count(name);
-        world.trace(&[fault as u64]);
-        drop(Sim::spawn(inject(world.clone(), fault, rng.fork())));
+        let (low, high) = world.plan.calm_millis;
+        SimulatedRuntime::sleep(rng.millis(low, high)).await;
+        let (fault, name) = FaultKind::draw(&mut rng);
+        world.recorder.count(name);
+        world.add_to_digest(&[fault as u64]);
+        drop(SimulatedRuntime::spawn(inject(world.clone(), fault, rng.fork())));
     }
 }
 
 /// A node, the leader more often than its share.
-fn victim(world: &World, rng: &mut Rng) -> Option<u64> {
+fn victim(world: &SimWorld, rng: &mut Rng) -> Option<u64> {
     let leader = world.leader().map(|leader| leader.id).filter(|_| rng.chance(400));
     leader.or_else(|| rng.pick(&world.ids()).copied())
 }
 
-async fn inject(world: Arc<World>, fault: Fault, mut rng: Rng) {
+async fn inject(world: Arc<SimWorld>, fault: FaultKind, mut rng: Rng) {
     let Some(node) = victim(&world, &mut rng) else { return };
     let lasts = rng.millis(500, 15_000);
-    world.book.tell(|| format!("{fault:?} at node {node}"));
+    world.recorder.log(|| format!("{fault:?} at node {node}"));
     match fault {
-        Fault::Kill => restart(&world, &mut rng, &[node], Ending::Killed).await,
-        Fault::PowerLoss => restart(&world, &mut rng, &[node], Ending::PowerLoss).await,
-        Fault::Blackout => {
+        FaultKind::Kill => restart(&world, &mut rng, &[node], ProcessEnd::Killed).await,
+        FaultKind::PowerLoss => restart(&world, &mut rng, &[node], ProcessEnd::PowerLoss).await,
+        FaultKind::Blackout => {
             let all = world.ids();
-            restart(&world, &mut rng, &all, Ending::PowerLoss).await;
+            restart(&world, &mut rng, &all, ProcessEnd::PowerLoss).await;
         }
-        Fault::Pause => {
+        FaultKind::Pause => {
             let Some(pid) = world.pid(node) else { return };
             process::pause(pid);
-            Sim::sleep(rng.millis(100, 20_000)).await;
+            SimulatedRuntime::sleep(rng.millis(100, 20_000)).await;
             process::resume(pid);
         }
-        Fault::Partition => {
+        FaultKind::Partition => {
             let cut = partition(&world, &mut rng);
-            Sim::sleep(lasts).await;
-            mend(&world, &cut);
+            SimulatedRuntime::sleep(lasts).await;
+            restore_links(&world, &cut);
         }
-        Fault::OneWay => {
+        FaultKind::OneWay => {
             let hears = rng.chance(500);
             let others = world.ids().into_iter().filter(|other| *other != node);
             let cut: Vec<_> = others.map(|other| if hears { (node, other) } else { (other, node) }).collect();
             cut.iter().for_each(|(from, to)| world.fabric().cut(*from, *to));
-            Sim::sleep(lasts).await;
-            mend(&world, &cut);
+            SimulatedRuntime::sleep(lasts).await;
+            restore_links(&world, &cut);
         }
-        Fault::Flapping => flap(&world, &mut rng, node).await,
-        Fault::Storm => {
+        FaultKind::Flapping => flap(&world, &mut rng, node).await,
+        FaultKind::Storm => {
             let delay = *rng.pick(&[(500, 20_000), (1_000, 120_000), (20_000, 600_000)]).unwrap_or(&(500, 20_000));
-            world.fabric().set(Weather { loss: rng.below(250), duplication: rng.below(200), delay });
-            Sim::sleep(lasts).await;
-            world.fabric().set(Weather::FAIR);
+            world.fabric().set(NetworkConditions { loss: rng.below(250), duplication: rng.below(200), delay });
+            SimulatedRuntime::sleep(lasts).await;
+            world.fabric().set(NetworkConditions::HEALTHY);
         }
-        Fault::SlowDisk => {
+        FaultKind::SlowDisk => {
             let worst = rng.millis(50, 2_000);
-            spoil(&world, node, (Health::Slow(worst), lasts)).await;
+            degrade_disk(&world, node, (DiskHealth::Slow(worst), lasts)).await;
         }
-        Fault::FailedFlush => spoil(&world, node, (Health::FailsToFlush, lasts)).await,
-        Fault::FullDisk => spoil(&world, node, (Health::Full, lasts)).await,
-        Fault::FailedHandover => hand_over(&world, &mut rng).await,
+        FaultKind::FailedFlush => degrade_disk(&world, node, (DiskHealth::FailsNextFlush, lasts)).await,
+        FaultKind::FullDisk => degrade_disk(&world, node, (DiskHealth::Full, lasts)).await,
+        FaultKind::FailedHandover => transfer_to_unreachable(&world, &mut rng).await,
     }
 }
 
-async fn restart(world: &Arc<World>, rng: &mut Rng, nodes: &[u64], ending: Ending) {
+async fn restart(world: &Arc<SimWorld>, rng: &mut Rng, nodes: &[u64], ending: ProcessEnd) {
     for node in nodes {
-        world.end(*node, ending);
+        world.end_process(*node, ending);
     }
     for node in nodes {
-        Sim::sleep(rng.millis(0, 8_000 / nodes.len() as u64)).await;
+        SimulatedRuntime::sleep(rng.millis(0, 8_000 / nodes.len() as u64)).await;
         world.start(*node);
     }
 }
 
 /// Cuts the nodes in two, and some clients off one part.
-fn partition(world: &World, rng: &mut Rng) -> Vec<(u64, u64)> {
+fn partition(world: &SimWorld, rng: &mut Rng) -> Vec<(u64, u64)> {
     let ids = world.ids();
     let side: Vec<bool> = ids.iter().map(|_| rng.chance(400)).collect();
     let mut cut = Vec::new();
@@ -181,24 +181,24 @@ fn partition(world: &World, rng: &mut Rng) -> Vec<(u64, u64)> {
     cut
 }
 
-fn mend(world: &World, cut: &[(u64, u64)]) {
-    cut.iter().for_each(|(from, to)| world.fabric().mend(*from, *to));
+fn restore_links(world: &SimWorld, cut: &[(u64, u64)]) {
+    cut.iter().for_each(|(from, to)| world.fabric().restore(*from, *to));
 }
 
-async fn flap(world: &World, rng: &mut Rng, node: u64) {
+async fn flap(world: &SimWorld, rng: &mut Rng, node: u64) {
     let others: Vec<u64> = world.ids().into_iter().filter(|other| *other != node).collect();
     for _ in 0..rng.within(3, 12) {
         let Some(other) = rng.pick(&others).copied() else { return };
         let cut = [(node, other), (other, node)];
         cut.iter().for_each(|(from, to)| world.fabric().cut(*from, *to));
-        Sim::sleep(rng.millis(50, 1_500)).await;
-        mend(world, &cut);
-        Sim::sleep(rng.millis(50, 1_000)).await;
+        SimulatedRuntime::sleep(rng.millis(50, 1_500)).await;
+        restore_links(world, &cut);
+        SimulatedRuntime::sleep(rng.millis(50, 1_000)).await;
     }
 }
 
 /// Lets the leader hand over to a voter that it cannot reach, more than once.
-async fn hand_over(world: &Arc<World>, rng: &mut Rng) {
+async fn transfer_to_unreachable(world: &Arc<SimWorld>, rng: &mut Rng) {
     let Some((leader, (voters, _))) = world.leader().zip(operator::members(world)) else { return };
     let others: Vec<u64> = voters.into_iter().filter(|other| *other != leader.id).collect();
     let Some(to) = rng.pick(&others).copied() else { return };
@@ -208,15 +208,15 @@ async fn hand_over(world: &Arc<World>, rng: &mut Rng) {
         let leader = leader.clone();
         let pid = leader.pid;
         let ask = async move { leader.raft.trigger().transfer_leader(to).await.is_ok() };
-        process::within(pid, || drop(Sim::spawn(ask)));
-        Sim::sleep(rng.millis(500, 2_500)).await;
+        process::run_in(pid, || drop(SimulatedRuntime::spawn(ask)));
+        SimulatedRuntime::sleep(rng.millis(500, 2_500)).await;
     }
-    mend(world, &cut);
+    restore_links(world, &cut);
 }
 
-async fn spoil(world: &World, node: u64, (health, lasts): (Health, Duration)) {
+async fn degrade_disk(world: &SimWorld, node: u64, (health, lasts): (DiskHealth, Duration)) {
     let Some(disk) = world.disk(node) else { return };
-    disk.set(health);
-    Sim::sleep(lasts).await;
-    disk.set(Health::Fine);
+    disk.set_health(health);
+    SimulatedRuntime::sleep(lasts).await;
+    disk.set_health(DiskHealth::Fine);
 }

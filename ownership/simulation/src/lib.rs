@@ -26,4 +26,4 @@ mod script;
 mod snapshots;
 mod world;
 
-pub use run::{Report, run, tell};
+pub use run::{SeedReport, run, run_with_log};

@@ -4,40 +4,40 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
 
-use consensus::{LogEntry, LogId, Types, Vote, is_shortage};
+use consensus::{LogEntry, LogId, TypeConfig, Vote, is_shortage};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{AsyncRuntime, OptionalSend, RaftLogReader};
 
-use crate::disk::{Disk, Write};
-use crate::runtime::{Sim, true_time};
+use crate::disk::{LogWrite, SimDisk};
+use crate::runtime::{SimulatedRuntime, true_time};
 
-type SimTypes = Types<Sim>;
+type LogTypeConfig = TypeConfig<SimulatedRuntime>;
 
 /// The log. Clones are handles of the same log.
 #[derive(Clone, Debug)]
-pub(crate) struct LogStore {
-    disk: Disk,
+pub(crate) struct SimLogStore {
+    disk: SimDisk,
 }
 
-impl LogStore {
-    pub(crate) fn on(disk: Disk) -> Self {
+impl SimLogStore {
+    pub(crate) fn on_disk(disk: SimDisk) -> Self {
         Self { disk }
     }
 
     /// Waits until everything written so far is durable.
     async fn flush(&self) -> io::Result<()> {
         let (done_at, upto) = self.disk.flush();
-        Sim::sleep(done_at.saturating_sub(true_time())).await;
+        SimulatedRuntime::sleep(done_at.saturating_sub(true_time())).await;
         self.disk.flushed(upto)
     }
 
-    async fn durably(&self, write: Write) -> io::Result<()> {
+    async fn write_durably(&self, write: LogWrite) -> io::Result<()> {
         self.disk.write(write)?;
         self.flush().await
     }
 }
 
-impl RaftLogReader<SimTypes> for LogStore {
+impl RaftLogReader<LogTypeConfig> for SimLogStore {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -55,10 +55,10 @@ impl RaftLogReader<SimTypes> for LogStore {
     }
 }
 
-impl RaftLogStorage<SimTypes> for LogStore {
+impl RaftLogStorage<LogTypeConfig> for SimLogStore {
     type LogReader = Self;
 
-    async fn get_log_state(&mut self) -> Result<LogState<SimTypes>, io::Error> {
+    async fn get_log_state(&mut self) -> Result<LogState<LogTypeConfig>, io::Error> {
         Ok(self.disk.read(|log| LogState { last_purged_log_id: log.purged, last_log_id: log.last() }))
     }
 
@@ -67,7 +67,7 @@ impl RaftLogStorage<SimTypes> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
-        self.durably(Write::Vote(*vote)).await
+        self.write_durably(LogWrite::Vote(*vote)).await
     }
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
@@ -75,7 +75,7 @@ impl RaftLogStorage<SimTypes> for LogStore {
         // A snapshot that is just being installed runs ahead of the log that will be purged up to it.
         let is_known = self.disk.read(|log| log.last().is_some_and(|last| committed <= last));
         if is_known {
-            self.disk.write(Write::Commit(committed))?;
+            self.disk.write(LogWrite::Commit(committed))?;
             self.disk.commit(committed.index);
         }
         Ok(())
@@ -85,7 +85,7 @@ impl RaftLogStorage<SimTypes> for LogStore {
         Ok(self.disk.read(|log| log.committed))
     }
 
-    async fn append<I>(&mut self, entries: I, callback: IOFlushed<SimTypes>) -> Result<(), io::Error>
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<LogTypeConfig>) -> Result<(), io::Error>
     where
         I: IntoIterator<Item = LogEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
@@ -94,23 +94,23 @@ impl RaftLogStorage<SimTypes> for LogStore {
         // Files are as small as one append. Where the next one cannot be begun, the log grows on in the one that it has.
         let begun = self.disk.open();
         begun.or_else(|error| if is_shortage(&error) { Ok(()) } else { Err(error) })?;
-        self.disk.write(Write::Append(entries))?;
+        self.disk.write(LogWrite::Append(entries))?;
         let store = self.clone();
         let (done_at, upto) = self.disk.flush();
-        drop(Sim::spawn(async move {
-            Sim::sleep(done_at.saturating_sub(true_time())).await;
+        drop(SimulatedRuntime::spawn(async move {
+            SimulatedRuntime::sleep(done_at.saturating_sub(true_time())).await;
             callback.io_completed(store.disk.flushed(upto));
         }));
         Ok(())
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
-        self.durably(Write::Truncate(last)).await
+        self.write_durably(LogWrite::Truncate(last)).await
     }
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
         // The log's writer opens its folder to take files away.
-        self.disk.in_time(Disk::open).await?;
-        self.durably(Write::Purge(upto)).await
+        self.disk.in_time(SimDisk::open).await?;
+        self.write_durably(LogWrite::Purge(upto)).await
     }
 }

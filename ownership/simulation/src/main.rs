@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use clap::Parser;
-use simulation::report::{Totals, describe, verdict};
-use simulation::{Report, run, tell};
+use simulation::report::{SeedTotals, describe, verdict};
+use simulation::{SeedReport, run, run_with_log};
 
 /// Deterministic simulation of the quorum under faults.
 #[derive(Parser)]
@@ -34,18 +34,18 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let failed = match options.seed {
         Some(seed) => {
-            let (report, story) = tell(seed);
+            let (report, story) = run_with_log(seed);
             story.iter().for_each(|line| say(line));
             say(&describe(&report));
-            report.broken.is_some()
+            report.violation.is_some()
         }
-        None => many(&options),
+        None => run_seeds(&options),
     };
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// Runs many seeds on all threads. True when one failed.
-fn many(options: &Options) -> bool {
+fn run_seeds(options: &Options) -> bool {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let threads = options.threads.unwrap_or_else(cores).clamp(1, 256);
     let (next, end) = (AtomicU64::new(options.from), options.from.saturating_add(options.seeds));
@@ -59,7 +59,7 @@ fn many(options: &Options) -> bool {
                 // Whoever listens stays until all have hung up.
                 for seed in seeds {
                     let report = run(seed);
-                    if options.until_failure && report.broken.is_some() {
+                    if options.until_failure && report.violation.is_some() {
                         next.store(end, Relaxed);
                     }
                     drop(teller.send(report));
@@ -69,7 +69,7 @@ fn many(options: &Options) -> bool {
             drop(builder.spawn_scoped(scope, work));
         }
         drop(teller);
-        listen(&told, options.seeds, started)
+        collect_reports(&told, options.seeds, started)
     });
     let rate = totals.seeds as f64 / started.elapsed().as_secs_f64();
     say(&format!("{totals}\n{rate:.1} seeds/s on {threads} threads, {:.0} s", started.elapsed().as_secs_f64()));
@@ -80,11 +80,11 @@ fn many(options: &Options) -> bool {
     !totals.failed.is_empty()
 }
 
-fn listen(told: &mpsc::Receiver<Report>, all: u64, started: Instant) -> Totals {
-    let mut totals = Totals::default();
+fn collect_reports(told: &mpsc::Receiver<SeedReport>, all: u64, started: Instant) -> SeedTotals {
+    let mut totals = SeedTotals::default();
     let is_terminal = stdout().is_terminal();
     for report in told {
-        if report.broken.is_some() {
+        if report.violation.is_some() {
             say(&verdict(&report));
         }
         totals.add(report);

@@ -4,7 +4,7 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use consensus::{Snapshot, Types, Vote};
+use consensus::{Snapshot, TypeConfig, Vote};
 use derive_where::derive_where;
 use futures::channel::oneshot;
 use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -15,26 +15,26 @@ use openraft::raft::{
 };
 use openraft::{AsyncRuntime, BasicNode, OptionalSend};
 
-use crate::fabric::{Fate, Peer};
-use crate::node::Node;
+use crate::fabric::{MessageFate, PeerNumber};
+use crate::node::SimNode;
 use crate::process::{self, Pid};
-use crate::runtime::{Sim, true_time};
-use crate::world::World;
+use crate::runtime::{SimulatedRuntime, true_time};
+use crate::world::SimWorld;
 
-type SimTypes = Types<Sim>;
+type LinkTypeConfig = TypeConfig<SimulatedRuntime>;
 
 /// How long a snapshot may be silent on its way before it is sent again; a real one is watched chunk by chunk.
-const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(5);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a question was not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
+pub(crate) enum RpcFailure {
     /// Nobody listens there.
     #[error("connection refused")]
     Refused,
     /// No answer came in time; it may have been heard.
     #[error("no answer in time")]
-    Silence,
+    NoReply,
 }
 
 /// Asks the process of a node, and waits for its answer so long at most.
@@ -42,56 +42,57 @@ pub(crate) enum Unanswered {
 /// The question travels even when the one who asked is killed meanwhile, and the answer is lost when the one who
 /// answers is.
 pub(crate) async fn ask<T, F, A>(
-    world: &Arc<World>,
-    (from, to): (Peer, Peer),
+    world: &Arc<SimWorld>,
+    (from, to): (PeerNumber, PeerNumber),
     limit: Duration,
     serve: F,
-) -> Result<T, Unanswered>
+) -> Result<T, RpcFailure>
 where
     T: Send + 'static,
-    F: Fn(Arc<Node>) -> A + Send + Sync + 'static,
+    F: Fn(Arc<SimNode>) -> A + Send + Sync + 'static,
     A: Future<Output = T> + Send + 'static,
 {
     let (tx, rx) = oneshot::channel();
-    let answer = Answer { world: world.clone(), from: to, to: from, tx: Arc::new(std::sync::Mutex::new(Some(tx))) };
+    let answer =
+        ReplyHandle { world: world.clone(), from: to, to: from, tx: Arc::new(std::sync::Mutex::new(Some(tx))) };
     let serve = Arc::new(serve);
-    if let Fate::Arrives(delays) = world.fate(from, to) {
+    if let MessageFate::Arrives(delays) = world.fate(from, to) {
         for delay in delays {
             let (answer, serve) = (answer.clone(), serve.clone());
-            process::within(Pid::WORLD, || {
-                drop(Sim::spawn(async move {
-                    Sim::sleep(delay).await;
+            process::run_in(Pid::WORLD, || {
+                drop(SimulatedRuntime::spawn(async move {
+                    SimulatedRuntime::sleep(delay).await;
                     deliver(answer, serve);
                 }));
             });
         }
     }
     drop(answer);
-    let heard = Sim::timeout(limit, async move {
+    let heard = SimulatedRuntime::timeout(limit, async move {
         match rx.await {
             Ok(heard) => heard,
             // Lost on the way: whoever waits cannot know.
             Err(_) => pending().await,
         }
     });
-    heard.await.unwrap_or(Err(Unanswered::Silence))
+    heard.await.unwrap_or(Err(RpcFailure::NoReply))
 }
 
-fn deliver<T, F, A>(answer: Answer<T>, serve: Arc<F>)
+fn deliver<T, F, A>(answer: ReplyHandle<T>, serve: Arc<F>)
 where
     T: Send + 'static,
-    F: Fn(Arc<Node>) -> A + Send + Sync + 'static,
+    F: Fn(Arc<SimNode>) -> A + Send + Sync + 'static,
     A: Future<Output = T> + Send + 'static,
 {
     let world = answer.world.clone();
     if !world.connects(answer.to, answer.from) {
         return;
     }
-    world.trace(&[answer.to, answer.from, true_time().as_nanos() as u64]);
-    match world.life(answer.from) {
-        None => answer.send(Err(Unanswered::Refused)),
-        Some(node) => process::within(node.pid, || {
-            drop(Sim::spawn(async move {
+    world.add_to_digest(&[answer.to, answer.from, true_time().as_nanos() as u64]);
+    match world.running_node(answer.from) {
+        None => answer.send(Err(RpcFailure::Refused)),
+        Some(node) => process::run_in(node.pid, || {
+            drop(SimulatedRuntime::spawn(async move {
                 let said = serve(node).await;
                 answer.send(Ok(said));
             }));
@@ -100,24 +101,24 @@ where
 }
 
 /// Who waits for the answer; nobody once it was given.
-type Waiting<T> = Arc<std::sync::Mutex<Option<oneshot::Sender<Result<T, Unanswered>>>>>;
+type ReplySlot<T> = Arc<std::sync::Mutex<Option<oneshot::Sender<Result<T, RpcFailure>>>>>;
 
 /// The way back to who asked.
 #[derive_where(Clone)]
-struct Answer<T> {
-    world: Arc<World>,
-    from: Peer,
-    to: Peer,
-    tx: Waiting<T>,
+struct ReplyHandle<T> {
+    world: Arc<SimWorld>,
+    from: PeerNumber,
+    to: PeerNumber,
+    tx: ReplySlot<T>,
 }
 
-impl<T: Send + 'static> Answer<T> {
-    fn send(self, said: Result<T, Unanswered>) {
-        let Fate::Arrives(delays) = self.world.fate(self.from, self.to) else { return };
+impl<T: Send + 'static> ReplyHandle<T> {
+    fn send(self, said: Result<T, RpcFailure>) {
+        let MessageFate::Arrives(delays) = self.world.fate(self.from, self.to) else { return };
         let Some(delay) = delays.first().copied() else { return };
-        process::within(Pid::WORLD, || {
-            drop(Sim::spawn(async move {
-                Sim::sleep(delay).await;
+        process::run_in(Pid::WORLD, || {
+            drop(SimulatedRuntime::spawn(async move {
+                SimulatedRuntime::sleep(delay).await;
                 let waiting = self.tx.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
                 // A second answer to a doubled question, or one that nobody waits for any more.
                 drop(waiting.map(|tx| tx.send(said)));
@@ -128,38 +129,38 @@ impl<T: Send + 'static> Answer<T> {
 
 /// A node's links to the others.
 #[derive(Clone)]
-pub(crate) struct Links {
-    pub(crate) world: Arc<World>,
+pub(crate) struct SimNetworkFactory {
+    pub(crate) world: Arc<SimWorld>,
     pub(crate) from: u64,
 }
 
-impl RaftNetworkFactory<SimTypes> for Links {
-    type Network = Link;
+impl RaftNetworkFactory<LinkTypeConfig> for SimNetworkFactory {
+    type Network = SimLink;
 
-    async fn new_client(&mut self, target: u64, _node: &BasicNode) -> Link {
-        Link { world: self.world.clone(), ends: (self.from, target) }
+    async fn new_client(&mut self, target: u64, _node: &BasicNode) -> SimLink {
+        SimLink { world: self.world.clone(), ends: (self.from, target) }
     }
 }
 
-pub(crate) struct Link {
-    world: Arc<World>,
+pub(crate) struct SimLink {
+    world: Arc<SimWorld>,
     ends: (u64, u64),
 }
 
-fn unreachable(cause: Unanswered) -> RPCError<SimTypes> {
+fn unreachable(cause: RpcFailure) -> RPCError<LinkTypeConfig> {
     match cause {
-        Unanswered::Refused => RPCError::Unreachable(Unreachable::new(&cause)),
-        Unanswered::Silence => RPCError::Network(NetworkError::new(&cause)),
+        RpcFailure::Refused => RPCError::Unreachable(Unreachable::new(&cause)),
+        RpcFailure::NoReply => RPCError::Network(NetworkError::new(&cause)),
     }
 }
 
-impl Link {
-    async fn call<Q, T, E, F, A>(&self, option: RPCOption, request: Q, serve: F) -> Result<T, RPCError<SimTypes>>
+impl SimLink {
+    async fn call<Q, T, E, F, A>(&self, option: RPCOption, request: Q, serve: F) -> Result<T, RPCError<LinkTypeConfig>>
     where
         Q: Clone + Send + Sync + 'static,
         T: Send + 'static,
         E: std::error::Error + Send + 'static,
-        F: Fn(Arc<Node>, Q) -> A + Send + Sync + 'static,
+        F: Fn(Arc<SimNode>, Q) -> A + Send + Sync + 'static,
         A: Future<Output = Result<T, E>> + Send + 'static,
     {
         let serve = move |node| serve(node, request.clone());
@@ -169,30 +170,30 @@ impl Link {
     }
 }
 
-impl RaftNetworkV2<SimTypes> for Link {
+impl RaftNetworkV2<LinkTypeConfig> for SimLink {
     type SnapshotData = Arc<Vec<u8>>;
 
     async fn append_entries(
         &mut self,
-        request: AppendEntriesRequest<SimTypes>,
+        request: AppendEntriesRequest<LinkTypeConfig>,
         option: RPCOption,
-    ) -> Result<AppendEntriesResponse<SimTypes>, RPCError<SimTypes>> {
+    ) -> Result<AppendEntriesResponse<LinkTypeConfig>, RPCError<LinkTypeConfig>> {
         self.call(option, request, |node, request| async move { node.raft.append_entries(request).await }).await
     }
 
     async fn vote(
         &mut self,
-        request: VoteRequest<SimTypes>,
+        request: VoteRequest<LinkTypeConfig>,
         option: RPCOption,
-    ) -> Result<VoteResponse<SimTypes>, RPCError<SimTypes>> {
+    ) -> Result<VoteResponse<LinkTypeConfig>, RPCError<LinkTypeConfig>> {
         self.call(option, request, |node, request| async move { node.raft.vote(request).await }).await
     }
 
     async fn pre_vote(
         &mut self,
-        request: VoteRequest<SimTypes>,
+        request: VoteRequest<LinkTypeConfig>,
         option: RPCOption,
-    ) -> Result<VoteResponse<SimTypes>, RPCError<SimTypes>> {
+    ) -> Result<VoteResponse<LinkTypeConfig>, RPCError<LinkTypeConfig>> {
         self.call(option, request, |node, request| async move { node.raft.pre_vote(request).await }).await
     }
 
@@ -202,12 +203,12 @@ impl RaftNetworkV2<SimTypes> for Link {
         snapshot: Snapshot<Arc<Vec<u8>>>,
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
-    ) -> Result<SnapshotResponse<SimTypes>, StreamingError<SimTypes>> {
-        let serve = move |node: Arc<Node>| {
+    ) -> Result<SnapshotResponse<LinkTypeConfig>, StreamingError<LinkTypeConfig>> {
+        let serve = move |node: Arc<SimNode>| {
             let snapshot = snapshot.clone();
             async move { node.raft.install_full_snapshot(vote, snapshot).await }
         };
-        let sent = ask(&self.world, self.ends, option.hard_ttl().min(SNAPSHOT_PATIENCE), serve);
+        let sent = ask(&self.world, self.ends, option.hard_ttl().min(SNAPSHOT_TIMEOUT), serve);
         let network =
             |error: &dyn std::error::Error| StreamingError::Network(NetworkError::from_string(error.to_string()));
         futures::pin_mut!(sent, cancel);
@@ -222,9 +223,9 @@ impl RaftNetworkV2<SimTypes> for Link {
 
     async fn transfer_leader(
         &mut self,
-        request: TransferLeaderRequest<SimTypes>,
+        request: TransferLeaderRequest<LinkTypeConfig>,
         option: RPCOption,
-    ) -> Result<TransferLeaderResponse<SimTypes>, RPCError<SimTypes>> {
+    ) -> Result<TransferLeaderResponse<LinkTypeConfig>, RPCError<LinkTypeConfig>> {
         self.call(option, request, |node, request| async move { node.raft.handle_transfer_leader(request).await }).await
     }
 }

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use consensus::{
-    Consistency, Feed, Freshness, InTurn, Levels, Machine, Newcomer, Office, Proposal, Publisher, Signs, Turn, Types,
-    Unfinished, View, check_gate, expiries, raft_config, read_index, renewal,
+    ChangeFeed, Consistency, FreshnessClock, JoiningNode, LeaderTerm, LedgerView, MembershipGuard, MembershipLock,
+    PendingVoterChange, Proposal, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
+    check_command_level, expiries, raft_config, read_index, renewal,
 };
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
-use ledger::{Command, Entry, Outcome, Submission};
+use ledger::{Command, LedgerEntry, Outcome, Submission};
 use openraft::async_runtime::instant::Instant;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
@@ -18,21 +19,21 @@ use openraft::type_config::alias::CommittedLeaderIdOf;
 use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Config, Raft};
 use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
-use crate::book::Probe;
+use crate::book::NodeProbe;
 use crate::checks::order;
-use crate::checks::staleness::Claim;
-use crate::disk::Disk;
-use crate::log_store::LogStore;
-use crate::network::{Links, ask};
-use crate::plan::Plan;
+use crate::checks::staleness::StalenessClaim;
+use crate::disk::SimDisk;
+use crate::log_store::SimLogStore;
+use crate::network::{SimNetworkFactory, ask};
+use crate::plan::SimPlan;
 use crate::process::Pid;
-use crate::runtime::{Moment, Sim, true_time};
-use crate::snapshots::Snapshots;
-use crate::world::World;
+use crate::runtime::{ProcessInstant, SimulatedRuntime, true_time};
+use crate::snapshots::SimSnapshotStore;
+use crate::world::SimWorld;
 
-type SimTypes = Types<Sim>;
-type LeaderId = CommittedLeaderIdOf<SimTypes>;
-type SimMachine = Machine<Snapshots, Probe>;
+type SimTypeConfig = TypeConfig<SimulatedRuntime>;
+type CommittedLeader = CommittedLeaderIdOf<SimTypeConfig>;
+type SimStateMachine = StateMachine<SimSnapshotStore, NodeProbe>;
 
 /// How long a lease is held after a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(15);
@@ -43,106 +44,107 @@ const BATCH: usize = 8;
 /// How long the first of them waits for more.
 const LINGER: Duration = Duration::from_millis(3);
 /// How long one node waits for another.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Reply<T> {
-    Said(T),
+pub(crate) enum NodeReply<T> {
+    Done(T),
     /// Not here: ask the leader, if it is known. Nothing was done.
-    Elsewhere(Option<u64>),
+    NotLeader(Option<u64>),
     /// It may have been done.
     Unknown,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Acknowledged {
+pub(crate) struct CommandAck {
     pub(crate) index: u64,
     pub(crate) outcome: Outcome,
 }
 
-struct Queued {
+struct QueuedSubmission {
     submission: Submission,
-    answer: oneshot::Sender<Reply<Acknowledged>>,
+    answer: oneshot::Sender<NodeReply<CommandAck>>,
 }
 
-pub(crate) struct Node {
+pub(crate) struct SimNode {
     pub(crate) id: u64,
     pub(crate) pid: Pid,
-    pub(crate) raft: Raft<SimTypes, SimMachine>,
+    pub(crate) raft: Raft<SimTypeConfig, SimStateMachine>,
     /// What readers and watchers see.
-    pub(crate) shown: Shown,
+    pub(crate) read_state: NodeReadState,
     /// What its release can read.
-    pub(crate) levels: Levels,
-    world: Arc<World>,
-    disk: Disk,
-    office: Mutex<Office<Moment>>,
-    signs: Mutex<Signs<Moment>>,
-    queue: mpsc::UnboundedSender<Queued>,
-    own: Mutex<(ClientId, u64)>,
-    turn: Turn,
+    pub(crate) levels: SupportedLevels,
+    world: Arc<SimWorld>,
+    disk: SimDisk,
+    leader_term: Mutex<LeaderTerm<ProcessInstant>>,
+    liveness: Mutex<WorkerLiveness<ProcessInstant>>,
+    queue: mpsc::UnboundedSender<QueuedSubmission>,
+    own_client: Mutex<(ClientId, u64)>,
+    membership_lock: MembershipLock,
 }
 
 /// What readers and watchers see of a node.
-pub(crate) struct Shown {
-    publisher: Arc<Publisher>,
-    pub(crate) feed: Arc<Feed<Sim>>,
-    freshness: Freshness<Moment>,
+pub(crate) struct NodeReadState {
+    publisher: Arc<ViewPublisher>,
+    pub(crate) feed: Arc<ChangeFeed<SimulatedRuntime>>,
+    freshness: FreshnessClock<ProcessInstant>,
 }
 
-pub(crate) struct Parts {
+pub(crate) struct SimNodeParts {
     pub(crate) id: u64,
     pub(crate) pid: Pid,
     pub(crate) boot: u64,
-    pub(crate) disk: Disk,
+    pub(crate) disk: SimDisk,
     /// What its release can read.
-    pub(crate) levels: Levels,
+    pub(crate) levels: SupportedLevels,
 }
 
-fn config(plan: &Plan) -> Arc<Config> {
+fn config(plan: &SimPlan) -> Arc<Config> {
     let (heartbeat, election) = plan.timers;
-    let config = Config { max_in_snapshot_log_to_keep: plan.kept.behind_snapshot, ..raft_config(heartbeat, election) };
+    let config =
+        Config { max_in_snapshot_log_to_keep: plan.retention.behind_snapshot, ..raft_config(heartbeat, election) };
     Arc::new(config.validate().expect("the timers are in order"))
 }
 
-impl Node {
+impl SimNode {
     /// Starts a life, in its own process. Fails as a process would that cannot read or write its disk.
-    pub(crate) async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
-        let Parts { id, pid, boot, disk, levels } = parts;
-        let publisher = Arc::<Publisher>::default();
-        let feed = Arc::new(Feed::new(world.plan.kept.changes));
-        let probe = Arc::new(Probe::new(id, levels, (world.book.clone(), feed.clone())));
-        let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), (probe, levels));
-        let links = Links { world: world.clone(), from: id };
+    pub(crate) async fn start(world: &Arc<SimWorld>, parts: SimNodeParts) -> Option<Arc<SimNode>> {
+        let SimNodeParts { id, pid, boot, disk, levels } = parts;
+        let publisher = Arc::<ViewPublisher>::default();
+        let feed = Arc::new(ChangeFeed::new(world.plan.retention.changes));
+        let probe = Arc::new(NodeProbe::new(id, levels, (world.recorder.clone(), feed.clone())));
+        let machine = StateMachine::new(SimSnapshotStore::on_disk(disk.clone()), publisher.clone(), (probe, levels));
+        let links = SimNetworkFactory { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
-        let raft = Raft::new(id, config(&world.plan), links, LogStore::on(disk.clone()), machine).await.ok()?;
-        world.book.note(order::check_recovered(id, publisher.view().applied(), committed));
+        let raft = Raft::new(id, config(&world.plan), links, SimLogStore::on_disk(disk.clone()), machine).await.ok()?;
+        world.recorder.record_result(order::check_recovered(id, publisher.view().applied(), committed));
         let (queue, queued) = mpsc::unbounded();
         let own = Mutex::new((ClientId(u128::from(id) << 64 | u128::from(boot)), 0));
-        let node = Arc::new(Node {
+        let node = Arc::new(SimNode {
             id,
             pid,
             raft,
-            shown: Shown { publisher, feed, freshness: Freshness::default() },
+            read_state: NodeReadState { publisher, feed, freshness: FreshnessClock::default() },
             levels,
             world: world.clone(),
             disk,
-            office: Mutex::default(),
-            signs: Mutex::default(),
+            leader_term: Mutex::default(),
+            liveness: Mutex::default(),
             queue,
-            own,
-            turn: Turn::default(),
+            own_client: own,
+            membership_lock: MembershipLock::default(),
         });
-        drop(Sim::spawn(node.clone().write(queued)));
-        drop(Sim::spawn(node.clone().tick()));
+        drop(SimulatedRuntime::spawn(node.clone().run_proposer(queued)));
+        drop(SimulatedRuntime::spawn(node.clone().tick()));
         Some(node)
     }
 
-    pub(crate) fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &SimWorld {
         &self.world
     }
 
-    pub(crate) fn view(&self) -> Arc<View> {
-        self.shown.publisher.view()
+    pub(crate) fn view(&self) -> Arc<LedgerView> {
+        self.read_state.publisher.view()
     }
 
     pub(crate) fn leader(&self) -> Option<u64> {
@@ -151,7 +153,7 @@ impl Node {
 
     /// The leadership that this node holds, once it has applied what earlier leaders wrote. The vote alone does not say:
     /// a restarted leader still has it, and leads no more.
-    pub(crate) fn leadership(&self) -> Option<LeaderId> {
+    pub(crate) fn leadership(&self) -> Option<CommittedLeader> {
         let metrics = self.raft.metrics();
         let (leads, term) = {
             let now = metrics.borrow_watched();
@@ -163,49 +165,49 @@ impl Node {
     }
 
     /// Why Raft runs here no more, once it does not.
-    pub(crate) fn ended(&self) -> Option<String> {
+    pub(crate) fn end_cause(&self) -> Option<String> {
         self.raft.metrics().borrow_watched().running_state.as_ref().err().map(ToString::to_string)
     }
 
     /// Whether Raft still runs here.
-    pub(crate) fn is_well(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.raft.metrics().borrow_watched().running_state.is_ok()
     }
 
     /// Takes a submission, or says who does.
-    pub(crate) async fn submit(self: Arc<Self>, submission: Submission) -> Reply<Acknowledged> {
+    pub(crate) async fn submit(self: Arc<Self>, submission: Submission) -> NodeReply<CommandAck> {
         if self.leadership().is_none() {
-            return Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id));
+            return NodeReply::NotLeader(self.leader().filter(|leader| *leader != self.id));
         }
         let view = self.view();
-        if let Err(refusal) = check_gate(&view, &submission.command) {
-            return Reply::Said(Acknowledged { index: view.applied(), outcome: Outcome::Refused(refusal) });
+        if let Err(refusal) = check_command_level(&view, &submission.command) {
+            return NodeReply::Done(CommandAck { index: view.applied(), outcome: Outcome::Refused(refusal) });
         }
         let (answer, answered) = oneshot::channel();
-        if self.queue.unbounded_send(Queued { submission, answer }).is_err() {
-            return Reply::Elsewhere(None);
+        if self.queue.unbounded_send(QueuedSubmission { submission, answer }).is_err() {
+            return NodeReply::NotLeader(None);
         }
-        answered.await.unwrap_or(Reply::Unknown)
+        answered.await.unwrap_or(NodeReply::Unknown)
     }
 
     /// Notes that a router reached this life of a worker.
-    pub(crate) async fn report(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> Reply<()> {
+    pub(crate) async fn report_liveness(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> NodeReply<()> {
         match self.leadership() {
-            None => Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id)),
+            None => NodeReply::NotLeader(self.leader().filter(|leader| *leader != self.id)),
             Some(leader) => {
-                let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
-                if signs.note((worker, incarnation), Moment::now()) {
-                    self.world.book.reported((worker, incarnation), (leader.term, self.id));
+                let mut signs = self.liveness.lock().unwrap_or_else(PoisonError::into_inner);
+                if signs.record((worker, incarnation), ProcessInstant::now()) {
+                    self.world.recorder.on_liveness_report((worker, incarnation), (leader.term, self.id));
                 }
-                Reply::Said(())
+                NodeReply::Done(())
             }
         }
     }
 
     /// A view as fresh as asked, and what is said of it is checked.
-    pub(crate) async fn read(self: Arc<Self>, consistency: Consistency) -> Reply<Arc<View>> {
+    pub(crate) async fn read(self: Arc<Self>, consistency: Consistency) -> NodeReply<Arc<LedgerView>> {
         let began = true_time();
-        if let Err(reply) = self.shown.freshness.meet(consistency, self.catch_up()).await {
+        if let Err(reply) = self.read_state.freshness.ensure_fresh(consistency, self.catch_up()).await {
             return reply;
         }
         let view = self.view();
@@ -214,36 +216,36 @@ impl Node {
             Consistency::Bounded(bound) => Some(bound),
             Consistency::Linearizable => Some(Duration::ZERO),
         };
-        let within = bound.map(|bound| (Claim::Within(bound), began));
-        let stated = self.shown.freshness.age().map(|age| (Claim::Age(age), true_time()));
+        let within = bound.map(|bound| (StalenessClaim::BoundedRead(bound), began));
+        let stated = self.read_state.freshness.age().map(|age| (StalenessClaim::StatedStaleness(age), true_time()));
         for claim in within.into_iter().chain(stated) {
-            self.world.book.claims(self.id, claim, view.applied());
+            self.world.recorder.check_staleness(self.id, claim, view.applied());
         }
-        Reply::Said(view)
+        NodeReply::Done(view)
     }
 
     /// Waits until the view shows everything that was acknowledged before now.
-    async fn catch_up(&self) -> Result<(), Reply<Arc<View>>> {
+    async fn catch_up(&self) -> Result<(), NodeReply<Arc<LedgerView>>> {
         let index = if self.leadership().is_some() {
             self.read_index().await
         } else {
-            let leader = self.leader().filter(|leader| *leader != self.id).ok_or(Reply::Elsewhere(None))?;
-            let question = |node: Arc<Node>| async move { node.read_index().await };
-            ask(&self.world, (self.id, leader), PATIENCE, question).await.ok().flatten()
+            let leader = self.leader().filter(|leader| *leader != self.id).ok_or(NodeReply::NotLeader(None))?;
+            let question = |node: Arc<SimNode>| async move { node.read_index().await };
+            ask(&self.world, (self.id, leader), RPC_TIMEOUT, question).await.ok().flatten()
         };
-        let index = index.ok_or(Reply::Unknown)?;
-        let caught_up = self.raft.wait(Some(PATIENCE)).applied_index_at_least(Some(index), "read").await;
-        caught_up.map(drop).map_err(|_| Reply::Unknown)
+        let index = index.ok_or(NodeReply::Unknown)?;
+        let caught_up = self.raft.wait(Some(RPC_TIMEOUT)).applied_index_at_least(Some(index), "read").await;
+        caught_up.map(drop).map_err(|_| NodeReply::Unknown)
     }
 
     async fn read_index(&self) -> Option<u64> {
-        Sim::timeout(PATIENCE, read_index(&self.raft)).await.ok()?.ok()
+        SimulatedRuntime::timeout(RPC_TIMEOUT, read_index(&self.raft)).await.ok()?.ok()
     }
 
     /// The one task that proposes: a batch becomes an entry that only this office may write.
-    async fn write(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Queued>) {
+    async fn run_proposer(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<QueuedSubmission>) {
         while let Some(first) = queue.next().await {
-            Sim::sleep(LINGER).await;
+            SimulatedRuntime::sleep(LINGER).await;
             let mut batch = vec![first];
             while batch.len() < BATCH
                 && let Ok(next) = queue.try_recv()
@@ -254,29 +256,30 @@ impl Node {
         }
     }
 
-    async fn propose(self: Arc<Self>, batch: Vec<Queued>) {
+    async fn propose(self: Arc<Self>, batch: Vec<QueuedSubmission>) {
         let (submissions, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|q| (q.submission, q.answer)).unzip();
-        let Some((time, leader)) = self.time() else {
-            return answers.into_iter().for_each(|answer| drop(answer.send(Reply::Elsewhere(None))));
+        let Some((time, leader)) = self.entry_time() else {
+            return answers.into_iter().for_each(|answer| drop(answer.send(NodeReply::NotLeader(None))));
         };
-        self.world.book.proposed(time, (leader.term, leader.node_id));
-        let proposal = Proposal(Arc::new(Entry { time, submissions }));
+        self.world.recorder.on_entry_proposed(time, (leader.term, leader.node_id));
+        let proposal = Proposal(Arc::new(LedgerEntry { time, submissions }));
         let (responder, done) = ProgressResponder::complete_only();
         let sent = self.raft.write(proposal).with_leader(leader).responder(responder).await;
         let node = self.clone();
-        drop(Sim::spawn(async move {
-            let reply = |outcome: Option<_>| outcome.unwrap_or(Reply::Unknown);
+        drop(SimulatedRuntime::spawn(async move {
+            let reply = |outcome: Option<_>| outcome.unwrap_or(NodeReply::Unknown);
             let result = if sent.is_err() { None } else { done.await.ok() };
             match result {
                 Some(Ok(written)) => {
                     let index = written.log_id.index;
-                    node.world.acknowledging(&node, index);
+                    node.world.check_acknowledged(&node, index);
                     for (answer, outcome) in answers.into_iter().zip(written.data.0) {
-                        drop(answer.send(Reply::Said(Acknowledged { index, outcome })));
+                        drop(answer.send(NodeReply::Done(CommandAck { index, outcome })));
                     }
                 }
                 Some(Err(ClientWriteError::ForwardToLeader(forward))) => {
-                    let elsewhere = |answer: oneshot::Sender<_>| drop(answer.send(Reply::Elsewhere(forward.leader_id)));
+                    let elsewhere =
+                        |answer: oneshot::Sender<_>| drop(answer.send(NodeReply::NotLeader(forward.leader_id)));
                     answers.into_iter().for_each(elsewhere);
                 }
                 _ => answers.into_iter().for_each(|answer| drop(answer.send(reply(None)))),
@@ -285,88 +288,91 @@ impl Node {
     }
 
     /// The time of the next entry, and the office that it is written in.
-    fn time(&self) -> Option<(LedgerTime, LeaderId)> {
+    fn entry_time(&self) -> Option<(LedgerTime, CommittedLeader)> {
         let leader = self.leadership();
-        let mut office = self.office.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut office = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner);
         let term = leader.map(|leader| leader.term);
-        term.into_iter().for_each(|term| self.world.book.leads((term, self.id), self.pid));
-        let (ledger, now) = (self.view().now(), Moment::now());
+        term.into_iter().for_each(|term| self.world.recorder.on_leadership((term, self.id), self.pid));
+        let (ledger, now) = (self.view().now(), ProcessInstant::now());
         office.follow(term, ledger, now);
-        Some((office.time(ledger, now)?, leader?))
+        Some((office.entry_time(ledger, now)?, leader?))
     }
 
     async fn tick(self: Arc<Self>) {
         let mut snapshot_at = self.view().applied();
-        let mut unfinished = Unfinished::default();
+        let mut unfinished = PendingVoterChange::default();
         loop {
-            Sim::sleep(TICK).await;
-            self.disk.sync_mark();
+            SimulatedRuntime::sleep(TICK).await;
+            self.disk.sync_commit_mark();
             let view = self.view();
-            if self.time().is_some() {
-                let held = self.office.lock().unwrap_or_else(PoisonError::into_inner).held();
+            if self.entry_time().is_some() {
+                let held = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner).time_leading();
                 let lease = Micros::of(LEASE);
-                let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut signs = self.liveness.lock().unwrap_or_else(PoisonError::into_inner);
                 let renewal = renewal(&view, signs.take(), lease);
-                let expiries = signs.spare(expiries(&view, held, lease), &view, (LEASE, Moment::now()));
+                let expiries =
+                    signs.filter_expiries(expiries(&view, held, lease), &view, (LEASE, ProcessInstant::now()));
                 drop(signs);
-                expiries.iter().for_each(|expire| self.world.book.ending(expire.worker));
+                expiries.iter().for_each(|expire| self.world.recorder.on_expiry_proposed(expire.worker));
                 let expiries = expiries.into_iter().map(Command::Expire);
-                renewal.into_iter().chain(expiries).for_each(|command| self.submit_own(command));
+                renewal.into_iter().chain(expiries).for_each(|command| self.submit_internal(command));
                 self.finish_change(&mut unfinished);
             }
-            if view.applied() >= snapshot_at + self.world.plan.kept.between_snapshots
+            if view.applied() >= snapshot_at + self.world.plan.retention.between_snapshots
                 && self.raft.trigger().snapshot().await.is_ok()
             {
                 snapshot_at = view.applied();
-                self.world.book.count("snapshots asked for");
+                self.world.recorder.count("snapshots asked for");
             }
         }
     }
 
     /// The turn to let a node in or to raise the level; none where this node does not lead, or somebody has it.
-    pub(crate) fn turn(&self) -> Option<InTurn<'_>> {
-        self.turn.take(self.leadership()?)
+    pub(crate) fn lock_membership(&self) -> Option<MembershipGuard<'_>> {
+        self.membership_lock.try_acquire(self.leadership()?)
     }
 
     /// Lets a node in as a learner. False where it is not, or nobody knows.
-    pub(crate) async fn let_in(&self, id: u64, levels: Levels) -> bool {
-        let Some(turn) = self.turn() else { return false };
-        let newcomer = Newcomer { id, node: BasicNode::default(), levels };
-        turn.let_in(&self.raft, newcomer, || self.view().level()).await.is_ok()
+    pub(crate) async fn add_learner(&self, id: u64, levels: SupportedLevels) -> bool {
+        let Some(turn) = self.lock_membership() else { return false };
+        let newcomer = JoiningNode { id, node: BasicNode::default(), levels };
+        turn.add_learner(&self.raft, newcomer, || self.view().level()).await.is_ok()
     }
 
     /// Raises the level. False where it is not, or nobody knows.
-    pub(crate) async fn raise(&self, turn: &InTurn<'_>, level: u32) -> bool {
-        let Some((time, leader)) = self.time().filter(|(_, leader)| *leader == turn.leadership()) else { return false };
-        self.world.book.proposed(time, (leader.term, leader.node_id));
+    pub(crate) async fn raise_level(&self, turn: &MembershipGuard<'_>, level: u32) -> bool {
+        let Some((time, leader)) = self.entry_time().filter(|(_, leader)| *leader == turn.leadership()) else {
+            return false;
+        };
+        self.world.recorder.on_entry_proposed(time, (leader.term, leader.node_id));
         let client = ClientId(1 << 127 | u128::from(self.id) << 64 | u128::from(time.0));
         let commands = [Command::OpenClient(NodeId(self.id)), Command::RaiseLevel(level)];
         let submission = |(serial, command)| Submission { client, serial: ClientSerial(serial), command };
         let submissions = (0..).zip(commands).map(submission).collect();
-        turn.write(&self.raft, Entry { time, submissions }).await.is_ok()
+        turn.write(&self.raft, LedgerEntry { time, submissions }).await.is_ok()
     }
 
     /// Finishes a change of the voters that another leader left half done.
-    fn finish_change(&self, unfinished: &mut Unfinished) {
+    fn finish_change(&self, unfinished: &mut PendingVoterChange) {
         let metrics = self.raft.metrics().borrow_watched().clone();
-        let joint = unfinished.voters(&metrics.membership_config, &metrics.committed_membership_config);
+        let joint = unfinished.voters_to_finish(&metrics.membership_config, &metrics.committed_membership_config);
         let Some(voters) = joint else { return };
-        self.world.book.count("changes finished by another leader");
+        self.world.recorder.count("changes finished by another leader");
         let raft = self.raft.clone();
-        drop(Sim::spawn(
-            async move { raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await.is_ok() },
-        ));
+        drop(SimulatedRuntime::spawn(async move {
+            raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await.is_ok()
+        }));
     }
 
     /// Sends a command of this node's own. Nobody waits for its outcome.
-    pub(crate) fn submit_own(&self, command: Command) {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn submit_internal(&self, command: Command) {
+        let mut own = self.own_client.lock().unwrap_or_else(PoisonError::into_inner);
         // Opening again what is open does nothing, and an opening that was lost would cost every renewal.
         for command in [Command::OpenClient(NodeId(self.id)), command] {
             let submission = Submission { client: own.0, serial: ClientSerial(own.1), command };
             own.1 += 1;
             let (answer, _) = oneshot::channel();
-            drop(self.queue.unbounded_send(Queued { submission, answer }));
+            drop(self.queue.unbounded_send(QueuedSubmission { submission, answer }));
         }
     }
 }

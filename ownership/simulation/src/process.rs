@@ -17,22 +17,22 @@ impl Pid {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum SimProcessState {
     Running,
     Paused,
     Dead,
 }
 
 #[derive(Debug)]
-struct Process {
-    state: State,
+struct SimProcess {
+    state: SimProcessState,
     /// Parts per million that its clock runs fast.
     drift: i64,
     parked: Vec<Waker>,
 }
 
 thread_local! {
-    static PROCESSES: RefCell<Vec<Process>> = const { RefCell::new(Vec::new()) };
+    static PROCESSES: RefCell<Vec<SimProcess>> = const { RefCell::new(Vec::new()) };
     static CURRENT: RefCell<Pid> = const { RefCell::new(Pid::WORLD) };
 }
 
@@ -47,36 +47,37 @@ pub(crate) fn reset() {
 /// Begins a process whose clock drifts by so many parts per million.
 pub(crate) fn begin(drift: i64) -> Pid {
     PROCESSES.with_borrow_mut(|all| {
-        all.push(Process { state: State::Running, drift, parked: Vec::new() });
+        all.push(SimProcess { state: SimProcessState::Running, drift, parked: Vec::new() });
         Pid(all.len() - 1)
     })
 }
 
 /// Stops a process for good.
 pub(crate) fn kill(pid: Pid) {
-    wake(pid, State::Dead);
+    wake(pid, SimProcessState::Dead);
 }
 
 /// Stops a process until it is resumed. Time passes meanwhile, and what arrives for it waits.
 pub(crate) fn pause(pid: Pid) {
-    let set = |process: &mut Process| process.state = State::Paused;
-    PROCESSES.with_borrow_mut(|all| all.get_mut(pid.0).filter(|process| process.state == State::Running).map(set));
+    let set = |process: &mut SimProcess| process.state = SimProcessState::Paused;
+    PROCESSES
+        .with_borrow_mut(|all| all.get_mut(pid.0).filter(|process| process.state == SimProcessState::Running).map(set));
 }
 
 /// Lets a paused process run again.
 pub(crate) fn resume(pid: Pid) {
     if is_alive(pid) {
-        wake(pid, State::Running);
+        wake(pid, SimProcessState::Running);
     }
 }
 
 /// Whether a process was not killed; a paused one is alive.
 pub(crate) fn is_alive(pid: Pid) -> bool {
-    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != State::Dead))
+    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != SimProcessState::Dead))
 }
 
 pub(crate) fn is_running(pid: Pid) -> bool {
-    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state == State::Running))
+    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state == SimProcessState::Running))
 }
 
 pub(crate) fn current() -> Pid {
@@ -89,12 +90,12 @@ pub(crate) fn drift() -> i64 {
 }
 
 /// Does something as a process: what is spawned meanwhile belongs to it.
-pub(crate) fn within<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
-    let _scope = Scope::enter(pid);
+pub(crate) fn run_in<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
+    let _scope = ProcessScope::enter(pid);
     act()
 }
 
-fn wake(pid: Pid, state: State) {
+fn wake(pid: Pid, state: SimProcessState) {
     let parked = PROCESSES.with_borrow_mut(|all| {
         let process = all.get_mut(pid.0)?;
         process.state = state;
@@ -103,35 +104,35 @@ fn wake(pid: Pid, state: State) {
     parked.unwrap_or_default().into_iter().for_each(Waker::wake);
 }
 
-struct Scope(Pid);
+struct ProcessScope(Pid);
 
-impl Scope {
+impl ProcessScope {
     fn enter(pid: Pid) -> Self {
         Self(CURRENT.replace(pid))
     }
 }
 
-impl Drop for Scope {
+impl Drop for ProcessScope {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }
 }
 
-pub(crate) struct Task<F> {
+pub(crate) struct ProcessTask<F> {
     pid: Pid,
     future: Option<Pin<Box<F>>>,
 }
 
-impl<F> Task<F> {
+impl<F> ProcessTask<F> {
     pub(crate) fn new(future: F) -> Self {
         Self { pid: current(), future: Some(Box::pin(future)) }
     }
 
-    fn gate(&self, waker: &Waker) -> State {
+    fn gate(&self, waker: &Waker) -> SimProcessState {
         PROCESSES.with_borrow_mut(|all| match all.get_mut(self.pid.0) {
-            None => State::Dead,
+            None => SimProcessState::Dead,
             Some(process) => {
-                if process.state == State::Paused {
+                if process.state == SimProcessState::Paused {
                     process.parked.push(waker.clone());
                 }
                 process.state
@@ -140,19 +141,19 @@ impl<F> Task<F> {
     }
 }
 
-impl<F: Future> Future for Task<F> {
+impl<F: Future> Future for ProcessTask<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let state = self.gate(context.waker());
-        let _scope = Scope::enter(self.pid);
+        let _scope = ProcessScope::enter(self.pid);
         match state {
-            State::Running => match &mut self.future {
+            SimProcessState::Running => match &mut self.future {
                 Some(future) => future.as_mut().poll(context),
                 None => Poll::Pending,
             },
-            State::Paused => Poll::Pending,
-            State::Dead => {
+            SimProcessState::Paused => Poll::Pending,
+            SimProcessState::Dead => {
                 self.future = None;
                 Poll::Pending
             }

@@ -4,46 +4,46 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::faults::Fault;
-use crate::run::Report;
+use crate::faults::FaultKind;
+use crate::run::SeedReport;
 
 /// The sum of many runs.
 #[derive(Clone, Debug, Default)]
-pub struct Totals {
+pub struct SeedTotals {
     /// Seeds that ran.
     pub seeds: u64,
     /// Those in which something did not hold.
-    pub failed: Vec<Report>,
+    pub failed: Vec<SeedReport>,
     /// Simulated time.
     pub simulated: Duration,
-    tally: BTreeMap<&'static str, u64>,
+    counts: BTreeMap<&'static str, u64>,
 }
 
-impl Totals {
+impl SeedTotals {
     /// Adds a run.
-    pub fn add(&mut self, report: Report) {
+    pub fn add(&mut self, report: SeedReport) {
         self.seeds += 1;
-        self.simulated += report.lasted;
-        for (what, count) in &report.tally {
-            *self.tally.entry(what).or_default() += count;
+        self.simulated += report.simulated;
+        for (what, count) in &report.counts {
+            *self.counts.entry(what).or_default() += count;
         }
-        if report.broken.is_some() {
+        if report.violation.is_some() {
             self.failed.push(report);
         }
     }
 
     /// How often something was counted.
     pub fn count(&self, what: &str) -> u64 {
-        self.tally.get(what).copied().unwrap_or(0)
+        self.counts.get(what).copied().unwrap_or(0)
     }
 
     /// Faults injected.
     pub fn faults(&self) -> u64 {
-        Fault::names().map(|name| self.count(name)).sum()
+        FaultKind::names().map(|name| self.count(name)).sum()
     }
 }
 
-impl fmt::Display for Totals {
+impl fmt::Display for SeedTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hours = self.simulated.as_secs_f64() / 3_600.0;
         writeln!(f, "{} seeds, {hours:.1} simulated hours, {} failed", self.seeds, self.failed.len())?;
@@ -51,7 +51,7 @@ impl fmt::Display for Totals {
             let counts = names.iter().map(|name| format!("{name} {}", self.count(name)));
             counts.collect::<Vec<_>>().join(", ")
         };
-        let faults: Vec<&'static str> = Fault::names().collect();
+        let faults: Vec<&'static str> = FaultKind::names().collect();
         writeln!(f, "faults injected: {} ({})", self.faults(), of(&faults))?;
         let change = [
             "learners joined",
@@ -80,14 +80,14 @@ impl fmt::Display for Totals {
 }
 
 /// One run, for people.
-pub fn describe(report: &Report) -> String {
+pub fn describe(report: &SeedReport) -> String {
     let mut text = format!(
         "seed {}: {:.1} simulated seconds, trace {:016x}",
         report.seed,
-        report.lasted.as_secs_f64(),
+        report.simulated.as_secs_f64(),
         report.trace
     );
-    for (what, count) in &report.tally {
+    for (what, count) in &report.counts {
         text.push_str(&format!("\n  {what}: {count}"));
     }
     text.push('\n');
@@ -96,8 +96,8 @@ pub fn describe(report: &Report) -> String {
 }
 
 /// What did not hold, and how to see it again.
-pub fn verdict(report: &Report) -> String {
-    match &report.broken {
+pub fn verdict(report: &SeedReport) -> String {
+    match &report.violation {
         None => format!("seed {}: everything held", report.seed),
         Some(broken) => format!(
             "seed {} FAILED: {}\n  {}\n  replay: just simulate 1 --seed {}",

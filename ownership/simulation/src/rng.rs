@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_is_the_same_every_time_and_differs_by_seed_and_purpose() {
+    fn a_random_stream_is_deterministic_by_seed_and_purpose() {
         let draw = |seed, purpose| {
             let mut rng = Rng::stream(seed, purpose);
             [rng.draw(), rng.draw(), rng.draw()]
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_stay_in_their_bounds() {
+    fn random_draws_stay_within_bounds() {
         let mut rng = Rng::stream(3, "bounds");
         assert!((0..1_000).all(|_| (5..=7).contains(&rng.within(5, 7))));
         assert!((0..1_000).all(|_| rng.below(0) == 0 && !rng.chance(0) && rng.chance(1_000)));

@@ -12,11 +12,11 @@ use openraft_rt_sim::{SimInstant, SimRuntime};
 use crate::process;
 
 #[derive(Debug)]
-pub(crate) struct Sim(SimRuntime);
+pub(crate) struct SimulatedRuntime(SimRuntime);
 
-impl Sim {
+impl SimulatedRuntime {
     /// A runtime whose random numbers follow from the seed.
-    pub(crate) fn seeded(seed: u64) -> Self {
+    pub(crate) fn with_seed(seed: u64) -> Self {
         Self(SimRuntime::with_seed(seed))
     }
 }
@@ -30,11 +30,11 @@ const MILLION: i128 = 1_000_000;
 
 /// What a process's monotonic clock shows, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Moment(u64);
+pub(crate) struct ProcessInstant(u64);
 
-impl Moment {
+impl ProcessInstant {
     /// The true time that passes while this process's clock passes `span`.
-    fn truly(span: Duration) -> Duration {
+    fn to_true_time(span: Duration) -> Duration {
         let drift = i128::from(process::drift());
         let rounded = i128::from(drift != 0 && !span.is_zero());
         // Rounded up, so that the process's own clock has passed the whole span.
@@ -43,7 +43,7 @@ impl Moment {
     }
 }
 
-impl openraft::async_runtime::instant::Instant for Moment {
+impl openraft::async_runtime::instant::Instant for ProcessInstant {
     fn now() -> Self {
         // A day in, so that subtracting a span does not underflow.
         let truth = true_time().as_nanos() as i128 + 86_400_000_000_000;
@@ -55,7 +55,7 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Add<Duration> for Moment {
+impl Add<Duration> for ProcessInstant {
     type Output = Self;
 
     fn add(self, span: Duration) -> Self {
@@ -63,13 +63,13 @@ impl Add<Duration> for Moment {
     }
 }
 
-impl AddAssign<Duration> for Moment {
+impl AddAssign<Duration> for ProcessInstant {
     fn add_assign(&mut self, span: Duration) {
         *self = *self + span;
     }
 }
 
-impl Sub<Duration> for Moment {
+impl Sub<Duration> for ProcessInstant {
     type Output = Self;
 
     fn sub(self, span: Duration) -> Self {
@@ -77,25 +77,25 @@ impl Sub<Duration> for Moment {
     }
 }
 
-impl SubAssign<Duration> for Moment {
+impl SubAssign<Duration> for ProcessInstant {
     fn sub_assign(&mut self, span: Duration) {
         *self = *self - span;
     }
 }
 
-impl Sub<Moment> for Moment {
+impl Sub<ProcessInstant> for ProcessInstant {
     type Output = Duration;
 
-    fn sub(self, earlier: Moment) -> Duration {
+    fn sub(self, earlier: ProcessInstant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-impl AsyncRuntime for Sim {
+impl AsyncRuntime for SimulatedRuntime {
     type JoinError = <SimRuntime as AsyncRuntime>::JoinError;
     type JoinHandle<T: Send + 'static> = <SimRuntime as AsyncRuntime>::JoinHandle<T>;
     type Sleep = <SimRuntime as AsyncRuntime>::Sleep;
-    type Instant = Moment;
+    type Instant = ProcessInstant;
     type TimeoutError = <SimRuntime as AsyncRuntime>::TimeoutError;
     type Timeout<R, T: Future<Output = R> + Send> = <SimRuntime as AsyncRuntime>::Timeout<R, T>;
     type ThreadLocalRng = <SimRuntime as AsyncRuntime>::ThreadLocalRng;
@@ -105,23 +105,23 @@ impl AsyncRuntime for Sim {
         T: Future + Send + 'static,
         T::Output: Send + 'static,
     {
-        SimRuntime::spawn(process::Task::new(future))
+        SimRuntime::spawn(process::ProcessTask::new(future))
     }
 
     fn sleep(duration: Duration) -> Self::Sleep {
-        SimRuntime::sleep(Moment::truly(duration))
+        SimRuntime::sleep(ProcessInstant::to_true_time(duration))
     }
 
     fn sleep_until(deadline: Self::Instant) -> Self::Sleep {
-        Self::sleep(deadline - Moment::now())
+        Self::sleep(deadline - ProcessInstant::now())
     }
 
     fn timeout<R, F: Future<Output = R> + Send>(duration: Duration, future: F) -> Self::Timeout<R, F> {
-        SimRuntime::timeout(Moment::truly(duration), future)
+        SimRuntime::timeout(ProcessInstant::to_true_time(duration), future)
     }
 
     fn timeout_at<R, F: Future<Output = R> + Send>(deadline: Self::Instant, future: F) -> Self::Timeout<R, F> {
-        Self::timeout(deadline - Moment::now(), future)
+        Self::timeout(deadline - ProcessInstant::now(), future)
     }
 
     fn is_panic(join_error: &Self::JoinError) -> bool {

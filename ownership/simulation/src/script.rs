@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use ledger::{
-    AdmitNode, ClaimOwner, Command, Custody, DrainWorker, Draining, DropReplica, Expire, Fork, KvFormat, KvKinds,
-    KvShape, Lease, Migrate, OpenSession, Pin, Pinned, Place, Point, Query, RegisterWorker, Release, ReplicateReadonly,
-    RetireLife, Scope, SetIntent, SetQuota, StepCommit, Subject, WorkerKind, WorkerSpec,
+    AdmitNode, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession, KvFormat, KvKinds,
+    KvShape, Lease, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition, PinArtifact,
+    PinFlag, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly, RetireIncarnation, Scope,
+    SetIntent, SetQuota, StepCommit, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
-    ArtifactId, Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed,
-    SessionId, TenantId, Tokens, WorkerId,
+    ArtifactId, Blocks, Bytes, DpRank, Epoch, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain,
+    PrefixId, SessionId, TenantId, Tokens, WorkerId, WorkerRole,
 };
 
 use crate::rng::Rng;
@@ -23,7 +24,7 @@ pub(crate) fn owner(worker: u64, incarnation: u64) -> Owner {
 
 /// A registration of a worker's life.
 pub(crate) fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
-    let (role, kind) = (Role::Hybrid, WorkerKind::Engine);
+    let (role, kind) = (WorkerRole::Hybrid, WorkerKind::Engine);
     let models = Arc::from([ModelId::from("tiny")]);
     let spec = WorkerSpec { endpoint: "http://worker".into(), role, kind, models, ranks: 1 };
     let (worker, incarnation) = (WorkerId(worker), Incarnation(incarnation));
@@ -39,9 +40,9 @@ fn scope() -> Scope {
     Scope::of(&TenantId::default(), KvFormat(0))
 }
 
-fn chain(parts: &[(u64, u64)]) -> Chain {
+fn chain(parts: &[(u64, u64)]) -> PrefixChain {
     let tokens = parts.iter().flat_map(|(letter, n)| (0..*n as u32).map(|i| (*letter as u32) << 16 | i));
-    Chain::over_tokens(PrefixId(9), Seed(1), Tokens(1), &tokens.collect::<Vec<_>>())
+    PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens.collect::<Vec<_>>())
 }
 
 /// The conversation of a session: a start that several share, then its own blocks.
@@ -51,28 +52,28 @@ fn conversation(session: u64, blocks: u64) -> Vec<(u64, u64)> {
 }
 
 /// The next command of a client that sees `view`, for workers numbered up to `workers`.
-pub(crate) fn next(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
+pub(crate) fn next_command(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     match rng.below(22) {
         20 | 21 => control(rng, view, workers),
         0..=9 => step(rng, view, workers),
         10 => lifecycle(rng),
         11 => intent(rng, workers),
         12 => copy(rng, view, workers),
-        13 | 14 => custody(rng, view, workers),
+        13 | 14 => claim_or_release(rng, view, workers),
         15 | 16 => migrate(rng, view, workers),
-        17 => lives(rng, view),
-        _ => Command::Batch((0..rng.within(2, 4)).map(|_| plain(rng, view, workers)).collect()),
+        17 => incarnation_command(rng, view),
+        _ => Command::Batch((0..rng.within(2, 4)).map(|_| batchable_command(rng, view, workers)).collect()),
     }
 }
 
 /// A command that may lie in a batch.
-fn plain(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
+fn batchable_command(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     match rng.below(5) {
         0 => lifecycle(rng),
         1 => migrate(rng, view, workers),
         2 => intent(rng, workers),
-        3 => lives(rng, view),
-        _ => custody(rng, view, workers),
+        3 => incarnation_command(rng, view),
+        _ => claim_or_release(rng, view, workers),
     }
 }
 
@@ -81,7 +82,7 @@ fn session(rng: &mut Rng) -> u64 {
 }
 
 /// A life of a worker that may be over, or may never have been.
-fn anyone(rng: &mut Rng, view: Option<&ledger::Ledger>, workers: u64) -> Owner {
+fn random_owner(rng: &mut Rng, view: Option<&ledger::Ledger>, workers: u64) -> Owner {
     let worker = rng.within(1, workers);
     let current = view.and_then(|view| view.worker(WorkerId(worker))).map_or(1, |worker| worker.incarnation.0);
     owner(worker, if rng.chance(100) { rng.within(1, 3) } else { current })
@@ -99,16 +100,23 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         parts.push((30 + rng.below(3), rng.within(1, 9)));
     }
     let text = chain(&parts);
-    let located = view.locate(Query {
+    let located = view.locate(LocateQuery {
         scope: scope(),
         session: known.map(|session| session.id),
         chain: &text,
-        preamble: Blocks(0),
+        shared_prefix: Blocks(0),
     });
     let seen = known.map_or(Epoch::default(), |session| session.epoch);
-    let owner =
-        known.and_then(|s| s.owner).filter(|_| rng.chance(700)).unwrap_or_else(|| anyone(rng, Some(view), workers));
-    let custody = [Custody::Stays, Custody::Claims, Custody::Claims, Custody::Moves { seen }][rng.below(4) as usize];
+    let owner = known
+        .and_then(|s| s.owner)
+        .filter(|_| rng.chance(700))
+        .unwrap_or_else(|| random_owner(rng, Some(view), workers));
+    let custody = [
+        OwnershipTransition::Unchanged,
+        OwnershipTransition::Claim,
+        OwnershipTransition::Claim,
+        OwnershipTransition::Migrate { seen },
+    ][rng.below(4) as usize];
     let commit = StepCommit {
         session: SessionId(u128::from(id)),
         tenant: &TenantId::default(),
@@ -116,19 +124,23 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         parent: None,
         chain: &text,
         sealed: text.blocks(),
-        base: located.known(),
-        replaces: located.rewrites(),
+        base: located.known_blocks(),
+        replaced_head: located.replaced_head(),
         owner,
-        custody,
+        ownership: custody,
         shape: KvShape { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(64) },
         router: NodeId(1),
     };
     Command::commit_step(commit).unwrap_or_else(|| open(u128::from(id)))
 }
 
-fn place(session: u64, blocks: u64) -> Place {
+fn place(session: u64, blocks: u64) -> PrefixRef {
     let text = chain(&conversation(session, blocks));
-    Place { scope: scope(), point: Point::on(&text, text.blocks()).expect("a conversation has a block"), extent: None }
+    PrefixRef {
+        scope: scope(),
+        point: PrefixPoint::on_chain(&text, text.blocks()).expect("a conversation has a block"),
+        extent: None,
+    }
 }
 
 fn lifecycle(rng: &mut Rng) -> Command {
@@ -136,12 +148,12 @@ fn lifecycle(rng: &mut Rng) -> Command {
     let ids = (SessionId(u128::from(parent)), SessionId(u128::from(child)));
     match rng.below(4) {
         0 => Command::CloseSession(ids.0),
-        _ => Command::Fork(Fork { parent: ids.0, child: ids.1, at: place(parent, rng.within(1, 80)) }),
+        _ => Command::Fork(ForkSession { parent: ids.0, child: ids.1, at: place(parent, rng.within(1, 80)) }),
     }
 }
 
 fn intent(rng: &mut Rng, workers: u64) -> Command {
-    let (session, step) = (session(rng), (anyone(rng, None, workers), Micros(rng.within(1, 20_000_000))));
+    let (session, step) = (session(rng), (random_owner(rng, None, workers), Micros(rng.within(1, 20_000_000))));
     let base = chain(&conversation(session, 1)).root;
     let (session, router) = (SessionId(u128::from(session)), NodeId(rng.within(1, 3)));
     Command::Intent(SetIntent { session, base, router, step: rng.chance(700).then_some(step) })
@@ -149,7 +161,7 @@ fn intent(rng: &mut Rng, workers: u64) -> Command {
 
 fn copy(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let place = place(session(rng), rng.within(1, 80));
-    let holder = anyone(rng, Some(view), workers);
+    let holder = random_owner(rng, Some(view), workers);
     match rng.chance(700) {
         true => {
             let ttl = Micros(rng.within(1_000, 30_000_000));
@@ -160,18 +172,20 @@ fn copy(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
 }
 
 /// A claim, or a release of what the view shows.
-fn custody(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
+fn claim_or_release(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let session = SessionId(u128::from(session(rng)));
     let known = view.session(session);
     let known = known.as_ref();
     let extent = known.and_then(|session| session.head()).map(|head| head.artifact).filter(|_| rng.chance(400));
     let (subject, held) = match extent {
-        Some(id) => (Subject::Artifact(id), view.artifact(id).map(|artifact| (artifact.owner, artifact.epoch))),
-        None => (Subject::Session(session), known.map(|session| (session.owner, session.epoch))),
+        Some(id) => {
+            (OwnershipSubject::Artifact(id), view.artifact(id).map(|artifact| (artifact.owner, artifact.epoch)))
+        }
+        None => (OwnershipSubject::Session(session), known.map(|session| (session.owner, session.epoch))),
     };
     match held {
-        Some((Some(owner), seen)) if rng.chance(500) => Command::Release(Release { subject, owner, seen }),
-        _ => Command::ClaimOwner(ClaimOwner { subject, owner: anyone(rng, Some(view), workers) }),
+        Some((Some(owner), seen)) if rng.chance(500) => Command::Release(ReleaseOwner { subject, owner, seen }),
+        _ => Command::ClaimOwner(ClaimOwner { subject, owner: random_owner(rng, Some(view), workers) }),
     }
 }
 
@@ -181,7 +195,7 @@ fn migrate(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let known = known.as_ref();
     let head = known.and_then(|session| session.head()).map(|head| head.point.id).filter(|_| rng.chance(500));
     let seen = known.map_or(Epoch::default(), |session| session.epoch);
-    Command::Migrate(Migrate { session, to: anyone(rng, Some(view), workers), head, seen })
+    Command::Migrate(MigrateSession { session, to: random_owner(rng, Some(view), workers), head, seen })
 }
 
 /// What operators and the cluster itself ask for, whatever the level.
@@ -189,14 +203,15 @@ fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let known = view.session(SessionId(u128::from(session(rng))));
     let head = known.as_ref().and_then(|session| session.head()).map(|head| head.artifact);
     let artifact = head.unwrap_or(ArtifactId(u128::from(rng.below(9))));
-    let (pinned, draining) = if rng.chance(300) { (Pinned::Yes, Draining::Yes) } else { (Pinned::No, Draining::No) };
+    let (pinned, draining) =
+        if rng.chance(300) { (PinFlag::Yes, DrainFlag::Yes) } else { (PinFlag::No, DrainFlag::No) };
     match rng.below(8) {
         0..=2 => {
             let (nonce, address) = (u128::from(rng.within(1, 9)), format!("node-{}:1", rng.below(3)).into());
             Command::AdmitNode(AdmitNode { nonce, address })
         }
         3 => Command::RetireNode(NodeId(rng.within(2, 9))),
-        4 => Command::Pin(Pin { artifact, pinned }),
+        4 => Command::Pin(PinArtifact { artifact, pinned }),
         5 => Command::Evict(artifact),
         6 => Command::DrainWorker(DrainWorker { worker: WorkerId(rng.within(1, workers)), draining }),
         _ => {
@@ -207,16 +222,18 @@ fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
 }
 
 /// Workers beside those with a life of their own: registered twice, over each other, and taken out.
-fn lives(rng: &mut Rng, view: &ledger::Ledger) -> Command {
+fn incarnation_command(rng: &mut Rng, view: &ledger::Ledger) -> Command {
     let worker = rng.within(50, 51);
     let seen = view.worker(WorkerId(worker));
     let known = seen.map_or(1, |worker| worker.incarnation.0);
     match (rng.below(5), seen.map(|worker| (worker.epoch, worker.lease))) {
-        (0, Some((seen, _))) if rng.chance(500) => Command::RetireLife(RetireLife { worker: WorkerId(worker), seen }),
+        (0, Some((seen, _))) if rng.chance(500) => {
+            Command::RetireLife(RetireIncarnation { worker: WorkerId(worker), seen })
+        }
         (0, _) => Command::RetireWorker(WorkerId(worker)),
         // Nobody but a leader should propose this, and never so early.
         (1, Some((epoch, Lease::Held { until: deadline }))) => {
-            Command::Expire(Expire { worker: WorkerId(worker), epoch, deadline })
+            Command::Expire(ExpireLease { worker: WorkerId(worker), epoch, deadline })
         }
         _ => register(worker, known + rng.below(2), Micros(20_000_000)),
     }

@@ -4,45 +4,45 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use consensus::Levels;
+use consensus::SupportedLevels;
 use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
 
-use crate::book::Book;
-use crate::checks::durability::{self, Keepers};
-use crate::checks::joints::{Joints, Leads};
-use crate::checks::order::{self, Marks, Views};
-use crate::disk::{Disk, Ending};
-use crate::fabric::{Fabric, Fate, Peer};
-use crate::node::{Node, Parts};
-use crate::plan::Plan;
+use crate::book::RunRecorder;
+use crate::checks::durability::{self, DurableCopies};
+use crate::checks::joints::{JointConfigCheck, LeaderReport};
+use crate::checks::order::{self, LogProgress, ViewOrderCheck};
+use crate::disk::{ProcessEnd, SimDisk};
+use crate::fabric::{MessageFate, NetworkModel, PeerNumber};
+use crate::node::{SimNode, SimNodeParts};
+use crate::plan::SimPlan;
 use crate::process::{self, Pid};
-use crate::releases::OLD;
+use crate::releases::OLD_LEVEL;
 use crate::rng::Rng;
-use crate::runtime::Sim;
+use crate::runtime::SimulatedRuntime;
 
 /// A node over all its lives.
 #[derive(Debug)]
-struct Slot {
-    disk: Disk,
+struct NodeMachine {
+    disk: SimDisk,
     pid: Option<Pid>,
     boots: u64,
     /// The highest feature level that its release knows.
     release: u32,
 }
 
-pub(crate) struct World {
+pub(crate) struct SimWorld {
     /// How this run goes.
-    pub(crate) plan: Plan,
-    pub(crate) book: Book,
-    fabric: Mutex<Fabric>,
-    slots: Mutex<BTreeMap<u64, Slot>>,
-    lives: Mutex<BTreeMap<u64, Arc<Node>>>,
-    views: Mutex<Views>,
-    joints: Mutex<Joints>,
+    pub(crate) plan: SimPlan,
+    pub(crate) recorder: RunRecorder,
+    fabric: Mutex<NetworkModel>,
+    slots: Mutex<BTreeMap<u64, NodeMachine>>,
+    running: Mutex<BTreeMap<u64, Arc<SimNode>>>,
+    views: Mutex<ViewOrderCheck>,
+    joints: Mutex<JointConfigCheck>,
     /// Whether the level was to be raised: no release is taken back any more.
-    raised: AtomicBool,
+    is_level_raised: AtomicBool,
     trace: AtomicU64,
 }
 
@@ -50,38 +50,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl World {
-    pub(crate) fn new(plan: Plan, book: Book) -> Arc<Self> {
+impl SimWorld {
+    pub(crate) fn new(plan: SimPlan, book: RunRecorder) -> Arc<Self> {
         let mixes = plan.changes.releases;
-        let fabric = Mutex::new(Fabric::new(Rng::stream(plan.seed, "network")));
+        let fabric = Mutex::new(NetworkModel::new(Rng::stream(plan.seed, "network")));
         Arc::new(Self {
             plan,
-            book,
+            recorder: book,
             fabric,
             slots: Mutex::default(),
-            lives: Mutex::default(),
+            running: Mutex::default(),
             views: Mutex::default(),
             joints: Mutex::default(),
-            raised: AtomicBool::new(!mixes),
+            is_level_raised: AtomicBool::new(!mixes),
             trace: AtomicU64::new(0),
         })
     }
 
-    pub(crate) fn fabric(&self) -> MutexGuard<'_, Fabric> {
+    pub(crate) fn fabric(&self) -> MutexGuard<'_, NetworkModel> {
         lock(&self.fabric)
     }
 
-    pub(crate) fn fate(&self, from: Peer, to: Peer) -> Fate {
+    pub(crate) fn fate(&self, from: PeerNumber, to: PeerNumber) -> MessageFate {
         self.fabric().fate(from, to)
     }
 
     /// Whether a message gets through.
-    pub(crate) fn connects(&self, from: Peer, to: Peer) -> bool {
+    pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
         self.fabric().connects(from, to)
     }
 
     /// Adds to the digest of everything that happened, in order.
-    pub(crate) fn trace(&self, words: &[u64]) {
+    pub(crate) fn add_to_digest(&self, words: &[u64]) {
         let mut digest = self.trace.load(Relaxed);
         for word in words {
             digest = (digest.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
@@ -94,14 +94,14 @@ impl World {
     }
 
     /// The release that is installed on a new node.
-    pub(crate) fn newest(&self) -> u32 {
-        if self.is_raised() { LEVEL } else { OLD }
+    pub(crate) fn newest_level(&self) -> u32 {
+        if self.is_level_raised() { LEVEL } else { OLD_LEVEL }
     }
 
     /// Puts up a node with an empty disk and this release.
     pub(crate) fn add(&self, id: u64, release: u32) {
-        let disk = Disk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
-        lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0, release });
+        let disk = SimDisk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
+        lock(&self.slots).insert(id, NodeMachine { disk, pid: None, boots: 0, release });
     }
 
     /// All nodes that were ever put up.
@@ -109,16 +109,16 @@ impl World {
         lock(&self.slots).keys().copied().collect()
     }
 
-    pub(crate) fn disk(&self, id: u64) -> Option<Disk> {
+    pub(crate) fn disk(&self, id: u64) -> Option<SimDisk> {
         lock(&self.slots).get(&id).map(|slot| slot.disk.clone())
     }
 
-    pub(crate) fn is_raised(&self) -> bool {
-        self.raised.load(Relaxed)
+    pub(crate) fn is_level_raised(&self) -> bool {
+        self.is_level_raised.load(Relaxed)
     }
 
-    pub(crate) fn raise(&self) {
-        self.raised.store(true, Relaxed);
+    pub(crate) fn mark_level_raised(&self) {
+        self.is_level_raised.store(true, Relaxed);
     }
 
     /// The highest feature level that a node's release knows.
@@ -139,12 +139,12 @@ impl World {
     }
 
     /// The present life of a node, if it is up.
-    pub(crate) fn life(&self, id: u64) -> Option<Arc<Node>> {
-        lock(&self.lives).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
+    pub(crate) fn running_node(&self, id: u64) -> Option<Arc<SimNode>> {
+        lock(&self.running).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
     }
 
-    pub(crate) fn up(&self) -> Vec<Arc<Node>> {
-        lock(&self.lives).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
+    pub(crate) fn running_nodes(&self) -> Vec<Arc<SimNode>> {
+        lock(&self.running).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
     }
 
     /// Starts a node whose process is not there. What its disk holds must be enough.
@@ -161,39 +161,39 @@ impl World {
             slot.pid = Some(pid);
             (slot.disk.clone(), slot.boots, pid, slot.release)
         };
-        self.book.note(order::check_restart(id, marks_of(&disk)));
-        self.book.count("starts");
-        self.book.tell(|| format!("node {id} starts"));
-        self.trace(&[id, boot]);
+        self.recorder.record_result(order::check_restart(id, log_progress(&disk)));
+        self.recorder.count("starts");
+        self.recorder.log(|| format!("node {id} starts"));
+        self.add_to_digest(&[id, boot]);
         let world = self.clone();
-        process::within(pid, || {
-            drop(Sim::spawn(async move {
-                let parts = Parts { id, pid, boot, disk, levels: Levels { lowest: 1, highest } };
-                match Node::start(&world, parts).await {
-                    Some(node) => drop(lock(&world.lives).insert(id, node)),
+        process::run_in(pid, || {
+            drop(SimulatedRuntime::spawn(async move {
+                let parts = SimNodeParts { id, pid, boot, disk, levels: SupportedLevels { lowest: 1, highest } };
+                match SimNode::start(&world, parts).await {
+                    Some(node) => drop(lock(&world.running).insert(id, node)),
                     // It could not read or write its disk: the process ends.
-                    None => world.end(id, Ending::Killed),
+                    None => world.end_process(id, ProcessEnd::Killed),
                 }
             }));
         });
     }
 
     /// Ends a node's process.
-    pub(crate) fn end(&self, id: u64, ending: Ending) {
+    pub(crate) fn end_process(&self, id: u64, ending: ProcessEnd) {
         let Some(pid) = self.pid(id) else { return };
         process::kill(pid);
-        self.book.tell(|| format!("node {id} ends: {ending:?}"));
-        lock(&self.lives).remove(&id);
+        self.recorder.log(|| format!("node {id} ends: {ending:?}"));
+        lock(&self.running).remove(&id);
         if let Some(disk) = self.disk(id) {
-            disk.end(ending);
+            disk.end_process(ending);
         }
-        self.trace(&[id, ending as u64]);
+        self.add_to_digest(&[id, ending as u64]);
     }
 
     /// The node that leads in the highest term, as far as the nodes that are up say so themselves.
-    pub(crate) fn leader(&self) -> Option<Arc<Node>> {
-        let leading = |node: &Arc<Node>| node.leadership().map(|leader| (leader.term, leader.node_id));
-        self.up()
+    pub(crate) fn leader(&self) -> Option<Arc<SimNode>> {
+        let leading = |node: &Arc<SimNode>| node.leadership().map(|leader| (leader.term, leader.node_id));
+        self.running_nodes()
             .into_iter()
             .filter_map(|node| Some((leading(&node)?, node)))
             .max_by_key(|(term, _)| *term)
@@ -202,12 +202,12 @@ impl World {
 
     /// Checks what must hold on every node at any time.
     pub(crate) fn check(&self) {
-        for node in self.up() {
+        for node in self.running_nodes() {
             let metrics = node.raft.metrics();
             let marks = {
                 let now = metrics.borrow_watched();
                 let index = |id: Option<consensus::LogId>| id.map_or(0, |id| id.index);
-                Marks {
+                LogProgress {
                     purged: index(now.purged),
                     snapshot: index(now.snapshot),
                     applied: index(now.last_applied),
@@ -215,50 +215,51 @@ impl World {
                     last: now.last_log_index.unwrap_or(0),
                 }
             };
-            self.book.note(order::check(node.id, marks));
+            self.recorder.record_result(order::check(node.id, marks));
             let boots = lock(&self.slots).get(&node.id).map_or(0, |slot| slot.boots);
-            self.book.note(lock(&self.views).check((node.id, boots), node.view().applied()));
-            self.book.note(lock(&self.joints).check(node.id, leads(&node)));
+            self.recorder.record_result(lock(&self.views).check((node.id, boots), node.view().applied()));
+            self.recorder.record_result(lock(&self.joints).check(node.id, leader_report(&node)));
         }
     }
 
     /// Somebody is about to be told that an entry is applied: a quorum must keep it.
-    pub(crate) fn acknowledging(&self, node: &Node, index: u64) {
+    pub(crate) fn check_acknowledged(&self, node: &SimNode, index: u64) {
         let metrics = node.raft.metrics();
         let (effective, committed) = {
             let now = metrics.borrow_watched();
             let sets = |stored: &consensus::StoredMembership| stored.membership().get_joint_config().to_vec();
             (sets(&now.membership_config), sets(&now.committed_membership_config))
         };
-        let keepers: Keepers = lock(&self.slots).iter().map(|(id, slot)| (*id, keeps(&slot.disk, index))).collect();
+        let keepers: DurableCopies =
+            lock(&self.slots).iter().map(|(id, slot)| (*id, is_durable(&slot.disk, index))).collect();
         // Between two memberships, the one that it was committed under decides, and both may be that.
         let checked = durability::check(index, &effective, &keepers);
-        self.book.note(checked.or_else(|_| durability::check(index, &committed, &keepers)));
-        self.book.acknowledged(index);
+        self.recorder.record_result(checked.or_else(|_| durability::check(index, &committed, &keepers)));
+        self.recorder.on_acknowledged(index);
     }
 }
 
 /// What a node says of its leadership, if it has one.
-fn leads(node: &Node) -> Option<Leads> {
+fn leader_report(node: &SimNode) -> Option<LeaderReport> {
     let leadership = node.leadership().map(|leader| (leader.term, leader.node_id))?;
     let metrics = node.raft.metrics();
     let now = metrics.borrow_watched();
     let stored = &now.membership_config;
     let is_joint = stored.membership().get_joint_config().len() > 1;
     let joint = stored.log_id().filter(|_| is_joint).map(|id| id.index);
-    Some(Leads { leadership, joint, committed: now.local_committed.map_or(0, |id| id.index) })
+    Some(LeaderReport { leadership, joint, committed: now.local_committed.map_or(0, |id| id.index) })
 }
 
 /// Whether an entry is surely on a disk.
-fn keeps(disk: &Disk, index: u64) -> bool {
+fn is_durable(disk: &SimDisk, index: u64) -> bool {
     let snapshot = disk.snapshot().and_then(|(meta, _)| meta.last_log_id).map_or(0, |id| id.index);
     disk.durable_upto().max(snapshot) >= index
 }
 
-fn marks_of(disk: &Disk) -> Marks {
+fn log_progress(disk: &SimDisk) -> LogProgress {
     let index = |id: Option<consensus::LogId>| id.map_or(0, |id| id.index);
     let (snapshot, mark) = (disk.snapshot().and_then(|(meta, _)| meta.last_log_id), disk.mark());
-    disk.read(|log| Marks {
+    disk.read(|log| LogProgress {
         purged: index(log.purged),
         snapshot: index(snapshot),
         applied: 0,

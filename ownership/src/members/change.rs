@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{Newcomer, NotRaised, NotWritten, Release, check_raise};
+use consensus::{JoiningNode, MemberRelease, MembershipWriteError, RaiseLevelError, check_raise};
 use futures::future::join_all;
-use ledger::{Command, Entry, Outcome, Submission};
+use ledger::{Command, LedgerEntry, Outcome, Submission};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, ChangeMembers};
@@ -14,32 +14,32 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::{Core, Known, Transfer};
+use crate::core::{KnownLeader, LeaderTransfer, NodeCore};
 use crate::joining::Enrolment;
-use crate::members::{Member, MemberChange, MemberError, Standing, next_voters};
-use crate::node_folder::random;
-use crate::peers::{Lane, Method};
-use crate::raft::{LogId, Types};
+use crate::members::{ClusterMember, MemberChange, MemberError, MemberRole, next_voters};
+use crate::node_folder::random_u128;
+use crate::peers::{Lane, PeerMethod};
+use crate::raft::{LogId, TokioTypeConfig};
 
 /// Entries that a learner may be behind when it becomes a voter.
 const MAX_LAG: u64 = 5_000;
 
 /// How soon a learner must answer when it is to become a voter.
-const LATELY: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a voter may take to lead in the place of one that will vote no more.
-const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long `list` may lag behind a change that is committed.
-const LISTED_WITHIN: Duration = Duration::from_secs(1);
+const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a change may take.
-pub(crate) const CHANGE_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Metrics = openraft::RaftMetrics<Types>;
+type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
 
 /// Everybody, as this node knows it.
-pub(crate) fn list(core: &Core) -> Vec<Member> {
+pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
     let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
     let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
     let is_led = !core.view().quorum().stale;
@@ -52,13 +52,13 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
         let heard = metrics.heartbeat.as_ref().map(|heard| heard.get(id).and_then(Option::as_ref));
         let answers = match heard {
             _ if *id == metrics.id => Some(true),
-            Some(at) => Some(at.is_some_and(|at| at.elapsed() < core.patience())),
+            Some(at) => Some(at.is_some_and(|at| at.elapsed() < core.silence_timeout())),
             None => None,
         };
-        Member {
+        ClusterMember {
             node: NodeId(*id),
             address: node.addr.clone(),
-            voter: if voters.contains(id) { Standing::Voter } else { Standing::Learner },
+            voter: if voters.contains(id) { MemberRole::Voter } else { MemberRole::Learner },
             is_leader: is_led && metrics.current_leader == Some(*id),
             level: core.registry.levels(NodeId(*id)),
             matched,
@@ -69,39 +69,39 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
 }
 
 /// Who leads best when this node stops: the voter that answers and has most of the log. None when this node does not lead.
-pub(crate) fn heir(core: &Core) -> Option<NodeId> {
-    heir_among(core, |_| true)
+pub(crate) fn best_successor(core: &NodeCore) -> Option<NodeId> {
+    best_successor_among(core, |_| true)
 }
 
 /// Who of some does.
-fn heir_among(core: &Core, may_lead: impl Fn(NodeId) -> bool) -> Option<NodeId> {
-    if !core.leads() {
+fn best_successor_among(core: &NodeCore, may_lead: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+    if !core.is_leading() {
         return None;
     }
     let others = list(core).into_iter().filter(|member| member.node != core.node() && may_lead(member.node));
-    let voters = others.filter(|member| member.voter == Standing::Voter && member.answers == Some(true));
+    let voters = others.filter(|member| member.voter == MemberRole::Voter && member.answers == Some(true));
     voters.max_by_key(|member| member.matched).map(|member| member.node)
 }
 
 /// Carries out a change as the leader; refused elsewhere.
-pub(crate) async fn carry_out(core: &Core, change: MemberChange) -> Result<(), MemberError> {
-    if !core.leads() {
+pub(crate) async fn carry_out(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
+    if !core.is_leading() {
         return Err(MemberError::NoLeader);
     }
     tracing::debug!(?change, "a change of the membership was asked for");
-    timeout(CHANGE_WITHIN, decide(core, change)).await.map_err(late)?
+    timeout(CHANGE_TIMEOUT, apply_change(core, change)).await.map_err(timeout_error)?
 }
 
-async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
+async fn apply_change(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
     let members = list(core);
     let all: BTreeSet<NodeId> = members.iter().map(|member| member.node).collect();
-    let is_voter = |member: &&Member| member.voter == Standing::Voter;
+    let is_voter = |member: &&ClusterMember| member.voter == MemberRole::Voter;
     let voters: BTreeSet<NodeId> = members.iter().filter(is_voter).map(|member| member.node).collect();
     let next = next_voters(&voters, &all, &change)?;
     match change {
         MemberChange::Promote(_) | MemberChange::Demote(_) | MemberChange::Replace { .. } => {
             for node in next.difference(&voters) {
-                check_keeps_up(core, *node).await?;
+                check_caught_up(core, *node).await?;
             }
             check_majority(core, &next).await?;
             change_voters(core, &voters, next).await
@@ -112,42 +112,42 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
             change_raft(core, ChangeMembers::RemoveNodes(BTreeSet::from([node.0]))).await
         }
         MemberChange::TransferLeader(node) => transfer(core, node).await,
-        MemberChange::RaiseLevel(level) => raise(core, level).await,
+        MemberChange::RaiseLevel(level) => raise_level(core, level).await,
     }
 }
 
 /// Gives these the vote. A leader that is not among them would lead on as a learner: one of them leads first, and makes the
 /// change when it is asked again; where none of them votes yet, one leads afterwards.
-async fn change_voters(core: &Core, voters: &BTreeSet<NodeId>, next: BTreeSet<NodeId>) -> Result<(), MemberError> {
+async fn change_voters(core: &NodeCore, voters: &BTreeSet<NodeId>, next: BTreeSet<NodeId>) -> Result<(), MemberError> {
     let stays = next.contains(&core.node());
-    let heir = || heir_among(core, |node| next.contains(&node));
+    let heir = || best_successor_among(core, |node| next.contains(&node));
     if !stays && !voters.is_disjoint(&next) {
         // A leader that was just chosen has heard of nobody yet.
-        let handed_over = hand_over(core, heir().ok_or(MemberError::NoLeader)?).await;
+        let handed_over = transfer_and_wait(core, heir().ok_or(MemberError::NoLeader)?).await;
         // Whoever leads now is asked next, also where another one was faster than the heir.
-        return Err(handed_over.err().filter(|_| core.leads()).unwrap_or(MemberError::NoLeader));
+        return Err(handed_over.err().filter(|_| core.is_leading()).unwrap_or(MemberError::NoLeader));
     }
     let wanted = next.iter().map(|node| node.0).collect();
     change_raft(core, ChangeMembers::ReplaceAllVoters(wanted)).await?;
     if let Some(heir) = heir().filter(|_| !stays)
-        && hand_over(core, heir).await.is_err()
+        && transfer_and_wait(core, heir).await.is_err()
     {
         tracing::warn!(%heir, "this node votes no more and leads still; `move-leader` lets a voter lead");
     }
     Ok(())
 }
 
-async fn hand_over(core: &Core, heir: NodeId) -> Result<(), MemberError> {
-    let late = |_| MemberError::NotTakenOver { heir, secs: HAND_OVER_WITHIN.as_secs() };
-    timeout(HAND_OVER_WITHIN, transfer(core, heir)).await.map_err(late)?
+async fn transfer_and_wait(core: &NodeCore, heir: NodeId) -> Result<(), MemberError> {
+    let late = |_| MemberError::NotTakenOver { heir, secs: TRANSFER_TIMEOUT.as_secs() };
+    timeout(TRANSFER_TIMEOUT, transfer(core, heir)).await.map_err(late)?
 }
 
 /// Raises the level over the members that answer right now with a release that can work at it.
-async fn raise(core: &Core, level: u32) -> Result<(), MemberError> {
-    let all = |core: &Core| list(core).into_iter().map(|member| member.node).collect::<BTreeSet<_>>();
+async fn raise_level(core: &NodeCore, level: u32) -> Result<(), MemberError> {
+    let all = |core: &NodeCore| list(core).into_iter().map(|member| member.node).collect::<BTreeSet<_>>();
     check_level(core, level, &all(core))?;
-    let turn = core.turn()?;
-    let members: BTreeSet<NodeId> = turn.settle_members(&core.raft).await?.into_iter().map(NodeId).collect();
+    let turn = core.lock_membership()?;
+    let members: BTreeSet<NodeId> = turn.rewrite_members(&core.raft).await?.into_iter().map(NodeId).collect();
     let others = members.iter().filter(|node| **node != core.node());
     // What was said in an earlier life of a node says nothing of this one.
     for asked in join_all(others.map(|node| check_answers(core, *node))).await {
@@ -159,37 +159,37 @@ async fn raise(core: &Core, level: u32) -> Result<(), MemberError> {
         return Err(MemberError::NoLeader);
     }
     // As a client of its own, which nobody tries again.
-    let client = ClientId(random());
+    let client = ClientId(random_u128());
     let commands = [Command::OpenClient(core.node()), Command::RaiseLevel(level)];
     let submission = |(serial, command)| Submission { client, serial: ClientSerial(serial), command };
     let submissions = (0..).zip(commands).map(submission).collect();
-    match turn.write(&core.raft, Entry { time, submissions }).await?.pop() {
+    match turn.write(&core.raft, LedgerEntry { time, submissions }).await?.pop() {
         Some(Outcome::Done) => Ok(()),
         outcome => Err(MemberError::Refused(format!("{outcome:?}"))),
     }
 }
 
 /// Whether these members can work at a level, as far as this node knows.
-fn check_level(core: &Core, level: u32, members: &BTreeSet<NodeId>) -> Result<(), MemberError> {
-    let known: BTreeMap<NodeId, Member> = list(core).into_iter().map(|member| (member.node, member)).collect();
+fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Result<(), MemberError> {
+    let known: BTreeMap<NodeId, ClusterMember> = list(core).into_iter().map(|member| (member.node, member)).collect();
     let release = |node: &NodeId| {
         let answering = known.get(node).filter(|member| member.answers == Some(true));
-        (*node, answering.and_then(|member| member.level).map_or(Release::Silent, Release::Reads))
+        (*node, answering.and_then(|member| member.level).map_or(MemberRelease::Unreachable, MemberRelease::Supports))
     };
     check_raise(level, members.iter().map(release)).map_err(|error| match error {
-        NotRaised::Silent(node) => MemberError::Silent(node),
-        NotRaised::CannotRead(node, levels) => MemberError::Level { node, level, levels },
+        RaiseLevelError::Unreachable(node) => MemberError::Silent(node),
+        RaiseLevelError::Unsupported(node, levels) => MemberError::Level { node, level, levels },
     })
 }
 
 /// Whether a member answers over a connection that is open now, and so that greeted with the levels that are known of it.
-async fn check_answers(core: &Core, node: NodeId) -> Result<(), MemberError> {
-    let asked = core.registry.link(node, Lane::Call).call(Method::Members, Bytes::new(), LATELY).await;
+async fn check_answers(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
+    let asked = core.registry.link(node, Lane::Call).call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
     asked.map(drop).map_err(|_| MemberError::Silent(node))
 }
 
 /// Whether most of these voters answer: fewer could neither write nor bring another voter in.
-async fn check_majority(core: &Core, voters: &BTreeSet<NodeId>) -> Result<(), MemberError> {
+async fn check_majority(core: &NodeCore, voters: &BTreeSet<NodeId>) -> Result<(), MemberError> {
     let answers = async |node: NodeId| node == core.node() || check_answers(core, node).await.is_ok();
     let asked = join_all(voters.iter().map(|node| async { (*node, answers(*node).await) })).await;
     let answering = asked.iter().filter(|(_, answers)| *answers).count();
@@ -202,7 +202,7 @@ async fn check_majority(core: &Core, voters: &BTreeSet<NodeId>) -> Result<(), Me
 }
 
 /// A voter that is not there would stop the quorum instead of widening it.
-async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
+async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
     check_answers(core, node).await?;
     let mut metrics = core.raft.metrics();
     let heard = async {
@@ -216,7 +216,7 @@ async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
             }
         }
     };
-    match timeout(LATELY, heard).await {
+    match timeout(ANSWER_TIMEOUT, heard).await {
         Ok(behind) if behind <= MAX_LAG => Ok(()),
         Ok(behind) => Err(MemberError::Lagging { node, behind }),
         Err(_) => Err(MemberError::Silent(node)),
@@ -224,15 +224,15 @@ async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
 }
 
 /// Adds a learner, or notes where a known node listens now.
-pub(crate) async fn enrol(core: &Core, enrolment: Enrolment) -> Result<(), MemberError> {
-    if !core.leads() {
+pub(crate) async fn enrol(core: &NodeCore, enrolment: Enrolment) -> Result<(), MemberError> {
+    if !core.is_leading() {
         return Err(MemberError::NoLeader);
     }
-    timeout(CHANGE_WITHIN, in_turn(core, enrolment)).await.map_err(late)?
+    timeout(CHANGE_TIMEOUT, enrol_locked(core, enrolment)).await.map_err(timeout_error)?
 }
 
-async fn in_turn(core: &Core, Enrolment { node, address, levels }: Enrolment) -> Result<(), MemberError> {
-    let turn = core.turn()?;
+async fn enrol_locked(core: &NodeCore, Enrolment { node, address, levels }: Enrolment) -> Result<(), MemberError> {
+    let turn = core.lock_membership()?;
     match list(core).into_iter().find(|member| member.node == node) {
         Some(member) if member.address == address => Ok(()),
         Some(_) => {
@@ -240,48 +240,50 @@ async fn in_turn(core: &Core, Enrolment { node, address, levels }: Enrolment) ->
             change_raft(core, ChangeMembers::SetNodes(moved)).await
         }
         None => {
-            let newcomer = Newcomer { id: node.0, node: BasicNode::new(&address), levels };
-            let let_in = turn.let_in(&core.raft, newcomer, || core.view().level()).await;
+            let newcomer = JoiningNode { id: node.0, node: BasicNode::new(&address), levels };
+            let let_in = turn.add_learner(&core.raft, newcomer, || core.view().level()).await;
             let written = let_in.map_err(|error| match error {
-                NotWritten::Level(level) => MemberError::Level { node, level, levels },
+                MembershipWriteError::Level(level) => MemberError::Level { node, level, levels },
                 error => error.into(),
             })?;
-            listed(core, written).await;
+            await_listed(core, written).await;
             Ok(())
         }
     }
 }
 
-fn late(_: Elapsed) -> MemberError {
-    MemberError::Unknowable(format!("not done within {} s", CHANGE_WITHIN.as_secs()))
+fn timeout_error(_: Elapsed) -> MemberError {
+    MemberError::Unknowable(format!("not done within {} s", CHANGE_TIMEOUT.as_secs()))
 }
 
-async fn change_raft(core: &Core, change: ChangeMembers<u64, BasicNode>) -> Result<(), MemberError> {
+async fn change_raft(core: &NodeCore, change: ChangeMembers<u64, BasicNode>) -> Result<(), MemberError> {
     // A voter that is replaced stays as a learner.
-    let changed = core.raft.change_membership(change, true).await.map_err(NotWritten::from)?;
-    listed(core, changed.log_id).await;
+    let changed = core.raft.change_membership(change, true).await.map_err(MembershipWriteError::from)?;
+    await_listed(core, changed.log_id).await;
     Ok(())
 }
 
 /// Waits until `list` shows a membership that is committed: Raft answers whoever made it a moment before it says so.
-async fn listed(core: &Core, written: LogId) {
-    let wait = core.raft.wait(Some(LISTED_WITHIN));
+async fn await_listed(core: &NodeCore, written: LogId) {
+    let wait = core.raft.wait(Some(LIST_TIMEOUT));
     let shows = wait.metrics(|metrics| *metrics.membership_config.log_id() >= Some(written), "the membership");
     // Later, or where Raft stops meanwhile, the change is made all the same.
     drop(shows.await);
 }
 
-impl From<NotWritten> for MemberError {
-    fn from(error: NotWritten) -> Self {
+impl From<MembershipWriteError> for MemberError {
+    fn from(error: MembershipWriteError) -> Self {
         match error {
-            NotWritten::NotLeading => Self::NoLeader,
-            NotWritten::InProgress => Self::InProgress,
-            error @ (NotWritten::Level(_) | NotWritten::Unknown(_)) => Self::Unknowable(error.to_string()),
+            MembershipWriteError::NotLeader => Self::NoLeader,
+            MembershipWriteError::InProgress => Self::InProgress,
+            error @ (MembershipWriteError::Level(_) | MembershipWriteError::Unknown(_)) => {
+                Self::Unknowable(error.to_string())
+            }
         }
     }
 }
 
-async fn submit(core: &Core, command: Command) -> Result<(), MemberError> {
+async fn submit(core: &NodeCore, command: Command) -> Result<(), MemberError> {
     let unknowable = |error: &dyn std::fmt::Display| MemberError::Unknowable(error.to_string());
     let ticket = core.submit(command).map_err(|error| unknowable(&error))?;
     match ticket.await.map_err(|error| unknowable(&error))? {
@@ -290,15 +292,15 @@ async fn submit(core: &Core, command: Command) -> Result<(), MemberError> {
     }
 }
 
-async fn transfer(core: &Core, to: NodeId) -> Result<(), MemberError> {
+async fn transfer(core: &NodeCore, to: NodeId) -> Result<(), MemberError> {
     if to == core.node() {
         return Ok(());
     }
     check_answers(core, to).await?;
     let stopped = |_| MemberError::Unknowable("this node is closing".into());
     let from = core.raft.metrics().borrow_watched().vote;
-    *core.transfer.lock() = Some(Transfer { from, to });
+    *core.transfer.lock() = Some(LeaderTransfer { from, to });
     core.raft.trigger().transfer_leader(to.0).await.map_err(|error| MemberError::Unknowable(error.to_string()))?;
     let mut leaders = core.leader.subscribe();
-    leaders.wait_for(|known| *known == Known::Leader(to)).await.map(drop).map_err(stopped)
+    leaders.wait_for(|known| *known == KnownLeader::Leader(to)).await.map(drop).map_err(stopped)
 }

@@ -5,16 +5,16 @@ mod voters;
 
 use std::collections::BTreeSet;
 
-use consensus::Levels;
+use consensus::SupportedLevels;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
-pub(crate) use change::{CHANGE_WITHIN, carry_out, enrol, heir, list};
+pub(crate) use change::{CHANGE_TIMEOUT, best_successor, carry_out, enrol, list};
 pub(crate) use voters::next_voters;
 
 /// What a member does in the quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum Standing {
+pub enum MemberRole {
     /// It decides: an entry is committed once most of them have it on disk.
     Voter,
     /// It only follows; every router that is no voter is one.
@@ -23,17 +23,17 @@ pub enum Standing {
 
 /// A node of the cluster, as the asked node knows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Member {
+pub struct ClusterMember {
     /// Its id.
     pub node: NodeId,
     /// Where other nodes reach it; empty for a node that stands alone and listens to none.
     pub address: String,
     /// Voter or learner.
-    pub voter: Standing,
+    pub voter: MemberRole,
     /// Whether it leads, as far as the asked node knows; without a quorum nobody does.
     pub is_leader: bool,
     /// What its binary can do; not known before the first contact.
-    pub level: Option<Levels>,
+    pub level: Option<SupportedLevels>,
     /// The last entry that it is known to have; only the leader knows it of others.
     pub matched: Option<u64>,
     /// Whether it answered the leader lately; only the leader knows it of others.
@@ -137,7 +137,7 @@ pub enum MemberError {
         /// What was asked for.
         level: u32,
         /// What it can do.
-        levels: Levels,
+        levels: SupportedLevels,
     },
     /// The ledger said no.
     #[error("the ledger refused: {0}")]

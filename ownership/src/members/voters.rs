@@ -30,13 +30,13 @@ pub(crate) fn next_voters(
             promote(&mut next, members, *new)?;
         }
         MemberChange::Remove(node) => {
-            known(members, *node)?;
+            check_member(members, *node)?;
             if voters.contains(node) {
                 return Err(MemberError::StillVoter(*node));
             }
         }
         MemberChange::TransferLeader(node) => {
-            known(members, *node)?;
+            check_member(members, *node)?;
             if !voters.contains(node) {
                 return Err(MemberError::NotVoter(*node));
             }
@@ -51,17 +51,17 @@ pub(crate) fn next_voters(
     }
 }
 
-fn known(members: &BTreeSet<NodeId>, node: NodeId) -> Result<(), MemberError> {
+fn check_member(members: &BTreeSet<NodeId>, node: NodeId) -> Result<(), MemberError> {
     if members.contains(&node) { Ok(()) } else { Err(MemberError::Unknown(node)) }
 }
 
 fn promote(voters: &mut BTreeSet<NodeId>, members: &BTreeSet<NodeId>, node: NodeId) -> Result<(), MemberError> {
-    known(members, node)?;
+    check_member(members, node)?;
     if voters.insert(node) { Ok(()) } else { Err(MemberError::AlreadyVoter(node)) }
 }
 
 fn demote(voters: &mut BTreeSet<NodeId>, members: &BTreeSet<NodeId>, node: NodeId) -> Result<(), MemberError> {
-    known(members, node)?;
+    check_member(members, node)?;
     if voters.remove(&node) { Ok(()) } else { Err(MemberError::NotVoter(node)) }
 }
 
@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn one_becomes_three_and_three_become_five_in_one_step() {
+    fn one_voter_becomes_three_and_three_become_five_in_one_step() {
         assert_eq!(check(&[1], MemberChange::Promote(nodes(&[2, 3]))), Ok(vec![1, 2, 3]));
         assert_eq!(check(&[1, 2, 3], MemberChange::Promote(nodes(&[4, 5]))), Ok(vec![1, 2, 3, 4, 5]));
         assert_eq!(check(&[1, 2, 3], MemberChange::Demote(nodes(&[2, 1]))), Ok(vec![3]));
     }
 
     #[test]
-    fn even_numbers_none_and_more_than_five_are_refused_with_the_reason() {
+    fn even_zero_and_more_than_five_voters_are_refused_with_the_reason() {
         let refused = |voters: &[u64], change| check(voters, change).unwrap_err();
         let two = refused(&[1], MemberChange::Promote(nodes(&[2])));
         assert_eq!(two, MemberError::VoterCount { voters: 2 });
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_voter_can_lead_and_only_a_learner_be_promoted() {
+    fn only_a_voter_can_lead_and_only_a_learner_can_be_promoted() {
         assert_eq!(check(&[1, 2, 3], MemberChange::TransferLeader(NodeId(2))), Ok(vec![1, 2, 3]));
         let learner = check(&[1, 2, 3], MemberChange::TransferLeader(NodeId(4)));
         assert_eq!(learner, Err(MemberError::NotVoter(NodeId(4))));

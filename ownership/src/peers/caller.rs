@@ -17,7 +17,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Whether its certificate names the host of this address. Plain connections show nothing, and are taken at their word.
-    pub(crate) fn shows(&self, address: &str) -> bool {
+    pub(crate) fn certificate_covers(&self, address: &str) -> bool {
         let Some(certificate) = &self.certificate else { return true };
         let Ok(name) = ServerName::try_from(host(address)) else { return false };
         ParsedCertificate::try_from(certificate).is_ok_and(|parsed| verify_server_name(&parsed, &name).is_ok())
@@ -26,24 +26,24 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use consensus::Levels;
+    use consensus::SupportedLevels;
 
     use super::*;
     use crate::peers::handshake::{Lane, PROTOCOL};
 
     #[test]
-    fn a_certificate_shows_only_the_hosts_that_it_names() {
+    fn a_certificate_covers_only_the_hosts_it_names() {
         let names = ["router-1".to_owned(), "10.0.0.1".to_owned(), "*.fleet.internal".to_owned()];
         let signed = rcgen::generate_simple_self_signed(names).unwrap();
-        let levels = Levels { lowest: 1, highest: 1 };
+        let levels = SupportedLevels { lowest: 1, highest: 1 };
         let hello = Hello { protocol: PROTOCOL, cluster: None, node: None, to: None, levels, lane: Lane::Call };
         let caller = Caller { hello, certificate: Some(signed.cert.der().clone()) };
         for address in ["router-1:7400", "10.0.0.1:1", "a.fleet.internal:7400"] {
-            assert!(caller.shows(address), "{address}");
+            assert!(caller.certificate_covers(address), "{address}");
         }
         for address in ["router-2:7400", "10.0.0.2:1", "a.b.fleet.internal:7400", "", ":7400"] {
-            assert!(!caller.shows(address), "{address}");
+            assert!(!caller.certificate_covers(address), "{address}");
         }
-        assert!(Caller { certificate: None, ..caller }.shows("router-2:7400"));
+        assert!(Caller { certificate: None, ..caller }.certificate_covers("router-2:7400"));
     }
 }

@@ -22,12 +22,12 @@ pub(crate) fn host(address: &str) -> &str {
 }
 
 /// What others check when they call this node, and when it calls them.
-pub(crate) struct Judges {
+pub(crate) struct CertificateVerifiers {
     server: Arc<dyn ServerCertVerifier>,
     client: Arc<dyn ClientCertVerifier>,
 }
 
-impl Judges {
+impl CertificateVerifiers {
     /// Who trust this authority.
     pub(crate) fn new(
         roots: &Arc<RootCertStore>,
@@ -58,7 +58,7 @@ impl Judges {
         if let Err(error) = verify_server_name(&parsed, &name) {
             let found = match &error {
                 Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) => {
-                    names(presented)
+                    display_names(presented)
                 }
                 other => other.to_string(),
             };
@@ -74,10 +74,10 @@ impl Judges {
         for judged in [as_server, as_client] {
             match judged {
                 Ok(()) => {}
-                Err(Error::InvalidCertificate(error)) if is_of_time(&error) => {
+                Err(Error::InvalidCertificate(error)) if is_expiry(&error) => {
                     tracing::warn!(%error, certificate = %path, "other nodes will refuse this node's certificate");
                 }
-                Err(Error::InvalidCertificate(error)) if is_foreign(&error) => {
+                Err(Error::InvalidCertificate(error)) if is_foreign_authority(&error) => {
                     let ca = files.ca.display();
                     return Err(refused(format!(
                         "it was not signed by the authority in {ca}, nor does it carry what leads there; other nodes \
@@ -96,18 +96,18 @@ impl Judges {
     }
 }
 
-fn is_of_time(error: &CertificateError) -> bool {
+fn is_expiry(error: &CertificateError) -> bool {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
     matches!(error, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
 }
 
 /// Whether another authority signed it. One of the same name has another key: then the signature is what does not fit.
-fn is_foreign(error: &CertificateError) -> bool {
+fn is_foreign_authority(error: &CertificateError) -> bool {
     matches!(error, CertificateError::UnknownIssuer | CertificateError::BadSignature)
 }
 
 /// `DnsName("a")` and `IpAddress(10.0.0.1)`, as people write them.
-fn names(presented: &[String]) -> String {
+fn display_names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
         inner.trim_end_matches(')').trim_matches('"').to_owned()
@@ -119,19 +119,21 @@ fn names(presented: &[String]) -> String {
 }
 
 /// What TLS had against the other side, or the other side against this one; none where it was not TLS that failed.
-pub(crate) fn complaint(error: &io::Error) -> Option<String> {
+pub(crate) fn tls_complaint(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
         Error::InvalidCertificate(CertificateError::NotValidForNameContext { expected, presented }) => {
-            let (wanted, found) = (expected.to_str(), names(presented));
+            let (wanted, found) = (expected.to_str(), display_names(presented));
             format!("its certificate does not name `{wanted}`, under which it was called: it names {found}")
         }
-        Error::InvalidCertificate(error) if is_foreign(error) => {
+        Error::InvalidCertificate(error) if is_foreign_authority(error) => {
             "its certificate was signed by another authority than the one in cluster.tls.ca here".into()
         }
         Error::InvalidCertificate(error) => format!("its certificate is refused: {error}"),
         Error::NoCertificatesPresented => "it showed no certificate, and cluster.tls asks for one".into(),
-        Error::AlertReceived(alert) => format!("{} (TLS alert {alert:?}); its own log may say more", of_alert(*alert)),
+        Error::AlertReceived(alert) => {
+            format!("{} (TLS alert {alert:?}); its own log may say more", explain_alert(*alert))
+        }
         Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
             "it does not speak TLS: cluster.tls is needed at every node or at none".into()
         }
@@ -140,7 +142,7 @@ pub(crate) fn complaint(error: &io::Error) -> Option<String> {
 }
 
 /// What the other side meant by an alert, and what to mend.
-fn of_alert(alert: AlertDescription) -> &'static str {
+fn explain_alert(alert: AlertDescription) -> &'static str {
     use AlertDescription as Alert;
     match alert {
         // Another authority of the same name has another key: then the signature is what does not fit.
@@ -176,8 +178,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alerts_are_told_apart_with_what_to_mend() {
-        let told = |alert| complaint(&io::Error::other(Error::AlertReceived(alert))).unwrap();
+    fn tls_alerts_are_explained_with_their_fix() {
+        let told = |alert| tls_complaint(&io::Error::other(Error::AlertReceived(alert))).unwrap();
         for (alert, words) in [
             (AlertDescription::UnknownCA, "another authority"),
             (AlertDescription::DecryptError, "another authority"),
@@ -200,18 +202,18 @@ mod tests {
     }
 
     #[test]
-    fn names_read_as_people_write_them() {
+    fn certificate_names_print_as_hosts_and_addresses() {
         let found = ["DnsName(\"router-1\")".to_owned(), "IpAddress(10.0.0.1)".to_owned()];
-        assert_eq!(names(&found), "router-1, 10.0.0.1");
-        assert!(names(&[]).contains("no subjectAltName"));
+        assert_eq!(display_names(&found), "router-1, 10.0.0.1");
+        assert!(display_names(&[]).contains("no subjectAltName"));
         assert_eq!((host("[::1]:7400"), host("router-1:7400"), host("alone")), ("::1", "router-1", "alone"));
     }
 
     #[test]
-    fn only_what_tls_says_is_a_complaint() {
-        assert_eq!(complaint(&io::Error::other("broken pipe")), None);
-        assert_eq!(complaint(&io::ErrorKind::ConnectionRefused.into()), None);
+    fn only_tls_errors_are_certificate_complaints() {
+        assert_eq!(tls_complaint(&io::Error::other("broken pipe")), None);
+        assert_eq!(tls_complaint(&io::ErrorKind::ConnectionRefused.into()), None);
         let none = io::Error::other(Error::NoCertificatesPresented);
-        assert!(complaint(&none).unwrap().contains("no certificate"));
+        assert!(tls_complaint(&none).unwrap().contains("no certificate"));
     }
 }

@@ -1,6 +1,6 @@
 //! Why a call to another node failed, and what to do about it.
 
-use consensus::Levels;
+use consensus::SupportedLevels;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
@@ -36,7 +36,7 @@ pub enum PeerError {
         /// Who refused.
         address: String,
         /// Why.
-        refusal: Refusal,
+        refusal: HandshakeRefusal,
     },
     /// No answer in time; whether it was done is not known.
     #[error("no answer within {millis} ms")]
@@ -78,7 +78,7 @@ impl PeerError {
 
 /// Why a node refuses a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-pub enum Refusal {
+pub enum HandshakeRefusal {
     /// The protocols differ.
     #[error("it speaks protocol {spoken} between nodes, and this binary another; upgrade one release at a time")]
     Protocol {
@@ -121,6 +121,6 @@ pub enum Refusal {
         /// The cluster's.
         level: u32,
         /// The caller's.
-        levels: Levels,
+        levels: SupportedLevels,
     },
 }

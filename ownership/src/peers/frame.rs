@@ -14,11 +14,11 @@ pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
 const HEADER: usize = 14;
 
 /// Memory that a declared length gets before its bytes are there.
-const FIRST_READ: usize = 64 << 10;
+const INITIAL_BUFFER: usize = 64 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// A conversation begins; the method says what about.
     Open = 1,
     /// One more piece of what is asked.
@@ -38,8 +38,8 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Frame {
-    pub(crate) kind: Kind,
+pub(crate) struct PeerFrame {
+    pub(crate) kind: FrameKind,
     /// What is asked; 0 in every frame but the first of an exchange.
     pub(crate) method: u8,
     /// Which exchange; chosen by who opens it.
@@ -47,19 +47,19 @@ pub(crate) struct Frame {
     pub(crate) payload: Bytes,
 }
 
-impl Frame {
-    pub(crate) fn new(kind: Kind, exchange: u64, payload: Bytes) -> Self {
+impl PeerFrame {
+    pub(crate) fn new(kind: FrameKind, exchange: u64, payload: Bytes) -> Self {
         Self { kind, method: 0, exchange, payload }
     }
 
     /// A frame without a payload.
-    pub(crate) fn bare(kind: Kind, exchange: u64) -> Self {
+    pub(crate) fn without_payload(kind: FrameKind, exchange: u64) -> Self {
         Self::new(kind, exchange, Bytes::new())
     }
 }
 
 /// Reads the next frame; `None` when the other side closed the connection between two frames.
-pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Option<Frame>> {
+pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Option<PeerFrame>> {
     let mut header = [0u8; HEADER];
     let first = from.read(&mut header).await?;
     if first == 0 {
@@ -68,18 +68,18 @@ pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Optio
     from.read_exact(&mut header[first..]).await?;
     let length = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let kind = Kind::from_repr(header[4]).ok_or_else(|| invalid(format!("{} is no kind of frame", header[4])))?;
+    let kind = FrameKind::from_repr(header[4]).ok_or_else(|| invalid(format!("{} is no kind of frame", header[4])))?;
     if length > MAX_PAYLOAD {
         return Err(invalid(format!("a frame of {length} bytes; {MAX_PAYLOAD} is the most")));
     }
     let exchange = u64::from_le_bytes(header[6..].try_into().expect("eight bytes"));
-    let payload = payload(from, length).await?;
-    Ok(Some(Frame { kind, method: header[5], exchange, payload }))
+    let payload = read_payload(from, length).await?;
+    Ok(Some(PeerFrame { kind, method: header[5], exchange, payload }))
 }
 
 /// Memory grows with what has arrived, not with what was announced.
-async fn payload<R: AsyncRead + Unpin>(from: &mut R, length: usize) -> io::Result<Bytes> {
-    let mut payload = BytesMut::with_capacity(length.min(FIRST_READ));
+async fn read_payload<R: AsyncRead + Unpin>(from: &mut R, length: usize) -> io::Result<Bytes> {
+    let mut payload = BytesMut::with_capacity(length.min(INITIAL_BUFFER));
     let mut rest = from.take(length as u64);
     while payload.len() < length {
         if rest.read_buf(&mut payload).await? == 0 {
@@ -90,7 +90,7 @@ async fn payload<R: AsyncRead + Unpin>(from: &mut R, length: usize) -> io::Resul
 }
 
 /// Writes a frame; the caller flushes.
-pub(crate) async fn write<W: AsyncWrite + Unpin>(to: &mut W, frame: &Frame) -> io::Result<()> {
+pub(crate) async fn write<W: AsyncWrite + Unpin>(to: &mut W, frame: &PeerFrame) -> io::Result<()> {
     let length = u32::try_from(frame.payload.len()).ok().filter(|length| *length as usize <= MAX_PAYLOAD);
     let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a frame is too long to send"))?;
     let mut header = [0u8; HEADER];
@@ -106,18 +106,18 @@ pub(crate) async fn write<W: AsyncWrite + Unpin>(to: &mut W, frame: &Frame) -> i
 mod tests {
     use super::*;
 
-    async fn check(bytes: &[u8]) -> io::Result<Option<Frame>> {
+    async fn check(bytes: &[u8]) -> io::Result<Option<PeerFrame>> {
         let mut from = bytes;
         read(&mut from).await
     }
 
     #[tokio::test]
-    async fn what_is_written_is_read() {
+    async fn a_frame_round_trips() {
         let mut wire = Vec::new();
         let frames = [
-            Frame { kind: Kind::Open, method: 9, exchange: 77, payload: Bytes::from(vec![5; 100_000]) },
-            Frame::bare(Kind::Ping, 0),
-            Frame::new(Kind::Fail, u64::MAX, Bytes::from_static(b"no")),
+            PeerFrame { kind: FrameKind::Open, method: 9, exchange: 77, payload: Bytes::from(vec![5; 100_000]) },
+            PeerFrame::without_payload(FrameKind::Ping, 0),
+            PeerFrame::new(FrameKind::Fail, u64::MAX, Bytes::from_static(b"no")),
         ];
         for frame in &frames {
             write(&mut wire, frame).await.unwrap();
@@ -130,9 +130,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_cut_is_an_error_and_never_a_frame() {
+    async fn every_truncation_is_an_error_and_never_a_frame() {
         let mut wire = Vec::new();
-        write(&mut wire, &Frame::new(Kind::Reply, 3, Bytes::from_static(b"hello"))).await.unwrap();
+        write(&mut wire, &PeerFrame::new(FrameKind::Reply, 3, Bytes::from_static(b"hello"))).await.unwrap();
         for cut in 1..wire.len() {
             let error = check(&wire[..cut]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "cut at {cut}");
@@ -140,12 +140,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unknown_kinds_and_monstrous_lengths_are_refused_before_memory_is_taken() {
+    async fn unknown_kinds_and_oversized_lengths_are_refused_before_allocation() {
         let mut wire = Vec::new();
-        write(&mut wire, &Frame::bare(Kind::Ping, 0)).await.unwrap();
+        write(&mut wire, &PeerFrame::without_payload(FrameKind::Ping, 0)).await.unwrap();
         wire[4] = 99;
         assert!(check(&wire).await.unwrap_err().to_string().contains("99 is no kind"));
-        wire[4] = Kind::Ping as u8;
+        wire[4] = FrameKind::Ping as u8;
         wire[..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(check(&wire).await.unwrap_err().to_string().contains("is the most"));
     }

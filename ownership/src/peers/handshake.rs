@@ -5,14 +5,14 @@
 
 use std::io;
 
-use consensus::Levels;
+use consensus::SupportedLevels;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use vocabulary::NodeId;
 
 use crate::node_folder::ClusterId;
-use crate::peers::error::Refusal;
+use crate::peers::error::HandshakeRefusal;
 
 /// The protocol between nodes. Raised when frames or methods change so that older nodes could not follow.
 pub(crate) const PROTOCOL: u32 = 1;
@@ -20,7 +20,7 @@ pub(crate) const PROTOCOL: u32 = 1;
 const MAGIC: &[u8; 8] = b"OWNPEER\x01";
 
 /// The longest message before both know each other.
-const MAX_HELLO: u32 = 4 << 10;
+const MAX_HELLO_BYTES: u32 = 4 << 10;
 
 /// What a connection is for. Each has its own, so that a snapshot never delays a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub(crate) struct Hello {
     pub(crate) node: Option<NodeId>,
     /// Who is meant; none when only an address is known.
     pub(crate) to: Option<NodeId>,
-    pub(crate) levels: Levels,
+    pub(crate) levels: SupportedLevels,
     pub(crate) lane: Lane,
 }
 
@@ -51,10 +51,10 @@ pub(crate) struct Hello {
 pub(crate) struct Welcome {
     pub(crate) cluster: ClusterId,
     pub(crate) node: NodeId,
-    pub(crate) levels: Levels,
+    pub(crate) levels: SupportedLevels,
 }
 
-pub(crate) async fn say<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serialize) -> io::Result<()> {
+pub(crate) async fn send_message<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serialize) -> io::Result<()> {
     let body = rmp_serde::to_vec_named(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
     let mut whole = Vec::with_capacity(MAGIC.len() + 4 + body.len());
@@ -65,7 +65,7 @@ pub(crate) async fn say<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serial
     to.flush().await
 }
 
-pub(crate) async fn hear<T: DeserializeOwned, R: AsyncRead + Unpin>(from: &mut R) -> io::Result<T> {
+pub(crate) async fn receive_message<T: DeserializeOwned, R: AsyncRead + Unpin>(from: &mut R) -> io::Result<T> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut magic = [0u8; 8];
     from.read_exact(&mut magic).await?;
@@ -73,7 +73,7 @@ pub(crate) async fn hear<T: DeserializeOwned, R: AsyncRead + Unpin>(from: &mut R
         return Err(invalid("what listens there is no node of this kind; check address and TLS settings".into()));
     }
     let length = from.read_u32_le().await?;
-    if length > MAX_HELLO {
+    if length > MAX_HELLO_BYTES {
         return Err(invalid(format!("a greeting of {length} bytes")));
     }
     let mut body = vec![0u8; length as usize];
@@ -88,39 +88,39 @@ pub(crate) struct Callee<'a> {
     /// The cluster's feature level.
     pub(crate) level: u32,
     /// Whether the caller was removed.
-    pub(crate) is_retired: Retired,
+    pub(crate) is_retired: RemovalStatus,
 }
 
 /// Whether a node was removed from the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Retired {
+pub(crate) enum RemovalStatus {
     Yes,
     No,
 }
 
 /// Whether the caller may come in. Pure.
-pub(crate) fn judge(hello: &Hello, callee: Callee<'_>) -> Result<(), Refusal> {
+pub(crate) fn check_hello(hello: &Hello, callee: Callee<'_>) -> Result<(), HandshakeRefusal> {
     let Welcome { cluster, node, .. } = *callee.welcome;
     if hello.protocol != PROTOCOL {
-        return Err(Refusal::Protocol { spoken: PROTOCOL });
+        return Err(HandshakeRefusal::Protocol { spoken: PROTOCOL });
     }
     if hello.node.is_some() && hello.cluster.is_none() {
-        return Err(Refusal::Unproven);
+        return Err(HandshakeRefusal::Unproven);
     }
     if hello.cluster.is_some_and(|theirs| theirs != cluster) {
-        return Err(Refusal::OtherCluster { cluster });
+        return Err(HandshakeRefusal::OtherCluster { cluster });
     }
     if hello.to.is_some_and(|meant| meant != node) {
-        return Err(Refusal::OtherNode { node });
+        return Err(HandshakeRefusal::OtherNode { node });
     }
     if hello.node == Some(node) {
-        return Err(Refusal::SameNode { node });
+        return Err(HandshakeRefusal::SameNode { node });
     }
-    if let (Some(node), Retired::Yes) = (hello.node, callee.is_retired) {
-        return Err(Refusal::Retired { node });
+    if let (Some(node), RemovalStatus::Yes) = (hello.node, callee.is_retired) {
+        return Err(HandshakeRefusal::Retired { node });
     }
     if !hello.levels.contains(callee.level) {
-        return Err(Refusal::Level { level: callee.level, levels: hello.levels });
+        return Err(HandshakeRefusal::Level { level: callee.level, levels: hello.levels });
     }
     Ok(())
 }
@@ -129,47 +129,47 @@ pub(crate) fn judge(hello: &Hello, callee: Callee<'_>) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    const LEVELS: Levels = Levels { lowest: 1, highest: 2 };
+    const LEVELS: SupportedLevels = SupportedLevels { lowest: 1, highest: 2 };
 
     fn hello() -> Hello {
         let (cluster, node, to) = (Some(ClusterId(7)), Some(NodeId(2)), Some(NodeId(1)));
         Hello { protocol: PROTOCOL, cluster, node, to, levels: LEVELS, lane: Lane::Raft }
     }
 
-    fn check(hello: Hello, level: u32, is_retired: Retired) -> Result<(), Refusal> {
+    fn check(hello: Hello, level: u32, is_retired: RemovalStatus) -> Result<(), HandshakeRefusal> {
         let welcome = Welcome { cluster: ClusterId(7), node: NodeId(1), levels: LEVELS };
-        judge(&hello, Callee { welcome: &welcome, level, is_retired })
+        check_hello(&hello, Callee { welcome: &welcome, level, is_retired })
     }
 
     #[test]
-    fn members_and_joiners_come_in() {
-        assert_eq!(check(hello(), 2, Retired::No), Ok(()));
+    fn members_and_joining_nodes_are_accepted() {
+        assert_eq!(check(hello(), 2, RemovalStatus::No), Ok(()));
         let joiner = Hello { cluster: None, node: None, to: None, ..hello() };
-        assert_eq!(check(joiner, 2, Retired::No), Ok(()));
+        assert_eq!(check(joiner, 2, RemovalStatus::No), Ok(()));
     }
 
     #[test]
-    fn strangers_are_refused_with_the_reason() {
-        let refused = |hello| check(hello, 2, Retired::No).unwrap_err();
+    fn unknown_callers_are_refused_with_the_reason() {
+        let refused = |hello| check(hello, 2, RemovalStatus::No).unwrap_err();
         let other = refused(Hello { cluster: Some(ClusterId(8)), ..hello() });
-        assert_eq!(other, Refusal::OtherCluster { cluster: ClusterId(7) });
-        assert_eq!(refused(Hello { cluster: None, ..hello() }), Refusal::Unproven);
-        assert_eq!(refused(Hello { to: Some(NodeId(3)), ..hello() }), Refusal::OtherNode { node: NodeId(1) });
-        assert_eq!(refused(Hello { node: Some(NodeId(1)), ..hello() }), Refusal::SameNode { node: NodeId(1) });
-        assert_eq!(refused(Hello { protocol: 2, ..hello() }), Refusal::Protocol { spoken: PROTOCOL });
-        let old = Levels { lowest: 1, highest: 1 };
-        assert_eq!(refused(Hello { levels: old, ..hello() }), Refusal::Level { level: 2, levels: old });
-        assert_eq!(check(hello(), 2, Retired::Yes), Err(Refusal::Retired { node: NodeId(2) }));
+        assert_eq!(other, HandshakeRefusal::OtherCluster { cluster: ClusterId(7) });
+        assert_eq!(refused(Hello { cluster: None, ..hello() }), HandshakeRefusal::Unproven);
+        assert_eq!(refused(Hello { to: Some(NodeId(3)), ..hello() }), HandshakeRefusal::OtherNode { node: NodeId(1) });
+        assert_eq!(refused(Hello { node: Some(NodeId(1)), ..hello() }), HandshakeRefusal::SameNode { node: NodeId(1) });
+        assert_eq!(refused(Hello { protocol: 2, ..hello() }), HandshakeRefusal::Protocol { spoken: PROTOCOL });
+        let old = SupportedLevels { lowest: 1, highest: 1 };
+        assert_eq!(refused(Hello { levels: old, ..hello() }), HandshakeRefusal::Level { level: 2, levels: old });
+        assert_eq!(check(hello(), 2, RemovalStatus::Yes), Err(HandshakeRefusal::Retired { node: NodeId(2) }));
     }
 
     #[tokio::test]
-    async fn a_greeting_survives_the_wire_and_other_protocols_are_told_apart() {
+    async fn a_hello_round_trips_and_other_protocols_are_recognized() {
         let mut wire = Vec::new();
-        say(&mut wire, &hello()).await.unwrap();
-        assert_eq!(hear::<Hello, _>(&mut wire.as_slice()).await.unwrap(), hello());
-        let http = hear::<Hello, _>(&mut b"GET / HTTP/1.1\r\n\r\n".as_slice()).await.unwrap_err();
+        send_message(&mut wire, &hello()).await.unwrap();
+        assert_eq!(receive_message::<Hello, _>(&mut wire.as_slice()).await.unwrap(), hello());
+        let http = receive_message::<Hello, _>(&mut b"GET / HTTP/1.1\r\n\r\n".as_slice()).await.unwrap_err();
         assert!(http.to_string().contains("no node of this kind"), "{http}");
         wire[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(hear::<Hello, _>(&mut wire.as_slice()).await.is_err());
+        assert!(receive_message::<Hello, _>(&mut wire.as_slice()).await.is_err());
     }
 }

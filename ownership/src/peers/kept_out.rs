@@ -3,27 +3,27 @@
 use std::fmt::Display;
 use std::time::Instant;
 
-use crate::peers::seldom::Seldom;
+use crate::peers::seldom::LogThrottle;
 
 /// What was kept out for one reason.
 #[derive(Debug)]
-pub(crate) struct KeptOut {
+pub(crate) struct RejectionLog {
     /// The reason, for the log.
     reason: &'static str,
-    all: Seldom,
+    throttle: LogThrottle,
 }
 
-impl KeptOut {
+impl RejectionLog {
     pub(crate) fn new(reason: &'static str) -> Self {
-        Self { reason, all: Seldom::default() }
+        Self { reason, throttle: LogThrottle::default() }
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.all.count()
+        self.throttle.count()
     }
 
-    pub(crate) fn note(&self, from: &impl Display, why: &str) {
-        if let Some(unsaid) = self.all.note(Instant::now()) {
+    pub(crate) fn record(&self, from: &impl Display, why: &str) {
+        if let Some(unsaid) = self.throttle.record(Instant::now()) {
             tracing::warn!(%from, why, unsaid, "{}", self.reason);
         }
     }

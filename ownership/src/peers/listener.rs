@@ -11,33 +11,33 @@ use tokio::time::timeout;
 
 use crate::error::OwnershipError;
 use crate::peers::caller::Caller;
-use crate::peers::certificate::complaint;
+use crate::peers::certificate::tls_complaint;
 use crate::peers::handshake::{self, Hello};
-use crate::peers::kept_out::KeptOut;
-use crate::peers::lobby::{Lobby, Place};
-use crate::peers::registry::Registry;
-use crate::peers::serving::{self, Answerer};
-use crate::peers::socket::{Directions, Stream};
+use crate::peers::kept_out::RejectionLog;
+use crate::peers::lobby::{CallerLimiter, CallerPermit};
+use crate::peers::registry::PeerRegistry;
+use crate::peers::serving::{self, ExchangeHandler};
+use crate::peers::socket::{ByteStream, DialPolicy};
 
 /// Connections of members at once: five voters, a hundred learners, some lanes each.
 const MAX_CONNECTIONS: usize = 1_024;
 
 /// Callers that have not greeted yet, and those of one address.
-const ARRIVING: (usize, usize) = (128, 48);
+const MAX_HANDSHAKING: (usize, usize) = (128, 48);
 
 /// Callers that greeted and are no members, and those of one address: nodes that join, and whoever says that it is one.
-const GUESTS: (usize, usize) = (64, 16);
+const MAX_NON_MEMBERS: (usize, usize) = (64, 16);
 
 /// How long a caller may take to greet, TLS included.
-const ARRIVE_WITHIN: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A bound address that nobody is served on yet.
-pub(crate) struct Listener {
+pub(crate) struct PeerListener {
     socket: TcpListener,
     pub(crate) address: SocketAddr,
 }
 
-impl Listener {
+impl PeerListener {
     pub(crate) async fn bind(address: &str) -> Result<Self, OwnershipError> {
         let listen = |error: std::io::Error| OwnershipError::Listen { address: address.into(), why: error.to_string() };
         let socket = TcpListener::bind(address).await.map_err(listen)?;
@@ -46,31 +46,31 @@ impl Listener {
     }
 
     /// Lets in whom the registry lets in, until it is dropped; every connection ends with it.
-    pub(crate) async fn run<A: Answerer>(self: Arc<Self>, registry: Arc<Registry>, answerer: Arc<A>) {
-        let rooms = Arc::new(Rooms {
-            arriving: Lobby::new(ARRIVING.0, ARRIVING.1),
-            guests: Lobby::new(GUESTS.0, GUESTS.1),
+    pub(crate) async fn run<A: ExchangeHandler>(self: Arc<Self>, registry: Arc<PeerRegistry>, answerer: Arc<A>) {
+        let rooms = Arc::new(CallerLimits {
+            handshaking: CallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
+            non_members: CallerLimiter::new(MAX_NON_MEMBERS.0, MAX_NON_MEMBERS.1),
             members: Semaphore::new(MAX_CONNECTIONS),
         });
-        let not_accepted = KeptOut::new("a connection could not be accepted; out of file handles, most likely");
+        let not_accepted = RejectionLog::new("a connection could not be accepted; out of file handles, most likely");
         let mut connections = JoinSet::new();
         loop {
             while connections.try_join_next().is_some() {}
             let (socket, from) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    not_accepted.note(&self.address, &error.to_string());
+                    not_accepted.record(&self.address, &error.to_string());
                     // The next attempt would fail at once, too.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
             let (registry, answerer, rooms) = (registry.clone(), answerer.clone(), rooms.clone());
-            let place = rooms.arriving.enter(from.ip());
+            let place = rooms.handshaking.admit(from.ip());
             connections.spawn(async move {
                 if let Err(error) = serve((socket, place), &registry, (answerer, &rooms)).await {
-                    match complaint(&error) {
-                        Some(why) => registry.failures.strangers.note(&from, &why),
+                    match tls_complaint(&error) {
+                        Some(why) => registry.failures.tls_refusals.record(&from, &why),
                         None => tracing::debug!(%from, %error, "a connection of another node ended"),
                     }
                 }
@@ -80,44 +80,44 @@ impl Listener {
 }
 
 /// Where callers are, by what they have shown.
-struct Rooms {
-    arriving: Arc<Lobby>,
-    guests: Arc<Lobby>,
+struct CallerLimits {
+    handshaking: Arc<CallerLimiter>,
+    non_members: Arc<CallerLimiter>,
     members: Semaphore,
 }
 
-async fn serve<A: Answerer>(
-    (socket, mut place): (TcpStream, Place),
-    registry: &Registry,
-    (answerer, rooms): (Arc<A>, &Rooms),
+async fn serve<A: ExchangeHandler>(
+    (socket, mut place): (TcpStream, CallerPermit),
+    registry: &PeerRegistry,
+    (answerer, rooms): (Arc<A>, &CallerLimits),
 ) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let from = socket.peer_addr()?.ip();
     let greet = async {
-        let mut stream: Box<dyn Stream> = Box::new(socket);
+        let mut stream: Box<dyn ByteStream> = Box::new(socket);
         let mut certificate = None;
         if let Some(tls) = registry.tls() {
             let (protected, shown) = tls.accept(stream).await?;
             (stream, certificate) = (protected, Some(shown));
         }
-        let hello: Hello = handshake::hear(&mut stream).await?;
-        let greeted = registry.judge(&hello);
-        handshake::say(&mut stream, &greeted).await?;
+        let hello: Hello = handshake::receive_message(&mut stream).await?;
+        let greeted = registry.check_hello(&hello);
+        handshake::send_message(&mut stream, &greeted).await?;
         Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, Caller { hello, certificate })))
     };
     let greeted = tokio::select! {
-        greeted = timeout(ARRIVE_WITHIN, greet) => greeted.map_err(|_| std::io::ErrorKind::TimedOut)??,
-        () = place.turned_out() => return Ok(()),
+        greeted = timeout(HANDSHAKE_TIMEOUT, greet) => greeted.map_err(|_| std::io::ErrorKind::TimedOut)??,
+        () = place.wait_evicted() => return Ok(()),
     };
     let Some((stream, caller)) = greeted else { return Ok(()) };
     drop(place);
-    if registry.lists(&caller) {
+    if registry.is_member(&caller) {
         let Ok(_place) = rooms.members.try_acquire() else { return Err(std::io::ErrorKind::QuotaExceeded.into()) };
         return serving::serve(stream, Arc::new(caller), answerer).await;
     }
-    let mut place = rooms.guests.enter(from);
+    let mut place = rooms.non_members.admit(from);
     tokio::select! {
         served = serving::serve(stream, Arc::new(caller), answerer) => served,
-        () = place.turned_out() => Ok(()),
+        () = place.wait_evicted() => Ok(()),
     }
 }

@@ -12,57 +12,62 @@ use tokio::sync::oneshot;
 
 /// Places for callers, oldest first.
 #[derive(Debug)]
-pub(crate) struct Lobby {
-    places: usize,
-    for_one_address: usize,
-    waiting: Mutex<Vec<Waiting>>,
+pub(crate) struct CallerLimiter {
+    max_callers: usize,
+    max_per_address: usize,
+    waiting: Mutex<Vec<LimitedCaller>>,
     next: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct LimitedCaller {
     id: u64,
     from: IpAddr,
     /// Dropped to turn the caller out.
-    _stays: oneshot::Sender<Infallible>,
+    _evict: oneshot::Sender<Infallible>,
 }
 
 /// A caller's place, until it is dropped or given to somebody else.
 #[derive(Debug)]
-pub(crate) struct Place {
-    lobby: Arc<Lobby>,
+pub(crate) struct CallerPermit {
+    lobby: Arc<CallerLimiter>,
     id: u64,
-    turned_out: oneshot::Receiver<Infallible>,
+    evicted: oneshot::Receiver<Infallible>,
 }
 
-impl Lobby {
+impl CallerLimiter {
     pub(crate) fn new(places: usize, for_one_address: usize) -> Arc<Self> {
-        Arc::new(Self { places, for_one_address, waiting: Mutex::default(), next: AtomicU64::new(0) })
+        Arc::new(Self {
+            max_callers: places,
+            max_per_address: for_one_address,
+            waiting: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
     }
 
     /// Gives a place to whoever comes.
-    pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> Place {
+    pub(crate) fn admit(self: &Arc<Self>, from: IpAddr) -> CallerPermit {
         let (stays, turned_out) = oneshot::channel();
         let from = network_of(from);
         let id = self.next.fetch_add(1, Relaxed);
         let mut waiting = self.waiting.lock();
-        if let Some(leaves) = self.who_leaves(&waiting, from) {
+        if let Some(leaves) = self.pick_evicted(&waiting, from) {
             waiting.remove(leaves);
         }
-        waiting.push(Waiting { id, from, _stays: stays });
-        Place { lobby: self.clone(), id, turned_out }
+        waiting.push(LimitedCaller { id, from, _evict: stays });
+        CallerPermit { lobby: self.clone(), id, evicted: turned_out }
     }
 
     /// The one that has waited longest: of the same address where that has its share, else of those that have most.
-    fn who_leaves(&self, waiting: &[Waiting], from: IpAddr) -> Option<usize> {
+    fn pick_evicted(&self, waiting: &[LimitedCaller], from: IpAddr) -> Option<usize> {
         let mut held = BTreeMap::<IpAddr, usize>::new();
         waiting.iter().for_each(|waiting| *held.entry(waiting.from).or_default() += 1);
-        if held.get(&from).is_some_and(|held| *held >= self.for_one_address) {
+        if held.get(&from).is_some_and(|held| *held >= self.max_per_address) {
             return waiting.iter().position(|waiting| waiting.from == from);
         }
         let most = held.values().max()?;
-        let crowds = |waiting: &Waiting| held.get(&waiting.from) == Some(most);
-        (waiting.len() >= self.places).then(|| waiting.iter().position(crowds))?
+        let crowds = |waiting: &LimitedCaller| held.get(&waiting.from) == Some(most);
+        (waiting.len() >= self.max_callers).then(|| waiting.iter().position(crowds))?
     }
 }
 
@@ -74,15 +79,15 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-impl Place {
+impl CallerPermit {
     /// Returns once somebody else has it.
-    pub(crate) async fn turned_out(&mut self) {
+    pub(crate) async fn wait_evicted(&mut self) {
         // Nothing is ever sent: it only ends.
-        drop((&mut self.turned_out).await);
+        drop((&mut self.evicted).await);
     }
 }
 
-impl Drop for Place {
+impl Drop for CallerPermit {
     fn drop(&mut self) {
         self.lobby.waiting.lock().retain(|waiting| waiting.id != self.id);
     }
@@ -94,49 +99,50 @@ mod tests {
 
     use super::*;
 
-    fn is_out(place: &mut Place) -> bool {
-        place.turned_out().now_or_never().is_some()
+    fn is_evicted(place: &mut CallerPermit) -> bool {
+        place.wait_evicted().now_or_never().is_some()
     }
 
     #[test]
-    fn idle_callers_of_one_address_only_turn_each_other_out() {
-        let (lobby, idle, member) = (Lobby::new(8, 4), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let mut others = lobby.enter(member);
-        let mut all: Vec<Place> = (0..100).map(|_| lobby.enter(idle)).collect();
-        let out = all.iter_mut().map(is_out).filter(|out| *out).count();
-        assert_eq!((out, is_out(&mut others)), (96, false));
-        assert!(!all[96..].iter_mut().any(is_out), "the last ones have the places");
+    fn idle_callers_of_one_address_evict_only_each_other() {
+        let (lobby, idle, member) =
+            (CallerLimiter::new(8, 4), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let mut others = lobby.admit(member);
+        let mut all: Vec<CallerPermit> = (0..100).map(|_| lobby.admit(idle)).collect();
+        let out = all.iter_mut().map(is_evicted).filter(|out| *out).count();
+        assert_eq!((out, is_evicted(&mut others)), (96, false));
+        assert!(!all[96..].iter_mut().any(is_evicted), "the last ones have the places");
     }
 
     #[test]
-    fn beyond_all_places_the_address_with_most_gives_one_up() {
-        let lobby = Lobby::new(4, 3);
+    fn a_full_limiter_evicts_a_caller_of_the_busiest_address() {
+        let lobby = CallerLimiter::new(4, 3);
         let from = |n| IpAddr::from([10, 0, 0, n]);
-        let mut many: Vec<Place> = (0..3).map(|_| lobby.enter(from(1))).collect();
-        let mut one = lobby.enter(from(2));
-        let mut late = lobby.enter(from(3));
-        assert_eq!(many.iter_mut().map(is_out).collect::<Vec<_>>(), [true, false, false]);
-        assert!(!is_out(&mut one) && !is_out(&mut late));
+        let mut many: Vec<CallerPermit> = (0..3).map(|_| lobby.admit(from(1))).collect();
+        let mut one = lobby.admit(from(2));
+        let mut late = lobby.admit(from(3));
+        assert_eq!(many.iter_mut().map(is_evicted).collect::<Vec<_>>(), [true, false, false]);
+        assert!(!is_evicted(&mut one) && !is_evicted(&mut late));
         drop((one, late));
-        let mut again = lobby.enter(from(4));
-        assert!(!is_out(&mut again) && lobby.waiting.lock().len() == 3, "who leaves makes room");
+        let mut again = lobby.admit(from(4));
+        assert!(!is_evicted(&mut again) && lobby.waiting.lock().len() == 3, "who leaves makes room");
     }
 
     #[test]
     fn among_addresses_with_as_many_places_the_longest_waiting_caller_leaves() {
-        let lobby = Lobby::new(3, 2);
+        let lobby = CallerLimiter::new(3, 2);
         let from = |n| IpAddr::from([10, 0, 0, n]);
-        let mut all: Vec<Place> = [2, 9, 5, 7].map(|n| lobby.enter(from(n))).into();
-        assert_eq!(all.iter_mut().map(is_out).collect::<Vec<_>>(), [true, false, false, false]);
+        let mut all: Vec<CallerPermit> = [2, 9, 5, 7].map(|n| lobby.admit(from(n))).into();
+        assert_eq!(all.iter_mut().map(is_evicted).collect::<Vec<_>>(), [true, false, false, false]);
     }
 
     #[test]
     fn the_addresses_of_one_ipv6_network_share_its_places() {
-        let lobby = Lobby::new(8, 2);
+        let lobby = CallerLimiter::new(8, 2);
         let from = |network: u128, host: u128| IpAddr::V6((network << 64 | host).into());
-        let mut other = lobby.enter(from(2, 1));
-        let mut all: Vec<Place> = (1..6).map(|host| lobby.enter(from(1, host))).collect();
-        assert_eq!(all.iter_mut().map(is_out).collect::<Vec<_>>(), [true, true, true, false, false]);
-        assert!(!is_out(&mut other));
+        let mut other = lobby.admit(from(2, 1));
+        let mut all: Vec<CallerPermit> = (1..6).map(|host| lobby.admit(from(1, host))).collect();
+        assert_eq!(all.iter_mut().map(is_evicted).collect::<Vec<_>>(), [true, true, true, false, false]);
+        assert!(!is_evicted(&mut other));
     }
 }

@@ -6,7 +6,7 @@ use crate::peers::Topic;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
-pub(crate) enum Method {
+pub(crate) enum PeerMethod {
     /// Log entries, or a heartbeat, one request.
     Append = 1,
     /// Log entries, request after request on one exchange.
@@ -33,22 +33,22 @@ pub(crate) enum Method {
     Exchange = 32,
     /// `Topic::Residency`.
     Residency = 33,
-    /// `Topic::Prompts`.
+    /// `Topic::PromptStore`.
     Prompts = 34,
 }
 
-impl Method {
+impl PeerMethod {
     /// Whether only a member whose Raft runs answers this: one that has stopped counts as one that does not answer.
     pub(crate) fn needs_raft(self) -> bool {
-        use Method::{Append, AppendStream, Members, PreVote, Snapshot, TransferLeader, Vote};
+        use PeerMethod::{Append, AppendStream, Members, PreVote, Snapshot, TransferLeader, Vote};
         matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
     }
 
     pub(crate) fn of_topic(topic: Topic) -> Self {
         match topic {
-            Topic::Exchange => Method::Exchange,
-            Topic::Residency => Method::Residency,
-            Topic::Prompts => Method::Prompts,
+            Topic::Exchange => PeerMethod::Exchange,
+            Topic::Residency => PeerMethod::Residency,
+            Topic::Prompts => PeerMethod::Prompts,
         }
     }
 

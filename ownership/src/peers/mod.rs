@@ -29,28 +29,28 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
-pub use error::{PeerError, Refusal};
+pub use error::{HandshakeRefusal, PeerError};
 pub(crate) use handshake::Lane;
-pub(crate) use link::{Answers, Link, Pending, Speaker};
-pub(crate) use listener::Listener;
-pub(crate) use method::Method;
-pub(crate) use registry::Registry;
-pub(crate) use serving::{Answerer, Exchange, Replies};
-pub(crate) use socket::Whom;
-pub(crate) use task::Task;
-pub(crate) use tls::Tls;
+pub(crate) use link::{ExchangeSender, PeerLink, PendingReply, ReplyReceiver};
+pub(crate) use listener::PeerListener;
+pub(crate) use method::PeerMethod;
+pub(crate) use registry::PeerRegistry;
+pub(crate) use serving::{ExchangeHandler, IncomingExchange, ReplySender};
+pub(crate) use socket::DialTarget;
+pub(crate) use task::AbortingTask;
+pub(crate) use tls::PeerTls;
 pub use tls::TlsFiles;
 
 /// What another node said.
-pub(crate) fn read<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
+pub(crate) fn decode<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
     rmp_serde::from_slice(said).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
 /// The most bytes of a call or its answer.
-pub const MAX_CALL: usize = 8 << 20;
+pub const MAX_CALL_BYTES: usize = 8 << 20;
 
 /// How long a call may take.
-pub const CALL_WITHIN: Duration = Duration::from_secs(5);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What routers talk about with each other, outside Raft.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
@@ -72,7 +72,7 @@ pub trait PeerService: Send + Sync + 'static {
 /// The other nodes of the cluster, as routers see them.
 #[derive(Clone)]
 pub struct Peers {
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) registry: Arc<PeerRegistry>,
 }
 
 impl fmt::Debug for Peers {
@@ -87,13 +87,13 @@ impl Peers {
         self.registry.others()
     }
 
-    /// Asks another node. At most `MAX_CALL` bytes each way, `CALL_WITHIN` long; not retried.
+    /// Asks another node. At most `MAX_CALL_BYTES` bytes each way, `CALL_TIMEOUT` long; not retried.
     pub async fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> Result<Bytes, PeerError> {
         let bytes = question.len();
-        if bytes > MAX_CALL {
-            return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL as u64 });
+        if bytes > MAX_CALL_BYTES {
+            return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL_BYTES as u64 });
         }
         let link = self.registry.link(node, Lane::Topic);
-        link.call(Method::of_topic(topic), question, CALL_WITHIN).await
+        link.call(PeerMethod::of_topic(topic), question, CALL_TIMEOUT).await
     }
 }

@@ -7,72 +7,76 @@ use std::time::Instant;
 
 use vocabulary::NodeId;
 
-use crate::peers::error::Refusal;
-use crate::peers::seldom::Seldom;
+use crate::peers::error::HandshakeRefusal;
+use crate::peers::seldom::LogThrottle;
 
 /// Nodes that are remembered; a caller may say that it is any node.
-const MOST: usize = 1_024;
+const MAX_NODES: usize = 1_024;
 
 /// The last refusal of each node that was told; none is a node without an id.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
-    told: BTreeMap<Option<NodeId>, Refusal>,
-    news: Seldom,
+pub(crate) struct RefusalLog {
+    logged: BTreeMap<Option<NodeId>, HandshakeRefusal>,
+    throttle: LogThrottle,
 }
 
-impl Refused {
+impl RefusalLog {
     /// Notes a refusal. Where it is to be told, how many went by untold before it; one of a node that calls again has its turn
     /// then.
-    pub(crate) fn news(&mut self, node: Option<NodeId>, refusal: &Refusal, now: Instant) -> Option<u64> {
-        if self.told.get(&node) == Some(refusal) {
+    pub(crate) fn record(&mut self, node: Option<NodeId>, refusal: &HandshakeRefusal, now: Instant) -> Option<u64> {
+        if self.logged.get(&node) == Some(refusal) {
             return None;
         }
-        let untold = self.news.note(now)?;
-        if self.told.len() >= MOST {
-            self.told.clear();
+        let untold = self.throttle.record(now)?;
+        if self.logged.len() >= MAX_NODES {
+            self.logged.clear();
         }
-        self.told.insert(node, refusal.clone());
+        self.logged.insert(node, refusal.clone());
         Some(untold)
     }
 
-    pub(crate) fn came_in(&mut self, node: Option<NodeId>) {
-        self.told.remove(&node);
+    pub(crate) fn clear(&mut self, node: Option<NodeId>) {
+        self.logged.remove(&node);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::seldom::EVERY;
+    use crate::peers::seldom::LOG_INTERVAL;
 
     #[test]
-    fn a_refusal_is_told_once_for_each_node_and_cause_and_again_after_it_came_in() {
-        let mut refused = Refused::default();
-        let (node, removed) = (Some(NodeId(3)), Refusal::Retired { node: NodeId(3) });
+    fn a_refusal_is_logged_once_per_node_and_cause_until_the_node_is_accepted() {
+        let mut refused = RefusalLog::default();
+        let (node, removed) = (Some(NodeId(3)), HandshakeRefusal::Retired { node: NodeId(3) });
         let mut now = Instant::now();
-        let told: Vec<_> = (0..3).map(|_| refused.news(node, &removed, now)).collect();
+        let told: Vec<_> = (0..3).map(|_| refused.record(node, &removed, now)).collect();
         assert_eq!(told, [Some(0), None, None]);
-        let mut later = |refused: &mut Refused, node, refusal: &Refusal| {
-            now += EVERY;
-            refused.news(node, refusal, now)
+        let mut later = |refused: &mut RefusalLog, node, refusal: &HandshakeRefusal| {
+            now += LOG_INTERVAL;
+            refused.record(node, refusal, now)
         };
         assert_eq!(later(&mut refused, node, &removed), None, "it was told");
         assert_eq!(later(&mut refused, None, &removed), Some(0), "another one");
-        assert_eq!(later(&mut refused, node, &Refusal::Protocol { spoken: 1 }), Some(0), "another cause");
-        refused.came_in(node);
+        assert_eq!(later(&mut refused, node, &HandshakeRefusal::Protocol { spoken: 1 }), Some(0), "another cause");
+        refused.clear(node);
         assert_eq!(later(&mut refused, node, &removed), Some(0));
-        for n in 0..3 * MOST as u64 {
+        for n in 0..3 * MAX_NODES as u64 {
             later(&mut refused, Some(NodeId(n)), &removed);
         }
-        assert!(refused.told.len() <= MOST);
+        assert!(refused.logged.len() <= MAX_NODES);
     }
 
     #[test]
-    fn who_calls_under_another_id_each_time_fills_no_log_and_hides_nobody_for_good() {
-        let (mut refused, now) = (Refused::default(), Instant::now());
-        let refusal = Refusal::Protocol { spoken: 1 };
-        let told = (0..1_000).filter(|n| refused.news(Some(NodeId(*n)), &refusal, now).is_some()).count();
+    fn refusals_of_ever_new_node_ids_are_throttled_and_hide_no_node() {
+        let (mut refused, now) = (RefusalLog::default(), Instant::now());
+        let refusal = HandshakeRefusal::Protocol { spoken: 1 };
+        let told = (0..1_000).filter(|n| refused.record(Some(NodeId(*n)), &refusal, now).is_some()).count();
         assert_eq!(told, 1);
-        assert_eq!(refused.news(Some(NodeId(7)), &refusal, now + EVERY), Some(999), "it still calls, and is told of");
+        assert_eq!(
+            refused.record(Some(NodeId(7)), &refusal, now + LOG_INTERVAL),
+            Some(999),
+            "it still calls, and is told of"
+        );
     }
 }

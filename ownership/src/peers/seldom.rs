@@ -5,28 +5,28 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 /// Between two lines of the log.
-pub(crate) const EVERY: Duration = Duration::from_secs(10);
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Something that may happen at any rate.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom {
+pub(crate) struct LogThrottle {
     count: AtomicU64,
     /// When it was told last, and how often it had happened by then.
-    told: Mutex<Option<(Instant, u64)>>,
+    last_logged: Mutex<Option<(Instant, u64)>>,
 }
 
-impl Seldom {
+impl LogThrottle {
     /// How often it happened.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 
     /// Counts one. How many were not told of before it, where it is time to tell.
-    pub(crate) fn note(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn record(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
-        let mut told = self.told.lock();
+        let mut told = self.last_logged.lock();
         let (at, before) = told.unzip();
-        if at.is_some_and(|at| now.saturating_duration_since(at) < EVERY) {
+        if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return None;
         }
         *told = Some((now, count));
@@ -39,11 +39,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_one_is_counted_and_the_log_has_a_line_now_and_then() {
-        let (seldom, now) = (Seldom::default(), Instant::now());
-        let told: Vec<_> = (0..5).map(|_| seldom.note(now)).collect();
+    fn a_throttled_log_counts_every_event() {
+        let (seldom, now) = (LogThrottle::default(), Instant::now());
+        let told: Vec<_> = (0..5).map(|_| seldom.record(now)).collect();
         assert_eq!(told, [Some(0), None, None, None, None]);
-        assert_eq!(seldom.note(now + EVERY), Some(4), "so many went by untold");
+        assert_eq!(seldom.record(now + LOG_INTERVAL), Some(4), "so many went by untold");
         assert_eq!(seldom.count(), 6);
     }
 }

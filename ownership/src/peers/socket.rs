@@ -9,52 +9,52 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use vocabulary::NodeId;
 
-use crate::peers::certificate::complaint;
-use crate::peers::error::{PeerError, Refusal};
+use crate::peers::certificate::tls_complaint;
+use crate::peers::error::{HandshakeRefusal, PeerError};
 use crate::peers::handshake::{self, Hello, Lane, Welcome};
-use crate::peers::tls::Tls;
+use crate::peers::tls::PeerTls;
 
 /// How long a connection may take to come up, greeting included.
-const GREET_WITHIN: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A byte stream both ways.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A greeted connection.
-pub(crate) struct Duplex {
-    pub(crate) stream: Box<dyn Stream>,
+pub(crate) struct PeerSocket {
+    pub(crate) stream: Box<dyn ByteStream>,
     /// The other side's, for people.
     pub(crate) address: String,
 }
 
 /// What a callee answers to a greeting.
-pub(crate) type Greeted = Result<Welcome, Refusal>;
+pub(crate) type HandshakeResult = Result<Welcome, HandshakeRefusal>;
 
 /// What a link needs to know to dial.
-pub(crate) trait Directions: Send + Sync {
+pub(crate) trait DialPolicy: Send + Sync {
     fn address(&self, node: NodeId) -> Option<String>;
     /// What this node says first.
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
     /// How connections are protected; none where they are not.
-    fn tls(&self) -> Option<&Tls>;
+    fn tls(&self) -> Option<&PeerTls>;
     /// Why a node that welcomes this one is not to be talked with.
     fn objection(&self, welcome: &Welcome) -> Option<String> {
         let _ = welcome;
         None
     }
     /// What a node said of itself, or why it refused.
-    fn met(&self, greeted: &Greeted);
+    fn on_greeted(&self, greeted: &HandshakeResult);
     /// A node could not be talked with.
-    fn missed(&self, node: NodeId, missed: Missed) {
+    fn on_dial_failed(&self, node: NodeId, missed: DialError) {
         let _ = (node, missed);
     }
 }
 
 /// Why a node could not be talked with.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Missed {
+pub(crate) enum DialError {
     /// One of both did not trust the other: nothing but a hand mends that.
     Tls(String),
     /// Anything else; most of it passes.
@@ -62,7 +62,7 @@ pub(crate) enum Missed {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Whom {
+pub(crate) enum DialTarget {
     /// A node, wherever it is now.
     Node(NodeId),
     Address(String),
@@ -71,76 +71,76 @@ pub(crate) enum Whom {
 /// Dials one node on one lane.
 #[derive(Clone)]
 pub(crate) struct Dialer {
-    pub(crate) whom: Whom,
+    pub(crate) whom: DialTarget,
     pub(crate) lane: Lane,
-    pub(crate) directions: Arc<dyn Directions>,
+    pub(crate) policy: Arc<dyn DialPolicy>,
 }
 
 impl Dialer {
     /// Where it is, for people.
     pub(crate) fn address(&self) -> String {
         match &self.whom {
-            Whom::Address(address) => address.clone(),
-            Whom::Node(node) => self.directions.address(*node).unwrap_or_else(|| format!("node {node}")),
+            DialTarget::Address(address) => address.clone(),
+            DialTarget::Node(node) => self.policy.address(*node).unwrap_or_else(|| format!("node {node}")),
         }
     }
 
     /// Connects and greets.
-    pub(crate) async fn dial(&self) -> Result<Duplex, PeerError> {
+    pub(crate) async fn dial(&self) -> Result<PeerSocket, PeerError> {
         let (address, to) = match &self.whom {
-            Whom::Address(address) => (address.clone(), None),
-            Whom::Node(node) => {
-                let address = self.directions.address(*node).filter(|address| !address.is_empty());
+            DialTarget::Address(address) => (address.clone(), None),
+            DialTarget::Node(node) => {
+                let address = self.policy.address(*node).filter(|address| !address.is_empty());
                 (address.ok_or(PeerError::Unknown(*node))?, Some(*node))
             }
         };
-        let missed = |missed: Missed| {
-            let (Missed::Tls(why) | Missed::Other(why)) = &missed;
+        let missed = |missed: DialError| {
+            let (DialError::Tls(why) | DialError::Other(why)) = &missed;
             let error = PeerError::Unreachable { address: address.clone(), why: why.clone() };
-            to.into_iter().for_each(|node| self.directions.missed(node, missed.clone()));
+            to.into_iter().for_each(|node| self.policy.on_dial_failed(node, missed.clone()));
             error
         };
-        let (stream, greeted) = match timeout(GREET_WITHIN, self.greet(&address, to)).await {
+        let (stream, greeted) = match timeout(CONNECT_TIMEOUT, self.greet(&address, to)).await {
             Err(_) => {
-                let why = format!("no connection within {} s", GREET_WITHIN.as_secs());
-                return Err(missed(Missed::Other(why)));
+                let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+                return Err(missed(DialError::Other(why)));
             }
-            Ok(Err(error)) => return Err(missed(self.why(&error))),
+            Ok(Err(error)) => return Err(missed(self.dial_error(&error))),
             Ok(Ok(greeted)) => greeted,
         };
-        self.directions.met(&greeted);
+        self.policy.on_greeted(&greeted);
         match greeted {
-            Ok(welcome) => match self.directions.objection(&welcome) {
-                None => Ok(Duplex { stream, address }),
-                Some(why) => Err(missed(Missed::Other(why))),
+            Ok(welcome) => match self.policy.objection(&welcome) {
+                None => Ok(PeerSocket { stream, address }),
+                Some(why) => Err(missed(DialError::Other(why))),
             },
             Err(refusal) => {
-                to.into_iter().for_each(|node| self.directions.missed(node, Missed::Other(refusal.to_string())));
+                to.into_iter().for_each(|node| self.policy.on_dial_failed(node, DialError::Other(refusal.to_string())));
                 Err(PeerError::Refused { address, refusal })
             }
         }
     }
 
-    fn why(&self, error: &io::Error) -> Missed {
-        match complaint(error) {
-            Some(why) => Missed::Tls(why),
+    fn dial_error(&self, error: &io::Error) -> DialError {
+        match tls_complaint(error) {
+            Some(why) => DialError::Tls(why),
             // Who speaks no TLS hangs up at the first bytes of it.
-            None if self.directions.tls().is_some() && error.kind() == io::ErrorKind::UnexpectedEof => {
-                Missed::Tls("it hung up on TLS: cluster.tls is needed at every node or at none".into())
+            None if self.policy.tls().is_some() && error.kind() == io::ErrorKind::UnexpectedEof => {
+                DialError::Tls("it hung up on TLS: cluster.tls is needed at every node or at none".into())
             }
-            None => Missed::Other(error.to_string()),
+            None => DialError::Other(error.to_string()),
         }
     }
 
-    async fn greet(&self, address: &str, to: Option<NodeId>) -> io::Result<(Box<dyn Stream>, Greeted)> {
+    async fn greet(&self, address: &str, to: Option<NodeId>) -> io::Result<(Box<dyn ByteStream>, HandshakeResult)> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let mut stream: Box<dyn Stream> = Box::new(stream);
-        if let Some(tls) = self.directions.tls() {
+        let mut stream: Box<dyn ByteStream> = Box::new(stream);
+        if let Some(tls) = self.policy.tls() {
             stream = tls.connect(address, stream).await?;
         }
-        handshake::say(&mut stream, &self.directions.hello(to, self.lane)).await?;
-        let greeted = handshake::hear(&mut stream).await?;
+        handshake::send_message(&mut stream, &self.policy.hello(to, self.lane)).await?;
+        let greeted = handshake::receive_message(&mut stream).await?;
         Ok((stream, greeted))
     }
 }

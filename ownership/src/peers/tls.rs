@@ -13,8 +13,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::error::OwnershipError;
-use crate::peers::certificate::{Judges, host};
-use crate::peers::socket::Stream;
+use crate::peers::certificate::{CertificateVerifiers, host};
+use crate::peers::socket::ByteStream;
 
 /// Where a node's certificate is, and whose certificates it trusts. All PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,53 +30,57 @@ pub struct TlsFiles {
 
 /// Both sides of TLS, as this node does it. Clones are one.
 #[derive(Clone)]
-pub(crate) struct Tls {
+pub(crate) struct PeerTls {
     files: TlsFiles,
     /// Under which others dial this node.
     address: String,
-    sides: Arc<ArcSwap<Sides>>,
+    endpoints: Arc<ArcSwap<TlsEndpoints>>,
 }
 
 /// What the files made.
-struct Sides {
+struct TlsEndpoints {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for PeerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Tls")
     }
 }
 
-impl Tls {
+impl PeerTls {
     /// Reads the files, and holds the certificate against what others will ask of a node that they dial at `address`.
     pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
-        let sides = Arc::new(ArcSwap::from_pointee(Sides::load(files, address)?));
-        Ok(Self { files: files.clone(), address: address.to_owned(), sides })
+        let sides = Arc::new(ArcSwap::from_pointee(TlsEndpoints::load(files, address)?));
+        Ok(Self { files: files.clone(), address: address.to_owned(), endpoints: sides })
     }
 
     /// Reads the files anew, for connections from now on. Those that cannot be used, or that others would refuse, leave
     /// everything as it was.
-    pub(crate) fn reread(&self) -> Result<(), OwnershipError> {
-        self.sides.store(Arc::new(Sides::load(&self.files, &self.address)?));
+    pub(crate) fn reload(&self) -> Result<(), OwnershipError> {
+        self.endpoints.store(Arc::new(TlsEndpoints::load(&self.files, &self.address)?));
         Ok(())
     }
 
     /// The calling side, towards `address`.
-    pub(crate) async fn connect(&self, address: &str, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+    pub(crate) async fn connect(
+        &self,
+        address: &str,
+        stream: Box<dyn ByteStream>,
+    ) -> std::io::Result<Box<dyn ByteStream>> {
         let name = ServerName::try_from(host(address).to_owned()).map_err(std::io::Error::other)?;
-        let connector = self.sides.load().connector.clone();
+        let connector = self.endpoints.load().connector.clone();
         let connected = connector.connect(name, stream).await;
-        connected.map(|stream| Box::new(stream) as Box<dyn Stream>)
+        connected.map(|stream| Box::new(stream) as Box<dyn ByteStream>)
     }
 
     /// The answering side; refuses whoever shows no certificate of the authority. Returns the one that was shown, too.
     pub(crate) async fn accept(
         &self,
-        stream: Box<dyn Stream>,
-    ) -> std::io::Result<(Box<dyn Stream>, CertificateDer<'static>)> {
-        let acceptor = self.sides.load().acceptor.clone();
+        stream: Box<dyn ByteStream>,
+    ) -> std::io::Result<(Box<dyn ByteStream>, CertificateDer<'static>)> {
+        let acceptor = self.endpoints.load().acceptor.clone();
         let accepted = acceptor.accept(stream).await?;
         let shown = accepted.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
         let shown = shown.ok_or_else(|| std::io::Error::other("it showed no certificate"))?;
@@ -84,36 +88,37 @@ impl Tls {
     }
 }
 
-impl Sides {
+impl TlsEndpoints {
     fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
         let provider = Arc::new(ring::default_provider());
         let authority = certificates(&files.ca)?;
         let mut roots = RootCertStore::empty();
         for certificate in authority {
-            roots.add(certificate).map_err(|error| refused(&files.ca, &error))?;
+            roots.add(certificate).map_err(|error| invalid_file_error(&files.ca, &error))?;
         }
         let roots = Arc::new(roots);
         let own = certificates(&files.certificate)?;
-        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused(&files.key, &error))?;
-        let judges = Judges::new(&roots, &provider).map_err(|error| refused(&files.ca, &error))?;
-        let server = server(provider.clone(), roots.clone(), (own.clone(), key.clone_key()));
-        let server = server.map_err(|error| refused(&files.certificate, &error))?;
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| invalid_file_error(&files.key, &error))?;
+        let judges =
+            CertificateVerifiers::new(&roots, &provider).map_err(|error| invalid_file_error(&files.ca, &error))?;
+        let server = server_config(provider.clone(), roots.clone(), (own.clone(), key.clone_key()));
+        let server = server.map_err(|error| invalid_file_error(&files.certificate, &error))?;
         judges.check(files, &own, address)?;
         let client = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map(|builder| builder.with_root_certificates(roots))
             .and_then(|builder| builder.with_client_auth_cert(own, key))
-            .map_err(|error| refused(&files.certificate, &error))?;
+            .map_err(|error| invalid_file_error(&files.certificate, &error))?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(server)), connector: TlsConnector::from(Arc::new(client)) })
     }
 }
 
-type Shown = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+type CertificateAndKey = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-fn server(
+fn server_config(
     provider: Arc<CryptoProvider>,
     roots: Arc<RootCertStore>,
-    (own, key): Shown,
+    (own, key): CertificateAndKey,
 ) -> Result<ServerConfig, Box<dyn std::error::Error>> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build()?;
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -121,11 +126,11 @@ fn server(
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OwnershipError> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| refused(path, &error))?;
-    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| refused(path, &error))?;
-    if all.is_empty() { Err(refused(path, &"there is no certificate in it")) } else { Ok(all) }
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| invalid_file_error(path, &error))?;
+    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| invalid_file_error(path, &error))?;
+    if all.is_empty() { Err(invalid_file_error(path, &"there is no certificate in it")) } else { Ok(all) }
 }
 
-fn refused(path: &Path, why: &dyn fmt::Display) -> OwnershipError {
+fn invalid_file_error(path: &Path, why: &dyn fmt::Display) -> OwnershipError {
     OwnershipError::Options(format!("{}: {why}; PEM files are needed for ca, certificate and key", path.display()))
 }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use openraft::raft::{TransferLeaderRequest, TransferLeaderResponse, VoteResponse};
-use ownership::{Directory, Member, OwnershipError, PeerError, Refusal};
+use ownership::{ClusterMember, Directory, HandshakeRefusal, OwnershipError, PeerError};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
@@ -12,45 +12,47 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::nodes::{Nodes, address, eventually, open_session, options, steady};
-use crate::strangers::Authority;
-use crate::wire::{ENROL, MEMBERS, TRANSFER_LEADER, Types, VOTE, Wire, vote};
+use crate::nodes::{TestCluster, address, eventually, open_session, options, without_elections};
+use crate::strangers::TestAuthority;
+use crate::wire::{ENROL, MEMBERS, RawConnection, TRANSFER_LEADER, VOTE, WireTypeConfig, vote};
 
 /// Says to one node what the audit's caller said, in every way in which it could be let in.
-async fn brick(node: &Directory, known: u64) {
+async fn send_poison_messages(node: &Directory, known: u64) {
     let (at, cluster) = (address(node), node.cluster());
-    let (_, greeted) = Wire::greet(&at, None, Some(known)).await.unwrap();
-    assert_eq!(greeted.unwrap_err(), Refusal::Unproven);
+    let (_, greeted) = RawConnection::greet(&at, None, Some(known)).await.unwrap();
+    assert_eq!(greeted.unwrap_err(), HandshakeRefusal::Unproven);
     let brick = |from| vote(u64::MAX, from, 1 << 62);
     // Not a member, but in possession of the cluster's id.
-    let (mut stranger, greeted) = Wire::greet(&at, Some(cluster), Some(999)).await.unwrap();
+    let (mut stranger, greeted) = RawConnection::greet(&at, Some(cluster), Some(999)).await.unwrap();
     assert_eq!(greeted.unwrap().cluster, cluster);
-    let refused = stranger.ask::<VoteResponse<Types>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
+    let refused = stranger.ask::<VoteResponse<WireTypeConfig>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("not a member"), "{refused}");
     // Without an id, it may only ask to join.
-    let (mut nobody, _) = Wire::greet(&at, None, None).await.unwrap();
-    let refused = nobody.ask::<VoteResponse<Types>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
+    let (mut nobody, _) = RawConnection::greet(&at, None, None).await.unwrap();
+    let refused = nobody.ask::<VoteResponse<WireTypeConfig>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("only members"), "{refused}");
     // As a member, or who says that it is one.
-    let (mut member, _) = Wire::greet(&at, Some(cluster), Some(known)).await.unwrap();
+    let (mut member, _) = RawConnection::greet(&at, Some(cluster), Some(known)).await.unwrap();
     let own = node.view().quorum().term;
     for term in [u64::MAX, (1 << 62) + 1, own + (1 << 20) + 1000] {
-        let refused = member.ask::<VoteResponse<Types>>(VOTE, &vote(term, known, 1)).await.unwrap().unwrap_err();
+        let refused =
+            member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote(term, known, 1)).await.unwrap().unwrap_err();
         assert!(refused.to_string().contains("not believed"), "{refused}");
     }
-    let refused = member.ask::<VoteResponse<Types>>(VOTE, &vote(own + 9, known, u64::MAX)).await.unwrap().unwrap_err();
+    let refused =
+        member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote(own + 9, known, u64::MAX)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("not believed"), "{refused}");
     let other = vote(own + 9, 998, 1);
-    let refused = member.ask::<VoteResponse<Types>>(VOTE, &other).await.unwrap().unwrap_err();
+    let refused = member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &other).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("speaks for node 998"), "{refused}");
-    assert!(node.readings().implausible >= 5 && node.readings().outsiders >= 1);
+    assert!(node.stats().implausible >= 5 && node.stats().non_member_calls >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frame_that_would_end_elections_is_refused_by_the_only_voter_which_leads_on() {
-    let mut nodes = Nodes::found().await;
+async fn a_poison_frame_is_refused_by_the_only_voter_which_keeps_leading() {
+    let mut nodes = TestCluster::found().await;
     let learner = nodes.join().await;
-    brick(nodes.node(1), learner).await;
+    send_poison_messages(nodes.node(1), learner).await;
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
     nodes.kill(1).await;
     nodes.restart(1).await;
@@ -60,13 +62,13 @@ async fn a_frame_that_would_end_elections_is_refused_by_the_only_voter_which_lea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frame_that_would_end_elections_is_refused_by_two_voters_of_three_which_lead_on() {
-    let nodes = Nodes::three_with(0, steady).await;
+async fn a_poison_frame_is_refused_by_two_of_three_voters_which_keep_leading() {
+    let nodes = TestCluster::three_with(0, without_elections).await;
     let leader = nodes.leader().await;
     let followers: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
     let term = nodes.node(leader).view().quorum().term;
-    brick(nodes.node(followers[0]), followers[1]).await;
-    brick(nodes.node(leader), followers[0]).await;
+    send_poison_messages(nodes.node(followers[0]), followers[1]).await;
+    send_poison_messages(nodes.node(leader), followers[0]).await;
     for id in 1..=3 {
         assert_eq!(nodes.node(id).view().quorum().term, term, "node {id}");
     }
@@ -75,21 +77,23 @@ async fn a_frame_that_would_end_elections_is_refused_by_two_voters_of_three_whic
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_vote_that_ignores_the_leader_counts_only_for_whom_the_leader_named() {
-    let nodes = Nodes::three_with(0, steady).await;
+async fn a_vote_that_ignores_the_leader_counts_only_for_its_chosen_successor() {
+    let nodes = TestCluster::three_with(0, without_elections).await;
     let leader = nodes.leader().await;
     let followers: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
     let (asked, candidate) = (nodes.node(followers[0]), followers[1]);
     let term = asked.view().quorum().term;
-    let (mut caller, _) = Wire::greet(&address(asked), Some(asked.cluster()), Some(candidate)).await.unwrap();
+    let (mut caller, _) = RawConnection::greet(&address(asked), Some(asked.cluster()), Some(candidate)).await.unwrap();
     let vote = vote(term + 1, candidate, 1 << 40);
-    let answer = caller.ask::<VoteResponse<Types>>(VOTE, &vote).await.unwrap().unwrap();
+    let answer = caller.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote).await.unwrap().unwrap();
     assert!(!answer.vote_granted, "the leader is there");
     // Nor may it name itself.
-    let transfer = TransferLeaderRequest::<Types>::new(consensus::Vote::new_committed(term, leader), candidate, None);
-    let refused = caller.ask::<TransferLeaderResponse<Types>>(TRANSFER_LEADER, &transfer).await.unwrap().unwrap_err();
+    let transfer =
+        TransferLeaderRequest::<WireTypeConfig>::new(consensus::Vote::new_committed(term, leader), candidate, None);
+    let refused =
+        caller.ask::<TransferLeaderResponse<WireTypeConfig>>(TRANSFER_LEADER, &transfer).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("speaks for node"), "{refused}");
-    let answer = caller.ask::<VoteResponse<Types>>(VOTE, &vote).await.unwrap().unwrap();
+    let answer = caller.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote).await.unwrap().unwrap();
     assert!(!answer.vote_granted);
     assert_eq!(nodes.leader().await, leader);
     // The leader itself does.
@@ -99,15 +103,15 @@ async fn a_vote_that_ignores_the_leader_counts_only_for_whom_the_leader_named() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_missed_who_its_leader_became_follows_it_all_the_same() {
-    let mut nodes = Nodes::three(2).await;
+async fn a_node_that_missed_its_leaders_promotion_still_follows_it() {
+    let mut nodes = TestCluster::three(2).await;
     nodes.kill(3).await;
     for (old, new) in [(1, 4), (2, 5)] {
         eventually("the replacement", || async {
             let (old, new) = (vocabulary::NodeId(old), vocabulary::NodeId(new));
             let done = nodes.node(5).replace(old, new).await;
             let members = nodes.node(5).members();
-            let is_voter = |member: &Member| member.node == new && member.voter == ownership::Standing::Voter;
+            let is_voter = |member: &ClusterMember| member.node == new && member.voter == ownership::MemberRole::Voter;
             (done.is_ok() || members.iter().any(is_voter)).then_some(())
         })
         .await;
@@ -120,8 +124,8 @@ async fn a_node_that_missed_who_its_leader_became_follows_it_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_tls_a_certificate_makes_a_caller_only_the_node_whose_host_it_names() {
-    let authority = Authority::new();
+async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
+    let authority = TestAuthority::new();
     let [first, second, third] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     founder.peering.tls = Some(authority.files(first.path()));
@@ -146,17 +150,18 @@ async fn under_tls_a_certificate_makes_a_caller_only_the_node_whose_host_it_name
     let stream = TcpStream::connect(address(&founder)).await.unwrap();
     let name = ServerName::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
-    let (mut impostor, _) = Wire::greet_over(stream, Some(founder.cluster()), Some(id.0)).await.unwrap();
+    let (mut impostor, _) = RawConnection::greet_over(stream, Some(founder.cluster()), Some(id.0)).await.unwrap();
     let term = founder.view().quorum().term;
-    let refused = impostor.ask::<VoteResponse<Types>>(VOTE, &vote(term + 1, id.0, 1)).await.unwrap().unwrap_err();
+    let refused =
+        impostor.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote(term + 1, id.0, 1)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("does not name the host of 127.0.0.2"), "{refused}");
     // Nor can it say that the node has moved there.
-    let levels = consensus::Levels { lowest: 1, highest: ledger::NEXT_LEVEL };
+    let levels = consensus::SupportedLevels { lowest: 1, highest: ledger::NEXT_LEVEL };
     let moved = (id, "127.0.0.3:7400", levels);
     let refused = impostor.ask::<Result<(), PeerError>>(ENROL, &moved).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("does not name the host of 127.0.0.2"), "{refused}");
-    assert_eq!(impostor.ask::<Vec<Member>>(MEMBERS, &()).await.unwrap().unwrap().len(), 2);
-    assert!(founder.readings().outsiders >= 2);
+    assert_eq!(impostor.ask::<Vec<ClusterMember>>(MEMBERS, &()).await.unwrap().unwrap().len(), 2);
+    assert!(founder.stats().non_member_calls >= 2);
     // The node itself moves with a certificate that names both.
     learner.close().await.unwrap();
     drop(learner);
@@ -175,7 +180,7 @@ async fn under_tls_a_certificate_makes_a_caller_only_the_node_whose_host_it_name
 }
 
 #[tokio::test]
-async fn without_certificates_only_the_loopback_is_listened_on_unless_that_is_asked_for() {
+async fn without_tls_a_node_listens_on_loopback_unless_insecure_is_set() {
     let folder = tempfile::tempdir().unwrap();
     let mut open = options(&folder);
     open.peering.listen = Some("0.0.0.0:0".into());

@@ -5,16 +5,16 @@ use std::time::Duration;
 use ownership::{Directory, Options, OwnershipError};
 use vocabulary::NodeId;
 
-use crate::nodes::Nodes;
+use crate::nodes::TestCluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_join_that_is_pending_goes_on_without_its_members_being_named_again() {
-    let mut nodes = Nodes::found().await;
+async fn a_pending_join_continues_without_naming_its_members_again() {
+    let mut nodes = TestCluster::found().await;
     let cluster = nodes.node(1).cluster();
     nodes.kill(1).await;
     let (folder, seed) = (tempfile::tempdir().unwrap(), nodes.addresses[&1].clone());
     let mut options = nodes.options(&folder, std::slice::from_ref(&seed));
-    options.peering.join_within = Duration::from_millis(1);
+    options.peering.join_timeout = Duration::from_millis(1);
     let refused = Directory::open(options).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
     // Whom nobody can call cannot join, and what was begun is no empty folder.

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use ledger::{Command, RegisterWorker, WorkerKind, WorkerSpec};
 use ownership::Options;
-use vocabulary::{Incarnation, Micros, ModelId, Role, WorkerId};
+use vocabulary::{Incarnation, Micros, ModelId, WorkerId, WorkerRole};
 
-use crate::nodes::{Nodes, eventually};
+use crate::nodes::{TestCluster, eventually};
 
 const LEASE: Duration = Duration::from_secs(2);
 
-fn ticking(options: &mut Options) {
+fn with_fast_tick(options: &mut Options) {
     options.lease = LEASE;
     options.tick = Duration::from_millis(100);
 }
@@ -18,7 +18,7 @@ fn ticking(options: &mut Options) {
 fn register(n: u64) -> Command {
     let spec = WorkerSpec {
         endpoint: "http://worker".into(),
-        role: Role::Hybrid,
+        role: WorkerRole::Hybrid,
         kind: WorkerKind::Engine,
         models: [ModelId::from("tiny")].into(),
         ranks: 1,
@@ -28,8 +28,8 @@ fn register(n: u64) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_lives_on_one_routers_reports_over_a_change_of_the_leader_and_ends_without_any() {
-    let mut nodes = Nodes::three_with(1, ticking).await;
+async fn a_lease_survives_a_leader_change_and_ends_without_reports() {
+    let mut nodes = TestCluster::three_with(1, with_fast_tick).await;
     for n in [1, 2] {
         nodes.node(4).submit(register(n)).unwrap().await.unwrap();
     }
@@ -49,6 +49,6 @@ async fn a_lease_lives_on_one_routers_reports_over_a_change_of_the_leader_and_en
         (!view.worker(WorkerId(2)).unwrap().is_live()).then_some(())
     })
     .await;
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }

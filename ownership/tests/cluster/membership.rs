@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process;
 
 use ledger::{Command, Outcome, Refusal};
-use ownership::{Consistency, MemberError, OwnershipError, Standing};
+use ownership::{Consistency, MemberError, MemberRole, OwnershipError};
 use vocabulary::{NodeId, SessionId};
 
-use crate::nodes::{Nodes, PATIENCE, eventually, open_session, steady};
+use crate::nodes::{PATIENCE, TestCluster, eventually, open_session, without_elections};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_becomes_three_with_a_learner_and_two_are_refused() {
-    let mut nodes = Nodes::found().await;
+async fn one_voter_becomes_three_with_a_learner_and_two_voters_are_refused() {
+    let mut nodes = TestCluster::found().await;
     for expected in [2, 3, 4] {
         assert_eq!(nodes.join().await, expected);
     }
@@ -24,16 +24,16 @@ async fn one_becomes_three_with_a_learner_and_two_are_refused() {
     assert!(view.session(SessionId(1)).is_some());
     let members = nodes.node(leader).members();
     let standing: Vec<_> = members.iter().map(|member| (member.node.0, member.voter)).collect();
-    use Standing::{Learner, Voter};
+    use MemberRole::{Learner, Voter};
     assert_eq!(standing, [(1, Voter), (2, Voter), (3, Voter), (4, Learner)]);
     assert!(members.iter().all(|member| member.matched.is_some() && member.level.is_some()), "{members:?}");
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_removed_node_learns_it_and_no_id_comes_back() {
-    let mut nodes = Nodes::three(2).await;
+async fn a_removed_node_is_informed_and_its_id_is_never_reused() {
+    let mut nodes = TestCluster::three(2).await;
     nodes.node(2).remove(NodeId(4)).await.unwrap();
     eventually("node 4 to learn that it was removed", || async { nodes.node(4).is_removed().then_some(()) }).await;
     assert!(nodes.node(4).view().quorum().stale || nodes.node(4).is_removed());
@@ -48,12 +48,12 @@ async fn a_removed_node_learns_it_and_no_id_comes_back() {
     assert_eq!(nodes.join().await, 6);
     let known: Vec<u64> = nodes.node(1).members().iter().map(|member| member.node.0).collect();
     assert_eq!(known, [1, 2, 3, 5, 6]);
-    nodes.converge().await;
+    nodes.assert_converged().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_voter_is_replaced_and_three_become_five() {
-    let mut nodes = Nodes::three(1).await;
+async fn a_lost_voter_is_replaced_and_three_voters_become_five() {
+    let mut nodes = TestCluster::three(1).await;
     nodes.leader().await;
     let lost = if nodes.leader().await == 3 { 2 } else { 3 };
     nodes.kill(lost).await;
@@ -63,16 +63,16 @@ async fn a_lost_voter_is_replaced_and_three_become_five() {
     nodes.node(1).remove(NodeId(lost)).await.unwrap();
     let (five, six) = (nodes.join().await, nodes.join().await);
     nodes.promote(&[five, six]).await;
-    let voters = nodes.node(4).members().iter().filter(|member| member.voter == Standing::Voter).count();
+    let voters = nodes.node(4).members().iter().filter(|member| member.voter == MemberRole::Voter).count();
     assert_eq!(voters, 5);
     nodes.node(five).submit(open_session(5)).unwrap().await.unwrap();
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_learner_that_is_down_is_not_made_a_voter() {
-    let mut nodes = Nodes::found().await;
+async fn an_unreachable_learner_is_not_promoted() {
+    let mut nodes = TestCluster::found().await;
     nodes.join().await;
     nodes.join().await;
     nodes.kill(3).await;
@@ -81,34 +81,34 @@ async fn a_learner_that_is_down_is_not_made_a_voter() {
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
     nodes.restart(3).await;
     nodes.promote(&[2, 3]).await;
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_leader_hands_over_on_request_and_when_it_closes() {
-    let mut nodes = Nodes::three(0).await;
+async fn the_leader_transfers_leadership_on_request_and_on_close() {
+    let mut nodes = TestCluster::three(0).await;
     let leader = nodes.leader().await;
     let next = if leader == 2 { 3 } else { 2 };
     nodes.node(1).transfer_leader(NodeId(next)).await.unwrap();
     assert_eq!(nodes.leader().await, next);
-    let closing = nodes.up.remove(&next).unwrap();
+    let closing = nodes.running.remove(&next).unwrap();
     closing.close().await.unwrap();
     assert_ne!(nodes.leader().await, next);
     nodes.any().submit(open_session(1)).unwrap().await.unwrap();
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 /// Who votes, as the leader knows it.
-async fn voters(nodes: &Nodes) -> Vec<u64> {
+async fn voters(nodes: &TestCluster) -> Vec<u64> {
     let members = nodes.node(nodes.leader().await).members().into_iter();
-    members.filter(|member| member.voter == Standing::Voter).map(|member| member.node.0).collect()
+    members.filter(|member| member.voter == MemberRole::Voter).map(|member| member.node.0).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_replaced_or_demoted_lets_a_voter_lead() {
-    let nodes = Nodes::three(2).await;
+async fn a_replaced_or_demoted_leader_transfers_leadership_to_a_voter() {
+    let nodes = TestCluster::three(2).await;
     let replaced = nodes.leader().await;
     nodes.node(5).replace(NodeId(replaced), NodeId(4)).await.unwrap();
     assert!(!voters(&nodes).await.contains(&replaced));
@@ -120,24 +120,24 @@ async fn a_leader_that_is_replaced_or_demoted_lets_a_voter_lead() {
     assert_eq!(voters(&nodes).await.len(), 3);
     assert!(voters(&nodes).await.contains(&nodes.leader().await));
     nodes.any().submit(open_session(1)).unwrap().await.unwrap();
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_only_voter_lets_the_one_lead_that_replaces_it() {
-    let mut nodes = Nodes::found().await;
+async fn replacing_the_only_voter_transfers_leadership() {
+    let mut nodes = TestCluster::found().await;
     nodes.join().await;
     nodes.node(1).replace(NodeId(1), NodeId(2)).await.unwrap();
     assert_eq!((nodes.leader().await, voters(&nodes).await), (2, vec![2]));
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_said_to_lead_where_there_is_no_quorum() {
-    let mut nodes = Nodes::three(0).await;
+async fn members_show_no_leader_without_a_quorum() {
+    let mut nodes = TestCluster::three(0).await;
     let leader = nodes.leader().await;
     for lost in [1, 2, 3].into_iter().filter(|node| *node != leader) {
         nodes.kill(lost).await;
@@ -149,8 +149,8 @@ async fn nobody_is_said_to_lead_where_there_is_no_quorum() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
-    let nodes = Nodes::found_with(|options| options.max_level = Some(1)).await;
+async fn the_level_is_raised_only_when_every_member_supports_it() {
+    let nodes = TestCluster::found_with(|options| options.max_level = Some(1)).await;
     assert_eq!(nodes.node(1).view().level(), 1);
     let refused = nodes.node(1).raise_level(2).await.unwrap_err();
     assert!(matches!(refused, MemberError::Level { node: NodeId(1), level: 2, .. }), "{refused}");
@@ -159,13 +159,13 @@ async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();
     assert_eq!(outcome, Outcome::Refused(Refusal::Level { needed: 2, current: 1 }));
     assert_eq!(nodes.node(1).view().applied(), before);
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_change_is_begun_that_a_silent_voter_would_have_to_decide() {
-    let mut nodes = Nodes::three(0).await;
+async fn a_change_that_needs_a_silent_voter_is_not_begun() {
+    let mut nodes = TestCluster::three(0).await;
     let leader = nodes.leader().await;
     let lost = if leader == 3 { 2 } else { 3 };
     nodes.kill(lost).await;
@@ -179,17 +179,17 @@ async fn no_change_is_begun_that_a_silent_voter_would_have_to_decide() {
     nodes.node(leader).submit(open_session(1)).unwrap().await.unwrap();
     assert_eq!(nodes.leader().await, leader);
     nodes.restart(lost).await;
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
+async fn a_voter_that_lost_acknowledged_entries_stops_with_the_reason() {
     // What was acknowledged is known to the leader that it was acknowledged to, and to no later one.
-    let mut nodes = Nodes::three_with(0, steady).await;
+    let mut nodes = TestCluster::three_with(0, without_elections).await;
     let leader = nodes.leader().await;
     let put_back = if leader == 3 { 2 } else { 3 };
-    let write = async |nodes: &Nodes, n: u128| nodes.node(leader).submit(open_session(n)).unwrap().await.unwrap();
+    let write = async |nodes: &TestCluster, n: u128| nodes.node(leader).submit(open_session(n)).unwrap().await.unwrap();
     nodes.kill(put_back).await;
     let older = tempfile::tempdir().unwrap();
     let copy = |from: &Path, to: &Path| {
@@ -201,7 +201,7 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
     for n in 0..20 {
         write(&nodes, n).await;
     }
-    nodes.converge().await;
+    nodes.assert_converged().await;
     // An acknowledgement that is lost on its way is none: the leader sends those entries again, and nothing is lacking.
     let newest = nodes.node(leader).view().applied();
     eventually("the leader to hear that the last entry is there", || async {
@@ -214,9 +214,9 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
     let again = nodes.reopen(put_back).await;
     let failed = match again {
         Ok(node) => {
-            let failed = tokio::time::timeout(PATIENCE, node.failed()).await.expect("it notices");
+            let failed = tokio::time::timeout(PATIENCE, node.wait_for_failure()).await.expect("it notices");
             eventually("the leader to know why it does not answer", || async {
-                let missed = nodes.node(leader).missed(NodeId(put_back))?;
+                let missed = nodes.node(leader).last_dial_error(NodeId(put_back))?;
                 (missed.contains("has stopped") && missed.contains("has acknowledged entries up to")).then_some(())
             })
             .await;

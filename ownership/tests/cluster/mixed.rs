@@ -3,22 +3,22 @@
 //! N+1 is this code where it offers the level that is being made.
 
 use ledger::{Command, LEVEL, NEXT_LEVEL, Outcome, Refusal};
-use ownership::{Directory, MemberError, Options, OwnershipError, Ticket};
+use ownership::{CommandTicket, Directory, MemberError, Options, OwnershipError};
 use vocabulary::NodeId;
 
-use crate::nodes::{Nodes, address, eventually, open_session, options};
+use crate::nodes::{TestCluster, address, eventually, open_session, options};
 
-fn old(_: &mut Options) {}
+fn old_release(_: &mut Options) {}
 
-fn new(options: &mut Options) {
+fn new_release(options: &mut Options) {
     options.max_level = Some(NEXT_LEVEL);
 }
 
 /// Writes through every node that is up; sessions are numbered on.
-fn load(nodes: &Nodes, next: &mut u128) -> Vec<Ticket> {
+fn submit_load(nodes: &TestCluster, next: &mut u128) -> Vec<CommandTicket> {
     let mut tickets = Vec::new();
     for _ in 0..40 {
-        for node in nodes.up.values() {
+        for node in nodes.running.values() {
             *next += 1;
             tickets.push(node.submit(open_session(*next)).unwrap());
         }
@@ -27,32 +27,32 @@ fn load(nodes: &Nodes, next: &mut u128) -> Vec<Ticket> {
 }
 
 /// Restarts a node as another release while the others write, and compares all.
-async fn swap(nodes: &mut Nodes, id: u64, release: fn(&mut Options), next: &mut u128) {
-    let before = load(nodes, next);
+async fn swap_release(nodes: &mut TestCluster, id: u64, release: fn(&mut Options), next: &mut u128) {
+    let before = submit_load(nodes, next);
     for ticket in before {
         assert!(matches!(ticket.await, Ok(Outcome::Opened { .. })));
     }
     nodes.leader().await;
-    nodes.tune = release;
+    nodes.adjust_options = release;
     nodes.kill(id).await;
-    let during = load(nodes, next);
+    let during = submit_load(nodes, next);
     nodes.restart(id).await;
-    let after = load(nodes, next);
+    let after = submit_load(nodes, next);
     for ticket in during.into_iter().chain(after) {
         assert!(matches!(ticket.await, Ok(Outcome::Opened { .. })));
     }
     nodes.leader().await;
-    nodes.converge().await;
-    assert!(nodes.up.values().all(|node| node.view().session_count() as u128 == *next), "nothing is lost");
+    nodes.assert_converged().await;
+    assert!(nodes.running.values().all(|node| node.view().session_count() as u128 == *next), "nothing is lost");
 }
 
-async fn is_behind_the_gate(nodes: &Nodes) {
-    for node in nodes.up.values() {
+async fn assert_level_gated(nodes: &TestCluster) {
+    for node in nodes.running.values() {
         let refused = async || node.submit(Command::Barrier).unwrap().await.unwrap();
         let level = Outcome::Refused(Refusal::Level { needed: NEXT_LEVEL, current: LEVEL });
         // The node's first command opens its client, which is an entry.
         assert_eq!(refused().await, level);
-        nodes.converge().await;
+        nodes.assert_converged().await;
         let before = node.view().applied();
         assert_eq!(refused().await, level);
         assert_eq!(node.view().applied(), before, "what an old release cannot read never lies in the log");
@@ -60,7 +60,7 @@ async fn is_behind_the_gate(nodes: &Nodes) {
 }
 
 /// Raises the level once the leader has heard all members.
-async fn raise(nodes: &Nodes) -> Result<(), MemberError> {
+async fn raise_level(nodes: &TestCluster) -> Result<(), MemberError> {
     eventually("the members to be heard", || async {
         let raised = nodes.any().raise_level(NEXT_LEVEL).await;
         let waits = matches!(raised, Err(MemberError::Silent(_) | MemberError::NoLeader));
@@ -70,33 +70,33 @@ async fn raise(nodes: &Nodes) -> Result<(), MemberError> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_upgraded_node_by_node_under_load_and_goes_back_until_its_level_is_raised() {
-    let (mut nodes, mut next) = (Nodes::three_with(0, old).await, 0);
+async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
+    let (mut nodes, mut next) = (TestCluster::three_with(0, old_release).await, 0);
     for id in [1, 2, 3] {
-        is_behind_the_gate(&nodes).await;
-        let refused = raise(&nodes).await.unwrap_err();
+        assert_level_gated(&nodes).await;
+        let refused = raise_level(&nodes).await.unwrap_err();
         assert!(matches!(refused, MemberError::Level { level: NEXT_LEVEL, .. }), "{refused}");
         assert!(refused.to_string().contains("upgrade every member first"), "{refused}");
-        swap(&mut nodes, id, new, &mut next).await;
+        swap_release(&mut nodes, id, new_release, &mut next).await;
     }
     // All could, and nobody has raised it: there is a way back, for two of them and under load.
-    is_behind_the_gate(&nodes).await;
-    swap(&mut nodes, 2, old, &mut next).await;
-    swap(&mut nodes, 3, old, &mut next).await;
-    let refused = raise(&nodes).await.unwrap_err();
+    assert_level_gated(&nodes).await;
+    swap_release(&mut nodes, 2, old_release, &mut next).await;
+    swap_release(&mut nodes, 3, old_release, &mut next).await;
+    let refused = raise_level(&nodes).await.unwrap_err();
     assert!(matches!(refused, MemberError::Level { node: NodeId(2 | 3), .. }), "{refused}");
-    swap(&mut nodes, 2, new, &mut next).await;
-    swap(&mut nodes, 3, new, &mut next).await;
-    raise(&nodes).await.unwrap();
+    swap_release(&mut nodes, 2, new_release, &mut next).await;
+    swap_release(&mut nodes, 3, new_release, &mut next).await;
+    raise_level(&nodes).await.unwrap();
     // A node lets the command through from when it has applied the raise.
-    nodes.converge().await;
-    for node in nodes.up.values() {
+    nodes.assert_converged().await;
+    for node in nodes.running.values() {
         assert_eq!(node.submit(Command::Barrier).unwrap().await.unwrap(), Outcome::Done);
     }
-    nodes.converge().await;
-    assert!(nodes.up.values().all(|node| node.view().level() == NEXT_LEVEL));
+    nodes.assert_converged().await;
+    assert!(nodes.running.values().all(|node| node.view().level() == NEXT_LEVEL));
     // Now there is none: neither with what it wrote, nor as a new node.
-    nodes.tune = old;
+    nodes.adjust_options = old_release;
     nodes.kill(2).await;
     let refused = nodes.reopen(2).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::Level { level: NEXT_LEVEL, highest: LEVEL }), "{refused}");
@@ -107,35 +107,35 @@ async fn a_cluster_is_upgraded_node_by_node_under_load_and_goes_back_until_its_l
     let refused = Directory::open(stranger).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
     assert!(refused.to_string().contains("install the newer release"), "{refused}");
-    nodes.tune = new;
+    nodes.adjust_options = new_release;
     nodes.restart(2).await;
     nodes.leader().await;
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_and_new_releases_install_each_others_snapshots_and_lead_each_other() {
-    let (mut nodes, mut next) = (Nodes::three_with(0, old).await, 0);
-    swap(&mut nodes, 2, new, &mut next).await;
-    for (leader, joining) in [(2, old as fn(&mut Options)), (1, new)] {
+async fn old_and_new_releases_exchange_snapshots_and_leadership() {
+    let (mut nodes, mut next) = (TestCluster::three_with(0, old_release).await, 0);
+    swap_release(&mut nodes, 2, new_release, &mut next).await;
+    for (leader, joining) in [(2, old_release as fn(&mut Options)), (1, new_release)] {
         eventually("the leader", || async { nodes.any().transfer_leader(NodeId(leader)).await.ok() }).await;
         assert_eq!(nodes.leader().await, leader);
-        for ticket in load(&nodes, &mut next) {
+        for ticket in submit_load(&nodes, &mut next) {
             assert!(matches!(ticket.await, Ok(Outcome::Opened { .. })));
         }
-        nodes.node(leader).snapshot().await.unwrap();
-        nodes.tune = joining;
+        nodes.node(leader).write_snapshot().await.unwrap();
+        nodes.adjust_options = joining;
         nodes.join().await;
-        is_behind_the_gate(&nodes).await;
-        nodes.converge().await;
+        assert_level_gated(&nodes).await;
+        nodes.assert_converged().await;
     }
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_is_down_may_come_back_as_an_older_release_so_the_level_waits_for_it() {
-    let mut nodes = Nodes::three_with(0, new).await;
+async fn the_level_waits_for_a_member_that_is_down() {
+    let mut nodes = TestCluster::three_with(0, new_release).await;
     // A new cluster works at its founder's highest level; nothing is raised any more.
     assert_eq!(nodes.node(1).view().level(), NEXT_LEVEL);
     let leader = nodes.leader().await;
@@ -145,7 +145,7 @@ async fn a_member_that_is_down_may_come_back_as_an_older_release_so_the_level_wa
         eventually("the leader to miss it", || async { nodes.node(leader).raise_level(NEXT_LEVEL).await.err() }).await;
     assert_eq!(refused, MemberError::Silent(NodeId(lost)));
     nodes.restart(lost).await;
-    raise(&nodes).await.unwrap();
-    nodes.converge().await;
+    raise_level(&nodes).await.unwrap();
+    nodes.assert_converged().await;
     nodes.close().await;
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use ledger::{Command, OpenSession};
-use ownership::{Directory, Options, OwnershipError, Peering, Standing, Timers};
+use ownership::{Directory, ElectionTimers, MemberRole, Options, OwnershipError, PeerOptions};
 use tempfile::TempDir;
 use vocabulary::{ModelId, NodeId, SessionId, TenantId};
 
@@ -13,15 +13,15 @@ use vocabulary::{ModelId, NodeId, SessionId, TenantId};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Nodes by id, with the folders of those that are down.
-pub(crate) struct Nodes {
-    pub(crate) up: BTreeMap<u64, Directory>,
+pub(crate) struct TestCluster {
+    pub(crate) running: BTreeMap<u64, Directory>,
     pub(crate) folders: BTreeMap<u64, TempDir>,
     /// Where nodes that are down listened.
     pub(crate) addresses: BTreeMap<u64, String>,
-    pub(crate) tune: fn(&mut Options),
+    pub(crate) adjust_options: fn(&mut Options),
 }
 
-impl Nodes {
+impl TestCluster {
     /// A cluster of one.
     pub(crate) async fn found() -> Self {
         Self::found_with(|_| {}).await
@@ -29,10 +29,10 @@ impl Nodes {
 
     pub(crate) async fn found_with(tune: fn(&mut Options)) -> Self {
         let (up, folders, addresses) = Default::default();
-        let mut nodes = Self { up, folders, addresses, tune };
+        let mut nodes = Self { running: up, folders, addresses, adjust_options: tune };
         let folder = tempfile::tempdir().unwrap();
         let founder = Directory::open(nodes.options(&folder, &[])).await.unwrap();
-        nodes.up.insert(1, founder);
+        nodes.running.insert(1, founder);
         nodes.folders.insert(1, folder);
         nodes
     }
@@ -54,18 +54,18 @@ impl Nodes {
     pub(crate) fn options(&self, folder: &TempDir, join: &[String]) -> Options {
         let mut options = options(folder);
         options.peering.join = join.to_vec();
-        (self.tune)(&mut options);
+        (self.adjust_options)(&mut options);
         options
     }
 
     /// One more node, let in by whoever is up.
     pub(crate) async fn join(&mut self) -> u64 {
-        let seeds: Vec<String> = self.up.values().map(address).collect();
+        let seeds: Vec<String> = self.running.values().map(address).collect();
         let folder = tempfile::tempdir().unwrap();
         let node = Directory::open(self.options(&folder, &seeds)).await.unwrap();
         let id = node.node().0;
         assert!(self.folders.insert(id, folder).is_none(), "node {id} had its id before");
-        self.up.insert(id, node);
+        self.running.insert(id, node);
         id
     }
 
@@ -78,7 +78,7 @@ impl Nodes {
                 Err(_) => {
                     // An earlier attempt may have been carried out after all.
                     let done = ids.iter().all(|id| {
-                        node.members().iter().any(|member| member.node == *id && member.voter == Standing::Voter)
+                        node.members().iter().any(|member| member.node == *id && member.voter == MemberRole::Voter)
                     });
                     done.then_some(())
                 }
@@ -88,27 +88,27 @@ impl Nodes {
     }
 
     pub(crate) fn any(&self) -> &Directory {
-        self.up.values().next().expect("a node is up")
+        self.running.values().next().expect("a node is up")
     }
 
     pub(crate) fn node(&self, id: u64) -> &Directory {
-        &self.up[&id]
+        &self.running[&id]
     }
 
     /// The one that leads, once the others know it too.
     pub(crate) async fn leader(&self) -> u64 {
         eventually("one leader that all know", || async {
-            let known: Vec<_> = self.up.values().map(|node| node.view().quorum()).collect();
+            let known: Vec<_> = self.running.values().map(|node| node.view().quorum()).collect();
             let leader = known[0].leader?.0;
             let agreed = known.iter().all(|quorum| !quorum.stale && quorum.leader == Some(NodeId(leader)));
-            (agreed && self.up.contains_key(&leader)).then_some(leader)
+            (agreed && self.running.contains_key(&leader)).then_some(leader)
         })
         .await
     }
 
     /// Stops a node without a farewell.
     pub(crate) async fn kill(&mut self, id: u64) {
-        let node = self.up.remove(&id).expect("it is up");
+        let node = self.running.remove(&id).expect("it is up");
         self.addresses.insert(id, address(&node));
         node.halt().await.unwrap();
     }
@@ -117,7 +117,7 @@ impl Nodes {
     pub(crate) async fn restart(&mut self, id: u64) {
         let node = self.reopen(id).await.unwrap();
         assert_eq!(node.node(), NodeId(id));
-        self.up.insert(id, node);
+        self.running.insert(id, node);
     }
 
     /// Starts it again on another port.
@@ -133,13 +133,13 @@ impl Nodes {
     }
 
     /// Waits until all have applied the same, compares them bit for bit, and checks every invariant.
-    pub(crate) async fn converge(&self) {
+    pub(crate) async fn assert_converged(&self) {
         eventually("equal applied indexes", || async {
-            let applied: Vec<u64> = self.up.values().map(|node| node.view().applied()).collect();
+            let applied: Vec<u64> = self.running.values().map(|node| node.view().applied()).collect();
             applied.iter().all(|index| *index == applied[0]).then_some(())
         })
         .await;
-        let views: Vec<_> = self.up.values().map(Directory::view).collect();
+        let views: Vec<_> = self.running.values().map(Directory::view).collect();
         let newest = views.iter().map(|view| view.applied()).max();
         for view in &views {
             ledger::invariants::check(view).unwrap();
@@ -151,7 +151,7 @@ impl Nodes {
     }
 
     pub(crate) async fn close(self) {
-        for (_, node) in self.up {
+        for (_, node) in self.running {
             node.close().await.unwrap();
         }
     }
@@ -159,15 +159,15 @@ impl Nodes {
 
 /// Options on a port that the system chooses, without a tick that writes by itself.
 pub(crate) fn options(folder: &TempDir) -> Options {
-    let peering = Peering { listen: Some("127.0.0.1:0".into()), join_within: PATIENCE, ..Peering::default() };
+    let peering = PeerOptions { listen: Some("127.0.0.1:0".into()), join_timeout: PATIENCE, ..PeerOptions::default() };
     let tick = Duration::from_secs(3_600);
-    Options { peering, tick, submit_within: PATIENCE, ..Options::new(folder.path()) }
+    Options { peering, tick, submit_timeout: PATIENCE, ..Options::new(folder.path()) }
 }
 
 /// Whoever leads goes on: no pause of a busy machine is so long that another asks for votes.
-pub(crate) fn steady(options: &mut Options) {
+pub(crate) fn without_elections(options: &mut Options) {
     let (election_min, election_max) = (PATIENCE, 2 * PATIENCE);
-    options.peering.timers = Timers { election_min, election_max, ..Timers::default() };
+    options.peering.timers = ElectionTimers { election_min, election_max, ..ElectionTimers::default() };
 }
 
 pub(crate) fn address(node: &Directory) -> String {

@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use ownership::{Directory, OwnershipError, PeerError, Refusal, TlsFiles, Topic};
+use ownership::{Directory, HandshakeRefusal, OwnershipError, PeerError, TlsFiles, Topic};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use vocabulary::NodeId;
 
-use crate::nodes::{Nodes, address, eventually, open_session, options, steady};
+use crate::nodes::{TestCluster, address, eventually, open_session, options, without_elections};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_of_another_cluster_is_refused_on_every_connection() {
-    let mut nodes = Nodes::found().await;
+    let mut nodes = TestCluster::found().await;
     nodes.join().await;
     nodes.kill(1).await;
     // Another cluster's founder, where the first one's was.
@@ -26,14 +26,14 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     })
     .await;
     let PeerError::Refused { refusal, .. } = error else { panic!("{error}") };
-    assert_eq!(refusal, Refusal::OtherCluster { cluster });
+    assert_eq!(refusal, HandshakeRefusal::OtherCluster { cluster });
     assert_eq!(other.members().len(), 1);
     eventually("a stale view", || async { nodes.node(2).view().quorum().stale.then_some(()) }).await;
     other.close().await.unwrap();
 }
 
 /// Sockets of this process may be many: 1,100 callers, and as many that are called.
-fn many_sockets() {
+fn raise_socket_limit() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(8_192).min(8_192);
     assert!(wanted >= 4_096, "this test needs 4,096 file handles (ulimit -Hn)");
@@ -42,9 +42,9 @@ fn many_sockets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_of_strangers_keep_no_node_from_joining_or_writing() {
-    many_sockets();
-    let mut nodes = Nodes::three_with(0, steady).await;
+async fn idle_unknown_connections_block_no_join_or_write() {
+    raise_socket_limit();
+    let mut nodes = TestCluster::three_with(0, without_elections).await;
     let leader = nodes.leader().await;
     let follower = (1..=3).find(|id| *id != leader).unwrap();
     let at = address(nodes.node(leader));
@@ -54,7 +54,7 @@ async fn idle_connections_of_strangers_keep_no_node_from_joining_or_writing() {
     }
     // And callers that greet, and say nothing more.
     for _ in 0..100 {
-        idle.push(crate::wire::Wire::greet(&at, None, None).await.unwrap().0.into_stream());
+        idle.push(crate::wire::RawConnection::greet(&at, None, None).await.unwrap().0.into_stream());
     }
     let since = std::time::Instant::now();
     nodes.kill(follower).await;
@@ -76,9 +76,9 @@ async fn idle_connections_of_strangers_keep_no_node_from_joining_or_writing() {
 }
 
 /// An authority, and files for nodes on the loopback.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct TestAuthority(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl TestAuthority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -115,8 +115,8 @@ impl Authority {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_tls_only_who_shows_a_certificate_of_the_authority_comes_in() {
-    let authority = Authority::new();
+async fn with_tls_only_callers_with_a_certificate_of_the_authority_are_accepted() {
+    let authority = TestAuthority::new();
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     founder.peering.tls = Some(authority.files(first.path()));
@@ -128,11 +128,11 @@ async fn under_tls_only_who_shows_a_certificate_of_the_authority_comes_in() {
     let learner = Directory::open(learner).await.unwrap();
     learner.submit(open_session(1)).unwrap().await.unwrap();
 
-    for files in [None, Some(Authority::new())] {
+    for files in [None, Some(TestAuthority::new())] {
         let folder = tempfile::tempdir().unwrap();
         let mut stranger = options(&folder);
         stranger.peering.join = vec![seed.clone()];
-        stranger.peering.join_within = std::time::Duration::from_millis(1);
+        stranger.peering.join_timeout = std::time::Duration::from_millis(1);
         stranger.peering.tls = files.map(|authority| authority.files(folder.path()));
         let error = Directory::open(stranger).await.unwrap_err();
         assert!(matches!(error, OwnershipError::NotJoined { .. }), "{error}");
@@ -143,9 +143,9 @@ async fn under_tls_only_who_shows_a_certificate_of_the_authority_comes_in() {
 }
 
 #[tokio::test]
-async fn certificates_that_cannot_be_used_are_refused_at_start_naming_the_file() {
+async fn unusable_certificates_are_refused_at_start_with_the_file_name() {
     let folder = tempfile::tempdir().unwrap();
-    let good = Authority::new().files(folder.path());
+    let good = TestAuthority::new().files(folder.path());
     std::fs::write(folder.path().join("empty.pem"), "").unwrap();
     let missing = TlsFiles { ca: folder.path().join("nowhere.pem"), ..good.clone() };
     let empty = TlsFiles { certificate: folder.path().join("empty.pem"), ..good.clone() };
@@ -159,9 +159,9 @@ async fn certificates_that_cannot_be_used_are_refused_at_start_naming_the_file()
 }
 
 #[tokio::test]
-async fn a_certificate_that_others_would_refuse_is_refused_at_start_with_what_it_names_and_should() {
+async fn a_certificate_that_peers_would_refuse_is_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let at = |name: &str| {
         let path = folder.path().join(name);
         std::fs::create_dir(&path).unwrap();
@@ -176,7 +176,7 @@ async fn a_certificate_that_others_would_refuse_is_refused_at_start_with_what_it
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     });
     let good = authority.files(&at("good"));
-    let of_another = TlsFiles { ca: Authority::new().files(&at("other")).ca, ..good.clone() };
+    let of_another = TlsFiles { ca: TestAuthority::new().files(&at("other")).ca, ..good.clone() };
     for (files, told) in [
         (misnamed.clone(), ["`127.0.0.1`", "router-1, 10.0.0.1", "subjectAltName=IP:127.0.0.1"]),
         (unnamed, ["`127.0.0.1`", "names nothing", "subjectAltName=IP:127.0.0.1"]),
@@ -198,8 +198,8 @@ async fn a_certificate_that_others_would_refuse_is_refused_at_start_with_what_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_whose_certificate_is_refused_is_named_with_the_cause_until_it_is_mended() {
-    let (authority, other) = (Authority::new(), Authority::new());
+async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
+    let (authority, other) = (TestAuthority::new(), TestAuthority::new());
     let (first, second, third) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut founder = options(&first);
@@ -224,35 +224,35 @@ async fn a_member_whose_certificate_is_refused_is_named_with_the_cause_until_it_
     };
     let learner = again(foreign).await.unwrap();
     let told = eventually("the founder's word for it", || async {
-        founder.missed(node).filter(|why| why.contains("another authority"))
+        founder.last_dial_error(node).filter(|why| why.contains("another authority"))
     });
     told.await;
     let told = eventually("the learner's word for it", || async {
         drop(learner.peers().call(founder.node(), Topic::Exchange, Bytes::new()).await);
         learner
-            .missed(founder.node())
+            .last_dial_error(founder.node())
             .filter(|why| why.contains("refused this node's certificate: another authority signed it"))
     });
     told.await;
-    eventually("the founder to count who knocked", || async { (founder.readings().strangers > 0).then_some(()) }).await;
+    eventually("the founder to count who knocked", || async { (founder.stats().tls_refusals > 0).then_some(()) }).await;
     learner.close().await.unwrap();
     drop(learner);
     let learner = again(good).await.unwrap();
-    eventually("both talk again", || async { founder.missed(node).is_none().then_some(()) }).await;
+    eventually("both talk again", || async { founder.last_dial_error(node).is_none().then_some(()) }).await;
     learner.close().await.unwrap();
     founder.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_are_read_anew_while_a_node_runs_and_what_would_be_refused_leaves_the_last() {
-    let (before, after) = (Authority::new(), Authority::new());
+async fn certificates_reload_at_runtime_and_an_invalid_reload_keeps_the_last() {
+    let (before, after) = (TestAuthority::new(), TestAuthority::new());
     let [first, second, third] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     let files = before.files(first.path());
     founder.peering.tls = Some(files.clone());
     let founder = Directory::open(founder).await.unwrap();
     let seed = address(&founder);
-    let join = |authority: &Authority, folder: &tempfile::TempDir| {
+    let join = |authority: &TestAuthority, folder: &tempfile::TempDir| {
         let mut learner = options(folder);
         learner.peering.join = vec![seed.clone()];
         learner.peering.tls = Some(authority.files(folder.path()));
@@ -262,12 +262,12 @@ async fn certificates_are_read_anew_while_a_node_runs_and_what_would_be_refused_
     let ca = std::fs::read(&files.ca).unwrap();
     after.files(first.path());
     std::fs::write(&files.ca, ca).unwrap();
-    let refused = founder.reread_certificates().unwrap_err().to_string();
+    let refused = founder.reload_certificates().unwrap_err().to_string();
     assert!(refused.contains("not signed by the authority in"), "{refused}");
     let trusting = join(&before, &second).await.expect("the last one is shown and trusted");
     trusting.close().await.unwrap();
     after.files(first.path());
-    founder.reread_certificates().unwrap();
+    founder.reload_certificates().unwrap();
     let learner = join(&after, &third).await.unwrap();
     learner.submit(open_session(1)).unwrap().await.unwrap();
     learner.close().await.unwrap();

@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use futures::StreamExt;
-use ledger::Key;
-use ownership::{Change, Consistency, Directory};
+use ledger::RecordKey;
+use ownership::{ChangeEvent, Consistency, Directory};
 use vocabulary::SessionId;
 
-use crate::nodes::{Nodes, open_session};
+use crate::nodes::{TestCluster, open_session};
 
 /// Reads until `session` was put; what was read, by revision.
-async fn until(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<Change>> {
+async fn read_until_put(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<ChangeEvent>> {
     let mut watch = node.watch(from).unwrap();
-    let mut read: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
+    let mut read: BTreeMap<u64, Vec<ChangeEvent>> = BTreeMap::new();
     let mut last = 0;
     loop {
         let change = tokio::time::timeout(crate::nodes::PATIENCE, watch.next()).await.unwrap().unwrap().unwrap();
         assert!(change.revision >= last, "in order");
         last = change.revision;
-        let is_last = change.key == Key::Session(SessionId(session));
+        let is_last = change.key == RecordKey::Session(SessionId(session));
         read.entry(last).or_default().push(change);
         if is_last {
             return read;
@@ -28,29 +28,29 @@ async fn until(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_is_resumed_on_another_node_without_a_gap() {
-    let nodes = Nodes::three(1).await;
+    let nodes = TestCluster::three(1).await;
     for n in 0..40 {
         nodes.node(1).submit(open_session(n)).unwrap().await.unwrap();
     }
-    let first = until(nodes.node(2), 1, 19).await;
+    let first = read_until_put(nodes.node(2), 1, 19).await;
     let seen = *first.keys().last().unwrap();
     // Resumed where it broke: what was seen of that revision comes again, nothing is missing.
-    let rest = until(nodes.node(4), seen, 39).await;
+    let rest = read_until_put(nodes.node(4), seen, 39).await;
     let mut resumed = first;
     resumed.extend(rest);
-    let whole = until(nodes.node(3), 1, 39).await;
+    let whole = read_until_put(nodes.node(3), 1, 39).await;
     assert_eq!(resumed, whole);
     for n in 0..40 {
-        let key = Key::Session(SessionId(n));
+        let key = RecordKey::Session(SessionId(n));
         assert_eq!(whole.values().flatten().filter(|change| change.key == key).count(), 1);
     }
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_linearizable_read_on_any_node_shows_what_any_node_acknowledged() {
-    let nodes = Nodes::three(1).await;
+async fn a_linearizable_read_on_any_node_shows_every_acknowledged_write() {
+    let nodes = TestCluster::three(1).await;
     for n in 0..30u128 {
         let writer = nodes.node(1 + n as u64 % 4);
         let reader = nodes.node(1 + (n as u64 + 2) % 4);
@@ -61,13 +61,13 @@ async fn a_linearizable_read_on_any_node_shows_what_any_node_acknowledged() {
     let bound = std::time::Duration::from_secs(30);
     nodes.node(4).read(Consistency::Bounded(bound)).await.unwrap();
     assert!(nodes.node(4).staleness().unwrap() <= bound);
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_quorum_reads_are_local_or_refused_and_say_so() {
-    let mut nodes = Nodes::three(0).await;
+async fn without_a_quorum_reads_are_local_or_refused() {
+    let mut nodes = TestCluster::three(0).await;
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
     nodes.node(3).read(Consistency::Linearizable).await.unwrap();
     nodes.kill(1).await;
@@ -83,12 +83,12 @@ async fn without_a_quorum_reads_are_local_or_refused_and_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_joins_late_gets_a_snapshot_and_watches_from_there() {
-    let mut nodes = Nodes::found().await;
+async fn a_late_joining_node_watches_from_its_snapshot() {
+    let mut nodes = TestCluster::found().await;
     for n in 0..1_300 {
         nodes.node(1).submit(open_session(n)).unwrap().await.unwrap();
     }
-    nodes.node(1).snapshot().await.unwrap();
+    nodes.node(1).write_snapshot().await.unwrap();
     nodes.node(1).submit(open_session(9_999)).unwrap().await.unwrap();
     let id = nodes.join().await;
     let late = nodes.node(id);
@@ -96,8 +96,8 @@ async fn a_node_that_joins_late_gets_a_snapshot_and_watches_from_there() {
     let compacted = late.watch(1).unwrap_err();
     assert!(compacted.oldest > 1_000, "{compacted}");
     nodes.node(1).submit(open_session(10_000)).unwrap().await.unwrap();
-    let read = until(late, compacted.oldest, 10_000).await;
+    let read = read_until_put(late, compacted.oldest, 10_000).await;
     assert!(!read.is_empty());
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use consensus::{Levels, LogId, Vote};
+use consensus::{LogId, SupportedLevels, Vote};
 use openraft::impls::TokioRuntime;
 use openraft::raft::VoteRequest;
 use openraft::type_config::alias::LeaderIdOf;
@@ -23,52 +23,52 @@ const ASK: u8 = 9;
 const REPLY: u8 = 4;
 const FAIL: u8 = 6;
 
-pub(crate) type Types = consensus::Types<TokioRuntime>;
+pub(crate) type WireTypeConfig = consensus::TypeConfig<TokioRuntime>;
 
 /// What a caller says first.
 #[derive(Serialize)]
-struct Hello {
+struct RawHello {
     protocol: u32,
     cluster: Option<ClusterId>,
     node: Option<u64>,
     to: Option<u64>,
-    levels: Levels,
+    levels: SupportedLevels,
     lane: &'static str,
 }
 
 /// The answer to it, as far as it matters here.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Welcome {
+pub(crate) struct RawWelcome {
     pub(crate) cluster: ClusterId,
 }
 
-pub(crate) struct Wire<S> {
+pub(crate) struct RawConnection<S> {
     stream: S,
     next: u64,
 }
 
 /// What a node answers to a greeting.
-pub(crate) type Greeted = Result<Welcome, ownership::Refusal>;
+pub(crate) type RawHandshakeResult = Result<RawWelcome, ownership::HandshakeRefusal>;
 
-impl Wire<TcpStream> {
+impl RawConnection<TcpStream> {
     /// Calls as a node of a cluster, either of which may be kept back.
     pub(crate) async fn greet(
         address: &str,
         cluster: Option<ClusterId>,
         node: Option<u64>,
-    ) -> io::Result<(Self, Greeted)> {
-        Wire::greet_over(TcpStream::connect(address).await?, cluster, node).await
+    ) -> io::Result<(Self, RawHandshakeResult)> {
+        RawConnection::greet_over(TcpStream::connect(address).await?, cluster, node).await
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> RawConnection<S> {
     pub(crate) async fn greet_over(
         mut stream: S,
         cluster: Option<ClusterId>,
         node: Option<u64>,
-    ) -> io::Result<(Self, Greeted)> {
-        let levels = Levels { lowest: 1, highest: ledger::NEXT_LEVEL };
-        let hello = Hello { protocol: 1, cluster, node, to: None, levels, lane: "Call" };
+    ) -> io::Result<(Self, RawHandshakeResult)> {
+        let levels = SupportedLevels { lowest: 1, highest: ledger::NEXT_LEVEL };
+        let hello = RawHello { protocol: 1, cluster, node, to: None, levels, lane: "Call" };
         let body = rmp_serde::to_vec_named(&hello).unwrap();
         stream.write_all(MAGIC).await?;
         stream.write_all(&(body.len() as u32).to_le_bytes()).await?;
@@ -112,7 +112,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
 }
 
 /// A vote of a node whose log goes so far, as if its leader had named it.
-pub(crate) fn vote(term: u64, node: u64, index: u64) -> VoteRequest<Types> {
-    let last = LogId::new(LeaderIdOf::<Types>::new_committed(term.saturating_sub(1), node), index);
+pub(crate) fn vote(term: u64, node: u64, index: u64) -> VoteRequest<WireTypeConfig> {
+    let last = LogId::new(LeaderIdOf::<WireTypeConfig>::new_committed(term.saturating_sub(1), node), index);
     VoteRequest { leadership_transfer: true, ..VoteRequest::new(Vote::new(term, node), Some(last)) }
 }

@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 use ledger::{AdmitNode, Command, Outcome};
 use vocabulary::{NodeId, SessionId};
 
-use crate::nodes::{Nodes, eventually, open_session};
+use crate::nodes::{TestCluster, eventually, open_session};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_outlives_its_leader_and_a_restart_of_all() {
-    let mut nodes = Nodes::three(1).await;
+async fn acknowledged_writes_survive_leader_loss_and_full_restart() {
+    let mut nodes = TestCluster::three(1).await;
     let mut acknowledged = Vec::new();
     for round in 0..3u128 {
         let leader = nodes.leader().await;
         for n in 0..20 {
             let session = round * 100 + n;
-            let ids: Vec<u64> = nodes.up.keys().copied().collect();
+            let ids: Vec<u64> = nodes.running.keys().copied().collect();
             let node = nodes.node(ids[n as usize % ids.len()]);
             let outcome = node.submit(open_session(session)).unwrap().await.unwrap();
             assert!(matches!(outcome, Outcome::Opened { .. }), "{outcome:?}");
@@ -27,8 +27,8 @@ async fn what_was_acknowledged_outlives_its_leader_and_a_restart_of_all() {
         nodes.restart_elsewhere(leader).await;
     }
     nodes.leader().await;
-    nodes.converge().await;
-    let ids: Vec<u64> = nodes.up.keys().copied().collect();
+    nodes.assert_converged().await;
+    let ids: Vec<u64> = nodes.running.keys().copied().collect();
     for id in &ids {
         nodes.kill(*id).await;
     }
@@ -39,35 +39,35 @@ async fn what_was_acknowledged_outlives_its_leader_and_a_restart_of_all() {
     let node = nodes.any();
     node.submit(open_session(9_999)).unwrap().await.unwrap();
     eventually("all sessions everywhere", || async {
-        let all = nodes.up.values().all(|node| {
+        let all = nodes.running.values().all(|node| {
             let view = node.view();
             acknowledged.iter().all(|session| view.session(SessionId(*session)).is_some())
         });
         all.then_some(())
     })
     .await;
-    nodes.converge().await;
+    nodes.assert_converged().await;
     nodes.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_every_command_is_executed_once_over_changes_of_the_leader() {
-    let mut nodes = Nodes::three(1).await;
+async fn commands_execute_exactly_once_across_leader_changes_under_load() {
+    let mut nodes = TestCluster::three(1).await;
     let before = nodes.node(1).view().nodes().count();
     // Without a number that was drawn before, every execution gives a new id: one executed twice would show.
     let admit = || Command::AdmitNode(AdmitNode { nonce: 0, address: "127.0.0.1:1".into() });
     let mut tickets = Vec::new();
     for round in 0..4 {
         for _ in 0..50 {
-            tickets.extend(nodes.up.values().map(|node| node.submit(admit()).unwrap()));
+            tickets.extend(nodes.running.values().map(|node| node.submit(admit()).unwrap()));
         }
         let leader = nodes.leader().await;
         if round == 1 {
             // It answers what it took before it is gone.
-            let leaving = nodes.up.remove(&leader).unwrap();
+            let leaving = nodes.running.remove(&leader).unwrap();
             leaving.close().await.unwrap();
         } else {
-            let next = *nodes.up.keys().find(|id| **id != leader && **id < 4).unwrap();
+            let next = *nodes.running.keys().find(|id| **id != leader && **id < 4).unwrap();
             nodes.any().transfer_leader(NodeId(next)).await.unwrap();
         }
     }
@@ -78,7 +78,7 @@ async fn under_load_every_command_is_executed_once_over_changes_of_the_leader() 
             other => panic!("{other:?}"),
         }
     }
-    nodes.converge().await;
+    nodes.assert_converged().await;
     assert_eq!(nodes.any().view().nodes().count(), before + given.len(), "no command was executed twice");
     nodes.close().await;
 }

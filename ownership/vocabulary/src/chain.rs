@@ -9,7 +9,7 @@ use crate::{Blocks, Tokens};
 /// The cluster's hash seed. Equal on all routers of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
-pub struct Seed(pub u64);
+pub struct HashSeed(pub u64);
 
 /// A prefix that ends at a block boundary: 128-bit xxh3 over parent and block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ impl PrefixId {
     }
 
     /// The prefix one block further: xxh3-128 over this id (16 bytes, little endian) and the tokens (4 bytes each).
-    pub fn extend(self, seed: Seed, block: &[u32]) -> PrefixId {
+    pub fn extend(self, seed: HashSeed, block: &[u32]) -> PrefixId {
         match block.len() {
             0..=16 => self.extend_in::<{ 16 + 4 * 16 }>(seed, block),
             17..=64 => self.extend_in::<{ 16 + 4 * 64 }>(seed, block),
@@ -44,7 +44,7 @@ impl PrefixId {
     }
 
     /// The same in a buffer of `N` bytes, which must be enough.
-    fn extend_in<const N: usize>(self, seed: Seed, block: &[u32]) -> PrefixId {
+    fn extend_in<const N: usize>(self, seed: HashSeed, block: &[u32]) -> PrefixId {
         let mut buffer = [0u8; N];
         buffer[..16].copy_from_slice(&self.0.to_le_bytes());
         for (slot, token) in buffer[16..].chunks_exact_mut(4).zip(block) {
@@ -54,7 +54,7 @@ impl PrefixId {
     }
 
     /// The prefix one block of bytes further, for chains without a tokenizer.
-    pub fn extend_bytes(self, seed: Seed, block: &[u8]) -> PrefixId {
+    pub fn extend_bytes(self, seed: HashSeed, block: &[u8]) -> PrefixId {
         let mut hash = Xxh3::with_seed(seed.0);
         hash.update(&self.0.to_le_bytes());
         hash.update(block);
@@ -64,7 +64,7 @@ impl PrefixId {
 
 /// The hashes of a prompt's whole blocks, first block first. What lies after the last whole block is the tail.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Chain {
+pub struct PrefixChain {
     /// Hash of the namespace; the prefix of no blocks.
     pub root: PrefixId,
     /// Tokens a block.
@@ -75,12 +75,12 @@ pub struct Chain {
     pub tokens: Tokens,
 }
 
-impl Chain {
+impl PrefixChain {
     /// Bytes that stand for one token where there is no tokenizer.
     pub const BYTES_PER_TOKEN: u64 = 4;
 
     /// The chain of `tokens` in blocks of `block` tokens. `block` must not be zero.
-    pub fn over_tokens(root: PrefixId, seed: Seed, block: Tokens, tokens: &[u32]) -> Self {
+    pub fn over_tokens(root: PrefixId, seed: HashSeed, block: Tokens, tokens: &[u32]) -> Self {
         let mut chain =
             Self { root, block, ids: Vec::with_capacity(tokens.len() / block.0 as usize), tokens: Tokens(0) };
         chain.ids.extend(tokens.chunks_exact(block.0 as usize).scan(root, |parent, block| {
@@ -92,7 +92,7 @@ impl Chain {
     }
 
     /// The chain of canonical bytes, `BYTES_PER_TOKEN` of them counted as a token. `block` must not be zero.
-    pub fn over_bytes(root: PrefixId, seed: Seed, block: Tokens, bytes: &[u8]) -> Self {
+    pub fn over_bytes(root: PrefixId, seed: HashSeed, block: Tokens, bytes: &[u8]) -> Self {
         let size = (block.0 * Self::BYTES_PER_TOKEN) as usize;
         let ids = bytes.chunks_exact(size).scan(root, |parent, block| {
             *parent = parent.extend_bytes(seed, block);
@@ -126,12 +126,12 @@ mod tests {
 
     const ROOT: PrefixId = PrefixId(7);
 
-    fn chain(block: u64, tokens: &[u32]) -> Chain {
-        Chain::over_tokens(ROOT, Seed(3), Tokens(block), tokens)
+    fn chain(block: u64, tokens: &[u32]) -> PrefixChain {
+        PrefixChain::over_tokens(ROOT, HashSeed(3), Tokens(block), tokens)
     }
 
     #[test]
-    fn equal_prefixes_have_equal_ids_and_later_tokens_do_not_matter() {
+    fn equal_prefixes_have_equal_ids_regardless_of_later_tokens() {
         let tokens: Vec<u32> = (0..100).collect();
         let (short, long) = (chain(16, &tokens[..50]), chain(16, &tokens));
         assert_eq!(short.ids, long.ids[..3]);
@@ -149,18 +149,18 @@ mod tests {
     }
 
     #[test]
-    fn long_blocks_hash_the_same_bytes_as_short_ones() {
+    fn long_and_short_blocks_hash_the_same_byte_encoding() {
         // The two code paths of `extend` must agree with the documented formula.
         for n in [0usize, 1, 16, 17, 64, 65, 300] {
             let block: Vec<u32> = (0..n as u32).collect();
             let mut bytes = ROOT.0.to_le_bytes().to_vec();
             bytes.extend(block.iter().flat_map(|t| t.to_le_bytes()));
-            assert_eq!(ROOT.extend(Seed(3), &block).0, xxh3_128_with_seed(&bytes, 3), "{n} tokens");
+            assert_eq!(ROOT.extend(HashSeed(3), &block).0, xxh3_128_with_seed(&bytes, 3), "{n} tokens");
         }
     }
 
     #[test]
-    fn prefix_counts_from_the_root() {
+    fn prefix_counts_blocks_from_the_root() {
         let c = chain(16, &(0..40).collect::<Vec<_>>());
         assert_eq!(c.prefix(Blocks(0)), Some(ROOT));
         assert_eq!(c.prefix(Blocks(2)), Some(c.head()));

@@ -23,7 +23,7 @@ mod tests {
     use super::Epoch;
 
     #[test]
-    fn a_restore_outranks_every_index_before_it() {
+    fn a_restored_generation_outranks_every_earlier_index() {
         let old = Epoch { generation: 0, index: u64::MAX, position: u32::MAX };
         assert!(Epoch { generation: 1, index: 0, position: 0 } > old);
     }

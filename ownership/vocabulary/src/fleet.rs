@@ -12,7 +12,7 @@ use crate::{Blocks, Bytes, DpRank, Incarnation, Micros, ModelId, Tokens, WorkerI
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
-pub enum Role {
+pub enum WorkerRole {
     /// Computes prompts for others.
     Prefill,
     /// Generates answers, pulling prompts from prefill workers where that pays.
@@ -22,10 +22,10 @@ pub enum Role {
     Hybrid,
 }
 
-impl Role {
+impl WorkerRole {
     /// Whether clients' answers may be generated here.
     pub fn decodes(self) -> bool {
-        self != Role::Prefill
+        self != WorkerRole::Prefill
     }
 
     /// The word for logs, metrics and the API.
@@ -40,7 +40,7 @@ impl Role {
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
-pub enum Knowledge {
+pub enum KvIndexState {
     /// Guessed from what was routed where.
     #[default]
     Fallback,
@@ -50,7 +50,7 @@ pub enum Knowledge {
     Exact,
 }
 
-impl Knowledge {
+impl KvIndexState {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -86,7 +86,7 @@ pub struct Overlap {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
-pub enum Health {
+pub enum WorkerHealth {
     /// Not reached yet, or not lately.
     #[default]
     Unreachable,
@@ -96,7 +96,7 @@ pub enum Health {
     Draining,
 }
 
-impl Health {
+impl WorkerHealth {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -105,7 +105,7 @@ impl Health {
 
 /// What a worker is doing now: the last scrape plus what this router dispatched and saw finished since.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
-pub struct Load {
+pub struct WorkerLoad {
     /// Requests in the batch.
     pub running: u32,
     /// Requests that wait for a place in it.
@@ -118,7 +118,7 @@ pub struct Load {
 
 /// What a worker can hold.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
-pub struct Capacity {
+pub struct WorkerCapacity {
     /// Tokens of KV that fit into device memory; 0 when unknown.
     pub kv: Tokens,
     /// Tokens in one of the engine's own blocks; 0 when unknown.
@@ -129,7 +129,7 @@ pub struct Capacity {
 
 /// How fast a worker is, measured where it could be and from its profile otherwise.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Speeds {
+pub struct EngineSpeed {
     /// Prompt tokens computed a second when nothing else runs.
     pub prefill_tokens_per_second: f64,
     /// Time of one decode step of a small batch.
@@ -140,7 +140,7 @@ pub struct Speeds {
 
 /// How KV comes to a worker from others.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Link {
+pub struct KvLink {
     /// Workers can exchange KV only when these are equal: connector, engine version, precision, block size.
     pub fabric: Arc<str>,
     /// Cost of any transfer, however small.
@@ -149,13 +149,13 @@ pub struct Link {
     pub bytes_per_second: f64,
     /// What it can bring.
     #[serde(default)]
-    pub carries: Carries,
+    pub carries: KvLinkMode,
 }
 
 /// What can come over a link.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum Carries {
+pub enum KvLinkMode {
     /// The leading part of any prompt, ahead of its request or with it.
     #[default]
     Prefixes,
@@ -165,14 +165,14 @@ pub enum Carries {
     PrefixesIn,
 }
 
-impl Carries {
+impl KvLinkMode {
     /// Whether the worker answers prompts that it computed itself.
-    pub fn serves_alone(self) -> bool {
+    pub fn computes_prompts(self) -> bool {
         self != Self::Prompts
     }
 
     /// Whether others can fetch from the worker.
-    pub fn sends(self) -> bool {
+    pub fn exports_kv(self) -> bool {
         self != Self::PrefixesIn
     }
 }
@@ -187,23 +187,23 @@ pub struct WorkerView {
     /// Which life of it.
     pub incarnation: Incarnation,
     /// What it is for.
-    pub role: Role,
+    pub role: WorkerRole,
     /// The models and adapters it serves.
     pub models: Arc<[ModelId]>,
     /// Data-parallel ranks, at least 1.
     pub ranks: u16,
     /// Whether it takes work.
-    pub health: Health,
+    pub health: WorkerHealth,
     /// What is known of its blocks.
-    pub knowledge: Knowledge,
+    pub knowledge: KvIndexState,
     /// What it does now.
-    pub load: Load,
+    pub load: WorkerLoad,
     /// What it can hold.
-    pub capacity: Capacity,
+    pub capacity: WorkerCapacity,
     /// How fast it is.
-    pub speeds: Speeds,
+    pub speeds: EngineSpeed,
     /// Bytes of KV a token takes there.
     pub kv_bytes_per_token: Bytes,
     /// How it receives KV; none when it cannot.
-    pub link: Option<Link>,
+    pub link: Option<KvLink>,
 }

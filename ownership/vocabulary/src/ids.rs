@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_reads_back_what_it_prints() {
+    fn an_id_round_trips_through_its_text() {
         let id = SessionId(0xabc);
         assert_eq!(id.to_string(), "s-00000000000000000000000000000abc");
         assert_eq!(id.to_string().parse::<SessionId>().unwrap(), id);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_an_id_is_not_taken_for_another_one() {
+    fn an_abbreviated_id_is_refused() {
         let short = "s-95b041be".parse::<SessionId>().unwrap_err();
         assert!(short.to_string().contains("accepted is s- and 32 hexadecimal digits"), "{short}");
         assert!("w-2a".parse::<WorkerId>().is_err());
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailing_slash_names_the_same_worker() {
+    fn a_trailing_slash_does_not_change_the_worker_id() {
         assert_eq!(WorkerId::of_endpoint("http://a:1/"), WorkerId::of_endpoint("http://a:1"));
         assert_ne!(WorkerId::of_endpoint("http://a:1"), WorkerId::of_endpoint("http://a:2"));
     }

@@ -10,12 +10,15 @@ mod ids;
 mod namespace;
 mod units;
 
-pub use chain::{BlockHash, Chain, PrefixId, Seed};
+pub use chain::{BlockHash, HashSeed, PrefixChain, PrefixId};
 pub use epoch::Epoch;
-pub use fleet::{Capacity, Carries, Health, Knowledge, Link, Load, Overlap, Role, Speeds, Tier, WorkerView};
+pub use fleet::{
+    EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,
+    WorkerView,
+};
 pub use ids::{
     ArtifactId, ClientId, ClientSerial, DpRank, GroupId, Incarnation, ModelId, NodeId, Owner, ParseIdError, RequestId,
     SessionId, TenantId, WorkerId,
 };
-pub use namespace::{Namespace, RootKeys};
+pub use namespace::{ChainNamespace, RootKeys};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};

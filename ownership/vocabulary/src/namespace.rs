@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{ModelId, PrefixId, Seed};
+use crate::{HashSeed, ModelId, PrefixId};
 
 /// The model side of a chain's root. A worker and a prompt agree on it by configuration.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-pub struct Namespace {
+pub struct ChainNamespace {
     /// Served model name.
     pub model: ModelId,
     /// Weights revision, empty when unknown.
@@ -28,9 +28,9 @@ pub struct RootKeys<'a> {
     pub content: Option<&'a str>,
 }
 
-impl Namespace {
+impl ChainNamespace {
     /// The root of all chains with these keys: xxh3-128 over the length-prefixed fields in declaration order.
-    pub fn root(&self, seed: Seed, keys: RootKeys<'_>) -> PrefixId {
+    pub fn root(&self, seed: HashSeed, keys: RootKeys<'_>) -> PrefixId {
         let mut hash = Xxh3::with_seed(seed.0);
         let fields = [
             Some(&*self.model.0),
@@ -58,23 +58,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_changes_the_root() {
-        let base = Namespace { model: "m".into(), revision: "r".into(), tokenizer: "t".into() };
-        let other = |change: fn(&mut Namespace)| {
+    fn every_namespace_field_changes_the_root() {
+        let base = ChainNamespace { model: "m".into(), revision: "r".into(), tokenizer: "t".into() };
+        let other = |change: fn(&mut ChainNamespace)| {
             let mut namespace = base.clone();
             change(&mut namespace);
-            namespace.root(Seed(1), RootKeys::default())
+            namespace.root(HashSeed(1), RootKeys::default())
         };
         let roots = [
-            base.root(Seed(1), RootKeys::default()),
-            base.root(Seed(2), RootKeys::default()),
+            base.root(HashSeed(1), RootKeys::default()),
+            base.root(HashSeed(2), RootKeys::default()),
             other(|n| n.model = "n".into()),
             other(|n| n.revision = "".into()),
             other(|n| n.tokenizer = "".into()),
-            base.root(Seed(1), RootKeys { adapter: Some("x"), ..RootKeys::default() }),
-            base.root(Seed(1), RootKeys { salt: Some("x"), ..RootKeys::default() }),
-            base.root(Seed(1), RootKeys { content: Some("x"), ..RootKeys::default() }),
-            base.root(Seed(1), RootKeys { salt: Some(""), ..RootKeys::default() }),
+            base.root(HashSeed(1), RootKeys { adapter: Some("x"), ..RootKeys::default() }),
+            base.root(HashSeed(1), RootKeys { salt: Some("x"), ..RootKeys::default() }),
+            base.root(HashSeed(1), RootKeys { content: Some("x"), ..RootKeys::default() }),
+            base.root(HashSeed(1), RootKeys { salt: Some(""), ..RootKeys::default() }),
         ];
         for (i, a) in roots.iter().enumerate() {
             for b in &roots[..i] {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_blocks_count() {
+    fn partial_blocks_are_not_counted() {
         assert_eq!(Tokens(63).whole_blocks(Tokens(16)), Blocks(3));
         assert_eq!(Tokens(63).whole_blocks(Tokens(0)), Blocks(0));
         assert_eq!(Blocks(3).tokens(Tokens(16)), Tokens(48));

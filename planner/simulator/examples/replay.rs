@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use flate2::read::MultiGzDecoder;
 use simulator::policies::PolicyKind;
-use simulator::trace::{Limits, Reader};
-use simulator::{Setup, Spec, World};
+use simulator::trace::{ReplayLimits, TraceReader};
+use simulator::{HardwareProfile, Simulation, SimulationSetup};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -15,15 +15,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let load: f64 = arguments.next().ok_or("how much load?")?.parse()?;
     let mut text = String::new();
     MultiGzDecoder::new(std::fs::File::open(&path)?).read_to_string(&mut text)?;
-    let mut reader = Reader::default();
+    let mut reader = TraceReader::default();
     reader.read(&path, &text)?;
-    let trace = reader.finish()?.ok_or("an empty trace")?.within(&Limits::default());
-    let setup = Setup { workers: 8, spec: Spec::H100_8B, load, seed: 1 };
+    let trace = reader.finish()?.ok_or("an empty trace")?.apply_limits(&ReplayLimits::default());
+    let setup = SimulationSetup { workers: 8, spec: HardwareProfile::H100_8B, load, seed: 1 };
     let mut out = std::io::stdout();
     for policy in arguments {
         let kind: PolicyKind = policy.parse()?;
         let begin = Instant::now();
-        let figures = World::new(&trace, kind, setup)?.run(&mut |_, _| {});
+        let figures = Simulation::new(&trace, kind, setup)?.run(&mut |_, _| {});
         let seconds = begin.elapsed().as_secs_f64();
         writeln!(out, "{} {:.0} steps/s", figures.policy, figures.steps as f64 / seconds)?;
     }

@@ -2,14 +2,14 @@
 
 use std::str::FromStr;
 
-use planner::Checkpoints;
+use planner::CheckpointInterval;
 use serde::{Serialize, Serializer};
 use vocabulary::Tokens;
 
 /// One way to manage the cache below device memory, whatever the policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::Display)]
 #[strum(serialize_all = "lowercase")]
-pub enum Cache {
+pub enum CacheStrategy {
     /// There is nothing below device memory.
     Hbm,
     /// What is evicted falls into every tier; windows as the model's description says.
@@ -28,25 +28,25 @@ pub enum Cache {
 /// A word that is none of them.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 #[error("there is no cache management `{0}`; accepted: hbm, lru, full, periodic:TOKENS, zero, cost")]
-pub struct UnknownCache(pub String);
+pub struct UnknownCacheStrategy(pub String);
 
-impl Cache {
+impl CacheStrategy {
     /// Where windows are stored; none where the model's description or its costs say so.
-    pub(crate) fn checkpoints(self) -> Option<Checkpoints> {
+    pub(crate) fn checkpoints(self) -> Option<CheckpointInterval> {
         match self {
             Self::Hbm | Self::Lru | Self::Cost => None,
-            Self::Full => Some(Checkpoints::Full),
-            Self::Periodic(period) => Some(Checkpoints::Every(period)),
-            Self::Zero => Some(Checkpoints::None),
+            Self::Full => Some(CheckpointInterval::Full),
+            Self::Periodic(period) => Some(CheckpointInterval::Every(period)),
+            Self::Zero => Some(CheckpointInterval::None),
         }
     }
 }
 
-impl FromStr for Cache {
-    type Err = UnknownCache;
+impl FromStr for CacheStrategy {
+    type Err = UnknownCacheStrategy;
 
-    fn from_str(word: &str) -> Result<Self, UnknownCache> {
-        let unknown = || UnknownCache(word.to_owned());
+    fn from_str(word: &str) -> Result<Self, UnknownCacheStrategy> {
+        let unknown = || UnknownCacheStrategy(word.to_owned());
         let period = |tokens: &str| tokens.parse().ok().filter(|tokens| *tokens > 0).map(Tokens);
         match word {
             "hbm" => Ok(Self::Hbm),
@@ -59,7 +59,7 @@ impl FromStr for Cache {
     }
 }
 
-impl Serialize for Cache {
+impl Serialize for CacheStrategy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_written_as_it_is_read() {
+    fn cache_strategy_round_trips_through_its_name() {
         for word in ["hbm", "lru", "full", "periodic:4096", "zero", "cost"] {
-            assert_eq!(word.parse::<Cache>().unwrap().to_string(), word);
+            assert_eq!(word.parse::<CacheStrategy>().unwrap().to_string(), word);
         }
         for wrong in ["", "periodic", "periodic:", "periodic:0", "periodic:-1", "LRU", "all"] {
-            let error = wrong.parse::<Cache>().unwrap_err().to_string();
+            let error = wrong.parse::<CacheStrategy>().unwrap_err().to_string();
             assert!(error.ends_with("accepted: hbm, lru, full, periodic:TOKENS, zero, cost"), "{error}");
         }
     }

@@ -5,9 +5,9 @@ use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 /// SplitMix64. Its stream is part of what a seed means and never changes.
 #[derive(Clone, Debug)]
-pub struct Chance(SplitMix64);
+pub struct SeededRng(SplitMix64);
 
-impl Chance {
+impl SeededRng {
     /// The stream of a seed.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::from_seed(seed.to_le_bytes()))
@@ -26,11 +26,11 @@ impl Chance {
 
 #[cfg(test)]
 mod tests {
-    use super::Chance;
+    use super::SeededRng;
 
     #[test]
-    fn a_seed_is_a_stream_that_never_changes() {
-        let mut chance = Chance::new(1);
+    fn seeded_rng_stream_is_stable() {
+        let mut chance = SeededRng::new(1);
         assert_eq!([chance.draw(), chance.draw()], [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67]);
         assert!((0..1_000).all(|_| chance.below(3) < 3));
         assert_eq!(chance.below(0), 0);

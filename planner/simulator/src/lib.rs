@@ -12,11 +12,11 @@ pub mod stats;
 pub mod trace;
 mod world;
 
-pub use cache::{Cache, UnknownCache};
-pub use chance::Chance;
-pub use kv::{KvError, KvModel};
-pub use spec::{LinkSpeed, Spec};
-pub use world::{NEXT_SESSION, START_GAP, Setup, SetupError, World};
+pub use cache::{CacheStrategy, UnknownCacheStrategy};
+pub use chance::SeededRng;
+pub use kv::{KvModel, KvModelError};
+pub use spec::{HardwareProfile, LinkSpeed};
+pub use world::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SetupError, Simulation, SimulationSetup};
 
 #[cfg(test)]
 mod tests;

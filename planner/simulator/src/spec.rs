@@ -1,22 +1,22 @@
 //! What a worker of the fleet is: its speeds, its memory and its link.
 
-use engine_model::Profile;
-use engine_model::runs::{DiskSpeed, Sizes, Timing};
-use planner::Sources;
+use engine_model::EngineProfile;
+use engine_model::runs::{DiskSpeed, EngineTiming, MemorySizes};
+use planner::SendTiming;
 use serde::Serialize;
 use vocabulary::Tokens;
 
 /// One kind of worker.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Spec {
+pub struct HardwareProfile {
     /// As it is called on the command line and in reports.
     pub name: &'static str,
     /// GPUs of one worker.
     pub gpus: u32,
     /// Speeds.
-    pub timing: Timing,
+    pub timing: EngineTiming,
     /// Memory.
-    pub sizes: Sizes,
+    pub sizes: MemorySizes,
     /// Bytes of KV of a token.
     pub kv_bytes: u64,
     /// Its link to the others, both ways at once.
@@ -31,10 +31,10 @@ pub struct LinkSpeed {
     /// Seconds of any transfer, however small.
     pub fixed: f64,
     /// When a worker sends what a step elsewhere asks it for.
-    pub sources: Sources,
+    pub sources: SendTiming,
 }
 
-impl Spec {
+impl HardwareProfile {
     /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s, an NVMe disk; 128 KiB a token.
     pub const H100_8B: Self = Self {
         name: "8b_h100",
@@ -42,7 +42,7 @@ impl Spec {
         timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
         sizes: sizes(400_000, 190_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: Sources::AtOnce },
+        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
     /// The same model on one A100 80 GB; 200 Gb/s.
     pub const A100_8B: Self = Self {
@@ -51,7 +51,7 @@ impl Spec {
         timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
         sizes: sizes(400_000, 150_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: Sources::AtOnce },
+        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
     /// Qwen3-30B-A3B-like on one H200 141 GB; 96 KiB a token.
     pub const H200_30B_A3B: Self = Self {
@@ -60,7 +60,7 @@ impl Spec {
         timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
         sizes: sizes(700_000, 254_000.0, 98_304),
         kv_bytes: 98_304,
-        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: Sources::AtOnce },
+        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
     /// Llama-70B-like, tensor-parallel over four H100; 320 KiB a token, one 400 Gb/s link a worker.
     pub const H100X4_70B: Self = Self {
@@ -69,52 +69,61 @@ impl Spec {
         timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
         sizes: sizes(460_000, 150_000.0, 327_680),
         kv_bytes: 327_680,
-        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: Sources::AtOnce },
+        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
     /// All of them.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
 
     /// What a simulated worker of this profile is, by runs: without slower tiers. It sends what it is asked for in a request of its
     /// own, as routers ask.
-    pub fn of(name: &'static str, profile: &Profile) -> Self {
+    pub fn from_profile(name: &'static str, profile: &EngineProfile) -> Self {
         let kv_bytes = profile.kv_bytes_per_token.0;
         let tokens_per_second = profile.link_bytes_per_second / kv_bytes as f64;
         let device = u64::from(profile.blocks) * u64::from(profile.block_tokens);
         Self {
             name,
             gpus: 1,
-            timing: Timing::of(profile),
+            timing: EngineTiming::of(profile),
             // There is no such tier to be read from.
             sizes: sizes(device, 1.0, kv_bytes),
             kv_bytes,
             link: LinkSpeed {
                 tokens_per_second,
                 fixed: profile.link_latency_us.0 as f64 / 1e6,
-                sources: Sources::InTurn,
+                sources: SendTiming::InTurn,
             },
         }
     }
 
     /// By name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|spec| spec.name == name)
     }
 }
 
-/// `[token, pair, decode step, token of context]` in seconds, and tokens of a chunk. The weights' read, which is most of
+/// `[prefill_token, attention_pair, decode decode_step, prefill_token from_profile context]` in seconds, and tokens of a chunk. The weights' read, which is most of
 /// a decode step, is the chunk's as well where both share a step.
-const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> Timing {
+const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> EngineTiming {
     let (chunk, chunk_overhead, step_beside_chunk, request) = (Tokens(chunk), 0.0, 0.0, 0.0);
-    Timing { token, pair, chunk, chunk_overhead, step, step_beside_chunk, context_token, request }
+    EngineTiming {
+        prefill_token: token,
+        attention_pair: pair,
+        chunk_tokens: chunk,
+        chunk_overhead,
+        decode_step: step,
+        step_beside_chunk,
+        context_token,
+        decode_request: request,
+    }
 }
 
 /// What one NVMe disk for data centres reads and writes for long, in bytes a second.
-const DISK: DiskSpeed = DiskSpeed { read: 6e9, written: 3e9 };
+const DISK: DiskSpeed = DiskSpeed { read: 6e9, write: 3e9 };
 
 /// Without slower tiers, but with the speeds that they would have.
-const fn sizes(device: u64, host_tokens_per_second: f64, kv_bytes: u64) -> Sizes {
-    let disk_speed = DiskSpeed { read: DISK.read / kv_bytes as f64, written: DISK.written / kv_bytes as f64 };
-    Sizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second, disk: Tokens::ZERO, disk_speed }
+const fn sizes(device: u64, host_tokens_per_second: f64, kv_bytes: u64) -> MemorySizes {
+    let disk_speed = DiskSpeed { read: DISK.read / kv_bytes as f64, write: DISK.write / kv_bytes as f64 };
+    MemorySizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second, disk: Tokens::ZERO, disk_speed }
 }
 
 #[cfg(test)]
@@ -122,12 +131,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profiles_engine_has_its_times_and_sizes() {
-        let profile = Profile { step_overhead_us: vocabulary::Micros(1_000), ..Profile::default() };
-        let spec = Spec::of("own", &profile);
+    fn engine_takes_timing_and_sizes_from_its_hardware_profile() {
+        let profile = EngineProfile { step_overhead_us: vocabulary::Micros(1_000), ..EngineProfile::default() };
+        let spec = HardwareProfile::from_profile("own", &profile);
         assert_eq!(spec.sizes.device, Tokens(4_096 * 16));
         // A second of computing in ten chunks.
-        assert!((spec.timing.prefill(Tokens(20_000), Tokens::ZERO) - 1.01).abs() < 1e-9);
+        assert!((spec.timing.prefill_time(Tokens(20_000), Tokens::ZERO) - 1.01).abs() < 1e-9);
         assert!((spec.link.tokens_per_second * spec.kv_bytes as f64 - 5e9).abs() < 1.0);
         assert!((spec.link.fixed - 0.002).abs() < 1e-12);
     }

@@ -11,10 +11,10 @@ use serde::Serialize;
 use vocabulary::{Micros, Tokens};
 
 use crate::report::percentile;
-use crate::trace::{Arrivals, Step, Trace};
-use conversations::{Conversations, Place};
-use tree::Visits;
-pub use tree::{Forks, Repetition, RepetitionOf};
+use crate::trace::{ArrivalProcess, Trace, TraceStep};
+use conversations::{ConversationPosition, ConversationTracker};
+use tree::VisitCounts;
+pub use tree::{Forks, Repetition, RepetitionCriteria};
 
 /// The figures of one trace. Ratios lie in 0 to 1, lengths are tokens, times seconds.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -25,13 +25,13 @@ pub struct TraceStats {
     /// one whose whole prompt of at least 1,024 tokens it begins with, and starts a chain where that was gone on from.
     pub conversations: usize,
     /// Steps of a conversation.
-    pub steps: Spread,
+    pub steps: Percentiles,
     /// Sessions with sub-agents.
     pub with_sub_agents: usize,
     /// Lengths.
     pub lengths: Lengths,
     /// Pauses between steps of a conversation.
-    pub gaps: Gaps,
+    pub gaps: StepPauses,
     /// What an unlimited cache would find.
     pub ideal_hits: IdealHits,
     /// Where prompts part.
@@ -47,7 +47,7 @@ pub struct TraceStats {
 
 /// A distribution.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct Spread {
+pub struct Percentiles {
     /// Half are smaller.
     pub p50: f64,
     /// Nine of ten are.
@@ -60,7 +60,7 @@ pub struct Spread {
     pub mean: f64,
 }
 
-impl Spread {
+impl Percentiles {
     /// Of values in any order; zeros without any.
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
@@ -75,18 +75,18 @@ impl Spread {
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Lengths {
     /// Whole prompts.
-    pub prompt: Spread,
+    pub prompt: Percentiles,
     /// Answers.
-    pub answer: Spread,
+    pub answer: Percentiles,
     /// What of a prompt its conversation did not have before.
-    pub new: Spread,
+    pub new: Percentiles,
 }
 
 /// Seconds between the end of a step, or its start where times are recorded, and the next step's start.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Gaps {
+pub struct StepPauses {
     /// All of them.
-    pub seconds: Spread,
+    pub seconds: Percentiles,
     /// Share of more than a minute.
     pub over_60_s: f64,
     /// Share of more than five.
@@ -109,12 +109,12 @@ pub struct IdealHits {
 }
 
 /// What has been seen while the steps go by.
-struct Reading<'a> {
+struct StatsCollector<'a> {
     trace: &'a Trace,
-    seen: Vec<bool>,
-    answered: Vec<bool>,
-    had: HashSet<(usize, RunId)>,
-    visits: Visits,
+    seen_runs: Vec<bool>,
+    answered_runs: Vec<bool>,
+    seen_by_conversation: HashSet<(usize, RunId)>,
+    visits: VisitCounts,
     kinds: BTreeMap<&'static str, usize>,
     hits: [u64; 3],
     new: Vec<f64>,
@@ -122,18 +122,18 @@ struct Reading<'a> {
 
 impl TraceStats {
     /// The figures of `trace`.
-    pub fn of(trace: &Trace, repetition: RepetitionOf) -> Self {
-        let mut reading = Reading {
+    pub fn of(trace: &Trace, repetition: RepetitionCriteria) -> Self {
+        let mut reading = StatsCollector {
             trace,
-            seen: vec![false; trace.runs.len()],
-            answered: vec![false; trace.runs.len()],
-            had: HashSet::new(),
-            visits: Visits::new(trace.runs.len()),
+            seen_runs: vec![false; trace.runs.len()],
+            answered_runs: vec![false; trace.runs.len()],
+            seen_by_conversation: HashSet::new(),
+            visits: VisitCounts::new(trace.runs.len()),
             kinds: StepKind::ALL.map(|kind| (kind.as_str(), 0)).into(),
             hits: [0; 3],
             new: Vec::new(),
         };
-        let mut conversations = Conversations::default();
+        let mut conversations = ConversationTracker::default();
         for session in &trace.sessions {
             conversations.next_session();
             for step in &session.steps {
@@ -145,23 +145,24 @@ impl TraceStats {
     }
 }
 
-impl Reading<'_> {
-    fn read(&mut self, step: &Step, place: &Place) {
+impl StatsCollector<'_> {
+    fn read(&mut self, step: &TraceStep, place: &ConversationPosition) {
         let runs = &self.trace.runs;
         let found = |has: &dyn Fn(&RunId) -> bool| {
             let known = step.path.iter().take_while(|run| has(run)).count();
-            runs.end(&step.path[..known])
+            runs.end_depth(&step.path[..known])
         };
-        let own = found(&|run| self.had.contains(&(place.conversation, *run)));
-        let all = found(&|run| self.seen[run.0 as usize]);
-        let answers = found(&|run| self.seen[run.0 as usize] || self.answered[run.0 as usize]);
-        let forked = self.visits.visit(runs, &step.path, |run| self.had.contains(&(place.conversation, run)));
-        let forked = if self.trace.arrivals == Arrivals::Recorded { place.forked } else { forked };
+        let own = found(&|run| self.seen_by_conversation.contains(&(place.conversation, *run)));
+        let all = found(&|run| self.seen_runs[run.0 as usize]);
+        let answers = found(&|run| self.seen_runs[run.0 as usize] || self.answered_runs[run.0 as usize]);
+        let forked =
+            self.visits.visit(runs, &step.path, |run| self.seen_by_conversation.contains(&(place.conversation, run)));
+        let forked = if self.trace.arrivals == ArrivalProcess::Recorded { place.forked } else { forked };
         for run in step.path.iter() {
-            self.seen[run.0 as usize] = true;
-            self.had.insert((place.conversation, *run));
+            self.seen_runs[run.0 as usize] = true;
+            self.seen_by_conversation.insert((place.conversation, *run));
         }
-        step.resent.iter().flat_map(|path| path.iter()).for_each(|run| self.answered[run.0 as usize] = true);
+        step.resent_path.iter().flat_map(|path| path.iter()).for_each(|run| self.answered_runs[run.0 as usize] = true);
         for (sum, tokens) in self.hits.iter_mut().zip([all, answers, own]) {
             *sum += tokens.0;
         }
@@ -169,27 +170,32 @@ impl Reading<'_> {
         *self.kinds.entry(kind(step, place, (own, forked)).as_str()).or_default() += 1;
     }
 
-    fn stats(self, conversations: &Conversations, repetition: RepetitionOf) -> TraceStats {
+    fn stats(self, conversations: &ConversationTracker, repetition: RepetitionCriteria) -> TraceStats {
         let (trace, requests) = (self.trace, self.trace.steps().count());
-        let tokens = |of: &dyn Fn(&Step) -> Tokens| Spread::of(trace.steps().map(|step| of(step).0 as f64).collect());
+        let tokens =
+            |of: &dyn Fn(&TraceStep) -> Tokens| Percentiles::of(trace.steps().map(|step| of(step).0 as f64).collect());
         let prompt_tokens: u64 = trace.steps().map(|step| step.prompt.0).sum();
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let gaps = &conversations.gaps;
         let over = |seconds: f64| share(gaps.iter().filter(|gap| **gap > seconds).count() as u64, gaps.len() as u64);
-        let distinct = self.seen.iter().zip(0..).filter(|(seen, _)| **seen);
+        let distinct = self.seen_runs.iter().zip(0..).filter(|(seen, _)| **seen);
         let kinds = self.kinds.iter().map(|(kind, count)| (*kind, share(*count as u64, requests as u64)));
-        let spawned = |steps: &[Step]| steps.iter().any(|step| step.agent > 0);
+        let spawned = |steps: &[TraceStep]| steps.iter().any(|step| step.agent > 0);
         TraceStats {
             requests,
             conversations: conversations.steps.len(),
-            steps: Spread::of(conversations.steps.clone()),
+            steps: Percentiles::of(conversations.steps.clone()),
             with_sub_agents: trace.sessions.iter().filter(|session| spawned(&session.steps)).count(),
             lengths: Lengths {
                 prompt: tokens(&|step| step.prompt),
                 answer: tokens(&|step| step.answer),
-                new: Spread::of(self.new),
+                new: Percentiles::of(self.new),
             },
-            gaps: Gaps { over_60_s: over(60.0), over_300_s: over(300.0), seconds: Spread::of(gaps.to_vec()) },
+            gaps: StepPauses {
+                over_60_s: over(60.0),
+                over_300_s: over(300.0),
+                seconds: Percentiles::of(gaps.to_vec()),
+            },
             ideal_hits: IdealHits {
                 everywhere: share(self.hits[0], prompt_tokens),
                 with_answers: share(self.hits[1], prompt_tokens),
@@ -205,7 +211,7 @@ impl Reading<'_> {
     }
 }
 
-fn kind(step: &Step, place: &Place, (own, forked): (Tokens, bool)) -> StepKind {
+fn kind(step: &TraceStep, place: &ConversationPosition, (own, forked): (Tokens, bool)) -> StepKind {
     let relation = match () {
         () if forked => HeadRelation::LeavesMidPath,
         () if place.first || own == Tokens::ZERO => HeadRelation::Unknown,

@@ -6,12 +6,12 @@ use vocabulary::Tokens;
 
 use super::{AttentionSpec, SpecError};
 use crate::lcm::lcm;
-use crate::micros::weight;
+use crate::micros::valid_or_zero;
 
 /// How often windows are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum Checkpoints {
+pub enum CheckpointInterval {
     /// Every token's, as engines do that keep windows in blocks like everything else.
     #[default]
     Full,
@@ -34,9 +34,9 @@ pub struct CheckpointCosts {
     pub restores: f64,
 }
 
-impl Checkpoints {
+impl CheckpointInterval {
     /// The last place up to `tokens` whose windows are stored, at a multiple of `unit`.
-    pub fn last(self, tokens: Tokens, unit: Tokens) -> Tokens {
+    pub fn last_stored(self, tokens: Tokens, unit: Tokens) -> Tokens {
         let unit = match self {
             Self::Full => unit,
             Self::Every(period) => Tokens(lcm(period.0, unit.0)),
@@ -55,17 +55,17 @@ impl Checkpoints {
         let unit = Tokens(lcm(unit.0, spec.block().0));
         let p = costs.best_period(spec) / unit.0 as f64;
         let periods =
-            [p.floor(), p.ceil()].map(|n| Self::Every(unit * (n as u64).clamp(1, (LONGEST / unit.0.max(1)).max(1))));
+            [p.floor(), p.ceil()].map(|n| Self::Every(unit * (n as u64).clamp(1, (MAX_PERIOD / unit.0.max(1)).max(1))));
         let all = [Self::Full, periods[0], periods[1], Self::None];
-        let priced = all.map(|policy| (policy, costs.of_a_token(spec, unit, policy)));
+        let priced = all.map(|policy| (policy, costs.cost_per_token(spec, unit, policy)));
         priced.into_iter().reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap_or_default()
     }
 
     /// Whether it can be kept up for a model.
     pub(super) fn check(self, spec: &AttentionSpec) -> Result<(), SpecError> {
         match self {
-            Self::Every(Tokens(period)) if period == 0 || period > LONGEST || period % spec.block().0 != 0 => {
-                let accepted = format!("a multiple of {} tokens, up to {LONGEST}", spec.block());
+            Self::Every(Tokens(period)) if period == 0 || period > MAX_PERIOD || period % spec.block().0 != 0 => {
+                let accepted = format!("a multiple of {} tokens, up to {MAX_PERIOD}", spec.block());
                 Err(SpecError::field("checkpoints.every", period, accepted))
             }
             _ => Ok(()),
@@ -74,30 +74,30 @@ impl Checkpoints {
 }
 
 /// The longest period, in tokens.
-const LONGEST: u64 = 1 << 24;
+const MAX_PERIOD: u64 = 1 << 24;
 
 impl CheckpointCosts {
     fn best_period(&self, spec: &AttentionSpec) -> f64 {
-        let computing = weight(self.restores) * weight(self.compute);
-        let writing = weight(self.write) * all_windows(spec);
-        if computing > 0.0 { (2.0 * writing / computing).sqrt() } else { LONGEST as f64 }
+        let computing = valid_or_zero(self.restores) * valid_or_zero(self.compute);
+        let writing = valid_or_zero(self.write) * full_window_bytes(spec);
+        if computing > 0.0 { (2.0 * writing / computing).sqrt() } else { MAX_PERIOD as f64 }
     }
 
-    pub(super) fn of_a_token(&self, spec: &AttentionSpec, unit: Tokens, policy: Checkpoints) -> f64 {
-        let [write, load, compute, restores] = [self.write, self.load, self.compute, self.restores].map(weight);
-        let windows = all_windows(spec);
+    pub(super) fn cost_per_token(&self, spec: &AttentionSpec, unit: Tokens, policy: CheckpointInterval) -> f64 {
+        let [write, load, compute, restores] = [self.write, self.load, self.compute, self.restores].map(valid_or_zero);
+        let windows = full_window_bytes(spec);
         match policy {
-            Checkpoints::Full => write * spec.window_token().0 as f64 + restores * load * windows,
-            Checkpoints::Every(period) => {
+            CheckpointInterval::Full => write * spec.window_bytes_per_token().0 as f64 + restores * load * windows,
+            CheckpointInterval::Every(period) => {
                 let again = (period - unit).0 as f64 / 2.0;
                 write * windows / period.0.max(1) as f64 + restores * (load * windows + compute * again)
             }
-            Checkpoints::None => restores * compute * spec.window_depth().0 as f64,
+            CheckpointInterval::None => restores * compute * spec.window_depth().0 as f64,
         }
     }
 }
 
 /// Bytes of the windows of a long sequence.
-fn all_windows(spec: &AttentionSpec) -> f64 {
-    spec.windows(Tokens(u64::MAX)).0 as f64
+fn full_window_bytes(spec: &AttentionSpec) -> f64 {
+    spec.window_bytes(Tokens(u64::MAX)).0 as f64
 }

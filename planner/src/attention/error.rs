@@ -42,8 +42,8 @@ impl SpecError {
 
 /// The beginning of something that a stranger wrote.
 pub(super) fn shortened(text: &str) -> String {
-    const MOST: usize = 48;
-    match text.char_indices().nth(MOST) {
+    const MAX_CHARS: usize = 48;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }

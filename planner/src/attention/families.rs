@@ -7,14 +7,14 @@ use serde_json::Value;
 use vocabulary::{Bytes, Tokens};
 
 use super::error::shortened;
-use super::fields::Fields;
-use super::layer::{Heads, LONGEST_WINDOW, Latent, LayerState, MOST_HEADS, WIDEST, Windowed};
-use super::spec::MOST_LAYERS;
+use super::fields::ConfigObject;
+use super::layer::{DenseKv, LatentKv, LayerState, MAX_HEADS, MAX_WIDTH, MAX_WINDOW, WindowKv};
+use super::spec::MAX_LAYERS;
 use super::{AttentionSpec, SpecError};
 
 /// How a family's layers look back.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum AttentionFamily {
     /// Every layer keeps every token.
     Dense,
     /// `sliding_window`, where it is not null, is every layer's.
@@ -29,49 +29,49 @@ enum Family {
     DeepSeek,
 }
 
-const FAMILIES: [(&str, Family); 18] = [
-    ("deepseek_v2", Family::DeepSeek),
-    ("deepseek_v3", Family::DeepSeek),
-    ("gemma", Family::Dense),
-    ("gemma2", Family::Alternate),
-    ("gemma3", Family::Gemma3),
-    ("gemma3_text", Family::Gemma3),
-    ("glm4_moe", Family::Dense),
-    ("gpt_oss", Family::Alternate),
-    ("granite", Family::Dense),
-    ("kimi_k2", Family::DeepSeek),
-    ("llama", Family::Dense),
-    ("mistral", Family::Mistral),
-    ("mixtral", Family::Mistral),
-    ("olmo2", Family::Dense),
-    ("qwen2", Family::Qwen),
-    ("qwen2_moe", Family::Qwen),
-    ("qwen3", Family::Qwen),
-    ("qwen3_moe", Family::Qwen),
+const FAMILIES: [(&str, AttentionFamily); 18] = [
+    ("deepseek_v2", AttentionFamily::DeepSeek),
+    ("deepseek_v3", AttentionFamily::DeepSeek),
+    ("gemma", AttentionFamily::Dense),
+    ("gemma2", AttentionFamily::Alternate),
+    ("gemma3", AttentionFamily::Gemma3),
+    ("gemma3_text", AttentionFamily::Gemma3),
+    ("glm4_moe", AttentionFamily::Dense),
+    ("gpt_oss", AttentionFamily::Alternate),
+    ("granite", AttentionFamily::Dense),
+    ("kimi_k2", AttentionFamily::DeepSeek),
+    ("llama", AttentionFamily::Dense),
+    ("mistral", AttentionFamily::Mistral),
+    ("mixtral", AttentionFamily::Mistral),
+    ("olmo2", AttentionFamily::Dense),
+    ("qwen2", AttentionFamily::Qwen),
+    ("qwen2_moe", AttentionFamily::Qwen),
+    ("qwen3", AttentionFamily::Qwen),
+    ("qwen3_moe", AttentionFamily::Qwen),
 ];
 
 impl AttentionSpec {
     /// Bytes of the longest `config.json` that is read; published ones have a few thousand.
-    pub const LONGEST_FILE: usize = 1 << 20;
+    pub const MAX_CONFIG_BYTES: usize = 1 << 20;
 
     /// From the text of a model's `config.json`; a multimodal model's `text_config`.
     ///
     /// KV has the width of the weights' `dtype`, two bytes where none is given. What an engine quantizes at start is not
     /// in this file: see `with_bits`.
     pub fn from_config(json: &str) -> Result<Self, SpecError> {
-        if json.len() > Self::LONGEST_FILE {
-            return Err(SpecError::TooLong { found: json.len(), accepted: Self::LONGEST_FILE });
+        if json.len() > Self::MAX_CONFIG_BYTES {
+            return Err(SpecError::TooLong { found: json.len(), accepted: Self::MAX_CONFIG_BYTES });
         }
         let file: Value = serde_json::from_str(json).map_err(|error| SpecError::NotAnObject(error.to_string()))?;
         let file = file.as_object().ok_or_else(|| SpecError::NotAnObject(shortened(json)))?;
-        let outer = Fields::of_file(file);
+        let outer = ConfigObject::of_file(file);
         let inner = outer.text_part();
         let fields = inner.as_ref().unwrap_or(&outer);
         let family = match fields.text("model_type")? {
             Some(name) => family(name)?,
             None => family(outer.text("model_type")?.unwrap_or("missing"))?,
         };
-        let bits = match bits(fields)? {
+        let bits = match kv_bits(fields)? {
             Some(bits) => bits,
             None => bits_of_weights(&outer)?,
         };
@@ -79,18 +79,18 @@ impl AttentionSpec {
     }
 
     /// The same model with KV numbers of so many bits, as engines can be told (`--kv-cache-dtype fp8`: 8).
-    pub fn with_bits(&self, bits: u32) -> Result<Self, SpecError> {
+    pub fn with_kv_bits(&self, bits: u32) -> Result<Self, SpecError> {
         let narrowed = |layer: &LayerState| match *layer {
-            LayerState::Dense(heads) => LayerState::Dense(Heads { bits, ..heads }),
-            LayerState::Latent(latent) => LayerState::Latent(Latent { bits, ..latent }),
-            LayerState::Window(layer) => LayerState::Window(Windowed { bits, ..layer }),
+            LayerState::Dense(heads) => LayerState::Dense(DenseKv { bits, ..heads }),
+            LayerState::Latent(latent) => LayerState::Latent(LatentKv { bits, ..latent }),
+            LayerState::Window(layer) => LayerState::Window(WindowKv { bits, ..layer }),
             stated @ (LayerState::Csa(_) | LayerState::Hca(_)) => stated,
         };
         Self::new(self.layers().iter().map(narrowed).collect(), self.alignment())
     }
 }
 
-fn family(name: &str) -> Result<Family, SpecError> {
+fn family(name: &str) -> Result<AttentionFamily, SpecError> {
     let known = FAMILIES.iter().find(|(known, _)| *known == name);
     known.map(|(_, family)| *family).ok_or_else(|| SpecError::UnknownFamily {
         found: shortened(name),
@@ -98,48 +98,49 @@ fn family(name: &str) -> Result<Family, SpecError> {
     })
 }
 
-fn layers(family: Family, fields: &Fields<'_>, bits: u32) -> Result<Vec<LayerState>, SpecError> {
-    let count = fields.needed("num_hidden_layers", 1..=MOST_LAYERS)? as usize;
-    if family == Family::DeepSeek {
-        let width = fields.needed("kv_lora_rank", 1..=WIDEST)? + fields.needed("qk_rope_head_dim", 1..=WIDEST)?;
-        return Ok(vec![LayerState::Latent(Latent { width: width as u32, bits, index: Bytes::ZERO }); count]);
+fn layers(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<Vec<LayerState>, SpecError> {
+    let count = fields.required_number("num_hidden_layers", 1..=MAX_LAYERS)? as usize;
+    if family == AttentionFamily::DeepSeek {
+        let width = fields.required_number("kv_lora_rank", 1..=MAX_WIDTH)?
+            + fields.required_number("qk_rope_head_dim", 1..=MAX_WIDTH)?;
+        return Ok(vec![LayerState::Latent(LatentKv { width: width as u32, bits, index: Bytes::ZERO }); count]);
     }
-    let Heads { kv_heads, head_dim, bits } = heads(family, fields, bits)?;
+    let DenseKv { kv_heads, head_dim, bits } = heads(family, fields, bits)?;
     let layer = |window: Option<Tokens>| match window {
-        None => LayerState::Dense(Heads { kv_heads, head_dim, bits }),
-        Some(window) => LayerState::Window(Windowed { kv_heads, head_dim, bits, window }),
+        None => LayerState::Dense(DenseKv { kv_heads, head_dim, bits }),
+        Some(window) => LayerState::Window(WindowKv { kv_heads, head_dim, bits, window }),
     };
     Ok(windows(family, fields, count)?.into_iter().map(layer).collect())
 }
 
-fn heads(family: Family, fields: &Fields<'_>, bits: u32) -> Result<Heads, SpecError> {
+fn heads(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<DenseKv, SpecError> {
     // The small Gemma 3 files leave out what equals the defaults.
-    let gemma3 = |value: u64| (family == Family::Gemma3).then_some(value);
-    let heads = fields.number("num_attention_heads", 1..=MOST_HEADS)?.or(gemma3(8));
-    let kv_heads = fields.number("num_key_value_heads", 1..=MOST_HEADS)?.or(gemma3(4)).or(heads);
-    let head_dim = match fields.number("head_dim", 1..=WIDEST)?.or(gemma3(256)) {
+    let gemma3 = |value: u64| (family == AttentionFamily::Gemma3).then_some(value);
+    let heads = fields.number("num_attention_heads", 1..=MAX_HEADS)?.or(gemma3(8));
+    let kv_heads = fields.number("num_key_value_heads", 1..=MAX_HEADS)?.or(gemma3(4)).or(heads);
+    let head_dim = match fields.number("head_dim", 1..=MAX_WIDTH)?.or(gemma3(256)) {
         Some(dim) => dim,
         None => {
-            let heads = heads.ok_or_else(|| fields.missing("num_attention_heads", format!("1 to {MOST_HEADS}")))?;
-            let hidden = fields.needed("hidden_size", 1..=MOST_HEADS * WIDEST)?;
+            let heads = heads.ok_or_else(|| fields.missing("num_attention_heads", format!("1 to {MAX_HEADS}")))?;
+            let hidden = fields.required_number("hidden_size", 1..=MAX_HEADS * MAX_WIDTH)?;
             let accepted = || format!("a multiple of num_attention_heads ({heads}), or state head_dim");
-            let dim = (hidden % heads == 0).then_some(hidden / heads).filter(|dim| *dim <= WIDEST);
+            let dim = (hidden % heads == 0).then_some(hidden / heads).filter(|dim| *dim <= MAX_WIDTH);
             dim.ok_or_else(|| fields.wrong("hidden_size", hidden, accepted()))?
         }
     };
-    let kv_heads = kv_heads.ok_or_else(|| fields.missing("num_key_value_heads", format!("1 to {MOST_HEADS}")))?;
-    Ok(Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32, bits })
+    let kv_heads = kv_heads.ok_or_else(|| fields.missing("num_key_value_heads", format!("1 to {MAX_HEADS}")))?;
+    Ok(DenseKv { kv_heads: kv_heads as u32, head_dim: head_dim as u32, bits })
 }
 
 /// Each layer's window; none where it keeps all tokens.
-fn windows(family: Family, fields: &Fields<'_>, count: usize) -> Result<Vec<Option<Tokens>>, SpecError> {
-    let window = fields.number("sliding_window", 1..=LONGEST_WINDOW)?.map(Tokens);
-    let needed = || window.ok_or_else(|| fields.missing("sliding_window", format!("1 to {LONGEST_WINDOW}")));
+fn windows(family: AttentionFamily, fields: &ConfigObject<'_>, count: usize) -> Result<Vec<Option<Tokens>>, SpecError> {
+    let window = fields.number("sliding_window", 1..=MAX_WINDOW)?.map(Tokens);
+    let needed = || window.ok_or_else(|| fields.missing("sliding_window", format!("1 to {MAX_WINDOW}")));
     let used = match family {
-        Family::Dense | Family::DeepSeek => false,
-        Family::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
-        Family::Mistral => window.is_some(),
-        Family::Alternate | Family::Gemma3 => true,
+        AttentionFamily::Dense | AttentionFamily::DeepSeek => false,
+        AttentionFamily::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
+        AttentionFamily::Mistral => window.is_some(),
+        AttentionFamily::Alternate | AttentionFamily::Gemma3 => true,
     };
     if let Some(types) = fields.list("layer_types")? {
         return listed(fields, types, count, window);
@@ -149,23 +150,23 @@ fn windows(family: Family, fields: &Fields<'_>, count: usize) -> Result<Vec<Opti
     }
     let window = needed()?;
     let slides: Box<dyn Fn(usize) -> bool> = match family {
-        Family::Alternate => Box::new(|layer| layer % 2 == 0),
-        Family::Gemma3 => {
-            let pattern = fields.number("sliding_window_pattern", 1..=MOST_LAYERS)?.unwrap_or(6) as usize;
+        AttentionFamily::Alternate => Box::new(|layer| layer % 2 == 0),
+        AttentionFamily::Gemma3 => {
+            let pattern = fields.number("sliding_window_pattern", 1..=MAX_LAYERS)?.unwrap_or(6) as usize;
             Box::new(move |layer| (layer + 1) % pattern != 0)
         }
-        Family::Qwen => {
-            let first = fields.number("max_window_layers", 0..=MOST_LAYERS)?.unwrap_or(28) as usize;
+        AttentionFamily::Qwen => {
+            let first = fields.number("max_window_layers", 0..=MAX_LAYERS)?.unwrap_or(28) as usize;
             Box::new(move |layer| layer >= first)
         }
-        Family::Mistral | Family::Dense | Family::DeepSeek => Box::new(|_| true),
+        AttentionFamily::Mistral | AttentionFamily::Dense | AttentionFamily::DeepSeek => Box::new(|_| true),
     };
     Ok((0..count).map(|layer| slides(layer).then_some(window)).collect())
 }
 
 /// As `layer_types` says, one word a layer.
 fn listed(
-    fields: &Fields<'_>,
+    fields: &ConfigObject<'_>,
     types: &[Value],
     count: usize,
     window: Option<Tokens>,
@@ -181,14 +182,14 @@ fn listed(
         (Some("full_attention"), _) => Ok(None),
         (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
         (Some("sliding_attention"), None) => {
-            Err(fields.missing("sliding_window", format!("1 to {LONGEST_WINDOW}, since layer_types names windows")))
+            Err(fields.missing("sliding_window", format!("1 to {MAX_WINDOW}, since layer_types names windows")))
         }
         _ => Err(fields.wrong("layer_types", word, "full_attention or sliding_attention")),
     };
     types.iter().map(of_layer).collect()
 }
 
-fn bits(fields: &Fields<'_>) -> Result<Option<u32>, SpecError> {
+fn kv_bits(fields: &ConfigObject<'_>) -> Result<Option<u32>, SpecError> {
     // `torch_dtype` is its name in older files.
     let name = if fields.text("dtype")?.is_some() { "dtype" } else { "torch_dtype" };
     let Some(dtype) = fields.text(name)? else { return Ok(None) };
@@ -200,6 +201,6 @@ fn bits(fields: &Fields<'_>) -> Result<Option<u32>, SpecError> {
     }
 }
 
-fn bits_of_weights(outer: &Fields<'_>) -> Result<u32, SpecError> {
-    Ok(bits(outer)?.unwrap_or(16))
+fn bits_of_weights(outer: &ConfigObject<'_>) -> Result<u32, SpecError> {
+    Ok(kv_bits(outer)?.unwrap_or(16))
 }

@@ -7,20 +7,20 @@ use serde_json::{Map, Value};
 use super::SpecError;
 
 /// One object of the file. A null counts as absent.
-pub(super) struct Fields<'a> {
+pub(super) struct ConfigObject<'a> {
     /// The object's path, with a dot; empty for the file itself.
-    at: &'static str,
+    path: &'static str,
     map: &'a Map<String, Value>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ConfigObject<'a> {
     pub(super) fn of_file(map: &'a Map<String, Value>) -> Self {
-        Self { at: "", map }
+        Self { path: "", map }
     }
 
     /// The language part of a multimodal model.
     pub(super) fn text_part(&self) -> Option<Self> {
-        self.value("text_config")?.as_object().map(|map| Self { at: "text_config.", map })
+        self.value("text_config")?.as_object().map(|map| Self { path: "text_config.", map })
     }
 
     pub(super) fn number(&self, name: &str, accepted: RangeInclusive<u64>) -> Result<Option<u64>, SpecError> {
@@ -29,7 +29,7 @@ impl<'a> Fields<'a> {
         found.map(Some).ok_or_else(|| self.wrong(name, value, range(&accepted)))
     }
 
-    pub(super) fn needed(&self, name: &str, accepted: RangeInclusive<u64>) -> Result<u64, SpecError> {
+    pub(super) fn required_number(&self, name: &str, accepted: RangeInclusive<u64>) -> Result<u64, SpecError> {
         self.number(name, accepted.clone())?.ok_or_else(|| self.missing(name, range(&accepted)))
     }
 
@@ -49,7 +49,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn wrong(&self, name: &str, found: impl std::fmt::Display, accepted: impl Into<String>) -> SpecError {
-        SpecError::field(&format!("{}{name}", self.at), found, accepted)
+        SpecError::field(&format!("{}{name}", self.path), found, accepted)
     }
 
     pub(super) fn missing(&self, name: &str, accepted: impl Into<String>) -> SpecError {

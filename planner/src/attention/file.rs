@@ -19,8 +19,8 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::Bytes;
 
-use super::layer::{LayerState, within};
-use super::{AttentionSpec, Checkpoints, SpecError};
+use super::layer::{LayerState, check_range};
+use super::{AttentionSpec, CheckpointInterval, SpecError};
 
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -28,14 +28,14 @@ pub(super) struct AttentionFile {
     #[serde(default = "packed")]
     alignment: Bytes,
     #[serde(default)]
-    checkpoints: Checkpoints,
-    layers: Vec<Run>,
+    checkpoints: CheckpointInterval,
+    layers: Vec<LayerGroup>,
 }
 
 /// Layers that follow one another, so many times.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-struct Run {
+struct LayerGroup {
     #[serde(default = "once")]
     times: u32,
     each: Vec<LayerState>,
@@ -53,10 +53,10 @@ impl TryFrom<AttentionFile> for AttentionSpec {
     type Error = SpecError;
 
     fn try_from(file: AttentionFile) -> Result<Self, SpecError> {
-        let count = |run: &Run| u64::from(run.times).saturating_mul(run.each.len() as u64);
+        let count = |run: &LayerGroup| u64::from(run.times).saturating_mul(run.each.len() as u64);
         let layers = file.layers.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
-        within("layers", layers, 1, super::spec::MOST_LAYERS)?;
-        let times = |run: &Run| run.each.repeat(run.times as usize);
+        check_range("layers", layers, 1, super::spec::MAX_LAYERS)?;
+        let times = |run: &LayerGroup| run.each.repeat(run.times as usize);
         Self::new(file.layers.iter().flat_map(times).collect(), file.alignment)?.with_checkpoints(file.checkpoints)
     }
 }
@@ -64,7 +64,7 @@ impl TryFrom<AttentionFile> for AttentionSpec {
 impl From<AttentionSpec> for AttentionFile {
     fn from(spec: AttentionSpec) -> Self {
         let runs = spec.layers().chunk_by(|a, b| a == b);
-        let layers = runs.map(|run| Run { times: run.len() as u32, each: vec![run[0]] }).collect();
+        let layers = runs.map(|run| LayerGroup { times: run.len() as u32, each: vec![run[0]] }).collect();
         Self { alignment: spec.alignment(), checkpoints: spec.checkpoints(), layers }
     }
 }

@@ -34,21 +34,21 @@ impl StateKind {
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum LayerState {
     /// Keys and values of every token: dense and grouped-query attention.
-    Dense(Heads),
+    Dense(DenseKv),
     /// One latent entry for every token, the same for all heads: multi-head latent attention.
-    Latent(Latent),
+    Latent(LatentKv),
     /// Keys and values of the last tokens only.
-    Window(Windowed),
+    Window(WindowKv),
     /// Compressed sparse attention: an entry and an index entry for `ratio` tokens, beside a window.
-    Csa(Compressed),
+    Csa(CompressedKv),
     /// Heavily compressed attention: an entry for `ratio` tokens, beside a window.
-    Hca(Compressed),
+    Hca(CompressedKv),
 }
 
 /// Keys and values of some heads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Heads {
+pub struct DenseKv {
     /// KV heads, over all tensor-parallel ranks.
     pub kv_heads: u32,
     /// Numbers in a key, and as many in a value.
@@ -61,7 +61,7 @@ pub struct Heads {
 /// A latent entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Latent {
+pub struct LatentKv {
     /// Numbers in it, its position part included.
     pub width: u32,
     /// Bits of a number: 4, 8, 16 or 32.
@@ -75,7 +75,7 @@ pub struct Latent {
 /// Keys and values of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Windowed {
+pub struct WindowKv {
     /// KV heads, over all tensor-parallel ranks.
     pub kv_heads: u32,
     /// Numbers in a key, and as many in a value.
@@ -90,7 +90,7 @@ pub struct Windowed {
 /// Compressed entries with a window of uncompressed ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Compressed {
+pub struct CompressedKv {
     /// Tokens in one entry: m or m'.
     pub ratio: Tokens,
     /// Bytes of one entry.
@@ -111,7 +111,7 @@ fn half() -> u32 {
 
 /// A layer's sizes, whatever its family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
+pub(super) struct LayerSizes {
     /// Of what is kept for good.
     pub(super) kind: StateKind,
     /// Tokens in one entry of it.
@@ -120,28 +120,34 @@ pub(super) struct Sizes {
     pub(super) entry: Bytes,
     pub(super) index: Bytes,
     /// Bytes of one uncompressed token.
-    pub(super) raw: Bytes,
+    pub(super) token_bytes: Bytes,
     /// Uncompressed tokens that are looked back upon.
     pub(super) window: u64,
 }
 
 impl LayerState {
-    pub(super) fn sizes(&self) -> Sizes {
-        let plain =
-            |entry, index| Sizes { kind: StateKind::DenseKv, ratio: 1, entry, index, raw: Bytes::ZERO, window: 0 };
-        let compressed = |kind, layer: &Compressed| Sizes {
+    pub(super) fn sizes(&self) -> LayerSizes {
+        let plain = |entry, index| LayerSizes {
+            kind: StateKind::DenseKv,
+            ratio: 1,
+            entry,
+            index,
+            token_bytes: Bytes::ZERO,
+            window: 0,
+        };
+        let compressed = |kind, layer: &CompressedKv| LayerSizes {
             kind,
             ratio: layer.ratio.0,
             entry: layer.entry,
             index: layer.index,
-            raw: layer.raw,
+            token_bytes: layer.raw,
             window: layer.window.0,
         };
         match self {
-            Self::Dense(heads) => plain(key_and_value(heads.kv_heads, heads.head_dim, heads.bits), Bytes::ZERO),
+            Self::Dense(heads) => plain(kv_entry_bytes(heads.kv_heads, heads.head_dim, heads.bits), Bytes::ZERO),
             Self::Latent(latent) => plain(bytes(u64::from(latent.width), latent.bits), latent.index),
-            Self::Window(layer) => Sizes {
-                raw: key_and_value(layer.kv_heads, layer.head_dim, layer.bits),
+            Self::Window(layer) => LayerSizes {
+                token_bytes: kv_entry_bytes(layer.kv_heads, layer.head_dim, layer.bits),
                 window: layer.window.0,
                 ..plain(Bytes::ZERO, Bytes::ZERO)
             },
@@ -153,50 +159,50 @@ impl LayerState {
     /// Bounds on everything: the sizes come from a file.
     pub(super) fn check(&self) -> Result<(), SpecError> {
         match self {
-            Self::Dense(Heads { kv_heads, head_dim, bits }) => heads(*kv_heads, *head_dim, *bits),
-            Self::Window(Windowed { kv_heads, head_dim, bits, window }) => {
-                heads(*kv_heads, *head_dim, *bits)?;
-                within("window", window.0, 1, LONGEST_WINDOW)
+            Self::Dense(DenseKv { kv_heads, head_dim, bits }) => check_heads(*kv_heads, *head_dim, *bits),
+            Self::Window(WindowKv { kv_heads, head_dim, bits, window }) => {
+                check_heads(*kv_heads, *head_dim, *bits)?;
+                check_range("window", window.0, 1, MAX_WINDOW)
             }
-            Self::Latent(Latent { width: numbers, bits, index }) => {
-                within("width", u64::from(*numbers), 1, WIDEST)?;
-                within("index", index.0, 0, LARGEST_ENTRY)?;
-                number_of_bits(*bits)
+            Self::Latent(LatentKv { width: numbers, bits, index }) => {
+                check_range("width", u64::from(*numbers), 1, MAX_WIDTH)?;
+                check_range("index", index.0, 0, MAX_ENTRY_BYTES)?;
+                check_bits(*bits)
             }
-            Self::Csa(layer) => compressed(layer, LARGEST_ENTRY),
-            Self::Hca(layer) => compressed(layer, 0),
+            Self::Csa(layer) => check_compressed(layer, MAX_ENTRY_BYTES),
+            Self::Hca(layer) => check_compressed(layer, 0),
         }
     }
 }
 
-pub(super) const MOST_HEADS: u64 = 1_024;
-pub(super) const WIDEST: u64 = 16_384;
-pub(super) const LONGEST_WINDOW: u64 = 1 << 24;
-const LARGEST_ENTRY: u64 = 1 << 20;
-const LARGEST_RATIO: u64 = 65_536;
+pub(super) const MAX_HEADS: u64 = 1_024;
+pub(super) const MAX_WIDTH: u64 = 16_384;
+pub(super) const MAX_WINDOW: u64 = 1 << 24;
+const MAX_ENTRY_BYTES: u64 = 1 << 20;
+const MAX_RATIO: u64 = 65_536;
 
-fn heads(kv_heads: u32, head_dim: u32, bits: u32) -> Result<(), SpecError> {
-    within("kv_heads", u64::from(kv_heads), 1, MOST_HEADS)?;
-    within("head_dim", u64::from(head_dim), 1, WIDEST)?;
-    number_of_bits(bits)
+fn check_heads(kv_heads: u32, head_dim: u32, bits: u32) -> Result<(), SpecError> {
+    check_range("kv_heads", u64::from(kv_heads), 1, MAX_HEADS)?;
+    check_range("head_dim", u64::from(head_dim), 1, MAX_WIDTH)?;
+    check_bits(bits)
 }
 
-fn compressed(layer: &Compressed, largest_index: u64) -> Result<(), SpecError> {
-    within("ratio", layer.ratio.0, 1, LARGEST_RATIO)?;
-    within("entry", layer.entry.0, 1, LARGEST_ENTRY)?;
-    within("index", layer.index.0, 0, largest_index)?;
-    within("raw", layer.raw.0, 1, LARGEST_ENTRY)?;
-    within("window", layer.window.0, 0, LONGEST_WINDOW)
+fn check_compressed(layer: &CompressedKv, largest_index: u64) -> Result<(), SpecError> {
+    check_range("ratio", layer.ratio.0, 1, MAX_RATIO)?;
+    check_range("entry", layer.entry.0, 1, MAX_ENTRY_BYTES)?;
+    check_range("index", layer.index.0, 0, largest_index)?;
+    check_range("raw", layer.raw.0, 1, MAX_ENTRY_BYTES)?;
+    check_range("window", layer.window.0, 0, MAX_WINDOW)
 }
 
-pub(super) fn within(field: &str, found: u64, least: u64, most: u64) -> Result<(), SpecError> {
+pub(super) fn check_range(field: &str, found: u64, least: u64, most: u64) -> Result<(), SpecError> {
     match (least..=most).contains(&found) {
         true => Ok(()),
         false => Err(SpecError::field(field, found, format!("{least} to {most}"))),
     }
 }
 
-fn number_of_bits(bits: u32) -> Result<(), SpecError> {
+fn check_bits(bits: u32) -> Result<(), SpecError> {
     match bits {
         4 | 8 | 16 | 32 => Ok(()),
         other => Err(SpecError::field("bits", other, "4, 8, 16 or 32")),
@@ -204,7 +210,7 @@ fn number_of_bits(bits: u32) -> Result<(), SpecError> {
 }
 
 /// 2 (key and value) x heads x width of a head.
-fn key_and_value(kv_heads: u32, head_dim: u32, bits: u32) -> Bytes {
+fn kv_entry_bytes(kv_heads: u32, head_dim: u32, bits: u32) -> Bytes {
     bytes(2 * u64::from(kv_heads) * u64::from(head_dim), bits)
 }
 

@@ -13,11 +13,11 @@ mod restore;
 mod shape;
 mod spec;
 
-pub use checkpoints::{CheckpointCosts, Checkpoints};
+pub use checkpoints::{CheckpointCosts, CheckpointInterval};
 pub use error::SpecError;
-pub use layer::{Compressed, Heads, Latent, LayerState, StateKind, Windowed};
-pub use restore::{Prefetch, Restore, RestorePlan, RestorePrices, Way};
-pub use shape::{Instances, KvGroups, ParallelShape, ShapeError, exchange};
+pub use layer::{CompressedKv, DenseKv, LatentKv, LayerState, StateKind, WindowKv};
+pub use restore::{PrefetchMode, PrefixRestore, RestorePlan, RestorePrices, RestoreSplit};
+pub use shape::{Instances, KvGroups, ParallelShape, ShapeError, check_kv_compatibility};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 
 #[cfg(test)]

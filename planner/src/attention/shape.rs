@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::layer::LayerState;
-use super::{AttentionSpec, Heads, Windowed};
+use super::{AttentionSpec, DenseKv, WindowKv};
 
 /// Ranks of one data-parallel replica of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -66,12 +66,16 @@ pub enum ShapeError {
 ///
 /// The rule is that of the engines' groups (`KvGroups`): every rank of the target has one rank of the source that it reads
 /// from, so the target's tensor size is a multiple of the source's, and stages are equal.
-pub fn exchange(spec: Option<&AttentionSpec>, source: ParallelShape, target: ParallelShape) -> Result<(), ShapeError> {
+pub fn check_kv_compatibility(
+    spec: Option<&AttentionSpec>,
+    source: ParallelShape,
+    target: ParallelShape,
+) -> Result<(), ShapeError> {
     if source == target {
         return Ok(());
     }
     for shape in [source, target] {
-        spec.map_or_else(|| some_ranks(shape), |spec| spec.fits(shape))?;
+        spec.map_or_else(|| some_ranks(shape), |spec| spec.check_shape(shape))?;
     }
     if !target.tensor.is_multiple_of(source.tensor) {
         Err(ShapeError::Tensor { source_ranks: source.tensor, target: target.tensor })
@@ -88,7 +92,7 @@ fn some_ranks(shape: ParallelShape) -> Result<(), ShapeError> {
 
 impl AttentionSpec {
     /// Whether workers of this shape can serve the model at all.
-    pub fn fits(&self, shape: ParallelShape) -> Result<(), ShapeError> {
+    pub fn check_shape(&self, shape: ParallelShape) -> Result<(), ShapeError> {
         let ParallelShape { tensor, pipeline } = shape;
         some_ranks(shape)?;
         let layers = self.layers().len();
@@ -107,8 +111,8 @@ impl AttentionSpec {
     /// ranks of a stage keep as much.
     ///
     /// Layers that cannot be shared out evenly go one each to the stages before the last, as vLLM does (`get_pp_indices`).
-    pub fn of_rank(&self, shape: ParallelShape, stage: u16) -> Result<Self, ShapeError> {
-        self.fits(shape)?;
+    pub fn for_rank(&self, shape: ParallelShape, stage: u16) -> Result<Self, ShapeError> {
+        self.check_shape(shape)?;
         if stage >= shape.pipeline {
             return Err(ShapeError::NoSuchStage(stage));
         }
@@ -135,15 +139,15 @@ impl LayerState {
     /// KV heads that tensor-parallel ranks share out; none where every rank keeps all of it.
     fn kv_heads(&self) -> Option<u32> {
         match self {
-            Self::Dense(Heads { kv_heads, .. }) | Self::Window(Windowed { kv_heads, .. }) => Some(*kv_heads),
+            Self::Dense(DenseKv { kv_heads, .. }) | Self::Window(WindowKv { kv_heads, .. }) => Some(*kv_heads),
             Self::Latent(_) | Self::Csa(_) | Self::Hca(_) => None,
         }
     }
 
     fn with_kv_heads(self, kv_heads: u32) -> Self {
         match self {
-            Self::Dense(heads) => Self::Dense(Heads { kv_heads, ..heads }),
-            Self::Window(layer) => Self::Window(Windowed { kv_heads, ..layer }),
+            Self::Dense(heads) => Self::Dense(DenseKv { kv_heads, ..heads }),
+            Self::Window(layer) => Self::Window(WindowKv { kv_heads, ..layer }),
             Self::Latent(_) | Self::Csa(_) | Self::Hca(_) => self,
         }
     }
@@ -171,7 +175,7 @@ impl KvGroups {
     pub fn new(prefill: Instances, decode: Instances) -> Result<Self, ShapeError> {
         let shape = |instances: Instances| ParallelShape { tensor: instances.tensor, pipeline: 1 };
         some_ranks(shape(prefill)).and_then(|()| some_ranks(shape(decode)))?;
-        exchange(None, shape(prefill), shape(decode))?;
+        check_kv_compatibility(None, shape(prefill), shape(decode))?;
         Ok(Self { prefill, decode })
     }
 
@@ -181,18 +185,18 @@ impl KvGroups {
     }
 
     /// Ranks in a group.
-    pub fn world(&self) -> u32 {
+    pub fn group_size(&self) -> u32 {
         u32::from(self.prefill.count) + u32::from(self.decode.count) * self.readers()
     }
 
     /// Which group a rank of an instance is in: that of the prefill rank it reads from.
     pub fn group(&self, instance: u32, rank: u16) -> u32 {
-        if self.prefills(instance) { rank.into() } else { u32::from(rank) / self.readers() }
+        if self.is_prefill_instance(instance) { rank.into() } else { u32::from(rank) / self.readers() }
     }
 
     /// Its number in that group.
     pub fn group_rank(&self, instance: u32, rank: u16) -> u32 {
-        match self.prefills(instance) {
+        match self.is_prefill_instance(instance) {
             true => instance,
             false => {
                 let prefill = u32::from(self.prefill.count);
@@ -209,7 +213,7 @@ impl KvGroups {
         before + u64::from(rank)
     }
 
-    fn prefills(&self, instance: u32) -> bool {
+    fn is_prefill_instance(&self, instance: u32) -> bool {
         instance < u32::from(self.prefill.count)
     }
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Bytes, Tokens};
 
 use super::SpecError;
-use super::checkpoints::Checkpoints;
+use super::checkpoints::CheckpointInterval;
 use super::file::AttentionFile;
-use super::layer::{LayerState, Sizes, StateKind, within};
+use super::layer::{LayerSizes, LayerState, StateKind, check_range};
 use crate::lcm::lcm;
 
 /// What the layers of a model keep, and when their windows are stored. Bytes are over all ranks together; see `of_rank` for one of them.
@@ -18,9 +18,9 @@ use crate::lcm::lcm;
 pub struct AttentionSpec {
     layers: Vec<LayerState>,
     alignment: Bytes,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointInterval,
     /// Layers of equal sizes, counted.
-    groups: Vec<(Sizes, u64)>,
+    groups: Vec<(LayerSizes, u64)>,
     block: Tokens,
     block_bytes: Bytes,
     /// Of all layers of a ratio together: bytes of an entry, where it is smaller than a block.
@@ -61,17 +61,17 @@ pub struct BlockPart {
     pub bytes: Bytes,
 }
 
-pub(super) const MOST_LAYERS: u64 = 1_024;
-const LARGEST_BLOCK: u64 = 65_536;
-const LARGEST_ALIGNMENT: u64 = 1 << 20;
+pub(super) const MAX_LAYERS: u64 = 1_024;
+const MAX_BLOCK_TOKENS: u64 = 65_536;
+const MAX_ALIGNMENT: u64 = 1 << 20;
 
 impl AttentionSpec {
     /// Of these layers, in their order. The part of every layer in a block begins at a multiple of `alignment`.
     pub fn new(layers: Vec<LayerState>, alignment: Bytes) -> Result<Self, SpecError> {
-        within("layers", layers.len() as u64, 1, MOST_LAYERS)?;
-        within("alignment", alignment.0, 1, LARGEST_ALIGNMENT)?;
+        check_range("layers", layers.len() as u64, 1, MAX_LAYERS)?;
+        check_range("alignment", alignment.0, 1, MAX_ALIGNMENT)?;
         layers.iter().try_for_each(LayerState::check)?;
-        let mut groups: Vec<(Sizes, u64)> = Vec::new();
+        let mut groups: Vec<(LayerSizes, u64)> = Vec::new();
         for sizes in layers.iter().map(LayerState::sizes) {
             match groups.iter_mut().find(|(known, _)| *known == sizes) {
                 Some((_, count)) => *count += 1,
@@ -79,37 +79,37 @@ impl AttentionSpec {
             }
         }
         let block = groups.iter().fold(1, |all, (sizes, _)| lcm(all, sizes.ratio));
-        within("the common multiple of all ratios", block, 1, LARGEST_BLOCK)?;
+        check_range("the common multiple of all ratios", block, 1, MAX_BLOCK_TOKENS)?;
         let padded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(alignment.0));
-        let in_block = |(sizes, count): &(Sizes, u64)| {
+        let in_block = |(sizes, count): &(LayerSizes, u64)| {
             let entries = block / sizes.ratio;
             (padded(sizes.entry * entries) + padded(sizes.index * entries)) * *count
         };
         let windowed = || groups.iter().filter(|(sizes, _)| sizes.window > 0);
         Ok(Self {
             block: Tokens(block),
-            entries: by_ratio(&groups, |sizes| (sizes.ratio < block).then_some(sizes.entry + sizes.index)),
-            tails: by_ratio(&groups, |sizes| (sizes.ratio > 1).then_some(sizes.raw)),
+            entries: bytes_by_ratio(&groups, |sizes| (sizes.ratio < block).then_some(sizes.entry + sizes.index)),
+            tails: bytes_by_ratio(&groups, |sizes| (sizes.ratio > 1).then_some(sizes.token_bytes)),
             block_bytes: groups.iter().map(in_block).sum(),
-            window_raw: windowed().map(|(sizes, count)| sizes.raw * *count).sum(),
-            full_windows: windowed().map(|(sizes, count)| sizes.raw * sizes.window * *count).sum(),
+            window_raw: windowed().map(|(sizes, count)| sizes.token_bytes * *count).sum(),
+            full_windows: windowed().map(|(sizes, count)| sizes.token_bytes * sizes.window * *count).sum(),
             longest_window: windowed().map(|(sizes, _)| Tokens(sizes.window)).max().unwrap_or_default(),
             window_depth: windowed().map(|(sizes, count)| Tokens(sizes.window) * *count).sum(),
             layers,
             alignment,
-            checkpoints: Checkpoints::Full,
+            checkpoints: CheckpointInterval::Full,
             groups,
         })
     }
 
     /// The same model whose windows are stored as `checkpoints` says.
-    pub fn with_checkpoints(self, checkpoints: Checkpoints) -> Result<Self, SpecError> {
+    pub fn with_checkpoints(self, checkpoints: CheckpointInterval) -> Result<Self, SpecError> {
         checkpoints.check(&self)?;
         Ok(Self { checkpoints, ..self })
     }
 
     /// When its windows are stored.
-    pub fn checkpoints(&self) -> Checkpoints {
+    pub fn checkpoints(&self) -> CheckpointInterval {
         self.checkpoints
     }
 
@@ -130,7 +130,7 @@ impl AttentionSpec {
 
     /// The kinds of state that it has.
     pub fn kinds(&self) -> impl Iterator<Item = StateKind> {
-        let has = |kind, sizes: &Sizes| match kind {
+        let has = |kind, sizes: &LayerSizes| match kind {
             StateKind::WindowSwa => sizes.window > 0,
             StateKind::TailState => sizes.ratio > 1,
             StateKind::CompressedCsaIndex => sizes.kind == StateKind::CompressedCsaMain && sizes.index > Bytes::ZERO,
@@ -140,12 +140,12 @@ impl AttentionSpec {
     }
 
     /// Bytes of one kind in the state of so many tokens, without padding.
-    pub fn bytes_of(&self, kind: StateKind, tokens: Tokens) -> Bytes {
-        let of_layer = |sizes: &Sizes| {
-            let (entries, rest) = divided(tokens.0, sizes.ratio);
+    pub fn kind_bytes(&self, kind: StateKind, tokens: Tokens) -> Bytes {
+        let of_layer = |sizes: &LayerSizes| {
+            let (entries, rest) = div_rem(tokens.0, sizes.ratio);
             match kind {
-                StateKind::WindowSwa => sizes.raw * tokens.0.min(sizes.window),
-                StateKind::TailState => sizes.raw * rest,
+                StateKind::WindowSwa => sizes.token_bytes * tokens.0.min(sizes.window),
+                StateKind::TailState => sizes.token_bytes * rest,
                 StateKind::CompressedCsaIndex if sizes.kind == StateKind::CompressedCsaMain => sizes.index * entries,
                 StateKind::DenseKv if sizes.kind == kind => (sizes.entry + sizes.index) * entries,
                 _ if sizes.kind == kind => sizes.entry * entries,
@@ -156,43 +156,43 @@ impl AttentionSpec {
     }
 
     /// Bytes of the entries that are kept for good of a prefix: whole blocks with their padding, then single entries.
-    pub fn kept(&self, tokens: Tokens) -> Bytes {
+    pub fn entry_bytes(&self, tokens: Tokens) -> Bytes {
         if self.block == Tokens(1) {
             return self.block_bytes * tokens.0;
         }
-        let (blocks, rest) = divided(tokens.0, self.block.0);
+        let (blocks, rest) = div_rem(tokens.0, self.block.0);
         let whole = self.block_bytes * blocks;
         if rest == 0 {
             return whole;
         }
-        whole + self.entries.iter().map(|(ratio, bytes)| *bytes * divided(rest, *ratio).0).sum()
+        whole + self.entries.iter().map(|(ratio, bytes)| *bytes * div_rem(rest, *ratio).0).sum()
     }
 
     /// Bytes of all windows after so many tokens.
-    pub fn windows(&self, tokens: Tokens) -> Bytes {
+    pub fn window_bytes(&self, tokens: Tokens) -> Bytes {
         if tokens >= self.longest_window {
             return self.full_windows;
         }
-        self.bytes_of(StateKind::WindowSwa, tokens)
+        self.kind_bytes(StateKind::WindowSwa, tokens)
     }
 
     /// Bytes of what is not compressed yet after so many tokens.
-    pub fn tail(&self, tokens: Tokens) -> Bytes {
-        self.tails.iter().map(|(ratio, bytes)| *bytes * divided(tokens.0, *ratio).1).sum()
+    pub fn tail_bytes(&self, tokens: Tokens) -> Bytes {
+        self.tails.iter().map(|(ratio, bytes)| *bytes * div_rem(tokens.0, *ratio).1).sum()
     }
 
     /// Bytes of the whole state of so many tokens.
-    pub fn state(&self, tokens: Tokens) -> Bytes {
-        self.kept(tokens) + self.windows(tokens) + self.tail(tokens)
+    pub fn state_bytes(&self, tokens: Tokens) -> Bytes {
+        self.entry_bytes(tokens) + self.window_bytes(tokens) + self.tail_bytes(tokens)
     }
 
     /// Bytes that lead from the state of `from` tokens to that of `to`: new entries, and of windows and tail what is
     /// new in them. Nothing for an empty range.
-    pub fn range(&self, from: Tokens, to: Tokens) -> Bytes {
+    pub fn range_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
         if from >= to {
             return Bytes::ZERO;
         }
-        self.kept(to) - self.kept(from) + self.windows(to - from) + self.tail(to)
+        self.entry_bytes(to) - self.entry_bytes(from) + self.window_bytes(to - from) + self.tail_bytes(to)
     }
 
     /// Bytes that one more token takes for good in a long sequence, rounded up; where a model has nothing but windows,
@@ -205,7 +205,7 @@ impl AttentionSpec {
     }
 
     /// Bytes that one token takes in all windows together.
-    pub fn window_token(&self) -> Bytes {
+    pub fn window_bytes_per_token(&self) -> Bytes {
         self.window_raw
     }
 
@@ -238,7 +238,7 @@ impl AttentionSpec {
 }
 
 /// Bytes of all layers of a ratio together.
-fn by_ratio(groups: &[(Sizes, u64)], bytes_of: impl Fn(&Sizes) -> Option<Bytes>) -> Vec<(u64, Bytes)> {
+fn bytes_by_ratio(groups: &[(LayerSizes, u64)], bytes_of: impl Fn(&LayerSizes) -> Option<Bytes>) -> Vec<(u64, Bytes)> {
     let mut all: Vec<(u64, Bytes)> = Vec::new();
     for (sizes, count) in groups {
         let Some(bytes) = bytes_of(sizes).filter(|bytes| *bytes > Bytes::ZERO) else { continue };
@@ -252,6 +252,6 @@ fn by_ratio(groups: &[(Sizes, u64)], bytes_of: impl Fn(&Sizes) -> Option<Bytes>)
 
 /// How often `by` goes into these tokens, and what is left. Ratios are powers of two, for which no division is needed:
 /// a plan asks for hundreds of ranges.
-fn divided(tokens: u64, by: u64) -> (u64, u64) {
+fn div_rem(tokens: u64, by: u64) -> (u64, u64) {
     if by.is_power_of_two() { (tokens >> by.trailing_zeros(), tokens & (by - 1)) } else { (tokens / by, tokens % by) }
 }

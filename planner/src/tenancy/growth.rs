@@ -3,26 +3,26 @@
 use vocabulary::Tokens;
 
 /// From so many sessions on the older ones count half.
-const MOST: f64 = 1_024.0;
+const MAX_SESSIONS: f64 = 1_024.0;
 
 /// What sessions have added so far; those that go on count with what they have by now.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Growth {
+pub(super) struct SessionGrowth {
     sessions: f64,
     tokens: f64,
 }
 
-impl Growth {
+impl SessionGrowth {
     /// A session's first step is over.
-    pub(super) fn came(&mut self) {
+    pub(super) fn record_session(&mut self) {
         self.sessions += 1.0;
-        if self.sessions >= MOST {
+        if self.sessions >= MAX_SESSIONS {
             (self.sessions, self.tokens) = (self.sessions / 2.0, self.tokens / 2.0);
         }
     }
 
     /// A session has so much more than before.
-    pub(super) fn grew(&mut self, tokens: Tokens) {
+    pub(super) fn record_growth(&mut self, tokens: Tokens) {
         self.tokens += tokens.0 as f64;
     }
 
@@ -37,24 +37,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_session_is_expected_to_add_what_others_have() {
-        let mut growth = Growth::default();
+    fn new_session_expects_the_mean_growth_of_other_sessions() {
+        let mut growth = SessionGrowth::default();
         assert_eq!(growth.expected(), Tokens::ZERO);
         for _ in 0..196 {
-            growth.came();
-            growth.grew(Tokens(300));
-            growth.grew(Tokens(700));
+            growth.record_session();
+            growth.record_growth(Tokens(300));
+            growth.record_growth(Tokens(700));
         }
         assert_eq!(growth.expected(), Tokens(1_000));
     }
 
     #[test]
-    fn what_sessions_added_long_ago_counts_ever_less() {
-        let mut growth = Growth::default();
-        (0..1_000).for_each(|_| growth.came());
+    fn old_session_growth_decays() {
+        let mut growth = SessionGrowth::default();
+        (0..1_000).for_each(|_| growth.record_session());
         (0..5_000).for_each(|_| {
-            growth.came();
-            growth.grew(Tokens(4_000));
+            growth.record_session();
+            growth.record_growth(Tokens(4_000));
         });
         assert!((3_700..4_100).contains(&growth.expected().0), "{:?}", growth.expected());
     }

@@ -3,24 +3,24 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Owner, SessionId, Tokens};
 
-use super::line::Idle;
-use super::rank::Tenant;
-use super::{Inflow, MOST_VICTIMS, RankMemory, Tenancy};
+use super::line::IdleResident;
+use super::rank::ResidentSession;
+use super::{MAX_VICTIMS, OccupancyModel, PrefillLoad, RankMemory};
 use crate::returns;
 
 /// One session's look at the account.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Visit<'a> {
-    pub(super) tenancy: &'a Tenancy,
+pub(crate) struct SessionLookup<'a> {
+    pub(super) occupancy: &'a OccupancyModel,
     pub(super) session: SessionId,
     pub(super) now: Micros,
     /// What it has, and where.
-    pub(super) own: &'a [(Owner, Tenant)],
+    pub(super) own: &'a [(Owner, ResidentSession)],
 }
 
 /// One rank's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room<'a> {
+pub(crate) struct RankHeadroom<'a> {
     pub(crate) free: Tokens,
     /// What the session itself has there.
     pub(crate) own: Tokens,
@@ -31,11 +31,11 @@ pub(crate) struct Room<'a> {
     /// Other sessions that are served or stepped lately; of idle ones 16 at most.
     pub(crate) active: u32,
     /// Prompts that its worker is given to compute.
-    pub(crate) inflow: Inflow,
+    pub(crate) inflow: PrefillLoad,
     /// The idle ones that would be evicted first.
-    pub(super) oldest: &'a [Idle],
+    pub(super) oldest: &'a [IdleResident],
     /// In place of these, victims as they were told at another time.
-    pub(super) told: &'a [Victim],
+    pub(super) recorded_victims: &'a [Victim],
 }
 
 /// An idle session's KV.
@@ -47,65 +47,65 @@ pub struct Victim {
     pub chance: f64,
 }
 
-impl<'a> Visit<'a> {
+impl<'a> SessionLookup<'a> {
     /// The memory of a rank at which the step finds so many leading tokens. Where nothing is known all of it is free.
-    pub(crate) fn room(&self, at: Owner, capacity: Tokens, found: Tokens) -> Room<'a> {
-        if let Some(told) = &self.tenancy.told {
+    pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, found: Tokens) -> RankHeadroom<'a> {
+        if let Some(told) = &self.occupancy.recorded {
             let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
-            return told.map_or(Room::empty(capacity), RankMemory::room);
+            return told.map_or(RankHeadroom::unknown(capacity), RankMemory::headroom);
         }
-        let Some(worker) = self.tenancy.known_worker(at) else { return Room::empty(capacity) };
+        let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
         let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
             Some((_, rank)) => {
                 let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
-                rank.room((self.session, own), (capacity, found), self.now)
+                rank.headroom((self.session, own), (capacity, found), self.now)
             }
-            None => Room::empty(capacity),
+            None => RankHeadroom::unknown(capacity),
         };
-        room.inflow = worker.lately.inflow(self.now);
+        room.inflow = worker.prefill_load.load_at(self.now);
         room
     }
 
     /// KV in the order in which it would be evicted, of the first few sessions: that of others, and what is stale of its own.
-    pub(crate) fn victims(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
-        self.victims_by(room, returns::Returns::chance)
+    pub(crate) fn victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+        self.victims_by(room, returns::ReturnModel::return_probability)
     }
 
     /// The same with the chances that they come back within 15 s.
-    pub(crate) fn victims_shortly(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
-        self.victims_by(room, returns::Returns::chance_shortly)
+    pub(crate) fn short_term_victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+        self.victims_by(room, returns::ReturnModel::short_term_return_probability)
     }
 
-    fn victims_by<F>(self, room: &Room<'a>, chance: F) -> impl Iterator<Item = Victim> + use<'a, F>
+    fn victims_by<F>(self, room: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = Victim> + use<'a, F>
     where
-        F: Fn(&returns::Returns, returns::Habit, returns::Idle) -> f64,
+        F: Fn(&returns::ReturnModel, returns::ReturnPattern, returns::IdleClass) -> f64,
     {
         // Least recently used first: none has been idle for longer than the one before.
-        let mut time = returns::Idle::LONGEST;
+        let mut time = returns::IdleClass::MAX;
         let stale = room.stale;
         let victims = room.oldest.iter().map(move |idle| {
             if idle.session == self.session {
                 return Victim { tokens: stale, chance: 0.0 };
             }
             time = time.at_most(self.now - idle.last);
-            let chance = idle.wanted.map_or(0.0, |habit| chance(&self.tenancy.returns, habit, time));
+            let chance = idle.return_pattern.map_or(0.0, |habit| chance(&self.occupancy.returns, habit, time));
             Victim { tokens: idle.tokens, chance }
         });
         let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);
-        victims.chain(room.told.iter().copied()).take(MOST_VICTIMS)
+        victims.chain(room.recorded_victims.iter().copied()).take(MAX_VICTIMS)
     }
 }
 
-impl Room<'_> {
+impl RankHeadroom<'_> {
     /// What can be pushed out.
     pub(crate) fn evictable(&self) -> Tokens {
         self.others_idle + self.stale
     }
 
     /// One of which nothing is known.
-    pub(super) fn empty(capacity: Tokens) -> Self {
+    pub(super) fn unknown(capacity: Tokens) -> Self {
         let none = Tokens::ZERO;
-        let (own, others_idle, stale, inflow) = (none, none, none, Inflow::default());
-        Self { free: capacity, own, others_idle, stale, active: 0, inflow, oldest: &[], told: &[] }
+        let (own, others_idle, stale, inflow) = (none, none, none, PrefillLoad::default());
+        Self { free: capacity, own, others_idle, stale, active: 0, inflow, oldest: &[], recorded_victims: &[] }
     }
 }

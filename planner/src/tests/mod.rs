@@ -20,9 +20,9 @@ use crate::*;
 /// A scene and everything in it. Unless the scene says otherwise: blocks of 16 tokens, 100 us to compute a token,
 /// 20 ms a decode step and 1 ms more for each running request, 100 kB of KV a token, a link of 10 ms + 10 us a token;
 /// lambda is 50, mu a quarter, and transfers have no risk.
-pub(crate) struct Scene {
+pub(crate) struct PlanningScene {
     pub(crate) step: StepKind,
-    pub(crate) ask: Ask,
+    pub(crate) ask: PlanningRequest,
     pub(crate) attention: Option<AttentionSpec>,
     pub(crate) session: SessionView,
     pub(crate) workers: Vec<WorkerView>,
@@ -30,14 +30,14 @@ pub(crate) struct Scene {
     pub(crate) overlaps: Vec<Overlap>,
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
-    pub(crate) disabled: Actions,
+    pub(crate) disabled: ActionSet,
     pub(crate) barred: Vec<BarredLink>,
-    pub(crate) turn: u64,
-    pub(crate) tenancy: Tenancy,
+    pub(crate) round_robin_index: u64,
+    pub(crate) occupancy: OccupancyModel,
     pub(crate) now: Micros,
 }
 
-impl Scene {
+impl PlanningScene {
     /// Lines of `session`, `ask`, `attention`, `policy` and `worker NAME ROLE`, each followed by `key=value` words.
     pub(crate) fn read(text: &str) -> Self {
         let mut scene = Self::empty();
@@ -59,20 +59,20 @@ impl Scene {
         scene
     }
 
-    pub(crate) fn inputs(&self) -> Inputs<'_> {
-        Inputs {
+    pub(crate) fn inputs(&self) -> PlanningInputs<'_> {
+        PlanningInputs {
             step: self.step,
-            ask: &self.ask,
+            request: &self.ask,
             attention: self.attention.as_ref(),
             session: &self.session,
             workers: &self.workers,
             shapes: &self.shapes,
             overlaps: &self.overlaps,
-            account: Account { tenancy: &self.tenancy, now: self.now },
+            occupancy: OccupancyView { model: &self.occupancy, now: self.now },
             excluded: &self.excluded,
             policy: &self.policy,
-            disabled: Disabled { actions: self.disabled, links: &self.barred },
-            turn: self.turn,
+            disabled: DisabledFeatures { actions: self.disabled, links: &self.barred },
+            round_robin_index: self.round_robin_index,
         }
     }
 
@@ -87,7 +87,7 @@ impl Scene {
     fn empty() -> Self {
         Self {
             step: StepKind::SmallIncrement,
-            ask: Ask {
+            ask: PlanningRequest {
                 model: "m".into(),
                 adapter: None,
                 prompt: Tokens(1_600),
@@ -95,7 +95,7 @@ impl Scene {
                 answer: Tokens(100),
                 growth: Tokens(u64::MAX),
                 block: Tokens(16),
-                transfers: Transfers::Allowed,
+                transfers: TransferPermission::Allowed,
             },
             attention: None,
             session: SessionView::new(SessionId(1)),
@@ -109,10 +109,10 @@ impl Scene {
                 transfer: TransferRisk { fixed: Micros(0), share: 0.0 },
                 ..Policy::default()
             },
-            disabled: Actions::NONE,
+            disabled: ActionSet::NONE,
             barred: Vec::new(),
-            turn: 0,
-            tenancy: Tenancy::default(),
+            round_robin_index: 0,
+            occupancy: OccupancyModel::default(),
             now: Micros(0),
         }
     }
@@ -135,14 +135,14 @@ impl Scene {
             "replica" => self.session.replicas.push(owner(value)),
             "promise" => {
                 let (name, blocks) = value.split_once(':').unwrap();
-                let promise = Promise { worker: id(name), rank: DpRank(0), blocks: Blocks(number(blocks)) };
+                let promise = LiveIntent { worker: id(name), rank: DpRank(0), blocks: Blocks(number(blocks)) };
                 self.session.promises.push(promise);
             }
             other => panic!("no such word: {other}"),
         }
     }
 
-    /// `step=KIND model=M adapter=A prompt=TOKENS answer=TOKENS block=TOKENS transfers=no exclude=NAME turn=N`.
+    /// `step=KIND model=M adapter=A prompt=TOKENS answer=TOKENS block=TOKENS transfers=no exclude=NAME round_robin_index=N`.
     fn ask_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         match key {
@@ -152,9 +152,9 @@ impl Scene {
             "prompt" => self.ask.prompt = Tokens(number(value)),
             "answer" => self.ask.answer = Tokens(number(value)),
             "block" => self.ask.block = Tokens(number(value)),
-            "transfers" => self.ask.transfers = Transfers::Forbidden(TransferBar::SeveralChoices),
+            "transfers" => self.ask.transfers = TransferPermission::Forbidden(TransferObstacle::SeveralChoices),
             "exclude" => self.excluded.push(id(value)),
-            "turn" => self.turn = number(value),
+            "turn" => self.round_robin_index = number(value),
             other => panic!("no such word: {other}"),
         }
     }
@@ -166,8 +166,8 @@ impl Scene {
             ("of", "hybrid") => crate::attention::tests::hybrid(),
             ("of", name) => crate::attention::tests::read(name),
             ("checkpoints", policy) => {
-                let every = |tokens| Checkpoints::Every(Tokens(tokens));
-                let policy = policy.parse().map_or(Checkpoints::None, every);
+                let every = |tokens| CheckpointInterval::Every(Tokens(tokens));
+                let policy = policy.parse().map_or(CheckpointInterval::None, every);
                 self.attention.take().unwrap().with_checkpoints(policy).unwrap()
             }
             (other, _) => panic!("no such word: {other}"),
@@ -251,28 +251,28 @@ fn worker(name: &str, role: &str) -> WorkerView {
         role: serde_json::from_value(role.into()).unwrap(),
         models: [ModelId::from("m")].into(),
         ranks: 1,
-        health: Health::Ready,
-        knowledge: Knowledge::Exact,
-        load: Load::default(),
-        capacity: Capacity { kv: Tokens(0), block: Tokens(16), context: Tokens(0) },
-        speeds: Speeds {
+        health: WorkerHealth::Ready,
+        knowledge: KvIndexState::Exact,
+        load: WorkerLoad::default(),
+        capacity: WorkerCapacity { kv: Tokens(0), block: Tokens(16), context: Tokens(0) },
+        speeds: EngineSpeed {
             prefill_tokens_per_second: 10_000.0,
             decode_step: Micros(20_000),
             decode_slowdown: Micros(1_000),
         },
         kv_bytes_per_token: Bytes(100_000),
-        link: Some(Link {
+        link: Some(KvLink {
             fabric: "nixl".into(),
             fixed: Micros(10_000),
             bytes_per_second: 10e9,
-            carries: Carries::Prefixes,
+            carries: KvLinkMode::Prefixes,
         }),
     }
 }
 
 /// One way of serving in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], CLAIM`.
-fn line(scene: &Scene, candidate: &Candidate) -> String {
-    let Candidate { action, prefill, decode, handoff, claim, .. } = candidate;
+fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
+    let PlanCandidate { action, prefill, decode, handoff, claim, .. } = candidate;
     let handoff = match handoff {
         None => String::new(),
         Some(Handoff::RemotePrefill { .. }) => {
@@ -282,10 +282,10 @@ fn line(scene: &Scene, candidate: &Candidate) -> String {
         Some(Handoff::Replicate { from, blocks, .. }) => format!(", {blocks} blocks from {}", scene.name(*from)),
     };
     let claim = match claim {
-        Claim::Keep => "keep".to_owned(),
-        Claim::Open => "open".to_owned(),
-        Claim::Borrow => "borrow".to_owned(),
-        Claim::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
+        OwnershipClaim::Keep => "keep".to_owned(),
+        OwnershipClaim::Open => "open".to_owned(),
+        OwnershipClaim::Borrow => "borrow".to_owned(),
+        OwnershipClaim::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
     };
     let rank = if decode.rank.0 == 0 { String::new() } else { format!("/{}", decode.rank.0) };
     let at = format!("{}{rank} {}+{}", scene.name(decode.worker), decode.tokens_cached, decode.tokens_computed);
@@ -294,14 +294,14 @@ fn line(scene: &Scene, candidate: &Candidate) -> String {
 
 /// The plan in one line, or why there is none.
 pub(crate) fn decide(text: &str) -> String {
-    let scene = Scene::read(text);
+    let scene = PlanningScene::read(text);
     match plan(&scene.inputs()) {
         Err(none) => none.to_string(),
         Ok(decision) => {
             assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
             let Plan { action, prefill, decode, handoff, claim, because } = decision.plan;
             let (terms, total, refused) = (because.terms, because.total, None);
-            line(&scene, &Candidate { action, prefill, decode, handoff, claim, terms, total, refused })
+            line(&scene, &PlanCandidate { action, prefill, decode, handoff, claim, terms, total, refused })
         }
     }
 }
@@ -314,8 +314,8 @@ pub(crate) fn check(text: &str, expected: &str) {
 
 /// Every candidate of a scene, one a line, refused ones with their reason instead of a claim.
 pub(crate) fn list(text: &str) -> Vec<String> {
-    let scene = Scene::read(text);
-    let each = |candidate: &Candidate| match candidate.refused {
+    let scene = PlanningScene::read(text);
+    let each = |candidate: &PlanCandidate| match candidate.refused {
         None => line(&scene, candidate),
         Some(why) => format!("{} at {}: {}", candidate.action, scene.name(candidate.decode.worker), why.as_str()),
     };
@@ -324,8 +324,8 @@ pub(crate) fn list(text: &str) -> Vec<String> {
 
 /// The price of one candidate of a scene, by action and target.
 #[track_caller]
-pub(crate) fn terms(text: &str, action: Action, target: &str) -> Terms {
-    let scene = Scene::read(text);
+pub(crate) fn terms(text: &str, action: Action, target: &str) -> CostTerms {
+    let scene = PlanningScene::read(text);
     let candidates = scene.plan().candidates;
     let found = candidates.iter().find(|c| c.action == action && c.decode.worker == id(target));
     found.unwrap_or_else(|| panic!("no {action} at {target} in {:#?}", list(text))).terms

@@ -3,7 +3,7 @@
 
 use vocabulary::*;
 
-use super::{Scene, id};
+use super::{PlanningScene, id};
 use crate::*;
 
 /// A worker that holds the scene's prompt beside one that does not.
@@ -13,17 +13,17 @@ fn rank_of(name: &str) -> Owner {
     Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) }
 }
 
-impl Scene {
+impl PlanningScene {
     /// A session that had a step at a worker which ended so many seconds before now.
-    pub(super) fn tenant(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
+    pub(super) fn add_resident(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
         self.now = self.now.max(Micros(3_600_000_000));
         let end = Micros(self.now.0 - ago * 1_000_000);
-        let stay = Stay { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: Tokens(20_000) };
-        self.tenancy.begins(rank_of(name), SessionId(session), stay, end);
-        self.tenancy.ends(rank_of(name), SessionId(session), Tokens(tokens), end);
+        let stay = Footprint { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: Tokens(20_000) };
+        self.occupancy.step_started(rank_of(name), SessionId(session), stay, end);
+        self.occupancy.step_ended(rank_of(name), SessionId(session), Tokens(tokens), end);
     }
 
-    fn eviction(&self, name: &str) -> u64 {
+    fn eviction_cost(&self, name: &str) -> u64 {
         let found = self.plan().candidates.into_iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none());
         found.unwrap().terms.eviction.0
     }
@@ -33,27 +33,27 @@ impl Scene {
     }
 }
 
-fn scene(more: &str) -> Scene {
-    let mut scene = Scene::read(&format!("{more}\n{TWO}"));
+fn scene(more: &str) -> PlanningScene {
+    let mut scene = PlanningScene::read(&format!("{more}\n{TWO}"));
     scene.policy.growth = Tokens::ZERO;
     scene
 }
 
 #[test]
-fn room_that_nobody_has_costs_nothing() {
+fn free_memory_has_no_eviction_cost() {
     let mut scene = scene("");
-    scene.tenant(7, "a", 18_300, 1);
-    assert_eq!(scene.eviction("a"), 0, "prompt and answer are 1,700 tokens");
-    scene.tenant(8, "a", 18_400, 1);
-    assert!(scene.eviction("a") > 0);
+    scene.add_resident(7, "a", 18_300, 1);
+    assert_eq!(scene.eviction_cost("a"), 0, "prompt and answer are 1,700 tokens");
+    scene.add_resident(8, "a", 18_400, 1);
+    assert!(scene.eviction_cost("a") > 0);
 }
 
 #[test]
-fn what_is_pushed_out_costs_its_computing_by_the_chance_that_it_is_wanted_soon() {
+fn eviction_cost_is_recompute_time_weighted_by_return_probability() {
     let price = |ago| {
         let mut scene = scene("");
-        scene.tenant(7, "a", 20_000, ago);
-        scene.eviction("a")
+        scene.add_resident(7, "a", 20_000, ago);
+        scene.eviction_cost("a")
     };
     // 1,700 tokens x 100 us x 0.7, half an answer held up besides, by a chance of less than 1.
     assert!((120_000..179_000).contains(&price(1)), "{}", price(1));
@@ -61,52 +61,52 @@ fn what_is_pushed_out_costs_its_computing_by_the_chance_that_it_is_wanted_soon()
 }
 
 #[test]
-fn a_copy_whose_session_moved_away_costs_nothing() {
+fn copy_of_a_departed_session_has_no_eviction_cost() {
     let mut scene = scene("");
-    scene.tenant(7, "a", 20_000, 1);
-    scene.tenancy.leaves(rank_of("a"), SessionId(7));
-    assert_eq!(scene.eviction("a"), 0);
+    scene.add_resident(7, "a", 20_000, 1);
+    scene.occupancy.session_moved(rank_of("a"), SessionId(7));
+    assert_eq!(scene.eviction_cost("a"), 0);
 }
 
 #[test]
-fn a_new_session_goes_where_it_pushes_nobody_out() {
+fn new_session_goes_to_the_worker_with_free_memory() {
     for (full, free) in [("a", "b"), ("b", "a")] {
         let mut scene = scene("");
-        scene.tenant(7, full, 20_000, 5);
+        scene.add_resident(7, full, 20_000, 5);
         assert_eq!(scene.target(), free);
     }
 }
 
 #[test]
-fn and_where_all_are_full_to_who_is_missed_least() {
+fn full_fleet_evicts_the_session_least_likely_to_return() {
     let mut scene = scene("");
-    scene.tenant(7, "a", 20_000, 500);
-    scene.tenant(8, "b", 20_000, 5);
+    scene.add_resident(7, "a", 20_000, 500);
+    scene.add_resident(8, "b", 20_000, 5);
     assert_eq!(scene.target(), "a");
 }
 
 #[test]
-fn a_session_is_expected_to_grow_where_it_is_new_and_not_at_home() {
+fn growth_is_expected_only_where_the_session_is_new() {
     let mut scene = scene("session id=1");
-    scene.tenant(7, "a", 17_000, 5);
-    assert_eq!(scene.eviction("a"), 0);
+    scene.add_resident(7, "a", 17_000, 5);
+    assert_eq!(scene.eviction_cost("a"), 0);
     scene.policy.growth = Tokens(2_300);
-    let grown = scene.eviction("a");
+    let grown = scene.eviction_cost("a");
     scene.policy.growth = Tokens(100_000);
-    assert!(scene.eviction("a") > grown && grown > 0);
-    assert!(scene.eviction("a") < 2_500 * 70, "by an eighth of the memory at most");
-    scene.tenant(1, "a", 1_000, 5);
-    assert_eq!(scene.eviction("a"), 0);
+    assert!(scene.eviction_cost("a") > grown && grown > 0);
+    assert!(scene.eviction_cost("a") < 2_500 * 70, "by an eighth of the memory at most");
+    scene.add_resident(1, "a", 1_000, 5);
+    assert_eq!(scene.eviction_cost("a"), 0);
 }
 
 #[test]
-fn more_is_never_pushed_out_for_less() {
+fn eviction_cost_never_falls_with_more_tokens() {
     let mut scene = scene("");
-    (0..40).for_each(|n| scene.tenant(10 + n, "a", 500, 400 - 10 * n as u64));
+    (0..40).for_each(|n| scene.add_resident(10 + n, "a", 500, 400 - 10 * n as u64));
     let mut before = 0;
     for prompt in (0..18_000).step_by(500) {
         scene.ask.prompt = Tokens(prompt);
-        let price = scene.eviction("a");
+        let price = scene.eviction_cost("a");
         assert!(price >= before, "{prompt} tokens cost {price}, fewer cost {before}");
         before = price;
     }
@@ -115,55 +115,55 @@ fn more_is_never_pushed_out_for_less() {
 }
 
 #[test]
-fn where_nobody_can_be_pushed_out_the_step_waits_which_is_dear() {
+fn unevictable_memory_makes_waiting_expensive() {
     let mut scene = scene("");
-    let stay = Stay { tokens: Tokens(20_000), found: Tokens::ZERO, capacity: Tokens(20_000) };
-    scene.tenancy.begins(rank_of("a"), SessionId(7), stay, Micros(1));
-    assert_eq!(scene.eviction("a"), 1_700 * 100 * 20 * 7 / 10);
+    let stay = Footprint { tokens: Tokens(20_000), found: Tokens::ZERO, capacity: Tokens(20_000) };
+    scene.occupancy.step_started(rank_of("a"), SessionId(7), stay, Micros(1));
+    assert_eq!(scene.eviction_cost("a"), 1_700 * 100 * 20 * 7 / 10);
     assert_eq!(scene.target(), "b");
 }
 
 #[test]
-fn a_history_that_was_rewritten_makes_room_for_itself_at_its_worker() {
+fn rewritten_history_evicts_its_own_stale_kv_first() {
     // 1,700 tokens where 1,000 are free, or none.
     let at_home = |others: &[(u64, u64)]| {
         let mut scene = scene("session id=1");
-        scene.tenant(1, "a", 19_000, 30);
-        (7..).zip(others).for_each(|(session, (tokens, ago))| scene.tenant(session, "a", *tokens, *ago));
+        scene.add_resident(1, "a", 19_000, 30);
+        (7..).zip(others).for_each(|(session, (tokens, ago))| scene.add_resident(session, "a", *tokens, *ago));
         scene
     };
-    assert_eq!(at_home(&[]).eviction("a"), 0, "its own old KV goes, and nobody misses it");
-    assert_eq!(at_home(&[(1_000, 10)]).eviction("a"), 0, "before that of who was there later");
-    let costs = at_home(&[(1_000, 50)]).eviction("a");
+    assert_eq!(at_home(&[]).eviction_cost("a"), 0, "its own old KV goes, and nobody misses it");
+    assert_eq!(at_home(&[(1_000, 10)]).eviction_cost("a"), 0, "before that of who was there later");
+    let costs = at_home(&[(1_000, 50)]).eviction_cost("a");
     assert!((1..1_000 * 70).contains(&costs), "the engine drops what is older first: {costs}");
     let alone = at_home(&[]);
-    assert_eq!(costs_others(&alone.inputs(), &alone.plan()), Micros::ZERO, "nor does it wait for anybody");
+    assert_eq!(displaced_compute(&alone.inputs(), &alone.plan()), Micros::ZERO, "nor does it wait for anybody");
 }
 
 #[test]
-fn a_busy_workers_victims_hold_more_up_when_they_come_back() {
+fn returning_victims_cost_more_at_a_busy_worker() {
     let price = |active: u128| {
         let mut scene = scene("");
-        scene.tenant(7, "a", 20_000, 90);
-        (0..active).for_each(|n| scene.tenant(10 + n, "a", 1, 1));
-        scene.eviction("a") as f64
+        scene.add_resident(7, "a", 20_000, 90);
+        (0..active).for_each(|n| scene.add_resident(10 + n, "a", 1, 1));
+        scene.eviction_cost("a") as f64
     };
     assert!((price(4) / price(0) - 3.0).abs() < 0.02, "two of four are answered at a time");
     assert!((price(100) / price(0) - 5.0).abs() < 0.03, "four at most");
 }
 
 #[test]
-fn prompts_that_come_until_this_one_is_computed_wait_for_it() {
+fn interference_counts_prompts_that_arrive_during_compute() {
     let mut scene = scene("");
     scene.policy.mu = 1.0;
     scene.workers[0].load.backlog = Tokens(1_000);
-    let price = |scene: &Scene| {
+    let price = |scene: &PlanningScene| {
         let found = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("a") && c.handoff.is_none());
         found.unwrap().terms.interference.0
     };
     assert_eq!(price(&scene), 0);
     // Sixty prompts that took no time to speak of: two a second.
-    (0..60).for_each(|_| scene.tenancy.computes(rank_of("a"), Micros(0), scene.now));
+    (0..60).for_each(|_| scene.occupancy.prefill_started(rank_of("a"), Micros(0), scene.now));
     // 100 ms of queue and 160 ms of computing: half a prompt comes meanwhile, and waits for 160 ms,
     // one and a half times.
     assert_eq!(price(&scene), (160_000.0 * 1.5 * 2.0 * 0.26) as u64);
@@ -172,12 +172,12 @@ fn prompts_that_come_until_this_one_is_computed_wait_for_it() {
 }
 
 #[test]
-fn an_answer_costs_more_where_prompts_keep_coming() {
+fn answer_costs_more_under_steady_prefill_load() {
     let mut scene = scene("");
     scene.policy.mu = 1.0;
     let before = scene.plan().plan.because.terms.interference;
     // Half of its time: of that an answer loses nine tenths, so that it takes 1 / 0.55 times as long.
-    scene.tenancy.computes(rank_of("a"), Micros(15_000_000), scene.now);
+    scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
     let candidates = scene.plan().candidates;
     let at = |name| candidates.iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none()).unwrap();
     let delayed = 1.5 * 160_000.0 * 0.16 / 30.0;
@@ -188,23 +188,23 @@ fn an_answer_costs_more_where_prompts_keep_coming() {
 }
 
 #[test]
-fn an_unknown_memory_and_a_price_of_nothing_are_no_pressure() {
+fn unknown_capacity_or_invalid_weight_has_no_eviction_cost() {
     for odd in [0.0, -1.0, f64::NAN] {
         let mut scene = scene("");
-        scene.tenant(7, "a", 20_000, 1);
+        scene.add_resident(7, "a", 20_000, 1);
         scene.policy.eviction = odd;
-        assert_eq!(scene.eviction("a"), 0, "{odd}");
+        assert_eq!(scene.eviction_cost("a"), 0, "{odd}");
     }
-    let mut scene = Scene::read("worker a hybrid");
-    scene.tenant(7, "a", 20_000, 1);
-    assert_eq!(scene.eviction("a"), 0);
+    let mut scene = PlanningScene::read("worker a hybrid");
+    scene.add_resident(7, "a", 20_000, 1);
+    assert_eq!(scene.eviction_cost("a"), 0);
 }
 
 #[test]
-fn a_transfer_is_priced_with_what_its_link_may_keep_it_waiting() {
+fn transfer_cost_includes_link_risk() {
     let network = |risk| {
         let scene = "policy lambda=0\n session owner=a sealed=99\n worker a hybrid holds=99 running=10\n worker b hybrid holds=9";
-        let mut scene = Scene::read(scene);
+        let mut scene = PlanningScene::read(scene);
         scene.policy.transfer = risk;
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms.network.0
@@ -216,9 +216,9 @@ fn a_transfer_is_priced_with_what_its_link_may_keep_it_waiting() {
 }
 
 #[test]
-fn a_source_that_sends_at_once_lets_nobody_wait_for_its_queue() {
+fn source_that_sends_at_once_adds_no_queue_time() {
     let terms = |sources| {
-        let mut scene = Scene::read(
+        let mut scene = PlanningScene::read(
             "policy lambda=0
              session owner=a sealed=99
              worker a hybrid holds=99 backlog=5000
@@ -228,57 +228,57 @@ fn a_source_that_sends_at_once_lets_nobody_wait_for_its_queue() {
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms
     };
-    assert_eq!(terms(Sources::InTurn).queue.0, 500_000);
-    let at_once = terms(Sources::AtOnce);
+    assert_eq!(terms(SendTiming::InTurn).queue.0, 500_000);
+    let at_once = terms(SendTiming::AtOnce);
     assert_eq!((at_once.queue + at_once.network).0, 100_000, "the target's queue drains while the KV comes");
 }
 
 #[test]
-fn what_is_told_of_memory_prices_a_plan_again_and_nothing_told_prices_none() {
-    let mut scene = Scene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
-    (1..8).for_each(|session| scene.tenant(session, "a", 2_800, u64::try_from(session).unwrap()));
+fn recorded_rank_memory_replays_eviction_costs() {
+    let mut scene = PlanningScene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
+    (1..8).for_each(|session| scene.add_resident(session, "a", 2_800, u64::try_from(session).unwrap()));
     let decision = scene.plan();
     let evicted = |decision: &Decision| decision.plan.because.terms.eviction;
     assert!(evicted(&decision) > Micros::ZERO);
-    let told = scene.tenancy.told_of(&scene.inputs(), &decision);
+    let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
     // 400 tokens are free, and the step needs 1,700 and may grow by 2,500: the first two of seven are reached.
     assert_eq!((told.len(), told[0].free, told[0].victims.len()), (1, Tokens(400), 2), "{told:?}");
-    scene.tenancy = Tenancy::retold(&told);
+    scene.occupancy = OccupancyModel::from_recorded(&told);
     assert_eq!(scene.plan(), decision);
-    assert_eq!(scene.tenancy.told_of(&scene.inputs(), &decision), told, "it says the same again");
-    scene.tenancy = Tenancy::retold(&[]);
+    assert_eq!(scene.occupancy.recorded_memory(&scene.inputs(), &decision), told, "it says the same again");
+    scene.occupancy = OccupancyModel::from_recorded(&[]);
     assert_eq!(evicted(&scene.plan()), Micros::ZERO);
 }
 
 #[test]
-fn what_falls_into_a_host_tier_is_loaded_again_as_far_as_that_keeps_it() {
-    let price = |tiers: Tiers| {
+fn kv_evicted_to_the_host_tier_is_reloaded_by_its_retention_share() {
+    let price = |tiers: LowerTiers| {
         let mut scene = scene("");
         scene.policy.tiers = tiers;
-        scene.tenant(7, "a", 20_000, 1);
-        scene.eviction("a")
+        scene.add_resident(7, "a", 20_000, 1);
+        scene.eviction_cost("a")
     };
-    let computed = price(Tiers::default());
+    let computed = price(LowerTiers::default());
     // A token's 100,000 bytes take 5 us at 20 GB/s, and 100 us to compute. A tier of device memory's size keeps half.
-    let half = price(Tiers { host_tokens: Tokens(20_000), ..Tiers::default() });
+    let half = price(LowerTiers { host_tokens: Tokens(20_000), ..LowerTiers::default() });
     assert!(half.abs_diff(computed * (5 + 100) / 200) <= 1, "{half} for {computed}");
-    let all = price(Tiers { host_tokens: Tokens(20_000_000_000), ..Tiers::default() });
+    let all = price(LowerTiers { host_tokens: Tokens(20_000_000_000), ..LowerTiers::default() });
     assert!(all.abs_diff(computed / 20) <= 1, "{all} for {computed}");
     for broken in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let tiers = Tiers { host_tokens: Tokens(20_000), host_bytes_per_second: broken, ..Tiers::default() };
+        let tiers = LowerTiers { host_tokens: Tokens(20_000), host_bytes_per_second: broken, ..LowerTiers::default() };
         assert_eq!(price(tiers), computed, "{broken}");
     }
-    let slow = Tiers { host_tokens: Tokens(20_000), host_bytes_per_second: 1.0, ..Tiers::default() };
+    let slow = LowerTiers { host_tokens: Tokens(20_000), host_bytes_per_second: 1.0, ..LowerTiers::default() };
     assert_eq!(price(slow), computed, "nobody loads what is computed sooner");
 }
 
 #[test]
-fn what_comes_back_from_slower_tiers_takes_device_memory_as_what_is_computed_does() {
+fn restored_tokens_need_device_memory_like_computed_ones() {
     let price = |holds: &str| {
-        let mut scene = Scene::read(&format!("policy lambda=0 mu=0\n worker a hybrid kv=20000 {holds}"));
+        let mut scene = PlanningScene::read(&format!("policy lambda=0 mu=0\n worker a hybrid kv=20000 {holds}"));
         scene.policy.growth = Tokens::ZERO;
-        scene.tenant(7, "a", 20_000, 1);
-        scene.eviction("a")
+        scene.add_resident(7, "a", 20_000, 1);
+        scene.eviction_cost("a")
     };
     assert_eq!([price("host=99"), price("disk=99")], [price(""); 2]);
     assert_eq!(price("holds=50 host=99"), price("holds=50"));
@@ -286,9 +286,9 @@ fn what_comes_back_from_slower_tiers_takes_device_memory_as_what_is_computed_doe
 }
 
 #[test]
-fn a_source_loads_what_it_sends_from_slower_tiers_and_the_target_does_not() {
+fn source_pays_to_load_lower_tiers_and_the_target_does_not() {
     let terms = |sources, holds: [&str; 2]| {
-        let mut scene = Scene::read(&format!(
+        let mut scene = PlanningScene::read(&format!(
             "policy lambda=0\n session owner=a sealed=99\n worker a hybrid {}\n worker b hybrid {}",
             holds[0], holds[1]
         ));
@@ -296,7 +296,7 @@ fn a_source_loads_what_it_sends_from_slower_tiers_and_the_target_does_not() {
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms
     };
-    for sources in [Sources::AtOnce, Sources::InTurn] {
+    for sources in [SendTiming::AtOnce, SendTiming::InTurn] {
         let from_device = terms(sources, ["holds=99", ""]);
         let from_host = terms(sources, ["host=99", ""]);
         // 1,584 tokens x 100,000 bytes at 20 GB/s.

@@ -8,14 +8,14 @@ use crate::*;
 use Action::{ArtifactFetch, ColocatedPrefill, RemotePrefill, StateMigration};
 
 #[test]
-fn an_idle_worker_costs_the_missing_tokens_and_the_first_decode_step() {
+fn idle_worker_costs_missing_tokens_and_the_first_decode_step() {
     let price = terms("worker a hybrid holds=50", ColocatedPrefill, "a");
-    assert_eq!(price, Terms { compute: Micros(800 * 100), restore: Micros(20_000), ..Terms::default() });
+    assert_eq!(price, CostTerms { compute: Micros(800 * 100), restore: Micros(20_000), ..CostTerms::default() });
     assert_eq!(price.total(), Micros(100_000));
 }
 
 #[test]
-fn a_queue_is_its_backlog_and_half_of_the_step_in_flight() {
+fn queue_time_is_backlog_plus_half_the_step_in_flight() {
     let queue = |load: &str| terms(&format!("worker a hybrid {load}"), ColocatedPrefill, "a").queue.0;
     assert_eq!(queue("backlog=3000"), 300_000);
     assert_eq!(queue("running=4"), 12_000, "half a step of four");
@@ -24,12 +24,12 @@ fn a_queue_is_its_backlog_and_half_of_the_step_in_flight() {
 }
 
 #[test]
-fn the_first_decode_step_grows_with_the_batch() {
+fn first_decode_step_grows_with_the_batch() {
     assert_eq!(terms("worker a hybrid running=10", ColocatedPrefill, "a").restore, Micros(30_000));
 }
 
 #[test]
-fn blocks_in_slower_tiers_are_read_at_their_rate() {
+fn blocks_in_lower_tiers_load_at_their_tier_rate() {
     // 1,584 tokens x 100,000 bytes at 20 GB/s and 3 GB/s.
     let restore = |held: &str| terms(&format!("worker a hybrid {held}"), ColocatedPrefill, "a").restore.0 - 20_000;
     assert_eq!(restore("host=99"), 7_920);
@@ -40,9 +40,9 @@ fn blocks_in_slower_tiers_are_read_at_their_rate() {
 }
 
 #[test]
-fn a_broken_tier_rate_makes_its_blocks_useless_and_not_free() {
+fn invalid_tier_rate_makes_its_blocks_useless_rather_than_free() {
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let mut scene = super::Scene::read("worker a hybrid host=99\n worker b hybrid");
+        let mut scene = super::PlanningScene::read("worker a hybrid host=99\n worker b hybrid");
         scene.policy.tiers.host_bytes_per_second = rate;
         let plan = scene.plan().plan;
         assert_eq!(scene.name(plan.target()), "b", "{rate}");
@@ -50,7 +50,7 @@ fn a_broken_tier_rate_makes_its_blocks_useless_and_not_free() {
 }
 
 #[test]
-fn decode_interference_is_everybodys_lost_time_weighed_by_mu() {
+fn decode_interference_is_lost_time_weighted_by_mu() {
     // Ten answers wait for 1,600 tokens to be computed, then for 1 ms at each of 50 tokens: half of 100 they no longer see.
     let (delays, slowdown) = (10.0 * 160_000.0, 10.0 * 50_000.0);
     let at = |mu: &str| terms(&format!("policy mu={mu}\n worker a hybrid running=10"), ColocatedPrefill, "a");
@@ -65,7 +65,7 @@ fn decode_interference_is_everybodys_lost_time_weighed_by_mu() {
 }
 
 #[test]
-fn memory_is_what_others_keep_too_and_what_is_displaced_weighed_by_lambda() {
+fn memory_cost_is_duplicated_and_displaced_bytes_weighted_by_lambda() {
     // lambda = 1,048,576 us a MiB: one byte, one microsecond.
     let at = |lines: &str| terms(&format!("policy lambda=1048576\n {lines}"), ColocatedPrefill, "b").memory.0;
     assert_eq!(at("worker b hybrid"), 0, "an empty memory displaces nothing");
@@ -80,7 +80,7 @@ fn memory_is_what_others_keep_too_and_what_is_displaced_weighed_by_lambda() {
 }
 
 #[test]
-fn a_fetch_costs_the_link_its_bytes_and_a_decode_step_at_each_end() {
+fn fetch_costs_link_time_and_a_decode_step_at_each_end() {
     let scene = "policy lambda=0
          session owner=a sealed=99
          worker a hybrid holds=99 running=10
@@ -94,7 +94,7 @@ fn a_fetch_costs_the_link_its_bytes_and_a_decode_step_at_each_end() {
 }
 
 #[test]
-fn what_a_doubtful_source_may_lack_is_computed_there() {
+fn source_recomputes_tokens_it_may_have_lost() {
     let scene = |knows: &str| {
         format!("session owner=a sealed=99\n worker a hybrid holds=99 health=draining knows={knows}\n worker b hybrid")
     };
@@ -104,7 +104,7 @@ fn what_a_doubtful_source_may_lack_is_computed_there() {
 }
 
 #[test]
-fn a_remote_prefill_costs_the_prompt_there_and_what_the_target_lacks_on_the_link() {
+fn remote_prefill_costs_compute_at_the_source_and_missing_bytes_on_the_link() {
     let scene = "policy lambda=0
          worker p prefill holds=50
          worker d decode holds=20 running=10";
@@ -117,7 +117,7 @@ fn a_remote_prefill_costs_the_prompt_there_and_what_the_target_lacks_on_the_link
 }
 
 #[test]
-fn the_targets_queue_drains_while_the_source_works() {
+fn target_queue_drains_while_the_source_computes() {
     let queue = |source: u64, target: u64| {
         let scene = format!("worker p prefill backlog={source} holds=50\n worker d decode backlog={target}");
         terms(&scene, RemotePrefill, "d").queue.0
@@ -128,13 +128,13 @@ fn the_targets_queue_drains_while_the_source_works() {
 }
 
 #[test]
-fn a_prefill_worker_that_serves_many_prompts_interferes_with_no_answer() {
+fn prefill_worker_causes_no_decode_interference() {
     let price = terms("policy mu=1\n worker p prefill running=50\n worker d decode", RemotePrefill, "d");
     assert_eq!(price.interference, Micros(0));
 }
 
 #[test]
-fn later_tokens_cost_more_when_attention_is_not_free() {
+fn later_tokens_cost_more_with_quadratic_attention() {
     let compute = |doubles: u64, held: u64| {
         terms(&format!("policy doubles={doubles}\n worker a hybrid holds={held}"), ColocatedPrefill, "a").compute.0
     };
@@ -145,8 +145,8 @@ fn later_tokens_cost_more_when_attention_is_not_free() {
 }
 
 #[test]
-fn an_unknown_rate_is_the_policys_and_a_broken_policy_is_the_slowest() {
-    let mut scene = super::Scene::read("worker a hybrid rate=0");
+fn unknown_prefill_rate_uses_the_policy_default_or_the_slowest() {
+    let mut scene = super::PlanningScene::read("worker a hybrid rate=0");
     assert_eq!(scene.plan().plan.because.terms.compute.0, 1_600 * 500);
     for broken in [0.0, f64::NAN, -3.0] {
         scene.policy.unknown_prefill_tokens_per_second = broken;
@@ -155,7 +155,7 @@ fn an_unknown_rate_is_the_policys_and_a_broken_policy_is_the_slowest() {
 }
 
 #[test]
-fn a_faster_worker_is_worth_a_longer_way() {
+fn faster_worker_wins_over_cached_prefix() {
     super::check(
         "session owner=a sealed=99
          ask prompt=30000
@@ -166,10 +166,10 @@ fn a_faster_worker_is_worth_a_longer_way() {
 }
 
 #[test]
-fn the_runner_up_is_the_cheapest_that_was_not_taken() {
-    let scene = super::Scene::read("worker a hybrid holds=99\n worker b hybrid holds=50\n worker c hybrid");
+fn runner_up_is_the_cheapest_rejected_candidate() {
+    let scene = super::PlanningScene::read("worker a hybrid holds=99\n worker b hybrid holds=50\n worker c hybrid");
     let because = scene.plan().plan.because;
     let next = because.runner_up.unwrap();
     assert_eq!((scene.name(next.worker), because.total < next.total), ("b", true));
-    assert_eq!(super::Scene::read("worker a hybrid").plan().plan.because.runner_up, None);
+    assert_eq!(super::PlanningScene::read("worker a hybrid").plan().plan.because.runner_up, None);
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use vocabulary::*;
 
-use super::{Scene, id};
+use super::{PlanningScene, id};
 use crate::*;
 
 const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
@@ -54,12 +54,12 @@ fn barred_links() -> impl Strategy<Value = Vec<BarredLink>> {
 
 fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
     use crate::attention::tests::{hybrid, read};
-    let every = Checkpoints::Every(Tokens(1_024));
+    let every = CheckpointInterval::Every(Tokens(1_024));
     prop_oneof![
         4 => Just(None),
         1 => Just(Some(read("gpt-oss-20b"))),
         1 => Just(Some(hybrid().with_checkpoints(every).unwrap())),
-        1 => Just(Some(hybrid().with_checkpoints(Checkpoints::None).unwrap())),
+        1 => Just(Some(hybrid().with_checkpoints(CheckpointInterval::None).unwrap())),
     ]
 }
 
@@ -73,8 +73,8 @@ prop_compose! {
         attention in attentions(),
         inflow in prop::array::uniform7((0u64..4, 0u64..60_000_000)),
         rule in prop_oneof![5 => Just("own"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
-    ) -> Scene {
-        let mut scene = Scene::read(&workers.join("\n"));
+    ) -> PlanningScene {
+        let mut scene = PlanningScene::read(&workers.join("\n"));
         let owner = |at: usize| NAMES.get(at).map(|name| Owner {
             worker: id(name),
             incarnation: Incarnation(1),
@@ -85,18 +85,18 @@ prop_compose! {
         scene.session.owner = owner(owned);
         scene.session.sealed = Blocks(sealed);
         scene.session.replicas.extend(owner(replica));
-        scene.session.promises.extend(owner(promised).map(|o| Promise { worker: o.worker, rank: o.rank, blocks: Blocks(300) }));
+        scene.session.promises.extend(owner(promised).map(|o| LiveIntent { worker: o.worker, rank: o.rank, blocks: Blocks(300) }));
         scene.step = StepKind::ALL[step];
         let (prompt, answer, transfers, first, second) = ask;
         (scene.ask.prompt, scene.ask.answer) = (Tokens(prompt), Tokens(answer));
-        scene.ask.transfers = if transfers { Transfers::Allowed } else { Transfers::Forbidden(TransferBar::Endpoint) };
+        scene.ask.transfers = if transfers { TransferPermission::Allowed } else { TransferPermission::Forbidden(TransferObstacle::Endpoint) };
         scene.excluded.extend([first, second].iter().filter_map(|at| NAMES.get(*at)).map(|name| id(name)));
         (scene.policy.lambda, scene.policy.mu) = (policy.0, policy.1);
         scene.policy.disabled.extend(Action::ALL.get(policy.2));
         scene.policy.attention_doubles_at = Tokens(policy.3);
         for (name, (prompts, work)) in NAMES.into_iter().zip(inflow) {
             let at = Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) };
-            (0..prompts).for_each(|_| scene.tenancy.computes(at, Micros(work), scene.now));
+            (0..prompts).for_each(|_| scene.occupancy.prefill_started(at, Micros(work), scene.now));
         }
         scene.attention = attention;
         scene.policy.rule = serde_json::from_value(rule.into()).unwrap();
@@ -104,9 +104,9 @@ prop_compose! {
     }
 }
 
-fn own_scenes() -> impl Strategy<Value = Scene> {
+fn own_scenes() -> impl Strategy<Value = PlanningScene> {
     scenes().prop_map(|mut scene| {
-        scene.policy.rule = Rule::Own;
+        scene.policy.rule = SelectionRule::Own;
         scene
     })
 }
@@ -117,7 +117,7 @@ fn sorted(mut decision: Decision) -> Decision {
     decision
 }
 
-impl std::fmt::Debug for Scene {
+impl std::fmt::Debug for PlanningScene {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.inputs().fmt(f)
     }
@@ -134,9 +134,9 @@ proptest! {
     }
 
     #[test]
-    fn every_candidate_that_is_not_refused_is_legal(scene in scenes()) {
+    fn every_allowed_candidate_is_legal(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for Candidate { action, prefill, decode, handoff, claim, .. } in
+        for PlanCandidate { action, prefill, decode, handoff, claim, .. } in
             decision.candidates.into_iter().filter(|candidate| candidate.refused.is_none())
         {
             let plan = Plan { action, prefill, decode, handoff, claim, because: decision.plan.because };
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn the_chosen_plan_is_the_cheapest_that_is_allowed(scene in own_scenes()) {
+    fn chosen_plan_is_the_cheapest_allowed_candidate(scene in own_scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         let allowed = decision.candidates.iter().filter(|candidate| candidate.refused.is_none());
         let least = allowed.clone().map(|candidate| candidate.total).min();
@@ -156,18 +156,18 @@ proptest! {
     }
 
     #[test]
-    fn terms_sum_to_the_total(scene in scenes()) {
+    fn cost_terms_sum_to_the_total(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for Candidate { terms, total, refused, .. } in decision.candidates {
-            let Terms { queue, compute, network, restore, memory, interference, eviction } = terms;
+        for PlanCandidate { terms, total, refused, .. } in decision.candidates {
+            let CostTerms { queue, compute, network, restore, memory, interference, eviction } = terms;
             let sum = [queue, compute, network, restore, memory, interference, eviction];
             prop_assert_eq!(sum.into_iter().sum::<Micros>(), total);
-            prop_assert!(refused.is_none_or(|why| why == Refused::Disabled || total == Micros::ZERO));
+            prop_assert!(refused.is_none_or(|why| why == CandidateRefusal::Disabled || total == Micros::ZERO));
         }
     }
 
     #[test]
-    fn the_order_of_workers_and_overlaps_does_not_matter(scene in scenes(), turn in 0usize..7) {
+    fn order_of_workers_and_overlaps_does_not_change_the_decision(scene in scenes(), turn in 0usize..7) {
         let first = plan(&scene.inputs()).map(sorted);
         let mut other = scene;
         other.workers.rotate_left(turn);
@@ -183,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn an_excluded_worker_takes_no_part_in_anything_that_is_allowed(scene in scenes()) {
+    fn excluded_worker_appears_in_no_allowed_candidate(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         for candidate in decision.candidates.iter().filter(|candidate| candidate.refused.is_none()) {
             let source = match candidate.handoff {
@@ -196,10 +196,10 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_exists_exactly_when_some_decoder_can_serve(scene in scenes()) {
+    fn plan_exists_exactly_when_a_decode_worker_can_serve(scene in scenes()) {
         let can = scene.workers.iter().any(|view| {
             view.role.decodes()
-                && view.health != Health::Unreachable
+                && view.health != WorkerHealth::Unreachable
                 && view.models.contains(&scene.ask.model)
                 && !scene.excluded.contains(&view.id)
                 && (view.capacity.context.0 == 0 || scene.ask.prompt + scene.ask.answer <= view.capacity.context)
@@ -208,13 +208,13 @@ proptest! {
     }
 
     #[test]
-    fn at_most_three_candidates_a_worker(scene in scenes()) {
+    fn each_worker_has_at_most_three_candidates(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         prop_assert!(decision.candidates.len() <= 3 * scene.workers.len());
     }
 
     #[test]
-    fn taking_an_action_away_never_makes_a_step_cheaper(scene in own_scenes(), off in 1usize..6) {
+    fn disabling_an_action_never_makes_a_step_cheaper(scene in own_scenes(), off in 1usize..6) {
         // State migration is apart: without it the same legs are a fetch that leaves the ownership where it is.
         let off = Action::ALL[off];
         let Ok(before) = plan(&scene.inputs()) else { return Ok(()) };
@@ -226,20 +226,20 @@ proptest! {
     }
 
     #[test]
-    fn what_is_switched_off_at_run_time_is_as_if_the_policy_had_it(scene in own_scenes(), bits in 0u8..64) {
+    fn runtime_disabled_actions_equal_policy_disabled_actions(scene in own_scenes(), bits in 0u8..64) {
         let mut scene = scene;
-        scene.disabled = Actions::from_bits(bits);
+        scene.disabled = ActionSet::from_bits(bits);
         let running = plan(&scene.inputs());
         if let Ok(decision) = &running {
             prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
         }
         scene.policy.disabled.extend(scene.disabled.iter());
-        scene.disabled = Actions::NONE;
+        scene.disabled = ActionSet::NONE;
         prop_assert_eq!(plan(&scene.inputs()), running);
     }
 
     #[test]
-    fn nothing_moves_over_a_barred_link_and_who_cannot_be_reached_otherwise_is_served_all_the_same(
+    fn barred_links_carry_no_kv_and_leave_every_step_servable(
         scene in own_scenes(), barred in barred_links(),
     ) {
         let mut scene = scene;
@@ -250,7 +250,7 @@ proptest! {
             return Ok(());
         };
         prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
-        let over = |candidate: &Candidate| match candidate.handoff? {
+        let over = |candidate: &PlanCandidate| match candidate.handoff? {
             Handoff::RemotePrefill { .. } => Some((candidate.prefill.worker, candidate.decode.worker)),
             Handoff::Replicate { from, .. } => Some((from, candidate.decode.worker)),
         };
@@ -268,10 +268,10 @@ proptest! {
     }
 
     #[test]
-    fn a_case_that_was_written_down_and_read_again_is_decided_the_same(
+    fn planning_case_round_trips_to_the_same_decision(
         scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in barred_links(),
     ) {
-        let mut case = Case {
+        let mut case = PlanningCase {
             facts: StepFacts { prompt: Tokens(prompt), ..StepFacts::default() },
             ask: scene.ask,
             session: scene.session,
@@ -279,7 +279,7 @@ proptest! {
             overlaps: scene.overlaps,
             excluded: scene.excluded,
             memory: Some(Vec::new()),
-            disabled: Actions::from_bits(disabled),
+            disabled: ActionSet::from_bits(disabled),
             barred,
         };
         // JSON has no other numbers; fleets measure their rates, and so have none.
@@ -289,7 +289,7 @@ proptest! {
         };
         let kept: Vec<_> = case.workers.iter().filter(|view| is_number(view)).cloned().collect();
         case.workers = kept.into();
-        let read: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
+        let read: PlanningCase = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
         prop_assert_eq!(read.plan(&scene.policy, (None, &[])), case.plan(&scene.policy, (None, &[])));
     }
 }

@@ -2,7 +2,7 @@
 
 use vocabulary::*;
 
-use super::{Scene, id};
+use super::{PlanningScene, id};
 use crate::*;
 
 const FULL: u64 = 20_000;
@@ -12,67 +12,68 @@ fn place(name: &str) -> Owner {
 }
 
 /// Two workers, the first of which is full of these sessions' KV; each ended its step so many seconds ago.
-fn scene(tenants: &[(u128, u64, u64)]) -> Scene {
-    let mut scene =
-        Scene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000 holds=20\n worker b hybrid kv=20000 backlog=3000");
+fn scene(tenants: &[(u128, u64, u64)]) -> PlanningScene {
+    let mut scene = PlanningScene::read(
+        "policy lambda=0 mu=0\n worker a hybrid kv=20000 holds=20\n worker b hybrid kv=20000 backlog=3000",
+    );
     scene.session.id = SessionId(777);
-    tenants.iter().for_each(|(session, tokens, ago)| scene.tenant(*session, "a", *tokens, *ago));
+    tenants.iter().for_each(|(session, tokens, ago)| scene.add_resident(*session, "a", *tokens, *ago));
     scene
 }
 
-fn told(scene: &Scene) -> Vec<RankMemory> {
-    scene.tenancy.told_of(&scene.inputs(), &scene.plan())
+fn recorded_memory(scene: &PlanningScene) -> Vec<RankMemory> {
+    scene.occupancy.recorded_memory(&scene.inputs(), &scene.plan())
 }
 
 #[test]
-fn ranks_of_which_nothing_is_known_are_left_out_and_free_again() {
+fn recorded_memory_omits_unknown_ranks_and_replays_them_as_free() {
     let scene = scene(&[(1, 9_000, 5), (2, 9_000, 3)]);
-    let told = told(&scene);
+    let told = recorded_memory(&scene);
     assert_eq!(told.iter().map(|told| told.worker).collect::<Vec<_>>(), [id("a")]);
     let mut again = scene;
     let before = again.plan();
-    again.tenancy = Tenancy::retold(&told);
+    again.occupancy = OccupancyModel::from_recorded(&told);
     assert_eq!(again.plan(), before);
     let at_b = before.candidates.iter().find(|one| one.decode.worker == id("b") && one.handoff.is_none()).unwrap();
     assert_eq!(at_b.terms.eviction, Micros::ZERO, "nobody is known to be there");
 }
 
 #[test]
-fn as_many_victims_are_told_as_the_step_can_reach_and_no_more() {
+fn recorded_memory_lists_only_victims_within_the_steps_reach() {
     // 2,000 are free; prompt, answer and growth of an eighth come to 4,200: 2,200 more, which the first one has alone.
-    let told_of_few = told(&scene(&[(1, 6_000, 9), (2, 6_000, 7), (3, 6_000, 5)]));
+    let told_of_few = recorded_memory(&scene(&[(1, 6_000, 9), (2, 6_000, 7), (3, 6_000, 5)]));
     assert_eq!(told_of_few[0].victims.iter().map(|victim| victim.tokens.0).collect::<Vec<_>>(), [6_000]);
     let many: Vec<_> = (1..=18).map(|session| (session, 100, 60 - session as u64)).collect();
-    let told_of_many = told(&scene(&[&[(99, 18_200, 1)], &many[..]].concat()));
+    let told_of_many = recorded_memory(&scene(&[&[(99, 18_200, 1)], &many[..]].concat()));
     assert_eq!(told_of_many[0].victims.len(), 16, "those after them count as these on average");
 }
 
 #[test]
-fn where_there_is_room_nobody_is_told_but_who_is_active_is() {
-    let told = told(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
+fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
+    let told = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
     let RankMemory { free, own, idle, active, victims, .. } = told[0].clone();
     assert_eq!((free, own, idle), (Tokens(FULL - 6_000), Tokens::ZERO, Tokens(6_000)));
     assert_eq!((active, victims.len()), (1, 0), "one stepped within the last minute");
 }
 
 #[test]
-fn what_the_steps_own_session_has_is_told_apart_and_what_it_does_not_find_again_is_a_victim_nobody_misses() {
+fn recorded_memory_separates_own_kv_and_lists_stale_kv_as_a_victim() {
     let mut scene = scene(&[(1, 3_000, 5), (2, 9_000, 3), (3, 7_500, 1)]);
     scene.session.id = SessionId(1);
-    let told = told(&scene);
+    let told = recorded_memory(&scene);
     let stale = Tokens(3_000 - 320);
     assert_eq!((told[0].own, told[0].idle), (Tokens(3_000), stale + Tokens(16_500)));
     let victims: Vec<_> = told[0].victims.iter().map(|victim| victim.tokens).collect();
     assert_eq!((victims, told[0].victims[0].chance), (vec![stale, Tokens(9_000)], 0.0));
     let before = scene.plan();
-    scene.tenancy = Tenancy::retold(&told);
+    scene.occupancy = OccupancyModel::from_recorded(&told);
     assert_eq!(scene.plan(), before);
 }
 
 #[test]
-fn chances_are_read_back_as_they_were() {
+fn recorded_victim_probabilities_round_trip_through_json() {
     let tenants: Vec<_> = (1..=12).map(|session| (session, 1_600, 7 * session as u64)).collect();
-    let told = told(&scene(&tenants));
+    let told = recorded_memory(&scene(&tenants));
     assert!(!told[0].victims.is_empty());
     let read: Vec<RankMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
     assert_eq!(read, told);
@@ -83,23 +84,26 @@ fn chances_are_read_back_as_they_were() {
 }
 
 #[test]
-fn sessions_whose_steps_only_fail_are_given_up_like_others() {
-    let mut tenancy = Tenancy::default();
-    let (at, stay) = (place("a"), Stay { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(FULL) });
+fn sessions_whose_steps_only_fail_are_forgotten_too() {
+    let mut tenancy = OccupancyModel::default();
+    let (at, stay) = (place("a"), Footprint { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(FULL) });
     let second = |n: u64| Micros(n * 1_000_000);
     let mut steps = |session: u128, begin: u64| {
-        tenancy.begins(at, SessionId(session), stay, second(begin));
-        tenancy.ends(at, SessionId(session), Tokens(100), second(begin + 1));
-        tenancy.begins(at, SessionId(session), stay, second(begin + 2));
-        tenancy.fails(at, SessionId(session), second(begin + 3));
+        tenancy.step_started(at, SessionId(session), stay, second(begin));
+        tenancy.step_ended(at, SessionId(session), Tokens(100), second(begin + 1));
+        tenancy.step_started(at, SessionId(session), stay, second(begin + 2));
+        tenancy.step_failed(at, SessionId(session), second(begin + 3));
     };
     (0..2_000).for_each(|n| steps(n, 1_000 * n as u64));
     assert!(tenancy.sessions() < 10, "{}", tenancy.sessions());
 }
 
 #[test]
-fn who_has_something_somewhere_is_known_there_and_nowhere_else() {
+fn session_is_resident_only_where_its_step_ran() {
     let scene = scene(&[(1, 9_000, 5)]);
-    assert!(scene.tenancy.has(place("a"), SessionId(1)));
-    assert!(!scene.tenancy.has(place("b"), SessionId(1)) && !scene.tenancy.has(place("a"), SessionId(2)));
+    assert!(scene.occupancy.is_resident(place("a"), SessionId(1)));
+    assert!(
+        !scene.occupancy.is_resident(place("b"), SessionId(1))
+            && !scene.occupancy.is_resident(place("a"), SessionId(2))
+    );
 }

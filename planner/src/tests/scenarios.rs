@@ -1,6 +1,6 @@
 //! Who serves, in situations that a person can judge.
 
-use super::{Scene, check, decide, id, list};
+use super::{PlanningScene, check, decide, id, list};
 use crate::*;
 
 /// A session of 3,000 sealed blocks whose owner generates sixteen other answers, beside an idle worker.
@@ -15,7 +15,7 @@ const DRAINING_OWNER: &str = "
     worker a hybrid holds=99 health=draining";
 
 #[test]
-fn an_idle_owner_that_holds_the_prefix_serves() {
+fn idle_owner_with_the_prefix_serves() {
     check(
         "session owner=a sealed=99
          worker a hybrid holds=99
@@ -25,7 +25,7 @@ fn an_idle_owner_that_holds_the_prefix_serves() {
 }
 
 #[test]
-fn an_exact_retry_is_continued_at_the_owner() {
+fn exact_retry_continues_at_the_owner() {
     check(
         "session owner=a sealed=99
          ask step=decode_continuation
@@ -36,7 +36,7 @@ fn an_exact_retry_is_continued_at_the_owner() {
 }
 
 #[test]
-fn a_retry_that_the_owner_cannot_take_is_no_continuation() {
+fn retry_without_its_owner_is_not_a_continuation() {
     check(
         "session owner=a sealed=99
          ask step=decode_continuation exclude=a
@@ -47,7 +47,7 @@ fn a_retry_that_the_owner_cannot_take_is_no_continuation() {
 }
 
 #[test]
-fn a_long_tool_output_leaves_a_busy_decoder_and_takes_the_prefix_along() {
+fn long_tool_output_moves_from_a_busy_decoder_with_its_prefix() {
     check(
         &format!("ask step=long_tool_output prompt=58000 {BUSY_OWNER}"),
         "artifact_fetch at b 48000+10000, 3000 blocks from a, borrow",
@@ -55,12 +55,12 @@ fn a_long_tool_output_leaves_a_busy_decoder_and_takes_the_prefix_along() {
 }
 
 #[test]
-fn a_small_increment_stays_at_a_busy_owner() {
+fn small_increment_stays_at_a_busy_owner() {
     check(&format!("ask prompt=48100 {BUSY_OWNER}"), "colocated_prefill at a 48000+100, keep");
 }
 
 #[test]
-fn what_is_not_sealed_is_computed_at_the_target_and_not_moved() {
+fn unsealed_tokens_are_recomputed_at_the_target() {
     check(
         "session owner=a sealed=2000
          ask step=long_tool_output prompt=58000
@@ -71,7 +71,7 @@ fn what_is_not_sealed_is_computed_at_the_target_and_not_moved() {
 }
 
 #[test]
-fn a_short_tail_after_an_older_replica_is_computed_rather_than_moved() {
+fn short_tail_behind_an_older_replica_is_recomputed() {
     check(
         "session owner=a sealed=3000
          ask prompt=50000
@@ -82,7 +82,7 @@ fn a_short_tail_after_an_older_replica_is_computed_rather_than_moved() {
 }
 
 #[test]
-fn a_tail_recompute_that_is_switched_off_is_still_one_leg() {
+fn disabled_tail_recompute_still_serves_with_one_leg() {
     check(
         "session owner=a sealed=3000
          policy off=tail_recompute
@@ -94,7 +94,7 @@ fn a_tail_recompute_that_is_switched_off_is_still_one_leg() {
 }
 
 #[test]
-fn more_than_half_computed_is_no_tail() {
+fn tail_recompute_covers_at_most_half_of_the_prefix() {
     // a could send 98 blocks, but never pays over a link this slow.
     let scene = |held| {
         format!(
@@ -108,7 +108,7 @@ fn more_than_half_computed_is_no_tail() {
 }
 
 #[test]
-fn a_source_that_holds_all_that_can_be_used_sends_it_without_a_tail() {
+fn source_holding_the_whole_prefix_sends_it_without_a_tail() {
     // The last block of the prompt is held too, but an engine computes it again in any case.
     check(
         "session owner=a sealed=3000
@@ -122,7 +122,7 @@ fn a_source_that_holds_all_that_can_be_used_sends_it_without_a_tail() {
 }
 
 #[test]
-fn an_owner_whose_memory_is_full_loses_the_session() {
+fn owner_with_full_memory_loses_the_session() {
     let scene = |usage| {
         format!(
             "session owner=a sealed=3000
@@ -138,8 +138,8 @@ fn an_owner_whose_memory_is_full_loses_the_session() {
 }
 
 #[test]
-fn a_promise_of_a_rank_that_is_not_there_is_not_believed() {
-    let mut scene = Scene::read("session promise=a:99\n worker a hybrid ranks=2");
+fn intent_for_a_missing_rank_is_ignored() {
+    let mut scene = PlanningScene::read("session promise=a:99\n worker a hybrid ranks=2");
     scene.session.promises[0].rank = vocabulary::DpRank(2);
     assert_eq!(scene.plan().plan.decode.tokens_cached.0, 0);
     scene.session.promises[0].rank = vocabulary::DpRank(1);
@@ -147,7 +147,7 @@ fn a_promise_of_a_rank_that_is_not_there_is_not_believed() {
 }
 
 #[test]
-fn a_draining_owner_hands_its_state_over() {
+fn draining_owner_migrates_its_state() {
     check(
         &format!("{DRAINING_OWNER}\n worker b hybrid"),
         "state_migration at b 1584+16, 99 blocks from a, move (owner_draining)",
@@ -155,13 +155,13 @@ fn a_draining_owner_hands_its_state_over() {
 }
 
 #[test]
-fn a_draining_worker_serves_when_it_is_the_only_one() {
+fn draining_worker_serves_as_a_last_resort() {
     check(DRAINING_OWNER, "colocated_prefill at a 1584+16, keep");
     check(&format!("{DRAINING_OWNER}\n worker b prefill"), "colocated_prefill at a 1584+16, keep");
 }
 
 #[test]
-fn a_migration_that_is_switched_off_becomes_a_fetch_and_the_owner_stays() {
+fn disabled_migration_becomes_a_fetch_under_the_same_owner() {
     check(
         &format!("policy off=state_migration {DRAINING_OWNER}\n worker b hybrid"),
         "artifact_fetch at b 1584+16, 99 blocks from a, borrow",
@@ -169,7 +169,7 @@ fn a_migration_that_is_switched_off_becomes_a_fetch_and_the_owner_stays() {
 }
 
 #[test]
-fn an_overloaded_owner_loses_the_session() {
+fn overloaded_owner_loses_the_session() {
     check(
         "session owner=a sealed=99
          worker a hybrid holds=99 backlog=30000
@@ -179,7 +179,7 @@ fn an_overloaded_owner_loses_the_session() {
 }
 
 #[test]
-fn from_one_overloaded_worker_to_another_a_session_is_lent_and_not_moved() {
+fn session_is_borrowed_between_two_overloaded_workers() {
     check(
         "session owner=a sealed=99
          worker a hybrid holds=99 backlog=60000
@@ -189,7 +189,7 @@ fn from_one_overloaded_worker_to_another_a_session_is_lent_and_not_moved() {
 }
 
 #[test]
-fn an_owner_that_only_prefills_hands_over_to_one_that_decodes() {
+fn prefill_only_owner_hands_over_to_a_decode_worker() {
     let scene = "session owner=p sealed=99
          worker p prefill holds=99
          worker d decode";
@@ -201,7 +201,7 @@ fn an_owner_that_only_prefills_hands_over_to_one_that_decodes() {
 }
 
 #[test]
-fn an_owner_by_decision_that_evicted_everything_loses_to_one_that_holds_it() {
+fn owner_that_evicted_the_prefix_loses_to_a_worker_holding_it() {
     check(
         "session owner=a sealed=99
          worker a hybrid
@@ -211,7 +211,7 @@ fn an_owner_by_decision_that_evicted_everything_loses_to_one_that_holds_it() {
 }
 
 #[test]
-fn ownership_follows_a_session_that_lives_elsewhere_by_now() {
+fn ownership_moves_to_the_worker_holding_more_of_the_prompt() {
     check(
         "session owner=a sealed=99
          worker a hybrid holds=60
@@ -221,7 +221,7 @@ fn ownership_follows_a_session_that_lives_elsewhere_by_now() {
 }
 
 #[test]
-fn a_session_that_lives_elsewhere_is_completed_there_and_owned_there() {
+fn migration_completes_the_prefix_at_the_worker_that_takes_ownership() {
     check(
         "session owner=a sealed=3000
          policy off=remote_prefill
@@ -234,7 +234,7 @@ fn a_session_that_lives_elsewhere_is_completed_there_and_owned_there() {
 }
 
 #[test]
-fn another_life_of_the_owner_is_not_the_owner() {
+fn new_incarnation_of_the_owner_is_not_the_owner() {
     check("session owner=a+life sealed=99\n worker a hybrid", "colocated_prefill at a 0+1600, move (owner_gone)");
     check(
         "session owner=a+life sealed=99\n worker a hybrid knows=fallback",
@@ -243,7 +243,7 @@ fn another_life_of_the_owner_is_not_the_owner() {
 }
 
 #[test]
-fn an_owner_that_is_not_reached_or_not_there_is_gone() {
+fn unreachable_or_missing_owner_counts_as_gone() {
     for owner in ["worker a hybrid holds=99 health=unreachable", "worker c prefill"] {
         check(
             &format!("session owner=a sealed=99\n {owner}\n worker b hybrid"),
@@ -253,7 +253,7 @@ fn an_owner_that_is_not_reached_or_not_there_is_gone() {
 }
 
 #[test]
-fn a_long_new_prompt_is_computed_away_from_a_busy_decoder() {
+fn long_new_prompt_is_prefilled_away_from_a_busy_decoder() {
     check(
         "ask step=new_long_prefix prompt=16000
          worker p prefill
@@ -263,7 +263,7 @@ fn a_long_new_prompt_is_computed_away_from_a_busy_decoder() {
 }
 
 #[test]
-fn an_idle_decoder_computes_rather_than_wait_for_a_transfer() {
+fn idle_decoder_prefills_instead_of_waiting_for_a_transfer() {
     check(
         "ask step=new_long_prefix prompt=16000
          worker p prefill
@@ -273,7 +273,7 @@ fn an_idle_decoder_computes_rather_than_wait_for_a_transfer() {
 }
 
 #[test]
-fn a_decoder_computes_small_increments_itself() {
+fn decoder_prefills_small_increments_itself() {
     check(
         "session owner=d sealed=990
          ask prompt=16000
@@ -284,7 +284,7 @@ fn a_decoder_computes_small_increments_itself() {
 }
 
 #[test]
-fn a_remote_prefill_prefers_the_worker_that_has_the_prefix() {
+fn remote_prefill_prefers_the_worker_with_the_prefix() {
     check(
         "ask step=new_long_prefix prompt=32000
          worker p prefill
@@ -295,7 +295,7 @@ fn a_remote_prefill_prefers_the_worker_that_has_the_prefix() {
 }
 
 #[test]
-fn a_hybrid_may_prefill_for_another_but_a_decoder_may_not() {
+fn hybrid_worker_may_prefill_for_others_and_a_decode_worker_may_not() {
     let with = |role: &str| {
         format!(
             "ask step=new_long_prefix prompt=16000
@@ -312,7 +312,7 @@ fn a_hybrid_may_prefill_for_another_but_a_decoder_may_not() {
 }
 
 #[test]
-fn a_request_that_forbids_transfers_is_offered_none() {
+fn request_that_forbids_transfers_gets_only_local_candidates() {
     assert_eq!(
         list(&format!("ask prompt=58000 transfers=no {BUSY_OWNER}")),
         ["colocated_prefill at a 48000+10000, keep", "colocated_prefill at b 0+58000, borrow"]
@@ -320,7 +320,7 @@ fn a_request_that_forbids_transfers_is_offered_none() {
 }
 
 #[test]
-fn switched_off_actions_are_listed_as_such_and_never_chosen() {
+fn disabled_actions_are_listed_but_never_chosen() {
     let scene = format!("policy off=artifact_fetch off=remote_prefill\n ask prompt=58000 {BUSY_OWNER}");
     assert_eq!(
         list(&scene),
@@ -337,7 +337,7 @@ fn switched_off_actions_are_listed_as_such_and_never_chosen() {
 }
 
 #[test]
-fn around_a_barred_link_the_next_best_source_sends_and_without_one_nothing_moves() {
+fn next_best_source_sends_around_a_barred_link() {
     let scene = |barred: &str| {
         format!(
             "policy off=remote_prefill {barred}
@@ -360,7 +360,7 @@ fn around_a_barred_link_the_next_best_source_sends_and_without_one_nothing_moves
 }
 
 #[test]
-fn workers_of_other_fabrics_or_without_a_link_recompute() {
+fn workers_without_a_shared_fabric_recompute() {
     for (fabric, why) in [("mooncake", "other_fabric"), ("none", "no_link")] {
         let scene = format!("{DRAINING_OWNER}\n worker b hybrid fabric={fabric}");
         assert_eq!(decide(&scene), "colocated_prefill at b 0+1600, move (owner_draining)");
@@ -373,7 +373,7 @@ fn workers_of_other_fabrics_or_without_a_link_recompute() {
 }
 
 #[test]
-fn a_replicate_ends_at_a_boundary_of_both_engines() {
+fn replicate_ends_at_a_block_boundary_of_both_engines() {
     check(
         "session owner=a sealed=99
          worker a hybrid holds=99 health=draining block=32
@@ -383,14 +383,14 @@ fn a_replicate_ends_at_a_boundary_of_both_engines() {
 }
 
 #[test]
-fn the_last_token_of_a_prompt_is_always_computed() {
+fn last_prompt_token_is_always_computed() {
     check("worker a hybrid holds=100", "colocated_prefill at a 1584+16, open");
     check("worker a hybrid holds=100 block=64", "colocated_prefill at a 1536+64, open");
     check("ask prompt=1601\n worker a hybrid holds=100", "colocated_prefill at a 1600+1, open");
 }
 
 #[test]
-fn the_source_with_the_shorter_queue_sends() {
+fn source_with_the_shorter_queue_sends() {
     check(
         "session owner=a sealed=990
          ask prompt=15900
@@ -402,7 +402,7 @@ fn the_source_with_the_shorter_queue_sends() {
 }
 
 #[test]
-fn a_guessed_prefix_counts_for_less_than_a_seen_one() {
+fn guessed_prefix_counts_for_less_than_an_observed_one() {
     check("session owner=a sealed=99\n worker a hybrid knows=fallback", "colocated_prefill at a 1264+336, keep");
     check("worker a hybrid holds=99 knows=degraded", "colocated_prefill at a 1424+176, open");
     check(
@@ -414,7 +414,7 @@ fn a_guessed_prefix_counts_for_less_than_a_seen_one() {
 }
 
 #[test]
-fn a_replica_without_events_is_believed_and_one_with_events_must_show_its_blocks() {
+fn replica_is_believed_only_without_exact_events() {
     let scene = |knows| {
         format!("session owner=a sealed=99 replica=b\n worker b hybrid knows={knows}\n worker c hybrid running=1")
     };
@@ -423,7 +423,7 @@ fn a_replica_without_events_is_believed_and_one_with_events_must_show_its_blocks
 }
 
 #[test]
-fn another_routers_intent_draws_the_session_to_the_same_worker() {
+fn intent_of_another_router_draws_the_session_to_the_same_worker() {
     for name in ["a", "b"] {
         check(
             &format!("session promise={name}:99\n worker a hybrid\n worker b hybrid"),
@@ -433,20 +433,20 @@ fn another_routers_intent_draws_the_session_to_the_same_worker() {
 }
 
 #[test]
-fn blocks_in_host_memory_are_better_than_none_and_worse_than_those_in_device_memory() {
+fn host_memory_blocks_rank_between_device_memory_and_none() {
     check("worker a hybrid host=99\n worker b hybrid", "colocated_prefill at a 1584+16, open");
     check("worker a hybrid host=99\n worker b hybrid holds=99", "colocated_prefill at b 1584+16, open");
 }
 
 #[test]
-fn the_rank_that_holds_most_serves() {
+fn rank_with_the_longest_prefix_serves() {
     check("worker a hybrid ranks=2 holds=10 holds1=50", "colocated_prefill at a/1 800+800, open");
     check("worker a hybrid ranks=2 holds=50 holds1=10", "colocated_prefill at a 800+800, open");
     check("worker a hybrid ranks=1 holds=10 holds1=50", "colocated_prefill at a 160+1440, open");
 }
 
 #[test]
-fn among_equal_ranks_the_owners_serves_and_another_rank_is_another_owner() {
+fn owners_rank_wins_ties_and_another_rank_is_another_owner() {
     let scene = |one: u32, two: u32| {
         format!("session owner=a owner_rank=1 sealed=50\n worker a hybrid ranks=2 holds={one} holds1={two}")
     };
@@ -455,9 +455,9 @@ fn among_equal_ranks_the_owners_serves_and_another_rank_is_another_owner() {
 }
 
 #[test]
-fn a_new_session_takes_the_same_rank_everywhere_and_sessions_spread_over_ranks() {
+fn new_session_gets_a_deterministic_rank_and_sessions_spread_over_ranks() {
     let rank = |session: u128| {
-        let mut scene = Scene::read("worker a hybrid ranks=4");
+        let mut scene = PlanningScene::read("worker a hybrid ranks=4");
         scene.session.id = vocabulary::SessionId(session);
         scene.plan().plan.decode.rank.0
     };
@@ -467,10 +467,10 @@ fn a_new_session_takes_the_same_rank_everywhere_and_sessions_spread_over_ranks()
 }
 
 #[test]
-fn idle_equals_share_new_sessions_among_them() {
+fn new_sessions_spread_evenly_over_idle_workers() {
     let mut counts = [0; 4];
     for session in 0..400 {
-        let mut scene = Scene::read("worker a hybrid\n worker b hybrid\n worker c hybrid\n worker d decode");
+        let mut scene = PlanningScene::read("worker a hybrid\n worker b hybrid\n worker c hybrid\n worker d decode");
         scene.session.id = vocabulary::SessionId(session);
         let target = scene.plan().plan.target();
         counts[["a", "b", "c", "d"].into_iter().position(|name| id(name) == target).unwrap()] += 1;
@@ -479,7 +479,7 @@ fn idle_equals_share_new_sessions_among_them() {
 }
 
 #[test]
-fn nobody_can_serve_for_one_reason_at_a_time() {
+fn planning_error_names_the_reason_no_worker_can_serve() {
     check("ask model=x\n worker a hybrid", "no worker serves the model x");
     check("ask model=m adapter=x\n worker a hybrid", "no worker serves the model x");
     check("ask model=y adapter=x\n worker a hybrid models=x", "no worker serves the model y");
@@ -500,7 +500,7 @@ fn nobody_can_serve_for_one_reason_at_a_time() {
 }
 
 #[test]
-fn a_worker_without_the_adapter_is_passed_over() {
+fn worker_without_the_adapter_is_skipped() {
     check(
         "ask adapter=lora
          worker a hybrid holds=99
@@ -510,7 +510,7 @@ fn a_worker_without_the_adapter_is_passed_over() {
 }
 
 #[test]
-fn a_worker_that_is_too_small_is_passed_over() {
+fn worker_that_is_too_small_is_skipped() {
     let scene =
         "worker a hybrid holds=99 context=1699\n worker b hybrid kv=1699\n worker c hybrid context=1700 kv=1700";
     check(scene, "colocated_prefill at c 0+1600, open");
@@ -518,10 +518,10 @@ fn a_worker_that_is_too_small_is_passed_over() {
 }
 
 #[test]
-fn of_a_batch_the_longest_prompt_has_to_fit() {
-    let mut scene = Scene::read("worker a hybrid holds=99 context=1099 kv=1099\n worker b hybrid");
+fn longest_prompt_of_a_batch_must_fit() {
+    let mut scene = PlanningScene::read("worker a hybrid holds=99 context=1099 kv=1099\n worker b hybrid");
     let prompt = scene.ask.prompt;
-    let served = |longest, scene: &mut Scene| {
+    let served = |longest, scene: &mut PlanningScene| {
         scene.ask.longest = Some(longest);
         let plan = scene.plan().plan;
         (scene.name(plan.target()).to_owned(), plan.decode.tokens_cached + plan.decode.tokens_computed)
@@ -531,7 +531,7 @@ fn of_a_batch_the_longest_prompt_has_to_fit() {
 }
 
 #[test]
-fn every_worker_that_cannot_serve_is_listed_with_its_reason() {
+fn every_ineligible_worker_is_listed_with_its_reason() {
     assert_eq!(
         list(
             "ask exclude=e
@@ -554,7 +554,7 @@ fn every_worker_that_cannot_serve_is_listed_with_its_reason() {
 }
 
 #[test]
-fn an_empty_prompt_or_an_unknown_block_is_served_without_reuse() {
+fn empty_prompt_or_unknown_block_size_is_served_without_reuse() {
     check("ask prompt=0\n worker a hybrid holds=5", "colocated_prefill at a 0+0, open");
     check(
         "ask block=0\n session owner=a sealed=9\n worker a hybrid holds=5 block=0",
@@ -563,20 +563,20 @@ fn an_empty_prompt_or_an_unknown_block_is_served_without_reuse() {
 }
 
 #[test]
-fn broken_numbers_of_a_worker_never_win_against_sound_ones() {
+fn workers_with_invalid_numbers_lose_to_valid_ones() {
     for broken in ["rate=0", "rate=NaN", "rate=-5", "rate=inf", "usage=NaN running=1", "rate=1e-310"] {
         check(&format!("worker a hybrid {broken}\n worker b hybrid"), "colocated_prefill at b 0+1600, open");
     }
 }
 
 #[test]
-fn a_worker_of_unknown_speed_still_serves_when_it_is_alone() {
+fn single_worker_with_unknown_speed_still_serves() {
     check("worker a hybrid rate=0", "colocated_prefill at a 0+1600, open");
     check("worker a hybrid rate=1e-310 backlog=5", "colocated_prefill at a 0+1600, open");
 }
 
 #[test]
-fn round_robin_takes_each_decoder_in_turn_and_never_a_prefiller() {
+fn round_robin_rotates_over_decode_workers_only() {
     let at = |turn: u64| {
         decide(&format!(
             "policy rule=round_robin
@@ -603,9 +603,9 @@ fn round_robin_takes_each_decoder_in_turn_and_never_a_prefiller() {
 }
 
 #[test]
-fn session_pinning_ignores_load_and_overlap_until_its_worker_is_gone() {
+fn session_pinning_ignores_load_and_overlap_while_its_worker_lives() {
     let fleet = "worker a hybrid\n worker b hybrid\n worker c decode";
-    let mut scene = Scene::read(&format!("policy rule=session_pinning\n {fleet}"));
+    let mut scene = PlanningScene::read(&format!("policy rule=session_pinning\n {fleet}"));
     let pinned = scene.plan().plan.target();
     let place = scene.workers.iter().position(|view| view.id == pinned).unwrap();
     scene.workers[place].load.running = 500;
@@ -618,7 +618,7 @@ fn session_pinning_ignores_load_and_overlap_until_its_worker_is_gone() {
 }
 
 #[test]
-fn match_rate_minus_load_weighs_a_hit_against_relative_load() {
+fn match_rate_minus_load_weighs_hits_against_relative_load() {
     let with = |held: u32, running: u32| {
         decide(&format!(
             "policy rule=match_rate_minus_load
@@ -633,7 +633,7 @@ fn match_rate_minus_load_weighs_a_hit_against_relative_load() {
 }
 
 #[test]
-fn baselines_offer_one_leg_at_each_worker_and_nothing_else() {
+fn baselines_offer_one_single_leg_candidate_per_worker() {
     for rule in ["round_robin", "session_pinning", "match_rate_minus_load"] {
         let lines = list(&format!("policy rule={rule}\n ask prompt=58000 {BUSY_OWNER}\n worker p prefill"));
         assert_eq!(lines.len(), 3, "{lines:#?}");
@@ -642,8 +642,8 @@ fn baselines_offer_one_leg_at_each_worker_and_nothing_else() {
 }
 
 #[test]
-fn a_decision_survives_json() {
-    let scene = Scene::read(&format!("ask prompt=58000 {BUSY_OWNER}\n worker p prefill"));
+fn decision_round_trips_through_json() {
+    let scene = PlanningScene::read(&format!("ask prompt=58000 {BUSY_OWNER}\n worker p prefill"));
     let decision = scene.plan();
     let text = serde_json::to_string(&decision).unwrap();
     assert_eq!(serde_json::from_str::<Decision>(&text).unwrap(), decision);
@@ -656,7 +656,7 @@ const PAIR: &str = "
     worker p prefill carries=prompts";
 
 #[test]
-fn a_decoder_that_cannot_compute_prompts_has_them_computed_however_short() {
+fn decoder_without_prefill_capability_always_uses_remote_prefill() {
     let words = "remote_prefill at d 96+0, prefill at p 0+100, open";
     check(&format!("ask prompt=100 {PAIR}"), words);
     // Neither does anything move between such decoders ahead of a request.
@@ -667,8 +667,8 @@ fn a_decoder_that_cannot_compute_prompts_has_them_computed_however_short() {
 }
 
 #[test]
-fn a_decoder_that_cannot_compute_prompts_serves_nobody_without_a_prefill_worker() {
-    let none = NoPlan::NoneReady.to_string();
+fn decoder_without_prefill_capability_needs_a_prefill_worker() {
+    let none = PlanningError::NoneReady.to_string();
     for alone in [
         "worker d decode carries=prompts".to_owned(),
         format!("ask transfers=no {PAIR}"),

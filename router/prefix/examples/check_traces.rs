@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Differences that are printed of one trace; all are counted.
-const SHOWN: usize = 10;
+const MAX_SHOWN: usize = 10;
 
 fn main() -> ExitCode {
     let Some(folder) = std::env::args().nth(1).map(PathBuf::from) else {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         files.filter_map(|file| file.ok()?.file_name().to_str()?.strip_suffix(".goldens.json").map(str::to_owned));
     let mut names: Vec<String> = names.collect();
     names.sort();
-    let mut all = recorded::Checked::default();
+    let mut all = recorded::CheckReport::default();
     for name in &names {
         let (sessions, goldens) = (format!("{name}.sessions.json.gz"), format!("{name}.goldens.json"));
         for (model, checked) in recorded::check(&folder.join(sessions), &folder.join(goldens)) {
@@ -36,8 +36,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn report(name: &str, checked: &recorded::Checked) {
-    let recorded::Checked { steps, refused, tokens, known, grown, too_large, differences } = checked;
+fn report(name: &str, checked: &recorded::CheckReport) {
+    let recorded::CheckReport { steps, refused, tokens, reused: known, extended: grown, too_large, differences } =
+        checked;
     println!(
         "{name}: {steps} steps, {tokens} tokens ({known} from checkpoints), {} steps grown ({} tokens known), \
          {refused} refused by the template, {too_large} over a bound, {} differences",
@@ -45,5 +46,5 @@ fn report(name: &str, checked: &recorded::Checked) {
         grown.1,
         differences.len()
     );
-    differences.iter().take(SHOWN).for_each(|difference| println!("  {difference}"));
+    differences.iter().take(MAX_SHOWN).for_each(|difference| println!("  {difference}"));
 }

@@ -24,7 +24,7 @@ struct RawBody<'a> {
 }
 
 /// The canonical bytes of a request, at most `limit` of them.
-pub(crate) fn canonical(body: &[u8], limit: usize) -> Vec<u8> {
+pub(crate) fn canonical_bytes(body: &[u8], limit: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(body.len().min(limit));
     let is_object = body.trim_ascii_start().starts_with(b"{");
     match serde_json::from_slice::<RawBody<'_>>(body) {
@@ -101,11 +101,11 @@ mod tests {
     use super::*;
 
     fn bytes(body: &str) -> String {
-        String::from_utf8(canonical(body.as_bytes(), 10_000)).unwrap()
+        String::from_utf8(canonical_bytes(body.as_bytes(), 10_000)).unwrap()
     }
 
     #[test]
-    fn insignificant_white_space_and_other_fields_do_not_matter() {
+    fn canonical_bytes_ignore_white_space_and_unrelated_fields() {
         let plain = bytes(r#"{"model":"m","messages":[{"role":"user","content":" a  b "}],"temperature":1}"#);
         let airy = bytes("{ \"messages\" : [ {\n\"role\": \"user\",\t\"content\": \" a  b \" } ] }");
         assert_eq!(plain, airy);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_conversation_extends_the_bytes() {
+    fn extending_a_conversation_extends_its_canonical_bytes() {
         let short = bytes(r#"{"messages":[{"content":"]}\""}],"tools":[{"a":1}]}"#);
         let long = bytes(r#"{"tools":[{"a":1}],"messages":[{"content":"]}\""},{"content":"x"}]}"#);
         assert!(long.starts_with(&short), "{short} {long}");
@@ -121,20 +121,20 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_text_prompt_extends_a_shorter_one() {
+    fn extending_a_text_prompt_extends_its_canonical_bytes() {
         let short = bytes(r#"{"prompt":"once upon"}"#);
         assert!(bytes(r#"{"prompt":"once upon a time"}"#).starts_with(&short));
         assert_eq!(bytes(r#"{"prompt": [1, 2]}"#), "prompt:[1,2]");
     }
 
     #[test]
-    fn strings_with_quotes_and_backslashes_keep_their_spaces() {
+    fn quoted_and_escaped_strings_keep_their_spaces() {
         assert_eq!(bytes(r#"{"prompt":"a \" b \\"}"#), r#"prompt:"a \" b \\"#);
         assert_eq!(bytes(r#"{"messages":[{"a \\":" \\\" "} ,1]}"#), ":{\"a \\\\\":\" \\\\\\\" \"}\n:1\n");
     }
 
     #[test]
-    fn what_other_endpoints_call_system_and_messages_counts_as_well() {
+    fn system_and_input_fields_of_all_endpoints_are_canonicalized() {
         let messages = bytes(r#"{"messages":[{"role":"user","content":"a"}],"system":"s"}"#);
         assert_eq!(messages, "system:\"s\"\n:{\"role\":\"user\",\"content\":\"a\"}\n");
         let responses = bytes(r#"{"input":[{"role":"user"}],"instructions":"s"}"#);
@@ -148,22 +148,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_stands_for_itself() {
+    fn invalid_json_is_returned_verbatim() {
         for body in ["", "{", "[1]", "nonsense", "{\"messages\":1,\"messages\":2}"] {
             assert_eq!(bytes(body), body);
         }
-        assert_eq!(canonical(b"\xff\xfe", 10), b"\xff\xfe");
+        assert_eq!(canonical_bytes(b"\xff\xfe", 10), b"\xff\xfe");
     }
 
     #[test]
-    fn lone_surrogates_are_kept_as_sent() {
+    fn lone_surrogates_are_preserved() {
         assert_eq!(bytes(r#"{"prompt":"\ud800x"}"#), r#"prompt:"\ud800x"#);
     }
 
     #[test]
-    fn the_limit_holds_for_json_and_for_everything_else() {
+    fn byte_limit_applies_to_json_and_other_bodies() {
         let body = format!("{{\"messages\":[{}]}}", vec!["\"0123456789\""; 50].join(","));
-        assert_eq!(canonical(body.as_bytes(), 100).len(), 100);
-        assert_eq!(canonical(&[b'x'; 500], 100).len(), 100);
+        assert_eq!(canonical_bytes(body.as_bytes(), 100).len(), 100);
+        assert_eq!(canonical_bytes(&[b'x'; 500], 100).len(), 100);
     }
 }

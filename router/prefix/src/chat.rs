@@ -11,7 +11,7 @@ use crate::{FallbackReason, PrefixError};
 /// The fields of a chat request that decide its prompt.
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     tools: Option<Vec<JsonValue>>,
     documents: Option<Vec<JsonValue>>,
     chat_template_kwargs: Option<JsonValue>,
@@ -22,7 +22,7 @@ pub struct ChatBody {
     chat_template: Option<IgnoredAny>,
     truncate_prompt_tokens: Option<IgnoredAny>,
     #[serde(skip)]
-    call_order: CallOrder,
+    call_order: CallFieldOrder,
     /// Its own length: that of its prompt, about.
     #[serde(skip)]
     bytes: usize,
@@ -30,7 +30,7 @@ pub struct ChatBody {
 
 /// The order in which a template sees the fields of a call's function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum CallOrder {
+pub(crate) enum CallFieldOrder {
     /// That of the declaration by which chat requests are checked: arguments before the name.
     #[default]
     Declared,
@@ -39,11 +39,11 @@ pub(crate) enum CallOrder {
 }
 
 /// Lines of system texts that begin so name the client and change with every request; vLLM drops them.
-pub(crate) const BILLING: &str = "x-anthropic-billing-header";
+pub(crate) const BILLING_LINE_PREFIX: &str = "x-anthropic-billing-header";
 
 /// One message; fields that no engine hands to its template are skipped.
 #[derive(Debug, Deserialize)]
-struct Message {
+struct ChatMessage {
     role: String,
     content: Option<JsonValue>,
     tool_calls: Option<JsonValue>,
@@ -55,7 +55,7 @@ struct Message {
 }
 
 /// Variables of the template, in order.
-pub(crate) type Variables = Vec<(Value, Value)>;
+pub(crate) type TemplateVariables = Vec<(Value, Value)>;
 
 impl ChatBody {
     /// Reads a request body. Unknown fields are skipped, a field given twice is refused.
@@ -73,7 +73,7 @@ impl ChatBody {
     }
 
     /// The same request, made of one to which no chat request's checks apply.
-    pub(crate) fn with_call_order(self, call_order: CallOrder) -> Self {
+    pub(crate) fn with_call_order(self, call_order: CallFieldOrder) -> Self {
         Self { call_order, ..self }
     }
 
@@ -93,8 +93,8 @@ impl ChatBody {
     }
 
     /// The template's variables except the special tokens and the messages.
-    pub(crate) fn variables(&self) -> Result<Variables, PrefixError> {
-        let unsupported = |detail| PrefixError::unforeseeable(FallbackReason::UnsupportedOption, detail);
+    pub(crate) fn variables(&self) -> Result<TemplateVariables, PrefixError> {
+        let unsupported = |detail| PrefixError::unresolvable(FallbackReason::UnsupportedOption, detail);
         if self.chat_template.is_some() {
             return Err(unsupported("a chat template in the request"));
         }
@@ -105,7 +105,7 @@ impl ChatBody {
         if generates && self.continues_final_message() {
             return Err(malformed("continue_final_message needs add_generation_prompt: false"));
         }
-        let mut variables: Variables = Vec::with_capacity(12);
+        let mut variables: TemplateVariables = Vec::with_capacity(12);
         for (name, value) in self.chat_template_kwargs.iter().flat_map(|kwargs| entries(&kwargs.0)) {
             match name.as_str() {
                 Some("messages" | "tools" | "documents" | "chat_template" | "tokenize") | None => {
@@ -131,20 +131,20 @@ impl ChatBody {
     /// The tools as vLLM's model of them prints: declared fields first, missing ones null.
     fn tools(&self) -> Result<Value, PrefixError> {
         let Some(tools) = &self.tools else { return Ok(none()) };
-        tools.iter().map(|tool| shaped_tool(&tool.0)).collect::<Result<Vec<_>, _>>().map(Value::from)
+        tools.iter().map(|tool| template_tool(&tool.0)).collect::<Result<Vec<_>, _>>().map(Value::from)
     }
 
     /// The messages in the template's shape.
-    pub(crate) fn messages(&self, format: ContentFormat) -> Result<Vec<Variables>, PrefixError> {
+    pub(crate) fn messages(&self, format: ContentFormat) -> Result<Vec<TemplateVariables>, PrefixError> {
         match self.messages.is_empty() {
             true => Err(malformed("no messages")),
-            false => self.more_messages(format),
+            false => self.appended_messages(format),
         }
     }
 
     /// The same where others stand before them.
-    pub(crate) fn more_messages(&self, format: ContentFormat) -> Result<Vec<Variables>, PrefixError> {
-        self.messages.iter().map(|message| message.shaped(format, self.call_order)).collect()
+    pub(crate) fn appended_messages(&self, format: ContentFormat) -> Result<Vec<TemplateVariables>, PrefixError> {
+        self.messages.iter().map(|message| message.template_fields(format, self.call_order)).collect()
     }
 }
 
@@ -154,12 +154,12 @@ fn none() -> Value {
 }
 
 fn malformed(detail: &'static str) -> PrefixError {
-    PrefixError::unforeseeable(FallbackReason::Malformed, detail)
+    PrefixError::unresolvable(FallbackReason::Malformed, detail)
 }
 
-impl Message {
-    fn shaped(&self, format: ContentFormat, order: CallOrder) -> Result<Variables, PrefixError> {
-        let mut fields: Variables = Vec::with_capacity(6);
+impl ChatMessage {
+    fn template_fields(&self, format: ContentFormat, order: CallFieldOrder) -> Result<TemplateVariables, PrefixError> {
+        let mut fields: TemplateVariables = Vec::with_capacity(6);
         let reasoning = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
         let reasoning = reasoning.filter(|_| self.role == "assistant").map(|value| value.0.clone());
         // Older names of the field, as transformers fills them in.
@@ -201,7 +201,7 @@ fn text_part(text: Value) -> Value {
 fn content(role: &str, given: Option<&Value>, format: ContentFormat) -> Result<Value, PrefixError> {
     let mut texts = texts(given)?;
     if role == "system" {
-        texts = texts.into_iter().filter_map(without_billing).collect();
+        texts = texts.into_iter().filter_map(strip_billing_line).collect();
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok(match format {
@@ -231,8 +231,8 @@ fn texts(given: Option<&Value>) -> Result<Vec<Value>, PrefixError> {
 }
 
 /// A system text without the line that names the client and changes with every request.
-fn without_billing(text: Value) -> Option<Value> {
-    match text.as_str().filter(|text| text.starts_with(BILLING)) {
+fn strip_billing_line(text: Value) -> Option<Value> {
+    match text.as_str().filter(|text| text.starts_with(BILLING_LINE_PREFIX)) {
         None => Some(text),
         Some(billed) => billed.split_once('\n').map(|(_, rest)| rest).filter(|rest| !rest.is_empty()).map(Value::from),
     }
@@ -250,7 +250,7 @@ fn part_text(part: &Value) -> Result<Option<Value>, PrefixError> {
         Some("refusal") => ("refusal", true),
         Some("input_text" | "output_text") => ("text", false),
         Some("thinking") => ("thinking", false),
-        Some(_) => return Err(PrefixError::unforeseeable(FallbackReason::Multimodal, "a part that is not text")),
+        Some(_) => return Err(PrefixError::unresolvable(FallbackReason::Multimodal, "a part that is not text")),
         None => return Err(malformed("a part without a type")),
     };
     match field(name) {
@@ -261,7 +261,7 @@ fn part_text(part: &Value) -> Result<Option<Value>, PrefixError> {
 }
 
 /// Tool calls with their arguments read from JSON text into objects; `None` when there are none.
-fn tool_calls(calls: &Value, order: CallOrder) -> Result<Option<Value>, PrefixError> {
+fn tool_calls(calls: &Value, order: CallFieldOrder) -> Result<Option<Value>, PrefixError> {
     let not_calls = || malformed("tool_calls is not a list of calls");
     let calls: Vec<Value> = calls.try_iter().map_err(|_| not_calls())?.collect();
     if calls.is_empty() {
@@ -274,11 +274,11 @@ fn tool_calls(calls: &Value, order: CallOrder) -> Result<Option<Value>, PrefixEr
         }
         let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
         let name = given(&function, "name").map(|name| ("name".into(), name));
-        let mut of_function: Variables = name.into_iter().collect();
-        let place = if order == CallOrder::Declared { 0 } else { of_function.len() };
+        let mut of_function: TemplateVariables = name.into_iter().collect();
+        let place = if order == CallFieldOrder::Declared { 0 } else { of_function.len() };
         of_function.insert(place, ("arguments".into(), call_arguments(&function)?));
         let id = given(call, "id").map(|id| ("id".into(), id));
-        let mut shaped: Variables = id.into_iter().collect();
+        let mut shaped: TemplateVariables = id.into_iter().collect();
         shaped.push(("function".into(), object(of_function)));
         shaped.extend(given(call, "type").map(|kind| ("type".into(), kind)));
         Ok(object(shaped))
@@ -293,7 +293,7 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
         None => arguments,
         Some(text) => match serde_json::from_str::<JsonValue>(text) {
             Ok(value) => value.0,
-            Err(error) if python_may_read(text, &error) => return Err(error.into()),
+            Err(error) if python_accepts(text, &error) => return Err(error.into()),
             Err(_) => Value::UNDEFINED,
         },
     };
@@ -304,21 +304,21 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
 }
 
 /// Whether Python's reader may take what ours refused: numbers of any size, constants, halves of surrogate pairs, depth.
-fn python_may_read(text: &str, error: &serde_json::Error) -> bool {
+fn python_accepts(text: &str, error: &serde_json::Error) -> bool {
     let error = error.to_string();
     [crate::json_value::UNSUPPORTED_NUMBER, "out of range", "recursion limit"].iter().any(|ours| error.contains(ours))
         || ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|pythons| text.contains(pythons))
 }
 
 /// What vLLM declares of a tool and of its function; of these, what may be left out where it is null.
-fn shaped_tool(tool: &Value) -> Result<Value, PrefixError> {
+fn template_tool(tool: &Value) -> Result<Value, PrefixError> {
     let function = tool.get_attr("function").unwrap_or_default();
     if function.get_attr("name").ok().and_then(|name| name.as_str().map(drop)).is_none() {
         return Err(malformed("a tool that is not a function with a name"));
     }
     let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
     let set = |object: &Value, name: &str| given(object, name).filter(|value| !value.is_none());
-    let mut pairs: Variables = Vec::with_capacity(5);
+    let mut pairs: TemplateVariables = Vec::with_capacity(5);
     for name in ["name", "description", "parameters"] {
         pairs.push((name.into(), given(&function, name).unwrap_or_else(none)));
     }
@@ -327,7 +327,7 @@ fn shaped_tool(tool: &Value) -> Result<Value, PrefixError> {
     let of_function = set(&function, "defer_loading").or_else(|| deferred.clone());
     pairs.extend(of_function.map(|value| ("defer_loading".into(), value)));
     let kind = given(tool, "type").unwrap_or_else(|| Value::from("function"));
-    let mut tool: Variables = vec![("type".into(), kind), ("function".into(), object(pairs))];
+    let mut tool: TemplateVariables = vec![("type".into(), kind), ("function".into(), object(pairs))];
     tool.extend(deferred.map(|value| ("defer_loading".into(), value)));
     Ok(object(tool))
 }

@@ -11,28 +11,28 @@ use crate::PrefixError;
 use crate::tokenizer::TextTokenizer;
 
 /// Bytes of a written id; larger ids have no checkpoint.
-const ID_BYTES: usize = 3;
+const MAX_ID_BYTES: usize = 3;
 /// Bytes before the ids.
-const HEAD_BYTES: usize = 24;
+const HEADER_BYTES: usize = 24;
 
 /// The ids of the first bytes of a rendered prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checkpoint {
+pub struct TokenCheckpoint {
     /// Of the text and of everything that decides its ids.
     digest: u128,
     bytes: usize,
     ids: Vec<u32>,
 }
 
-impl Checkpoint {
+impl TokenCheckpoint {
     /// Tokens that it knows.
-    pub fn tokens(&self) -> Tokens {
+    pub fn token_count(&self) -> Tokens {
         Tokens(self.ids.len() as u64)
     }
 
     /// As it is stored: digest, length of the text, ids; all little endian. None where an id is too large.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
-        let mut out = Vec::with_capacity(HEAD_BYTES + ID_BYTES * self.ids.len());
+        let mut out = Vec::with_capacity(HEADER_BYTES + MAX_ID_BYTES * self.ids.len());
         out.extend_from_slice(&self.digest.to_le_bytes());
         out.extend_from_slice(&(self.bytes as u64).to_le_bytes());
         for id in &self.ids {
@@ -46,16 +46,16 @@ impl Checkpoint {
     pub fn from_bytes(stored: &[u8]) -> Option<Self> {
         let (digest, rest) = stored.split_first_chunk()?;
         let (bytes, ids) = rest.split_first_chunk()?;
-        if ids.len() % ID_BYTES != 0 {
+        if ids.len() % MAX_ID_BYTES != 0 {
             return None;
         }
-        let ids = ids.chunks_exact(ID_BYTES).map(|id| u32::from_le_bytes([id[0], id[1], id[2], 0])).collect();
+        let ids = ids.chunks_exact(MAX_ID_BYTES).map(|id| u32::from_le_bytes([id[0], id[1], id[2], 0])).collect();
         let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;
         Some(Self { digest: u128::from_le_bytes(*digest), bytes, ids })
     }
 
     /// The text after what it knows, if it holds for `text`: what comes next must be where it could have been cut.
-    fn rest<'a>(&self, text: &'a str, (tokenizer, name): (&TextTokenizer, &str)) -> Option<&'a str> {
+    fn remaining_text<'a>(&self, text: &'a str, (tokenizer, name): (&TextTokenizer, &str)) -> Option<&'a str> {
         let (known, rest) = text.split_at_checked(self.bytes)?;
         let cuts = tokenizer.cut_tokens().iter().any(|token| rest.starts_with(&**token));
         (cuts && self.digest == digest(known, name)).then_some(rest)
@@ -64,24 +64,24 @@ impl Checkpoint {
 
 /// A prompt's ids, and how they were come by.
 #[derive(Debug)]
-pub struct Tokenized {
+pub struct TokenizedPrompt {
     /// All of them.
     pub ids: Vec<u32>,
     /// Of these, from a checkpoint.
-    pub known: Tokens,
+    pub reused_tokens: Tokens,
     /// The checkpoint for the next prompt that begins like this one; none where it cannot be cut.
-    pub next: Option<Checkpoint>,
+    pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
 /// The ids of `text`. `name` stands for everything that decides them.
 pub(crate) fn tokenize(
     text: &str,
-    known: Option<&Checkpoint>,
+    known: Option<&TokenCheckpoint>,
     by: (&TextTokenizer, &str),
-) -> Result<Tokenized, PrefixError> {
+) -> Result<TokenizedPrompt, PrefixError> {
     let (tokenizer, name) = by;
-    tokenizer.refuse_endless(text)?;
-    let known = known.and_then(|known| Some((known, known.rest(text, by)?)));
+    tokenizer.reject_endless(text)?;
+    let known = known.and_then(|known| Some((known, known.remaining_text(text, by)?)));
     let (mut ids, start) = match known {
         Some((known, _)) => (known.ids.clone(), known.bytes),
         None => (Vec::new(), 0),
@@ -90,13 +90,13 @@ pub(crate) fn tokenize(
     let rest = &text[start..];
     let Some(cut) = last_cut(rest, tokenizer) else {
         ids.extend(tokenizer.encode_part(rest)?);
-        return Ok(Tokenized { ids, known: from_checkpoint, next: None });
+        return Ok(TokenizedPrompt { ids, reused_tokens: from_checkpoint, next_checkpoint: None });
     };
     ids.extend(tokenizer.encode_part(&rest[..cut])?);
     let bytes = start + cut;
-    let next = Checkpoint { digest: digest(&text[..bytes], name), bytes, ids: ids.clone() };
+    let next = TokenCheckpoint { digest: digest(&text[..bytes], name), bytes, ids: ids.clone() };
     ids.extend(tokenizer.encode_part(&rest[cut..])?);
-    Ok(Tokenized { ids, known: from_checkpoint, next: (bytes > 0).then_some(next) })
+    Ok(TokenizedPrompt { ids, reused_tokens: from_checkpoint, next_checkpoint: (bytes > 0).then_some(next) })
 }
 
 /// Where the last token begins before which a text may be cut.

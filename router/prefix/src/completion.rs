@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::{FallbackReason, PrefixError};
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum OnePrompt {
+pub(crate) enum CompletionPrompt {
     Text(String),
     Ids(Vec<u32>),
 }
@@ -26,10 +26,10 @@ impl<'a> CompletionBody<'a> {
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, PrefixError> {
         let body: Self = serde_json::from_slice(body)?;
         if body.prompt_embeds.is_some() {
-            return Err(PrefixError::unforeseeable(FallbackReason::Multimodal, "prompt_embeds"));
+            return Err(PrefixError::unresolvable(FallbackReason::Multimodal, "prompt_embeds"));
         }
         if body.truncate_prompt_tokens.is_some() {
-            return Err(PrefixError::unforeseeable(FallbackReason::UnsupportedOption, "truncate_prompt_tokens"));
+            return Err(PrefixError::unresolvable(FallbackReason::UnsupportedOption, "truncate_prompt_tokens"));
         }
         Ok(body)
     }
@@ -40,22 +40,22 @@ impl<'a> CompletionBody<'a> {
     }
 
     /// The prompts, at least one and at most `limit`.
-    pub(crate) fn prompts(&self, limit: usize) -> Result<Vec<OnePrompt>, PrefixError> {
+    pub(crate) fn prompts(&self, limit: usize) -> Result<Vec<CompletionPrompt>, PrefixError> {
         let raw = self.prompt.get();
         let mut start = raw.bytes().filter(|byte| !byte.is_ascii_whitespace());
-        let prompts: Vec<OnePrompt> = match (start.next(), start.next()) {
-            (Some(b'"'), _) => vec![OnePrompt::Text(serde_json::from_str(raw)?)],
+        let prompts: Vec<CompletionPrompt> = match (start.next(), start.next()) {
+            (Some(b'"'), _) => vec![CompletionPrompt::Text(serde_json::from_str(raw)?)],
             (Some(b'['), Some(b'"')) => {
-                serde_json::from_str::<Vec<String>>(raw)?.into_iter().map(OnePrompt::Text).collect()
+                serde_json::from_str::<Vec<String>>(raw)?.into_iter().map(CompletionPrompt::Text).collect()
             }
             (Some(b'['), Some(b'[')) => {
-                serde_json::from_str::<Vec<Vec<u32>>>(raw)?.into_iter().map(OnePrompt::Ids).collect()
+                serde_json::from_str::<Vec<Vec<u32>>>(raw)?.into_iter().map(CompletionPrompt::Ids).collect()
             }
-            (Some(b'['), Some(b'0'..=b'9')) => vec![OnePrompt::Ids(serde_json::from_str(raw)?)],
-            _ => return Err(PrefixError::unforeseeable(FallbackReason::Malformed, "prompt is neither text nor ids")),
+            (Some(b'['), Some(b'0'..=b'9')) => vec![CompletionPrompt::Ids(serde_json::from_str(raw)?)],
+            _ => return Err(PrefixError::unresolvable(FallbackReason::Malformed, "prompt is neither text nor ids")),
         };
         match prompts.len() > limit {
-            true => Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "too many prompts in one request")),
+            true => Err(PrefixError::unresolvable(FallbackReason::TooLarge, "too many prompts in one request")),
             false => Ok(prompts),
         }
     }
@@ -65,25 +65,28 @@ impl<'a> CompletionBody<'a> {
 mod tests {
     use super::*;
 
-    fn prompts(prompt: &str) -> Result<Vec<OnePrompt>, PrefixError> {
+    fn prompts(prompt: &str) -> Result<Vec<CompletionPrompt>, PrefixError> {
         let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
         CompletionBody::parse(body.as_bytes())?.prompts(4)
     }
 
-    fn text(text: &str) -> OnePrompt {
-        OnePrompt::Text(text.into())
+    fn text(text: &str) -> CompletionPrompt {
+        CompletionPrompt::Text(text.into())
     }
 
     #[test]
-    fn all_four_forms_of_a_prompt_are_read() {
+    fn all_four_prompt_forms_are_parsed() {
         assert_eq!(prompts(r#""a\u00e9""#).unwrap(), [text("aé")]);
         assert_eq!(prompts(r#" [ "a", "b"]"#).unwrap(), [text("a"), text("b")]);
-        assert_eq!(prompts("[1, 2 ,3]").unwrap(), [OnePrompt::Ids(vec![1, 2, 3])]);
-        assert_eq!(prompts("[ [1],[2,3]]").unwrap(), [OnePrompt::Ids(vec![1]), OnePrompt::Ids(vec![2, 3])]);
+        assert_eq!(prompts("[1, 2 ,3]").unwrap(), [CompletionPrompt::Ids(vec![1, 2, 3])]);
+        assert_eq!(
+            prompts("[ [1],[2,3]]").unwrap(),
+            [CompletionPrompt::Ids(vec![1]), CompletionPrompt::Ids(vec![2, 3])]
+        );
     }
 
     #[test]
-    fn anything_else_is_malformed() {
+    fn other_prompt_types_are_malformed() {
         for prompt in ["null", "1", "{}", "[]", "[\"a\",1]", "[1,\"a\"]", "[-1]", "[1.5]", "[4294967296]", "true"] {
             assert_eq!(prompts(prompt).unwrap_err().reason(), FallbackReason::Malformed, "{prompt}");
         }
@@ -97,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_only_the_engine_can_apply_are_told_apart() {
+    fn engine_only_options_are_unsupported() {
         let reason = |body: &str| CompletionBody::parse(body.as_bytes()).unwrap_err().reason();
         assert_eq!(reason(r#"{"prompt":"a","truncate_prompt_tokens":5}"#), FallbackReason::UnsupportedOption);
         assert_eq!(reason(r#"{"prompt":"a","prompt_embeds":"x"}"#), FallbackReason::Multimodal);
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_added_unless_the_request_says_no() {
+    fn special_tokens_are_added_unless_the_request_declines() {
         let adds = |body: &str| CompletionBody::parse(body.as_bytes()).unwrap().adds_special_tokens();
         assert!(adds(r#"{"prompt":"a"}"#));
         assert!(!adds(r#"{"prompt":"a","add_special_tokens":false}"#));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_over_a_messages_content_wants_parts() {
+    fn loop_over_message_content_selects_the_parts_format() {
         check("{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}", ContentFormat::Parts);
         check("{%- for m in messages -%}{%- for p in m['content'] -%}x{%- endfor -%}", ContentFormat::Parts);
         check("{%- for m in messages[1:] -%}{%- for p in m[\"content\"] | list -%}", ContentFormat::Parts);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_use_of_content_wants_text() {
+    fn other_uses_of_content_select_the_text_format() {
         check("{% for m in messages %}{{ m.content }}{% endfor %}", ContentFormat::Text);
         check("{% macro text(content) %}{% for p in content %}{% endfor %}{% endmacro %}", ContentFormat::Text);
         check("{% for d in documents %}{% for p in d.content %}", ContentFormat::Text);

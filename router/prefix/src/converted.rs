@@ -9,42 +9,42 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::chat::CallOrder;
-use crate::{Asked, ChatBody, ChatLayout, FallbackReason, Identifier, PrefixError, Prompt};
+use crate::chat::CallFieldOrder;
+use crate::{ChatBody, ChatLayout, FallbackReason, PrefixError, Prompt, PromptInputs, PromptResolver};
 
-pub(crate) use messages::{MessagesHabits, SystemPlace};
+pub(crate) use messages::{SystemPlacement, TemplateTraits};
 
 /// Whose words a conversation comes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ChatForm {
-    /// `/v1/chat/completions`: as it is rendered.
+pub enum ChatEndpoint {
+    /// `/v1/convert_request/completions`: as it is rendered.
     #[default]
     Chat,
-    /// `/v1/messages`.
+    /// `/v1/resolve_messages`.
     Messages,
-    /// `/v1/responses`.
+    /// `/v1/resolve_responses`.
     Responses,
 }
 
-impl ChatForm {
-    pub(crate) fn call_order(self) -> CallOrder {
+impl ChatEndpoint {
+    pub(crate) fn call_order(self) -> CallFieldOrder {
         match self {
-            Self::Chat | Self::Messages => CallOrder::Declared,
-            Self::Responses => CallOrder::NameFirst,
+            Self::Chat | Self::Messages => CallFieldOrder::Declared,
+            Self::Responses => CallFieldOrder::NameFirst,
         }
     }
 }
 
 /// A request of another endpoint as the chat request that its engine makes of it.
 #[derive(Debug)]
-pub struct Converted {
-    form: ChatForm,
+pub struct ConvertedRequest {
+    form: ChatEndpoint,
     body: Vec<u8>,
     /// After the opening of the list of messages, which comes last.
-    start: usize,
+    list_start: usize,
 }
 
-impl Converted {
+impl ConvertedRequest {
     /// The chat request's body.
     pub fn body(&self) -> &[u8] {
         &self.body
@@ -52,10 +52,10 @@ impl Converted {
 
     /// Where its messages lie.
     pub fn layout(&self) -> ChatLayout<'_> {
-        ChatLayout::converted(self.form, &self.body, self.start)
+        ChatLayout::converted(self.form, &self.body, self.list_start)
     }
 
-    pub(crate) fn call_order(&self) -> CallOrder {
+    pub(crate) fn call_order(&self) -> CallFieldOrder {
         self.form.call_order()
     }
 
@@ -64,40 +64,40 @@ impl Converted {
     }
 }
 
-impl Identifier {
-    /// Identifies a `/v1/messages` request by its whole body.
-    pub fn messages(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.conversation(ChatForm::Messages, body, (asked, None)).prompt
+impl PromptResolver {
+    /// Identifies a `/v1/resolve_messages` request by its whole body.
+    pub fn resolve_messages(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Messages, body, (asked, None)).prompt
     }
 
-    /// Identifies a `/v1/responses` request by its whole body.
-    pub fn responses(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.conversation(ChatForm::Responses, body, (asked, None)).prompt
+    /// Identifies a `/v1/resolve_responses` request by its whole body.
+    pub fn resolve_responses(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Responses, body, (asked, None)).prompt
     }
 
     /// The chat request that a request means to this model. None where it is one.
-    pub fn converted(&self, form: ChatForm, body: &[u8]) -> Option<Result<Converted, PrefixError>> {
+    pub fn convert(&self, form: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
         match form {
-            ChatForm::Chat => None,
-            ChatForm::Messages => {
-                let habits = self.text().map(|text| text.messages_habits()).unwrap_or_default();
-                Some(messages::chat(body, habits))
+            ChatEndpoint::Chat => None,
+            ChatEndpoint::Messages => {
+                let habits = self.text().map(|text| text.template_traits()).unwrap_or_default();
+                Some(messages::convert_request(body, habits))
             }
-            ChatForm::Responses => Some(responses::chat(body)),
+            ChatEndpoint::Responses => Some(responses::convert_request(body)),
         }
     }
 
     /// The chat request that a request means to this model, read.
-    pub fn chat_of(&self, form: ChatForm, body: &[u8]) -> Result<ChatBody, PrefixError> {
-        self.converted(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
+    pub fn chat_request(&self, form: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
+        self.convert(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
     }
 }
 
 /// What of a chat request decides its prompt beside the messages.
 #[derive(Default, Serialize)]
-struct Chat<'a> {
+struct ChatRequestHead<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    tools: Option<Vec<Tool<'a>>>,
+    tools: Option<Vec<ToolDefinition<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chat_template_kwargs: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,9 +108,13 @@ struct Chat<'a> {
     continue_final_message: Option<bool>,
 }
 
-impl Chat<'_> {
+impl ChatRequestHead<'_> {
     /// As a body, the messages last.
-    fn with(&self, messages: &[Message<'_>], form: ChatForm) -> Result<Converted, PrefixError> {
+    fn with_messages(
+        &self,
+        messages: &[ConvertedMessage<'_>],
+        form: ChatEndpoint,
+    ) -> Result<ConvertedRequest, PrefixError> {
         let mut body = serde_json::to_vec(self)?;
         body.pop();
         if body.len() > 1 {
@@ -120,53 +124,53 @@ impl Chat<'_> {
         let start = body.len() + 1;
         serde_json::to_writer(&mut body, messages)?;
         body.push(b'}');
-        Ok(Converted { form, body, start })
+        Ok(ConvertedRequest { form, body, list_start: start })
     }
 }
 
 #[derive(Default, Serialize)]
-struct Message<'a> {
+struct ConvertedMessage<'a> {
     role: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Content<'a>>,
+    content: Option<ConvertedContent<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<Call<'a>>,
+    tool_calls: Vec<ToolCall<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_call_id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a RawValue>,
 }
 
-impl<'a> Message<'a> {
-    fn of(role: impl Into<Cow<'a, str>>, content: Option<Content<'a>>) -> Self {
+impl<'a> ConvertedMessage<'a> {
+    fn of(role: impl Into<Cow<'a, str>>, content: Option<ConvertedContent<'a>>) -> Self {
         Self { role: role.into(), content, ..Self::default() }
     }
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Content<'a> {
+enum ConvertedContent<'a> {
     Text(Cow<'a, str>),
-    Parts(Vec<Part<'a>>),
+    Parts(Vec<TextPart<'a>>),
     Sent(&'a RawValue),
 }
 
 #[derive(Serialize)]
-struct Part<'a> {
+struct TextPart<'a> {
     r#type: &'static str,
     text: Cow<'a, str>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TextPart<'a> {
     fn text(text: Cow<'a, str>) -> Self {
         Self { r#type: "text", text }
     }
 }
 
 #[derive(Serialize)]
-struct Call<'a> {
+struct ToolCall<'a> {
     id: Cow<'a, str>,
     r#type: &'static str,
     function: CallFunction<'a>,
@@ -179,7 +183,7 @@ struct CallFunction<'a> {
 }
 
 #[derive(Serialize)]
-struct Tool<'a> {
+struct ToolDefinition<'a> {
     r#type: &'static str,
     function: ToolFunction<'a>,
 }
@@ -194,22 +198,22 @@ struct ToolFunction<'a> {
 }
 
 fn unsupported(detail: &'static str) -> PrefixError {
-    PrefixError::unforeseeable(FallbackReason::UnsupportedOption, detail)
+    PrefixError::unresolvable(FallbackReason::UnsupportedOption, detail)
 }
 
 fn malformed(detail: &'static str) -> PrefixError {
-    PrefixError::unforeseeable(FallbackReason::Malformed, detail)
+    PrefixError::unresolvable(FallbackReason::Malformed, detail)
 }
 
-fn media() -> PrefixError {
-    PrefixError::unforeseeable(FallbackReason::Multimodal, "a part that is not text")
+fn multimodal() -> PrefixError {
+    PrefixError::unresolvable(FallbackReason::Multimodal, "a part that is not text")
 }
 
 /// A JSON string, borrowed where nothing in it is escaped.
-fn text(raw: &RawValue) -> Result<Cow<'_, str>, serde_json::Error> {
+fn unescape(raw: &RawValue) -> Result<Cow<'_, str>, serde_json::Error> {
     #[derive(Deserialize)]
-    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-    serde_json::from_str::<Text<'_>>(raw.get()).map(|text| text.0)
+    struct UnescapedString<'a>(#[serde(borrow)] Cow<'a, str>);
+    serde_json::from_str::<UnescapedString<'_>>(raw.get()).map(|text| text.0)
 }
 
 /// JSON text that is known to be valid.

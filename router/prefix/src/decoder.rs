@@ -10,7 +10,7 @@ const MAX_HELD_IDS: usize = 64;
 pub struct TextDecoder {
     special: SpecialTokens,
     /// Bytes of a character that is not complete.
-    held: Vec<u8>,
+    incomplete: Vec<u8>,
     /// For tokenizers whose pieces depend on each other: the ids since the last place where text was whole, how many
     /// of them are written already, and their text.
     window: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct TextDecoder {
 impl TextDecoder {
     /// A decoder at the start of an answer.
     pub fn new(special: SpecialTokens) -> Self {
-        Self { special, held: Vec::new(), window: Vec::new(), written: 0, prefix: String::new() }
+        Self { special, incomplete: Vec::new(), window: Vec::new(), written: 0, prefix: String::new() }
     }
 
     /// The text that these ids complete; empty when they end inside a character.
@@ -31,17 +31,17 @@ impl TextDecoder {
             if self.special == SpecialTokens::Without && text.is_special(id) {
                 continue;
             }
-            if !text.tokenizer().push_bytes(id, &mut self.held) {
+            if !text.tokenizer().push_bytes(id, &mut self.incomplete) {
                 self.push_window(text, id, &mut out)?;
             }
         }
-        self.take_whole(&mut out);
+        self.drain_complete(&mut out);
         Ok(out)
     }
 
     /// What is still held, an incomplete character as U+FFFD. The decoder is at a start again.
     pub fn finish(&mut self, text: &ModelText) -> Result<String, PrefixError> {
-        let mut out = String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned();
+        let mut out = String::from_utf8_lossy(&std::mem::take(&mut self.incomplete)).into_owned();
         if self.window.len() > self.written {
             let whole = text.decode(&self.window, SpecialTokens::With)?;
             out.push_str(whole.strip_prefix(self.prefix.as_str()).unwrap_or(""));
@@ -51,19 +51,19 @@ impl TextDecoder {
     }
 
     /// Moves whole characters from `held` to `out`; bytes that cannot become one turn into U+FFFD.
-    fn take_whole(&mut self, out: &mut String) {
+    fn drain_complete(&mut self, out: &mut String) {
         let mut taken = 0;
-        for chunk in self.held.utf8_chunks() {
+        for chunk in self.incomplete.utf8_chunks() {
             out.push_str(chunk.valid());
             taken += chunk.valid().len();
-            let ends = taken + chunk.invalid().len() == self.held.len();
+            let ends = taken + chunk.invalid().len() == self.incomplete.len();
             if chunk.invalid().is_empty() || (ends && may_continue(chunk.invalid())) {
                 break;
             }
             out.push(char::REPLACEMENT_CHARACTER);
             taken += chunk.invalid().len();
         }
-        self.held.drain(..taken);
+        self.incomplete.drain(..taken);
     }
 
     fn push_window(&mut self, text: &ModelText, id: u32, out: &mut String) -> Result<(), PrefixError> {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_character_is_held_back_until_it_is_whole() {
+    fn incomplete_character_is_held_until_complete() {
         TINY.with(|tiny| {
             let ids = tiny.encode("a🌍b", SpecialTokens::Without).unwrap();
             let mut decoder = TextDecoder::new(SpecialTokens::With);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_ends_inside_a_character_ends_in_a_replacement() {
+    fn answer_ending_inside_a_character_emits_u_fffd() {
         TINY.with(|tiny| {
             let ids = tiny.encode("🌍", SpecialTokens::Without).unwrap();
             let mut decoder = TextDecoder::new(SpecialTokens::With);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_shown_or_not() {
+    fn special_tokens_are_shown_only_on_request() {
         TINY.with(|tiny| {
             let ids = tiny.encode("hi<|im_end|>", SpecialTokens::Without).unwrap();
             assert_eq!(TextDecoder::new(SpecialTokens::With).push(tiny, &ids).unwrap(), "hi<|im_end|>");
@@ -140,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_never_make_a_character_do_not_pile_up() {
+    fn undecodable_ids_do_not_accumulate() {
         PIECES.with(|model| {
-            let byte = model.id("<0xF0>").unwrap();
+            let byte = model.token_id("<0xF0>").unwrap();
             let mut decoder = TextDecoder::new(SpecialTokens::With);
             for _ in 0..1_000 {
                 decoder.push(model, &[byte]).unwrap();
@@ -155,7 +155,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn any_ids_decode_piecewise_as_at_once(ids in prop::collection::vec(0u32..4_200, 0..40), cut in 1usize..5) {
+        fn piecewise_decoding_equals_decoding_at_once(ids in prop::collection::vec(0u32..4_200, 0..40), cut in 1usize..5) {
             TINY.with(|tiny| {
                 for special in [SpecialTokens::With, SpecialTokens::Without] {
                     let mut decoder = TextDecoder::new(special);
@@ -168,7 +168,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_survives_both_kinds_of_tokenizer(text in "\\PC{0,30}") {
+        fn any_text_round_trips_through_both_tokenizer_kinds(text in "\\PC{0,30}") {
             for model in [&TINY, &PIECES] {
                 model.with(|model| {
                     let ids = model.encode(&text, SpecialTokens::Without).unwrap();

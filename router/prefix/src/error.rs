@@ -47,7 +47,7 @@ pub enum PrefixError {
     Template(#[from] minijinja::Error),
     /// The prompt's ids cannot be foreseen.
     #[error("{reason}: {detail}")]
-    Unforeseeable {
+    Unresolvable {
         /// Which kind of prompt this is.
         reason: FallbackReason,
         /// What was met.
@@ -62,7 +62,7 @@ impl PrefixError {
     /// The bounded label under which a prompt that met this error is counted.
     pub fn reason(&self) -> FallbackReason {
         match self {
-            Self::Unforeseeable { reason, .. } => *reason,
+            Self::Unresolvable { reason, .. } => *reason,
             Self::Template(error) if error.kind() == minijinja::ErrorKind::WriteFailure => FallbackReason::TooLarge,
             Self::Template(error) if error.kind() == minijinja::ErrorKind::OutOfFuel => FallbackReason::TooLarge,
             Self::Template(_) => FallbackReason::TemplateError,
@@ -72,7 +72,7 @@ impl PrefixError {
         }
     }
 
-    pub(crate) fn unforeseeable(reason: FallbackReason, detail: &'static str) -> Self {
-        Self::Unforeseeable { reason, detail }
+    pub(crate) fn unresolvable(reason: FallbackReason, detail: &'static str) -> Self {
+        Self::Unresolvable { reason, detail }
     }
 }

@@ -9,22 +9,22 @@ use lru::LruCache;
 /// A map of bounded size; see the module. Each value is charged the bytes that it was put with.
 #[derive(Debug)]
 pub struct FairLru<O, K: Hash + Eq, V> {
-    shares: HashMap<O, Share<K, V>>,
+    shares: HashMap<O, OwnerShare<K, V>>,
     owners: HashMap<K, O>,
     bytes: usize,
-    bound: usize,
+    max_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Share<K: Hash + Eq, V> {
+struct OwnerShare<K: Hash + Eq, V> {
     values: LruCache<K, (V, usize)>,
     bytes: usize,
 }
 
 impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     /// At most `bound` bytes.
-    pub fn new(bound: usize) -> Self {
-        Self { shares: HashMap::new(), owners: HashMap::new(), bytes: 0, bound }
+    pub fn new(max_bytes: usize) -> Self {
+        Self { shares: HashMap::new(), owners: HashMap::new(), bytes: 0, max_bytes }
     }
 
     /// Bytes of all values.
@@ -65,7 +65,7 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
         let Some(share) = self.owners.get(key).and_then(|owner| self.shares.get_mut(owner)) else { return false };
         let Some((old, charged)) = share.values.peek_mut(key) else { return false };
         let rest = self.bytes - *charged;
-        if rest + bytes > self.bound {
+        if rest + bytes > self.max_bytes {
             return false;
         }
         share.bytes = share.bytes - *charged + bytes;
@@ -96,18 +96,18 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
 
     /// Puts a value in, in the place of one under the same key. Returns what had to go for it, which is the value itself
     /// where it is larger than everything.
-    pub fn put(&mut self, owner: O, key: K, (value, bytes): (V, usize)) -> Vec<(K, V)> {
+    pub fn insert(&mut self, owner: O, key: K, (value, bytes): (V, usize)) -> Vec<(K, V)> {
         self.remove(&key);
         let mut gone = Vec::new();
-        if bytes > self.bound {
+        if bytes > self.max_bytes {
             return vec![(key, value)];
         }
         self.owners.insert(key.clone(), owner.clone());
-        let share = self.shares.entry(owner).or_insert_with(|| Share { values: LruCache::unbounded(), bytes: 0 });
+        let share = self.shares.entry(owner).or_insert_with(|| OwnerShare { values: LruCache::unbounded(), bytes: 0 });
         share.values.put(key, (value, bytes));
         share.bytes += bytes;
         self.bytes += bytes;
-        while self.bytes > self.bound
+        while self.bytes > self.max_bytes
             && let Some(evicted) = self.evict()
         {
             gone.push(evicted);
@@ -123,7 +123,7 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     }
 
     /// One owner's values, the most recently used first.
-    pub fn of(&self, owner: &O) -> impl Iterator<Item = (&K, &V)> {
+    pub fn iter_owner(&self, owner: &O) -> impl Iterator<Item = (&K, &V)> {
         let values = self.shares.get(owner).into_iter().flat_map(|share| &share.values);
         values.map(|(key, (value, _))| (key, value))
     }
@@ -142,34 +142,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_within_its_share_loses_nothing_to_one_that_wants_more() {
+    fn owner_within_its_share_is_not_evicted_by_a_larger_owner() {
         let mut lru = FairLru::new(100);
         for key in 0..4 {
-            assert_eq!(lru.put("small", key, ("s", 10)), []);
+            assert_eq!(lru.insert("small", key, ("s", 10)), []);
         }
         for key in 10..100 {
-            lru.put("large", key, ("l", 10));
+            lru.insert("large", key, ("l", 10));
         }
-        assert_eq!(lru.of(&"small").count(), 4);
-        assert_eq!(lru.of(&"large").map(|(key, _)| *key).collect::<Vec<_>>(), [99, 98, 97, 96, 95, 94]);
-        lru.put("small", 4, ("s", 10));
-        assert_eq!((lru.of(&"small").count(), lru.of(&"large").count()), (5, 5), "up to an equal share");
+        assert_eq!(lru.iter_owner(&"small").count(), 4);
+        assert_eq!(lru.iter_owner(&"large").map(|(key, _)| *key).collect::<Vec<_>>(), [99, 98, 97, 96, 95, 94]);
+        lru.insert("small", 4, ("s", 10));
+        assert_eq!(
+            (lru.iter_owner(&"small").count(), lru.iter_owner(&"large").count()),
+            (5, 5),
+            "up to an equal share"
+        );
     }
 
     #[test]
-    fn one_owner_alone_has_all_of_it_and_loses_what_it_used_least_recently() {
+    fn single_owner_may_fill_the_cache_and_evicts_in_lru_order() {
         let mut lru = FairLru::new(30);
-        (0..3).for_each(|key| drop(lru.put("a", key, (key, 10))));
+        (0..3).for_each(|key| drop(lru.insert("a", key, (key, 10))));
         assert_eq!(lru.get_mut(&0), Some(&mut 0));
-        assert_eq!(lru.put("a", 3, (3, 10)), [(1, 1)]);
-        assert_eq!(lru.put("a", 4, (4, 31)), [(4, 4)], "larger than everything");
+        assert_eq!(lru.insert("a", 3, (3, 10)), [(1, 1)]);
+        assert_eq!(lru.insert("a", 4, (4, 31)), [(4, 4)], "larger than everything");
         assert!(lru.replace(&0, (7, 5)) && !lru.replace(&0, (8, 20)) && !lru.replace(&9, (9, 1)));
         assert_eq!((lru.bytes(), lru.peek(&0)), (25, Some(&7)));
     }
 
     proptest! {
         #[test]
-        fn bytes_are_those_of_what_is_there_and_never_more_than_the_bound(
+        fn byte_count_is_exact_and_within_the_limit(
             steps in prop::collection::vec((0u8..4, 0u16..40, 0usize..60), 1..200),
         ) {
             let mut lru = FairLru::new(200);
@@ -177,7 +181,7 @@ mod tests {
                 match bytes % 5 {
                     0 => drop(lru.remove(&key)),
                     1 => drop(lru.replace(&key, (bytes, bytes))),
-                    _ => drop(lru.put(owner, key, (bytes, bytes))),
+                    _ => drop(lru.insert(owner, key, (bytes, bytes))),
                 }
                 prop_assert_eq!(lru.bytes(), lru.iter().map(|(_, bytes)| *bytes).sum::<usize>());
                 prop_assert_eq!(lru.len(), lru.iter().count());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::PrefixError;
 
 /// No real tokenizer.json comes near this.
-const FILE_LIMIT: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// What to load a [`crate::ModelText`] from.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct ModelFiles<'a> {
 }
 
 impl<'a> ModelTextSource<'a> {
-    pub(crate) fn files(self) -> Result<ModelFiles<'a>, PrefixError> {
+    pub(crate) fn load_files(self) -> Result<ModelFiles<'a>, PrefixError> {
         match self {
             Self::Files(files) => Ok(files),
             Self::Folder(folder) => ModelFiles::read(&folder),
@@ -67,9 +67,9 @@ fn read(folder: &Path, file: &'static str) -> Result<Vec<u8>, PrefixError> {
     let failed = |source| PrefixError::Read { path: path.clone(), source };
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(&path).map_err(failed)?;
-    opened.take(FILE_LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
-    match bytes.len() as u64 > FILE_LIMIT {
-        true => Err(PrefixError::FileTooLarge { file, limit: FILE_LIMIT }),
+    opened.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    match bytes.len() as u64 > MAX_FILE_BYTES {
+        true => Err(PrefixError::FileTooLarge { file, limit: MAX_FILE_BYTES }),
         false => Ok(bytes),
     }
 }

@@ -3,7 +3,7 @@
 //! Too many are found rather than too few: a conversation in which a user says one of them is computed as a whole.
 
 /// What asks a text for a word by a call.
-const CALLS: [&str; 12] = [
+const SEARCH_CALLS: [&str; 12] = [
     "startswith(",
     "endswith(",
     "split(",
@@ -19,10 +19,10 @@ const CALLS: [&str; 12] = [
 ];
 
 /// The words, without white space around them.
-pub(crate) fn heeded(template: &str) -> Vec<Box<str>> {
+pub(crate) fn content_literals(template: &str) -> Vec<Box<str>> {
     let mut words: Vec<Box<str>> = Vec::new();
-    for literal in literals(template).filter(Literal::is_looked_for) {
-        let word = unescaped(literal.text);
+    for literal in literals(template).filter(TemplateLiteral::is_searched_for) {
+        let word = unescape(literal.text);
         let word = word.trim();
         if !word.is_empty() && !words.iter().any(|known| **known == *word) {
             words.push(word.into());
@@ -32,21 +32,21 @@ pub(crate) fn heeded(template: &str) -> Vec<Box<str>> {
 }
 
 /// A quoted text in one of a template's tags.
-struct Literal<'a> {
+struct TemplateLiteral<'a> {
     before: &'a str,
     text: &'a str,
     after: &'a str,
 }
 
-impl Literal<'_> {
-    fn is_looked_for(&self) -> bool {
+impl TemplateLiteral<'_> {
+    fn is_searched_for(&self) -> bool {
         let before = self.before.trim_end();
-        if CALLS.iter().any(|call| before.ends_with(call)) {
+        if SEARCH_CALLS.iter().any(|call| before.ends_with(call)) {
             return true;
         }
         let after = self.after.trim_start();
         let place = after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
-        place.is_some_and(|place| !is_list(place) && (!is_name(self.text) || is_of_content(place)))
+        place.is_some_and(|place| !is_list(place) && (!is_name(self.text) || is_content_expression(place)))
     }
 }
 
@@ -60,13 +60,13 @@ fn is_list(place: &str) -> bool {
 }
 
 /// Whether what is looked into is, by its name, what someone said.
-fn is_of_content(place: &str) -> bool {
+fn is_content_expression(place: &str) -> bool {
     let ends = |c: char| !(c.is_ascii_alphanumeric() || "_.[]'\"".contains(c));
     let name = place.split(ends).next().unwrap_or_default();
     ["content", "text"].iter().any(|word| name.contains(word))
 }
 
-fn literals(template: &str) -> impl Iterator<Item = Literal<'_>> {
+fn literals(template: &str) -> impl Iterator<Item = TemplateLiteral<'_>> {
     tags(template).flat_map(|tag| {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -75,7 +75,7 @@ fn literals(template: &str) -> impl Iterator<Item = Literal<'_>> {
             let length = end_of(&tag.as_bytes()[start + 1..], quote)?;
             let (before, text) = (&tag[..start], &tag[start + 1..start + 1 + length]);
             at = start + length + 2;
-            Some(Literal { before, text, after: &tag[at..] })
+            Some(TemplateLiteral { before, text, after: &tag[at..] })
         })
     })
 }
@@ -101,7 +101,7 @@ fn tags(template: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn unescaped(text: &str) -> String {
+fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
@@ -124,12 +124,12 @@ mod tests {
 
     #[track_caller]
     fn check(template: &str, expected: &[&str]) {
-        let words = heeded(template);
+        let words = content_literals(template);
         assert_eq!(words.iter().map(|word| &**word).collect::<Vec<_>>(), expected, "{template}");
     }
 
     #[test]
-    fn words_that_contents_are_asked_for_are_found() {
+    fn literals_searched_for_in_content_are_found() {
         check("{%- if m.content.startswith('<a>') and m.content.endswith(\"</a>\") %}x{% endif %}", &["<a>", "</a>"]);
         check("{% set x = '<b>' in c %}{% if \"c-d\" not in message['content'] %}", &["<b>", "c-d"]);
         check("{{ '/no' in content }}{{ m.content.split('</t>')[-1].lstrip('\\n') }}", &["/no", "</t>"]);
@@ -138,22 +138,22 @@ mod tests {
     }
 
     #[test]
-    fn names_of_roles_and_fields_and_what_is_written_are_none() {
+    fn role_names_field_names_and_printed_text_are_not_literals() {
         check("{% if m.role == 'user' or m.role in ['a', 'b'] %}{{ '<|im_start|>' + m['content'] }}{% endif %}", &[]);
         check("{% if 'tool_calls' in message and 'name' not in message %}<think> in content{% endif %}", &[]);
         check("{% if '-' in ['-'] %}{{ ' ' in content }}", &[]);
     }
 
     #[test]
-    fn no_template_makes_it_stumble() {
+    fn malformed_templates_do_not_panic() {
         for odd in ["{%", "{{ '", "{% 'a\\", "{% 'a' in", "%}{{ \"}} in content\" }}", "{{}}{%%}", "{{ 'é' in content"]
         {
-            heeded(odd);
+            content_literals(odd);
         }
     }
 
     #[test]
-    fn the_families_that_ask_users_for_tools_answers_are_seen_to() {
+    fn literals_of_committed_templates_are_found() {
         let template = |family: &str| {
             let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
             std::fs::read_to_string(root.join("testdata/models").join(family).join("chat_template.jinja")).unwrap()

@@ -3,25 +3,25 @@
 use std::sync::Arc;
 
 use smart_default::SmartDefault;
-use vocabulary::{Bytes, Chain, Namespace, PrefixId, RootKeys, Seed, Tokens};
+use vocabulary::{Bytes, ChainNamespace, HashSeed, PrefixChain, PrefixId, RootKeys, Tokens};
 
-use crate::canonical::canonical;
-use crate::chat::CallOrder;
-use crate::completion::{CompletionBody, OnePrompt};
+use crate::canonical::canonical_bytes;
+use crate::chat::CallFieldOrder;
+use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::{
-    ChatBody, ChatForm, Checkpoint, Content, Converted, FallbackReason, Identity, ModelText, PrefixError, Prompt,
-    SpecialTokens, Tokenized, WallTime,
+    ChatBody, ChatEndpoint, ConvertedRequest, FallbackReason, ModelText, PrefixError, Prompt, PromptContent,
+    PromptIdentity, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// Characters of an error's text that are kept for the log.
-const DETAIL_CHARS: usize = 300;
+const MAX_DETAIL_CHARS: usize = 300;
 
 /// Bounds on what one request may cost here.
 #[derive(Clone, Copy, Debug, SmartDefault)]
-pub struct Limits {
+pub struct PromptLimits {
     /// Bytes of a rendered prompt, and of canonical bytes.
     #[default(Bytes(16 << 20))]
-    pub rendered: Bytes,
+    pub rendered_bytes: Bytes,
     /// Instructions of the template engine a rendering.
     #[default(20_000_000)]
     pub template_steps: u64,
@@ -33,35 +33,35 @@ pub struct Limits {
     pub segment_cache: Bytes,
 }
 
-/// What an [`Identifier`] is made of.
+/// What an [`PromptResolver`] is made of.
 #[derive(Clone, Debug)]
-pub struct IdentifierOptions {
+pub struct PromptResolverOptions {
     /// The model; its `tokenizer` is replaced by the digest of `text`, or by nothing.
-    pub namespace: Namespace,
+    pub namespace: ChainNamespace,
     /// The cluster's seed.
-    pub seed: Seed,
+    pub seed: HashSeed,
     /// Tokens of a chain block.
-    pub block: Tokens,
+    pub block_size: Tokens,
     /// Tokenizer and template, when the operator gave them.
     pub text: Option<Arc<ModelText>>,
     /// Bounds.
-    pub limits: Limits,
+    pub limits: PromptLimits,
 }
 
 /// The identity side of one served model.
 #[derive(Clone, Debug)]
-pub struct Identifier {
-    namespace: Namespace,
-    bytes_namespace: Namespace,
-    seed: Seed,
-    block: Tokens,
+pub struct PromptResolver {
+    namespace: ChainNamespace,
+    bytes_namespace: ChainNamespace,
+    seed: HashSeed,
+    block_size: Tokens,
     text: Option<Arc<ModelText>>,
-    limits: Limits,
+    limits: PromptLimits,
 }
 
 /// What a request adds to its body: the keys of its root, and the time for templates that print a date.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked<'a> {
+pub struct PromptInputs<'a> {
     /// Adapter, salt and content.
     pub keys: RootKeys<'a>,
     /// Now.
@@ -70,37 +70,37 @@ pub struct Asked<'a> {
 
 /// A prompt, and what helps with the next one.
 #[derive(Debug)]
-pub struct Identified {
+pub struct ResolvedPrompt {
     /// The prompt.
     pub prompt: Prompt,
     /// Tokens that a checkpoint knew already.
-    pub known: Tokens,
+    pub reused_tokens: Tokens,
     /// The checkpoint for the next prompt of this conversation; none where there can be none.
-    pub next: Option<Checkpoint>,
+    pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
-impl Identifier {
+impl PromptResolver {
     /// The identifier of one model. A block of 0 tokens counts as 16.
-    pub fn new(options: IdentifierOptions) -> Self {
-        let IdentifierOptions { mut namespace, seed, block, text, limits } = options;
-        let bytes_namespace = Namespace { tokenizer: "".into(), ..namespace.clone() };
+    pub fn new(options: PromptResolverOptions) -> Self {
+        let PromptResolverOptions { mut namespace, seed, block_size: block, text, limits } = options;
+        let bytes_namespace = ChainNamespace { tokenizer: "".into(), ..namespace.clone() };
         namespace.tokenizer = text.as_ref().map_or_else(|| "".into(), |text| text.digest().clone());
-        let block = if block == Tokens::ZERO { Tokens(16) } else { block };
-        Self { namespace, bytes_namespace, seed, block, text, limits }
+        let block_size = if block == Tokens::ZERO { Tokens(16) } else { block };
+        Self { namespace, bytes_namespace, seed, block_size, text, limits }
     }
 
     /// The namespace of exact chains, which engine events share.
-    pub fn namespace(&self) -> &Namespace {
+    pub fn namespace(&self) -> &ChainNamespace {
         &self.namespace
     }
 
     /// Tokens of a chain block.
     pub fn block(&self) -> Tokens {
-        self.block
+        self.block_size
     }
 
     /// The cluster's seed.
-    pub fn seed(&self) -> Seed {
+    pub fn seed(&self) -> HashSeed {
         self.seed
     }
 
@@ -115,93 +115,101 @@ impl Identifier {
     }
 
     /// Identifies a chat request by its whole body.
-    pub fn chat(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.conversation(ChatForm::Chat, body, (asked, None)).prompt
+    pub fn resolve_chat(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Chat, body, (asked, None)).prompt
     }
 
     /// Identifies a conversation's request by its whole body, as far as possible from what is `known` of an earlier
     /// prompt that began like it.
-    pub fn conversation(
+    pub fn resolve_conversation(
         &self,
-        form: ChatForm,
+        form: ChatEndpoint,
         body: &[u8],
-        (asked, known): (Asked<'_>, Option<&Checkpoint>),
-    ) -> Identified {
-        match self.converted(form, body).transpose() {
-            Ok(None) => self.rendered_chat((form.call_order(), body), (asked, known)),
-            Ok(Some(converted)) => self.converted_conversation(&converted, (asked, known)),
-            Err(error) => self.refused(body, &error, asked),
+        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+    ) -> ResolvedPrompt {
+        match self.convert(form, body).transpose() {
+            Ok(None) => self.resolve_body((form.call_order(), body), (asked, known)),
+            Ok(Some(converted)) => self.resolve_converted(&converted, (asked, known)),
+            Err(error) => self.resolve_rejected(body, &error, asked),
         }
     }
 
     /// Identifies a conversation's request that has been converted already, likewise.
-    pub fn converted_conversation(
+    pub fn resolve_converted(
         &self,
-        converted: &Converted,
-        (asked, known): (Asked<'_>, Option<&Checkpoint>),
-    ) -> Identified {
-        self.rendered_chat((converted.call_order(), converted.body()), (asked, known))
+        converted: &ConvertedRequest,
+        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+    ) -> ResolvedPrompt {
+        self.resolve_body((converted.call_order(), converted.body()), (asked, known))
     }
 
     /// A request whose prompt cannot be foreseen, by its whole body.
-    pub fn refused(&self, body: &[u8], error: &PrefixError, asked: Asked<'_>) -> Identified {
-        Identified { prompt: self.fallback(body, error, asked.keys), known: Tokens::ZERO, next: None }
+    pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, asked: PromptInputs<'_>) -> ResolvedPrompt {
+        ResolvedPrompt {
+            prompt: self.fallback_prompt(body, error, asked.keys),
+            reused_tokens: Tokens::ZERO,
+            next_checkpoint: None,
+        }
     }
 
-    fn rendered_chat(
+    fn resolve_body(
         &self,
-        (order, body): (CallOrder, &[u8]),
-        (asked, known): (Asked<'_>, Option<&Checkpoint>),
-    ) -> Identified {
-        match self.chat_ids((order, body), asked.now, known) {
-            Ok(Tokenized { ids, known, next }) => Identified { prompt: self.exact(ids, asked.keys), known, next },
-            Err(error) => self.refused(body, &error, asked),
+        (order, body): (CallFieldOrder, &[u8]),
+        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+    ) -> ResolvedPrompt {
+        match self.tokenize_chat((order, body), asked.now, known) {
+            Ok(TokenizedPrompt { ids, reused_tokens: known, next_checkpoint: next }) => ResolvedPrompt {
+                prompt: self.exact_prompt(ids, asked.keys),
+                reused_tokens: known,
+                next_checkpoint: next,
+            },
+            Err(error) => self.resolve_rejected(body, &error, asked),
         }
     }
 
     /// Identifies a completion request by its whole body: one prompt, or one for each of a batch; never none.
-    pub fn completion(&self, body: &[u8], asked: Asked<'_>) -> Vec<Prompt> {
+    pub fn resolve_completion(&self, body: &[u8], asked: PromptInputs<'_>) -> Vec<Prompt> {
         match self.completion_ids(body) {
-            Ok(batch) => batch.into_iter().map(|ids| self.exact(ids, asked.keys)).collect(),
-            Err(error) => vec![self.fallback(body, &error, asked.keys)],
+            Ok(batch) => batch.into_iter().map(|ids| self.exact_prompt(ids, asked.keys)).collect(),
+            Err(error) => vec![self.fallback_prompt(body, &error, asked.keys)],
         }
     }
 
     /// A prompt whose token ids are already known.
-    pub fn exact(&self, ids: Vec<u32>, keys: RootKeys<'_>) -> Prompt {
-        let chain = Chain::over_tokens(self.root(keys), self.seed, self.block, &ids);
-        Prompt { content: Content::Tokens(ids), chain, identity: Identity::Exact, detail: None }
+    pub fn exact_prompt(&self, ids: Vec<u32>, keys: RootKeys<'_>) -> Prompt {
+        let chain = PrefixChain::over_tokens(self.root(keys), self.seed, self.block_size, &ids);
+        Prompt { content: PromptContent::Tokens(ids), chain, identity: PromptIdentity::Exact, detail: None }
     }
 
     /// A prompt known by the canonical bytes of its request.
-    pub fn fallback(&self, body: &[u8], error: &PrefixError, keys: RootKeys<'_>) -> Prompt {
-        let bytes = canonical(body, usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX));
+    pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RootKeys<'_>) -> Prompt {
+        let bytes = canonical_bytes(body, usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX));
         let root = self.bytes_namespace.root(self.seed, keys);
-        let chain = Chain::over_bytes(root, self.seed, self.block, &bytes);
-        let detail: String = error.to_string().chars().take(DETAIL_CHARS).collect();
+        let chain = PrefixChain::over_bytes(root, self.seed, self.block_size, &bytes);
+        let detail: String = error.to_string().chars().take(MAX_DETAIL_CHARS).collect();
         Prompt {
-            content: Content::Bytes(bytes),
+            content: PromptContent::Bytes(bytes),
             chain,
-            identity: Identity::Fallback(reason(error, body)),
+            identity: PromptIdentity::Fallback(fallback_reason(error, body)),
             detail: Some(detail.into()),
         }
     }
 
     pub(crate) fn model_text(&self) -> Result<&ModelText, PrefixError> {
-        self.text.as_deref().ok_or(PrefixError::Unforeseeable {
+        self.text.as_deref().ok_or(PrefixError::Unresolvable {
             reason: FallbackReason::NoTokenizer,
             detail: "no tokenizer is configured for this model",
         })
     }
 
-    fn chat_ids(
+    fn tokenize_chat(
         &self,
-        (order, body): (CallOrder, &[u8]),
+        (order, body): (CallFieldOrder, &[u8]),
         now: WallTime,
-        known: Option<&Checkpoint>,
-    ) -> Result<Tokenized, PrefixError> {
+        known: Option<&TokenCheckpoint>,
+    ) -> Result<TokenizedPrompt, PrefixError> {
         let text = self.model_text()?;
-        text.encode_chat_from(&ChatBody::parse(body)?.with_call_order(order), now, known)
+        text.encode_chat_from_checkpoint(&ChatBody::parse(body)?.with_call_order(order), now, known)
     }
 
     /// The token ids of each prompt of a completion request: one, or as many as its batch has.
@@ -211,15 +219,15 @@ impl Identifier {
         let prompts = body.prompts(self.limits.prompts)?.into_iter();
         prompts
             .map(|prompt| match prompt {
-                OnePrompt::Ids(ids) => Ok(ids),
-                OnePrompt::Text(text) => self.model_text()?.encode(&text, special),
+                CompletionPrompt::Ids(ids) => Ok(ids),
+                CompletionPrompt::Text(text) => self.model_text()?.encode(&text, special),
             })
             .collect()
     }
 }
 
 /// The error's label; parse errors are looked at more closely, since serde keeps only their text.
-fn reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
+fn fallback_reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
     match error {
         PrefixError::Body(error) if error.to_string().contains(crate::json_value::UNSUPPORTED_NUMBER) => {
             FallbackReason::UnsupportedNumber

@@ -81,19 +81,19 @@ impl<'de> Visitor<'de> for ValueVisitor {
 }
 
 /// Entries of an object up to which they are gone through one by one: the engine itself does so with its maps.
-const FEW: usize = 12;
+const MAX_LINEAR_ENTRIES: usize = 12;
 
 /// A small object: its entries in order, under names that differ. Made without hashing, and read in place.
 #[derive(Debug)]
-pub(crate) struct Fields(Vec<(Value, Value)>);
+pub(crate) struct SmallObject(Vec<(Value, Value)>);
 
-impl Fields {
+impl SmallObject {
     pub(crate) fn entries(&self) -> &[(Value, Value)] {
         &self.0
     }
 }
 
-impl Object for Fields {
+impl Object for SmallObject {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         self.get_value_by_str(key.as_str()?)
     }
@@ -117,8 +117,8 @@ pub(crate) fn object(pairs: Vec<(Value, Value)>) -> Value {
         let name = pairs[at].0.as_str();
         name.is_some() && pairs[..at].iter().all(|(before, _)| before.as_str() != name)
     };
-    match pairs.len() <= FEW && (0..pairs.len()).all(is_new) {
-        true => Value::from_object(Fields(pairs)),
+    match pairs.len() <= MAX_LINEAR_ENTRIES && (0..pairs.len()).all(is_new) {
+        true => Value::from_object(SmallObject(pairs)),
         false => Value::from_pairs(pairs),
     }
 }
@@ -143,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn keys_keep_the_order_of_the_text_and_a_repeated_key_its_first_place_and_last_value() {
+    fn repeated_key_keeps_its_first_position_and_last_value() {
         let object = value(r#"{"z":1,"a":2,"m":3,"z":4}"#).unwrap();
         let seen: Vec<String> = entries(&object).map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(seen, ["z=4", "a=2", "m=3"]);
     }
 
     #[test]
-    fn small_objects_are_to_a_template_what_the_engines_own_maps_are() {
+    fn small_objects_behave_like_native_template_maps() {
         for names in [vec![], vec!["b", "a"], vec!["b", "a", "b"], vec!["x"; 3], (0..40).map(|_| "n").collect()] {
             check(names.iter().map(|name| name.to_string()).collect());
         }
-        for count in [1, 2, FEW, FEW + 1, 30] {
+        for count in [1, 2, MAX_LINEAR_ENTRIES, MAX_LINEAR_ENTRIES + 1, 30] {
             check((0..count).map(|n| format!("name {}", n * 7 % count)).collect());
         }
     }
@@ -162,8 +162,8 @@ mod tests {
     fn check(names: Vec<String>) {
         let pairs = || names.iter().zip(0..).map(|(name, n)| (Value::from(name.as_str()), Value::from(n)));
         let (ours, engines) = (object(pairs().collect()), Value::from_pairs(pairs()));
-        let is_small = ours.downcast_object_ref::<Fields>().is_some();
-        assert_eq!(is_small, names.len() <= FEW && engines.len() == Some(names.len()), "{names:?}");
+        let is_small = ours.downcast_object_ref::<SmallObject>().is_some();
+        assert_eq!(is_small, names.len() <= MAX_LINEAR_ENTRIES && engines.len() == Some(names.len()), "{names:?}");
         assert_eq!((&ours, &engines), (&engines, &ours), "either way");
         assert_eq!((ours.kind(), ours.is_true(), ours.len()), (engines.kind(), engines.is_true(), engines.len()));
         assert_eq!(has_entries(&ours), engines.len() != Some(0));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_python_would_keep_as_integers_are_refused() {
+    fn numbers_beyond_64_bits_are_rejected() {
         for text in ["18446744073709551616", "-9223372036854775809", "-0", "1e30"] {
             assert!(value(text).unwrap_err().to_string().contains(UNSUPPORTED_NUMBER), "{text}");
         }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_an_error_and_not_a_stack_overflow() {
+    fn deep_nesting_returns_an_error_instead_of_overflowing_the_stack() {
         assert!(value(&"[".repeat(100_000)).is_err());
         assert!(value(&format!("{}1{}", "[".repeat(100), "]".repeat(100))).is_ok());
     }

@@ -23,115 +23,117 @@ impl TemplateKind {
 }
 
 /// A conversation whose every message holds a marker of its own.
-struct Probe {
+struct ProbeConversation {
     /// Fields of the request before the messages.
     head: &'static str,
-    turns: &'static [Turn],
+    turns: &'static [ProbeMessage],
 }
 
 #[derive(Clone, Copy)]
-struct Turn {
-    role: Role,
+struct ProbeMessage {
+    role: ProbeRole,
     /// A text found in this message only.
     marker: &'static str,
     json: &'static str,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ProbeRole {
     System,
     User,
     Assistant,
     Tool,
 }
 
-const fn turn(role: Role, marker: &'static str, json: &'static str) -> Turn {
-    Turn { role, marker, json }
+const fn turn(role: ProbeRole, marker: &'static str, json: &'static str) -> ProbeMessage {
+    ProbeMessage { role, marker, json }
 }
 
-const SYSTEM: Turn = turn(Role::System, "heron", r#"{"role":"system","content":"heron"}"#);
-const ASK: [Turn; 4] = [
-    turn(Role::User, "otter", r#"{"role":"user","content":"otter"}"#),
-    turn(Role::User, "crane", r#"{"role":"user","content":"crane"}"#),
-    turn(Role::User, "gecko", r#"{"role":"user","content":"gecko"}"#),
-    turn(Role::User, "raven", r#"{"role":"user","content":"raven"}"#),
+const SYSTEM: ProbeMessage = turn(ProbeRole::System, "heron", r#"{"role":"system","content":"heron"}"#);
+const ASK: [ProbeMessage; 4] = [
+    turn(ProbeRole::User, "otter", r#"{"role":"user","content":"otter"}"#),
+    turn(ProbeRole::User, "crane", r#"{"role":"user","content":"crane"}"#),
+    turn(ProbeRole::User, "gecko", r#"{"role":"user","content":"gecko"}"#),
+    turn(ProbeRole::User, "raven", r#"{"role":"user","content":"raven"}"#),
 ];
-const SAY: [Turn; 3] = [
-    turn(Role::Assistant, "viper", r#"{"role":"assistant","content":"viper"}"#),
-    turn(Role::Assistant, "bison", r#"{"role":"assistant","content":"bison"}"#),
-    turn(Role::Assistant, "moose", r#"{"role":"assistant","content":"moose"}"#),
+const SAY: [ProbeMessage; 3] = [
+    turn(ProbeRole::Assistant, "viper", r#"{"role":"assistant","content":"viper"}"#),
+    turn(ProbeRole::Assistant, "bison", r#"{"role":"assistant","content":"bison"}"#),
+    turn(ProbeRole::Assistant, "moose", r#"{"role":"assistant","content":"moose"}"#),
 ];
-const THINK: [Turn; 2] = [
-    turn(Role::Assistant, "lemur", r#"{"role":"assistant","reasoning":"hidden","content":"lemur"}"#),
-    turn(Role::Assistant, "tapir", r#"{"role":"assistant","content":"<think>\nhidden\n</think>\n\ntapir"}"#),
+const THINK: [ProbeMessage; 2] = [
+    turn(ProbeRole::Assistant, "lemur", r#"{"role":"assistant","reasoning":"hidden","content":"lemur"}"#),
+    turn(ProbeRole::Assistant, "tapir", r#"{"role":"assistant","content":"<think>\nhidden\n</think>\n\ntapir"}"#),
 ];
-const CALL: [Turn; 3] = [
+const CALL: [ProbeMessage; 3] = [
     turn(
-        Role::Assistant,
+        ProbeRole::Assistant,
         "finch",
         r#"{"role":"assistant","reasoning":"hidden","content":"","tool_calls":[{"id":"callfinch","type":"function","function":{"name":"look","arguments":"{\"at\":\"finch\"}"}}]}"#,
     ),
     turn(
-        Role::Assistant,
+        ProbeRole::Assistant,
         "quail",
         r#"{"role":"assistant","content":"","tool_calls":[{"id":"callquail","type":"function","function":{"name":"look","arguments":"{\"at\":\"quail\"}"}}]}"#,
     ),
     turn(
-        Role::Assistant,
+        ProbeRole::Assistant,
         "stork",
         r#"{"role":"assistant","content":"","tool_calls":[{"id":"callstork","type":"function","function":{"name":"look","arguments":"{\"at\":\"stork\"}"}}]}"#,
     ),
 ];
-const RESULT: [Turn; 3] = [
-    turn(Role::Tool, "mouse", r#"{"role":"tool","tool_call_id":"callfinch","content":"mouse"}"#),
-    turn(Role::Tool, "shrew", r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#),
-    turn(Role::Tool, "camel", r#"{"role":"tool","tool_call_id":"callstork","content":"camel"}"#),
+const RESULT: [ProbeMessage; 3] = [
+    turn(ProbeRole::Tool, "mouse", r#"{"role":"tool","tool_call_id":"callfinch","content":"mouse"}"#),
+    turn(ProbeRole::Tool, "shrew", r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#),
+    turn(ProbeRole::Tool, "camel", r#"{"role":"tool","tool_call_id":"callstork","content":"camel"}"#),
 ];
 const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"look","description":"Looks","parameters":{"type":"object","properties":{"at":{"type":"string"}}}}}],"#;
 
-const PROBES: [Probe; 4] = [
-    Probe { head: "", turns: &[ASK[0], SAY[0], ASK[1], SAY[1], ASK[2], SAY[2], ASK[3]] },
-    Probe { head: "", turns: &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]] },
-    Probe { head: "", turns: &[ASK[0], THINK[0], ASK[1], THINK[1], ASK[2], SAY[2], ASK[3]] },
-    Probe {
+const PROBES: [ProbeConversation; 4] = [
+    ProbeConversation { head: "", turns: &[ASK[0], SAY[0], ASK[1], SAY[1], ASK[2], SAY[2], ASK[3]] },
+    ProbeConversation { head: "", turns: &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]] },
+    ProbeConversation { head: "", turns: &[ASK[0], THINK[0], ASK[1], THINK[1], ASK[2], SAY[2], ASK[3]] },
+    ProbeConversation {
         head: TOOLS,
         turns: &[ASK[0], CALL[0], RESULT[0], CALL[1], RESULT[1], SAY[0], ASK[1], CALL[2], RESULT[2], SAY[1], ASK[2]],
     },
 ];
 
 /// The prompt of one step of a probe, and how many messages it holds.
-struct Step {
+struct ProbePrompt {
     turns: usize,
     prompt: String,
 }
 
-impl Probe {
+impl ProbeConversation {
     /// What the prompts of all pairs of steps show; `None` when the template refuses the conversation.
     fn kind(&self, text: &ModelText) -> Option<TemplateKind> {
-        let ends = (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, Role::User | Role::Tool));
-        let steps: Vec<Step> = ends.map(|turns| self.step(text, turns)).collect::<Option<_>>()?;
+        let ends =
+            (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, ProbeRole::User | ProbeRole::Tool));
+        let steps: Vec<ProbePrompt> = ends.map(|turns| self.step(text, turns)).collect::<Option<_>>()?;
         let pairs =
             steps.iter().enumerate().flat_map(|(n, early)| steps[n + 1..].iter().map(move |late| (early, late)));
         pairs.map(|(early, late)| self.compare(early, late)).max()
     }
 
-    fn step(&self, text: &ModelText, turns: usize) -> Option<Step> {
+    fn step(&self, text: &ModelText, turns: usize) -> Option<ProbePrompt> {
         let messages: Vec<&str> = self.turns[..turns].iter().map(|turn| turn.json).collect();
         let body = format!("{{{}\"messages\":[{}]}}", self.head, messages.join(","));
         let prompt = text.render(&ChatBody::parse(body.as_bytes()).ok()?, WallTime::default()).ok()?;
-        Some(Step { turns, prompt })
+        Some(ProbePrompt { turns, prompt })
     }
 
-    fn compare(&self, early: &Step, late: &Step) -> TemplateKind {
+    fn compare(&self, early: &ProbePrompt, late: &ProbePrompt) -> TemplateKind {
         let same = early.prompt.bytes().zip(late.prompt.bytes()).take_while(|(a, b)| a == b).count();
         if same == early.prompt.len() {
             return TemplateKind::AppendOnly;
         }
         let turns = &self.turns[..early.turns];
-        let last_question = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
+        let last_question = turns.iter().rposition(|turn| turn.role == ProbeRole::User).unwrap_or(0);
         // A system prompt may move along with the newest turn.
-        let mut settled = turns[..last_question].iter().filter(|turn| turn.role != Role::System);
-        let stays = |turn: &Turn| early.prompt.find(turn.marker).is_none_or(|at| at + turn.marker.len() <= same);
+        let mut settled = turns[..last_question].iter().filter(|turn| turn.role != ProbeRole::System);
+        let stays =
+            |turn: &ProbeMessage| early.prompt.find(turn.marker).is_none_or(|at| at + turn.marker.len() <= same);
         match settled.all(stays) {
             true => TemplateKind::RewritesLastTurns,
             false => TemplateKind::Unsafe,
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_families_are_what_they_are_known_to_be() {
+    fn committed_families_are_classified_correctly() {
         assert_eq!(kind(folder("../../configs/models/tiny")), TemplateKind::AppendOnly);
         let known = |kind_expected, families: &[&str]| {
             for family in families {
@@ -173,31 +175,31 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_counts_messages_at_its_head_is_unsafe() {
+    fn template_that_counts_messages_at_its_head_is_unsafe() {
         let template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}";
         assert_eq!(of_template(template), TemplateKind::Unsafe);
     }
 
     #[test]
-    fn a_template_that_drops_old_turns_is_unsafe() {
+    fn template_that_drops_old_turns_is_unsafe() {
         assert_eq!(of_template("{% for m in messages[-3:] %}[{{ m.content }}]{% endfor %}"), TemplateKind::Unsafe);
     }
 
     #[test]
-    fn a_generation_prompt_that_the_answer_does_not_keep_rewrites_the_last_turn() {
+    fn template_with_a_dropped_generation_prompt_rewrites_the_last_turn() {
         let template = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}{% if add_generation_prompt %}[assistant <think>{% endif %}";
         assert_eq!(of_template(template), TemplateKind::RewritesLastTurns);
     }
 
     #[test]
-    fn a_template_that_refuses_every_probe_and_a_missing_one_are_unsafe() {
+    fn template_that_refuses_every_probe_is_unsafe() {
         assert_eq!(of_template("{{ raise_exception('no') }}"), TemplateKind::Unsafe);
         let files = ModelFiles { chat_template: None, ..folder("../../configs/models/tiny") };
         assert_eq!(kind(files), TemplateKind::Unsafe);
     }
 
     #[test]
-    fn a_template_without_system_turns_or_tools_is_judged_by_the_rest() {
+    fn unsupported_probes_are_skipped_in_classification() {
         let template = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no') }}{% endif %}{{ m.role }}: {{ m.content }};{% endfor %}";
         assert_eq!(of_template(template), TemplateKind::AppendOnly);
     }

@@ -10,11 +10,11 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chat::CallOrder;
-use crate::converted::ChatForm;
+use crate::chat::CallFieldOrder;
+use crate::converted::ChatEndpoint;
 
 /// The fields of a body that its prompt depends on, beside its messages and what the root of its chain is made of.
-const DECIDES: [&str; 9] = [
+const PROMPT_FIELDS: [&str; 9] = [
     "tools",
     "documents",
     "chat_template_kwargs",
@@ -31,11 +31,11 @@ const DECIDES: [&str; 9] = [
 pub struct ChatLayout<'a> {
     pub(crate) body: &'a [u8],
     /// After the opening of the list of messages.
-    start: usize,
+    list_start: usize,
     /// Digest of the other fields that decide the prompt.
-    pub(crate) others: u128,
+    pub(crate) settings_digest: u128,
     /// In which the template is shown the fields of calls.
-    pub(crate) order: CallOrder,
+    pub(crate) call_order: CallFieldOrder,
 }
 
 impl<'a> ChatLayout<'a> {
@@ -50,7 +50,7 @@ impl<'a> ChatLayout<'a> {
                 if before.is_some() {
                     return None;
                 }
-            } else if DECIDES.contains(&&*name) {
+            } else if PROMPT_FIELDS.contains(&&*name) {
                 let value = body.get(value)?;
                 others.update(name.as_bytes());
                 others.update(&(value.len() as u64).to_le_bytes());
@@ -59,38 +59,43 @@ impl<'a> ChatLayout<'a> {
         }
         let list = messages?;
         let start = body.get(list.clone())?.starts_with(b"[").then_some(list.start + 1)?;
-        Some(Self { body, start, others: others.digest128(), order: CallOrder::default() })
+        Some(Self {
+            body,
+            list_start: start,
+            settings_digest: others.digest128(),
+            call_order: CallFieldOrder::default(),
+        })
     }
 
     /// Of a body that was made of another one, with nothing after its messages, which begin at `start`: all that
     /// stands before them decides.
-    pub(crate) fn converted(form: ChatForm, body: &'a [u8], start: usize) -> Self {
+    pub(crate) fn converted(form: ChatEndpoint, body: &'a [u8], list_start: usize) -> Self {
         let mut others = Xxh3::new();
         others.update(&[form as u8]);
-        others.update(&body[..start]);
-        Self { body, start, others: others.digest128(), order: form.call_order() }
+        others.update(&body[..list_start]);
+        Self { body, list_start, settings_digest: others.digest128(), call_order: form.call_order() }
     }
 
     /// Walks over a body.
     pub fn read(body: &'a [u8]) -> Option<Self> {
-        let fields = serde_json::Deserializer::from_slice(body).deserialize_map(Fields(body)).ok()?;
+        let fields = serde_json::Deserializer::from_slice(body).deserialize_map(FieldSpanVisitor(body)).ok()?;
         Self::new(body, fields.into_iter())
     }
 
     /// From its first message to the end of the body.
-    pub(crate) fn list(&self) -> &'a [u8] {
-        &self.body[self.start..]
+    pub(crate) fn message_list(&self) -> &'a [u8] {
+        &self.body[self.list_start..]
     }
 
     /// Up to a place in the list.
-    pub(crate) fn head(&self, end: usize) -> Option<&'a [u8]> {
-        self.body.get(..self.start + end)
+    pub(crate) fn body_up_to(&self, end: usize) -> Option<&'a [u8]> {
+        self.body.get(..self.list_start + end)
     }
 }
 
-struct Fields<'a>(&'a [u8]);
+struct FieldSpanVisitor<'a>(&'a [u8]);
 
-impl<'a> Visitor<'a> for Fields<'a> {
+impl<'a> Visitor<'a> for FieldSpanVisitor<'a> {
     type Value = Vec<(Cow<'a, str>, Range<usize>)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -119,11 +124,11 @@ mod tests {
 
     fn of(body: &str) -> Option<(String, u128)> {
         let layout = ChatLayout::read(body.as_bytes())?;
-        Some((String::from_utf8(layout.list().to_vec()).unwrap(), layout.others))
+        Some((String::from_utf8(layout.message_list().to_vec()).unwrap(), layout.settings_digest))
     }
 
     #[test]
-    fn what_decides_nothing_may_change_and_stand_anywhere() {
+    fn prompt_irrelevant_fields_do_not_change_the_digest() {
         let plain = of(r#"{"messages":[{}],"tools":[1]}"#).unwrap();
         assert_eq!(plain.0, r#"{}],"tools":[1]}"#);
         for same in [
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn one_list_of_messages_is_needed() {
+    fn layout_requires_exactly_one_message_list() {
         for none in ["{}", "[]", "", r#"{"messages":1}"#, r#"{"messages":[],"messages":[]}"#, r#"{"messages":[]"#] {
             assert!(ChatLayout::read(none.as_bytes()).is_none(), "{none}");
         }
@@ -153,9 +158,9 @@ mod tests {
     }
 
     /// Stops at the names of a struct's fields.
-    struct Names<'a>(&'a mut Vec<&'static str>);
+    struct FieldNameCollector<'a>(&'a mut Vec<&'static str>);
 
-    impl<'de> serde::Deserializer<'de> for Names<'_> {
+    impl<'de> serde::Deserializer<'de> for FieldNameCollector<'_> {
         type Error = serde::de::value::Error;
 
         fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
@@ -179,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn every_field_that_a_prompt_is_made_of_decides() {
+    fn every_prompt_field_is_part_of_the_digest() {
         let mut read = Vec::new();
-        ChatBody::deserialize(Names(&mut read)).unwrap_err();
+        ChatBody::deserialize(FieldNameCollector(&mut read)).unwrap_err();
         read.retain(|name| *name != "messages");
         read.sort_unstable();
-        let mut decides = DECIDES.to_vec();
+        let mut decides = PROMPT_FIELDS.to_vec();
         decides.sort_unstable();
         assert_eq!(read, decides);
     }

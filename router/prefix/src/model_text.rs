@@ -7,18 +7,18 @@ use minijinja::Value;
 use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chat::{CallOrder, Variables};
+use crate::chat::{CallFieldOrder, TemplateVariables};
 use crate::checkpoint::tokenize;
-use crate::converted::{MessagesHabits, SystemPlace};
+use crate::converted::{SystemPlacement, TemplateTraits};
 use crate::folder::ModelFiles;
 use crate::json_value::object;
 use crate::python;
-use crate::template::{ChatTemplate, Size, TemplateText};
+use crate::template::{ChatTemplate, RenderSize, TemplateSource};
 use crate::tokenizer::TextTokenizer;
-use crate::window::{Before, Elided, Windowing};
+use crate::window::{HistorySummary, IncrementalRendering, PlaceholderMessages};
 use crate::{
-    ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateFault,
-    TemplateKind, Tokenized, WallTime,
+    ChatBody, FallbackReason, ModelTextSource, PrefixError, PromptLimits, SpecialTokens, TemplateFault, TemplateKind,
+    TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// What `transformers` appends to find the end of a message that is to be continued.
@@ -31,48 +31,51 @@ pub struct ModelText {
     template: Option<ChatTemplate>,
     template_file: &'static str,
     kind: TemplateKind,
-    messages_habits: MessagesHabits,
-    elided: Option<Elided>,
-    windowing: Option<Windowing>,
+    template_traits: TemplateTraits,
+    placeholders: Option<PlaceholderMessages>,
+    incremental_rendering: Option<IncrementalRendering>,
     template_fault: Option<TemplateFault>,
     /// `bos_token` and its like, as template variables.
-    special: Variables,
-    eos: Vec<u32>,
+    special_tokens: TemplateVariables,
+    end_token_ids: Vec<u32>,
     digest: Arc<str>,
-    limits: Limits,
+    limits: PromptLimits,
 }
 
 #[derive(Debug)]
-pub(crate) struct Rendered {
+pub(crate) struct RenderedPrompt {
     pub(crate) text: String,
     /// What it took of the template engine's steps.
     pub(crate) steps: u64,
 }
 
 impl ModelText {
-    /// Loads and verifies a model's text files with the default [`Limits`].
+    /// Loads and verifies a model's text files with the default [`PromptLimits`].
     pub fn load(source: ModelTextSource<'_>) -> Result<Self, PrefixError> {
-        Self::load_within(source, Limits::default())
+        Self::load_with_limits(source, PromptLimits::default())
     }
 
     /// Loads and verifies a model's text files.
-    pub fn load_within(source: ModelTextSource<'_>, limits: Limits) -> Result<Self, PrefixError> {
-        let files = source.files()?;
-        let mut config = json("tokenizer_config.json", files.tokenizer_config.as_deref())?;
-        let model = json("config.json", files.config.as_deref())?;
-        let generation = json("generation_config.json", files.generation_config.as_deref())?;
-        fill(&mut config, json("special_tokens_map.json", files.special_tokens_map.as_deref())?);
+    pub fn load_with_limits(source: ModelTextSource<'_>, limits: PromptLimits) -> Result<Self, PrefixError> {
+        let files = source.load_files()?;
+        let mut config = parse_json("tokenizer_config.json", files.tokenizer_config.as_deref())?;
+        let model = parse_json("config.json", files.config.as_deref())?;
+        let generation = parse_json("generation_config.json", files.generation_config.as_deref())?;
+        fill_missing(&mut config, parse_json("special_tokens_map.json", files.special_tokens_map.as_deref())?);
         let tokenizer = TextTokenizer::load(&files.tokenizer_json, &config, &limits)?;
         let text = template_text(&files, &config, &model);
         let digest = digest(&files.tokenizer_json, &config, text.as_ref());
         let template = text.map(|text| ChatTemplate::compile(text, &limits)).transpose()?;
         let mut loaded = Self {
-            special: special_tokens(&config),
-            eos: end_ids(&tokenizer, &config, &[&generation, &model]),
+            special_tokens: special_tokens(&config),
+            end_token_ids: read_end_token_ids(&tokenizer, &config, &[&generation, &model]),
             kind: TemplateKind::Unsafe,
-            messages_habits: MessagesHabits::default(),
-            elided: template.as_ref().map(|template| Elided::of(template.format())).transpose()?,
-            windowing: None,
+            template_traits: TemplateTraits::default(),
+            placeholders: template
+                .as_ref()
+                .map(|template| PlaceholderMessages::of(template.content_format()))
+                .transpose()?,
+            incremental_rendering: None,
             template_fault: None,
             tokenizer,
             template,
@@ -81,14 +84,14 @@ impl ModelText {
             limits,
         };
         loaded.kind = TemplateKind::probe(&loaded);
-        let system = loaded.template.as_ref().map_or(SystemPlace::Head, ChatTemplate::system_place);
-        loaded.messages_habits = MessagesHabits::probe(&loaded, system);
+        let system = loaded.template.as_ref().map_or(SystemPlacement::Head, ChatTemplate::system_placement);
+        loaded.template_traits = TemplateTraits::probe(&loaded, system);
         loaded.template_fault = TemplateFault::probe(&loaded);
-        loaded.windowing = Windowing::probe(&loaded).filter(|_| loaded.template_fault.is_none());
+        loaded.incremental_rendering = IncrementalRendering::probe(&loaded).filter(|_| loaded.template_fault.is_none());
         Ok(loaded)
     }
 
-    /// Names tokenizer and template; equal on all routers of a cluster. It is [`vocabulary::Namespace::tokenizer`].
+    /// Names tokenizer and template; equal on all routers of a cluster. It is [`vocabulary::ChainNamespace::tokenizer`].
     pub fn digest(&self) -> &Arc<str> {
         &self.digest
     }
@@ -113,18 +116,18 @@ impl ModelText {
         self.template.is_some()
     }
 
-    pub(crate) fn messages_habits(&self) -> MessagesHabits {
-        self.messages_habits
+    pub(crate) fn template_traits(&self) -> TemplateTraits {
+        self.template_traits
     }
 
     /// How prompts can be put together from what is known and what is new; none where they cannot.
-    pub(crate) fn windowing(&self) -> Option<&Windowing> {
-        self.windowing.as_ref()
+    pub(crate) fn incremental_rendering(&self) -> Option<&IncrementalRendering> {
+        self.incremental_rendering.as_ref()
     }
 
     /// The words that the template looks for in what is said.
-    pub(crate) fn heeds(&self) -> &[Box<str>] {
-        self.template.as_ref().map_or(&[], ChatTemplate::heeds)
+    pub(crate) fn content_literals(&self) -> &[Box<str>] {
+        self.template.as_ref().map_or(&[], ChatTemplate::content_literals)
     }
 
     pub(crate) fn template_mentions(&self, word: &str) -> bool {
@@ -132,70 +135,70 @@ impl ModelText {
     }
 
     /// Most steps of the template engine for one prompt.
-    pub(crate) fn most_steps(&self) -> u64 {
+    pub(crate) fn max_template_steps(&self) -> u64 {
         self.limits.template_steps
     }
 
     /// Most bytes of a rendered prompt.
-    pub(crate) fn longest(&self) -> usize {
-        usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX)
+    pub(crate) fn max_rendered_bytes(&self) -> usize {
+        usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX)
     }
 
     /// The rendered prompt of a chat request.
     pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
-        Ok(self.rendered(chat, now)?.text)
+        Ok(self.render_prompt(chat, now)?.text)
     }
 
     fn template(&self) -> Result<&ChatTemplate, PrefixError> {
-        self.template.as_ref().ok_or(PrefixError::Unforeseeable {
+        self.template.as_ref().ok_or(PrefixError::Unresolvable {
             reason: FallbackReason::UnsupportedTemplate,
             detail: "the model's folder has no chat template that can be rendered here",
         })
     }
 
     /// The rendered prompt of a chat request.
-    pub(crate) fn rendered(&self, chat: &ChatBody, now: WallTime) -> Result<Rendered, PrefixError> {
+    pub(crate) fn render_prompt(&self, chat: &ChatBody, now: WallTime) -> Result<RenderedPrompt, PrefixError> {
         let template = self.template()?;
-        let mut messages = chat.messages(template.format())?;
+        let mut messages = chat.messages(template.content_format())?;
         let continued = match chat.continues_final_message() {
-            true => Some(mark_final_message(template, &mut messages)?),
+            true => Some(tag_final_message(template, &mut messages)?),
             false => None,
         };
         let messages = messages.into_iter().map(object).collect();
-        let Rendered { text, steps } = self.shown(messages, &chat.variables()?, (now, chat.bytes()))?;
+        let RenderedPrompt { text, steps } = self.render_template(messages, &chat.variables()?, (now, chat.bytes()))?;
         let text = match continued {
-            Some(last) => cut_at_mark(text, &last)?,
+            Some(last) => cut_at_tag(text, &last)?,
             None => text,
         };
-        Ok(Rendered { text, steps })
+        Ok(RenderedPrompt { text, steps })
     }
 
     /// The rendered prompt of some messages and then those of a request, with the variables that are given instead of
     /// its own.
-    pub(crate) fn rendered_after(
+    pub(crate) fn render_appended(
         &self,
-        (before, order): (&Before, CallOrder),
-        (chat, variables): (&ChatBody, &Variables),
+        (before, order): (&HistorySummary, CallFieldOrder),
+        (chat, variables): (&ChatBody, &TemplateVariables),
         now: WallTime,
-    ) -> Result<Rendered, PrefixError> {
-        let more = chat.more_messages(self.template()?.format())?;
-        let mut messages = self.elided.as_ref().map_or_else(Vec::new, |elided| elided.messages(before, order));
+    ) -> Result<RenderedPrompt, PrefixError> {
+        let more = chat.appended_messages(self.template()?.content_format())?;
+        let mut messages = self.placeholders.as_ref().map_or_else(Vec::new, |elided| elided.messages(before, order));
         messages.extend(more.into_iter().map(object));
-        self.shown(messages, variables, (now, 2 * chat.bytes()))
+        self.render_template(messages, variables, (now, 2 * chat.bytes()))
     }
 
-    fn shown(
+    fn render_template(
         &self,
         messages: Vec<Value>,
-        variables: &Variables,
+        variables: &TemplateVariables,
         (now, hint): (WallTime, usize),
-    ) -> Result<Rendered, PrefixError> {
-        let mut all = Vec::with_capacity(self.special.len() + variables.len() + 2);
-        all.extend_from_slice(&self.special);
+    ) -> Result<RenderedPrompt, PrefixError> {
+        let mut all = Vec::with_capacity(self.special_tokens.len() + variables.len() + 2);
+        all.extend_from_slice(&self.special_tokens);
         all.extend_from_slice(variables);
         all.push(("messages".into(), messages.into()));
-        let (text, steps) = self.template()?.render(all, now, Size { hint, limit: self.longest() })?;
-        Ok(Rendered { text, steps })
+        let (text, steps) = self.template()?.render(all, now, RenderSize { hint, limit: self.max_rendered_bytes() })?;
+        Ok(RenderedPrompt { text, steps })
     }
 
     /// The token ids of a chat request's prompt.
@@ -205,12 +208,12 @@ impl ModelText {
     }
 
     /// The token ids of a chat request's prompt, as far as possible from `known`.
-    pub fn encode_chat_from(
+    pub fn encode_chat_from_checkpoint(
         &self,
         chat: &ChatBody,
         now: WallTime,
-        known: Option<&Checkpoint>,
-    ) -> Result<Tokenized, PrefixError> {
+        known: Option<&TokenCheckpoint>,
+    ) -> Result<TokenizedPrompt, PrefixError> {
         self.encode_rendered(&self.render(chat, now)?, chat, known)
     }
 
@@ -219,17 +222,17 @@ impl ModelText {
         &self,
         rendered: &str,
         chat: &ChatBody,
-        known: Option<&Checkpoint>,
-    ) -> Result<Tokenized, PrefixError> {
-        if rendered.is_empty() || self.template_fault.as_ref().is_some_and(TemplateFault::misleads) {
+        known: Option<&TokenCheckpoint>,
+    ) -> Result<TokenizedPrompt, PrefixError> {
+        if rendered.is_empty() || self.template_fault.as_ref().is_some_and(TemplateFault::ignores_content) {
             let detail = "the chat template shows nothing of what is said";
-            return Err(PrefixError::unforeseeable(FallbackReason::TemplateError, detail));
+            return Err(PrefixError::unresolvable(FallbackReason::TemplateError, detail));
         }
         match chat.adds_special_tokens() {
             // What is added may depend on the whole text.
             true => {
                 let ids = self.encode(rendered, SpecialTokens::With)?;
-                Ok(Tokenized { ids, known: Tokens::ZERO, next: None })
+                Ok(TokenizedPrompt { ids, reused_tokens: Tokens::ZERO, next_checkpoint: None })
             }
             false => tokenize(rendered, known, (&self.tokenizer, &self.digest)),
         }
@@ -251,8 +254,8 @@ impl ModelText {
     }
 
     /// Ids that end an answer; empty when no file names one.
-    pub fn eos(&self) -> &[u32] {
-        &self.eos
+    pub fn end_token_ids(&self) -> &[u32] {
+        &self.end_token_ids
     }
 
     /// Whether an id is a special token.
@@ -266,8 +269,8 @@ impl ModelText {
     }
 
     /// The id of a token by its text.
-    pub fn id(&self, token: &str) -> Option<u32> {
-        self.tokenizer.id(token)
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_id(token)
     }
 
     pub(crate) fn tokenizer(&self) -> &TextTokenizer {
@@ -276,8 +279,8 @@ impl ModelText {
 }
 
 /// Appends the tag to the text that is to be continued and returns that text.
-fn mark_final_message(template: &ChatTemplate, messages: &mut [Variables]) -> Result<String, PrefixError> {
-    let refused = |detail| PrefixError::unforeseeable(FallbackReason::Malformed, detail);
+fn tag_final_message(template: &ChatTemplate, messages: &mut [TemplateVariables]) -> Result<String, PrefixError> {
+    let refused = |detail| PrefixError::unresolvable(FallbackReason::Malformed, detail);
     let content = messages.last_mut().and_then(|last| last.iter_mut().find(|(key, _)| key.as_str() == Some("content")));
     let Some((_, content)) = content.filter(|_| template.mentions("content")) else {
         return Err(refused("continue_final_message: the template takes no content"));
@@ -296,8 +299,8 @@ fn mark_final_message(template: &ChatTemplate, messages: &mut [Variables]) -> Re
 }
 
 /// The rendering up to the tag; white space before it goes where the template trims.
-fn cut_at_mark(mut rendered: String, text: &str) -> Result<String, PrefixError> {
-    let missing = PrefixError::unforeseeable(
+fn cut_at_tag(mut rendered: String, text: &str) -> Result<String, PrefixError> {
+    let missing = PrefixError::unresolvable(
         FallbackReason::TemplateError,
         "continue_final_message: the final message does not appear in the rendered prompt",
     );
@@ -313,13 +316,13 @@ fn cut_at_mark(mut rendered: String, text: &str) -> Result<String, PrefixError> 
 
 type Json = serde_json::Value;
 
-fn json(file: &'static str, bytes: Option<&[u8]>) -> Result<Json, PrefixError> {
+fn parse_json(file: &'static str, bytes: Option<&[u8]>) -> Result<Json, PrefixError> {
     let Some(bytes) = bytes else { return Ok(Json::Null) };
     serde_json::from_slice(bytes).map_err(|source| PrefixError::File { file, source })
 }
 
 /// Adds the entries that the config lacks.
-fn fill(config: &mut Json, more: Json) {
+fn fill_missing(config: &mut Json, more: Json) {
     if config.is_null() {
         *config = Json::Object(serde_json::Map::new());
     }
@@ -331,12 +334,12 @@ fn fill(config: &mut Json, more: Json) {
 }
 
 /// The template's text, unless the engine is known to render this model by other means.
-fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateText> {
+fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateSource> {
     if model["model_type"] == "gpt_oss" {
         return None;
     }
     if let Some(bytes) = &files.chat_template {
-        return Some(TemplateText { plain: String::from_utf8_lossy(bytes).into_owned(), with_tools: None });
+        return Some(TemplateSource { plain: String::from_utf8_lossy(bytes).into_owned(), with_tools: None });
     }
     let owned = |json: &Json| json.as_str().map(str::to_owned);
     let named = |name| {
@@ -344,7 +347,7 @@ fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<
         list.iter().find(|entry| entry["name"] == name).and_then(|entry| owned(&entry["template"]))
     };
     let plain = owned(&config["chat_template"]).or_else(|| named("default"))?;
-    Some(TemplateText { plain, with_tools: named("tool_use") })
+    Some(TemplateSource { plain, with_tools: named("tool_use") })
 }
 
 fn token_text(token: &Json) -> Option<&str> {
@@ -352,13 +355,13 @@ fn token_text(token: &Json) -> Option<&str> {
 }
 
 /// Every `*_token` with a text.
-fn special_tokens(config: &Json) -> Variables {
+fn special_tokens(config: &Json) -> TemplateVariables {
     let entries = config.as_object().into_iter().flatten();
     let tokens = entries.filter(|(key, _)| key.ends_with("_token"));
     tokens.filter_map(|(key, token)| Some((Value::from(key.as_str()), Value::from(token_text(token)?)))).collect()
 }
 
-fn end_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json]) -> Vec<u32> {
+fn read_end_token_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json]) -> Vec<u32> {
     let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
     let declared = files.iter().map(|file| &file["eos_token_id"]).find(|ids| !ids.is_null());
     let mut ids: Vec<u32> = match declared {
@@ -366,14 +369,14 @@ fn end_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json]) -> Vec<u32
         Some(one) => id(one).into_iter().collect(),
         None => Vec::new(),
     };
-    ids.extend(token_text(&config["eos_token"]).and_then(|token| tokenizer.id(token)));
+    ids.extend(token_text(&config["eos_token"]).and_then(|token| tokenizer.token_id(token)));
     ids.sort_unstable();
     ids.dedup();
     ids
 }
 
 /// xxh3-128 over everything that decides ids, each part with its length before it.
-fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateText>) -> Arc<str> {
+fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateSource>) -> Arc<str> {
     let special = config.as_object().into_iter().flatten();
     let special = special.filter(|(key, _)| key.ends_with("_token") || *key == "added_tokens_decoder");
     let special: Vec<String> = special.map(|(key, value)| format!("{key}={value}")).collect();

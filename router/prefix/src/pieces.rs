@@ -6,19 +6,19 @@ use vocabulary::PrefixId;
 
 /// Block names, each piece at least twice as long as the one after it when it was added.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pieces {
-    pieces: Vec<Arc<[PrefixId]>>,
+pub(crate) struct BlockSegments {
+    segments: Vec<Arc<[PrefixId]>>,
     len: usize,
 }
 
-impl Pieces {
+impl BlockSegments {
     /// The first `len` of these, and then `more`.
     pub(crate) fn extended(&self, len: usize, more: &[PrefixId]) -> Self {
         let mut extended = Self::default();
-        for piece in &self.pieces {
+        for piece in &self.segments {
             let wanted = len.min(self.len) - extended.len;
             match piece.len() <= wanted {
-                true => extended.pieces.push(piece.clone()),
+                true => extended.segments.push(piece.clone()),
                 false => {
                     extended.push(piece[..wanted].into());
                     break;
@@ -32,26 +32,26 @@ impl Pieces {
 
     fn push(&mut self, mut piece: Arc<[PrefixId]>) {
         self.len += piece.len();
-        while let Some(last) = self.pieces.pop_if(|last| last.len() < 2 * piece.len()) {
+        while let Some(last) = self.segments.pop_if(|last| last.len() < 2 * piece.len()) {
             piece = last.iter().chain(&*piece).copied().collect();
         }
         if !piece.is_empty() {
-            self.pieces.push(piece);
+            self.segments.push(piece);
         }
     }
 
     /// The first `len` of them, with room for `more` behind.
     pub(crate) fn first(&self, len: usize, more: usize) -> Vec<PrefixId> {
         let mut all = Vec::with_capacity(len + more);
-        for piece in &self.pieces {
+        for piece in &self.segments {
             all.extend_from_slice(&piece[..piece.len().min(len - all.len())]);
         }
         all
     }
 
     /// Memory that they take, shared or not.
-    pub(crate) fn bytes(&self) -> usize {
-        self.len * size_of::<PrefixId>() + self.pieces.len() * 32
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.len * size_of::<PrefixId>() + self.segments.len() * 32
     }
 }
 
@@ -64,8 +64,8 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_what_one_list_would_be_wherever_they_are_cut() {
-        let mut pieces = Pieces::default();
+    fn block_segments_equal_one_flat_list() {
+        let mut pieces = BlockSegments::default();
         let mut list = Vec::new();
         for step in 0..300u128 {
             let cut = if step % 7 == 0 { list.len() * 2 / 3 } else { list.len() };
@@ -75,15 +75,15 @@ mod tests {
             list.extend(more);
             assert_eq!(pieces.first(list.len(), 0), list);
             assert_eq!(pieces.first(list.len() / 2, 9), list[..list.len() / 2]);
-            assert!(pieces.pieces.len() < 16 && pieces.bytes() < 16 * list.len() + 1024);
+            assert!(pieces.segments.len() < 16 && pieces.memory_bytes() < 16 * list.len() + 1024);
         }
     }
 
     #[test]
-    fn steps_share_what_they_have_in_common() {
-        let long = Pieces::default().extended(0, &ids(0..1000));
+    fn successive_prompts_share_segments() {
+        let long = BlockSegments::default().extended(0, &ids(0..1000));
         let next = long.extended(1000, &ids(1000..1050));
-        assert!(Arc::ptr_eq(&long.pieces[0], &next.pieces[0]));
+        assert!(Arc::ptr_eq(&long.segments[0], &next.segments[0]));
         assert_eq!(next.first(1050, 0), ids(0..1050));
         assert_eq!(long.extended(5000, &ids(1000..1050)).first(1050, 0), ids(0..1050), "no more than there are");
     }

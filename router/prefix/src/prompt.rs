@@ -1,24 +1,24 @@
 //! What `identify` returns: the prompt's ids or bytes, its chain of blocks, and how far they can be trusted.
 
 use strum::{AsRefStr, Display, IntoStaticStr, VariantArray};
-use vocabulary::Chain;
+use vocabulary::PrefixChain;
 
 /// A prompt that has been identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// What the chain was computed over.
-    pub content: Content,
+    pub content: PromptContent,
     /// The names of its prefixes at block boundaries.
-    pub chain: Chain,
+    pub chain: PrefixChain,
     /// Whether the chain is over the engine's own token ids.
-    pub identity: Identity,
+    pub identity: PromptIdentity,
     /// What was met, for the log, when the identity is a fallback.
     pub detail: Option<Box<str>>,
 }
 
 /// What a chain was computed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum PromptContent {
     /// The token ids the engine will see.
     Tokens(Vec<u32>),
     /// Those of them that follow the last whole block. The others are known by the chain only.
@@ -29,7 +29,7 @@ pub enum Content {
 
 /// How a prompt is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Identity {
+pub enum PromptIdentity {
     /// By token ids: engine events match exactly.
     Exact,
     /// By canonical bytes: ownership and affinity work, overlap with engine events does not.
@@ -64,7 +64,7 @@ pub enum FallbackReason {
 
 /// In what a prompt that was put together is not the whole one. Bounded: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Difference {
+pub enum PromptMismatch {
     /// The whole one has no token ids, for this reason.
     Refused(FallbackReason),
     /// It has more or fewer tokens.
@@ -73,7 +73,7 @@ pub enum Difference {
     Tokens,
 }
 
-impl Difference {
+impl PromptMismatch {
     /// All of them, for metrics that start at zero.
     pub fn all() -> impl Iterator<Item = Self> {
         FallbackReason::VARIANTS.iter().copied().map(Self::Refused).chain([Self::Length, Self::Tokens])
@@ -91,57 +91,57 @@ impl Difference {
 
 impl Prompt {
     /// In what this prompt differs from the same one computed as a whole.
-    pub fn difference(&self, whole: &Self) -> Option<Difference> {
+    pub fn mismatch(&self, whole: &Self) -> Option<PromptMismatch> {
         let is_same = self.chain == whole.chain && self.tail() == whole.tail();
         match whole.identity {
-            Identity::Fallback(reason) => Some(Difference::Refused(reason)),
-            Identity::Exact if self.chain.tokens != whole.chain.tokens => Some(Difference::Length),
-            Identity::Exact => (!is_same).then_some(Difference::Tokens),
+            PromptIdentity::Fallback(reason) => Some(PromptMismatch::Refused(reason)),
+            PromptIdentity::Exact if self.chain.tokens != whole.chain.tokens => Some(PromptMismatch::Length),
+            PromptIdentity::Exact => (!is_same).then_some(PromptMismatch::Tokens),
         }
     }
 
     /// All token ids, when they are known.
-    pub fn tokens(&self) -> Option<&[u32]> {
+    pub fn token_ids(&self) -> Option<&[u32]> {
         match &self.content {
-            Content::Tokens(ids) => Some(ids),
-            Content::Tail(ids) if self.chain.ids.is_empty() => Some(ids),
-            Content::Tail(_) | Content::Bytes(_) => None,
+            PromptContent::Tokens(ids) => Some(ids),
+            PromptContent::Tail(ids) if self.chain.ids.is_empty() => Some(ids),
+            PromptContent::Tail(_) | PromptContent::Bytes(_) => None,
         }
     }
 
     /// The token ids after the last whole block.
     pub(crate) fn tail(&self) -> Option<&[u32]> {
         match &self.content {
-            Content::Tokens(ids) => ids.get(self.chain.ids.len() * self.chain.block.0 as usize..),
-            Content::Tail(ids) => Some(ids),
-            Content::Bytes(_) => None,
+            PromptContent::Tokens(ids) => ids.get(self.chain.ids.len() * self.chain.block.0 as usize..),
+            PromptContent::Tail(ids) => Some(ids),
+            PromptContent::Bytes(_) => None,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use vocabulary::{PrefixId, Seed, Tokens};
+    use vocabulary::{HashSeed, PrefixId, Tokens};
 
     use super::*;
 
     fn prompt(ids: &[u32]) -> Prompt {
-        let chain = Chain::over_tokens(PrefixId(1), Seed(0), Tokens(4), ids);
-        Prompt { content: Content::Tokens(ids.to_vec()), chain, identity: Identity::Exact, detail: None }
+        let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(4), ids);
+        Prompt { content: PromptContent::Tokens(ids.to_vec()), chain, identity: PromptIdentity::Exact, detail: None }
     }
 
     #[test]
-    fn a_prompt_known_by_its_tail_is_the_whole_one_until_something_differs() {
+    fn tail_only_prompt_matches_the_full_prompt_until_tokens_differ() {
         let whole = prompt(&[1, 2, 3, 4, 5, 6]);
-        let tail = |ids: &[u32], tail: &[u32]| Prompt { content: Content::Tail(tail.to_vec()), ..prompt(ids) };
-        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&whole), None);
-        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 7]).difference(&whole), Some(Difference::Tokens));
-        assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).difference(&whole), Some(Difference::Tokens));
-        assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).difference(&whole), Some(Difference::Length));
-        let refused = Prompt { identity: Identity::Fallback(FallbackReason::TooLarge), ..prompt(&[1]) };
+        let tail = |ids: &[u32], tail: &[u32]| Prompt { content: PromptContent::Tail(tail.to_vec()), ..prompt(ids) };
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).mismatch(&whole), None);
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 7]).mismatch(&whole), Some(PromptMismatch::Tokens));
+        assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).mismatch(&whole), Some(PromptMismatch::Tokens));
+        assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).mismatch(&whole), Some(PromptMismatch::Length));
+        let refused = Prompt { identity: PromptIdentity::Fallback(FallbackReason::TooLarge), ..prompt(&[1]) };
         assert_eq!(
-            tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&refused),
-            Some(Difference::Refused(FallbackReason::TooLarge))
+            tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).mismatch(&refused),
+            Some(PromptMismatch::Refused(FallbackReason::TooLarge))
         );
     }
 }

@@ -11,7 +11,12 @@ pub(crate) fn is_space(c: char) -> bool {
 }
 
 /// Python's methods on strings, maps and lists.
-pub(crate) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(crate) fn call_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     if let (Some(text), true) = (value.as_str(), args.is_empty() && value.kind() == ValueKind::String) {
         match name {
             "strip" => return Ok(Value::from(text.trim_matches(is_space))),
@@ -103,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_print_as_python_prints_them() {
+    fn floats_print_like_python_repr() {
         let cases = [
             (0.0, "0.0"),
             (1.0, "1.0"),
@@ -127,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_python_does_not_print_is_escaped_in_lists_and_maps() {
+    fn unprintable_characters_are_escaped_in_lists_and_maps() {
         let plain = "['é', '日本', 'e\u{301}', '👍🏽', '\u{2764}\u{fe0f}']";
         assert_eq!(escape_unprintable(plain.into()), plain);
         let text = "['\u{a0}', '\u{ad}', '\u{200d}', '\u{2028}', '\u{feff}', '\u{e000}', '\u{ffff}', '\u{e0001}']";
@@ -136,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ascii_separators_are_white_in_python() {
+    fn ascii_separators_count_as_python_white_space() {
         assert!([' ', '\t', '\n', '\u{1c}', '\u{1f}', '\u{85}', '\u{a0}', '\u{3000}'].into_iter().all(is_space));
         assert!(!['a', '\0', '\u{200b}', '\u{feff}', '\u{1b}'].into_iter().any(is_space));
     }

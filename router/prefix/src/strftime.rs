@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_c_library() {
+    fn dates_match_the_c_library() {
         check(0, "%Y-%m-%d %H:%M:%S %A %j", "1970-01-01 00:00:00 Thursday 001");
         check(1_709_210_096, "%d %b %Y, %a %j", "29 Feb 2024, Thu 060");
         check(1_735_603_200, "%-d %B %y day %j", "31 December 24 day 366");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn midnight_and_noon_are_twelve_in_the_short_clock() {
+    fn midnight_and_noon_are_twelve_on_the_12_hour_clock() {
         check(0, "%I %p", "12 AM");
         check(12 * 3_600, "%-I %p", "12 PM");
     }
@@ -59,14 +59,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_or_unfinished_directive_is_refused() {
+    fn unknown_or_incomplete_directive_is_rejected() {
         for format in ["%Q", "%", "%-", "%-B", "%é"] {
             assert_eq!(WallTime::default().format(format), None, "{format}");
         }
     }
 
     #[test]
-    fn no_time_panics() {
+    fn arbitrary_times_do_not_panic() {
         for unix_seconds in [i64::MIN, i64::MAX, -62_135_596_800, 253_402_300_799] {
             assert!(WallTime { unix_seconds }.format("%F %T %A %j").is_some());
         }

@@ -8,13 +8,13 @@ use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, context};
 
 use crate::content_format::ContentFormat;
-use crate::converted::SystemPlace;
-use crate::heeded::heeded;
+use crate::converted::SystemPlacement;
+use crate::heeded::content_literals;
 use crate::json_value::object;
-use crate::{Limits, PrefixError, WallTime, python, to_json};
+use crate::{PrefixError, PromptLimits, WallTime, python, to_json};
 
-const DEFAULT: &str = "chat_template";
-const WITH_TOOLS: &str = "tool_use";
+const DEFAULT_TEMPLATE: &str = "chat_template";
+const TOOL_TEMPLATE: &str = "tool_use";
 /// Macros within macros; a server thread's stack is smaller than the engine's default assumes.
 const MAX_RECURSION: usize = 100;
 
@@ -25,39 +25,47 @@ pub(crate) struct ChatTemplate {
     source: String,
     has_tool_template: bool,
     has_generation_tags: bool,
-    heeds: Vec<Box<str>>,
+    content_literals: Vec<Box<str>>,
     format: ContentFormat,
     /// Most bytes that may come out.
-    longest: usize,
+    max_rendered_bytes: usize,
 }
 
 /// A template's text, and the other one that some models use when there are tools.
 #[derive(Clone, Debug)]
-pub(crate) struct TemplateText {
+pub(crate) struct TemplateSource {
     pub plain: String,
     pub with_tools: Option<String>,
 }
 
 impl ChatTemplate {
     /// Compiles a model's templates.
-    pub(crate) fn compile(text: TemplateText, limits: &Limits) -> Result<Self, PrefixError> {
-        let longest = usize::try_from(limits.rendered.0).unwrap_or(usize::MAX);
+    pub(crate) fn compile(text: TemplateSource, limits: &PromptLimits) -> Result<Self, PrefixError> {
+        let longest = usize::try_from(limits.rendered_bytes.0).unwrap_or(usize::MAX);
         let mut environment = environment(limits, longest);
         let format = ContentFormat::of(&text.plain);
         let plain = without_generation_tags(&text.plain);
         let has_generation_tags = plain != text.plain;
-        let mut heeds = heeded(&text.plain);
-        heeds.extend(text.with_tools.as_deref().map(heeded).into_iter().flatten());
-        environment.add_template_owned(DEFAULT, plain)?;
+        let mut heeds = content_literals(&text.plain);
+        heeds.extend(text.with_tools.as_deref().map(content_literals).into_iter().flatten());
+        environment.add_template_owned(DEFAULT_TEMPLATE, plain)?;
         let has_tool_template = text.with_tools.is_some();
         if let Some(with_tools) = text.with_tools {
-            environment.add_template_owned(WITH_TOOLS, without_generation_tags(&with_tools))?;
+            environment.add_template_owned(TOOL_TEMPLATE, without_generation_tags(&with_tools))?;
         }
-        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, heeds, format, longest })
+        Ok(Self {
+            environment,
+            source: text.plain,
+            has_tool_template,
+            has_generation_tags,
+            content_literals: heeds,
+            format,
+            max_rendered_bytes: longest,
+        })
     }
 
     /// The shape in which messages' content must be given.
-    pub(crate) fn format(&self) -> ContentFormat {
+    pub(crate) fn content_format(&self) -> ContentFormat {
         self.format
     }
 
@@ -67,26 +75,28 @@ impl ChatTemplate {
     }
 
     /// The words that it looks for in what is said: to tell one kind of message from another, perhaps.
-    pub(crate) fn heeds(&self) -> &[Box<str>] {
-        &self.heeds
+    pub(crate) fn content_literals(&self) -> &[Box<str>] {
+        &self.content_literals
     }
 
     /// Where system turns may stand. vLLM tries it with a bare engine, which knows no generation tags and no functions.
-    pub(crate) fn system_place(&self) -> SystemPlace {
+    pub(crate) fn system_placement(&self) -> SystemPlacement {
         let turns = ["system", "user", "system", "user"].map(|role| context! { role, content => "t" });
-        let names = [Some(DEFAULT), self.has_tool_template.then_some(WITH_TOOLS)];
+        let names = [Some(DEFAULT_TEMPLATE), self.has_tool_template.then_some(TOOL_TEMPLATE)];
         let refuses = |name| {
             let tried = self.environment.get_template(name);
             let variables = context! { messages => turns.to_vec(), add_generation_prompt => false };
             tried
                 .and_then(|template| {
-                    template.render_captured_to(variables, &mut Bounded::new(0, self.longest)).map(drop)
+                    template
+                        .render_captured_to(variables, &mut BoundedBuffer::new(0, self.max_rendered_bytes))
+                        .map(drop)
                 })
                 .is_err()
         };
         match self.has_generation_tags || names.into_iter().flatten().any(refuses) {
-            true => SystemPlace::Head,
-            false => SystemPlace::Anywhere,
+            true => SystemPlacement::Head,
+            false => SystemPlacement::Anywhere,
         }
     }
 
@@ -96,12 +106,12 @@ impl ChatTemplate {
         &self,
         mut variables: Vec<(Value, Value)>,
         now: WallTime,
-        size: Size,
+        size: RenderSize,
     ) -> Result<(String, u64), Error> {
         let tools = variables.iter().any(|(name, value)| name.as_str() == Some("tools") && !value.is_none());
-        let name = if tools && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
+        let name = if tools && self.has_tool_template { TOOL_TEMPLATE } else { DEFAULT_TEMPLATE };
         variables.push((Value::from("strftime_now"), strftime_now(now)));
-        let mut out = Bounded::new(size.hint, size.limit);
+        let mut out = BoundedBuffer::new(size.hint, size.limit);
         let captured = self.environment.get_template(name)?.render_captured_to(object(variables), &mut out)?;
         let steps = captured.state().fuel_levels().map_or(0, |(spent, _)| spent);
         drop(captured);
@@ -113,12 +123,12 @@ impl ChatTemplate {
 
 /// Bytes a rendering is expected to take, and may take.
 #[derive(Clone, Copy)]
-pub(crate) struct Size {
+pub(crate) struct RenderSize {
     pub hint: usize,
     pub limit: usize,
 }
 
-fn environment(limits: &Limits, longest: usize) -> Environment<'static> {
+fn environment(limits: &PromptLimits, longest: usize) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the default delimiters are valid"));
@@ -126,12 +136,14 @@ fn environment(limits: &Limits, longest: usize) -> Environment<'static> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_debug(false);
     environment.set_formatter(move |out, state, value| print(out, state, value, longest));
-    environment
-        .add_filter("string", move |value: &Value| printed(value, longest).unwrap_or_else(|| text(value, longest)));
+    environment.add_filter("string", move |value: &Value| {
+        collection_text(value, longest).unwrap_or_else(|| bounded_text(value, longest))
+    });
     environment.set_fuel(Some(limits.template_steps));
-    environment.set_unknown_method_callback(python::method);
+    environment.set_unknown_method_callback(python::call_method);
     environment.add_filter("tojson", to_json::filter);
-    environment.add_filter("trim", move |value: &Value, chars: Option<&str>| trim(&text(value, longest)?, chars));
+    environment
+        .add_filter("trim", move |value: &Value, chars: Option<&str>| trim(&bounded_text(value, longest)?, chars));
     environment.add_function("raise_exception", raise_exception);
     environment
 }
@@ -142,21 +154,21 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value, longest
         // Most are texts, and nothing is escaped.
         return Ok(out.write_str(text)?);
     }
-    match printed(value, longest) {
+    match collection_text(value, longest) {
         Some(text) => Ok(out.write_str(&text?)?),
         None => minijinja::escape_formatter(out, state, value),
     }
 }
 
 /// A list's or map's text; the engine's own is Python's but for characters that Python does not print.
-fn printed(value: &Value, longest: usize) -> Option<Result<String, Error>> {
+fn collection_text(value: &Value, longest: usize) -> Option<Result<String, Error>> {
     let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    is_container.then(|| text(value, longest).map(python::escape_unprintable))
+    is_container.then(|| bounded_text(value, longest).map(python::escape_unprintable))
 }
 
 /// A value's text, unless it is longer than a prompt may be: a short expression can make a list of millions.
-fn text(value: &Value, longest: usize) -> Result<String, Error> {
-    let mut text = Short { text: String::new(), longest };
+fn bounded_text(value: &Value, longest: usize) -> Result<String, Error> {
+    let mut text = BoundedString { text: String::new(), limit: longest };
     match write!(text, "{value}") {
         Ok(()) => Ok(text.text),
         Err(_) => Err(Error::new(ErrorKind::InvalidOperation, "a value's text is over the prompt's limit")),
@@ -164,14 +176,14 @@ fn text(value: &Value, longest: usize) -> Result<String, Error> {
 }
 
 /// A text that refuses to grow beyond its limit.
-struct Short {
+struct BoundedString {
     text: String,
-    longest: usize,
+    limit: usize,
 }
 
-impl fmt::Write for Short {
+impl fmt::Write for BoundedString {
     fn write_str(&mut self, more: &str) -> fmt::Result {
-        if self.text.len() + more.len() > self.longest {
+        if self.text.len() + more.len() > self.limit {
             return Err(fmt::Error);
         }
         self.text.push_str(more);
@@ -224,18 +236,18 @@ fn without_generation_tags(template: &str) -> String {
 }
 
 /// A buffer that refuses to grow beyond its limit.
-struct Bounded {
+struct BoundedBuffer {
     bytes: Vec<u8>,
     limit: usize,
 }
 
-impl Bounded {
+impl BoundedBuffer {
     fn new(expected: usize, limit: usize) -> Self {
         Self { bytes: Vec::with_capacity(expected.min(limit)), limit }
     }
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, more: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + more.len() > self.limit {
             return Err(io::Error::other("the rendered prompt is over its limit"));

@@ -4,13 +4,13 @@
 use crate::{ChatBody, ModelText, PrefixError, WallTime};
 
 /// Characters of an error's text that are kept.
-const MESSAGE_CHARS: usize = 300;
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// Two conversations of which no template should make the same prompt. A user is the only role that all templates take.
-const SAID: [&str; 2] =
+const PROBE_MESSAGES: [&str; 2] =
     [r#"{"role":"user","content":"otter"}"#, r#"{"role":"user","content":"Cranes and 17 geckos, all of them"}"#];
 /// For templates that want to be told what they are first.
-const SYSTEM: &str = r#"{"role":"system","content":"You are a heron."},"#;
+const PROBE_SYSTEM: &str = r#"{"role":"system","content":"You are a heron."},"#;
 
 /// What is wrong with a chat template.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum TemplateFault {
     Empty,
     /// What comes out does not depend on what is said, in whatever shape it might be shown.
     #[error("renders nothing of what is said")]
-    Silent,
+    IgnoresContent,
     /// It fails for every conversation that was tried.
     #[error("fails with {0:?}")]
     Fails(Box<str>),
@@ -32,29 +32,29 @@ impl TemplateFault {
         if !text.has_template() {
             return None;
         }
-        let plain = Self::shown(text, "");
+        let plain = Self::compare_probes(text, "");
         let Err(error) = plain else { return plain.ok().flatten() };
-        match Self::shown(text, SYSTEM) {
+        match Self::compare_probes(text, PROBE_SYSTEM) {
             Ok(fault) => fault,
-            Err(_) => Some(Self::Fails(error.to_string().chars().take(MESSAGE_CHARS).collect())),
+            Err(_) => Some(Self::Fails(error.to_string().chars().take(MAX_MESSAGE_CHARS).collect())),
         }
     }
 
-    fn shown(text: &ModelText, before: &str) -> Result<Option<Self>, PrefixError> {
+    fn compare_probes(text: &ModelText, before: &str) -> Result<Option<Self>, PrefixError> {
         let prompt = |said: &str| {
             let body = format!(r#"{{"messages":[{before}{said}]}}"#);
             text.render(&ChatBody::parse(body.as_bytes())?, WallTime::default())
         };
-        let [one, other] = [prompt(SAID[0])?, prompt(SAID[1])?];
+        let [one, other] = [prompt(PROBE_MESSAGES[0])?, prompt(PROBE_MESSAGES[1])?];
         Ok(match one == other {
             true if one.trim().is_empty() => Some(Self::Empty),
-            true => Some(Self::Silent),
+            true => Some(Self::IgnoresContent),
             false => None,
         })
     }
 
     /// Whether prompts come out of it that are nobody's: what fails gives none.
-    pub(crate) fn misleads(&self) -> bool {
+    pub(crate) fn ignores_content(&self) -> bool {
         !matches!(self, Self::Fails(_))
     }
 }
@@ -64,7 +64,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Asked, FallbackReason, Identifier, IdentifierOptions, Identity, Limits, ModelFiles, ModelTextSource};
+    use crate::{
+        FallbackReason, ModelFiles, ModelTextSource, PromptIdentity, PromptInputs, PromptLimits, PromptResolver,
+        PromptResolverOptions,
+    };
 
     fn files(model: &str) -> ModelFiles<'static> {
         ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap()
@@ -81,27 +84,27 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_shows_nothing_is_told_from_one_that_shows_nothing_of_what_is_said() {
+    fn empty_template_is_distinguished_from_one_that_ignores_content() {
         assert_eq!(fault(""), Some(TemplateFault::Empty));
         assert_eq!(fault("{% for m in messages %}\n{{ m.contents }}{% endfor %}\n"), Some(TemplateFault::Empty));
-        assert_eq!(fault("{% for m in messages %}<{{ m.role }}>{% endfor %}"), Some(TemplateFault::Silent));
+        assert_eq!(fault("{% for m in messages %}<{{ m.role }}>{% endfor %}"), Some(TemplateFault::IgnoresContent));
     }
 
     #[test]
-    fn a_template_that_fails_for_everybody_is_told_with_its_message() {
+    fn template_that_always_fails_is_reported_with_its_message() {
         let Some(TemplateFault::Fails(message)) = fault("{{ raise_exception('no such luck') }}") else { panic!() };
         assert!(message.contains("no such luck"), "{message}");
     }
 
     #[test]
-    fn what_is_said_may_be_shown_in_any_shape() {
+    fn content_may_be_rendered_in_any_form() {
         for shown in ["m.content | upper", "m.content | reverse", "m.content[:2] | title", "m.content | length"] {
             assert_eq!(fault(&format!("{{% for m in messages %}}{{{{ {shown} }}}}{{% endfor %}}")), None, "{shown}");
         }
     }
 
     #[test]
-    fn a_template_may_refuse_a_role_or_want_one() {
+    fn template_may_refuse_or_require_a_role() {
         let refuses = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}";
         let wants =
             "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[1].content }}";
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn no_template_that_is_known_to_work_has_a_fault() {
+    fn committed_templates_have_no_fault() {
         let folders = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models")).unwrap();
         for folder in folders {
             let template = std::fs::read_to_string(folder.unwrap().path().join("chat_template.jinja"));
@@ -121,15 +124,23 @@ mod tests {
     }
 
     #[test]
-    fn conversations_that_all_give_the_same_prompt_are_known_by_their_bytes() {
+    fn conversations_with_a_constant_rendering_fall_back_to_their_bytes() {
         let text = Some(std::sync::Arc::new(of_template("You are kind.")));
-        let namespace = vocabulary::Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
-        let (seed, block) = (vocabulary::Seed(0), vocabulary::Tokens(16));
-        let identifier = Identifier::new(IdentifierOptions { namespace, seed, block, text, limits: Limits::default() });
-        let known = |said: &str| identifier.chat(format!(r#"{{"messages":[{said}]}}"#).as_bytes(), Asked::default());
-        let [one, other] = SAID.map(known);
-        assert_eq!(one.identity, Identity::Fallback(FallbackReason::TemplateError));
+        let namespace = vocabulary::ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+        let (seed, block) = (vocabulary::HashSeed(0), vocabulary::Tokens(16));
+        let identifier = PromptResolver::new(PromptResolverOptions {
+            namespace,
+            seed,
+            block_size: block,
+            text,
+            limits: PromptLimits::default(),
+        });
+        let known = |said: &str| {
+            identifier.resolve_chat(format!(r#"{{"messages":[{said}]}}"#).as_bytes(), PromptInputs::default())
+        };
+        let [one, other] = PROBE_MESSAGES.map(known);
+        assert_eq!(one.identity, PromptIdentity::Fallback(FallbackReason::TemplateError));
         assert_ne!(one.content, other.content);
-        assert!(identifier.text().unwrap().windowing().is_none());
+        assert!(identifier.text().unwrap().incremental_rendering().is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::json_value::{Fields, entries};
+use crate::json_value::{SmallObject, entries};
 use crate::python::{self, ExponentFloat};
 
 /// Deeper than JSON bodies can be; a template that nests further is broken.
@@ -18,15 +18,15 @@ const USUAL: usize = 256;
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(crate) fn filter(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let style = match args.is_empty() && kwargs.assert_all_used().is_ok() {
-        true => Style::PLAIN,
-        false => Style::of(&args, &kwargs)?,
+        true => JsonStyle::DEFAULT,
+        false => JsonStyle::of(&args, &kwargs)?,
     };
-    let mut writer = Writer { out: String::with_capacity(USUAL), style: &style, depth: 0 };
+    let mut writer = JsonWriter { out: String::with_capacity(USUAL), style: &style, depth: 0 };
     writer.value(value)?;
     Ok(Value::from(writer.out))
 }
 
-struct Style {
+struct JsonStyle {
     ascii: bool,
     indent: Option<String>,
     comma: Cow<'static, str>,
@@ -34,9 +34,9 @@ struct Style {
     sort: bool,
 }
 
-impl Style {
+impl JsonStyle {
     /// Where nothing else is asked for.
-    const PLAIN: Self =
+    const DEFAULT: Self =
         Self { ascii: false, indent: None, comma: Cow::Borrowed(", "), colon: Cow::Borrowed(": "), sort: false };
 
     fn of(args: &[Value], kwargs: &Kwargs) -> Result<Self, Error> {
@@ -76,13 +76,13 @@ fn separators(argument: &Value, indent: Option<&str>) -> Result<(Cow<'static, st
     }
 }
 
-struct Writer<'a> {
+struct JsonWriter<'a> {
     out: String,
-    style: &'a Style,
+    style: &'a JsonStyle,
     depth: usize,
 }
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
@@ -126,7 +126,7 @@ impl Writer<'_> {
     }
 
     fn object(&mut self, value: &Value) -> Result<(), Error> {
-        match value.downcast_object_ref::<Fields>() {
+        match value.downcast_object_ref::<SmallObject>() {
             Some(fields) if !self.style.sort => return self.pairs(fields.entries()),
             _ => {}
         }
@@ -248,23 +248,23 @@ mod tests {
     }
 
     #[test]
-    fn html_is_not_escaped_and_unicode_stays() {
+    fn html_is_not_escaped_and_unicode_is_preserved() {
         check(r#"{"b":"<a href='x'>&","a":"é 🌍"}"#, "tojson", r#"{"b": "<a href='x'>&", "a": "é 🌍"}"#);
     }
 
     #[test]
-    fn ascii_on_request_uses_surrogate_pairs() {
+    fn ensure_ascii_uses_surrogate_pairs() {
         check(r#""é🌍""#, "tojson(ensure_ascii=true)", r#""\u00e9\ud83c\udf0d""#);
         check(r#""é""#, "tojson(true)", r#""\u00e9""#);
     }
 
     #[test]
-    fn control_characters_have_pythons_escapes() {
+    fn control_characters_use_python_escapes() {
         check(r#""\u0000\b\t\n\f\r\u001f\u007f\"\\/""#, "tojson", "\"\\u0000\\b\\t\\n\\f\\r\\u001f\u{7f}\\\"\\\\/\"");
     }
 
     #[test]
-    fn indented_output_is_that_of_json_dumps() {
+    fn indented_output_matches_json_dumps() {
         check(
             r#"{"a":[1,{"b":[]}],"c":{}}"#,
             "tojson(indent=2)",
@@ -276,18 +276,18 @@ mod tests {
     }
 
     #[test]
-    fn separators_and_sorting_are_options() {
+    fn separators_and_sort_keys_are_honored() {
         check(r#"{"b":1,"a":[2,3]}"#, "tojson(separators=(',', ':'))", r#"{"b":1,"a":[2,3]}"#);
         check(r#"{"b":1,"a":[2,3]}"#, "tojson(sort_keys=true)", r#"{"a": [2, 3], "b": 1}"#);
     }
 
     #[test]
-    fn numbers_and_constants_are_pythons() {
+    fn numbers_and_constants_print_as_in_python() {
         check("[1,-2.0,1e-7,1e5,true,false,null]", "tojson", "[1, -2.0, 1e-07, 100000.0, true, false, null]");
     }
 
     #[test]
-    fn an_undefined_value_a_bad_indent_and_unknown_options_are_refused() {
+    fn undefined_values_bad_indents_and_unknown_options_are_rejected() {
         assert!(render("{}", "attr('missing') | tojson").is_err());
         for call in ["tojson(indent=[])", "tojson(indent=1000)", "tojson(separators=(','))", "tojson(cls=1)"] {
             assert!(render("1", call).is_err(), "{call}");

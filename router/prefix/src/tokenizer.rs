@@ -4,7 +4,7 @@ use fastokens::decoders::Decoder;
 use fastokens::{AddedTokenConfig, Tokenizer};
 use serde_json::Value;
 
-use crate::{FallbackReason, Limits, PrefixError};
+use crate::{FallbackReason, PrefixError, PromptLimits};
 
 /// Whether special tokens take part: when encoding, the ones a post-processor adds (begin and end of text); when
 /// decoding, all of them.
@@ -17,7 +17,7 @@ pub enum SpecialTokens {
 }
 
 /// Text whose ids must decode to the same text, or the tokenizer is not what we think it is.
-const SAMPLES: [&str; 5] = [
+const ROUND_TRIP_SAMPLES: [&str; 5] = [
     "The quick brown fox jumps over the lazy dog.",
     "fn main() {\n\tprintln!(\"{}\", 0x1F);\n}\n\n  indented",
     "naïve café, Ελληνικά, русский, 日本語, 한국어",
@@ -26,7 +26,7 @@ const SAMPLES: [&str; 5] = [
 ];
 
 /// The shortest run of one class of characters that is not taken for text.
-const ENDLESS: usize = 64 << 10;
+const MIN_ENDLESS_RUN: usize = 64 << 10;
 
 /// A loaded `tokenizer.json`.
 pub(crate) struct TextTokenizer {
@@ -34,12 +34,12 @@ pub(crate) struct TextTokenizer {
     /// Ids become bytes one by one, whatever stands around them.
     byte_level: bool,
     /// Texts of tokens before which a text may be cut without changing its ids.
-    cuts: Vec<Box<str>>,
+    cut_tokens: Vec<Box<str>>,
 }
 
 impl TextTokenizer {
     /// Builds the tokenizer; `config` is `tokenizer_config.json`, which may declare more added tokens.
-    pub(crate) fn load(json: &[u8], config: &Value, limits: &Limits) -> Result<Self, PrefixError> {
+    pub(crate) fn load(json: &[u8], config: &Value, limits: &PromptLimits) -> Result<Self, PrefixError> {
         let mut json: Value =
             serde_json::from_slice(json).map_err(|source| PrefixError::File { file: "tokenizer.json", source })?;
         merge_added_tokens(&mut json, config);
@@ -50,13 +50,13 @@ impl TextTokenizer {
         inner.enable_segment_cache(usize::try_from(limits.segment_cache.0).unwrap_or(usize::MAX));
         let byte_level = matches!(inner.decoder(), Some(Decoder::ByteLevel(_)));
         let cuts = cut_tokens(inner.added_token_configs());
-        let tokenizer = Self { inner, byte_level, cuts };
+        let tokenizer = Self { inner, byte_level, cut_tokens: cuts };
         tokenizer.verify()?;
         Ok(tokenizer)
     }
 
     fn verify(&self) -> Result<(), PrefixError> {
-        for text in SAMPLES {
+        for text in ROUND_TRIP_SAMPLES {
             let ids = self.encode(text, SpecialTokens::Without)?;
             let back = self.decode(&ids, SpecialTokens::With)?;
             if back != text && self.inner.normalizer().is_none() {
@@ -70,7 +70,7 @@ impl TextTokenizer {
     }
 
     pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
-        self.refuse_endless(text)?;
+        self.reject_endless(text)?;
         Ok(self.inner.encode_with_special_tokens(text, special == SpecialTokens::With)?)
     }
 
@@ -80,20 +80,20 @@ impl TextTokenizer {
     }
 
     /// Asked of whole texts: a part may look better than its whole.
-    pub(crate) fn refuse_endless(&self, text: &str) -> Result<(), PrefixError> {
-        self.refuse_endless_bytes(text.as_bytes())
+    pub(crate) fn reject_endless(&self, text: &str) -> Result<(), PrefixError> {
+        self.reject_endless_bytes(text.as_bytes())
     }
 
-    fn refuse_endless_bytes(&self, text: &[u8]) -> Result<(), PrefixError> {
+    fn reject_endless_bytes(&self, text: &[u8]) -> Result<(), PrefixError> {
         match has_endless_word(text) {
-            true => Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "a word of more than 64 KiB")),
+            true => Err(PrefixError::unresolvable(FallbackReason::TooLarge, "a word of more than 64 KiB")),
             false => Ok(()),
         }
     }
 
     /// Texts of tokens before which a text may be cut.
     pub(crate) fn cut_tokens(&self) -> &[Box<str>] {
-        &self.cuts
+        &self.cut_tokens
     }
 
     /// Where the first of them begins in the first `within` bytes, and which. Only those that no run of one class of
@@ -102,15 +102,15 @@ impl TextTokenizer {
         let starts = text.bytes().take(within).enumerate().filter(|(_, byte)| byte.is_ascii_punctuation());
         starts.map(|(at, _)| at).find_map(|at| {
             let begins = |token: &str| text.as_bytes()[at..].starts_with(token.as_bytes()) && is_mixed(token);
-            Some((at, self.cuts.iter().position(|token| begins(token))?))
+            Some((at, self.cut_tokens.iter().position(|token| begins(token))?))
         })
     }
 
     /// As `refuse_endless` of a text that goes on with `part` after `known` bytes that were not refused.
-    pub(crate) fn refuse_endless_part(&self, known: usize, part: &str) -> Result<(), PrefixError> {
+    pub(crate) fn reject_endless_part(&self, known: usize, part: &str) -> Result<(), PrefixError> {
         // The window that lies across holds the mixed token at which the part begins.
-        let first = (ENDLESS - known % ENDLESS) % ENDLESS;
-        self.refuse_endless_bytes(part.as_bytes().get(first..).unwrap_or_default())
+        let first = (MIN_ENDLESS_RUN - known % MIN_ENDLESS_RUN) % MIN_ENDLESS_RUN;
+        self.reject_endless_bytes(part.as_bytes().get(first..).unwrap_or_default())
     }
 
     pub(crate) fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
@@ -125,7 +125,7 @@ impl TextTokenizer {
         self.inner.is_special_token(id)
     }
 
-    pub(crate) fn id(&self, token: &str) -> Option<u32> {
+    pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
@@ -167,8 +167,8 @@ fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
     let alone = |token: &AddedTokenConfig| {
         added.iter().all(|other| {
             let itself = other.content == token.content;
-            !overlap(&other.content, &token.content)
-                && !overlap(&token.content, &other.content)
+            !may_overlap(&other.content, &token.content)
+                && !may_overlap(&token.content, &other.content)
                 && (itself || !other.content.contains(&token.content) && !token.content.contains(&other.content))
         })
     };
@@ -189,16 +189,16 @@ fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
 }
 
 /// Whether a text can begin inside of `before` and end beyond it as the beginning of `after`.
-fn overlap(before: &str, after: &str) -> bool {
+fn may_overlap(before: &str, after: &str) -> bool {
     let inner = before.char_indices().skip(1).map(|(at, _)| &before[at..]);
     inner.into_iter().any(|end| after.starts_with(end))
 }
 
 /// Whether some word, number, gap or line of signs is longer than any real one: merging takes more than linear time in
-/// its length, so a megabyte of spaces would cost a second. Always true from twice `ENDLESS` on, never below it.
+/// its length, so a megabyte of spaces would cost a second. Always true from twice `MIN_ENDLESS_RUN` on, never below it.
 fn has_endless_word(text: &[u8]) -> bool {
     // A word of twice the length covers one of these windows; all others are left after a few bytes.
-    text.chunks_exact(ENDLESS).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
+    text.chunks_exact(MIN_ENDLESS_RUN).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
 }
 
 fn class(byte: &u8) -> u8 {
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_alphabet_of_bytes_is_a_bijection() {
+    fn byte_alphabet_is_a_bijection() {
         let mut bytes: Vec<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
@@ -260,42 +260,48 @@ mod tests {
     }
 
     #[test]
-    fn endless_words_are_found_wherever_they_start() {
+    fn endless_words_are_found_at_any_offset() {
         for unit in [" ", "a", "7", "<", "日"] {
-            for before in [0, 1, 1_000, ENDLESS - 1] {
-                let text = format!("{};{}", "x ".repeat(before / 2), unit.repeat(2 * ENDLESS / unit.len() + 1));
+            for before in [0, 1, 1_000, MIN_ENDLESS_RUN - 1] {
+                let text = format!("{};{}", "x ".repeat(before / 2), unit.repeat(2 * MIN_ENDLESS_RUN / unit.len() + 1));
                 assert!(has_endless_word(text.as_bytes()), "{unit} after {before}");
             }
         }
     }
 
     #[test]
-    fn long_text_with_breaks_is_not_endless() {
-        for text in ["word ".repeat(100_000), format!("{};", "a".repeat(ENDLESS - 2)).repeat(8), String::new()] {
+    fn long_text_with_breaks_is_accepted() {
+        for text in ["word ".repeat(100_000), format!("{};", "a".repeat(MIN_ENDLESS_RUN - 2)).repeat(8), String::new()]
+        {
             assert!(!has_endless_word(text.as_bytes()));
         }
     }
 
     #[test]
-    fn a_part_is_as_endless_as_its_place_in_the_whole_makes_it() {
+    fn part_is_rejected_exactly_when_the_whole_text_is() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
         let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
-        let tokenizer = TextTokenizer::load(&json, &Value::Null, &Limits::default()).unwrap();
-        for before in [0, 1, ENDLESS / 2, ENDLESS - 5, ENDLESS, ENDLESS + 9] {
-            for word in [ENDLESS - 1, ENDLESS + ENDLESS / 2, 2 * ENDLESS - 12, 2 * ENDLESS] {
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptLimits::default()).unwrap();
+        for before in [0, 1, MIN_ENDLESS_RUN / 2, MIN_ENDLESS_RUN - 5, MIN_ENDLESS_RUN, MIN_ENDLESS_RUN + 9] {
+            for word in [
+                MIN_ENDLESS_RUN - 1,
+                MIN_ENDLESS_RUN + MIN_ENDLESS_RUN / 2,
+                2 * MIN_ENDLESS_RUN - 12,
+                2 * MIN_ENDLESS_RUN,
+            ] {
                 let part = format!("<|im_end|>{}", "a".repeat(word));
                 let whole = format!("{}{part}", "b ".repeat(before).split_at(before).0);
-                let refused = tokenizer.refuse_endless(&whole).is_err();
-                assert_eq!(tokenizer.refuse_endless_part(before, &part).is_err(), refused, "{before} {word}");
+                let refused = tokenizer.reject_endless(&whole).is_err();
+                assert_eq!(tokenizer.reject_endless_part(before, &part).is_err(), refused, "{before} {word}");
             }
         }
     }
 
     #[test]
-    fn the_first_cut_is_a_special_token_of_several_kinds_of_signs() {
+    fn first_cut_is_a_special_token_of_mixed_characters() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
         let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
-        let tokenizer = TextTokenizer::load(&json, &Value::Null, &Limits::default()).unwrap();
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptLimits::default()).unwrap();
         let at = |text: &str| tokenizer.first_cut(text, 20).map(|(at, token)| (at, &*tokenizer.cut_tokens()[token]));
         assert_eq!(at("é < <|im_<|im_end|><|im_start|>"), Some((10, "<|im_end|>")));
         assert_eq!((at("nothing"), at(&format!("{}<|im_end|>", "x".repeat(20)))), (None, None));
@@ -303,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_before_special_tokens_of_any_signs_that_no_other_shares() {
+    fn cut_tokens_exclude_overlapping_special_tokens() {
         let token = |content: &str, special: bool| {
             let token = serde_json::json!({"id": 1, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special});
             serde_json::from_value::<AddedTokenConfig>(token).unwrap()

@@ -7,19 +7,19 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::Bytes;
 
 use crate::fair_lru::FairLru;
-use crate::trail::{Leading, Trail, lead};
+use crate::trail::{BodyPrefixHasher, ConversationCheckpoint, lead_bytes};
 
 /// The trails of all conversations of a router. Only they make a step cheap; nothing depends on them being there.
 #[derive(Debug)]
-pub struct Trails {
-    shelf: Mutex<Shelf>,
-    bound: usize,
+pub struct ConversationCache {
+    index: Mutex<ConversationIndex>,
+    max_bytes: usize,
 }
 
 /// By what a conversation was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Rung {
+pub enum LookupTier {
     /// The client's name for it, up to where it ended.
     Session,
     /// How its body begins, up to where it ended.
@@ -33,110 +33,119 @@ pub enum Rung {
 }
 
 /// A trail that a body goes along.
-pub(crate) struct Found<'a> {
-    pub(crate) trail: Arc<Trail>,
+pub(crate) struct CheckpointMatch<'a> {
+    pub(crate) checkpoint: Arc<ConversationCheckpoint>,
     /// What it is kept under.
     pub(crate) id: u64,
     /// The last of its places up to which the body is the same.
-    pub(crate) known: usize,
-    pub(crate) leading: Leading<'a>,
-    pub(crate) rung: Rung,
+    pub(crate) boundary: usize,
+    pub(crate) hasher: BodyPrefixHasher<'a>,
+    pub(crate) tier: LookupTier,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct ConversationIndex {
     /// By tenants.
-    trails: FairLru<Arc<str>, u64, Slot>,
+    checkpoints: FairLru<Arc<str>, u64, CachedConversation>,
     /// By session and by leading digests, both mixed with the scope.
     by_key: HashMap<u128, u64>,
-    next: u64,
+    next_id: u64,
 }
 
 #[derive(Debug)]
-struct Slot {
-    trail: Arc<Trail>,
+struct CachedConversation {
+    checkpoint: Arc<ConversationCheckpoint>,
     session: Option<u128>,
 }
 
-impl Shelf {
-    fn use_of(&mut self, key: u128) -> Option<(u64, Arc<Trail>)> {
+impl ConversationIndex {
+    fn get_and_touch(&mut self, key: u128) -> Option<(u64, Arc<ConversationCheckpoint>)> {
         let id = *self.by_key.get(&key)?;
-        Some((id, self.trails.get_mut(&id)?.trail.clone()))
+        Some((id, self.checkpoints.get_mut(&id)?.checkpoint.clone()))
     }
 
-    fn holds(&self, found: &Found<'_>) -> bool {
-        self.trails.peek(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.trail, &found.trail))
+    fn contains(&self, found: &CheckpointMatch<'_>) -> bool {
+        self.checkpoints.peek(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.checkpoint, &found.checkpoint))
     }
 
     fn remove(&mut self, id: u64) {
-        if let Some(slot) = self.trails.remove(&id) {
-            self.forget(id, &slot);
+        if let Some(slot) = self.checkpoints.remove(&id) {
+            self.remove_keys(id, &slot);
         }
     }
 
     /// Nothing leads to what was under this id any more.
-    fn forget(&mut self, id: u64, slot: &Slot) {
-        for key in keys(&slot.trail, slot.session) {
+    fn remove_keys(&mut self, id: u64, slot: &CachedConversation) {
+        for key in lookup_keys(&slot.checkpoint, slot.session) {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
             }
         }
     }
 
-    fn insert(&mut self, tenant: &str, (trail, bytes): (Arc<Trail>, usize), session: Option<u128>) {
-        self.next += 1;
-        let id = self.next;
-        self.by_key.extend(keys(&trail, session).map(|key| (key, id)));
-        for (id, slot) in self.trails.put(tenant.into(), id, (Slot { trail, session }, bytes)) {
-            self.forget(id, &slot);
+    fn insert(&mut self, tenant: &str, (trail, bytes): (Arc<ConversationCheckpoint>, usize), session: Option<u128>) {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.by_key.extend(lookup_keys(&trail, session).map(|key| (key, id)));
+        for (id, slot) in
+            self.checkpoints.insert(tenant.into(), id, (CachedConversation { checkpoint: trail, session }, bytes))
+        {
+            self.remove_keys(id, &slot);
         }
     }
 
     /// Puts a trail in the place of one whose keys it is all found by; false for any other.
-    fn replace(&mut self, id: u64, (trail, bytes): (&Arc<Trail>, usize), session: Option<u128>) -> bool {
-        let has_keys = |Slot { trail: old, session: named }: &Slot| {
-            (*named, old.scope) == (session, trail.scope) && trail.leads.starts_with(&old.leads)
+    fn replace(
+        &mut self,
+        id: u64,
+        (trail, bytes): (&Arc<ConversationCheckpoint>, usize),
+        session: Option<u128>,
+    ) -> bool {
+        let has_keys = |CachedConversation { checkpoint: old, session: named }: &CachedConversation| {
+            (*named, old.scope) == (session, trail.scope) && trail.lead_digests.starts_with(&old.lead_digests)
         };
-        let may_be_replaced = self.trails.peek(&id).is_some_and(has_keys);
-        if !may_be_replaced || !self.trails.replace(&id, (Slot { trail: trail.clone(), session }, bytes)) {
+        let may_be_replaced = self.checkpoints.peek(&id).is_some_and(has_keys);
+        if !may_be_replaced
+            || !self.checkpoints.replace(&id, (CachedConversation { checkpoint: trail.clone(), session }, bytes))
+        {
             return false;
         }
         // Also those that it had: another conversation that begins alike may be found by them since.
-        self.by_key.extend(keys(trail, session).map(|key| (key, id)));
+        self.by_key.extend(lookup_keys(trail, session).map(|key| (key, id)));
         true
     }
 }
 
-fn keys(trail: &Trail, session: Option<u128>) -> impl Iterator<Item = u128> {
-    session.into_iter().chain(trail.leads.iter().copied()).map(|key| key ^ trail.scope)
+fn lookup_keys(trail: &ConversationCheckpoint, session: Option<u128>) -> impl Iterator<Item = u128> {
+    session.into_iter().chain(trail.lead_digests.iter().copied()).map(|key| key ^ trail.scope)
 }
 
-impl Trails {
+impl ConversationCache {
     /// At most so much memory.
     pub fn new(bound: Bytes) -> Self {
-        let bound = usize::try_from(bound.0).unwrap_or(usize::MAX);
-        let shelf = Shelf { trails: FairLru::new(bound), by_key: HashMap::new(), next: 0 };
-        Self { shelf: Mutex::new(shelf), bound }
+        let max_bytes = usize::try_from(bound.0).unwrap_or(usize::MAX);
+        let shelf = ConversationIndex { checkpoints: FairLru::new(max_bytes), by_key: HashMap::new(), next_id: 0 };
+        Self { index: Mutex::new(shelf), max_bytes }
     }
 
     /// Whether anything may be kept at all.
     pub fn has_room(&self) -> bool {
-        self.bound > 0
+        self.max_bytes > 0
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn lock_index(&self) -> MutexGuard<'_, ConversationIndex> {
         // A step that broke leaves a trail that is whole or none.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory that they take.
-    pub fn bytes(&self) -> Bytes {
-        Bytes(self.shelf().trails.bytes() as u64)
+    pub fn memory_bytes(&self) -> Bytes {
+        Bytes(self.lock_index().checkpoints.bytes() as u64)
     }
 
     /// Conversations that are known.
     pub fn len(&self) -> usize {
-        self.shelf().trails.len()
+        self.lock_index().checkpoints.len()
     }
 
     /// Whether none is known.
@@ -146,28 +155,35 @@ impl Trails {
 
     /// Forgets all of them.
     pub fn clear(&self) {
-        let mut shelf = self.shelf();
-        shelf.trails.clear();
+        let mut shelf = self.lock_index();
+        shelf.checkpoints.clear();
         shelf.by_key.clear();
     }
 
     /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
-    pub(crate) fn find<'a>(&self, scope: u128, session: Option<u128>, body: &'a [u8]) -> Option<Found<'a>> {
-        let named = session.and_then(|session| self.along(session ^ scope, (0, &Leading::new(body)), scope));
+    pub(crate) fn find<'a>(&self, scope: u128, session: Option<u128>, body: &'a [u8]) -> Option<CheckpointMatch<'a>> {
+        let named =
+            session.and_then(|session| self.match_key(session ^ scope, (0, &BodyPrefixHasher::new(body)), scope));
         match named {
-            Some(found) if found.rung == Rung::Leading => Some(Found { rung: Rung::Session, ..found }),
-            named => self.by_leading((scope, body), named),
+            Some(found) if found.tier == LookupTier::Leading => {
+                Some(CheckpointMatch { tier: LookupTier::Session, ..found })
+            }
+            named => self.find_by_leading_bytes((scope, body), named),
         }
     }
 
     /// The trail that `body` goes along furthest by how it begins, or the one found by its name.
-    fn by_leading<'a>(&self, (scope, body): (u128, &'a [u8]), named: Option<Found<'a>>) -> Option<Found<'a>> {
+    fn find_by_leading_bytes<'a>(
+        &self,
+        (scope, body): (u128, &'a [u8]),
+        named: Option<CheckpointMatch<'a>>,
+    ) -> Option<CheckpointMatch<'a>> {
         let mut best = named;
         let known = best.as_ref().map(|found| found.id);
-        for Candidate { key, end, leading, .. } in self.candidates(scope, body, known).into_iter().rev() {
-            let found = self.along(key, (end, &leading), scope);
-            let is_end = found.as_ref().is_some_and(|found| found.rung == Rung::Leading);
-            best = found.into_iter().chain(best).max_by_key(Found::depth);
+        for MatchCandidate { key, end, hasher: leading, .. } in self.candidates(scope, body, known).into_iter().rev() {
+            let found = self.match_key(key, (end, &leading), scope);
+            let is_end = found.as_ref().is_some_and(|found| found.tier == LookupTier::Leading);
+            best = found.into_iter().chain(best).max_by_key(CheckpointMatch::matched_bytes);
             if is_end {
                 break;
             }
@@ -177,39 +193,49 @@ impl Trails {
 
     /// The trails under the beginnings of `body`, but for one that is `known`: each once, so that the body is compared
     /// with none of them again and again, and by the longest beginning; the longest last.
-    pub(crate) fn candidates<'a>(&self, scope: u128, body: &'a [u8], known: Option<u64>) -> Vec<Candidate<'a>> {
-        let mut leading = Leading::new(body);
-        let mut candidates: Vec<Candidate<'a>> = Vec::new();
-        for end in (0..).map_while(lead) {
+    pub(crate) fn candidates<'a>(&self, scope: u128, body: &'a [u8], known: Option<u64>) -> Vec<MatchCandidate<'a>> {
+        let mut leading = BodyPrefixHasher::new(body);
+        let mut candidates: Vec<MatchCandidate<'a>> = Vec::new();
+        for end in (0..).map_while(lead_bytes) {
             let Some(key) = leading.digest(end).map(|digest| digest ^ scope) else { break };
-            let Some(id) = self.shelf().by_key.get(&key).copied() else { break };
+            let Some(id) = self.lock_index().by_key.get(&key).copied() else { break };
             if known != Some(id) {
                 candidates.retain(|earlier| earlier.id != id);
-                candidates.push(Candidate { key, id, end, leading: leading.clone() });
+                candidates.push(MatchCandidate { key, id, end, hasher: leading.clone() });
             }
         }
         candidates
     }
 
-    fn along<'a>(&self, key: u128, (checked, leading): (usize, &Leading<'a>), scope: u128) -> Option<Found<'a>> {
-        let (id, trail) = self.shelf().use_of(key).filter(|(_, trail)| trail.scope == scope)?;
-        let (known, leading) = trail.deepest(checked, leading)?;
-        let rung = if known + 1 == trail.known.len() { Rung::Leading } else { Rung::Segment };
-        Some(Found { trail, id, known, leading, rung })
+    fn match_key<'a>(
+        &self,
+        key: u128,
+        (checked, leading): (usize, &BodyPrefixHasher<'a>),
+        scope: u128,
+    ) -> Option<CheckpointMatch<'a>> {
+        let (id, trail) = self.lock_index().get_and_touch(key).filter(|(_, trail)| trail.scope == scope)?;
+        let (known, leading) = trail.deepest_match(checked, leading)?;
+        let rung = if known + 1 == trail.boundaries.len() { LookupTier::Leading } else { LookupTier::Segment };
+        Some(CheckpointMatch { checkpoint: trail, id, boundary: known, hasher: leading, tier: rung })
     }
 
-    pub(crate) fn remove(&self, found: &Found<'_>) {
-        self.shelf().remove(found.id);
+    pub(crate) fn remove(&self, found: &CheckpointMatch<'_>) {
+        self.lock_index().remove(found.id);
     }
 
     /// Keeps a trail of a tenant, in place of the one that it goes on from.
-    pub(crate) fn put(&self, tenant: &str, trail: Arc<Trail>, (session, replaced): (Option<u128>, Option<&Found<'_>>)) {
-        let bytes = trail.bytes();
-        let mut shelf = self.shelf();
+    pub(crate) fn insert(
+        &self,
+        tenant: &str,
+        trail: Arc<ConversationCheckpoint>,
+        (session, replaced): (Option<u128>, Option<&CheckpointMatch<'_>>),
+    ) {
+        let bytes = trail.memory_bytes();
+        let mut shelf = self.lock_index();
         // Unless another step of the conversation was quicker.
-        let replaced = replaced.filter(|found| shelf.holds(found));
+        let replaced = replaced.filter(|found| shelf.contains(found));
         if let Some(old) = replaced.map(|found| found.id) {
-            if shelf.trails.bytes() + bytes <= self.bound && shelf.replace(old, (&trail, bytes), session) {
+            if shelf.checkpoints.bytes() + bytes <= self.max_bytes && shelf.replace(old, (&trail, bytes), session) {
                 return;
             }
             shelf.remove(old);
@@ -219,82 +245,83 @@ impl Trails {
 }
 
 /// A trail that a body may go along.
-pub(crate) struct Candidate<'a> {
+pub(crate) struct MatchCandidate<'a> {
     /// Of the beginning that they share, and where that ends.
     key: u128,
     pub(crate) end: usize,
     id: u64,
-    leading: Leading<'a>,
+    hasher: BodyPrefixHasher<'a>,
 }
 
-impl Found<'_> {
-    fn depth(&self) -> usize {
-        self.trail.known[self.known].body
+impl CheckpointMatch<'_> {
+    fn matched_bytes(&self) -> usize {
+        self.checkpoint.boundaries[self.boundary].body_bytes
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trail::tests::trail;
+    use crate::trail::tests::checkpoint;
 
     const BODY: [u8; 4000] = [7; 4000];
 
-    fn check(trails: &Trails, expected: &[&Arc<Trail>]) {
-        let shelf = trails.shelf();
-        let mut kept: Vec<_> = shelf.trails.iter().map(|(_, slot)| slot.trail.clone()).collect();
-        kept.sort_by_key(|trail| trail.known.last().unwrap().body);
+    fn check(trails: &ConversationCache, expected: &[&Arc<ConversationCheckpoint>]) {
+        let shelf = trails.lock_index();
+        let mut kept: Vec<_> = shelf.checkpoints.iter().map(|(_, slot)| slot.checkpoint.clone()).collect();
+        kept.sort_by_key(|trail| trail.boundaries.last().unwrap().body_bytes);
         assert!(
             kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
         );
-        assert_eq!(shelf.trails.bytes(), kept.iter().map(|trail| trail.bytes()).sum::<usize>());
-        assert!(shelf.by_key.values().all(|id| shelf.trails.contains(id)));
+        assert_eq!(shelf.checkpoints.bytes(), kept.iter().map(|trail| trail.memory_bytes()).sum::<usize>());
+        assert!(shelf.by_key.values().all(|id| shelf.checkpoints.contains(id)));
     }
 
     #[test]
-    fn a_trail_takes_the_place_of_the_one_that_it_goes_on_from_and_is_found_by_more() {
-        let trails = Trails::new(Bytes(1 << 20));
-        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put("", first.clone(), (Some(1), None));
+    fn extended_checkpoint_replaces_its_predecessor_and_gains_keys() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first.clone(), (Some(1), None));
         check(&trails, &[&first]);
         let found = trails.find(0, Some(1), &BODY).unwrap();
-        trails.put("", second.clone(), (Some(1), Some(&found)));
+        trails.insert("", second.clone(), (Some(1), Some(&found)));
         check(&trails, &[&second]);
-        assert_eq!(trails.shelf().by_key.len(), 1 + second.leads.len());
+        assert_eq!(trails.lock_index().by_key.len(), 1 + second.lead_digests.len());
         let unnamed = trails.find(0, None, &BODY).unwrap();
-        assert!(Arc::ptr_eq(&unnamed.trail, &second) && unnamed.rung == Rung::Leading);
+        assert!(Arc::ptr_eq(&unnamed.checkpoint, &second) && unnamed.tier == LookupTier::Leading);
         trails.remove(&unnamed);
         check(&trails, &[]);
-        assert!(trails.shelf().by_key.is_empty());
+        assert!(trails.lock_index().by_key.is_empty());
     }
 
     #[test]
-    fn of_two_steps_of_one_conversation_the_slower_takes_nobodys_place() {
-        let trails = Trails::new(Bytes(1 << 20));
-        let [first, quick, slow] = [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put("", first, (Some(1), None));
+    fn concurrent_extension_does_not_replace_the_faster_one() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, quick, slow] =
+            [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first, (Some(1), None));
         let [one, other] = [0, 0].map(|_| trails.find(0, Some(1), &BODY).unwrap());
-        trails.put("", quick.clone(), (Some(1), Some(&one)));
-        trails.put("", slow.clone(), (Some(1), Some(&other)));
+        trails.insert("", quick.clone(), (Some(1), Some(&one)));
+        trails.insert("", slow.clone(), (Some(1), Some(&other)));
         check(&trails, &[&quick, &slow]);
-        assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().trail, &slow));
+        assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().checkpoint, &slow));
     }
 
     #[test]
-    fn a_trail_whose_keys_are_others_is_kept_anew() {
-        let trails = Trails::new(Bytes(1 << 20));
-        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put("", first, (None, None));
+    fn checkpoint_with_different_keys_is_inserted_anew() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first, (None, None));
         let found = trails.find(0, None, &BODY).unwrap();
-        trails.put("", second.clone(), (Some(1), Some(&found)));
+        trails.insert("", second.clone(), (Some(1), Some(&found)));
         check(&trails, &[&second]);
         assert!(trails.find(0, Some(1), &BODY).is_some());
-        let bound = trails.bytes();
-        let full = Trails::new(bound);
-        full.put("", second, (Some(1), None));
+        let bound = trails.memory_bytes();
+        let full = ConversationCache::new(bound);
+        full.insert("", second, (Some(1), None));
         let found = full.find(0, Some(1), &BODY).unwrap();
-        let longer = Arc::new(trail(&BODY, &[600, 3000, 3999]));
-        full.put("", longer, (Some(1), Some(&found)));
+        let longer = Arc::new(checkpoint(&BODY, &[600, 3000, 3999]));
+        full.insert("", longer, (Some(1), Some(&found)));
         check(&full, &[]);
     }
 }

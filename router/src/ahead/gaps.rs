@@ -5,43 +5,43 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use planner::{Ask, StepKind};
+use planner::{PlanningRequest, StepKind};
 use vocabulary::{SessionId, WorkerId};
 
-use crate::pipeline::prompts::Kept;
+use crate::pipeline::prompts::StoredPrompt;
 
 /// Most sessions that are looked after.
-const MOST: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
+const MAX_SESSIONS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
 /// How long after its step a session is looked after: who stays away longer is not expected shortly.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_IDLE: Duration = Duration::from_secs(60);
 /// Between two looks at the same one.
-const AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The next step as far as it is known.
 #[derive(Debug)]
-pub struct Expected {
+pub struct PredictedStep {
     /// What kind it is likely to be: what the last one was.
     pub step: StepKind,
     /// The last one's, with its answer in the prompt.
-    pub ask: Ask,
+    pub ask: PlanningRequest,
     /// The prompt that it goes on from.
-    pub kept: Arc<Kept>,
+    pub prompt: Arc<StoredPrompt>,
 }
 
 /// A session whose next step is awaited.
 #[derive(Debug)]
-struct Gap {
+struct IdleSession {
     /// None when nothing is sent any more: a prompt may be megabytes.
-    expected: Option<Arc<Expected>>,
-    begun: Instant,
-    looked: Option<Instant>,
-    tried: Tried,
+    predicted: Option<Arc<PredictedStep>>,
+    idle_since: Instant,
+    checked_at: Option<Instant>,
+    progress: ReplicationProgress,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Tried {
+pub(super) enum ReplicationProgress {
     /// Nothing yet.
-    Not,
+    NotTried,
     /// It came to nothing.
     Failed,
     /// The prefix lies there as well by now.
@@ -49,40 +49,45 @@ pub(super) enum Tried {
 }
 
 #[derive(Debug)]
-pub(super) struct Gaps(LruCache<SessionId, Gap>);
+pub(super) struct IdleSessions(LruCache<SessionId, IdleSession>);
 
-impl Default for Gaps {
+impl Default for IdleSessions {
     fn default() -> Self {
-        Self(LruCache::new(MOST))
+        Self(LruCache::new(MAX_SESSIONS))
     }
 }
 
-impl Gaps {
+impl IdleSessions {
     /// A step of the session is over, served by `server`. Whether that is where its prefix had been sent to, where it had.
-    pub(super) fn begins(
+    pub(super) fn record_step_end(
         &mut self,
         session: SessionId,
-        (expected, server): (Expected, WorkerId),
+        (expected, server): (PredictedStep, WorkerId),
         now: Instant,
     ) -> Option<bool> {
-        let gap = Gap { expected: Some(Arc::new(expected)), begun: now, looked: None, tried: Tried::Not };
-        match self.0.put(session, gap).map(|before| before.tried) {
-            Some(Tried::Sent(to)) => Some(to == server),
-            None | Some(Tried::Not | Tried::Failed) => None,
+        let gap = IdleSession {
+            predicted: Some(Arc::new(expected)),
+            idle_since: now,
+            checked_at: None,
+            progress: ReplicationProgress::NotTried,
+        };
+        match self.0.put(session, gap).map(|before| before.progress) {
+            Some(ReplicationProgress::Sent(to)) => Some(to == server),
+            None | Some(ReplicationProgress::NotTried | ReplicationProgress::Failed) => None,
         }
     }
 
     /// At most so many that are to be looked at now, those that ended last first: they are the likeliest to be used.
-    pub(super) fn due(&mut self, most: usize, now: Instant) -> Vec<(SessionId, Arc<Expected>)> {
+    pub(super) fn due(&mut self, most: usize, now: Instant) -> Vec<(SessionId, Arc<PredictedStep>)> {
         let mut due = Vec::new();
-        self.let_go(now);
+        self.expire(now);
         for (session, gap) in self.0.iter_mut() {
-            if due.len() == most || now.saturating_duration_since(gap.begun) > LONGEST {
+            if due.len() == most || now.saturating_duration_since(gap.idle_since) > MAX_IDLE {
                 break;
             }
-            let is_due = gap.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= AGAIN);
-            if let (true, Tried::Not, Some(expected)) = (is_due, gap.tried, &gap.expected) {
-                gap.looked = Some(now);
+            let is_due = gap.checked_at.is_none_or(|looked| now.saturating_duration_since(looked) >= RECHECK_INTERVAL);
+            if let (true, ReplicationProgress::NotTried, Some(expected)) = (is_due, gap.progress, &gap.predicted) {
+                gap.checked_at = Some(now);
                 due.push((*session, expected.clone()));
             }
         }
@@ -90,46 +95,51 @@ impl Gaps {
     }
 
     /// Nothing more is sent in gaps as old as that; only what was is remembered.
-    fn let_go(&mut self, now: Instant) {
-        let is_old = |gap: &Gap| now.saturating_duration_since(gap.begun) > LONGEST;
+    fn expire(&mut self, now: Instant) {
+        let is_old = |gap: &IdleSession| now.saturating_duration_since(gap.idle_since) > MAX_IDLE;
         let old = self.0.iter().rev().take_while(|(_, gap)| is_old(gap)).map(|(session, _)| *session);
         for session in old.collect::<Vec<_>>() {
             match self.0.peek_mut(&session) {
-                Some(gap) if matches!(gap.tried, Tried::Sent(_)) => gap.expected = None,
+                Some(gap) if matches!(gap.progress, ReplicationProgress::Sent(_)) => gap.predicted = None,
                 _ => drop(self.0.pop(&session)),
             }
         }
     }
 
     /// Something was sent, or could not be. Nothing is sent twice in a gap.
-    pub(super) fn tried(&mut self, session: SessionId, expected: &Arc<Expected>, tried: Tried) {
-        let is_same = |gap: &Gap| gap.expected.as_ref().is_some_and(|known| Arc::ptr_eq(known, expected));
+    pub(super) fn record_attempt(
+        &mut self,
+        session: SessionId,
+        expected: &Arc<PredictedStep>,
+        tried: ReplicationProgress,
+    ) {
+        let is_same = |gap: &IdleSession| gap.predicted.as_ref().is_some_and(|known| Arc::ptr_eq(known, expected));
         if let Some(gap) = self.0.peek_mut(&session).filter(|gap| is_same(gap)) {
-            gap.tried = tried;
+            gap.progress = tried;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use planner::Transfers;
-    use vocabulary::{Chain, PrefixId, Seed, TenantId, Tokens};
+    use planner::TransferPermission;
+    use vocabulary::{HashSeed, PrefixChain, PrefixId, TenantId, Tokens};
 
     use super::*;
-    use crate::pipeline::token_ids::TokenIds;
+    use crate::pipeline::token_ids::PromptTokenIds;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn expected() -> Expected {
-        let chain = Chain::over_tokens(PrefixId(1), Seed::default(), Tokens(16), &[1; 32]);
-        let kept = Kept {
+    fn predicted_step() -> PredictedStep {
+        let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed::default(), Tokens(16), &[1; 32]);
+        let kept = StoredPrompt {
             tenant: TenantId::default(),
             model: "m".into(),
             chain,
-            tokens: TokenIds::Here([1; 32].into()),
+            tokens: PromptTokenIds::Known([1; 32].into()),
             salt: None,
         };
-        let ask = Ask {
+        let ask = PlanningRequest {
             model: "m".into(),
             adapter: None,
             prompt: Tokens(40),
@@ -137,72 +147,76 @@ mod tests {
             growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
-            transfers: Transfers::Allowed,
+            transfers: TransferPermission::Allowed,
         };
-        Expected { step: StepKind::SmallIncrement, ask, kept: Arc::new(kept) }
+        PredictedStep { step: StepKind::SmallIncrement, ask, prompt: Arc::new(kept) }
     }
 
-    fn due(gaps: &mut Gaps, now: Instant) -> Vec<u128> {
+    fn due_sessions(gaps: &mut IdleSessions, now: Instant) -> Vec<u128> {
         gaps.due(3, now).iter().map(|(session, _)| session.0).collect()
     }
 
     #[test]
-    fn the_newest_are_looked_at_once_a_second_until_they_are_old() {
-        let (mut gaps, now) = (Gaps::default(), Instant::now());
+    fn due_returns_newest_idle_sessions_once_a_second_until_they_expire() {
+        let (mut gaps, now) = (IdleSessions::default(), Instant::now());
         (0..5).for_each(|n| {
-            gaps.begins(SessionId(n), (expected(), WorkerId(1)), now);
+            gaps.record_step_end(SessionId(n), (predicted_step(), WorkerId(1)), now);
         });
-        assert_eq!(due(&mut gaps, now), [4, 3, 2]);
-        assert_eq!(due(&mut gaps, now), [1, 0], "the others were looked at just now");
-        assert_eq!(due(&mut gaps, now), [] as [u128; 0]);
-        assert_eq!(due(&mut gaps, now + SECOND), [4, 3, 2]);
-        gaps.begins(SessionId(0), (expected(), WorkerId(1)), now + SECOND);
-        assert_eq!(due(&mut gaps, now + SECOND), [0, 1], "it stepped again");
-        assert_eq!(due(&mut gaps, now + SECOND * 61), [0]);
-        assert_eq!(due(&mut gaps, now + SECOND * 62), [] as [u128; 0]);
+        assert_eq!(due_sessions(&mut gaps, now), [4, 3, 2]);
+        assert_eq!(due_sessions(&mut gaps, now), [1, 0], "the others were looked at just now");
+        assert_eq!(due_sessions(&mut gaps, now), [] as [u128; 0]);
+        assert_eq!(due_sessions(&mut gaps, now + SECOND), [4, 3, 2]);
+        gaps.record_step_end(SessionId(0), (predicted_step(), WorkerId(1)), now + SECOND);
+        assert_eq!(due_sessions(&mut gaps, now + SECOND), [0, 1], "it stepped again");
+        assert_eq!(due_sessions(&mut gaps, now + SECOND * 61), [0]);
+        assert_eq!(due_sessions(&mut gaps, now + SECOND * 62), [] as [u128; 0]);
     }
 
     #[test]
-    fn nothing_is_sent_twice_and_the_next_step_says_whether_it_was_of_use() {
-        let (mut gaps, now) = (Gaps::default(), Instant::now());
+    fn a_prefix_is_replicated_once_per_gap_and_the_next_step_reports_its_use() {
+        let (mut gaps, now) = (IdleSessions::default(), Instant::now());
         let id = SessionId(1);
-        assert_eq!(gaps.begins(id, (expected(), WorkerId(1)), now), None);
+        assert_eq!(gaps.record_step_end(id, (predicted_step(), WorkerId(1)), now), None);
         let (_, waited) = gaps.due(1, now).remove(0);
-        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
-        assert_eq!(due(&mut gaps, now + SECOND * 2), [] as [u128; 0]);
-        assert_eq!(gaps.begins(id, (expected(), WorkerId(2)), now), Some(true));
-        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
-        assert_eq!(due(&mut gaps, now), [1], "what was sent late was for the gap before");
+        gaps.record_attempt(id, &waited, ReplicationProgress::Sent(WorkerId(2)));
+        assert_eq!(due_sessions(&mut gaps, now + SECOND * 2), [] as [u128; 0]);
+        assert_eq!(gaps.record_step_end(id, (predicted_step(), WorkerId(2)), now), Some(true));
+        gaps.record_attempt(id, &waited, ReplicationProgress::Sent(WorkerId(2)));
+        assert_eq!(due_sessions(&mut gaps, now), [1], "what was sent late was for the gap before");
         let (_, waited) = gaps.due(1, now + SECOND).remove(0);
-        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
-        assert_eq!(gaps.begins(id, (expected(), WorkerId(1)), now), Some(false));
+        gaps.record_attempt(id, &waited, ReplicationProgress::Sent(WorkerId(2)));
+        assert_eq!(gaps.record_step_end(id, (predicted_step(), WorkerId(1)), now), Some(false));
     }
 
     #[test]
-    fn of_old_gaps_only_what_was_sent_is_kept() {
-        let (mut gaps, now) = (Gaps::default(), Instant::now());
+    fn expired_gaps_keep_only_the_replicas_that_were_sent() {
+        let (mut gaps, now) = (IdleSessions::default(), Instant::now());
         for id in [SessionId(1), SessionId(2), SessionId(3)] {
-            gaps.begins(id, (expected(), WorkerId(1)), now);
+            gaps.record_step_end(id, (predicted_step(), WorkerId(1)), now);
         }
         let waiting = gaps.due(3, now);
-        for ((id, waited), tried) in waiting.iter().zip([Tried::Sent(WorkerId(2)), Tried::Failed, Tried::Not]) {
-            gaps.tried(*id, waited, tried);
+        for ((id, waited), tried) in waiting.iter().zip([
+            ReplicationProgress::Sent(WorkerId(2)),
+            ReplicationProgress::Failed,
+            ReplicationProgress::NotTried,
+        ]) {
+            gaps.record_attempt(*id, waited, tried);
         }
-        assert_eq!(due(&mut gaps, now + SECOND * 2), [1], "what failed is not tried again");
-        assert_eq!(due(&mut gaps, now + SECOND * 61), [] as [u128; 0]);
+        assert_eq!(due_sessions(&mut gaps, now + SECOND * 2), [1], "what failed is not tried again");
+        assert_eq!(due_sessions(&mut gaps, now + SECOND * 61), [] as [u128; 0]);
         assert_eq!(gaps.0.len(), 1);
         let sent = gaps.0.peek(&SessionId(3)).unwrap();
-        assert!(sent.expected.is_none(), "its prompt is not");
-        assert_eq!(gaps.begins(SessionId(3), (expected(), WorkerId(2)), now), Some(true));
+        assert!(sent.predicted.is_none(), "its prompt is not");
+        assert_eq!(gaps.record_step_end(SessionId(3), (predicted_step(), WorkerId(2)), now), Some(true));
     }
 
     #[test]
-    fn they_are_bounded() {
-        let (mut gaps, now) = (Gaps::default(), Instant::now());
+    fn idle_sessions_are_bounded() {
+        let (mut gaps, now) = (IdleSessions::default(), Instant::now());
         (0..2000).for_each(|n| {
-            gaps.begins(SessionId(n), (expected(), WorkerId(1)), now);
+            gaps.record_step_end(SessionId(n), (predicted_step(), WorkerId(1)), now);
         });
-        assert_eq!(gaps.0.len(), MOST.get());
+        assert_eq!(gaps.0.len(), MAX_SESSIONS.get());
         assert!(!gaps.0.contains(&SessionId(0)));
     }
 }

@@ -27,7 +27,7 @@ pub enum AttentionError {
         source: std::io::Error,
     },
     /// It is longer than any description.
-    #[error("{0} has more than {most} bytes", most = AttentionSpec::LONGEST_FILE)]
+    #[error("{0} has more than {most} bytes", most = AttentionSpec::MAX_CONFIG_BYTES)]
     TooLong(PathBuf),
     /// It is not TOML, or says something that is not accepted.
     #[error("{path}: {source}")]
@@ -45,17 +45,17 @@ pub enum AttentionError {
 /// The model's specification, where there is one.
 pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
     let spec = match (&config.attention, &config.text) {
-        (Some(file), _) => Some(of_file(file)?),
+        (Some(file), _) => Some(load_description(file)?),
         // Its text is small; the engines that are simulated for it hold blocks as a large model's.
-        (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => of_folder(name, folder),
+        (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => load_folder(name, folder),
         (None, _) => None,
     };
-    let narrowed = |spec: AttentionSpec| config.kv_bits.map_or(Ok(spec.clone()), |bits| spec.with_bits(bits));
+    let narrowed = |spec: AttentionSpec| config.kv_bits.map_or(Ok(spec.clone()), |bits| spec.with_kv_bits(bits));
     Ok(spec.map(narrowed).transpose()?.map(Arc::new))
 }
 
 /// The kinds of state that its blocks hold, as the ledger writes them down.
-pub(super) fn kinds(spec: &AttentionSpec) -> KvKinds {
+pub(super) fn ledger_kinds(spec: &AttentionSpec) -> KvKinds {
     let kind = |kind| match kind {
         StateKind::DenseKv => KvKind::DenseKv,
         StateKind::CompressedCsaMain => KvKind::CompressedCsaMain,
@@ -70,20 +70,20 @@ pub(super) fn kinds(spec: &AttentionSpec) -> KvKinds {
 }
 
 /// From a `config.json`, or from a description of one's own, whose name ends otherwise.
-pub(crate) fn attention_of(path: &Path) -> Result<AttentionSpec, AttentionError> {
+pub(crate) fn load_spec(path: &Path) -> Result<AttentionSpec, AttentionError> {
     match path.extension().is_some_and(|ending| ending == "json") {
         true => Ok(AttentionSpec::from_config(&read(path)?)?),
-        false => of_file(path),
+        false => load_description(path),
     }
 }
 
-fn of_file(path: &Path) -> Result<AttentionSpec, AttentionError> {
+fn load_description(path: &Path) -> Result<AttentionSpec, AttentionError> {
     let text = read(path)?;
     toml::from_str(&text).map_err(|source| AttentionError::Wrong { path: path.into(), source: Box::new(source) })
 }
 
 /// From a model's folder; none without a `config.json`, or with one that is not understood.
-fn of_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
+fn load_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
     let path = folder.join("config.json");
     let spec = match read(&path) {
         Err(AttentionError::Unreadable { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return None,
@@ -101,7 +101,7 @@ fn of_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
 fn read(path: &Path) -> Result<String, AttentionError> {
     let unreadable = |source| AttentionError::Unreadable { path: path.into(), source };
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    let most = AttentionSpec::LONGEST_FILE as u64;
+    let most = AttentionSpec::MAX_CONFIG_BYTES as u64;
     let mut text = String::new();
     let length = file.take(most + 1).read_to_string(&mut text).map_err(unreadable)?;
     if length as u64 > most { Err(AttentionError::TooLong(path.into())) } else { Ok(text) }
@@ -126,7 +126,11 @@ mod tests {
         ]"#;
 
     /// What is loaded with this `config.json` in the model's folder and this attention file, where they are given.
-    fn loaded(json: Option<&str>, file: Option<&str>, kv_bits: Option<u32>) -> Result<Option<AttentionSpec>, String> {
+    fn load_with(
+        json: Option<&str>,
+        file: Option<&str>,
+        kv_bits: Option<u32>,
+    ) -> Result<Option<AttentionSpec>, String> {
         let folder = tempfile::tempdir().unwrap();
         let written = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -142,36 +146,36 @@ mod tests {
     }
 
     #[test]
-    fn a_models_folder_tells_its_attention() {
-        let spec = loaded(Some(LLAMA), None, None).unwrap().unwrap();
-        assert_eq!((spec.bytes_per_token(), kinds(&spec)), (Bytes(131_072), KvKinds::default()));
-        let narrow = loaded(Some(LLAMA), None, Some(8)).unwrap().unwrap();
+    fn attention_is_read_from_the_model_folder() {
+        let spec = load_with(Some(LLAMA), None, None).unwrap().unwrap();
+        assert_eq!((spec.bytes_per_token(), ledger_kinds(&spec)), (Bytes(131_072), KvKinds::default()));
+        let narrow = load_with(Some(LLAMA), None, Some(8)).unwrap().unwrap();
         assert_eq!(narrow.bytes_per_token(), Bytes(65_536));
-        assert!(loaded(Some(LLAMA), None, Some(7)).unwrap_err().contains("bits is 7; accepted: 4, 8, 16 or 32"));
+        assert!(load_with(Some(LLAMA), None, Some(7)).unwrap_err().contains("bits is 7; accepted: 4, 8, 16 or 32"));
     }
 
     #[test]
-    fn a_folder_without_a_config_or_with_a_strange_one_tells_nothing() {
-        let huge = format!("{LLAMA}{}", " ".repeat(AttentionSpec::LONGEST_FILE));
+    fn a_missing_or_unknown_model_config_yields_no_attention() {
+        let huge = format!("{LLAMA}{}", " ".repeat(AttentionSpec::MAX_CONFIG_BYTES));
         for strange in [None, Some("{"), Some(r#"{"model_type": "jamba"}"#), Some(huge.as_str())] {
-            assert_eq!(loaded(strange, None, None), Ok(None));
+            assert_eq!(load_with(strange, None, None), Ok(None));
         }
     }
 
     #[test]
-    fn a_file_of_ones_own_goes_before_the_folder_and_has_to_be_right() {
-        let spec = loaded(Some(LLAMA), Some(HYBRID), None).unwrap().unwrap();
+    fn an_explicit_attention_file_overrides_the_folder_and_must_be_valid() {
+        let spec = load_with(Some(LLAMA), Some(HYBRID), None).unwrap().unwrap();
         assert_eq!((spec.layers().len(), spec.block()), (60, Tokens(128)));
         let all = [KvKind::CompressedCsaMain, KvKind::CompressedCsaIndex, KvKind::CompressedHca, KvKind::WindowSwa];
-        assert_eq!(kinds(&spec), all.into_iter().fold(KvKinds(0), KvKinds::with));
-        let wrong = loaded(None, Some(&HYBRID.replace("ratio = 128", "ratio = 0")), None).unwrap_err();
+        assert_eq!(ledger_kinds(&spec), all.into_iter().fold(KvKinds(0), KvKinds::with));
+        let wrong = load_with(None, Some(&HYBRID.replace("ratio = 128", "ratio = 0")), None).unwrap_err();
         assert!(wrong.contains("attention.toml") && wrong.contains("ratio is 0; accepted: 1 to 65536"), "{wrong}");
         let config = ModelConfig { attention: Some("/nonexistent.toml".into()), ..ModelConfig::default() };
         assert!(load(&"m".into(), &config).unwrap_err().to_string().contains("/nonexistent.toml"));
     }
 
     #[test]
-    fn the_built_in_model_is_priced_as_its_simulated_engines_say() {
+    fn the_built_in_model_has_no_attention_spec() {
         let config = ModelConfig { text: Some(BUILT_IN.into()), ..ModelConfig::default() };
         assert!(load(&"tiny".into(), &config).unwrap().is_none());
     }

@@ -2,77 +2,78 @@
 
 use std::collections::BTreeMap;
 
-use super::Both;
+use super::PairedRun;
 use crate::ctl::aligned;
-use crate::demo::measure::Page;
+use crate::demo::measure::MetricsScrape;
 use serde::Serialize;
 
 /// What mean first tokens may differ by, and each action's share.
-const FIRST_TOKEN_AIM: f64 = 0.10;
-const ACTION_AIM: f64 = 0.05;
+const TTFT_TOLERANCE: f64 = 0.10;
+const ACTION_SHARE_TOLERANCE: f64 = 0.05;
 
 /// One figure of both.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub(super) struct Pair {
+pub(super) struct FigurePair {
     simulated: f64,
     live: f64,
 }
 
 /// Both runs of all orders.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub(super) struct Compared {
+pub(super) struct ValidationReport {
     /// Steps that were served live.
     steps: usize,
     /// Steps whose first tokens count.
     measured: usize,
     /// Engine seconds, mean of each order's mean.
-    first_token: Pair,
+    first_token: FigurePair,
     /// Each order's, by its seed.
-    orders: BTreeMap<u64, Pair>,
+    orders: BTreeMap<u64, FigurePair>,
     /// Of the live ones, and of all steps, what was spent outside of the engines: proxy, client and this machine.
     outside: f64,
     /// Prompt tokens that workers computed.
-    computed: Pair,
+    computed: FigurePair,
     /// Share of the steps.
-    actions: BTreeMap<String, Pair>,
+    actions: BTreeMap<String, FigurePair>,
     /// Whether first tokens and every action are within their aims.
     agree: bool,
 }
 
-impl Pair {
+impl FigurePair {
     /// Live by simulated, less one.
-    fn off(&self) -> f64 {
+    fn relative_error(&self) -> f64 {
         self.live / self.simulated - 1.0
     }
 }
 
-impl Compared {
+impl ValidationReport {
     /// `slower`: seconds that a live engine's second took.
-    pub(super) fn of(all: &[Both], slower: f64) -> Self {
-        let orders: BTreeMap<_, _> = all.iter().map(|both| (both.order.seed, first_token(both))).collect();
-        let mean = |of: fn(&Pair) -> f64| orders.values().map(of).sum::<f64>() / orders.len().max(1) as f64;
-        let first_token = Pair { simulated: mean(|pair| pair.simulated), live: mean(|pair| pair.live) };
+    pub(super) fn of(all: &[PairedRun], slower: f64) -> Self {
+        let orders: BTreeMap<_, _> = all.iter().map(|both| (both.simulation.seed, mean_ttft(both))).collect();
+        let mean = |of: fn(&FigurePair) -> f64| orders.values().map(of).sum::<f64>() / orders.len().max(1) as f64;
+        let first_token = FigurePair { simulated: mean(|pair| pair.simulated), live: mean(|pair| pair.live) };
         let workers = || all.iter().flat_map(|both| &both.workers);
-        let waited = |page: &Page| page.sum("vllm:time_to_first_token_seconds_sum", &[]) / slower;
-        let computed = |page: &Page| page.sum("vllm:prompt_tokens_by_source_total", &[("source", "local_compute")]);
-        let steps = all.iter().map(|both| both.seen.steps).sum::<usize>();
-        let until_first: f64 = all.iter().map(|both| both.seen.all_first_tokens).sum();
-        let simulated = all.iter().flat_map(|both| &both.order.figures.service.actions);
+        let waited = |page: &MetricsScrape| page.sum("vllm:time_to_first_token_seconds_sum", &[]) / slower;
+        let computed =
+            |page: &MetricsScrape| page.sum("vllm:prompt_tokens_by_source_total", &[("source", "local_compute")]);
+        let steps = all.iter().map(|both| both.live.steps).sum::<usize>();
+        let until_first: f64 = all.iter().map(|both| both.live.ttft_seconds_sum).sum();
+        let simulated = all.iter().flat_map(|both| &both.simulation.figures.service.actions);
         let simulated = simulated.map(|(action, steps)| ((*action).to_owned(), *steps as f64));
         let live = all.iter().flat_map(|both| both.router.by("ownerserve_plan_actions_total", "action"));
         let actions = shares(simulated, live);
-        let within = actions.values().all(|share| (share.live - share.simulated).abs() <= ACTION_AIM);
+        let within = actions.values().all(|share| (share.live - share.simulated).abs() <= ACTION_SHARE_TOLERANCE);
         Self {
             steps,
-            measured: all.iter().map(|both| both.seen.first_tokens.len()).sum(),
+            measured: all.iter().map(|both| both.live.counted_ttft_seconds.len()).sum(),
             first_token,
             outside: (until_first - workers().map(waited).sum::<f64>()) / steps.max(1) as f64,
-            computed: Pair {
-                simulated: all.iter().map(|both| both.order.figures.reuse.prefill_tokens as f64).sum(),
+            computed: FigurePair {
+                simulated: all.iter().map(|both| both.simulation.figures.reuse.prefill_tokens as f64).sum(),
                 live: workers().map(computed).sum(),
             },
             actions,
-            agree: within && first_token.off().abs() <= FIRST_TOKEN_AIM,
+            agree: within && first_token.relative_error().abs() <= TTFT_TOLERANCE,
             orders,
         }
     }
@@ -81,13 +82,13 @@ impl Compared {
         let word = |holds: bool| if holds { "PASS" } else { "SHORT" }.to_owned();
         let title = ["figure", "simulated", "live", "difference", "aim", ""].map(str::to_owned);
         let mut rows = vec![title];
-        let seconds = |name: String, pair: Pair| {
+        let seconds = |name: String, pair: FigurePair| {
             let (simulated, live) = (format!("{:.3}", pair.simulated), format!("{:.3}", pair.live));
-            [name, simulated, live, format!("{:+.1} %", 100.0 * pair.off()), "-".to_owned(), String::new()]
+            [name, simulated, live, format!("{:+.1} %", 100.0 * pair.relative_error()), "-".to_owned(), String::new()]
         };
         let mut first = seconds("first token, mean (s)".to_owned(), self.first_token);
-        first[4] = format!("{:.0} %", 100.0 * FIRST_TOKEN_AIM);
-        first[5] = word(self.first_token.off().abs() <= FIRST_TOKEN_AIM);
+        first[4] = format!("{:.0} %", 100.0 * TTFT_TOLERANCE);
+        first[5] = word(self.first_token.relative_error().abs() <= TTFT_TOLERANCE);
         rows.push(first);
         let orders = self.orders.iter().filter(|_| self.orders.len() > 1);
         rows.extend(orders.map(|(seed, order)| seconds(format!("  order of seed {seed} (s)"), *order)));
@@ -100,36 +101,36 @@ impl Compared {
                 format!("{:.1} %", 100.0 * share.simulated),
                 format!("{:.1} %", 100.0 * share.live),
                 format!("{:+.1} points", 100.0 * off),
-                format!("{:.0} points", 100.0 * ACTION_AIM),
-                word(off.abs() <= ACTION_AIM),
+                format!("{:.0} points", 100.0 * ACTION_SHARE_TOLERANCE),
+                word(off.abs() <= ACTION_SHARE_TOLERANCE),
             ]);
         }
-        let Pair { simulated, live } = self.computed;
-        let off = format!("{:+.1} %", 100.0 * self.computed.off());
+        let FigurePair { simulated, live } = self.computed;
+        let off = format!("{:+.1} %", 100.0 * self.computed.relative_error());
         let (simulated, live) = (format!("{simulated:.0}"), format!("{live:.0}"));
         rows.push(["prompt tokens computed", &simulated, &live, &off, "-", ""].map(str::to_owned));
         format!("{}{} live steps, {} of them measured\n", aligned(rows), self.steps, self.measured)
     }
 }
 
-fn first_token(both: &Both) -> Pair {
-    let live = &both.seen.first_tokens;
+fn mean_ttft(both: &PairedRun) -> FigurePair {
+    let live = &both.live.counted_ttft_seconds;
     let mean = live.iter().sum::<f64>() / live.len().max(1) as f64;
-    Pair { simulated: both.order.figures.first_token.mean, live: mean }
+    FigurePair { simulated: both.simulation.figures.first_token.mean, live: mean }
 }
 
 /// Of each action that either took, from how often they were.
 fn shares(
     simulated: impl Iterator<Item = (String, f64)>,
     live: impl Iterator<Item = (String, f64)>,
-) -> BTreeMap<String, Pair> {
-    let mut taken: BTreeMap<String, Pair> = BTreeMap::new();
+) -> BTreeMap<String, FigurePair> {
+    let mut taken: BTreeMap<String, FigurePair> = BTreeMap::new();
     simulated.for_each(|(action, steps)| taken.entry(action).or_default().simulated += steps);
     live.for_each(|(action, steps)| taken.entry(action).or_default().live += steps);
-    let all = |of: fn(&Pair) -> f64| taken.values().map(of).sum::<f64>().max(1.0);
+    let all = |of: fn(&FigurePair) -> f64| taken.values().map(of).sum::<f64>().max(1.0);
     let (simulated, live) = (all(|pair| pair.simulated), all(|pair| pair.live));
     taken.retain(|_, pair| pair.simulated + pair.live > 0.0);
-    let share = |pair: Pair| Pair { simulated: pair.simulated / simulated, live: pair.live / live };
+    let share = |pair: FigurePair| FigurePair { simulated: pair.simulated / simulated, live: pair.live / live };
     taken.into_iter().map(|(action, pair)| (action, share(pair))).collect()
 }
 
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actions_of_either_run_are_shares_of_its_own_steps() {
+    fn action_shares_are_relative_to_the_steps_of_each_run() {
         let taken = |all: &'static [(&str, f64)]| all.iter().map(|(action, steps)| ((*action).to_owned(), *steps));
         let live = taken(&[("a", 2.0), ("c", 1.0), ("d", 0.0), ("a", 1.0)]);
         let all = shares(taken(&[("a", 8.0), ("b", 2.0)]), live);
@@ -147,9 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_an_aim_is_short() {
-        let pair = |simulated, live| Pair { simulated, live };
-        let compared = Compared {
+    fn differences_beyond_the_tolerance_are_marked_short() {
+        let pair = |simulated, live| FigurePair { simulated, live };
+        let compared = ValidationReport {
             steps: 9,
             measured: 5,
             first_token: pair(1.0, 1.11),

@@ -9,94 +9,103 @@ use std::time::Duration;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use simulator::trace::{Session, Trace};
-use simulator::{Chance, NEXT_SESSION, START_GAP};
+use simulator::trace::{Trace, TraceSession};
+use simulator::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SeededRng};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::demo::client::Client;
-use crate::demo::cluster::{Cluster, ClusterError};
+use crate::demo::client::AgentClient;
+use crate::demo::cluster::{LocalCluster, LocalClusterError};
 
 /// Ids of the built-in tokenizer that are words: beyond those with a meaning of their own.
-const FIRST_WORD: u32 = 16;
-const WORDS: u64 = 4_000;
+const FIRST_WORD_ID: u32 = 16;
+const WORD_COUNT: u64 = 4_000;
 /// Between two looks at the processes.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct LiveMeasurements {
     /// Engine seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
-    pub(super) first_tokens: Vec<f64>,
+    pub(super) counted_ttft_seconds: Vec<f64>,
     /// The same of all steps, summed.
-    pub(super) all_first_tokens: f64,
+    pub(super) ttft_seconds_sum: f64,
     pub(super) steps: usize,
     /// What went wrong.
     pub(super) errors: Vec<String>,
-    cut: bool,
+    is_draining: bool,
 }
 
 #[derive(Clone)]
-pub(super) struct Live {
+pub(super) struct LiveReplay {
     trace: Arc<Trace>,
     load: usize,
     /// Seconds that an engine's second takes.
-    slower: f64,
+    slowdown: f64,
     proxy: SocketAddr,
-    client: Client,
-    next: Arc<AtomicUsize>,
-    seen: Arc<Mutex<Seen>>,
+    client: AgentClient,
+    next_session: Arc<AtomicUsize>,
+    measurements: Arc<Mutex<LiveMeasurements>>,
     /// Steps that are over, here and in other runs.
-    over: Arc<AtomicUsize>,
+    finished_steps: Arc<AtomicUsize>,
 }
 
-impl Live {
+impl LiveReplay {
     pub(super) fn new(
         trace: Arc<Trace>,
-        (load, slower): (usize, f64),
-        (proxy, over): (SocketAddr, Arc<AtomicUsize>),
+        (load, slowdown): (usize, f64),
+        (proxy, finished_steps): (SocketAddr, Arc<AtomicUsize>),
     ) -> Self {
-        Self { trace, load, slower, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default(), over }
+        Self {
+            trace,
+            load,
+            slowdown,
+            proxy,
+            client: AgentClient::new(),
+            next_session: Arc::default(),
+            measurements: Arc::default(),
+            finished_steps,
+        }
     }
 
-    pub(super) fn seen(&self) -> Seen {
-        self.seen.lock().clone()
+    pub(super) fn measurements(&self) -> LiveMeasurements {
+        self.measurements.lock().clone()
     }
 
     /// All sessions, so many at once. Ends early where a process of the cluster does.
-    pub(super) async fn replay(&self, cluster: &mut Cluster) -> Result<(), ClusterError> {
+    pub(super) async fn replay(&self, cluster: &mut LocalCluster) -> Result<(), LocalClusterError> {
         let mut places = JoinSet::new();
-        (0..self.load).for_each(|place| _ = places.spawn(self.clone().place(place)));
-        let mut look = tokio::time::interval(LOOK_EVERY);
+        (0..self.load).for_each(|place| _ = places.spawn(self.clone().run_sessions(place)));
+        let mut look = tokio::time::interval(POLL_INTERVAL);
         loop {
             tokio::select! {
                 over = places.join_next() => if over.is_none() { return Ok(()) },
                 _ = look.tick() => {}
             }
-            if let Some(error) = cluster.failed() {
+            if let Some(error) = cluster.exited_child() {
                 return Err(error);
             }
         }
     }
 
     async fn pause(&self, engine_seconds: f64) {
-        tokio::time::sleep(Duration::from_secs_f64(self.slower * engine_seconds)).await;
+        tokio::time::sleep(Duration::from_secs_f64(self.slowdown * engine_seconds)).await;
     }
 
     /// One session after the other, until there is no next one.
-    async fn place(self, place: usize) {
-        self.pause(START_GAP * place as f64).await;
+    async fn run_sessions(self, place: usize) {
+        self.pause(SESSION_START_INTERVAL * place as f64).await;
         loop {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let number = self.next_session.fetch_add(1, Ordering::Relaxed);
             let Some(session) = self.trace.sessions.get(number) else {
-                self.seen.lock().cut = true;
+                self.measurements.lock().is_draining = true;
                 return;
             };
-            self.session(number, session).await;
-            self.pause(NEXT_SESSION).await;
+            self.run_session(number, session).await;
+            self.pause(NEXT_SESSION_DELAY).await;
         }
     }
 
-    async fn session(&self, number: usize, session: &Session) {
+    async fn run_session(&self, number: usize, session: &TraceSession) {
         let over: Vec<_> = session.steps.iter().map(|_| watch::Sender::new(false)).collect();
         let steps = session.steps.iter().zip(0..).map(|(step, index)| {
             let over = &over;
@@ -106,28 +115,28 @@ impl Live {
                     let _ = over[*before].subscribe().wait_for(|over| *over).await;
                 }
                 if !step.after.is_empty() {
-                    self.pause(step.think.0 as f64 / 1e6).await;
+                    self.pause(step.pause.0 as f64 / 1e6).await;
                 }
-                self.ask((number, session), index).await;
+                self.send_step((number, session), index).await;
                 over[index].send_replace(true);
             }
         });
         join_all(steps).await;
     }
 
-    async fn ask(&self, (number, session): (usize, &Session), index: usize) {
-        let body = self.completion((number, session), index);
+    async fn send_step(&self, (number, session): (usize, &TraceSession), index: usize) {
+        let body = self.completion_body((number, session), index);
         let name = format!("closed-loop-{number}-{}", session.steps[index].agent);
-        let answer = self.client.stream(self.proxy, "/v1/completions", (&name, &body)).await;
-        self.over.fetch_add(1, Ordering::Relaxed);
-        let mut seen = self.seen.lock();
+        let answer = self.client.send(self.proxy, "/v1/completions", (&name, &body)).await;
+        self.finished_steps.fetch_add(1, Ordering::Relaxed);
+        let mut seen = self.measurements.lock();
         seen.steps += 1;
         match answer {
             Ok(answer) => {
-                let first_token = answer.served.first_token.as_secs_f64() / self.slower;
-                seen.all_first_tokens += first_token;
-                if !seen.cut {
-                    seen.first_tokens.push(first_token);
+                let first_token = answer.measurement.first_token.as_secs_f64() / self.slowdown;
+                seen.ttft_seconds_sum += first_token;
+                if !seen.is_draining {
+                    seen.counted_ttft_seconds.push(first_token);
                 }
             }
             Err(error) => seen.errors.push(format!("session {number} step {index}: {error}")),
@@ -135,7 +144,7 @@ impl Live {
     }
 
     /// Blocks are equal where the trace's are: a run has the same tokens wherever it is.
-    fn completion(&self, (number, session): (usize, &Session), index: usize) -> Value {
+    fn completion_body(&self, (number, session): (usize, &TraceSession), index: usize) -> Value {
         let step = &session.steps[index];
         let mut prompt = Vec::with_capacity(step.prompt.0 as usize);
         for run in step.path.iter() {
@@ -152,6 +161,6 @@ impl Live {
 
 /// So many tokens that only this seed gives.
 fn words(seed: u64, tokens: u64, into: &mut Vec<u32>) {
-    let mut chance = Chance::new(seed);
-    into.extend((0..tokens).map(|_| FIRST_WORD + chance.below(WORDS) as u32));
+    let mut chance = SeededRng::new(seed);
+    into.extend((0..tokens).map(|_| FIRST_WORD_ID + chance.below(WORD_COUNT) as u32));
 }

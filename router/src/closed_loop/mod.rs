@@ -14,28 +14,28 @@ use std::time::Duration;
 use clap::Args;
 use futures::future::try_join_all;
 use simulator::policies::{Ablation, PolicyKind};
-use simulator::report::Figures;
-use simulator::trace::{Limits, Trace};
-use simulator::{Setup, SetupError, Spec, World};
-use vocabulary::{Micros, Role, Tokens};
-use workers_shim::sim::Profile;
+use simulator::report::RunFigures;
+use simulator::trace::{ReplayLimits, Trace};
+use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup};
+use vocabulary::{Micros, Tokens, WorkerRole};
+use workers_shim::sim::EngineProfile;
 
 use crate::ctl::pretty;
-use crate::demo::Policy;
-use crate::demo::cluster::{Cluster, ClusterError, Shape};
-use crate::demo::measure::Page;
-use crate::simulate_command::Progress;
-use crate::trace_command::files::{self, FilesError};
-use compared::Compared;
-use live::{Live, Seen};
+use crate::demo::ComparedPolicy;
+use crate::demo::cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
+use crate::demo::measure::MetricsScrape;
+use crate::simulate_command::ProgressMeter;
+use crate::trace_command::files::{self, TraceFilesError};
+use compared::ValidationReport;
+use live::{LiveMeasurements, LiveReplay};
 
 /// What the workers are, compiled in so that it runs from anywhere.
 const PROFILE: &str = include_str!("../../../configs/profiles/closed-loop.toml");
 
 /// Between two looks at how far it is.
-const SHOW_EVERY: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-const MORE: &str = "\
+const LONG_HELP: &str = "\
 The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
 their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
 simulated planner is told them, and answers' lengths, which live clients limit. In both, what a worker is to send waits
@@ -46,8 +46,8 @@ is told apart, and --slower makes it less. Who meets whom in a queue is chance, 
 
 /// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
 #[derive(Debug, Args)]
-#[command(after_long_help = MORE)]
-pub(crate) struct LoopArgs {
+#[command(after_long_help = LONG_HELP)]
+pub(crate) struct ValidateSimArgs {
     /// A trace of sessions, as `simulate` takes it.
     trace: PathBuf,
     /// Workers.
@@ -84,25 +84,25 @@ pub(crate) struct LoopArgs {
 }
 
 /// One order of the sessions, and how the simulated fleet served it.
-struct Order {
+struct SimulatedRun {
     seed: u64,
     trace: Arc<Trace>,
-    figures: Figures,
+    figures: RunFigures,
 }
 
 /// And how the live one did.
-struct Both {
-    order: Order,
-    seen: Seen,
-    router: Page,
-    workers: Vec<Page>,
+struct PairedRun {
+    simulation: SimulatedRun,
+    live: LiveMeasurements,
+    router: MetricsScrape,
+    workers: Vec<MetricsScrape>,
 }
 
 /// Why nothing was compared.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LoopError {
+pub(crate) enum ValidateSimError {
     #[error(transparent)]
-    Files(#[from] FilesError),
+    Files(#[from] TraceFilesError),
     #[error(
         "{trace} has {left} sessions with steps of at most {context} tokens, and {load} are to run at once; accepted: a smaller \
          --load, a larger --context, or another trace of sessions"
@@ -113,7 +113,7 @@ pub(crate) enum LoopError {
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(#[from] LocalClusterError),
     #[error("{failed} of {steps} live steps failed, the first one so: {first}")]
     Failed { failed: usize, steps: usize, first: String },
     #[error("a process did not tell its metrics at the end; try again where this machine has less to do")]
@@ -124,112 +124,122 @@ pub(crate) enum LoopError {
     Output(#[from] std::io::Error),
 }
 
-pub(crate) async fn run(args: &LoopArgs) -> Result<(), LoopError> {
+pub(crate) async fn run(args: &ValidateSimArgs) -> Result<(), ValidateSimError> {
     if let Some(path) = &args.report {
         // Better now than after minutes.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        opened.map_err(|source| LoopError::Report { path: path.clone(), source })?;
+        opened.map_err(|source| ValidateSimError::Report { path: path.clone(), source })?;
     }
     let trace = args.traffic()?;
-    let orders: Result<Vec<_>, LoopError> = args.seeds().map(|seed| args.simulated(&trace, seed)).collect();
-    let compared = Compared::of(&args.live(orders?).await?, args.slower.into());
+    let orders: Result<Vec<_>, ValidateSimError> = args.seeds().map(|seed| args.simulate(&trace, seed)).collect();
+    let compared = ValidationReport::of(&args.replay_live(orders?).await?, args.slower.into());
     std::io::stdout().lock().write_all(compared.table().as_bytes())?;
     let Some(path) = &args.report else { return Ok(()) };
-    std::fs::write(path, pretty(&compared)).map_err(|source| LoopError::Report { path: path.clone(), source })
+    std::fs::write(path, pretty(&compared)).map_err(|source| ValidateSimError::Report { path: path.clone(), source })
 }
 
-fn profile() -> Profile {
+fn profile() -> EngineProfile {
     toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
 }
 
-impl LoopArgs {
+impl ValidateSimArgs {
     fn seeds(&self) -> impl Iterator<Item = u64> + use<> {
         (self.seed..).take(self.orders.into())
     }
 
     /// The steps that are replayed. What the recorded agent resent of its answers is not what simulated workers answer, so
     /// that no answer is found again.
-    fn traffic(&self) -> Result<Trace, LoopError> {
-        let limits = Limits {
-            context: Tokens(self.context),
-            steps: self.steps.into(),
-            longest_pause: Micros(self.longest_pause * 1_000_000),
-            ..Limits::default()
+    fn traffic(&self) -> Result<Trace, ValidateSimError> {
+        let limits = ReplayLimits {
+            max_context: Tokens(self.context),
+            max_steps: self.steps.into(),
+            max_pause: Micros(self.longest_pause * 1_000_000),
+            ..ReplayLimits::default()
         };
         let trace = files::load(&self.trace)?;
-        if trace.arrivals == simulator::trace::Arrivals::Recorded {
-            return Err(LoopError::NoSessions(self.trace.clone()));
+        if trace.arrivals == simulator::trace::ArrivalProcess::Recorded {
+            return Err(ValidateSimError::NoSessions(self.trace.clone()));
         }
-        let mut trace = trace.within(&limits);
+        let mut trace = trace.apply_limits(&limits);
         let left = trace.sessions.len();
         if left < usize::from(self.load) {
-            return Err(LoopError::TooFew { trace: self.trace.clone(), left, context: self.context, load: self.load });
+            return Err(ValidateSimError::TooFew {
+                trace: self.trace.clone(),
+                left,
+                context: self.context,
+                load: self.load,
+            });
         }
-        trace.sessions.iter_mut().flat_map(|session| &mut session.steps).for_each(|step| step.resent = None);
+        trace.sessions.iter_mut().flat_map(|session| &mut session.steps).for_each(|step| step.resent_path = None);
         Ok(trace)
     }
 
     /// So many of its sessions in one order, simulated.
-    fn simulated(&self, trace: &Trace, seed: u64) -> Result<Order, LoopError> {
+    fn simulate(&self, trace: &Trace, seed: u64) -> Result<SimulatedRun, ValidateSimError> {
         let mut trace = trace.clone().shuffled(seed);
         trace.sessions.truncate(self.sessions.into());
-        let spec = Spec::of("closed_loop", &profile());
-        let setup = Setup { workers: self.workers.into(), spec, load: f64::from(self.load), seed };
-        let figures = World::new(&trace, PolicyKind::Without(Ablation::ToldLength), setup)?.run(&mut |_, _| {});
-        Ok(Order { seed, trace: Arc::new(trace), figures })
+        let spec = HardwareProfile::from_profile("closed_loop", &profile());
+        let setup = SimulationSetup { workers: self.workers.into(), spec, load: f64::from(self.load), seed };
+        let figures = Simulation::new(&trace, PolicyKind::Ablated(Ablation::ToldLength), setup)?.run(&mut |_, _| {});
+        Ok(SimulatedRun { seed, trace: Arc::new(trace), figures })
     }
 
     /// All orders at once, each with a cluster of its own.
-    async fn live(&self, orders: Vec<Order>) -> Result<Vec<Both>, LoopError> {
+    async fn replay_live(&self, orders: Vec<SimulatedRun>) -> Result<Vec<PairedRun>, ValidateSimError> {
         let (all, over) = (orders.iter().map(|order| order.trace.steps().count()).sum(), Arc::default());
         let mut clusters = Vec::new();
         for _ in &orders {
-            clusters.push(Cluster::start(self.shape()).await?);
+            clusters.push(LocalCluster::start(self.cluster_options()).await?);
         }
         let lives = orders.into_iter().zip(clusters).map(|(order, cluster)| self.replay(order, cluster, &over));
-        let mut progress = Progress::new(1);
+        let mut progress = ProgressMeter::new(1);
         progress.begin("live");
         let both = tokio::select! {
             both = try_join_all(lives) => both,
-            never = show(&progress, &over, all) => match never {},
+            never = show_progress(&progress, &over, all) => match never {},
         };
         progress.end();
         both
     }
 
-    fn shape(&self) -> Shape {
-        Shape {
-            roles: vec![Role::Hybrid; self.workers.into()],
+    fn cluster_options(&self) -> LocalClusterOptions {
+        LocalClusterOptions {
+            roles: vec![WorkerRole::Hybrid; self.workers.into()],
             profile: PROFILE,
-            policy: Policy::Ownerserve,
+            policy: ComparedPolicy::Ownerserve,
             settings: &["correctness.one_in=0"],
             speed_up: 1.0 / f64::from(self.slower),
         }
     }
 
-    async fn replay(&self, order: Order, mut cluster: Cluster, over: &Arc<AtomicUsize>) -> Result<Both, LoopError> {
+    async fn replay(
+        &self,
+        order: SimulatedRun,
+        mut cluster: LocalCluster,
+        over: &Arc<AtomicUsize>,
+    ) -> Result<PairedRun, ValidateSimError> {
         let pace = (self.load.into(), self.slower.into());
-        let live = Live::new(order.trace.clone(), pace, (cluster.proxy, over.clone()));
+        let live = LiveReplay::new(order.trace.clone(), pace, (cluster.proxy, over.clone()));
         let replayed = live.replay(&mut cluster).await;
-        let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
+        let (router, workers) = (cluster.scrape_router().await, cluster.scrape_workers().await);
         cluster.stop().await;
         replayed?;
-        if router.is_empty() || workers.iter().any(Page::is_empty) {
-            return Err(LoopError::NoMetrics);
+        if router.is_empty() || workers.iter().any(MetricsScrape::is_empty) {
+            return Err(ValidateSimError::NoMetrics);
         }
-        let seen = live.seen();
+        let seen = live.measurements();
         match seen.errors.first() {
             Some(first) => {
-                Err(LoopError::Failed { failed: seen.errors.len(), steps: seen.steps, first: first.clone() })
+                Err(ValidateSimError::Failed { failed: seen.errors.len(), steps: seen.steps, first: first.clone() })
             }
-            None => Ok(Both { order, seen, router, workers }),
+            None => Ok(PairedRun { simulation: order, live: seen, router, workers }),
         }
     }
 }
 
 /// Shows how far they are, without end.
-async fn show(progress: &Progress, over: &AtomicUsize, all: usize) -> Infallible {
-    let mut look = tokio::time::interval(SHOW_EVERY);
+async fn show_progress(progress: &ProgressMeter, over: &AtomicUsize, all: usize) -> Infallible {
+    let mut look = tokio::time::interval(PROGRESS_INTERVAL);
     loop {
         look.tick().await;
         progress.show(over.load(Ordering::Relaxed), all);
@@ -241,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_profile_is_a_sound_engine() {
+    fn built_in_profile_is_a_valid_engine() {
         profile().check().unwrap();
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use ownership::{Peering, Timers, TlsFiles};
+use ownership::{ElectionTimers, PeerOptions, TlsFiles};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use smart_default::SmartDefault;
 
-use super::units::Span;
+use super::units::TimeSpan;
 
 /// Section `[cluster]`. Without `listen` the router keeps its ledger alone.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
@@ -20,21 +20,21 @@ pub struct ClusterConfig {
     /// Members to ask for admission when the data directory is new. Also `--join`.
     pub join: Addresses,
     /// How long a new node asks before it gives up.
-    #[default(Span(Peering::default().join_within))]
-    pub join_within: Span,
+    #[default(TimeSpan(PeerOptions::default().join_timeout))]
+    pub join_within: TimeSpan,
     /// Certificates; without them connections between nodes are plain, and `listen` has to be on the loopback.
-    pub tls: Option<TlsConfig>,
+    pub tls: Option<PeerTlsConfig>,
     /// Lets `listen` be reached from other machines without `[cluster.tls]`: whoever reaches it can then change the ledger.
     pub insecure: bool,
     /// How often a leader shows that it is there.
-    #[default(Span(Timers::default().heartbeat))]
-    pub heartbeat: Span,
+    #[default(TimeSpan(ElectionTimers::default().heartbeat))]
+    pub heartbeat: TimeSpan,
     /// The shortest wait for a leader that does not.
-    #[default(Span(Timers::default().election_min))]
-    pub election_min: Span,
+    #[default(TimeSpan(ElectionTimers::default().election_min))]
+    pub election_min: TimeSpan,
     /// The longest; a lost leader is replaced after at most about twice this.
-    #[default(Span(Timers::default().election_max))]
-    pub election_max: Span,
+    #[default(TimeSpan(ElectionTimers::default().election_max))]
+    pub election_max: TimeSpan,
     /// The highest feature level to work at. For tests of mixed releases.
     pub max_level: Option<u32>,
 }
@@ -42,7 +42,7 @@ pub struct ClusterConfig {
 /// Section `[cluster.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsConfig {
+pub struct PeerTlsConfig {
     /// Certificates of the authority that signed every node's.
     pub ca: PathBuf,
     /// This node's certificate; it names the host or IP that others dial, for a server and a client.
@@ -53,16 +53,16 @@ pub struct TlsConfig {
 
 impl ClusterConfig {
     /// As the ledger's room takes it.
-    pub fn peering(&self) -> Peering {
+    pub fn peering(&self) -> PeerOptions {
         let text = |address: &Option<Address>| address.as_ref().map(|address| address.0.clone());
-        Peering {
+        PeerOptions {
             listen: text(&self.listen),
             advertise: text(&self.advertise),
             join: self.join.0.iter().map(|address| address.0.clone()).collect(),
-            join_within: self.join_within.0,
+            join_timeout: self.join_within.0,
             insecure: self.insecure,
-            tls: self.tls.clone().map(|TlsConfig { ca, certificate, key }| TlsFiles { ca, certificate, key }),
-            timers: Timers {
+            tls: self.tls.clone().map(|PeerTlsConfig { ca, certificate, key }| TlsFiles { ca, certificate, key }),
+            timers: ElectionTimers {
                 heartbeat: self.heartbeat.0,
                 election_min: self.election_min.0,
                 election_max: self.election_max.0,
@@ -95,20 +95,20 @@ impl ClusterConfig {
 /// Why a text is no address.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no address; accepted is HOST:PORT, for example 10.0.0.1:7400 or router-1:7400")]
-struct NoAddress(String);
+struct AddressError(String);
 
 /// A host, or an IP address, and a port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address(String);
 
 impl Address {
-    fn parse(text: &str) -> Result<Self, NoAddress> {
+    fn parse(text: &str) -> Result<Self, AddressError> {
         let text = text.trim();
         let sound = text.rsplit_once(':').is_some_and(|(host, port)| {
             let is_host = !host.is_empty() && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'));
             is_host && !host.contains(['/', ' ']) && port.parse::<u16>().is_ok()
         });
-        if sound && text.len() <= 256 { Ok(Self(text.to_owned())) } else { Err(NoAddress(text.to_owned())) }
+        if sound && text.len() <= 256 { Ok(Self(text.to_owned())) } else { Err(AddressError(text.to_owned())) }
     }
 }
 
@@ -124,9 +124,9 @@ pub struct Addresses(Vec<Address>);
 
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Listed;
+        struct AddressesVisitor;
 
-        impl<'de> Visitor<'de> for Listed {
+        impl<'de> Visitor<'de> for AddressesVisitor {
             type Value = Addresses;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -147,7 +147,7 @@ impl<'de> Deserialize<'de> for Addresses {
             }
         }
 
-        deserializer.deserialize_any(Listed)
+        deserializer.deserialize_any(AddressesVisitor)
     }
 }
 
@@ -155,23 +155,23 @@ impl<'de> Deserialize<'de> for Addresses {
 mod tests {
     use super::*;
 
-    fn check(text: &str) -> Result<ClusterConfig, NoAddress> {
-        let config: ClusterConfig = toml::from_str(text).map_err(|error| NoAddress(error.message().to_owned()))?;
+    fn check(text: &str) -> Result<ClusterConfig, AddressError> {
+        let config: ClusterConfig = toml::from_str(text).map_err(|error| AddressError(error.message().to_owned()))?;
         match config.problem() {
-            Some((path, problem)) => Err(NoAddress(format!("{path}: {problem}"))),
+            Some((path, problem)) => Err(AddressError(format!("{path}: {problem}"))),
             None => Ok(config),
         }
     }
 
     #[test]
-    fn the_default_stands_alone_with_timers_that_fit() {
+    fn default_is_a_single_node_with_consistent_timers() {
         let config = check("").unwrap();
         assert_eq!(config, ClusterConfig::default());
-        assert_eq!(config.peering(), Peering::default());
+        assert_eq!(config.peering(), PeerOptions::default());
     }
 
     #[test]
-    fn members_to_join_are_a_list_or_a_text_with_commas() {
+    fn join_addresses_are_a_list_or_comma_separated_text() {
         let list = check("listen = '127.0.0.1:0'\njoin = ['a:1', '[::1]:2']").unwrap();
         let text = check("listen = '127.0.0.1:0'\njoin = 'a:1, [::1]:2'").unwrap();
         assert_eq!(list, text);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_is_accepted() {
+    fn errors_name_the_accepted_values() {
         let wrong = |text: &str| check(text).unwrap_err().0;
         for address in ["7400", "::1:7400x", "http://a:1", "a:b", ":1", "a b:1"] {
             let error = wrong(&format!("listen = '{address}'"));

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::units::{Size, Span};
+use super::units::{ByteCount, TimeSpan};
 use super::workers::UNSENDABLE;
 use crate::auth::Secret;
 use crate::gateway::bearer;
-use crate::membership::MOST_WORKERS;
+use crate::membership::MAX_WORKERS;
 
 /// Section `[discovery]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -32,14 +32,14 @@ pub struct DiscoveryConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct DrainConfig {
     /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
-    #[default(Size::mebibytes(1024))]
-    pub bandwidth: Size,
+    #[default(ByteCount::mebibytes(1024))]
+    pub bandwidth: ByteCount,
 }
 
 impl DrainConfig {
     /// What is out of bounds, and what is accepted.
     pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
-        (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", Size::ACCEPTED_BANDWIDTH))
+        (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
     }
 }
 
@@ -50,10 +50,10 @@ pub struct DnsConfig {
     /// `HOST:PORT`; each address of the host is a worker, over http.
     pub name: String,
     /// Between two looks.
-    #[serde(default = "usual_pause")]
-    pub every: Span,
+    #[serde(default = "default_interval")]
+    pub every: TimeSpan,
     /// What they are for; hybrid when left out.
-    pub role: Option<Role>,
+    pub role: Option<WorkerRole>,
     /// The models they serve; asked from them when empty.
     #[serde(default)]
     pub models: Vec<String>,
@@ -70,9 +70,9 @@ pub struct KubernetesConfig {
     /// Where it is.
     pub namespace: Option<String>,
     /// Which of its endpoints' ports; the only one when left out.
-    pub port: Option<PortOf>,
+    pub port: Option<PortSelector>,
     /// What they are for; hybrid when left out.
-    pub role: Option<Role>,
+    pub role: Option<WorkerRole>,
     /// The models they serve; asked from them when empty.
     #[serde(default)]
     pub models: Vec<String>,
@@ -89,7 +89,7 @@ pub struct KubernetesConfig {
 /// A port of an endpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(untagged, expecting = "accepted is a port's number or its name in the EndpointSlice")]
-pub enum PortOf {
+pub enum PortSelector {
     /// This one.
     Number(u16),
     /// The one that is called so.
@@ -118,7 +118,7 @@ impl KubernetesConfig {
         if self.namespace.as_deref().is_some_and(|name| !is_label(name)) {
             return Some(("discovery.kubernetes.namespace", LABEL));
         }
-        if self.port == Some(PortOf::Number(0)) {
+        if self.port == Some(PortSelector::Number(0)) {
             return Some(("discovery.kubernetes.port", "accepted is a port's number or its name in the EndpointSlice"));
         }
         let is_wrong = self.api.as_deref().is_some_and(|api| !is_api(api));
@@ -129,15 +129,15 @@ impl KubernetesConfig {
     }
 }
 
-fn usual_pause() -> Span {
-    Span::seconds(10)
+fn default_interval() -> TimeSpan {
+    TimeSpan::seconds(10)
 }
 
-const MOST_NAMES: usize = 64;
+const MAX_DNS_NAMES: usize = 64;
 
 impl DiscoveryConfig {
     /// Whether workers are found anywhere but in the configuration.
-    pub fn finds(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.workers_file.is_some() || !self.dns.is_empty() || !self.kubernetes.is_empty()
     }
 
@@ -147,7 +147,7 @@ impl DiscoveryConfig {
             let parts = name.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
             parts.is_some() && name.len() <= 255 && !name.contains(['/', '@', ' '])
         };
-        if self.dns.len() > MOST_NAMES {
+        if self.dns.len() > MAX_DNS_NAMES {
             return Some(("discovery.dns", "accepted are at most 64 names"));
         }
         if !self.dns.iter().all(|dns| is_name(&dns.name)) {
@@ -156,10 +156,10 @@ impl DiscoveryConfig {
                 "accepted is HOST:PORT without a scheme, for example engines.internal:8000",
             ));
         }
-        if !self.dns.iter().all(|dns| (Span::seconds(1)..=Span::seconds(3600)).contains(&dns.every)) {
+        if !self.dns.iter().all(|dns| (TimeSpan::seconds(1)..=TimeSpan::seconds(3600)).contains(&dns.every)) {
             return Some(("discovery.dns.every", "accepted is 1s to 1h"));
         }
-        if self.kubernetes.len() > MOST_NAMES {
+        if self.kubernetes.len() > MAX_DNS_NAMES {
             return Some(("discovery.kubernetes", "accepted are at most 64 services"));
         }
         if let Some(problem) = self.kubernetes.iter().find_map(KubernetesConfig::problem) {
@@ -172,6 +172,6 @@ impl DiscoveryConfig {
         if self.kubernetes.iter().any(|service| is_unsendable(&service.api_key)) {
             return Some(("discovery.kubernetes.api_key", UNSENDABLE));
         }
-        (self.registrations > MOST_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
+        (self.registrations > MAX_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
     }
 }

@@ -1,4 +1,4 @@
-//! Configuration: a TOML file, then `--set path=value`, then the few flags. Sections sit beside the code that reads
+//! Configuration: a TOML file, then `--apply_setting path=value`, then the few flags. Sections sit beside the code that reads
 //! them; this module only puts them together and says clearly what is wrong.
 
 mod cluster;
@@ -10,31 +10,31 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use planner::{Action, Actions, Policy, Rule};
+use planner::{Action, ActionSet, Policy, SelectionRule};
 use serde::Deserialize;
 use smart_default::SmartDefault;
 use toml::{Table, Value};
 use vocabulary::Micros;
 
-use crate::ahead::AheadConfig;
+use crate::ahead::PrefixReplicationConfig;
 use crate::auth::AuthConfig;
-use crate::correctness::CorrectnessConfig;
+use crate::correctness::TransferCheckConfig;
 use crate::decisions::DecisionsConfig;
-use crate::exchange::trouble::OnFailure;
+use crate::exchange::trouble::FailurePolicy;
 use crate::host_check::ServerConfig;
-use crate::identity::IdentityConfig;
+use crate::identity::PrefixCacheConfig;
 use crate::operator::OperatorConfig;
 use crate::outliers::OutlierConfig;
-use crate::pipeline::steering::{Mode, Percent, Steering};
+use crate::pipeline::steering::{Percent, RoutingMode, RoutingSettings};
 use crate::quotas::TenantConfig;
 use crate::retries::RetryConfig;
 use crate::server::ProxyConfig;
-use crate::soft_state::SoftStateConfig;
+use crate::soft_state::SharedCacheConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
-pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortOf};
+pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortSelector};
 pub use resume::ResumeConfig;
-use units::Size;
+use units::ByteCount;
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -57,7 +57,7 @@ pub struct Config {
     /// When a worker whose requests fail takes none.
     pub outliers: OutlierConfig,
     /// Prefixes that are sent before a step asks for them.
-    pub ahead: AheadConfig,
+    pub ahead: PrefixReplicationConfig,
     /// Broken streams that go on elsewhere.
     pub resume: ResumeConfig,
     /// The engines.
@@ -69,11 +69,11 @@ pub struct Config {
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
-    pub steering: SteeringConfig,
+    pub steering: RoutingConfig,
     /// The control group that actions are held against.
     pub guardrail: GuardrailConfig,
     /// Which transfers are checked.
-    pub correctness: CorrectnessConfig,
+    pub correctness: TransferCheckConfig,
     /// Prices and switches of the planner.
     pub planner: Policy,
     /// The ledger of owners and sessions.
@@ -83,25 +83,25 @@ pub struct Config {
     /// What tenants may use, by their names in the keys file; without one, everybody is `default`.
     pub tenants: BTreeMap<String, TenantConfig>,
     /// What is remembered beside it, and where routers share that.
-    pub soft_state: SoftStateConfig,
+    pub soft_state: SharedCacheConfig,
     /// What conversations leave for their next step.
-    pub identity: IdentityConfig,
+    pub identity: PrefixCacheConfig,
     /// What is kept of decisions.
     pub decisions: DecisionsConfig,
 }
 
-/// Section `[steering]`.
+/// Section `[initial_routing]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct SteeringConfig {
+pub struct RoutingConfig {
     /// Who decides: `own`, `shadow` or `sticky`.
-    pub mode: Mode,
+    pub mode: RoutingMode,
     /// In mode `own`, the share of sessions that it applies to, 0 to 100.
     #[default(Percent::ALL)]
     pub rollout_percent: Percent,
     /// What routes where the planner does not: `session_pinning`, `round_robin` or `match_rate_minus_load`.
-    #[default(Rule::SessionPinning)]
-    pub bypass: Rule,
+    #[default(SelectionRule::SessionPinning)]
+    pub bypass: SelectionRule,
 }
 
 /// Section `[guardrail]`.
@@ -140,14 +140,14 @@ pub struct LedgerConfig {
     #[default(PathBuf::from("ownerserve-data"))]
     pub data_dir: PathBuf,
     /// How long a worker stays an owner without being reached.
-    #[default(units::Span::seconds(15))]
-    pub lease: units::Span,
+    #[default(units::TimeSpan::seconds(15))]
+    pub lease: units::TimeSpan,
     /// Artifacts that the ledger shall hold, where that is more than it does; it never holds fewer than before.
     pub artifacts: Option<u32>,
     /// Sessions, likewise.
     pub sessions: Option<u32>,
     /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
-    pub on_failure: OnFailure,
+    pub on_failure: FailurePolicy,
 }
 
 /// Why a configuration was refused.
@@ -202,7 +202,7 @@ pub enum ConfigError {
 }
 
 /// Whether a setting of the planner is a span of time: those are prices as well, in the planner's own unit.
-fn is_span(path: &str) -> bool {
+fn is_duration(path: &str) -> bool {
     let spans = ["admission.tolerated", "admission.longest", "transfer.fixed", "overload.queue", "thresholds.cold"];
     spans.iter().any(|span| path.ends_with(span))
 }
@@ -210,7 +210,7 @@ fn is_span(path: &str) -> bool {
 /// What the command line adds to the file.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// `--set` settings, in order.
+    /// `--apply_setting` settings, in order.
     pub settings: Vec<String>,
     /// `--worker` URLs, added to the file's.
     pub workers: Vec<String>,
@@ -218,33 +218,33 @@ pub struct Overrides {
 
 impl Config {
     /// How URLs of the clients' listener begin.
-    pub(crate) fn clients_scheme(&self) -> &'static str {
+    pub(crate) fn client_scheme(&self) -> &'static str {
         if self.proxy.tls.is_some() { "https" } else { "http" }
     }
 
     /// How URLs of the operators' listener begin.
-    pub(crate) fn operators_scheme(&self) -> &'static str {
+    pub(crate) fn operator_scheme(&self) -> &'static str {
         if self.operator.tls.is_some() { "https" } else { "http" }
     }
 
     /// What steers from the start.
-    pub fn steering(&self) -> Steering {
-        let SteeringConfig { mode, rollout_percent, .. } = self.steering;
+    pub fn initial_routing(&self) -> RoutingSettings {
+        let RoutingConfig { mode, rollout_percent, .. } = self.steering;
         let control_percent = self.guardrail.control_percent;
-        Steering { mode, rollout_percent, control_percent, disabled: Actions::NONE }
+        RoutingSettings { mode, rollout_percent, control_percent, disabled: ActionSet::NONE }
     }
 
     /// The configuration of `file`, if any, with `overrides` on top.
     pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
         let mut table = match file {
             None => Table::new(),
-            Some(path) => read(path)?,
+            Some(path) => read_table(path)?,
         };
-        let mut config = Self::of(&mut table, &overrides.settings)?;
+        let mut config = Self::from_table(&mut table, &overrides.settings)?;
         for url in &overrides.workers {
             let invalid =
                 |error: WorkerUrlError| ConfigError::Invalid { path: "--worker".into(), problem: error.to_string() };
-            config.workers.push(WorkerConfig::at(url.parse().map_err(invalid)?));
+            config.workers.push(WorkerConfig::from_url(url.parse().map_err(invalid)?));
         }
         config.check()?;
         Ok(config)
@@ -253,22 +253,22 @@ impl Config {
     /// The planner's policy of `file`, else `base`, with `settings` on top.
     pub(crate) fn policy(base: &Policy, file: Option<&Path>, settings: &[String]) -> Result<Policy, ConfigError> {
         let mut table = match file {
-            Some(path) => read(path)?,
+            Some(path) => read_table(path)?,
             None => {
                 let policy = Value::try_from(base).expect("a policy is numbers and words");
                 Table::from_iter([("planner".to_owned(), policy)])
             }
         };
-        Self::of(&mut table, settings).map(|config| config.planner)
+        Self::from_table(&mut table, settings).map(|config| config.planner)
     }
 
-    fn of(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
+    fn from_table(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
         for setting in settings {
-            set(table, setting)?;
+            apply_setting(table, setting)?;
         }
         serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
             let path = error.path().to_string();
-            let (path, mut problem) = without_odd_names(path, &without_text(error.into_inner().message().trim()));
+            let (path, mut problem) = redact_unknown_name(path, &without_text(error.into_inner().message().trim()));
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
@@ -278,7 +278,7 @@ impl Config {
             if path.ends_with(".concurrent_requests") && problem.ends_with("u32") {
                 problem.push_str("; accepted is 1 to 4294967295");
             }
-            if path.starts_with("planner.") && problem.ends_with("u64") && is_span(&path) {
+            if path.starts_with("planner.") && problem.ends_with("u64") && is_duration(&path) {
                 problem.push_str("; accepted are whole microseconds, for example 2000000");
             }
             ConfigError::Invalid { path, problem }
@@ -296,10 +296,10 @@ impl Config {
             .or_else(|| self.drain.problem())
             .or_else(|| self.outliers.problem())
             .or_else(|| self.ahead.problem())
-            .or_else(|| self.planners_problem())
+            .or_else(|| self.planner_problem())
     }
 
-    fn planners_problem(&self) -> Option<(&'static str, &'static str)> {
+    fn planner_problem(&self) -> Option<(&'static str, &'static str)> {
         let Policy { disabled, admission, .. } = &self.planner;
         if disabled.contains(&Action::ColocatedPrefill) {
             return Some((
@@ -317,7 +317,7 @@ impl Config {
         if let Some((path, problem)) = workers_problem(&self.workers) {
             return invalid(&path, problem);
         }
-        if self.steering.bypass == Rule::Own {
+        if self.steering.bypass == SelectionRule::Own {
             let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
             return invalid("steering.bypass", accepted.into());
         }
@@ -332,10 +332,10 @@ impl Config {
             let problem = format!("{memory} is less than eight times proxy.body_limit, which is {body_limit}");
             return invalid(
                 "proxy.memory",
-                format!("{problem}; accepted is at least {}", Size(body_limit.0.saturating_mul(8))),
+                format!("{problem}; accepted is at least {}", ByteCount(body_limit.0.saturating_mul(8))),
             );
         }
-        if !(units::Span::seconds(1)..=units::Span::seconds(3600)).contains(&self.ledger.lease) {
+        if !(units::TimeSpan::seconds(1)..=units::TimeSpan::seconds(3600)).contains(&self.ledger.lease) {
             return invalid("ledger.lease", "accepted is 1s to 1h".into());
         }
         if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
@@ -363,9 +363,10 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<Table, ConfigError> {
+fn read_table(path: &Path) -> Result<Table, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
-    text.parse().map_err(|error| ConfigError::NotToml { path: path.into(), problem: place_of(&text, &error) })
+    text.parse()
+        .map_err(|error| ConfigError::NotToml { path: path.into(), problem: describe_toml_error(&text, &error) })
 }
 
 /// Where a parser stumbled, both from 1.
@@ -376,18 +377,18 @@ pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> (usize, us
 }
 
 /// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
-pub(crate) fn place_of(text: &str, error: &toml::de::Error) -> String {
+pub(crate) fn describe_toml_error(text: &str, error: &toml::de::Error) -> String {
     let (line, column) = line_and_column(text, error);
     let whole = text.lines().nth(line - 1).unwrap_or_default();
     // Only what looks like one of our settings: a line within a text may be a part of a secret.
-    let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_of_a_setting);
+    let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_setting_char);
     let key = whole.split_once('=').map(|(key, _)| key.trim()).filter(is_key);
     let key = key.map(|key| format!(", at {key}")).unwrap_or_default();
     format!("line {line}, column {column}{key}: {}", error.message().trim())
 }
 
 /// Whether our settings have such letters in their names.
-fn is_of_a_setting(c: char) -> bool {
+fn is_setting_char(c: char) -> bool {
     c.is_ascii_lowercase() || c == '_' || c == '.'
 }
 
@@ -402,10 +403,10 @@ pub(crate) fn without_text(message: &str) -> String {
 }
 
 /// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.
-fn without_odd_names(path: String, message: &str) -> (String, String) {
+fn redact_unknown_name(path: String, message: &str) -> (String, String) {
     let name = message.strip_prefix("unknown field `").and_then(|rest| rest.rsplit_once("`, expected"));
     match name {
-        Some((name, expected)) if !name.chars().all(is_of_a_setting) => {
+        Some((name, expected)) if !name.chars().all(is_setting_char) => {
             let section = path.strip_suffix(name).unwrap_or_default().trim_end_matches('.');
             (section.to_owned(), format!("unknown field, expected{expected}"))
         }
@@ -414,7 +415,7 @@ fn without_odd_names(path: String, message: &str) -> (String, String) {
 }
 
 /// Puts one `path=value` into `table`. The value is TOML where it reads as TOML, and a plain text otherwise.
-fn set(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
+fn apply_setting(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
     let named = setting.split('=').next().unwrap_or_default();
     let not_a_setting = || ConfigError::NotASetting { text: named.to_owned() };
     let (path, value) = setting.split_once('=').ok_or_else(not_a_setting)?;
@@ -430,13 +431,13 @@ fn set(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
             .as_table_mut()
             .ok_or_else(|| ConfigError::NotASection { path: path.to_owned(), inner: part.to_owned() })?;
     }
-    let value = value_of(value.trim()).ok_or_else(|| ConfigError::NotAValue { path: path.to_owned() })?;
+    let value = parse_value(value.trim()).ok_or_else(|| ConfigError::NotAValue { path: path.to_owned() })?;
     section.insert(last.to_owned(), value);
     Ok(())
 }
 
 /// None for what begins as TOML does and is none. `[` alone may begin an IPv6 address.
-fn value_of(text: &str) -> Option<Value> {
+fn parse_value(text: &str) -> Option<Value> {
     let document: Result<Table, _> = format!("value = {text}").parse();
     if let Some(value) = document.ok().and_then(|mut table| table.remove("value")) {
         return Some(value);

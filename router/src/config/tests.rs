@@ -1,5 +1,5 @@
 use super::*;
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
 fn load(text: &str, settings: &[&str], workers: &[&str]) -> Result<Config, String> {
     let folder = tempfile::tempdir().unwrap();
@@ -10,31 +10,34 @@ fn load(text: &str, settings: &[&str], workers: &[&str]) -> Result<Config, Strin
 }
 
 #[test]
-fn a_list_of_urls_and_nothing_else_is_enough() {
+fn list_of_worker_urls_is_a_complete_configuration() {
     let config = load("", &[], &["http://127.0.0.1:8001", "http://h:2/v1/#prefill"]).unwrap();
     assert_eq!(config.proxy.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(config.operator.listen.to_string(), "127.0.0.1:9464");
-    assert_eq!(config.proxy.body_limit, units::Size::mebibytes(64));
+    assert_eq!(config.proxy.body_limit, units::ByteCount::mebibytes(64));
     let seen: Vec<_> = config.workers.iter().map(|w| (w.endpoint().to_string(), w.role())).collect();
-    assert_eq!(seen, [("http://127.0.0.1:8001".into(), Role::Hybrid), ("http://h:2".into(), Role::Prefill)]);
+    assert_eq!(
+        seen,
+        [("http://127.0.0.1:8001".into(), WorkerRole::Hybrid), ("http://h:2".into(), WorkerRole::Prefill)]
+    );
 }
 
 #[test]
-fn settings_go_over_the_file_and_keep_their_types() {
+fn overrides_replace_file_values_and_keep_their_types() {
     let file = "[proxy]\nbody_limit = \"1MiB\"\n[steering]\nmode = \"shadow\"\n[[workers]]\nurl = \"http://a:1\"";
     let settings =
         ["proxy.body_limit=2048", "steering.mode=sticky", "steering.rollout_percent = 5", "ledger.data_dir=/tmp/x y"];
     let config = load(file, &settings, &["http://b:1#decode"]).unwrap();
-    assert_eq!(config.proxy.body_limit, units::Size(2048));
-    assert_eq!(config.steering.mode, crate::pipeline::steering::Mode::Sticky);
+    assert_eq!(config.proxy.body_limit, units::ByteCount(2048));
+    assert_eq!(config.steering.mode, crate::pipeline::steering::RoutingMode::Sticky);
     assert_eq!(u8::from(config.steering.rollout_percent), 5);
     assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/x y"));
     assert_eq!(config.workers.len(), 2);
-    assert_eq!(config.workers[1].role(), Role::Decode);
+    assert_eq!(config.workers[1].role(), WorkerRole::Decode);
 }
 
 #[test]
-fn the_ledgers_room_is_left_to_it_unless_it_is_set() {
+fn ledger_capacity_is_unset_by_default() {
     let config = load("", &[], &["http://a:1"]).unwrap();
     assert_eq!((config.ledger.artifacts, config.ledger.sessions), (None, None));
     let config = load("[ledger]\nartifacts = 10_000_000", &["ledger.sessions=4000000"], &["http://a:1"]).unwrap();
@@ -43,7 +46,7 @@ fn the_ledgers_room_is_left_to_it_unless_it_is_set() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
+fn errors_name_the_setting_and_the_accepted_values() {
     for (text, settings, wanted) in [
         ("[proxy]\nbody_limt = 1", &[][..], "body_limt"),
         ("[proxy]\nbody_limit = \"big\"", &[], "proxy.body_limit: \"big\" is not a size like \"512KiB\""),
@@ -126,7 +129,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
 }
 
 #[test]
-fn what_is_wrong_is_told_without_the_secret_that_it_is_about() {
+fn errors_do_not_reveal_secrets() {
     for (text, wanted) in [
         ("[auth]\nsalt_secret = sk-secret", "line 2, column 15, at salt_secret: "),
         ("[auth]\nsalt_secret = \"sk-secret", "line 2, column"),
@@ -173,7 +176,7 @@ fn a_refused_setting_or_url_is_told_without_its_value() {
 }
 
 #[test]
-fn the_committed_example_says_the_defaults_and_its_comments_are_valid_too() {
+fn committed_example_matches_the_defaults_and_its_comments_parse() {
     let example = include_str!("../../../configs/ownerserve.toml");
     let defaults = format!("{:?}", Config::default());
     assert_eq!(format!("{:?}", load(example, &[], &[]).unwrap()), defaults);

@@ -9,15 +9,15 @@ use vocabulary::Bytes;
 
 /// A span of time: `"250ms"`, `"30s"`, `"5m"`, `"1h"`, or a number of seconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Span(pub Duration);
+pub struct TimeSpan(pub Duration);
 
 /// A size in bytes: `"512KiB"`, `"64MiB"`, `"1GiB"`, `"10MB"`, or a number of bytes. Without the `i`, `"64M"` and `"64MB"` are
 /// 64,000,000 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Size(pub usize);
+pub struct ByteCount(pub usize);
 
 /// Longest span: what the clock and counts of microseconds can hold.
-const LONGEST: Duration = Duration::from_micros(u64::MAX);
+const MAX_SPAN: Duration = Duration::from_micros(u64::MAX);
 
 /// Units of a span. A month or a year would be a slip: `"5M"` is read as months, where `"5m"` was meant.
 const UNITS: [&str; 22] = [
@@ -25,7 +25,7 @@ const UNITS: [&str; 22] = [
     "minute", "minutes", "h", "hour", "hours", "d", "days",
 ];
 
-impl Span {
+impl TimeSpan {
     /// Whole seconds.
     pub const fn seconds(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
@@ -37,7 +37,7 @@ impl Span {
     }
 }
 
-impl Size {
+impl ByteCount {
     /// What is accepted for the bytes of a second.
     pub const ACCEPTED_BANDWIDTH: &str = "accepted is 1MiB and more, a second, for example 500MiB or 4GiB";
 
@@ -52,7 +52,7 @@ impl Size {
     }
 }
 
-impl std::fmt::Display for Size {
+impl std::fmt::Display for ByteCount {
     /// As people write it, exactly.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
@@ -64,14 +64,14 @@ impl std::fmt::Display for Size {
 }
 
 /// How long so many bytes take at `bandwidth` a second; at most a year.
-pub fn paced(bytes: Bytes, bandwidth: u64) -> Duration {
-    const LONGEST: f64 = 31_536_000.0;
-    Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(LONGEST))
+pub fn transfer_time(bytes: Bytes, bandwidth: u64) -> Duration {
+    const MAX_SECONDS: f64 = 31_536_000.0;
+    Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(MAX_SECONDS))
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum NumberOrText {
     Number(f64),
     Text(String),
 }
@@ -79,39 +79,41 @@ enum Written {
 /// A text that is no span of time.
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is a span of time like \"250ms\", \"30s\" or \"5m\", or a number of seconds")]
-pub struct NotASpan;
+pub struct TimeSpanError;
 
-impl std::str::FromStr for Span {
-    type Err = NotASpan;
+impl std::str::FromStr for TimeSpan {
+    type Err = TimeSpanError;
 
-    fn from_str(text: &str) -> Result<Self, NotASpan> {
+    fn from_str(text: &str) -> Result<Self, TimeSpanError> {
         let mut units = text.split(|c: char| !c.is_alphabetic()).filter(|unit| !unit.is_empty());
         if !units.all(|unit| UNITS.contains(&unit)) {
-            return Err(NotASpan);
+            return Err(TimeSpanError);
         }
         let span = humantime::parse_duration(text).or_else(|_| text.trim().parse().map(Duration::from_secs));
-        span.ok().filter(|span| *span <= LONGEST).map(Self).ok_or(NotASpan)
+        span.ok().filter(|span| *span <= MAX_SPAN).map(Self).ok_or(TimeSpanError)
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
+impl<'de> Deserialize<'de> for TimeSpan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Written::deserialize(deserializer).map_err(|_| D::Error::custom(NotASpan))? {
-            Written::Number(number) => match Duration::try_from_secs_f64(number) {
-                Ok(span) if span <= LONGEST => Ok(Self(span)),
-                _ => Err(D::Error::custom(format!("{number} is negative or too large; {NotASpan}"))),
+        match NumberOrText::deserialize(deserializer).map_err(|_| D::Error::custom(TimeSpanError))? {
+            NumberOrText::Number(number) => match Duration::try_from_secs_f64(number) {
+                Ok(span) if span <= MAX_SPAN => Ok(Self(span)),
+                _ => Err(D::Error::custom(format!("{number} is negative or too large; {TimeSpanError}"))),
             },
-            Written::Text(text) => text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}"))),
+            NumberOrText::Text(text) => text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}"))),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
+impl<'de> Deserialize<'de> for ByteCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         const ACCEPTED: &str = "a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
-        let (size, written) = match Written::deserialize(deserializer) {
-            Ok(Written::Number(number)) => ((0.0..1e18).contains(&number).then_some(number as u64), number.to_string()),
-            Ok(Written::Text(text)) => (
+        let (size, written) = match NumberOrText::deserialize(deserializer) {
+            Ok(NumberOrText::Number(number)) => {
+                ((0.0..1e18).contains(&number).then_some(number as u64), number.to_string())
+            }
+            Ok(NumberOrText::Text(text)) => (
                 text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|size| *size < u64::MAX),
                 format!("{text:?}"),
             ),
@@ -127,34 +129,34 @@ mod tests {
     use super::*;
 
     #[derive(serde::Deserialize, Debug)]
-    struct Both {
-        span: Span,
-        size: Size,
+    struct SpanAndSize {
+        span: TimeSpan,
+        size: ByteCount,
     }
 
-    fn read(text: &str) -> Result<Both, toml::de::Error> {
+    fn read(text: &str) -> Result<SpanAndSize, toml::de::Error> {
         toml::from_str(text)
     }
 
     #[test]
-    fn so_many_bytes_take_as_long_as_the_bandwidth_says() {
-        assert_eq!(paced(Bytes(500), 1000), Duration::from_millis(500));
-        assert_eq!(paced(Bytes(0), 0), Duration::ZERO);
-        assert_eq!(paced(Bytes(u64::MAX), 1), Duration::from_secs(31_536_000));
+    fn transfer_time_follows_from_bandwidth() {
+        assert_eq!(transfer_time(Bytes(500), 1000), Duration::from_millis(500));
+        assert_eq!(transfer_time(Bytes(0), 0), Duration::ZERO);
+        assert_eq!(transfer_time(Bytes(u64::MAX), 1), Duration::from_secs(31_536_000));
     }
 
     #[test]
-    fn spans_and_sizes_read_as_people_write_them() {
+    fn durations_and_sizes_parse_from_human_readable_text() {
         let both = read("span = \"250ms\"\nsize = \"64MiB\"").unwrap();
-        assert_eq!((both.span, both.size), (Span::millis(250), Size::mebibytes(64)));
+        assert_eq!((both.span, both.size), (TimeSpan::millis(250), ByteCount::mebibytes(64)));
         let both = read("span = 1.5\nsize = 1000").unwrap();
-        assert_eq!((both.span, both.size), (Span::millis(1500), Size(1000)));
-        assert_eq!(read("span = \" 1h 30m \"\nsize = 1").unwrap().span, Span::seconds(5400));
-        assert_eq!(read("span = \"2 h\"\nsize = \"10 MB\"").unwrap().span, Span::seconds(7200));
+        assert_eq!((both.span, both.size), (TimeSpan::millis(1500), ByteCount(1000)));
+        assert_eq!(read("span = \" 1h 30m \"\nsize = 1").unwrap().span, TimeSpan::seconds(5400));
+        assert_eq!(read("span = \"2 h\"\nsize = \"10 MB\"").unwrap().span, TimeSpan::seconds(7200));
     }
 
     #[test]
-    fn what_cannot_be_read_says_what_is_accepted() {
+    fn parse_errors_name_the_accepted_forms() {
         for (text, wanted) in [
             ("span = \"fast\"\nsize = 1", "\"30s\""),
             ("span = \"5 fortnights\"\nsize = 1", "\"30s\""),

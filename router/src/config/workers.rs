@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use planner::ParallelShape;
 use serde::Deserialize;
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 use workers_shim::fleet::WorkerProfile;
 
 use crate::auth::Secret;
@@ -19,7 +19,7 @@ pub struct WorkerConfig {
     /// Base URL, `http://host:port`, with `#prefill`, `#decode` or `#hybrid` behind it where it is not a hybrid.
     pub url: WorkerUrl,
     /// What it is for; goes before the URL's.
-    pub role: Option<Role>,
+    pub role: Option<WorkerRole>,
     /// The models it serves; asked from the engine (`GET /v1/models`) when empty.
     #[serde(default)]
     pub models: Vec<String>,
@@ -39,7 +39,7 @@ pub struct WorkerConfig {
 
 impl WorkerConfig {
     /// An engine of which nothing but the URL is known.
-    pub fn at(url: WorkerUrl) -> Self {
+    pub fn from_url(url: WorkerUrl) -> Self {
         Self {
             url,
             role: None,
@@ -58,7 +58,7 @@ impl WorkerConfig {
     }
 
     /// What it is for.
-    pub fn role(&self) -> Role {
+    pub fn role(&self) -> WorkerRole {
         self.role.or(self.url.role).unwrap_or_default()
     }
 }
@@ -89,7 +89,7 @@ pub struct WorkerUrl {
     /// Scheme, host and port, without a trailing slash.
     pub endpoint: Arc<str>,
     /// What stands behind `#`.
-    pub role: Option<Role>,
+    pub role: Option<WorkerRole>,
 }
 
 /// A text that names no worker.
@@ -109,12 +109,12 @@ impl FromStr for WorkerUrl {
         // A password stands before the host, and keys in a query.
         let shown = text.rsplit_once('@').map_or_else(|| text.to_owned(), |(_, host)| format!("...@{host}"));
         let shown = shown.split('?').next().unwrap_or_default();
-        let refused = |why| Err(WorkerUrlError { text: crate::error::shortened(shown), why });
+        let refused = |why| Err(WorkerUrlError { text: crate::error::truncated(shown), why });
         let (url, role) = match text.trim().split_once('#') {
             None => (text.trim(), None),
-            Some((url, "prefill")) => (url, Some(Role::Prefill)),
-            Some((url, "decode")) => (url, Some(Role::Decode)),
-            Some((url, "hybrid")) => (url, Some(Role::Hybrid)),
+            Some((url, "prefill")) => (url, Some(WorkerRole::Prefill)),
+            Some((url, "decode")) => (url, Some(WorkerRole::Decode)),
+            Some((url, "hybrid")) => (url, Some(WorkerRole::Hybrid)),
             Some((_, _)) => return refused("has an unknown role"),
         };
         // People copy the base URL of an OpenAI client.

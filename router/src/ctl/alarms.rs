@@ -6,17 +6,17 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::endpoints::{DIFFERENT_CLUSTERS, ask_all, clusters};
+use super::client::OperatorClient;
+use super::endpoints::{DIFFERENT_CLUSTERS, clusters, query_all};
 use super::error::CtlError;
-use super::lists::all;
-use super::output::Output;
-use super::table::{table, word};
-use members::{member_alarms, member_looks};
+use super::lists::fetch_all;
+use super::output::OutputFormat;
+use super::table::{cell_text, table};
+use members::{member_alarms, observe_members};
 
 /// Prints what is not as it should be.
-pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
-    let found = look(client, output).await?;
+pub(crate) async fn alarms(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+    let found = collect_alarms(client, output).await?;
     output.print(&found, || match found.as_slice() {
         [] => "nothing\n".into(),
         found => table("OF /of, ALARM /alarm, WHAT /what", found),
@@ -26,31 +26,31 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
 
 /// Endpoints of different clusters or that say themselves what ails them, members that are silent or do not keep up, workers
 /// that are gone, drained or not exactly known. All are asked at once: one that hangs makes no other wait.
-async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
+async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result<Vec<Value>, CtlError> {
     let expired = [("state", "expired".to_owned())];
     let (nodes, ready, members, workers, leases) = futures::join!(
-        ask_all(client, "cluster"),
-        ask_all(client, "/readyz"),
-        member_looks(client),
-        all(client, ("workers", &[])),
-        all(client, ("leases", &expired)),
+        query_all(client, "cluster"),
+        query_all(client, "/readyz"),
+        observe_members(client),
+        fetch_all(client, ("workers", &[])),
+        fetch_all(client, ("leases", &expired)),
     );
     let workers = match workers {
         // Nobody answers anything.
         Err(error) if nodes.iter().all(|node| node["error"].is_string()) => return Err(error),
         workers => workers,
     };
-    let mut found = different_clusters(&nodes);
+    let mut found = cluster_mismatch_alarms(&nodes);
     let leader = nodes.iter().filter(|node| node["answer"]["stale"] == false);
     let leader = leader.filter_map(|node| node["answer"]["leader"].as_u64()).next();
     for (node, ready) in nodes.iter().zip(&ready) {
-        found.extend(of_node(node, ready, leader));
+        found.extend(node_alarms(node, ready, leader));
     }
     found.extend(member_alarms(&members, output));
-    let workers = listed("workers", workers, &mut found);
-    found.extend(workers.iter().filter_map(of_worker));
-    for lease in listed("leases", leases, &mut found) {
-        let endpoint = word(lease.get("endpoint"));
+    let workers = list_or_alarm("workers", workers, &mut found);
+    found.extend(workers.iter().filter_map(worker_alarm));
+    for lease in list_or_alarm("leases", leases, &mut found) {
+        let endpoint = cell_text(lease.get("endpoint"));
         let what = format!(
             "no router reached it within its lease, so that others may take what it owned: start it, or `ctl workers retire \
              {endpoint}` where it is gone for good"
@@ -64,8 +64,8 @@ const UNREACHABLE: &str =
     "it does not answer its probes: see that the engine runs and that this router reaches its URL";
 
 /// What ails one worker: the worst of it.
-fn of_worker(worker: &Value) -> Option<Value> {
-    let of = word(worker.get("endpoint"));
+fn worker_alarm(worker: &Value) -> Option<Value> {
+    let of = cell_text(worker.get("endpoint"));
     let doubt = worker["doubt"].as_str().unwrap_or("it will say why at the next look");
     let sources = &worker["event_sources"];
     let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
@@ -74,7 +74,7 @@ fn of_worker(worker: &Value) -> Option<Value> {
         _ if worker["ejected"].is_object() => {
             let why = format!(
                 "requests fail there ({}), so that only trials go there: see its log and its accelerator",
-                word(worker["ejected"].get("cause"))
+                cell_text(worker["ejected"].get("cause"))
             );
             alarm(&of, "worker_ejected", &why)
         }
@@ -87,12 +87,12 @@ fn of_worker(worker: &Value) -> Option<Value> {
         (_, Some("fallback")) => {
             alarm(&of, "fallback", &format!("its blocks are guessed from what was routed there: {doubt}"))
         }
-        _ => return of_prices(&of, &worker["foretold"]),
+        _ => return cost_drift_alarm(&of, &worker["foretold"]),
     })
 }
 
 /// A worker whose first tokens do not come when prices say.
-fn of_prices(of: &str, foretold: &Value) -> Option<Value> {
+fn cost_drift_alarm(of: &str, foretold: &Value) -> Option<Value> {
     let off = foretold["off"].as_str()?;
     let what = format!(
         "its first tokens come {off}: {:.1} times what prices say. See whether somebody else uses it, its clocks were \
@@ -103,7 +103,7 @@ fn of_prices(of: &str, foretold: &Value) -> Option<Value> {
 }
 
 /// What a list has. One that is not answered is an alarm itself, and makes no other one untold.
-fn listed(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Value>) -> Vec<Value> {
+fn list_or_alarm(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Value>) -> Vec<Value> {
     answer.unwrap_or_else(|error| {
         found.push(alarm(name, "not_listed", &error.to_string()));
         Vec::new()
@@ -111,19 +111,19 @@ fn listed(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Valu
 }
 
 /// What ails one endpoint's node, by its own word: what it says of its cluster, and of whether it is ready.
-fn of_node(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
-    let of = word(node.get("endpoint"));
+fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
+    let of = cell_text(node.get("endpoint"));
     if let Some(error) = node["error"].as_str() {
         return vec![alarm(&of, "unreachable", error)];
     }
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
         // A log that has failed hears no leader, whoever leads the others.
         let ends = |line: &Value| {
-            line["what"] == "ledger" && ["failed", "reverted", "folder_gone"].contains(&&*word(line.get("cause")))
+            line["what"] == "ledger" && ["failed", "reverted", "folder_gone"].contains(&&*cell_text(line.get("cause")))
         };
         let has_failed = degraded.iter().any(ends);
         let told = degraded.iter().filter(|line| !(has_failed && line["cause"] == "no_quorum"));
-        return told.map(|line| of_degraded(&of, line, leader)).collect();
+        return told.map(|line| degradation_alarm(&of, line, leader)).collect();
     }
     let mut found = Vec::new();
     match ready["error"].as_str() {
@@ -135,16 +135,17 @@ fn of_node(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     if node["answer"]["removed"] == true {
         let detail = "it was removed from the cluster and only serves its last view; stop it, or start it with an empty \
                       data directory and --join";
-        found.push(of_degraded(&of, &ledger("removed", detail), leader));
+        found.push(degradation_alarm(&of, &ledger("removed", detail), leader));
     } else if node["answer"]["stale"] == true {
-        found.push(of_degraded(&of, &ledger("no_quorum", "serving goes on with the last view"), leader));
+        found.push(degradation_alarm(&of, &ledger("no_quorum", "serving goes on with the last view"), leader));
     }
     found
 }
 
 /// One line of what a node says is degraded, and what to do about it.
-fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
-    let (room, cause, detail) = (word(line.get("what")), word(line.get("cause")), word(line.get("detail")));
+fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
+    let (room, cause, detail) =
+        (cell_text(line.get("what")), cell_text(line.get("cause")), cell_text(line.get("detail")));
     let name = match (&*room, &*cause) {
         ("ledger", "no_quorum" | "removed") => cause.clone(),
         _ => format!("{room}_{cause}"),
@@ -177,7 +178,7 @@ fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
 }
 
 /// Endpoints that belong to another cluster than the first one does.
-fn different_clusters(answers: &[Value]) -> Vec<Value> {
+fn cluster_mismatch_alarms(answers: &[Value]) -> Vec<Value> {
     let found = clusters(answers);
     if found.len() < 2 {
         return Vec::new();
@@ -197,40 +198,41 @@ fn alarm(of: &str, alarm: &str, what: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::{ClientOptions, Waits};
+    use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::Span;
-    use crate::testing::{Front, Worker, front_of, post, until};
+    use crate::config::units::TimeSpan;
+    use crate::testing::{StubWorker, TestRouter, post, start_router_at, wait_until};
 
-    fn names(found: &[Value]) -> Vec<String> {
-        found.iter().map(|alarm| word(alarm.get("alarm"))).collect()
+    fn alarm_names(found: &[Value]) -> Vec<String> {
+        found.iter().map(|alarm| cell_text(alarm.get("alarm"))).collect()
     }
 
     #[test]
-    fn a_failed_log_is_told_as_that_and_not_as_a_cluster_without_a_leader() {
+    fn failed_log_is_reported_instead_of_a_missing_leader() {
         let node = json!({"endpoint": "http://a", "answer": {"stale": true, "leader": null}});
         let line = |what: &str, cause: &str| json!({"what": what, "cause": cause, "detail": "so it is"});
         let ready = |all: &[Value]| json!({"endpoint": "http://a", "answer": {"degraded": all}});
-        let found = of_node(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "failed")]), Some(2));
-        assert_eq!(names(&found), ["ledger_failed"]);
-        assert!(word(found[0].get("what")).contains("disk"), "{found:?}");
-        let found = of_node(&node, &ready(&[line("ledger", "no_quorum"), line("soft_state", "down")]), Some(2));
-        assert_eq!(names(&found), ["no_quorum", "soft_state_down"]);
-        assert!(word(found[0].get("what")).contains("node 2 leads others"), "{found:?}");
-        let found = of_node(&node, &ready(&[line("ledger", "no_quorum")]), None);
-        assert!(word(found[0].get("what")).contains("no leader is known"), "{found:?}");
+        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "failed")]), Some(2));
+        assert_eq!(alarm_names(&found), ["ledger_failed"]);
+        assert!(cell_text(found[0].get("what")).contains("disk"), "{found:?}");
+        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("soft_state", "down")]), Some(2));
+        assert_eq!(alarm_names(&found), ["no_quorum", "soft_state_down"]);
+        assert!(cell_text(found[0].get("what")).contains("node 2 leads others"), "{found:?}");
+        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum")]), None);
+        assert!(cell_text(found[0].get("what")).contains("no leader is known"), "{found:?}");
         let silent =
             json!({"endpoint": "http://a", "error": "Not ready (not_ready): No worker answers.", "word": "not_ready"});
-        assert_eq!(names(&of_node(&node, &silent, None)), ["not_ready", "no_quorum"]);
+        assert_eq!(alarm_names(&node_alarms(&node, &silent, None)), ["not_ready", "no_quorum"]);
     }
 
     #[test]
-    fn a_worker_that_is_not_known_exactly_is_told_with_what_to_do() {
+    fn inexact_worker_alarm_includes_a_remedy() {
         let worker = |health: &str, knowledge: &str, connected: u64| {
             json!({"endpoint": "http://a", "health": health, "knowledge": knowledge, "doubt": "see to it",
                    "event_sources": {"configured": 2, "connected": connected}})
         };
-        let told = |worker| of_worker(&worker).map(|found| (word(found.get("alarm")), word(found.get("what"))));
+        let told =
+            |worker| worker_alarm(&worker).map(|found| (cell_text(found.get("alarm")), cell_text(found.get("what"))));
         let is = |name: &str, what: &str| Some((name.to_owned(), what.to_owned()));
         assert_eq!(told(worker("ready", "exact", 2)), None);
         assert_eq!(told(worker("ready", "degraded", 2)), is("degraded", "see to it"));
@@ -242,27 +244,27 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_not_answered_hides_no_other_alarm() {
+    fn unavailable_list_does_not_hide_other_alarms() {
         let mut found = vec![alarm("a", "degraded", "so it is")];
-        assert!(listed("leases", Err(CtlError::Silent("http://a".into())), &mut found).is_empty());
-        assert_eq!(names(&found), ["degraded", "not_listed"]);
-        assert!(word(found[1].get("what")).contains("http://a"));
+        assert!(list_or_alarm("leases", Err(CtlError::EndpointsUnanswered("http://a".into())), &mut found).is_empty());
+        assert_eq!(alarm_names(&found), ["degraded", "not_listed"]);
+        assert!(cell_text(found[1].get("what")).contains("http://a"));
     }
 
-    fn client(front: &Front) -> Client {
+    fn client(front: &TestRouter) -> OperatorClient {
         let endpoints = vec![format!("http://{}", front.operator_address())];
-        let waits = Waits::within(Span::seconds(30));
-        Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap()
+        let waits = ClientTimeouts::with_timeout(TimeSpan::seconds(30));
+        OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None }).unwrap()
     }
 
     #[tokio::test]
-    async fn a_template_of_no_use_is_an_alarm_and_its_conversations_are_known_by_their_bytes() {
-        let worker = Worker::start("one", "tiny").await;
-        let folder = crate::catalog::tests::folder("You are kind.");
-        let front = front_of(&[worker.url()], &[&format!("models.tiny.text={:?}", folder.path())]).await;
-        let found = look(&client(&front), Output::Json).await.unwrap();
-        assert_eq!(names(&found)[0], "identity_template", "{found:?}");
-        let what = word(found[0].get("what"));
+    async fn faulty_template_raises_an_alarm_about_fallback_prompts() {
+        let worker = StubWorker::start("one", "tiny").await;
+        let folder = crate::catalog::tests::folder_with_template("You are kind.");
+        let front = start_router_at(&[worker.url()], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+        let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+        assert_eq!(alarm_names(&found)[0], "identity_template", "{found:?}");
+        let what = cell_text(found[0].get("what"));
         assert!(
             what.contains("chat_template.jinja, renders nothing of what is said")
                 && what.contains("start the router again")
@@ -273,38 +275,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_action_that_was_given_up_is_an_alarm_that_says_how_to_take_it_again() {
-        let worker = Worker::start("one", "tiny").await;
-        let front = front_of(&[worker.url()], &[]).await;
+    async fn reverted_action_raises_an_alarm_with_the_restore_command() {
+        let worker = StubWorker::start("one", "tiny").await;
+        let front = start_router_at(&[worker.url()], &[]).await;
         let alarms = async || {
-            let found = look(&client(&front), Output::Json).await.unwrap();
-            let guarded = found.iter().filter(|alarm| word(alarm.get("alarm")).starts_with("guardrail"));
+            let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+            let guarded = found.iter().filter(|alarm| cell_text(alarm.get("alarm")).starts_with("guardrail"));
             guarded.cloned().collect::<Vec<_>>()
         };
         assert!(alarms().await.is_empty());
-        crate::pipeline::guard::tests::make_slow(&front.gateway, planner::Action::ArtifactFetch);
+        crate::pipeline::guard::tests::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
         let found = alarms().await;
-        let what = word(found[0].get("what"));
-        assert_eq!(names(&found), ["guardrail_action_slower"]);
+        let what = cell_text(found[0].get("what"));
+        assert_eq!(alarm_names(&found), ["guardrail_action_slower"]);
         assert!(what.contains("artifact_fetch made sessions slower") && what.contains("`disabled` of PUT"), "{what}");
     }
 
     #[tokio::test]
-    async fn what_readyz_calls_degraded_is_an_alarm_with_what_to_do() {
-        let worker = Worker::start("one", "tiny").await;
+    async fn readyz_degradations_become_alarms_with_remedies() {
+        let worker = StubWorker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
         let redis = ["soft_state.redis=\"redis://127.0.0.1:9\"", "soft_state.plaintext=true"];
-        let front = front_of(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
+        let front = start_router_at(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let redis = || front.gateway.remembered.state.trouble().is_some();
-        until("it is noticed", || {
-            front.gateway.troubles().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
+        let redis = || front.gateway.caches.shared_cache.degraded_health().is_some();
+        wait_until("it is noticed", || {
+            front.gateway.ledger_problems().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
         })
         .await;
-        let found = look(&client(&front), Output::Json).await.unwrap();
-        let whats: Vec<_> = found.iter().map(|alarm| word(alarm.get("what"))).collect();
-        assert_eq!(names(&found)[0], "ledger_folder_gone", "{found:?}");
-        assert!(names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"), "{found:?}");
+        let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+        let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("what"))).collect();
+        assert_eq!(alarm_names(&found)[0], "ledger_folder_gone", "{found:?}");
+        assert!(
+            alarm_names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"),
+            "{found:?}"
+        );
     }
 }

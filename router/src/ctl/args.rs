@@ -13,19 +13,19 @@ pub(crate) struct WorkerArg(pub(crate) WorkerId);
 /// A text that names no worker.
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is its URL, or w- and 16 hexadecimal digits, as `ctl workers` shows both")]
-pub(crate) struct NotAWorker;
+pub(crate) struct WorkerArgError;
 
 impl FromStr for WorkerArg {
-    type Err = NotAWorker;
+    type Err = WorkerArgError;
 
-    fn from_str(text: &str) -> Result<Self, NotAWorker> {
+    fn from_str(text: &str) -> Result<Self, WorkerArgError> {
         let is_url = text.starts_with("http://") || text.starts_with("https://");
         if is_url {
             // As lists and registrations have it, with a role behind it.
-            let endpoint = text.parse::<WorkerUrl>().map_err(|_| NotAWorker)?.endpoint;
+            let endpoint = text.parse::<WorkerUrl>().map_err(|_| WorkerArgError)?.endpoint;
             return Ok(Self(WorkerId::of_endpoint(&endpoint)));
         }
-        text.parse().map(Self).map_err(|_| NotAWorker)
+        text.parse().map(Self).map_err(|_| WorkerArgError)
     }
 }
 
@@ -53,18 +53,18 @@ pub(crate) struct EpochArg(pub(crate) Epoch);
 /// A text that is no epoch.
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is GENERATION.INDEX.POSITION, as lists show it")]
-pub(crate) struct NotAnEpoch;
+pub(crate) struct EpochArgError;
 
 impl FromStr for EpochArg {
-    type Err = NotAnEpoch;
+    type Err = EpochArgError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnEpoch> {
+    fn from_str(text: &str) -> Result<Self, EpochArgError> {
         let parts: Vec<&str> = text.split('.').collect();
-        let [generation, index, position] = parts[..] else { return Err(NotAnEpoch) };
+        let [generation, index, position] = parts[..] else { return Err(EpochArgError) };
         let epoch = Epoch {
-            generation: generation.parse().map_err(|_| NotAnEpoch)?,
-            index: index.parse().map_err(|_| NotAnEpoch)?,
-            position: position.parse().map_err(|_| NotAnEpoch)?,
+            generation: generation.parse().map_err(|_| EpochArgError)?,
+            index: index.parse().map_err(|_| EpochArgError)?,
+            position: position.parse().map_err(|_| EpochArgError)?,
         };
         Ok(Self(epoch))
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_are_named_as_lists_show_them() {
+    fn ids_parse_as_lists_print_them() {
         assert_eq!("http://a:1/".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
         assert_eq!("http://a:1#decode".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
         assert_eq!("w-000000000000002a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_worker_is_told_once_what_does() {
+    fn invalid_worker_error_names_the_accepted_forms_once() {
         let told = "w-nope".parse::<WorkerArg>().unwrap_err().to_string();
         assert_eq!(told.matches("accepted is").count(), 1, "{told}");
         assert!(told.contains("its URL") && told.contains("16 hexadecimal digits"), "{told}");

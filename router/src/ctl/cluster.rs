@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::endpoints::{ask_all, check_one_cluster, failure, tell};
+use super::client::OperatorClient;
+use super::endpoints::{check_one_cluster, print_responses, query_all, worst_failure};
 use super::error::CtlError;
-use super::output::{Colour, Output, note, say};
-use super::table::{Columns, lines, table, word};
+use super::output::{ColorMode, OutputFormat, note, print_text};
+use super::table::{ColumnSpec, cell_text, lines, table};
 use super::writes::{delete, post};
 
 /// What is done with members.
@@ -46,11 +46,15 @@ pub(crate) enum MemberCommand {
     },
 }
 
-const MEMBERS: Columns = "NODE /node, ADDRESS /address, STANDING /standing, LEADER /is_leader, ANSWERS /answers, \
+const MEMBER_COLUMNS: ColumnSpec = "NODE /node, ADDRESS /address, STANDING /standing, LEADER /is_leader, ANSWERS /answers, \
         LEVEL FROM /levels/lowest, TO /levels/highest, MATCHED /matched, CLUSTER /cluster, \
         TROUBLE /trouble";
 
-pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn member(
+    client: &OperatorClient,
+    command: &MemberCommand,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
     let request = match command {
         MemberCommand::List => return list(client, output).await,
         MemberCommand::Add => return how_to_join(client, output).await,
@@ -63,19 +67,19 @@ pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Out
 }
 
 /// Every cluster's nodes, from the endpoint that knows most of them: the leader, or else the first that answers.
-async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
-    let answers = ask_all(client, "cluster/members").await;
+async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+    let answers = query_all(client, "cluster/members").await;
     let (told, silent): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer["error"].is_null());
-    if let (true, Some(error)) = (told.is_empty(), failure(&answers)) {
+    if let (true, Some(error)) = (told.is_empty(), worst_failure(&answers)) {
         return Err(error);
     }
     for answer in silent {
-        output.note(&format!("not asked: {}", word(answer.get("error"))));
+        output.note(&format!("not asked: {}", cell_text(answer.get("error"))));
     }
     let mut best = BTreeMap::<String, &Value>::new();
     for answer in told {
-        let known = best.entry(word(answer.pointer("/answer/cluster"))).or_insert(answer);
-        if knows_all(&answer["answer"]) && !knows_all(&known["answer"]) {
+        let known = best.entry(cell_text(answer.pointer("/answer/cluster"))).or_insert(answer);
+        if is_leader_view(&answer["answer"]) && !is_leader_view(&known["answer"]) {
             *known = answer;
         }
     }
@@ -93,32 +97,34 @@ async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
                 members.push(member);
             }
         }
-        table(MEMBERS, &members)
+        table(MEMBER_COLUMNS, &members)
     });
-    if output == Output::Table && !all.iter().all(|answer| knows_all(&answer["answer"])) {
+    if output == OutputFormat::Table && !all.iter().all(|answer| is_leader_view(&answer["answer"])) {
         note("who answers and how far it is, only the leader knows: give its --endpoint, too");
     }
     check_one_cluster(&answers)
 }
 
 /// Whether this is the leader's word, which knows whether the others answer.
-pub(crate) fn knows_all(answer: &Value) -> bool {
+pub(crate) fn is_leader_view(answer: &Value) -> bool {
     lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
 }
 
-async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
+async fn how_to_join(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let got = client.get("cluster/members").await?;
     let members = lines(&got.json["members"]);
     let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| address.contains(':'));
     let Some(member) = members.iter().find(reachable) else {
         let detail =
             "no node of this cluster can be reached by others: start this one again with --node-listen ADDR".into();
-        return Err(CtlError::no("Nothing to join", "alone", detail));
+        return Err(CtlError::refusal("Nothing to join", "alone", detail));
     };
-    let command =
-        format!("ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER", word(member.get("address")));
+    let command = format!(
+        "ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER",
+        cell_text(member.get("address"))
+    );
     output.print(&json!({"join": member["address"], "command": command}), || format!("{command}\n"));
-    if output == Output::Table {
+    if output == OutputFormat::Table {
         note(
             "ADDR is where the others reach the new node. It joins as a learner, and `ownerserve ctl member list` shows its \
              id; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
@@ -127,57 +133,57 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     Ok(())
 }
 
-const STATUS: Columns = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/leader, TERM /answer/term, \
+const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/leader, TERM /answer/term, \
         REVISION /answer/revision, STALE /answer/stale, LEVEL /answer/level, \
         SESSIONS /answer/holds/sessions, ARTIFACTS /answer/holds/artifacts, LOG BYTES /answer/log_bytes, \
         WAITING /answer/waiting, CLUSTER /answer/cluster";
 
 /// Every endpoint's view of the cluster.
-pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlError> {
-    let answers = ask_all(client, "cluster").await;
-    let told = tell(&answers, STATUS, output);
-    if output == Output::Table {
-        let colour = Colour::of_stdout();
-        exposed(&answers).iter().for_each(|line| say(&colour.red(line)));
+pub(crate) async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+    let answers = query_all(client, "cluster").await;
+    let told = print_responses(&answers, STATUS_COLUMNS, output);
+    if output == OutputFormat::Table {
+        let colour = ColorMode::of_stdout();
+        exposure_lines(&answers).iter().for_each(|line| print_text(&colour.red(line)));
     }
     check_one_cluster(&answers).and(told)
 }
 
 /// A line for each listener that strangers on the network can use or overhear.
-fn exposed(answers: &[Value]) -> Vec<String> {
+fn exposure_lines(answers: &[Value]) -> Vec<String> {
     let of_endpoint = |answer: &Value| {
-        let endpoint = word(answer.get("endpoint"));
+        let endpoint = cell_text(answer.get("endpoint"));
         let found = lines(&answer["answer"]["exposed"]).to_vec();
-        found.into_iter().map(move |exposure| format!("{endpoint}: {}\n", word(exposure.get("detail"))))
+        found.into_iter().map(move |exposure| format!("{endpoint}: {}\n", cell_text(exposure.get("detail"))))
     };
     answers.iter().flat_map(of_endpoint).collect()
 }
 
-const HASHES: Columns = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
+const HASH_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
 
 /// How often digests are taken until every endpoint has one of a revision that another one has, too, and what lies between.
-const LOOKS: u32 = 10;
-const BETWEEN: Duration = Duration::from_millis(300);
+const MAX_ROUNDS: u32 = 10;
+const ROUND_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Every endpoint's digest; those at one revision have to be equal.
-pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlError> {
-    let mut seen = Digests::default();
-    let mut answers = ask_all(client, "cluster/hash").await;
-    for _ in 1..LOOKS {
-        if seen.take(&answers).is_err() || failure(&answers).is_some() || check_one_cluster(&answers).is_err() {
+pub(crate) async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+    let mut seen = StateDigests::default();
+    let mut answers = query_all(client, "cluster/hash").await;
+    for _ in 1..MAX_ROUNDS {
+        if seen.record(&answers).is_err() || worst_failure(&answers).is_some() || check_one_cluster(&answers).is_err() {
             break;
         }
         if seen.are_compared() {
             break;
         }
-        tokio::time::sleep(BETWEEN).await;
-        answers = ask_all(client, "cluster/hash").await;
+        tokio::time::sleep(ROUND_INTERVAL).await;
+        answers = query_all(client, "cluster/hash").await;
     }
-    let told = tell(&answers, HASHES, output);
+    let told = print_responses(&answers, HASH_COLUMNS, output);
     check_one_cluster(&answers).and(told)?;
-    seen.take(&answers)?;
+    seen.record(&answers)?;
     if !seen.are_compared() {
-        return Err(CtlError::NotCompared);
+        return Err(CtlError::DigestsNotCompared);
     }
     let last: BTreeSet<_> = answers.iter().map(|answer| answer["answer"]["revision"].as_u64()).collect();
     if last.len() > 1 {
@@ -188,31 +194,31 @@ pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlErr
 
 /// The digests that were seen, over several looks: a digest is of one revision for ever.
 #[derive(Debug, Default)]
-struct Digests {
-    of: BTreeMap<u64, String>,
-    revisions: BTreeMap<String, BTreeSet<u64>>,
+struct StateDigests {
+    by_revision: BTreeMap<u64, String>,
+    by_endpoint: BTreeMap<String, BTreeSet<u64>>,
 }
 
-impl Digests {
+impl StateDigests {
     /// Takes one look; refused where two nodes differ at one revision.
-    fn take(&mut self, answers: &[Value]) -> Result<(), CtlError> {
+    fn record(&mut self, answers: &[Value]) -> Result<(), CtlError> {
         for answer in answers {
             let Some(revision) = answer["answer"]["revision"].as_u64() else { continue };
-            let hash = word(answer.pointer("/answer/hash"));
-            if *self.of.entry(revision).or_insert_with(|| hash.clone()) != hash {
+            let hash = cell_text(answer.pointer("/answer/hash"));
+            if *self.by_revision.entry(revision).or_insert_with(|| hash.clone()) != hash {
                 let detail = format!(
                     "nodes differ at revision {revision}: stop the one that differs, keep its folder, and let it join anew"
                 );
-                return Err(CtlError::no("States differ", "diverged", detail));
+                return Err(CtlError::refusal("States differ", "diverged", detail));
             }
-            self.revisions.entry(word(answer.get("endpoint"))).or_default().insert(revision);
+            self.by_endpoint.entry(cell_text(answer.get("endpoint"))).or_default().insert(revision);
         }
         Ok(())
     }
 
     /// Whether every endpoint was compared with every other one, at one revision or by way of others.
     fn are_compared(&self) -> bool {
-        let mut alone: Vec<_> = self.revisions.values().collect();
+        let mut alone: Vec<_> = self.by_endpoint.values().collect();
         let mut met = alone.pop().cloned().unwrap_or_default();
         while let Some(at) = alone.iter().position(|revisions| !met.is_disjoint(revisions)) {
             met.extend(alone.swap_remove(at));
@@ -230,32 +236,35 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_compared_once_revisions_met_in_whatever_look() {
-        let mut seen = Digests::default();
-        seen.take(&[at("a", 7, "x"), at("b", 8, "y"), at("c", 8, "y")]).unwrap();
+    fn digests_are_compared_at_equal_revisions_across_rounds() {
+        let mut seen = StateDigests::default();
+        seen.record(&[at("a", 7, "x"), at("b", 8, "y"), at("c", 8, "y")]).unwrap();
         assert!(!seen.are_compared(), "a is at a revision of its own");
-        seen.take(&[at("a", 8, "y"), at("b", 9, "z"), at("c", 10, "w")]).unwrap();
+        seen.record(&[at("a", 8, "y"), at("b", 9, "z"), at("c", 10, "w")]).unwrap();
         assert!(seen.are_compared());
-        let error = seen.take(&[at("c", 9, "other")]).unwrap_err();
-        assert_eq!((error.word(), error.code()), ("diverged", 1));
+        let error = seen.record(&[at("c", 9, "other")]).unwrap_err();
+        assert_eq!((error.error_code(), error.exit_code()), ("diverged", 1));
         assert!(error.to_string().contains("revision 9"), "{error}");
     }
 
     #[test]
-    fn an_exposed_listener_is_a_line_of_the_status_in_red() {
+    fn status_shows_an_exposed_listener_in_red() {
         let exposed_at = |endpoint: &str, detail: &str| json!({"endpoint": endpoint, "answer": {"exposed": [{"listener": "clients", "cause": "open", "detail": detail}]}});
         let silent = json!({"endpoint": "http://c:1", "error": "it does not answer"});
         let answers = [exposed_at("http://a:1", "ANYBODY\u{1b}[0m"), at("http://b:1", 7, "x"), silent];
-        assert_eq!(exposed(&answers), ["http://a:1: ANYBODY?[0m\n"], "nothing else drives the terminal");
-        assert_eq!(Colour::Ansi.red("told\n"), "\u{1b}[31mtold\u{1b}[0m\n");
-        assert_eq!(Colour::None.red("told\n"), "told\n");
+        assert_eq!(exposure_lines(&answers), ["http://a:1: ANYBODY?[0m\n"], "nothing else drives the terminal");
+        assert_eq!(ColorMode::Ansi.red("told\n"), "\u{1b}[31mtold\u{1b}[0m\n");
+        assert_eq!(ColorMode::None.red("told\n"), "told\n");
     }
 
     #[test]
-    fn one_node_alone_needs_no_other() {
-        let mut seen = Digests::default();
-        seen.take(&[at("a", 7, "x")]).unwrap();
+    fn single_node_needs_no_comparison() {
+        let mut seen = StateDigests::default();
+        seen.record(&[at("a", 7, "x")]).unwrap();
         assert!(seen.are_compared());
-        assert_eq!((CtlError::NotCompared.code(), CtlError::NotCompared.word()), (7, "not_compared"));
+        assert_eq!(
+            (CtlError::DigestsNotCompared.exit_code(), CtlError::DigestsNotCompared.error_code()),
+            (7, "not_compared")
+        );
     }
 }

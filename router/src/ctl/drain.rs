@@ -1,4 +1,4 @@
-//! `ctl drain`: workers emptied before they stop, one of them, or those of a list in turn.
+//! `ctl set_draining`: workers emptied before they stop, one of them, or those of a list in turn.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,15 +8,15 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::args::WorkerArg;
-use super::client::Client;
-use super::error::{CtlError, Stays};
-use super::output::{Output, note, say};
-use super::table::word;
-use crate::config::units::Span;
+use super::client::OperatorClient;
+use super::error::{CtlError, StuckSessions};
+use super::output::{OutputFormat, note, print_text};
+use super::table::cell_text;
+use crate::config::units::TimeSpan;
 use crate::simulate_command::bar;
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DrainArgs {
     /// The worker, by id or URL; with --rolling all of them, in the order in which they are upgraded.
@@ -34,12 +34,12 @@ pub(crate) struct DrainArgs {
     bytes_per_second: Option<u64>,
     /// Longest wait for one worker: until its sessions are moved, and until it was started anew.
     #[arg(long, value_name = "SPAN", default_value = "1h")]
-    within: Span,
+    within: TimeSpan,
 }
 
 /// Empties one worker, or all of a list in turn. An error where sessions stayed that were to be moved, after all is done.
-pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> Result<(), CtlError> {
-    let all = known(client, args).await?;
+pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: OutputFormat) -> Result<(), CtlError> {
+    let all = resolve_workers(client, args).await?;
     let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
     let (mut told, mut stayed) = (Vec::new(), Vec::new());
     for (at, (worker, endpoint)) in all.iter().enumerate() {
@@ -51,30 +51,30 @@ pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> 
         if let Some(bytes) = args.bytes_per_second {
             body["bytes_per_second"] = json!(bytes);
         }
-        let one = One { client, worker: *worker, endpoint, deadline: Instant::now() + args.within.0 };
-        let life = one.look().await?["incarnation"].clone();
-        let progress = one.empty(&body).await?;
-        if output == Output::Table {
-            say(&format!("{endpoint} drains: {}\n", line(&progress)));
+        let one = DrainingWorker { client, worker: *worker, endpoint, deadline: Instant::now() + args.within.0 };
+        let life = one.fetch_worker().await?["incarnation"].clone();
+        let progress = one.move_sessions(&body).await?;
+        if output == OutputFormat::Table {
+            print_text(&format!("{endpoint} drains: {}\n", progress_text(&progress)));
         }
-        let here = stays(endpoint, &progress).filter(|_| !args.stay);
+        let here = stuck_sessions(endpoint, &progress).filter(|_| !args.stay);
         let along =
             here.as_ref().map_or_else(String::new, |here| format!(", which ends {} sessions' KV", here.sessions));
         stayed.extend(here);
         told.push(json!({"worker": worker.to_string(), "endpoint": endpoint, "progress": progress}));
         if args.rolling {
             note(&format!("{endpoint} can be stopped{along}: start it anew, upgraded"));
-            one.renewed(&life).await?;
+            one.wait_until_restarted(&life).await?;
         }
     }
-    if output == Output::Json {
-        say(&format!("{}\n", json!({"drained": told})));
+    if output == OutputFormat::Json {
+        print_text(&format!("{}\n", json!({"drained": told})));
     }
-    if stayed.is_empty() { Ok(()) } else { Err(CtlError::Stayed { workers: stayed }) }
+    if stayed.is_empty() { Ok(()) } else { Err(CtlError::SessionsStuck { workers: stayed }) }
 }
 
 /// All of them with their endpoints, before the first is drained.
-async fn known(client: &Client, args: &DrainArgs) -> Result<Vec<(WorkerArg, String)>, CtlError> {
+async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Vec<(WorkerArg, String)>, CtlError> {
     if args.workers.len() > 1 && !args.rolling {
         let what =
             "several workers are drained one after the other: give --rolling, and the order in which they are upgraded";
@@ -93,46 +93,46 @@ async fn known(client: &Client, args: &DrainArgs) -> Result<Vec<(WorkerArg, Stri
 }
 
 /// What stayed at this one; none where nothing did.
-fn stays(endpoint: &str, progress: &Value) -> Option<Stays> {
+fn stuck_sessions(endpoint: &str, progress: &Value) -> Option<StuckSessions> {
     let sessions = progress["stuck"].as_u64().filter(|count| *count > 0)?;
-    Some(Stays { endpoint: endpoint.into(), sessions, why: word(progress.get("why")) })
+    Some(StuckSessions { endpoint: endpoint.into(), sessions, reason: cell_text(progress.get("why")) })
 }
 
 /// One worker, for so long.
-struct One<'a> {
-    client: &'a Client,
+struct DrainingWorker<'a> {
+    client: &'a OperatorClient,
     worker: WorkerArg,
     endpoint: &'a str,
     deadline: Instant,
 }
 
-impl One<'_> {
-    async fn look(&self) -> Result<Value, CtlError> {
+impl DrainingWorker<'_> {
+    async fn fetch_worker(&self) -> Result<Value, CtlError> {
         let path = format!("workers/{}", self.worker);
         Ok(self.client.get(&path).await?.json["worker"].clone())
     }
 
-    async fn drain(&self, body: &Value) -> Result<(), CtlError> {
+    async fn set_draining(&self, body: &Value) -> Result<(), CtlError> {
         let path = format!("workers/{}/draining", self.worker);
         self.client.write((Method::PUT, &path), body, None).await.map(drop)
     }
 
     /// Until there is nothing more to move. Asked again where the router that moved them is another one by now.
-    async fn empty(&self, body: &Value) -> Result<Value, CtlError> {
-        self.drain(body).await?;
+    async fn move_sessions(&self, body: &Value) -> Result<Value, CtlError> {
+        self.set_draining(body).await?;
         let path = format!("workers/{}/draining", self.worker);
         let stays = body["sessions"] == "stay";
         let bar = bar("[{bar:30}] {msg}", 0);
         loop {
             let progress = self.client.get(&path).await?.json["progress"].clone();
-            show(&bar, &progress);
+            show_progress(&bar, &progress);
             match progress["state"].as_str() {
                 Some("done") => break Ok(progress),
                 Some("stopped") => {
                     return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.endpoint)));
                 }
                 _ if stays => break Ok(progress),
-                Some("none") => self.drain(body).await?,
+                Some("none") => self.set_draining(body).await?,
                 _ => {}
             }
             self.pause("its sessions are not moved").await?;
@@ -140,13 +140,13 @@ impl One<'_> {
     }
 
     /// Until it was started anew and takes work again.
-    async fn renewed(&self, life: &Value) -> Result<(), CtlError> {
+    async fn wait_until_restarted(&self, life: &Value) -> Result<(), CtlError> {
         let is_new = |now: &Value| now["incarnation"] != *life && now["health"] != "unreachable";
-        while !is_new(&self.look().await?) {
+        while !is_new(&self.fetch_worker().await?) {
             self.pause("it was not started anew").await?;
         }
-        self.drain(&json!({"draining": false})).await?;
-        while self.look().await?["health"] != "ready" {
+        self.set_draining(&json!({"draining": false})).await?;
+        while self.fetch_worker().await?["health"] != "ready" {
             self.pause("it takes no work").await?;
         }
         Ok(())
@@ -156,13 +156,13 @@ impl One<'_> {
         if Instant::now() >= self.deadline {
             return Err(CtlError::Refused(format!("{}: {what} within --within; it still drains", self.endpoint)));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         Ok(())
     }
 }
 
 /// How far it is, in words.
-fn line(progress: &Value) -> String {
+fn progress_text(progress: &Value) -> String {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
     let (moved, owned) = (count("moved"), count("owned"));
     let mut text = format!("{moved} of {} sessions moved, {} MiB", moved + owned, count("moved_bytes") >> 20);
@@ -172,17 +172,17 @@ fn line(progress: &Value) -> String {
         }
     }
     if count("stuck") > 0 {
-        text.push_str(&format!(" ({})", word(progress.get("why"))));
+        text.push_str(&format!(" ({})", cell_text(progress.get("why"))));
     }
     text
 }
 
 /// On a terminal, a bar that is full when nothing more can be moved.
-fn show(bar: &ProgressBar, progress: &Value) {
+fn show_progress(bar: &ProgressBar, progress: &Value) {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
     bar.set_length((count("moved") + count("owned")).max(1));
     bar.set_position(count("moved") + count("stuck") + count("kept"));
-    bar.set_message(line(progress));
+    bar.set_message(progress_text(progress));
 }
 
 #[cfg(test)]
@@ -190,20 +190,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_that_stay_are_an_error_that_tells_where_and_why() {
+    fn stuck_sessions_are_an_error_with_worker_and_cause() {
         let progress = [("http://a:1", 2, "no fabric"), ("http://b:1", 0, ""), ("http://c:1", 3, "nobody")];
-        let workers = progress.iter().filter_map(|(at, stuck, why)| stays(at, &json!({"stuck": stuck, "why": why})));
-        let error = CtlError::Stayed { workers: workers.collect() };
-        assert_eq!((error.code(), error.word()), (6, "partly_done"));
+        let workers =
+            progress.iter().filter_map(|(at, stuck, why)| stuck_sessions(at, &json!({"stuck": stuck, "why": why})));
+        let error = CtlError::SessionsStuck { workers: workers.collect() };
+        assert_eq!((error.exit_code(), error.error_code()), (6, "partly_done"));
         let told = "sessions stay at who was drained: 2 at http://a:1 (no fabric), 3 at http://c:1 (nobody); ";
         assert!(error.to_string().starts_with(told), "{error}");
     }
 
     #[test]
-    fn the_bar_is_full_when_nothing_more_can_be_moved() {
+    fn progress_bar_is_full_when_nothing_more_can_move() {
         let shown = |progress: Value| {
             let bar = ProgressBar::hidden();
-            show(&bar, &progress);
+            show_progress(&bar, &progress);
             (bar.position(), bar.length(), bar.message())
         };
         let half = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});

@@ -4,38 +4,40 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Got};
+use super::client::{ApiResponse, OperatorClient};
 use super::error::CtlError;
-use super::output::Output;
-use super::table::{Columns, table, word};
-use super::writes::Request;
+use super::output::OutputFormat;
+use super::table::{ColumnSpec, cell_text, table};
+use super::writes::WriteRequest;
 
 /// What each endpoint says, or why it says nothing, with the exit code that stands for it.
-pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
-    at_all(client, async |client| client.get(path).await).await
+pub(crate) async fn query_all(client: &OperatorClient, path: &str) -> Vec<Value> {
+    for_each_endpoint(client, async |client| client.get(path).await).await
 }
 
-pub(crate) async fn write_all(client: &Client, request: Request) -> Vec<Value> {
-    let Request { method, path, body, .. } = &request;
-    at_all(client, async |client| client.write((method.clone(), path), body, None).await).await
+pub(crate) async fn write_all(client: &OperatorClient, request: WriteRequest) -> Vec<Value> {
+    let WriteRequest { method, path, body, .. } = &request;
+    for_each_endpoint(client, async |client| client.write((method.clone(), path), body, None).await).await
 }
 
-async fn at_all(client: &Client, ask: impl AsyncFn(Client) -> Result<Got, CtlError>) -> Vec<Value> {
+async fn for_each_endpoint(
+    client: &OperatorClient,
+    ask: impl AsyncFn(OperatorClient) -> Result<ApiResponse, CtlError>,
+) -> Vec<Value> {
     let ask = &ask;
     let one = |endpoint: &String| {
-        let (endpoint, client) = (endpoint.clone(), client.at(endpoint));
-        async move { said(&endpoint, ask(client).await) }
+        let (endpoint, client) = (endpoint.clone(), client.only(endpoint));
+        async move { response_row(&endpoint, ask(client).await) }
     };
     futures::future::join_all(client.endpoints.iter().map(one)).await
 }
 
 /// An endpoint's answer, as a line.
-fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
+fn response_row(endpoint: &str, got: Result<ApiResponse, CtlError>) -> Value {
     match got {
         Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
         Err(error) => {
-            let mut line =
-                json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code(), "word": error.word()});
+            let mut line = json!({"endpoint": endpoint, "error": error.to_string(), "code": error.exit_code(), "word": error.error_code()});
             if let Some(cause) = error.cause() {
                 line["cause"] = json!(cause);
             }
@@ -45,36 +47,43 @@ fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
 }
 
 /// Prints what was answered; fails when an endpoint did not.
-pub(crate) fn tell(answers: &[Value], columns: Columns, output: Output) -> Result<(), CtlError> {
+pub(crate) fn print_responses(answers: &[Value], columns: ColumnSpec, output: OutputFormat) -> Result<(), CtlError> {
     output.print(&answers, || table(columns, answers));
-    failure(answers).map_or(Ok(()), Err)
+    worst_failure(answers).map_or(Ok(()), Err)
 }
 
 /// The worst of what went wrong. An outcome that is not known is worse than a refusal, and one that says no has answered,
 /// whoever else is silent.
-pub(crate) fn failure(answers: &[Value]) -> Option<CtlError> {
+pub(crate) fn worst_failure(answers: &[Value]) -> Option<CtlError> {
     let of = |wanted: &[u64]| {
         let mut failed = answers.iter().filter(|answer| answer["error"].is_string());
         let found = failed.find(|answer| answer["code"].as_u64().is_some_and(|code| wanted.contains(&code)))?;
         found["error"].as_str().map(str::to_owned)
     };
-    of(&[4]).map(CtlError::Unknown).or(of(&[1, 2]).map(CtlError::Refused)).or(of(&[3]).map(CtlError::Silent))
+    of(&[4])
+        .map(CtlError::UnknownOutcome)
+        .or(of(&[1, 2]).map(CtlError::Refused))
+        .or(of(&[3]).map(CtlError::EndpointsUnanswered))
 }
 
 /// Prints what came of a write at every endpoint; fails when it was not done at all of them.
-pub(crate) fn tell_done(answers: &[Value], columns: Columns, output: Output) -> Result<(), CtlError> {
-    let told = tell(answers, columns, output);
+pub(crate) fn print_write_results(
+    answers: &[Value],
+    columns: ColumnSpec,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
+    let told = print_responses(answers, columns, output);
     let done: Vec<String> = answers.iter().filter(|answer| answer["error"].is_null()).map(endpoint).collect();
     match told {
-        Err(CtlError::Refused(error) | CtlError::Silent(error)) if !done.is_empty() => {
-            Err(CtlError::Partly { done: done.join(", "), error })
+        Err(CtlError::Refused(error) | CtlError::EndpointsUnanswered(error)) if !done.is_empty() => {
+            Err(CtlError::PartlyDone { done: done.join(", "), error })
         }
         told => told,
     }
 }
 
 fn endpoint(answer: &Value) -> String {
-    word(answer.get("endpoint"))
+    cell_text(answer.get("endpoint"))
 }
 
 pub(crate) fn clusters(answers: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
@@ -102,7 +111,7 @@ pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
         found.len(),
         found.iter().map(of).collect::<Vec<_>>().join("; ")
     );
-    Err(CtlError::no("Different clusters", DIFFERENT_CLUSTERS, detail))
+    Err(CtlError::refusal("Different clusters", DIFFERENT_CLUSTERS, detail))
 }
 
 /// The word for it, as an alarm, too.
@@ -121,22 +130,24 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_of_two_clusters_are_told_apart_by_name() {
+    fn endpoints_of_different_clusters_are_reported_by_name() {
         let one = [done("a", "cluster-1"), done("b", "cluster-1"), failed("c", 3)];
         assert!(check_one_cluster(&one).is_ok());
         let two = [done("a", "cluster-1"), done("b", "cluster-2"), done("c", "cluster-1")];
         let error = check_one_cluster(&two).unwrap_err();
-        assert_eq!((error.word(), error.code()), (DIFFERENT_CLUSTERS, 1));
+        assert_eq!((error.error_code(), error.exit_code()), (DIFFERENT_CLUSTERS, 1));
         assert!(error.to_string().contains("cluster-1: a, c; cluster-2: b"), "{error}");
     }
 
     #[test]
-    fn what_is_worst_is_said_and_what_was_done_somewhere_is_no_failure_of_nothing_changed() {
-        let code = |answers: &[Value]| failure(answers).map(|error| error.code());
+    fn exit_code_is_the_worst_failure_and_distinguishes_partial_writes() {
+        let code = |answers: &[Value]| worst_failure(answers).map(|error| error.exit_code());
         assert_eq!(code(&[done("a", "1")]), None);
         assert_eq!(code(&[failed("a", 3), failed("b", 1)]), Some(1));
         assert_eq!(code(&[failed("a", 1), failed("b", 4), failed("c", 3)]), Some(4));
-        let wrote = |answers: &[Value]| tell_done(answers, "", Output::Table).map_err(|error| error.code());
+        let wrote = |answers: &[Value]| {
+            print_write_results(answers, "", OutputFormat::Table).map_err(|error| error.exit_code())
+        };
         assert_eq!(wrote(&[done("a", "1"), done("b", "1")]), Ok(()));
         assert_eq!(wrote(&[failed("a", 3), failed("b", 3)]), Err(3));
         assert_eq!(wrote(&[done("a", "1"), failed("b", 3)]), Err(6));

@@ -4,15 +4,17 @@ use std::path::PathBuf;
 
 /// Sessions that a worker was to hand on and did not.
 #[derive(Clone, Debug)]
-pub(crate) struct Stays {
+pub(crate) struct StuckSessions {
     /// The worker's.
     pub(crate) endpoint: String,
     pub(crate) sessions: u64,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
-fn stays(workers: &[Stays]) -> String {
-    let told = workers.iter().map(|Stays { endpoint, sessions, why }| format!("{sessions} at {endpoint} ({why})"));
+fn stuck_sessions_text(workers: &[StuckSessions]) -> String {
+    let told = workers
+        .iter()
+        .map(|StuckSessions { endpoint, sessions, reason: why }| format!("{sessions} at {endpoint} ({why})"));
     told.collect::<Vec<_>>().join(", ")
 }
 
@@ -30,28 +32,28 @@ pub(crate) enum CtlError {
     Refused(String),
     /// Of several that were to change something, one did not answer.
     #[error("{0}")]
-    Unknown(String),
+    UnknownOutcome(String),
     /// Of several that were to change something, some did.
     #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
-    Partly { done: String, error: String },
+    PartlyDone { done: String, error: String },
     /// A worker was drained, and not all of its sessions moved.
     #[error(
         "sessions stay at who was drained: {}; stopped all the same, it takes their KV along, and their next steps compute it \
          anew elsewhere; --stay drains a worker without moving any",
-        stays(workers)
+        stuck_sessions_text(workers)
     )]
-    Stayed { workers: Vec<Stays> },
+    SessionsStuck { workers: Vec<StuckSessions> },
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]
-    Silent(String),
+    EndpointsUnanswered(String),
     /// A write was sent, and no answer came.
     #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
-    NoAnswer { endpoint: String, detail: String },
+    WriteUnanswered { endpoint: String, detail: String },
     /// A read was sent, and no answer came.
     #[error(
         "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
     )]
-    Unanswered { endpoint: String, detail: String },
+    ReadUnanswered { endpoint: String, detail: String },
     /// What was asked for was answered, and it is not well.
     #[error("there are alarms: {0}")]
     Alarms(usize),
@@ -60,18 +62,18 @@ pub(crate) enum CtlError {
         "nothing is known of whether the nodes are equal: their digests were of different revisions each time, because \
          the ledger changes quickly or one of them stands still; ask again, and look at REVISION"
     )]
-    NotCompared,
+    DigestsNotCompared,
     /// A token is missing, or wrong.
     #[error(
         "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
     )]
-    NotLetIn { endpoint: String, detail: String },
+    Unauthorized { endpoint: String, detail: String },
     /// The API said no.
     #[error("{title} ({word}): {detail}")]
     Problem { title: String, word: String, detail: String, cause: Option<String> },
     /// It is not the operator API that answers there.
     #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
-    NotOurs { endpoint: String, detail: String },
+    ForeignResponse { endpoint: String, detail: String },
     /// What was given on the command line cannot be.
     #[error("{0}")]
     Usage(String),
@@ -88,29 +90,32 @@ pub(crate) enum CtlError {
 
 impl CtlError {
     /// What ctl itself says no to.
-    pub(crate) fn no(title: &str, word: &str, detail: String) -> Self {
+    pub(crate) fn refusal(title: &str, word: &str, detail: String) -> Self {
         Self::Problem { title: title.into(), word: word.into(), detail, cause: None }
     }
 
     /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
     /// are alarms. 6: done at some endpoints and not at others, or with some sessions. 7: nothing could be compared.
-    pub(crate) fn code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Unreachable { .. } | Self::Tls { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
+            Self::Unreachable { .. }
+            | Self::Tls { .. }
+            | Self::ReadUnanswered { .. }
+            | Self::EndpointsUnanswered(_) => 3,
             Self::Alarms(_) => 5,
-            Self::NoAnswer { .. } | Self::Unknown(_) => 4,
-            Self::Partly { .. } | Self::Stayed { .. } => 6,
-            Self::NotCompared => 7,
+            Self::WriteUnanswered { .. } | Self::UnknownOutcome(_) => 4,
+            Self::PartlyDone { .. } | Self::SessionsStuck { .. } => 6,
+            Self::DigestsNotCompared => 7,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,
         }
     }
 
     /// Whether a look may be answered a moment later, or elsewhere.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Unanswered { .. } => true,
+            Self::Unreachable { .. } | Self::ReadUnanswered { .. } => true,
             Self::Problem { word, .. } => matches!(word.as_str(), "too_many" | "not_ready" | "overloaded"),
             _ => false,
         }
@@ -125,19 +130,19 @@ impl CtlError {
     }
 
     /// What programs look at: the API's own word where it said no, or one of these.
-    pub(crate) fn word(&self) -> &str {
+    pub(crate) fn error_code(&self) -> &str {
         match self {
             Self::Unreachable { .. } => "unreachable",
             Self::Tls { .. } => "tls",
             Self::Refused(_) => "refused",
-            Self::Unknown(_) | Self::NoAnswer { .. } => "unknown_outcome",
-            Self::Partly { .. } | Self::Stayed { .. } => "partly_done",
-            Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
+            Self::UnknownOutcome(_) | Self::WriteUnanswered { .. } => "unknown_outcome",
+            Self::PartlyDone { .. } | Self::SessionsStuck { .. } => "partly_done",
+            Self::EndpointsUnanswered(_) | Self::ReadUnanswered { .. } => "unanswered",
             Self::Alarms(_) => "alarms",
-            Self::NotCompared => "not_compared",
-            Self::NotLetIn { .. } => "unauthorized",
+            Self::DigestsNotCompared => "not_compared",
+            Self::Unauthorized { .. } => "unauthorized",
             Self::Problem { word, .. } => word,
-            Self::NotOurs { .. } => "not_the_operator_api",
+            Self::ForeignResponse { .. } => "not_the_operator_api",
             Self::Usage(_) => "usage",
             Self::File { .. } => "file",
             Self::Damaged { .. } => "damaged",

@@ -5,31 +5,31 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use vocabulary::RequestId;
 
-use super::client::Client;
+use super::client::OperatorClient;
 use super::error::CtlError;
-use super::lists::all;
-use super::output::Output;
-use super::table::{aligned, facts, row, word};
+use super::lists::fetch_all;
+use super::output::OutputFormat;
+use super::table::{aligned, cell_text, field_list, row};
 
 /// Prints why one step was served as it was.
-pub(crate) async fn explain(client: &Client, request: RequestId, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn explain(client: &OperatorClient, request: RequestId, output: OutputFormat) -> Result<(), CtlError> {
     let receipt = client.get(&format!("decisions/{request}")).await?.json;
     let workers = match output {
-        Output::Json => Vec::new(),
+        OutputFormat::Json => Vec::new(),
         // Without the list workers are told by their ids.
-        Output::Table => all(client, ("workers", &[])).await.unwrap_or_default(),
+        OutputFormat::Table => fetch_all(client, ("workers", &[])).await.unwrap_or_default(),
     };
-    output.print(&receipt, || text(&receipt, &Names::of(&workers)));
+    output.print(&receipt, || render(&receipt, &WorkerUrls::of(&workers)));
     Ok(())
 }
 
 /// Workers' URLs by their ids.
 #[derive(Default)]
-struct Names(BTreeMap<String, String>);
+struct WorkerUrls(BTreeMap<String, String>);
 
-impl Names {
+impl WorkerUrls {
     fn of(workers: &[Value]) -> Self {
-        Self(workers.iter().map(|worker| (word(worker.get("id")), word(worker.get("endpoint")))).collect())
+        Self(workers.iter().map(|worker| (cell_text(worker.get("id")), cell_text(worker.get("endpoint")))).collect())
     }
 
     /// A leg: its worker, and its rank where that is not the first.
@@ -39,29 +39,29 @@ impl Names {
     }
 
     fn worker(&self, id: &Value) -> String {
-        let id = word(Some(id));
+        let id = cell_text(Some(id));
         self.0.get(&id).cloned().unwrap_or(id)
     }
 }
 
 /// The whole explanation.
-fn text(receipt: &Value, names: &Names) -> String {
+fn render(receipt: &Value, names: &WorkerUrls) -> String {
     let decision = &receipt["decision"];
     let parts = [
-        Some(facts(known(receipt, names))),
+        Some(field_list(lookup_rows(receipt, names))),
         decision.is_object().then(|| candidates(decision, names)),
-        Some(facts(outcome(receipt, names))),
+        Some(field_list(outcome(receipt, names))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-fn known(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
+fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let known = &receipt["known"];
     let tokens = format!(
         "{} tokens, {} of them sealed; the most that a worker holds is {}",
-        word(known.get("prompt")),
-        word(known.get("sealed")),
-        word(known.get("deepest_overlap")),
+        cell_text(known.get("prompt")),
+        cell_text(known.get("sealed")),
+        cell_text(known.get("deepest_overlap")),
     );
     let by = match (&known["fallback"], &known["rung"]) {
         (Value::String(why), _) => format!("by its bytes only: {why}"),
@@ -78,7 +78,7 @@ fn known(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
         owner => names.worker(&owner["worker"]),
     };
     let grounds = &known["grounds"];
-    let mut view = vec![format!("{} view of the ledger", word(grounds.get("view")))];
+    let mut view = vec![format!("{} view of the ledger", cell_text(grounds.get("view")))];
     view.extend(grounds["unapplied"].as_bool().filter(|own| *own).map(|_| "a newer step of our own".to_owned()));
     view.extend(
         grounds["promises"].as_u64().filter(|n| *n > 0).map(|n| format!("{n} steps under way at other routers")),
@@ -87,13 +87,13 @@ fn known(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
         grounds["unread"].as_str().map(|why| format!("nothing that workers hold: {why} has all of it computed")),
     );
     let step = match receipt["decision"]["step"].as_str() {
-        Some(step) => format!("{step}, mode {}", word(receipt.get("mode"))),
-        None => format!("not planned, mode {}", word(receipt.get("mode"))),
+        Some(step) => format!("{step}, mode {}", cell_text(receipt.get("mode"))),
+        None => format!("not planned, mode {}", cell_text(receipt.get("mode"))),
     };
     vec![
-        ("request", word(receipt.get("request"))),
-        ("session", word(known.get("session"))),
-        ("asked by", format!("{}, for {}", word(receipt.get("tenant")), word(receipt.get("model")))),
+        ("request", cell_text(receipt.get("request"))),
+        ("session", cell_text(known.get("session"))),
+        ("asked by", format!("{}, for {}", cell_text(receipt.get("tenant")), cell_text(receipt.get("model")))),
         ("step", step),
         ("prompt", tokens),
         ("known", by),
@@ -103,12 +103,12 @@ fn known(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
 }
 
 /// Milliseconds of a price in microseconds.
-fn millis(price: &Value) -> String {
+fn format_millis(price: &Value) -> String {
     price.as_f64().map_or_else(|| "-".into(), |micros| format!("{:.1}", micros / 1000.0))
 }
 
 /// Every way, the cheapest first, those that were not allowed at the end. A `*` marks the choice.
-fn candidates(decision: &Value, names: &Names) -> String {
+fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     let mut all: Vec<&Value> = decision["candidates"].as_array().into_iter().flatten().collect();
     all.sort_by_key(|one| (one["refused"].is_string(), one["total"].as_u64()));
     // Whatever terms this release's price has.
@@ -128,23 +128,23 @@ fn candidates(decision: &Value, names: &Names) -> String {
         };
         let mut cells = row([
             if is_chosen { "*" } else { "" },
-            &word(one.get("action")),
+            &cell_text(one.get("action")),
             &names.leg(&one["decode"]),
             &from,
-            &word(one["decode"].get("tokens_cached")),
-            &word(one["prefill"].get("tokens_computed")),
+            &cell_text(one["decode"].get("tokens_cached")),
+            &cell_text(one["prefill"].get("tokens_computed")),
         ]);
         let is_refused = one["refused"].is_string();
-        let price = |price: &Value| if is_refused { "-".to_owned() } else { millis(price) };
+        let price = |price: &Value| if is_refused { "-".to_owned() } else { format_millis(price) };
         cells.extend(terms.iter().map(|term| price(&one["terms"][term.as_str()])));
         cells.push(price(&one["total"]));
-        cells.push(if is_refused { word(one.get("refused")) } else { String::new() });
+        cells.push(if is_refused { cell_text(one.get("refused")) } else { String::new() });
         rows.push(cells);
     }
     aligned(&rows)
 }
 
-fn outcome(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
+fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let because = &receipt["decision"]["plan"]["because"];
     if because.is_object() {
@@ -152,14 +152,15 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
             Value::Null => "nothing else was allowed".to_owned(),
             next => {
                 let more = next["total"].as_f64().unwrap_or_default() - because["total"].as_f64().unwrap_or_default();
-                let (action, worker) = (word(next.get("action")), names.worker(&next["worker"]));
+                let (action, worker) = (cell_text(next.get("action")), names.worker(&next["worker"]));
                 format!("next {action} at {worker}, {:.1} ms more", more / 1000.0)
             }
         };
-        let (rule, price) = (word(because.get("rule")), millis(&because["total"]));
+        let (rule, price) = (cell_text(because.get("rule")), format_millis(&because["total"]));
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
-            let what = format!("{} at {} for {price} ms; {next}", word(plan.get("action")), names.leg(&plan["decode"]));
+            let what =
+                format!("{} at {} for {price} ms; {next}", cell_text(plan.get("action")), names.leg(&plan["decode"]));
             let why = match receipt["control"] == true {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
                 false => "In mode shadow the bypass served it:",
@@ -169,58 +170,68 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
             rows.push(("chosen", format!("by {rule} for {price} ms; {next}")));
             let is_sent = receipt["attempts"].as_array().is_some_and(|attempts| !attempts.is_empty());
             let claim = match is_sent {
-                true => claim(&receipt["decision"]["plan"]["claim"]),
+                true => ownership_text(&receipt["decision"]["plan"]["claim"]),
                 false => "as it was: the step was never sent".to_owned(),
             };
             rows.push(("ownership", claim));
         }
     }
     if receipt["waited"].is_object() {
-        rows.push(("waited", waited(&receipt["waited"])));
+        rows.push(("waited", wait_text(&receipt["waited"])));
     }
     rows.extend(attempts(receipt, names));
     let seen = &receipt["seen"];
     if seen.is_object() {
         let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
-        let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { word(Some(value)) };
-        let first =
-            if seen["first_token"].is_null() { "not known".into() } else { millis(&seen["first_token"]) + " ms" };
-        rows.push(("ended", format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))));
+        let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { cell_text(Some(value)) };
+        let first = if seen["first_token"].is_null() {
+            "not known".into()
+        } else {
+            format_millis(&seen["first_token"]) + " ms"
+        };
+        rows.push(("ended", format!("{}, status {}", cell_text(seen.get("ending")), cell_text(seen.get("status")))));
         let first = match &seen["predicted"] {
             Value::Null => first,
-            predicted => beside(&first, &(millis(predicted) + " ms")),
+            predicted => beside(&first, &(format_millis(predicted) + " ms")),
         };
         rows.push(("first token", first));
-        rows.push(("cached", beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))));
-        rows.extend(disagreements(seen));
-        rows.push(("answer", format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"]))));
-        rows.push(("moved", format!("{} bytes", word(seen.get("moved")))));
+        rows.push(("cached", beside(&optional(&seen["cached"]), &cell_text(seen.get("predicted_cached")))));
+        rows.extend(disagreement_rows(seen));
+        rows.push((
+            "answer",
+            format!("{} tokens, {} ms in all", optional(&seen["answered"]), format_millis(&seen["total"])),
+        ));
+        rows.push(("moved", format!("{} bytes", cell_text(seen.get("moved")))));
     }
     rows
 }
 
 /// What was tried, one after the other.
-fn attempts(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
+fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
         let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
         let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
         let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
             None | Some([]) => String::new(),
-            Some(_) => format!("; {}", word(attempt.get("remarks"))),
+            Some(_) => format!("; {}", cell_text(attempt.get("remarks"))),
         };
         let resumed = match &attempt["resumed"] {
             Value::Null => String::new(),
             resumed => {
-                format!("; went on after {} tokens, in {} ms", word(resumed.get("after")), millis(&resumed["took"]))
+                format!(
+                    "; went on after {} tokens, in {} ms",
+                    cell_text(resumed.get("after")),
+                    format_millis(&resumed["took"])
+                )
             }
         };
-        let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
+        let (action, knowledge) = (cell_text(attempt.get("action")), cell_text(attempt.get("knowledge")));
         let ejected: Vec<_> = attempt["ejected"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
         let ejected = if ejected.is_empty() { String::new() } else { format!("; ejected was {}", ejected.join(", ")) };
         let broken = match &attempt["unresumable"] {
             Value::Null => String::new(),
-            why => format!("; nobody could go on with it because {}", word(Some(why))),
+            why => format!("; nobody could go on with it because {}", cell_text(Some(why))),
         };
         let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}{broken}");
         rows.push(("tried", how));
@@ -228,7 +239,7 @@ fn attempts(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn waited(waited: &Value) -> String {
+fn wait_text(waited: &Value) -> String {
     let until = match waited["until"].as_str() {
         Some("room") => "until there was room",
         Some("longest") => "until planner.admission.longest was over",
@@ -236,21 +247,21 @@ fn waited(waited: &Value) -> String {
         Some("left") => "until its client left or it could not be served",
         _ => "",
     };
-    let (time, cost) = (millis(&waited["time"]), millis(&waited["costs_others"]));
+    let (time, cost) = (format_millis(&waited["time"]), format_millis(&waited["costs_others"]));
     format!("{time} ms, {until}; starting at once would have cost others {cost} ms")
 }
 
 /// In what the engine shows that its prompt was another one.
-fn disagreements(seen: &Value) -> Vec<(&'static str, String)> {
+fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
     let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
     let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);
     let mut said = Vec::new();
     if counts.is_object() {
-        let (counted, computed) = (word(counts.get("counted")), word(counts.get("computed")));
+        let (counted, computed) = (cell_text(counts.get("counted")), cell_text(counts.get("computed")));
         said.push(format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}"));
     }
     if finds.is_object() {
-        let (found, told) = (word(finds.get("found")), word(finds.get("told")));
+        let (found, told) = (cell_text(finds.get("found")), cell_text(finds.get("told")));
         said.push(format!(
             "the engine found {found} prompt tokens in its cache where its events had told of {told} by then: they may be late; if \
              `ctl alarm` says `identity_cache_disagrees`, {advice}"
@@ -259,13 +270,13 @@ fn disagreements(seen: &Value) -> Vec<(&'static str, String)> {
     said.into_iter().map(|what| ("disagrees", what)).collect()
 }
 
-fn claim(claim: &Value) -> String {
+fn ownership_text(claim: &Value) -> String {
     match claim["kind"].as_str() {
         Some("keep") => "stays where it is".into(),
         Some("open") => "nobody owned it: the target claims it".into(),
         Some("borrow") => "stays; the target is a reader".into(),
-        Some("move") => format!("moves to the target: {}", word(claim.get("why"))),
-        _ => word(Some(&json!(claim))),
+        Some("move") => format!("moves to the target: {}", cell_text(claim.get("why"))),
+        _ => cell_text(Some(&json!(claim))),
     }
 }
 

@@ -6,12 +6,12 @@ use vocabulary::{ArtifactId, GroupId, SessionId};
 use super::args::WorkerArg;
 
 /// A list's filters, as names and values of its query.
-pub(crate) trait Filter: Args {
-    fn pairs(&self) -> Vec<(&'static str, String)>;
+pub(crate) trait ListFilter: Args {
+    fn query_pairs(&self) -> Vec<(&'static str, String)>;
 }
 
-impl Filter for () {
-    fn pairs(&self) -> Vec<(&'static str, String)> {
+impl ListFilter for () {
+    fn query_pairs(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 }
@@ -24,8 +24,8 @@ macro_rules! filter {
             $($(#[$field_doc])* #[arg(long)] $field: Option<$type>,)+
         }
 
-        impl Filter for $name {
-            fn pairs(&self) -> Vec<(&'static str, String)> {
+        impl ListFilter for $name {
+            fn query_pairs(&self) -> Vec<(&'static str, String)> {
                 let all = [$(self.$field.as_ref().map(|value| ($query, value.to_string()))),+];
                 all.into_iter().flatten().collect()
             }
@@ -35,7 +35,7 @@ macro_rules! filter {
 
 filter! {
     /// Of sessions.
-    SessionFilter {
+    SessionFilterArgs {
         /// Of this tenant.
         tenant: String => "tenant",
         /// With this model.
@@ -50,7 +50,7 @@ filter! {
 }
 filter! {
     /// Of artifacts, and of who owns their ends.
-    ArtifactFilter {
+    ArtifactFilterArgs {
         /// Of this tenant.
         tenant: String => "tenant",
         /// Of this model's KV.
@@ -68,7 +68,7 @@ filter! {
 }
 filter! {
     /// Of read-only copies.
-    ReplicaFilter {
+    ReplicaFilterArgs {
         /// At this worker, by id or URL.
         worker: WorkerArg => "worker",
         /// Of this artifact.
@@ -77,7 +77,7 @@ filter! {
 }
 filter! {
     /// Of leases.
-    LeaseFilter {
+    LeaseFilterArgs {
         /// How it stands.
         #[arg(value_parser = ["held", "expired", "retired"])]
         state: String => "state",
@@ -85,7 +85,7 @@ filter! {
 }
 filter! {
     /// Of steps on their way.
-    IntentFilter {
+    IntentFilterArgs {
         /// Of this session.
         session: SessionId => "session",
         /// Sent to this worker, by id or URL.
@@ -96,7 +96,7 @@ filter! {
 }
 filter! {
     /// Of workers.
-    WorkerFilter {
+    WorkerFilterArgs {
         /// What it does.
         #[arg(value_parser = ["prefill", "decode", "hybrid"])]
         role: String => "role",
@@ -107,14 +107,14 @@ filter! {
 }
 filter! {
     /// Of tenants.
-    TenantFilter {
+    TenantFilterArgs {
         /// Only those with a quota (true), or without one (false).
         bounded: bool => "bounded",
     }
 }
 filter! {
     /// Of decisions; the words are those of the receipts.
-    DecisionFilter {
+    DecisionFilterArgs {
         /// Of this session.
         session: SessionId => "session",
         /// Of this tenant.

@@ -3,12 +3,12 @@
 use clap::Subcommand;
 use vocabulary::SessionId;
 
-use super::client::Client;
-use super::endpoints::{tell_done, write_all};
+use super::client::OperatorClient;
+use super::endpoints::{print_write_results, write_all};
 use super::error::CtlError;
 use super::lists::escaped;
-use super::output::Output;
-use super::table::Columns;
+use super::output::OutputFormat;
+use super::table::ColumnSpec;
 use super::writes::delete;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -40,11 +40,15 @@ impl ForgetCommand {
     }
 }
 
-const DONE: Columns = "ENDPOINT /endpoint, DONE /answer/did";
+const RESULT_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, DONE /answer/did";
 
 /// Forgets it at every endpoint.
-pub(crate) async fn forget(client: &Client, command: &ForgetCommand, output: Output) -> Result<(), CtlError> {
-    tell_done(&write_all(client, delete(command.path())).await, DONE, output)
+pub(crate) async fn forget(
+    client: &OperatorClient,
+    command: &ForgetCommand,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
+    print_write_results(&write_all(client, delete(command.path())).await, RESULT_COLUMNS, output)
 }
 
 #[cfg(test)]
@@ -52,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenants_name_stands_in_the_path_as_it_is_read_there() {
+    fn tenant_name_is_percent_encoded_in_the_path() {
         let tenant = || "a/b c".to_owned();
         assert_eq!(ForgetCommand::Tenant { tenant: tenant() }.path(), "tenants/a%2Fb%20c/kept");
         let session = SessionId(7);

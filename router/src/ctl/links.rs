@@ -3,11 +3,11 @@
 use clap::Subcommand;
 
 use super::args::WorkerArg;
-use super::client::Client;
-use super::endpoints::{ask_all, tell, tell_done, write_all};
+use super::client::OperatorClient;
+use super::endpoints::{print_responses, print_write_results, query_all, write_all};
 use super::error::CtlError;
-use super::output::Output;
-use super::table::Columns;
+use super::output::OutputFormat;
+use super::table::ColumnSpec;
 use super::writes::delete;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -21,12 +21,16 @@ pub(crate) enum LinksCommand {
     },
 }
 
-const LINKS: Columns = "ENDPOINT /endpoint, ONE IN /answer/one_in, BARRED /answer/barred";
+const LINK_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, ONE IN /answer/one_in, BARRED /answer/barred";
 
 /// Shows every endpoint's barred links, or clears one.
-pub(crate) async fn links(client: &Client, command: Option<&LinksCommand>, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn links(
+    client: &OperatorClient,
+    command: Option<&LinksCommand>,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
     let Some(LinksCommand::Clear { from, to }) = command else {
-        return tell(&ask_all(client, "correctness").await, LINKS, output);
+        return print_responses(&query_all(client, "correctness").await, LINK_COLUMNS, output);
     };
-    tell_done(&write_all(client, delete(format!("correctness/{from}/{to}"))).await, LINKS, output)
+    print_write_results(&write_all(client, delete(format!("correctness/{from}/{to}"))).await, LINK_COLUMNS, output)
 }

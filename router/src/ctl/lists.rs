@@ -4,20 +4,20 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vocabulary::SessionId;
 
-use super::client::Client;
+use super::client::OperatorClient;
 use super::error::CtlError;
-use super::filters::Filter;
-use super::output::{Output, note};
-use super::table::{Columns, aligned, lines, row, table, word};
-use crate::config::units::Span;
+use super::filters::ListFilter;
+use super::output::{OutputFormat, note};
+use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
+use crate::config::units::TimeSpan;
 
-const LARGEST_PAGE: u16 = 1_000;
+const MAX_PAGE: u16 = 1_000;
 
 /// Which part of a list.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PageArgs {
     /// Most lines.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=i64::from(LARGEST_PAGE)))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_PAGE)))]
     limit: u16,
     /// Goes on behind an earlier list's end.
     #[arg(long)]
@@ -26,22 +26,22 @@ pub(crate) struct PageArgs {
     #[arg(long, conflicts_with = "cursor")]
     all: bool,
     #[command(flatten)]
-    fresh: FreshArgs,
+    fresh: ConsistencyArgs,
 }
 
 /// How fresh a read must be.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct FreshArgs {
+pub(crate) struct ConsistencyArgs {
     /// How fresh it must be.
     #[arg(long, value_enum, default_value_t)]
     consistency: ConsistencyArg,
     /// With bounded: how old it may be, as 500ms or 2s.
     #[arg(long, value_name = "SPAN", required_if_eq("consistency", "bounded"))]
-    max_staleness: Option<Span>,
+    max_staleness: Option<TimeSpan>,
 }
 
-impl FreshArgs {
-    fn pairs(&self) -> Result<Vec<(&'static str, String)>, CtlError> {
+impl ConsistencyArgs {
+    fn query_pairs(&self) -> Result<Vec<(&'static str, String)>, CtlError> {
         let word = match (self.consistency, self.max_staleness) {
             (ConsistencyArg::Local, None) => return Ok(Vec::new()),
             (ConsistencyArg::Linearizable, None) => "linearizable",
@@ -66,45 +66,46 @@ pub(crate) enum ConsistencyArg {
 }
 
 #[derive(Debug)]
-pub(crate) struct List {
+pub(crate) struct ListSpec {
     /// Its path, and the name of its lines in the answer.
     pub(crate) name: &'static str,
-    pub(crate) columns: Columns,
+    pub(crate) columns: ColumnSpec,
 }
 
-pub(crate) const OWNERS: List = List {
+pub(crate) const OWNERS: ListSpec = ListSpec {
     name: "owners",
     columns: "PREFIX /prefix, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, RANK /owner/rank, \
         EPOCH /epoch, COPIES /replicas, TENANT /tenant, MODEL /model",
 };
-pub(crate) const LEASES: List = List {
+pub(crate) const LEASES: ListSpec = ListSpec {
     name: "leases",
     columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, LEFT MS /left_ms, EPOCH /epoch, \
         INCARNATION /incarnation, DRAINING /draining",
 };
-pub(crate) const SESSIONS: List = List {
+pub(crate) const SESSIONS: ListSpec = ListSpec {
     name: "sessions",
     columns: "SESSION /id, OWNER /owner/endpoint, LIVE /owner/live, EPOCH /epoch, HEADS /heads, PARENT /parent, \
         ON THE WAY /steps_on_their_way, IDLE MS /idle_ms, TENANT /tenant, MODEL /model",
 };
-pub(crate) const ARTIFACTS: List = List {
+pub(crate) const ARTIFACTS: ListSpec = ListSpec {
     name: "artifacts",
     columns: "ARTIFACT /id, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, EPOCH /epoch, \
         COPIES /replicas, SESSIONS /sessions, CHILDREN /children, PINNED /pinned, GROUP /group, \
         BYTES /bytes",
 };
-pub(crate) const REPLICAS: List = List {
+pub(crate) const REPLICAS: ListSpec = ListSpec {
     name: "replicas",
     columns: "ARTIFACT /artifact, HOLDER /holder/endpoint, LIVE /holder/live, BLOCKS /blocks, LEFT MS /left_ms",
 };
-pub(crate) const INTENTS: List = List {
+pub(crate) const INTENTS: ListSpec = ListSpec {
     name: "intents",
     columns: "SESSION /session, WORKER /worker/endpoint, ROUTER /router, BASE /base, LEFT MS /left_ms",
 };
-pub(crate) const GROUPS: List = List { name: "groups", columns: "GROUP /id, ARTIFACTS /artifacts, BYTES /bytes" };
-pub(crate) const TENANTS: List =
-    List { name: "tenants", columns: "TENANT /tenant, QUOTA /quota, ARTIFACTS /artifacts, SESSIONS /sessions" };
-pub(crate) const WORKERS: List = List {
+pub(crate) const GROUPS: ListSpec =
+    ListSpec { name: "groups", columns: "GROUP /id, ARTIFACTS /artifacts, BYTES /bytes" };
+pub(crate) const TENANTS: ListSpec =
+    ListSpec { name: "tenants", columns: "TENANT /tenant, QUOTA /quota, ARTIFACTS /artifacts, SESSIONS /sessions" };
+pub(crate) const WORKERS: ListSpec = ListSpec {
     name: "workers",
     columns: "WORKER /id, ENDPOINT /endpoint, LISTED /source, ROLE /role, HEALTH /health, KNOWLEDGE /knowledge, \
         SOURCES /event_sources/configured, CONNECTED /event_sources/connected, LEASE /lease/state, \
@@ -112,29 +113,29 @@ pub(crate) const WORKERS: List = List {
 };
 
 /// A worker that answers its probes and takes no requests is not simply ready.
-fn tell_ejected(line: &mut Value) {
+fn mark_ejected(line: &mut Value) {
     if line["ejected"].is_object() {
-        line["health"] = json!(format!("{}, ejected", word(line.get("health"))));
+        line["health"] = json!(format!("{}, ejected", cell_text(line.get("health"))));
     }
 }
 
-impl List {
+impl ListSpec {
     pub(crate) async fn show(
         &self,
-        client: &Client,
-        (filter, page): (&impl Filter, &PageArgs),
-        output: Output,
+        client: &OperatorClient,
+        (filter, page): (&impl ListFilter, &PageArgs),
+        output: OutputFormat,
     ) -> Result<(), CtlError> {
-        let mut query = filter.pairs();
+        let mut query = filter.query_pairs();
         query.push(("limit", page.limit.to_string()));
-        query.extend(page.fresh.pairs()?);
+        query.extend(page.fresh.query_pairs()?);
         let most = if page.all { usize::MAX } else { 1 };
-        let mut answer = pages(client, (self.name, &query), (page.cursor.clone(), most)).await?;
-        if output == Output::Table {
-            answer[self.name].as_array_mut().into_iter().flatten().for_each(tell_ejected);
+        let mut answer = fetch_pages(client, (self.name, &query), (page.cursor.clone(), most)).await?;
+        if output == OutputFormat::Table {
+            answer[self.name].as_array_mut().into_iter().flatten().for_each(mark_ejected);
         }
         output.print(&answer, || table(self.columns, lines(&answer[self.name])));
-        if let (Output::Table, Some(cursor)) = (output, answer["next"].as_str()) {
+        if let (OutputFormat::Table, Some(cursor)) = (output, answer["next"].as_str()) {
             note(&format!("there is more: --all, or --cursor {cursor}"));
         }
         Ok(())
@@ -142,8 +143,8 @@ impl List {
 }
 
 /// At most so many pages of a list behind `cursor`, as one answer; what came before an error is lost with it.
-async fn pages(
-    client: &Client,
+async fn fetch_pages(
+    client: &OperatorClient,
     (name, query): (&str, &[(&str, String)]),
     (mut cursor, most): (Option<String>, usize),
 ) -> Result<Value, CtlError> {
@@ -161,19 +162,22 @@ async fn pages(
     unreachable!("pages are counted without end")
 }
 
-pub(super) async fn all(client: &Client, (name, filter): (&str, &[(&str, String)])) -> Result<Vec<Value>, CtlError> {
-    let query = [filter, &[("limit", LARGEST_PAGE.to_string())]].concat();
-    let answer = pages(client, (name, &query), (None, usize::MAX)).await?;
+pub(super) async fn fetch_all(
+    client: &OperatorClient,
+    (name, filter): (&str, &[(&str, String)]),
+) -> Result<Vec<Value>, CtlError> {
+    let query = [filter, &[("limit", MAX_PAGE.to_string())]].concat();
+    let answer = fetch_pages(client, (name, &query), (None, usize::MAX)).await?;
     Ok(lines(&answer[name]).to_vec())
 }
 
 /// One thing, by its path: as JSON, or its fields under each other.
 pub(crate) async fn show_one(
-    client: &Client,
+    client: &OperatorClient,
     (path, page): (&str, &PageArgs),
-    (name, output): (&str, Output),
+    (name, output): (&str, OutputFormat),
 ) -> Result<(), CtlError> {
-    let got = client.get(&with_query(path, &page.fresh.pairs()?)).await?;
+    let got = client.get(&with_query(path, &page.fresh.query_pairs()?)).await?;
     output.print(&got.json, || {
         let mut rows = Vec::new();
         fields("", &got.json[name], &mut rows);
@@ -192,26 +196,30 @@ pub(crate) fn fields(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
         Value::Array(all) if !all.is_empty() && !all.iter().all(Value::is_string) => {
             all.iter().enumerate().for_each(|(n, value)| fields(&below(&n.to_string()), value, rows));
         }
-        plain => rows.push(vec![path.to_owned(), word(Some(plain))]),
+        plain => rows.push(vec![path.to_owned(), cell_text(Some(plain))]),
     }
 }
 
-pub(crate) async fn show_tree(client: &Client, session: SessionId, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn show_tree(
+    client: &OperatorClient,
+    session: SessionId,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
     let got = client.get(&format!("sessions/{session}/tree")).await?;
     let branch = |branch: &Value| {
         let depth = branch["depth"].as_u64().unwrap_or_default().min(40) as usize;
         let twig = if depth == 0 { String::new() } else { format!("{}`- ", "   ".repeat(depth - 1)) };
         let here = if branch["id"].as_str() == Some(&session.to_string()) { " *" } else { "" };
         vec![
-            format!("{twig}{}{here}", word(branch.get("id"))),
-            word(branch.pointer("/owner/endpoint")),
-            word(branch.get("blocks")),
-            word(branch.get("heads")),
+            format!("{twig}{}{here}", cell_text(branch.get("id"))),
+            cell_text(branch.pointer("/owner/endpoint")),
+            cell_text(branch.get("blocks")),
+            cell_text(branch.get("heads")),
         ]
     };
     let title = row(["SESSION", "OWNER", "BLOCKS", "HEADS"]);
     output.print(&got.json, || aligned(std::iter::once(title).chain(lines(&got.json["branches"]).iter().map(branch))));
-    if output == Output::Table && got.json["cut"] == true {
+    if output == OutputFormat::Table && got.json["cut"] == true {
         note("there are more than fit");
     }
     Ok(())

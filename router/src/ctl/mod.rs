@@ -31,20 +31,21 @@ use clap::{Args, CommandFactory, Subcommand};
 use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, RequestId, SessionId};
 
-pub(crate) use self::table::{aligned, facts, row};
+pub(crate) use self::table::{aligned, field_list, row};
 
 pub(crate) use self::args::WorkerArg;
-use self::client::{Client, ClientOptions, LOOK, Waits};
+use self::client::{ClientTimeouts, OperatorClient, OperatorClientOptions, READ_TIMEOUT};
 use self::error::CtlError;
 use self::filters::{
-    ArtifactFilter, Filter, IntentFilter, LeaseFilter, ReplicaFilter, SessionFilter, TenantFilter, WorkerFilter,
+    ArtifactFilterArgs, IntentFilterArgs, LeaseFilterArgs, ListFilter, ReplicaFilterArgs, SessionFilterArgs,
+    TenantFilterArgs, WorkerFilterArgs,
 };
-use self::lists::{List, PageArgs, show_one, show_tree};
-use self::output::say;
-pub(crate) use self::output::{Output, pretty};
-use self::writes::{OneWorker, delete, post, put};
+use self::lists::{ListSpec, PageArgs, show_one, show_tree};
+use self::output::print_text;
+pub(crate) use self::output::{OutputFormat, pretty};
+use self::writes::{WorkerOperand, delete, post, put};
 use crate::auth::Secret;
-use crate::config::units::Span;
+use crate::config::units::TimeSpan;
 
 /// Looks into a cluster and changes it, over the operator API, and into its files.
 #[derive(Clone, Debug, Args)]
@@ -53,7 +54,7 @@ pub(crate) struct CtlArgs {
     command: CtlCommand,
     /// How answers are printed.
     #[arg(short, long, value_enum, global = true, default_value_t)]
-    output: Output,
+    output: OutputFormat,
     /// An operators' address; may be repeated. The first that can be reached is asked. All are by `status`, `hashkv`,
     /// `member list`, `mode` (which sets all of them, too) and `alarm` (about the cluster; about workers the first).
     #[arg(
@@ -80,7 +81,7 @@ pub(crate) struct CtlArgs {
     /// Longest wait for an answer to begin, as 500ms, 5s or 2m. When left out 5s; for `migrate`, `replicate` and `snapshot`,
     /// which take as long as their blocks and bytes need, 5m; for a change of the members 45s.
     #[arg(long, global = true, value_name = "SPAN")]
-    timeout: Option<Span>,
+    timeout: Option<TimeSpan>,
 }
 
 /// A list or, with an id, one of it.
@@ -97,14 +98,14 @@ struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Erro
 #[derive(Clone, Debug, Args)]
 struct SessionArgs {
     #[command(flatten)]
-    list: ListArgs<SessionId, SessionFilter>,
+    list: ListArgs<SessionId, SessionFilterArgs>,
     /// The fork tree of the session.
     #[arg(long, requires = "id")]
     tree: bool,
 }
 
 #[derive(Clone, Debug, Args)]
-struct PlainArgs<F: Args> {
+struct FilteredListArgs<F: Args> {
     #[command(flatten)]
     filter: F,
     #[command(flatten)]
@@ -117,40 +118,40 @@ struct WorkersArgs {
     #[command(subcommand)]
     command: Option<WorkersCommand>,
     #[command(flatten)]
-    list: ListArgs<WorkerArg, WorkerFilter>,
+    list: ListArgs<WorkerArg, WorkerFilterArgs>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum WorkersCommand {
     /// Lets a worker take no new sessions, at every router, and has its sessions moved; `ctl drain` shows how far that is.
-    Drain(OneWorker),
+    Drain(WorkerOperand),
     /// Takes a worker back into service.
-    Undrain(OneWorker),
+    Undrain(WorkerOperand),
     /// Lists a worker at this router for a time; repeated within it, it stays.
     Register {
         /// Its URL, with #prefill, #decode or #hybrid behind it where it is not a hybrid.
         url: String,
         /// How long, as 30s or 5m.
         #[arg(long, value_name = "SPAN")]
-        ttl: Option<Span>,
+        ttl: Option<TimeSpan>,
         /// A model that it serves; may be repeated. Asked from it when left out.
         #[arg(long = "model")]
         models: Vec<String>,
     },
     /// Ends a registration; what the worker began goes on.
-    Deregister(OneWorker),
+    Deregister(WorkerOperand),
     /// Ends the ownership of a worker that is gone for good, before its lease does.
-    Retire(OneWorker),
+    Retire(WorkerOperand),
 }
 
 impl WorkersCommand {
-    fn request(&self) -> writes::Request {
+    fn request(&self) -> writes::WriteRequest {
         let draining = |worker: WorkerArg, draining: bool| {
             put(format!("workers/{worker}/draining"), json!({"draining": draining}))
         };
         match self {
-            Self::Drain(OneWorker { worker }) => draining(*worker, true),
-            Self::Undrain(OneWorker { worker }) => draining(*worker, false),
+            Self::Drain(WorkerOperand { worker }) => draining(*worker, true),
+            Self::Undrain(WorkerOperand { worker }) => draining(*worker, false),
             Self::Register { url, ttl, models } => {
                 let mut body = json!({"url": url, "models": models});
                 if let Some(ttl) = ttl {
@@ -158,8 +159,8 @@ impl WorkersCommand {
                 }
                 post("registrations", body)
             }
-            Self::Deregister(OneWorker { worker }) => delete(format!("registrations/{worker}")),
-            Self::Retire(OneWorker { worker }) => delete(format!("workers/{worker}")),
+            Self::Deregister(WorkerOperand { worker }) => delete(format!("registrations/{worker}")),
+            Self::Retire(WorkerOperand { worker }) => delete(format!("workers/{worker}")),
         }
     }
 }
@@ -186,21 +187,21 @@ enum GroupsCommand {
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
     /// Who has sealed prefixes.
-    Owners(ListArgs<PrefixId, ArtifactFilter>),
+    Owners(ListArgs<PrefixId, ArtifactFilterArgs>),
     /// The lives of workers as the ledger holds them.
-    Leases(ListArgs<WorkerArg, LeaseFilter>),
+    Leases(ListArgs<WorkerArg, LeaseFilterArgs>),
     /// Conversations.
     Sessions(SessionArgs),
     /// Sealed ranges of blocks.
-    Artifacts(ListArgs<ArtifactId, ArtifactFilter>),
+    Artifacts(ListArgs<ArtifactId, ArtifactFilterArgs>),
     /// Read-only copies.
-    Replicas(PlainArgs<ReplicaFilter>),
+    Replicas(FilteredListArgs<ReplicaFilterArgs>),
     /// Steps on their way.
-    Intents(PlainArgs<IntentFilter>),
+    Intents(FilteredListArgs<IntentFilterArgs>),
     /// Groups of artifacts.
     Groups(GroupsArgs),
     /// Tenants, what they have and may have.
-    Tenants(PlainArgs<TenantFilter>),
+    Tenants(FilteredListArgs<TenantFilterArgs>),
     /// Workers as routers see them.
     Workers(WorkersArgs),
     /// Moves a worker's sessions away before it stops, with a bar; with --rolling, of all workers in turn.
@@ -259,27 +260,27 @@ enum CtlCommand {
 
 impl CtlCommand {
     /// How long its request may take when nobody says otherwise.
-    fn waits(&self) -> Waits {
-        Waits::of(match self {
-            Self::Write(write) if write.moves_blocks() => Span::seconds(300),
-            Self::Snapshot(_) => Span::seconds(300),
+    fn timeouts(&self) -> ClientTimeouts {
+        ClientTimeouts::for_command(match self {
+            Self::Write(write) if write.moves_blocks() => TimeSpan::seconds(300),
+            Self::Snapshot(_) => TimeSpan::seconds(300),
             // The leader itself takes up to 30 s for these.
-            Self::Member(_) | Self::MoveLeader { .. } | Self::RaiseLevel { .. } => Span::seconds(45),
-            CtlCommand::Forget(_) => Span::seconds(65),
-            _ => LOOK,
+            Self::Member(_) | Self::MoveLeader { .. } | Self::RaiseLevel { .. } => TimeSpan::seconds(45),
+            CtlCommand::Forget(_) => TimeSpan::seconds(65),
+            _ => READ_TIMEOUT,
         })
     }
 }
 
 pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
-    match command(args).await {
+    match run_command(args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => args.output.fail((error.code(), error.word()), error.cause(), &error.to_string()),
+        Err(error) => args.output.fail((error.exit_code(), error.error_code()), error.cause(), &error.to_string()),
     }
 }
 
 /// What clap did not understand, as the output that was asked for would have it; none where that is for people.
-pub(crate) fn misunderstood(words: impl Iterator<Item = OsString>, error: &clap::Error) -> Option<ExitCode> {
+pub(crate) fn report_usage_error(words: impl Iterator<Item = OsString>, error: &clap::Error) -> Option<ExitCode> {
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     let is_json =
         |pair: &[String]| matches!(pair, [flag, value] if (flag == "-o" || flag == "--output") && value == "json");
@@ -288,10 +289,10 @@ pub(crate) fn misunderstood(words: impl Iterator<Item = OsString>, error: &clap:
         words.get(1).is_some_and(|word| word == "ctl") && (words.windows(2).any(is_json) || words.iter().any(is_one));
     let told = error.to_string();
     let told = told.strip_prefix("error: ").unwrap_or(&told).trim();
-    (wanted && error.use_stderr()).then(|| Output::Json.fail((2, "usage"), None, told))
+    (wanted && error.use_stderr()).then(|| OutputFormat::Json.fail((2, "usage"), None, told))
 }
 
-fn client(args: &CtlArgs) -> Result<Client, CtlError> {
+fn client(args: &CtlArgs) -> Result<OperatorClient, CtlError> {
     if args.timeout.is_some_and(|timeout| timeout.0.is_zero()) {
         let what = "--timeout: with 0 nothing could ever be answered; accepted is 1ms and more, as 500ms, 5s or 2m";
         return Err(CtlError::Usage(what.into()));
@@ -305,19 +306,19 @@ fn client(args: &CtlArgs) -> Result<Client, CtlError> {
         }
     };
     let has_token = token.is_some();
-    let client = Client::new(ClientOptions {
+    let client = OperatorClient::new(OperatorClientOptions {
         endpoints: args.endpoints.clone(),
         token: token.as_deref().map(Secret::from),
-        waits: args.timeout.map_or_else(|| args.command.waits(), Waits::within),
+        timeouts: args.timeout.map_or_else(|| args.command.timeouts(), ClientTimeouts::with_timeout),
         cacert: args.cacert.clone(),
     })?;
     if has_token && !args.insecure_plain_http {
-        client.check_that_nobody_overhears()?;
+        client.check_token_confidentiality()?;
     }
     Ok(client)
 }
 
-async fn command(args: &CtlArgs) -> Result<(), CtlError> {
+async fn run_command(args: &CtlArgs) -> Result<(), CtlError> {
     let (client, output) = (client(args)?, args.output);
     match &args.command {
         CtlCommand::Owners(list) => list_or_one(&client, (&lists::OWNERS, "owners"), (list, output)).await,
@@ -356,20 +357,20 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         }
         CtlCommand::Watch(args) => watch::watch(&client, args, output).await,
         CtlCommand::Status => cluster::status(&client, output).await,
-        CtlCommand::Hashkv => cluster::hashkv(&client, output).await,
+        CtlCommand::Hashkv => cluster::verify(&client, output).await,
         CtlCommand::Alarm => alarms::alarms(&client, output).await,
         CtlCommand::Snapshot(command) => snapshot::run(&client, command, output).await,
         CtlCommand::Completion { shell } => {
-            complete(*shell);
+            print_completions(*shell);
             Ok(())
         }
     }
 }
 
-async fn list_or_one<T, F: Filter>(
-    client: &Client,
-    (list, one): (&List, &str),
-    (args, output): (&ListArgs<T, F>, Output),
+async fn list_or_one<T, F: ListFilter>(
+    client: &OperatorClient,
+    (list, one): (&ListSpec, &str),
+    (args, output): (&ListArgs<T, F>, OutputFormat),
 ) -> Result<(), CtlError>
 where
     T: Clone + Send + Sync + std::fmt::Display + std::str::FromStr<Err: std::error::Error + Send + Sync>,
@@ -381,10 +382,10 @@ where
 }
 
 /// Writes the script for a shell.
-fn complete(shell: clap_complete::Shell) {
+fn print_completions(shell: clap_complete::Shell) {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut crate::cli::Cli::command(), "ownerserve", &mut script);
-    say(&String::from_utf8_lossy(&script));
+    print_text(&String::from_utf8_lossy(&script));
 }
 
 #[cfg(test)]
@@ -392,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_says_which_commands_ask_every_endpoint() {
+    fn help_lists_the_commands_that_query_every_endpoint() {
         let ctl = CtlArgs::augment_args(clap::Command::new("ctl"));
         let endpoint = ctl.get_arguments().find(|argument| argument.get_long() == Some("endpoint")).unwrap();
         let help = endpoint.get_help().unwrap().to_string();

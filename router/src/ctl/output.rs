@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// How answers are printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     /// For people.
     #[default]
     Table,
@@ -16,7 +16,7 @@ pub(crate) enum Output {
     Json,
 }
 
-impl Output {
+impl OutputFormat {
     /// Says what came of a command that failed: its exit code, its word, the API's word for why, and what to do.
     pub(super) fn fail(self, (code, word): (u8, &str), cause: Option<&str>, detail: &str) -> ExitCode {
         let error = || json!({"word": word, "cause": cause, "detail": detail, "exit_code": code});
@@ -38,22 +38,22 @@ impl Output {
     /// Prints an answer: as JSON, or as this text.
     pub(crate) fn print(self, answer: &impl Serialize, text: impl FnOnce() -> String) {
         match self {
-            Self::Json => say(&pretty(answer)),
-            Self::Table => say(&text()),
+            Self::Json => print_text(&pretty(answer)),
+            Self::Table => print_text(&text()),
         }
     }
 }
 
 /// Whether a stream shows colours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Colour {
+pub(super) enum ColorMode {
     /// A terminal does.
     Ansi,
     /// A file or a pipe does not, nor does anything where `NO_COLOR` is set.
     None,
 }
 
-impl Colour {
+impl ColorMode {
     pub(super) fn of_stdout() -> Self {
         use std::io::IsTerminal as _;
         let is_wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -75,12 +75,12 @@ pub(crate) fn pretty(answer: &impl Serialize) -> String {
 }
 
 /// Prints an answer. A reader that has left, as `head` does, has seen enough.
-pub(super) fn say(text: &str) {
-    let _ = written(text);
+pub(super) fn print_text(text: &str) {
+    let _ = write_stdout(text);
 }
 
 /// Prints a part of an answer that may go on for ever.
-pub(super) fn written(text: &str) -> std::io::Result<()> {
+pub(super) fn write_stdout(text: &str) -> std::io::Result<()> {
     use std::io::Write as _;
     std::io::stdout().write_all(text.as_bytes())
 }

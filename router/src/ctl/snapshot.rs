@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tempfile::{Builder, NamedTempFile};
 use tokio::io::AsyncWriteExt as _;
 
-use super::client::Client;
+use super::client::OperatorClient;
 use super::error::CtlError;
-use super::output::Output;
-use super::table::facts;
+use super::output::OutputFormat;
+use super::table::field_list;
 use super::writes;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -39,25 +39,29 @@ pub(crate) enum SnapshotCommand {
     },
 }
 
-pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn run(
+    client: &OperatorClient,
+    command: &SnapshotCommand,
+    output: OutputFormat,
+) -> Result<(), CtlError> {
     match command {
         SnapshotCommand::Save { file } => {
             let endpoint = save(client, file).await?;
-            let report = verified(file)?;
-            output.print(&shown(&report), || facts(report_rows(&report)));
+            let report = verify_file(file)?;
+            output.print(&report_json(&report), || field_list(report_rows(&report)));
             output.note(&format!("saved from {endpoint}"));
         }
         SnapshotCommand::Now => {
             writes::run(client, writes::post("cluster/snapshot", json!({})), output).await?;
         }
         SnapshotCommand::Verify { file } => {
-            let report = verified(file)?;
-            output.print(&shown(&report), || facts(report_rows(&report)));
+            let report = verify_file(file)?;
+            output.print(&report_json(&report), || field_list(report_rows(&report)));
         }
         SnapshotCommand::Restore { file, data_dir } => {
-            let restored = ownership::restore(file, data_dir).await.map_err(|error| about_file(error, file))?;
+            let restored = ownership::restore(file, data_dir).await.map_err(|error| verification_error(error, file))?;
             output.print(&restored, || {
-                facts([
+                field_list([
                     ("cluster", restored.cluster.to_string()),
                     ("node", restored.node.to_string()),
                     ("generation", restored.generation.to_string()),
@@ -76,7 +80,7 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
 
 /// Brings a snapshot here, under a name that nobody else has until it is whole and on the disk. It holds everything: only
 /// its owner may read it. What was not brought to its end is gone.
-async fn save(client: &Client, file: &Path) -> Result<String, CtlError> {
+async fn save(client: &OperatorClient, file: &Path) -> Result<String, CtlError> {
     if file == Path::new("-") {
         return Err(CtlError::Usage("a snapshot is saved to a file, not to standard output; name one".into()));
     }
@@ -85,56 +89,56 @@ async fn save(client: &Client, file: &Path) -> Result<String, CtlError> {
         return Err(there());
     }
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let part = Builder::new().prefix(".ownerserve-").suffix(".part").tempfile_in(folder).map_err(broken(folder))?;
+    let part = Builder::new().prefix(".ownerserve-").suffix(".part").tempfile_in(folder).map_err(file_error(folder))?;
     let endpoint = tokio::select! {
-        brought = bring(client, &part) => brought?,
-        _ = tokio::signal::ctrl_c() => return Err(broken(file)(std::io::ErrorKind::Interrupted.into())),
+        brought = download(client, &part) => brought?,
+        _ = tokio::signal::ctrl_c() => return Err(file_error(file)(std::io::ErrorKind::Interrupted.into())),
     };
     part.persist_noclobber(file).map_err(|error| match error.error.kind() {
         std::io::ErrorKind::AlreadyExists => there(),
-        _ => broken(file)(error.error),
+        _ => file_error(file)(error.error),
     })?;
     // So that its name outlasts a power cut, too.
-    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(broken(folder))?;
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error(folder))?;
     Ok(endpoint)
 }
 
-fn broken(path: &Path) -> impl Fn(std::io::Error) -> CtlError {
+fn file_error(path: &Path) -> impl Fn(std::io::Error) -> CtlError {
     let path = path.display().to_string();
     move |source| CtlError::File { path: path.clone(), source }
 }
 
 /// Fills `part`, and reads it back.
-async fn bring(client: &Client, part: &NamedTempFile) -> Result<String, CtlError> {
+async fn download(client: &OperatorClient, part: &NamedTempFile) -> Result<String, CtlError> {
     let (endpoint, answer) = client.open("cluster/snapshot").await?;
-    let mut out = tokio::fs::File::from_std(part.reopen().map_err(broken(part.path()))?);
+    let mut out = tokio::fs::File::from_std(part.reopen().map_err(file_error(part.path()))?);
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|error| CtlError::Unanswered { endpoint: endpoint.clone(), detail: error.to_string() })?;
+        let frame = frame
+            .map_err(|error| CtlError::ReadUnanswered { endpoint: endpoint.clone(), detail: error.to_string() })?;
         if let Ok(piece) = frame.into_data() {
-            out.write_all(&piece).await.map_err(broken(part.path()))?;
+            out.write_all(&piece).await.map_err(file_error(part.path()))?;
         }
     }
-    out.sync_all().await.map_err(broken(part.path()))?;
+    out.sync_all().await.map_err(file_error(part.path()))?;
     // What does not read back is no backup.
-    verified(part.path())?;
+    verify_file(part.path())?;
     Ok(endpoint)
 }
 
 /// As programs get it: the counts by kind, by name.
-fn shown(report: &SnapshotReport) -> Value {
+fn report_json(report: &SnapshotReport) -> Value {
     let mut shown = serde_json::to_value(report).expect("an answer encodes");
     shown["entries"] = report.entries.iter().map(|(kind, count)| ((*kind).to_owned(), json!(count))).collect();
     shown
 }
 
-fn verified(file: &Path) -> Result<SnapshotReport, CtlError> {
-    ownership::verify(file).map_err(|error| about_file(error, file))
+fn verify_file(file: &Path) -> Result<SnapshotReport, CtlError> {
+    ownership::verify(file).map_err(|error| verification_error(error, file))
 }
 
 /// A backup that cannot be read is no data directory, and what helps is another one.
-fn about_file(error: OwnershipError, file: &Path) -> CtlError {
+fn verification_error(error: OwnershipError, file: &Path) -> CtlError {
     match error {
         OwnershipError::Damaged { path, detail } if path == file => CtlError::Damaged { path, detail },
         OwnershipError::Io { path, source } if path == file => {
@@ -166,27 +170,29 @@ fn report_rows(report: &SnapshotReport) -> Vec<(&'static str, String)> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::client::{ClientOptions, Waits};
+    use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::Span;
-    use crate::testing::front_of;
+    use crate::config::units::TimeSpan;
+    use crate::testing::start_router_at;
 
     #[tokio::test]
-    async fn a_backup_is_its_owners_alone_counts_by_name_and_touches_no_other_file() {
-        let (front, folder) = (front_of(&[], &[]).await, tempfile::tempdir().unwrap());
+    async fn backup_is_private_counted_and_overwrites_no_file() {
+        let (front, folder) = (start_router_at(&[], &[]).await, tempfile::tempdir().unwrap());
         let endpoints = vec![format!("http://{}", front.operator_address())];
-        let waits = Waits::within(Span::seconds(30));
-        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
+        let waits = ClientTimeouts::with_timeout(TimeSpan::seconds(30));
+        let client =
+            OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None })
+                .unwrap();
         let (file, other) = (folder.path().join("x"), folder.path().join("x.part"));
         std::fs::write(&other, "precious").unwrap();
         save(&client, &file).await.unwrap();
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        let shown = shown(&verified(&file).unwrap());
+        let shown = report_json(&verify_file(&file).unwrap());
         assert!(shown["entries"]["sessions"].is_u64(), "{shown}");
-        assert_eq!(save(&client, &file).await.unwrap_err().code(), 2, "it is not written over");
+        assert_eq!(save(&client, &file).await.unwrap_err().exit_code(), 2, "it is not written over");
         front.stop().await;
-        assert_eq!(save(&client, &folder.path().join("y")).await.unwrap_err().code(), 3);
+        assert_eq!(save(&client, &folder.path().join("y")).await.unwrap_err().exit_code(), 3);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left of what failed");
     }
 }

@@ -5,16 +5,16 @@ use comfy_table::{Row, Table};
 use serde_json::Value;
 
 /// Columns: of each its title, and where in a line its value is, a JSON pointer.
-pub(crate) type Columns = &'static str;
+pub(crate) type ColumnSpec = &'static str;
 
 /// Longest value that is shown in a column with others behind it, and in the last one.
-const WIDEST: usize = 80;
-const WIDEST_LAST: usize = 1_000;
+const MAX_CELL_CHARS: usize = 80;
+const MAX_LAST_CELL_CHARS: usize = 1_000;
 
-pub(crate) fn table(columns: Columns, lines: &[Value]) -> String {
+pub(crate) fn table(columns: ColumnSpec, lines: &[Value]) -> String {
     let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
-    let widest = |at: usize| if at + 1 == columns.len() { WIDEST_LAST } else { WIDEST };
-    let cell = |line: &Value, at: usize, place: &str| word_within(line.pointer(&format!("/{place}")), widest(at));
+    let widest = |at: usize| if at + 1 == columns.len() { MAX_LAST_CELL_CHARS } else { MAX_CELL_CHARS };
+    let cell = |line: &Value, at: usize, place: &str| cell_text_within(line.pointer(&format!("/{place}")), widest(at));
     let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, place))| cell(line, at, place)).collect();
     let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     aligned(std::iter::once(titles).chain(lines.iter().map(cells)).collect::<Vec<Vec<String>>>())
@@ -29,7 +29,7 @@ pub(crate) fn aligned<R: Into<Row>>(rows: impl IntoIterator<Item = R>) -> String
 }
 
 /// Names and values under each other.
-pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, String)>) -> String {
+pub(crate) fn field_list(facts: impl IntoIterator<Item = (&'static str, String)>) -> String {
     aligned(facts.into_iter().map(|(name, value)| [name.to_owned(), value]))
 }
 
@@ -43,12 +43,12 @@ pub(crate) fn lines(value: &Value) -> &[Value] {
 }
 
 /// A value in a sentence or a column of its own.
-pub(crate) fn word(value: Option<&Value>) -> String {
-    word_within(value, WIDEST_LAST)
+pub(crate) fn cell_text(value: Option<&Value>) -> String {
+    cell_text_within(value, MAX_LAST_CELL_CHARS)
 }
 
 /// A value in a cell of so many characters.
-fn word_within(value: Option<&Value>, widest: usize) -> String {
+fn cell_text_within(value: Option<&Value>, widest: usize) -> String {
     let text = match value {
         None | Some(Value::Null) => "-".into(),
         Some(Value::String(text)) => text.clone(),
@@ -64,17 +64,17 @@ fn word_within(value: Option<&Value>, widest: usize) -> String {
         Some(other) => other.to_string(),
     };
     // What workers and tenants call themselves must not drive a terminal, nor turn the line around.
-    let plain: String = text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect();
-    if plain.is_empty() { "-".into() } else { cut(plain, widest) }
+    let plain: String = text.chars().map(|c| if c.is_control() || is_bidi_or_invisible(c) { '?' } else { c }).collect();
+    if plain.is_empty() { "-".into() } else { truncate(plain, widest) }
 }
 
 /// Whether it makes a terminal write in the other direction, begin a line, or show nothing where something is.
-fn turns(c: char) -> bool {
+fn is_bidi_or_invisible(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// At most so many characters, ended behind a whole word where there is one, and visibly.
-fn cut(text: String, widest: usize) -> String {
+fn truncate(text: String, widest: usize) -> String {
     let Some((end, _)) = text.char_indices().nth(widest) else { return text };
     let kept: String = text[..end].chars().take(widest - 1).collect();
     let whole = kept.rfind(' ').filter(|at| *at > kept.len() / 2).unwrap_or(kept.len());
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_values_read_as_people_write_them() {
+    fn columns_align_and_values_are_human_readable() {
         let lines = [
             json!({"id": "s-1", "owner": {"endpoint": "http://a:1", "live": true}, "epoch": {"generation": 0, "index": 7, "position": 1}}),
             json!({"id": "s-22222", "owner": null, "epoch": {"generation": 1, "index": 8, "position": 0}}),
@@ -100,25 +100,25 @@ mod tests {
     }
 
     #[test]
-    fn a_value_cannot_drive_the_terminal_or_fill_it() {
-        assert_eq!(word(Some(&json!("a\u{1b}[2Jb\n"))), "a?[2Jb?");
-        assert_eq!(word(Some(&json!("owner\u{202e}live\u{2066}x\u{200f}\u{61c}é"))), "owner?live?x??é");
-        assert_eq!(word(Some(&json!("x".repeat(5_000)))).chars().count(), WIDEST_LAST);
+    fn control_characters_are_replaced_and_values_truncated() {
+        assert_eq!(cell_text(Some(&json!("a\u{1b}[2Jb\n"))), "a?[2Jb?");
+        assert_eq!(cell_text(Some(&json!("owner\u{202e}live\u{2066}x\u{200f}\u{61c}é"))), "owner?live?x??é");
+        assert_eq!(cell_text(Some(&json!("x".repeat(5_000)))).chars().count(), MAX_LAST_CELL_CHARS);
         assert_eq!(
-            (word(Some(&json!(["a", "b"]))), word(Some(&json!([{}, {}]))), word(Some(&json!("")))),
+            (cell_text(Some(&json!(["a", "b"]))), cell_text(Some(&json!([{}, {}]))), cell_text(Some(&json!("")))),
             ("a,b".into(), "2".into(), "-".into())
         );
     }
 
     #[test]
-    fn a_long_value_ends_behind_a_whole_word_and_the_last_column_is_not_cut() {
+    fn long_values_are_cut_at_a_word_boundary_except_in_the_last_column() {
         let long = "it does not answer the leader: its certificate does not name `router-3.internal`, under which it was called";
         let lines = [json!({"what": long, "then": long})];
         let shown = table("WHAT /what, THEN /then", &lines);
         let (first, last) = shown.lines().nth(1).unwrap().split_once('…').unwrap();
         assert!(long.starts_with(first) && long[first.len()..].starts_with([' ', ',']), "{first}");
-        assert!(first.len() > 50 && first.chars().count() < WIDEST, "{first}");
+        assert!(first.len() > 50 && first.chars().count() < MAX_CELL_CHARS, "{first}");
         assert_eq!(last.trim(), long);
-        assert_eq!(cut("é".repeat(90), 80), format!("{}…", "é".repeat(79)));
+        assert_eq!(truncate("é".repeat(90), 80), format!("{}…", "é".repeat(79)));
     }
 }

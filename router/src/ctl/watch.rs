@@ -12,15 +12,15 @@ use serde_json::Value;
 use tokio::io::Interest;
 use tokio::net::unix::pipe::OpenOptions;
 
-use super::client::Client;
+use super::client::OperatorClient;
 use super::error::CtlError;
 use super::lists::with_query;
-use super::output::{Output, written};
-use super::table::word;
+use super::output::{OutputFormat, write_stdout};
+use super::table::cell_text;
 
-const LONGEST: usize = 16 << 20;
+const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Between two tries where an answer brought nothing.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is watched.
 #[derive(Clone, Debug, Args)]
@@ -37,15 +37,15 @@ pub(crate) struct WatchArgs {
 }
 
 #[derive(Debug)]
-struct Place {
+struct WatchPosition {
     /// The first revision that was not told yet; none until an answer says where "now" was.
-    from: Option<u64>,
+    from_revision: Option<u64>,
     /// How many are still wanted.
-    left: u64,
+    remaining: u64,
 }
 
 #[derive(PartialEq, Eq, Debug)]
-enum End {
+enum WatchOutcome {
     /// Everything that was asked for was told, or nobody listens any more.
     Done,
     /// It broke, or fell silent.
@@ -54,56 +54,56 @@ enum End {
 
 /// Prints changes. A connection that breaks or falls silent is taken up again behind what was printed, at the next endpoint
 /// if need be, and as long as it takes until one answers. It ends when its reader does.
-pub(crate) async fn watch(client: &Client, args: &WatchArgs, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn watch(client: &OperatorClient, args: &WatchArgs, output: OutputFormat) -> Result<(), CtlError> {
     let mut tell = |data: &Value| print(data, output);
     tokio::select! {
         done = follow(client, (args, output), &mut tell) => done,
-        () = nobody_reads() => Ok(()),
+        () = stdout_closed() => Ok(()),
     }
 }
 
 /// Tells `tell` every change, wherever it can be heard of.
 async fn follow(
-    client: &Client,
-    (args, output): (&WatchArgs, Output),
+    client: &OperatorClient,
+    (args, output): (&WatchArgs, OutputFormat),
     tell: &mut impl FnMut(&Value) -> std::io::Result<()>,
 ) -> Result<(), CtlError> {
     let mut client = client.clone();
-    let mut place = Place { from: args.from, left: args.count.unwrap_or(u64::MAX) };
+    let mut place = WatchPosition { from_revision: args.from, remaining: args.count.unwrap_or(u64::MAX) };
     let (mut is_heard, mut refused) = (false, 0);
-    while place.left > 0 {
-        let mut query: Vec<_> = place.from.map(|from| ("from", from.to_string())).into_iter().collect();
+    while place.remaining > 0 {
+        let mut query: Vec<_> = place.from_revision.map(|from| ("from", from.to_string())).into_iter().collect();
         query.extend((!args.kind.is_empty()).then(|| ("kind", args.kind.join(","))));
         let (endpoint, answer) = match client.open(&with_query("watch", &query)).await {
             Ok(opened) => opened,
             // One that was heard goes on once somebody answers again; before that, each is asked once.
-            Err(error) if error.may_pass() && (is_heard || refused + 1 < client.endpoints.len()) => {
+            Err(error) if error.is_transient() && (is_heard || refused + 1 < client.endpoints.len()) => {
                 if refused == 0 {
                     output.note(&format!("{error}; the watch goes on as soon as an endpoint takes it"));
                 }
                 refused += 1;
                 if is_heard {
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 let first = client.endpoints[0].clone();
-                client = client.past(&first);
+                client = client.starting_after(&first);
                 continue;
             }
             Err(error) => return Err(error),
         };
         (is_heard, refused) = (true, 0);
-        place.from = place.from.or_else(|| revision(answer.headers()).map(|now| now + 1));
-        let (from, began) = (place.from, Instant::now());
-        match take(answer.into_body(), &mut place, tell).await? {
-            End::Done => return Ok(()),
-            End::Broken(why) => {
+        place.from_revision = place.from_revision.or_else(|| revision(answer.headers()).map(|now| now + 1));
+        let (from, began) = (place.from_revision, Instant::now());
+        match read_events(answer.into_body(), &mut place, tell).await? {
+            WatchOutcome::Done => return Ok(()),
+            WatchOutcome::Broken(why) => {
                 output
                     .note(&format!("{endpoint}: {why}; the watch goes on behind what was told, at the next endpoint"));
                 // One that ends every answer at once is not asked without end.
-                if place.from == from {
-                    tokio::time::sleep_until((began + AGAIN).into()).await;
+                if place.from_revision == from {
+                    tokio::time::sleep_until((began + RETRY_INTERVAL).into()).await;
                 }
-                client = client.past(&endpoint);
+                client = client.starting_after(&endpoint);
             }
         }
     }
@@ -111,47 +111,47 @@ async fn follow(
 }
 
 /// Tells what one answer brings, and moves `place` behind it.
-async fn take(
+async fn read_events(
     body: impl http_body::Body<Data = Bytes>,
-    place: &mut Place,
+    place: &mut WatchPosition,
     tell: &mut impl FnMut(&Value) -> std::io::Result<()>,
-) -> Result<End, CtlError> {
+) -> Result<WatchOutcome, CtlError> {
     let mut pieces = std::pin::pin!(body.into_data_stream());
     let mut text = Vec::new();
     loop {
         match pieces.next().await {
-            None => return Ok(End::Broken("it ended the watch".into())),
-            Some(Err(_)) => return Ok(End::Broken("its connection broke, or was silent for too long".into())),
+            None => return Ok(WatchOutcome::Broken("it ended the watch".into())),
+            Some(Err(_)) => return Ok(WatchOutcome::Broken("its connection broke, or was silent for too long".into())),
             Some(Ok(piece)) => text.extend_from_slice(&piece),
         }
-        while let Some(event) = take_event(&mut text) {
+        while let Some(event) = pop_event(&mut text) {
             let Some((name, data)) = event else { continue };
             if name == "compacted" {
-                return Err(CtlError::no("Revision compacted", "compacted", word(data.get("detail"))));
+                return Err(CtlError::refusal("Revision compacted", "compacted", cell_text(data.get("detail"))));
             }
             // How far it is, with nothing to tell.
             if name == "progress" {
-                place.from = data["revision"].as_u64().map(|revision| revision + 1).or(place.from);
+                place.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(place.from_revision);
                 continue;
             }
             match tell(&data) {
-                Err(gone) if gone.kind() == ErrorKind::BrokenPipe => return Ok(End::Done),
+                Err(gone) if gone.kind() == ErrorKind::BrokenPipe => return Ok(WatchOutcome::Done),
                 told => told.map_err(|source| CtlError::File { path: "standard output".into(), source })?,
             }
-            place.from = data["revision"].as_u64().map(|revision| revision + 1).or(place.from);
-            place.left -= 1;
-            if place.left == 0 {
-                return Ok(End::Done);
+            place.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(place.from_revision);
+            place.remaining -= 1;
+            if place.remaining == 0 {
+                return Ok(WatchOutcome::Done);
             }
         }
-        if text.len() > LONGEST {
-            return Ok(End::Broken("it sent an event without end".into()));
+        if text.len() > MAX_EVENT_BYTES {
+            return Ok(WatchOutcome::Broken("it sent an event without end".into()));
         }
     }
 }
 
 /// Ends when standard output is a pipe that nobody reads any more: a quiet watch would only notice with the next change.
-async fn nobody_reads() {
+async fn stdout_closed() {
     // An end of its own, so that this one's not blocking says nothing of the other's.
     if let Ok(out) = OpenOptions::new().open_sender("/proc/self/fd/1")
         && out.ready(Interest::ERROR).await.is_ok()
@@ -166,7 +166,7 @@ fn revision(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// Takes the next whole event from the start of `text`: its name and data; none inside for a comment.
-fn take_event(text: &mut Vec<u8>) -> Option<Option<(String, Value)>> {
+fn pop_event(text: &mut Vec<u8>) -> Option<Option<(String, Value)>> {
     let end = text.windows(2).position(|pair| pair == b"\n\n")?;
     let event: Vec<u8> = text.drain(..end + 2).collect();
     let event = String::from_utf8_lossy(&event).into_owned();
@@ -176,13 +176,13 @@ fn take_event(text: &mut Vec<u8>) -> Option<Option<(String, Value)>> {
     Some(field("event:").zip(data))
 }
 
-fn print(data: &Value, output: Output) -> std::io::Result<()> {
-    if output == Output::Json {
-        return written(&format!("{data}\n"));
+fn print(data: &Value, output: OutputFormat) -> std::io::Result<()> {
+    if output == OutputFormat::Json {
+        return write_stdout(&format!("{data}\n"));
     }
     for change in data["changes"].as_array().into_iter().flatten() {
-        let cell = |name: &str| word(change.get(name));
-        written(&format!("{}  {:4}  {:8}  {}\n", data["revision"], cell("op"), cell("kind"), cell("key")))?;
+        let cell = |name: &str| cell_text(change.get(name));
+        write_stdout(&format!("{}  {:4}  {:8}  {}\n", data["revision"], cell("op"), cell("kind"), cell("key")))?;
     }
     Ok(())
 }
@@ -195,20 +195,20 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::client::{ClientOptions, Waits};
+    use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::Span;
+    use crate::config::units::TimeSpan;
 
     #[test]
-    fn events_are_taken_whole_and_comments_skipped() {
+    fn events_are_parsed_whole_and_comments_skipped() {
         let mut text = b": still here\n\nid: 7\nevent: changes\ndata: {\"revision\":7}\n\nid: 8\nevent: cha".to_vec();
-        assert_eq!(take_event(&mut text), Some(None));
-        assert_eq!(take_event(&mut text), Some(Some(("changes".into(), json!({"revision": 7})))));
-        assert_eq!(take_event(&mut text), None);
+        assert_eq!(pop_event(&mut text), Some(None));
+        assert_eq!(pop_event(&mut text), Some(Some(("changes".into(), json!({"revision": 7})))));
+        assert_eq!(pop_event(&mut text), None);
         assert_eq!(text, b"id: 8\nevent: cha");
     }
     /// Takes one connection, and says which line it was asked with.
-    fn asked(node: &TcpListener) -> (String, TcpStream) {
+    fn accept_request(node: &TcpListener) -> (String, TcpStream) {
         let (mut connection, _) = node.accept().unwrap();
         let (mut text, mut byte) = (Vec::new(), [0]);
         while !text.ends_with(b"\r\n\r\n") {
@@ -219,69 +219,73 @@ mod tests {
         (head.lines().next().unwrap().to_owned(), connection)
     }
 
-    const HEAD: &str = "HTTP/1.1 200 OK\r\nownerserve-revision: 41\r\ntransfer-encoding: chunked\r\n\r\n";
+    const RESPONSE_HEAD: &str = "HTTP/1.1 200 OK\r\nownerserve-revision: 41\r\ntransfer-encoding: chunked\r\n\r\n";
 
     /// What the next endpoint is asked when the first one told nothing and then did `what`.
-    async fn asked_of_the_next(what: fn(TcpStream) -> Option<TcpStream>) -> (String, Result<(), u8>, Vec<u64>) {
+    async fn request_to_next_endpoint(what: fn(TcpStream) -> Option<TcpStream>) -> (String, Result<(), u8>, Vec<u64>) {
         let (first, second) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let endpoints = [&first, &second].map(|node| format!("http://{}", node.local_addr().unwrap())).to_vec();
         let (line, next) = mpsc::channel();
         std::thread::spawn(move || {
-            let (_, mut connection) = asked(&first);
-            connection.write_all(HEAD.as_bytes()).unwrap();
+            let (_, mut connection) = accept_request(&first);
+            connection.write_all(RESPONSE_HEAD.as_bytes()).unwrap();
             let held = what(connection);
-            let (second_line, mut connection) = asked(&second);
+            let (second_line, mut connection) = accept_request(&second);
             line.send(second_line).unwrap();
             let event = "event: changes\ndata: {\"revision\":42,\"changes\":[]}\n\n";
-            connection.write_all(format!("{HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
+            connection.write_all(format!("{RESPONSE_HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
             connection.read_exact(&mut [0]).unwrap_err();
             drop(held);
         });
-        let client = looked_after(endpoints);
+        let client = test_client(endpoints);
         let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
         let mut told = Vec::new();
         let mut tell = |data: &Value| {
             told.extend(data["revision"].as_u64());
             Ok(())
         };
-        let done = follow(&client, (&args, Output::Table), &mut tell).await.map_err(|error| error.code());
+        let done = follow(&client, (&args, OutputFormat::Table), &mut tell).await.map_err(|error| error.exit_code());
         (next.recv().unwrap(), done, told)
     }
 
     #[tokio::test]
-    async fn a_watch_that_broke_before_its_first_change_goes_on_where_it_began() {
-        let (line, done, told) = asked_of_the_next(|_| None).await;
+    async fn watch_broken_before_its_first_change_resumes_at_its_start() {
+        let (line, done, told) = request_to_next_endpoint(|_| None).await;
         assert!(line.starts_with("GET /ownerserve/v1/watch?from=42 "), "{line}");
         assert_eq!((done, told), (Ok(()), vec![42]));
     }
 
     #[tokio::test]
-    async fn a_watch_at_a_node_that_fell_silent_goes_on_at_the_next_one() {
-        let (line, done, told) = asked_of_the_next(Some).await;
+    async fn watch_resumes_at_the_next_node_when_one_falls_silent() {
+        let (line, done, told) = request_to_next_endpoint(Some).await;
         assert!(line.starts_with("GET /ownerserve/v1/watch?from=42 "), "{line}");
         assert_eq!((done, told), (Ok(()), vec![42]));
     }
 
-    fn looked_after(endpoints: Vec<String>) -> Client {
-        let waits = Waits { look: Span::seconds(30), act: Span::seconds(30), pause: Span::millis(300) };
-        Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap()
+    fn test_client(endpoints: Vec<String>) -> OperatorClient {
+        let waits = ClientTimeouts {
+            read_timeout: TimeSpan::seconds(30),
+            request_timeout: TimeSpan::seconds(30),
+            max_pause: TimeSpan::millis(300),
+        };
+        OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None }).unwrap()
     }
 
     #[tokio::test]
-    async fn a_watch_waits_until_a_node_is_back_and_goes_on_behind_how_far_it_was() {
+    async fn watch_resumes_after_its_last_revision_once_a_node_returns() {
         let node = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = node.local_addr().unwrap();
-        let client = looked_after(vec![format!("http://{address}")]);
+        let client = test_client(vec![format!("http://{address}")]);
         let served = std::thread::spawn(move || {
-            let (_, mut connection) = asked(&node);
+            let (_, mut connection) = accept_request(&node);
             let progress = "event: progress\ndata: {\"revision\":77}\n\n";
-            connection.write_all(format!("{HEAD}{:x}\r\n{progress}\r\n", progress.len()).as_bytes()).unwrap();
+            connection.write_all(format!("{RESPONSE_HEAD}{:x}\r\n{progress}\r\n", progress.len()).as_bytes()).unwrap();
             drop((connection, node));
             // Meanwhile nobody listens there.
-            std::thread::sleep(AGAIN / 2);
-            let (line, mut connection) = asked(&TcpListener::bind(address).unwrap());
+            std::thread::sleep(RETRY_INTERVAL / 2);
+            let (line, mut connection) = accept_request(&TcpListener::bind(address).unwrap());
             let event = "event: changes\ndata: {\"revision\":90,\"changes\":[]}\n\n";
-            connection.write_all(format!("{HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
+            connection.write_all(format!("{RESPONSE_HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
             line
         });
         let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
@@ -290,19 +294,19 @@ mod tests {
             told.extend(data["revision"].as_u64());
             Ok(())
         };
-        follow(&client, (&args, Output::Table), &mut tell).await.unwrap();
+        follow(&client, (&args, OutputFormat::Table), &mut tell).await.unwrap();
         let line = served.join().unwrap();
         assert!(line.starts_with("GET /ownerserve/v1/watch?from=78 "), "{line}");
         assert_eq!(told, [90]);
     }
 
     #[tokio::test]
-    async fn a_watch_that_one_node_has_no_room_for_begins_at_the_next_and_fails_where_all_are_full() {
+    async fn watch_moves_to_the_next_node_and_fails_when_all_are_full() {
         let full = || {
             let node = TcpListener::bind("127.0.0.1:0").unwrap();
             let endpoint = format!("http://{}", node.local_addr().unwrap());
             std::thread::spawn(move || {
-                let (_, mut connection) = asked(&node);
+                let (_, mut connection) = accept_request(&node);
                 let said =
                     json!({"type": "urn:ownerserve:problem:too_many", "title": "Too many", "detail": "64"}).to_string();
                 let head = format!("HTTP/1.1 429 x\r\ncontent-length: {}\r\n\r\n", said.len());
@@ -310,17 +314,17 @@ mod tests {
             });
             endpoint
         };
-        let client = looked_after(vec![full(), full()]);
+        let client = test_client(vec![full(), full()]);
         let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
-        let error = follow(&client, (&args, Output::Table), &mut |_: &Value| Ok(())).await.unwrap_err();
-        assert_eq!(error.word(), "too_many");
+        let error = follow(&client, (&args, OutputFormat::Table), &mut |_: &Value| Ok(())).await.unwrap_err();
+        assert_eq!(error.error_code(), "too_many");
     }
 
     #[tokio::test]
-    async fn a_watch_whose_reader_has_left_ends_well() {
-        let mut place = Place { from: None, left: u64::MAX };
+    async fn watch_ends_cleanly_when_its_reader_closes_the_pipe() {
+        let mut place = WatchPosition { from_revision: None, remaining: u64::MAX };
         let body = http_body_util::Full::new(Bytes::from("event: changes\ndata: {\"revision\":7}\n\n"));
-        let ended = take(body, &mut place, &mut |_: &Value| Err(ErrorKind::BrokenPipe.into())).await.unwrap();
-        assert_eq!((ended, place.from), (End::Done, None));
+        let ended = read_events(body, &mut place, &mut |_: &Value| Err(ErrorKind::BrokenPipe.into())).await.unwrap();
+        assert_eq!((ended, place.from_revision), (WatchOutcome::Done, None));
     }
 }

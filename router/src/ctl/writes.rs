@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
 use super::args::{EpochArg, SubjectArg, WorkerArg};
-use super::client::Client;
+use super::client::OperatorClient;
 use super::error::CtlError;
 use super::lists::escaped;
-use super::output::Output;
-use super::table::word;
+use super::output::OutputFormat;
+use super::table::cell_text;
 
 /// What can be changed.
 #[derive(Clone, Debug, Subcommand)]
@@ -20,7 +20,7 @@ pub(crate) enum WriteCommand {
         /// The session or the artifact.
         subject: SubjectArg,
         #[command(flatten)]
-        to: Target,
+        to: OwnerArgs,
     },
     /// Takes a session or an artifact from its owner, without giving it to another.
     Release {
@@ -35,7 +35,7 @@ pub(crate) enum WriteCommand {
         /// The session.
         session: SessionId,
         #[command(flatten)]
-        to: Target,
+        to: OwnerArgs,
         /// The blocks are there already: only record it.
         #[arg(long)]
         there: bool,
@@ -48,7 +48,7 @@ pub(crate) enum WriteCommand {
         /// The artifact.
         artifact: ArtifactId,
         #[command(flatten)]
-        to: Target,
+        to: OwnerArgs,
         /// The blocks are there already: only record it.
         #[arg(long)]
         there: bool,
@@ -64,11 +64,11 @@ pub(crate) enum WriteCommand {
         worker: WorkerArg,
     },
     /// Keeps an artifact from being evicted or collected.
-    Pin(OneArtifact),
+    Pin(ArtifactOperand),
     /// Takes a pin back.
-    Unpin(OneArtifact),
+    Unpin(ArtifactOperand),
     /// Forgets an artifact that nothing references.
-    Evict(OneArtifact),
+    Evict(ArtifactOperand),
     /// Puts an artifact into a group, or without one out of any.
     Group {
         /// The artifact.
@@ -89,14 +89,14 @@ pub(crate) enum WriteCommand {
         artifacts: QuotaArg,
     },
     /// Renews the lease of a worker's present life by one term.
-    Renew(OneWorker),
+    Renew(WorkerOperand),
 }
 
 // Not doc comments: as those they would be the help of the whole command.
 
 // Who is to have it.
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct Target {
+pub(crate) struct OwnerArgs {
     /// The worker, by id or URL.
     #[arg(long)]
     to: WorkerArg,
@@ -105,20 +105,20 @@ pub(crate) struct Target {
     rank: u16,
 }
 
-impl Target {
+impl OwnerArgs {
     fn json(self) -> Value {
         json!({"worker": self.to.to_string(), "rank": self.rank})
     }
 }
 
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct OneArtifact {
+pub(crate) struct ArtifactOperand {
     /// The artifact.
     artifact: ArtifactId,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct OneWorker {
+pub(crate) struct WorkerOperand {
     /// The worker, by id or URL.
     pub(crate) worker: WorkerArg,
 }
@@ -136,45 +136,45 @@ impl std::str::FromStr for QuotaArg {
 }
 
 /// A request that changes something.
-pub(crate) struct Request {
+pub(crate) struct WriteRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
     pub(crate) body: Value,
-    pub(crate) fence: FenceFrom,
+    pub(crate) fence: FenceSource,
 }
 
-pub(crate) enum FenceFrom {
+pub(crate) enum FenceSource {
     /// None is needed.
-    Nowhere,
-    Given(EpochArg),
+    Unfenced,
+    Explicit(EpochArg),
     /// What a read of this path says now.
-    Read(String),
+    FromResource(String),
 }
 
-fn free(method: Method, path: impl Into<String>, body: Value) -> Request {
-    Request { method, path: path.into(), body, fence: FenceFrom::Nowhere }
+fn unfenced(method: Method, path: impl Into<String>, body: Value) -> WriteRequest {
+    WriteRequest { method, path: path.into(), body, fence: FenceSource::Unfenced }
 }
 
-pub(crate) fn post(path: impl Into<String>, body: Value) -> Request {
-    free(Method::POST, path, body)
+pub(crate) fn post(path: impl Into<String>, body: Value) -> WriteRequest {
+    unfenced(Method::POST, path, body)
 }
 
-pub(crate) fn put(path: impl Into<String>, body: Value) -> Request {
-    free(Method::PUT, path, body)
+pub(crate) fn put(path: impl Into<String>, body: Value) -> WriteRequest {
+    unfenced(Method::PUT, path, body)
 }
 
-pub(crate) fn delete(path: impl Into<String>) -> Request {
-    free(Method::DELETE, path, json!({}))
+pub(crate) fn delete(path: impl Into<String>) -> WriteRequest {
+    unfenced(Method::DELETE, path, json!({}))
 }
 
-impl Request {
+impl WriteRequest {
     /// Only if it was granted at this epoch, or else at the one that a read of `path` says now.
-    fn fenced(self, epoch: Option<EpochArg>, path: impl Into<String>) -> Self {
-        Self { fence: epoch.map_or_else(|| FenceFrom::Read(path.into()), FenceFrom::Given), ..self }
+    fn with_fence(self, epoch: Option<EpochArg>, path: impl Into<String>) -> Self {
+        Self { fence: epoch.map_or_else(|| FenceSource::FromResource(path.into()), FenceSource::Explicit), ..self }
     }
 }
 
-fn blocks(there: bool) -> &'static str {
+fn migration_mode(there: bool) -> &'static str {
     if there { "there" } else { "move" }
 }
 
@@ -184,26 +184,26 @@ impl WriteCommand {
         matches!(self, Self::Migrate { .. } | Self::Replicate { .. })
     }
 
-    pub(crate) fn request(&self) -> Request {
+    pub(crate) fn request(&self) -> WriteRequest {
         let pin =
             |artifact: ArtifactId, pinned: bool| put(format!("artifacts/{artifact}/pin"), json!({"pinned": pinned}));
         match self {
             Self::Claim { subject, to } => post(format!("{subject}/claim"), json!({"owner": to.json()})),
             Self::Release { subject, epoch } => {
-                post(format!("{subject}/release"), json!({})).fenced(*epoch, subject.to_string())
+                post(format!("{subject}/release"), json!({})).with_fence(*epoch, subject.to_string())
             }
             Self::Migrate { session, to, there, epoch } => {
-                let body = json!({"to": to.json(), "blocks": blocks(*there)});
-                post(format!("sessions/{session}/migrate"), body).fenced(*epoch, format!("sessions/{session}"))
+                let body = json!({"to": to.json(), "blocks": migration_mode(*there)});
+                post(format!("sessions/{session}/migrate"), body).with_fence(*epoch, format!("sessions/{session}"))
             }
             Self::Replicate { artifact, to, there, ttl } => {
-                let body = json!({"holder": to.json(), "blocks": blocks(*there), "ttl_ms": ttl * 1000});
+                let body = json!({"holder": to.json(), "blocks": migration_mode(*there), "ttl_ms": ttl * 1000});
                 post(format!("artifacts/{artifact}/replicas"), body)
             }
             Self::DropReplica { artifact, worker } => delete(format!("artifacts/{artifact}/replicas/{worker}")),
-            Self::Pin(OneArtifact { artifact }) => pin(*artifact, true),
-            Self::Unpin(OneArtifact { artifact }) => pin(*artifact, false),
-            Self::Evict(OneArtifact { artifact }) => delete(format!("artifacts/{artifact}")),
+            Self::Pin(ArtifactOperand { artifact }) => pin(*artifact, true),
+            Self::Unpin(ArtifactOperand { artifact }) => pin(*artifact, false),
+            Self::Evict(ArtifactOperand { artifact }) => delete(format!("artifacts/{artifact}")),
             Self::Group { artifact, group } => {
                 put(format!("artifacts/{artifact}/group"), json!({"group": group.map(|group| group.to_string())}))
             }
@@ -211,25 +211,25 @@ impl WriteCommand {
             Self::Quota { tenant, artifacts } => {
                 put(format!("tenants/{}/quota", escaped(tenant)), json!({"artifacts": artifacts.0}))
             }
-            Self::Renew(OneWorker { worker }) => post(format!("leases/{worker}/renew"), json!({})),
+            Self::Renew(WorkerOperand { worker }) => post(format!("leases/{worker}/renew"), json!({})),
         }
     }
 }
 
-pub(crate) fn new_group(artifacts: &[ArtifactId]) -> Request {
+pub(crate) fn new_group(artifacts: &[ArtifactId]) -> WriteRequest {
     let artifacts: Vec<String> = artifacts.iter().map(ArtifactId::to_string).collect();
     post("groups", json!({"artifacts": artifacts}))
 }
 
 /// Sends it and prints what was done.
-pub(crate) async fn run(client: &Client, request: Request, output: Output) -> Result<(), CtlError> {
+pub(crate) async fn run(client: &OperatorClient, request: WriteRequest, output: OutputFormat) -> Result<(), CtlError> {
     let tag = match &request.fence {
-        FenceFrom::Nowhere => None,
-        FenceFrom::Given(epoch) => Some(format!("\"{}\"", epoch.0)),
-        FenceFrom::Read(path) => client.get(path).await?.tag,
+        FenceSource::Unfenced => None,
+        FenceSource::Explicit(epoch) => Some(format!("\"{}\"", epoch.0)),
+        FenceSource::FromResource(path) => client.get(path).await?.tag,
     };
     let got = client.write((request.method, &request.path), &request.body, tag.as_deref()).await?;
-    let (did, group, moved) = (word(got.json.get("did")), got.json["group"].as_str(), &got.json["moved"]);
+    let (did, group, moved) = (cell_text(got.json.get("did")), got.json["group"].as_str(), &got.json["moved"]);
     output.print(&got.json, || match (group, moved.is_object()) {
         (Some(group), _) => format!("{group}\n"),
         (None, false) => format!("{did}\n"),
@@ -237,7 +237,7 @@ pub(crate) async fn run(client: &Client, request: Request, output: Output) -> Re
             format!("{did}\nmoved {} blocks, {} bytes in {} ms\n", moved["blocks"], moved["bytes"], moved["took_ms"])
         }
     });
-    if output == Output::Table && group.is_some() {
+    if output == OutputFormat::Table && group.is_some() {
         output.note(&did);
     }
     Ok(())

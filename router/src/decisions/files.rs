@@ -10,30 +10,30 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-pub(super) const CURRENT: &str = "decisions.jsonl";
+pub(super) const CURRENT_FILE: &str = "decisions.jsonl";
 
 /// Most bytes of one file, unpacked; a reader holds one at a time.
-const LARGEST: u64 = 8 << 20;
+const MAX_FILE_BYTES: u64 = 8 << 20;
 
 /// Most bytes that one file is read to, whoever wrote it.
-const MOST_READ: u64 = 64 << 20;
+const MAX_READ_BYTES: u64 = 64 << 20;
 
 /// How much the log may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Bound {
-    pub(super) all: u64,
-    pub(super) current: u64,
+pub(crate) struct LogSizeLimit {
+    pub(super) total: u64,
+    pub(super) current_file: u64,
 }
 
-impl Bound {
+impl LogSizeLimit {
     /// Of so many bytes; none for no log.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
-        (bytes > 0).then(|| Self { all: bytes, current: (bytes / 4).min(LARGEST) })
+        (bytes > 0).then(|| Self { total: bytes, current_file: (bytes / 4).min(MAX_FILE_BYTES) })
     }
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct LogSegment {
     /// When its first record arrived; the one that is written to is the newest of all.
     pub(super) first: u64,
     pub(super) last: u64,
@@ -41,50 +41,50 @@ pub(crate) struct Segment {
 }
 
 /// The log's files, the oldest first.
-pub(crate) fn segments(folder: &Path) -> io::Result<Vec<Segment>> {
+pub(crate) fn segments(folder: &Path) -> io::Result<Vec<LogSegment>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        all.extend(segment(&path));
+        all.extend(parse_segment(&path));
     }
     all.sort();
     Ok(all)
 }
 
-fn segment(path: &Path) -> Option<Segment> {
+fn parse_segment(path: &Path) -> Option<LogSegment> {
     let name = path.file_name()?.to_str()?;
-    if name == CURRENT {
-        return Some(Segment { first: u64::MAX, last: u64::MAX, path: path.to_owned() });
+    if name == CURRENT_FILE {
+        return Some(LogSegment { first: u64::MAX, last: u64::MAX, path: path.to_owned() });
     }
     let times = name.strip_prefix("decisions-")?;
     let (first, last) = times.strip_suffix(".jsonl.gz").or_else(|| times.strip_suffix(".jsonl"))?.split_once('-')?;
-    Some(Segment { first: first.parse().ok()?, last: last.parse().ok()?, path: path.to_owned() })
+    Some(LogSegment { first: first.parse().ok()?, last: last.parse().ok()?, path: path.to_owned() })
 }
 
 /// Sets the written file aside under the times of its records, packed.
-pub(super) fn set_aside(folder: &Path, (first, last): (u64, u64)) -> io::Result<()> {
+pub(super) fn rotate(folder: &Path, (first, last): (u64, u64)) -> io::Result<()> {
     let named = |last: u64| folder.join(format!("decisions-{first:013}-{last:013}.jsonl"));
     let is_free = |path: &PathBuf| !path.exists() && !path.with_extension("jsonl.gz").exists();
     let plain = (last..).map(named).find(is_free).unwrap_or_else(|| named(last));
-    fs::rename(folder.join(CURRENT), &plain)?;
-    pack(&plain)
+    fs::rename(folder.join(CURRENT_FILE), &plain)?;
+    compress(&plain)
 }
 
 /// Packs files that were left unpacked by a killed process or a full disk, and removes what was left half done.
-pub(super) fn tidy(folder: &Path) -> io::Result<()> {
+pub(super) fn clean_up(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name.ends_with(".part") {
             fs::remove_file(&path)?;
-        } else if name != CURRENT && name.ends_with(".jsonl") && segment(&path).is_some() {
-            pack(&path)?;
+        } else if name != CURRENT_FILE && name.ends_with(".jsonl") && parse_segment(&path).is_some() {
+            compress(&path)?;
         }
     }
     Ok(())
 }
 
-fn pack(plain: &Path) -> io::Result<()> {
+fn compress(plain: &Path) -> io::Result<()> {
     let (packed, part) = (plain.with_extension("jsonl.gz"), plain.with_extension("jsonl.part"));
     let packing = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
     let mut encoder = GzEncoder::new(BufWriter::new(packing), Compression::fast());
@@ -95,12 +95,12 @@ fn pack(plain: &Path) -> io::Result<()> {
 }
 
 /// Removes the oldest files until `folder` takes at most `bound` with a full file to write to.
-pub(super) fn make_room(folder: &Path, bound: Bound) -> io::Result<()> {
+pub(super) fn delete_oldest(folder: &Path, bound: LogSizeLimit) -> io::Result<()> {
     let old: Vec<_> = segments(folder)?.into_iter().filter(|segment| segment.first != u64::MAX).collect();
     let sizes: Vec<u64> = old.iter().map(|segment| fs::metadata(&segment.path).map_or(0, |file| file.len())).collect();
     let mut taken: u64 = sizes.iter().sum();
     for (segment, size) in old.iter().zip(sizes) {
-        if taken + bound.current <= bound.all {
+        if taken + bound.current_file <= bound.total {
             break;
         }
         fs::remove_file(&segment.path)?;
@@ -110,16 +110,16 @@ pub(super) fn make_room(folder: &Path, bound: Bound) -> io::Result<()> {
 }
 
 /// The text of a file, unpacked. Of one that ends within something packed or is too long, what comes before.
-pub(crate) fn text(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read_text(path: &Path) -> io::Result<Vec<u8>> {
     let file = BufReader::new(File::open(path)?);
     let mut text = Vec::new();
     if path.extension().is_some_and(|ending| ending == "gz") {
-        match MultiGzDecoder::new(file).take(MOST_READ).read_to_end(&mut text) {
+        match MultiGzDecoder::new(file).take(MAX_READ_BYTES).read_to_end(&mut text) {
             Err(error) if text.is_empty() => return Err(error),
             Err(_) | Ok(_) => {}
         }
     } else {
-        file.take(MOST_READ).read_to_end(&mut text)?;
+        file.take(MAX_READ_BYTES).read_to_end(&mut text)?;
     }
     Ok(text)
 }

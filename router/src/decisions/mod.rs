@@ -13,60 +13,60 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use planner::{AttentionSpec, Case, ParallelShape, Policy};
+use planner::{AttentionSpec, ParallelShape, PlanningCase, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use smart_default::SmartDefault;
 use vocabulary::{ModelId, RequestId, WorkerId};
 
-use crate::config::units::Size;
-use crate::correctness::Correctness;
-use crate::foretelling::Foretelling;
+use crate::config::units::ByteCount;
+use crate::correctness::TransferChecks;
+use crate::foretelling::PredictionCalibration;
 use crate::guardrail::Guardrail;
-use crate::pipeline::receipt::{Receipt, Receipts};
+use crate::pipeline::receipt::{Receipt, ReceiptBuffer};
 use crate::telemetry::decisions::DecisionMetrics;
-pub(crate) use files::Bound;
-use reading::Search;
-pub(crate) use reading::{Entry, Records, RecordsError, Tried};
-pub(crate) use wanted::Wanted;
-use writer::Writer;
+pub(crate) use files::LogSizeLimit;
+use reading::DecisionSearch;
+pub(crate) use reading::{DecisionRecords, DecisionRecordsError, ReplayAttempt, ReplayRecord};
+pub(crate) use wanted::DecisionFilter;
+use writer::DecisionLogWriter;
 
 /// Section `[decisions]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct DecisionsConfig {
     /// Most bytes of the decision log in the data directory, 1 MiB or more; 0 keeps none.
-    #[default(Size::mebibytes(256))]
-    pub log: Size,
+    #[default(ByteCount::mebibytes(256))]
+    pub log: ByteCount,
 }
 
 impl DecisionsConfig {
     /// The least log that is one: a few files, so that the oldest can make room.
-    const LEAST: Size = Size::mebibytes(1);
+    const MIN_BYTES: ByteCount = ByteCount::mebibytes(1);
 
     /// What cannot be, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
-        let is_none = self.log == Size(0);
-        (!is_none && self.log < Self::LEAST)
+        let is_none = self.log == ByteCount(0);
+        (!is_none && self.log < Self::MIN_BYTES)
             .then_some(("decisions.log", "accepted is 0, which keeps none, or 1MiB and more"))
     }
 }
 
 /// What every file of the log begins with: what its records were decided by.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub(crate) struct Head {
+pub(crate) struct DecisionLogHeader {
     /// The form of the lines behind it.
     pub(crate) version: u32,
     pub(crate) release: String,
     pub(crate) policy: Policy,
     /// What else the planner is told and does not change.
     #[serde(flatten)]
-    pub(crate) configured: Configured,
+    pub(crate) configured: StaticPlanningInputs,
 }
 
 /// What the planner knows from the configuration.
 #[derive(Clone, PartialEq, Default, Serialize, Deserialize, Debug)]
-pub struct Configured {
+pub struct StaticPlanningInputs {
     /// What the layers of each model keep, where that is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attention: BTreeMap<ModelId, AttentionSpec>,
@@ -76,26 +76,27 @@ pub struct Configured {
 }
 
 /// The form that this release writes and reads.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 1;
 
-impl Head {
-    fn new(policy: Policy, configured: Configured) -> Self {
-        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, configured }
+impl DecisionLogHeader {
+    fn new(policy: Policy, configured: StaticPlanningInputs) -> Self {
+        Self { version: FORMAT_VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, configured }
     }
 }
 
 /// A step on its way into the log.
 #[derive(Debug)]
-struct Record {
+struct DecisionRecord {
     receipt: Arc<Receipt>,
-    case: Option<Case>,
+    case: Option<PlanningCase>,
 }
 
-impl Record {
+impl DecisionRecord {
     /// How much there is to write: candidates, workers that were asked about, and who would be pushed out there.
-    fn parts(&self) -> usize {
+    fn entry_count(&self) -> usize {
         let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
-        let victims = |case: &Case| case.memory.iter().flatten().map(|told| 1 + told.victims.len()).sum::<usize>();
+        let victims =
+            |case: &PlanningCase| case.memory.iter().flatten().map(|told| 1 + told.victims.len()).sum::<usize>();
         1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len() + victims(case))
     }
 }
@@ -110,82 +111,93 @@ pub struct DecisionLogError {
 
 /// Why steps were served as they were: the newest in memory, older ones on disk.
 #[derive(Debug)]
-pub struct Decisions {
+pub struct DecisionHistory {
     /// The newest.
-    pub receipts: Receipts,
+    pub receipts: ReceiptBuffer,
     /// Whether first tokens come when prices say.
-    pub foretelling: Foretelling,
+    pub calibration: PredictionCalibration,
     /// Whether actions make sessions slower than the bypass.
     pub guardrail: Guardrail,
     /// Whether KV arrives as what was sent.
-    pub correctness: Correctness,
-    log: Option<Writer>,
+    pub transfer_checks: TransferChecks,
+    log: Option<DecisionLogWriter>,
     folder: PathBuf,
 }
 
 /// Where the log lies, and what its records are decided by.
 #[derive(Debug)]
-pub struct DecisionLog<'a> {
+pub struct DecisionLogOptions<'a> {
     /// Its folder, made if missing.
     pub folder: &'a Path,
     /// The planner's policy.
     pub policy: &'a Policy,
     /// What else it is told and does not change.
-    pub configured: Configured,
+    pub static_inputs: StaticPlanningInputs,
     /// Where records are counted.
     pub metrics: &'a DecisionMetrics,
 }
 
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct DecisionSearchResult {
     /// Receipts, the newest first.
     pub(crate) receipts: Vec<Box<RawValue>>,
     /// Whether everything that is kept was looked through, or enough was found before.
     pub(crate) complete: bool,
 }
 
-impl Decisions {
+impl DecisionHistory {
     /// Goes on with the log on disk; `receipts` are those in memory.
-    pub fn open(receipts: Receipts, config: DecisionsConfig, log: DecisionLog<'_>) -> Result<Self, DecisionLogError> {
-        let DecisionLog { folder, policy, configured, metrics } = log;
-        let head = Head::new(policy.clone(), configured);
-        let open = |bound| Writer::open(folder, bound, (&head, metrics));
-        let log = Bound::of(config.log.0 as u64).map(open).transpose();
+    pub fn open(
+        receipts: ReceiptBuffer,
+        config: DecisionsConfig,
+        log: DecisionLogOptions<'_>,
+    ) -> Result<Self, DecisionLogError> {
+        let DecisionLogOptions { folder, policy, static_inputs: configured, metrics } = log;
+        let head = DecisionLogHeader::new(policy.clone(), configured);
+        let open = |bound| DecisionLogWriter::open(folder, bound, (&head, metrics));
+        let log = LogSizeLimit::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
         let (foretelling, guardrail, correctness) = Default::default();
-        Ok(Self { receipts, foretelling, guardrail, correctness, log, folder: folder.to_owned() })
+        Ok(Self {
+            receipts,
+            calibration: foretelling,
+            guardrail,
+            transfer_checks: correctness,
+            log,
+            folder: folder.to_owned(),
+        })
     }
 
     /// Files a finished step. `case` is what the planner was asked, where it was asked.
-    pub fn file(&self, receipt: Receipt, case: Option<Case>) {
+    pub fn record(&self, receipt: Receipt, case: Option<PlanningCase>) {
         let receipt = Arc::new(receipt);
-        self.receipts.file(receipt.clone());
+        self.receipts.push(receipt.clone());
         if let Some(log) = &self.log {
-            log.write(Record { receipt, case });
+            log.write(DecisionRecord { receipt, case });
         }
     }
 
     /// The one of this request, if it is found. Blocks while the disk does.
-    pub(crate) fn of(&self, request: RequestId) -> Found {
-        if let Some(receipt) = self.receipts.of(request) {
-            return Found {
+    pub(crate) fn find_request(&self, request: RequestId) -> DecisionSearchResult {
+        if let Some(receipt) = self.receipts.find_request(request) {
+            return DecisionSearchResult {
                 receipts: serde_json::value::to_raw_value(&*receipt).into_iter().collect(),
                 complete: true,
             };
         }
-        self.search(&Wanted { request: Some(request), ..Wanted::default() }, 1)
+        self.search(&DecisionFilter { request: Some(request), ..DecisionFilter::default() }, 1)
     }
 
     /// The newest `limit` that are wanted, newest first. Blocks while the disk does.
-    pub(crate) fn search(&self, wanted: &Wanted, limit: usize) -> Found {
-        let mut search = Search::default();
-        for receipt in self.receipts.newest(limit, |receipt| wanted.accepts(&receipt.into())) {
+    pub(crate) fn search(&self, wanted: &DecisionFilter, limit: usize) -> DecisionSearchResult {
+        let mut search = DecisionSearch::default();
+        for receipt in self.receipts.newest(limit, |receipt| wanted.matches(&receipt.into())) {
             search.requests.insert(receipt.request);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }
         let is_over = search.receipts.len() >= limit || self.log.is_none();
         let complete = is_over || reading::search(&self.folder, (wanted, limit), &mut search);
-        Found { receipts: search.receipts, complete }
+        DecisionSearchResult { receipts: search.receipts, complete }
     }
 
     /// Writes out what is in the queue.

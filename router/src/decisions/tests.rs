@@ -3,20 +3,20 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 
 use flate2::read::GzDecoder;
-use planner::{Actions, Ask, SessionView, StepFacts, Transfers};
+use planner::{ActionSet, PlanningRequest, SessionView, StepFacts, TransferPermission};
 use vocabulary::{Blocks, Overlap, SessionId, Tokens, WorkerId};
 
 use super::*;
 use crate::pipeline::receipt::testing::receipt;
 use crate::telemetry::metrics::Metrics;
 
-struct Kept {
+struct DecisionLogFixture {
     folder: tempfile::TempDir,
     metrics: Metrics,
     policy: Policy,
 }
 
-impl Kept {
+impl DecisionLogFixture {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), metrics: Metrics::default(), policy: Policy::default() }
     }
@@ -25,34 +25,34 @@ impl Kept {
         self.folder.path().join("decisions")
     }
 
-    fn open(&self, bytes: usize, in_memory: usize) -> Decisions {
-        let log = DecisionLog {
+    fn open(&self, bytes: usize, in_memory: usize) -> DecisionHistory {
+        let log = DecisionLogOptions {
             folder: &self.path(),
             policy: &self.policy,
-            configured: Configured::default(),
+            static_inputs: StaticPlanningInputs::default(),
             metrics: &self.metrics.decisions,
         };
-        Decisions::open(Receipts::new(in_memory), DecisionsConfig { log: Size(bytes) }, log).unwrap()
+        DecisionHistory::open(ReceiptBuffer::new(in_memory), DecisionsConfig { log: ByteCount(bytes) }, log).unwrap()
     }
 
-    fn counted(&self, outcome: &str) -> u64 {
+    fn record_count(&self, outcome: &str) -> u64 {
         self.metrics.decisions.records.with_label_values(&[outcome]).get()
     }
 
-    fn size(&self) -> u64 {
+    fn log_bytes(&self) -> u64 {
         fs::read_dir(self.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum()
     }
 }
 
 /// One that arrived at millisecond `n`; sessions take turns.
-fn at(n: u64) -> Receipt {
+fn receipt_at(n: u64) -> Receipt {
     Receipt { at_unix_ms: n, ..receipt(u128::from(n)) }
 }
 
-fn case(tokens: u64) -> Case {
-    Case {
+fn case_at(tokens: u64) -> PlanningCase {
+    PlanningCase {
         facts: StepFacts { prompt: Tokens(tokens), ..StepFacts::default() },
-        ask: Ask {
+        ask: PlanningRequest {
             model: "m".into(),
             adapter: None,
             prompt: Tokens(tokens),
@@ -60,7 +60,7 @@ fn case(tokens: u64) -> Case {
             growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
-            transfers: Transfers::Allowed,
+            transfers: TransferPermission::Allowed,
         },
         session: SessionView::new(SessionId(1)),
         workers: Arc::new([]),
@@ -72,64 +72,64 @@ fn case(tokens: u64) -> Case {
         }],
         excluded: vec![WorkerId(2)],
         memory: Some(Vec::new()),
-        disabled: Actions::NONE,
+        disabled: ActionSet::NONE,
         barred: Vec::new(),
     }
 }
 
-fn requests(found: &Found) -> Vec<u128> {
-    let id = |raw: &RawValue| serde_json::from_str::<wanted::Facts>(raw.get()).unwrap().request.0;
+fn request_ids(found: &DecisionSearchResult) -> Vec<u128> {
+    let id = |raw: &RawValue| serde_json::from_str::<wanted::ReceiptFields>(raw.get()).unwrap().request.0;
     found.receipts.iter().map(|raw| id(raw)).collect()
 }
 
 #[test]
-fn what_memory_forgets_is_found_on_disk_newest_first_and_once() {
-    let kept = Kept::new();
+fn search_reads_evicted_receipts_from_disk_newest_first_without_duplicates() {
+    let kept = DecisionLogFixture::new();
     let decisions = kept.open(16 << 20, 3);
-    (1..=10).for_each(|n| decisions.file(at(n), None));
+    (1..=10).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
-    let all = Wanted::default();
-    assert_eq!(requests(&decisions.search(&all, 100)), [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
-    assert_eq!(requests(&decisions.search(&all, 5)), [10, 9, 8, 7, 6]);
-    let odd = Wanted { session: Some(SessionId(1)), until: Some(8), ..Wanted::default() };
-    assert_eq!(requests(&decisions.search(&odd, 3)), [7, 5, 3]);
-    assert_eq!([2, 10, 11].map(|id| decisions.of(RequestId(id)).receipts.len()), [1, 1, 0]);
+    let all = DecisionFilter::default();
+    assert_eq!(request_ids(&decisions.search(&all, 100)), [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(request_ids(&decisions.search(&all, 5)), [10, 9, 8, 7, 6]);
+    let odd = DecisionFilter { session: Some(SessionId(1)), until: Some(8), ..DecisionFilter::default() };
+    assert_eq!(request_ids(&decisions.search(&odd, 3)), [7, 5, 3]);
+    assert_eq!([2, 10, 11].map(|id| decisions.find_request(RequestId(id)).receipts.len()), [1, 1, 0]);
 }
 
 #[test]
-fn the_log_stays_within_its_bound_and_keeps_the_newest() {
-    let kept = Kept::new();
+fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
+    let kept = DecisionLogFixture::new();
     let bytes = 1 << 20;
     let decisions = kept.open(bytes, 1);
     // What does not pack well, so that there are many files.
     let noise = |n: u64| {
-        let mut case = case(n);
+        let mut case = case_at(n);
         let hash = |at: u64| xxhash_rust::xxh3::xxh3_64_with_seed(&n.to_le_bytes(), at);
         case.excluded = (0..200).map(|at| WorkerId(hash(at))).collect();
         case
     };
     let newest = 2_000;
     for n in 1..=newest {
-        decisions.file(at(n), Some(noise(n)));
+        decisions.record(receipt_at(n), Some(noise(n)));
         // The queue is bounded, and this is faster than any disk.
-        while kept.counted("written") + 1_000 < n {
+        while kept.record_count("written") + 1_000 < n {
             std::thread::yield_now();
         }
     }
     decisions.close();
-    assert_eq!((kept.counted("written"), kept.counted("no_room")), (newest, 0));
-    assert!(kept.size() <= bytes as u64, "{} bytes", kept.size());
-    let found = requests(&decisions.search(&Wanted::default(), 2_000));
+    assert_eq!((kept.record_count("written"), kept.record_count("no_room")), (newest, 0));
+    assert!(kept.log_bytes() <= bytes as u64, "{} bytes", kept.log_bytes());
+    let found = request_ids(&decisions.search(&DecisionFilter::default(), 2_000));
     assert!(found.len() > 100 && found.len() < 2_000, "{}", found.len());
     assert_eq!(found, (0..found.len() as u128).map(|n| u128::from(newest) - n).collect::<Vec<_>>());
 }
 
 #[test]
-fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
-    let mut kept = Kept::new();
+fn a_restarted_log_appends_and_records_its_own_policy() {
+    let mut kept = DecisionLogFixture::new();
     let before = kept.policy.mu;
     let first = kept.open(16 << 20, 1);
-    first.file(at(1), Some(case(100)));
+    first.record(receipt_at(1), Some(case_at(100)));
     first.close();
     // What a killed process may leave.
     fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
@@ -137,18 +137,18 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
     kept.policy.mu = before / 2.0;
     let second = kept.open(16 << 20, 1);
-    second.file(at(2), Some(case(200)));
+    second.record(receipt_at(2), Some(case_at(200)));
     second.close();
-    assert_eq!(requests(&second.search(&Wanted::default(), 10)), [2, 1]);
+    assert_eq!(request_ids(&second.search(&DecisionFilter::default(), 10)), [2, 1]);
 
-    let mut records = Records::open(kept.folder.path()).unwrap();
+    let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
     let mut seen = Vec::new();
     while let Some(entries) = records.next_file() {
         seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
     }
-    assert_eq!(seen, [(before, Some(case(100))), (before / 2.0, Some(case(200)))]);
+    assert_eq!(seen, [(before, Some(case_at(100))), (before / 2.0, Some(case_at(200)))]);
     let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";
-    assert!(matches!(&records.torn[..], [one] if one.ends_with(torn)), "{:?}", records.torn);
+    assert!(matches!(&records.truncated[..], [one] if one.ends_with(torn)), "{:?}", records.truncated);
     assert_eq!(records.count, 2);
     let names: Vec<_> = fs::read_dir(kept.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{names:?}");
@@ -160,18 +160,18 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
 }
 
 #[test]
-fn damage_before_the_last_line_is_an_error_with_its_place() {
-    let kept = Kept::new();
+fn corruption_before_the_last_line_is_an_error_with_its_position() {
+    let kept = DecisionLogFixture::new();
     let decisions = kept.open(16 << 20, 1);
-    (1..=3).for_each(|n| decisions.file(at(n), None));
+    (1..=3).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
     let file = kept.path().join("decisions.jsonl");
     let whole = fs::read_to_string(&file).unwrap();
     let read = |text: &str| {
         fs::write(&file, text).unwrap();
-        let mut records = Records::open(kept.folder.path()).unwrap();
+        let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
         let entries = records.next_file().unwrap().map_err(|error| error.to_string())?;
-        Ok::<_, String>((entries.len(), records.torn.len()))
+        Ok::<_, String>((entries.len(), records.truncated.len()))
     };
     assert_eq!(read(&whole), Ok((3, 0)));
     let lines: Vec<&str> = whole.lines().collect();
@@ -185,47 +185,49 @@ fn damage_before_the_last_line_is_an_error_with_its_place() {
 }
 
 #[test]
-fn a_disk_that_refuses_is_counted_and_the_log_goes_on_when_it_takes_again() {
-    let kept = Kept::new();
+fn failed_disk_writes_are_counted_and_the_log_recovers() {
+    let kept = DecisionLogFixture::new();
     let decisions = kept.open(16 << 20, 1);
     decisions.close();
     fs::remove_dir_all(kept.path()).unwrap();
-    let head = Head::new(kept.policy.clone(), Configured::default());
+    let head = DecisionLogHeader::new(kept.policy.clone(), StaticPlanningInputs::default());
     fs::create_dir_all(kept.path()).unwrap();
-    let writer = Writer::open(&kept.path(), Bound::of(1 << 20).unwrap(), (&head, &kept.metrics.decisions)).unwrap();
+    let writer =
+        DecisionLogWriter::open(&kept.path(), LogSizeLimit::of(1 << 20).unwrap(), (&head, &kept.metrics.decisions))
+            .unwrap();
     fs::remove_dir_all(kept.path()).unwrap();
     fs::write(kept.path(), "a file in its place").unwrap();
-    let written = |n| writer.write(Record { receipt: Arc::new(at(n)), case: Some(case(n)) });
+    let written = |n| writer.write(DecisionRecord { receipt: Arc::new(receipt_at(n)), case: Some(case_at(n)) });
     // The open file is gone with its name; a full one must be set aside, which cannot be done.
     (1..=1_500).for_each(written);
-    while kept.counted("written") + kept.counted("disk") < 1_500 {
+    while kept.record_count("written") + kept.record_count("disk") < 1_500 {
         std::thread::yield_now();
     }
-    let lost = kept.counted("disk");
+    let lost = kept.record_count("disk");
     assert!(lost > 0, "nothing was refused");
     fs::remove_file(kept.path()).unwrap();
     fs::create_dir_all(kept.path()).unwrap();
     written(1_501);
     writer.close();
-    assert_eq!(kept.counted("disk"), lost);
+    assert_eq!(kept.record_count("disk"), lost);
     assert!(fs::read_to_string(kept.path().join("decisions.jsonl")).unwrap().contains(&RequestId(1_501).to_string()));
 }
 
 #[test]
-fn without_a_bound_nothing_is_written() {
-    let kept = Kept::new();
+fn a_log_without_a_size_limit_writes_nothing() {
+    let kept = DecisionLogFixture::new();
     let decisions = kept.open(0, 2);
-    (1..=4).for_each(|n| decisions.file(at(n), None));
+    (1..=4).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
-    let found = decisions.search(&Wanted::default(), 10);
-    assert_eq!((requests(&found), found.complete), (vec![4, 3], true));
+    let found = decisions.search(&DecisionFilter::default(), 10);
+    assert_eq!((request_ids(&found), found.complete), (vec![4, 3], true));
     assert!(!kept.path().exists());
 }
 
 #[test]
-fn what_is_no_log_says_what_is_accepted() {
+fn opening_a_path_without_a_log_names_what_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
-    let told = |path: &Path| match Records::open(path) {
+    let told = |path: &Path| match DecisionRecords::open(path) {
         Err(error) => error.to_string(),
         Ok(mut records) => records.next_file().unwrap().unwrap_err().to_string(),
     };

@@ -4,24 +4,24 @@ use planner::{Action, StepKind};
 use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
-use super::reading::{Known, Tried};
-use crate::pipeline::receipt::{self, Attempt, Ending, Receipt};
-use crate::pipeline::steering::Mode;
+use super::reading::{ReplayAttempt, ReplayPrompt};
+use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome};
+use crate::pipeline::steering::RoutingMode;
 
 /// What a decision must be; what is left out may be anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct DecisionFilter {
     pub(crate) request: Option<RequestId>,
     pub(crate) session: Option<SessionId>,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) model: Option<ModelId>,
-    pub(crate) mode: Option<Mode>,
+    pub(crate) mode: Option<RoutingMode>,
     pub(crate) step: Option<StepKind>,
     /// Served by this action.
     pub(crate) action: Option<Action>,
     /// With this worker in one of its legs.
     pub(crate) worker: Option<WorkerId>,
-    pub(crate) ending: Option<Ending>,
+    pub(crate) outcome: Option<RequestOutcome>,
     /// Arrived at this time or later, milliseconds since 1970.
     pub(crate) since: Option<u64>,
     /// Arrived at this time or before.
@@ -32,50 +32,50 @@ pub(crate) struct Wanted {
 
 /// What a search looks at in a receipt, in memory or on disk.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct ReceiptFields {
     pub(crate) request: RequestId,
     pub(crate) at_unix_ms: u64,
     tenant: TenantId,
     model: ModelId,
-    known: Known,
-    mode: Mode,
-    decision: Option<Kind>,
-    attempts: Vec<Tried>,
-    seen: Option<Seen>,
+    known: ReplayPrompt,
+    mode: RoutingMode,
+    decision: Option<DecisionFields>,
+    attempts: Vec<ReplayAttempt>,
+    seen: Option<ObservationFields>,
 }
 
 #[derive(Deserialize, Debug)]
-struct Kind {
+struct DecisionFields {
     step: StepKind,
 }
 
 #[derive(Deserialize, Debug)]
-struct Seen {
-    ending: Ending,
+struct ObservationFields {
+    ending: RequestOutcome,
     first_token: Option<Micros>,
     total: Micros,
 }
 
-impl Seen {
+impl ObservationFields {
     /// How long the client waited for something to read.
-    fn wait(&self) -> Micros {
+    fn perceived_latency(&self) -> Micros {
         self.first_token.unwrap_or(self.total)
     }
 }
 
-impl From<&Receipt> for Facts {
+impl From<&Receipt> for ReceiptFields {
     fn from(receipt: &Receipt) -> Self {
-        let tried = |&Attempt { action, prefill, decode, .. }: &Attempt| Tried { action, prefill, decode };
+        let tried = |&Attempt { action, prefill, decode, .. }: &Attempt| ReplayAttempt { action, prefill, decode };
         Self {
             request: receipt.request,
             at_unix_ms: receipt.at_unix_ms,
             tenant: receipt.tenant.clone(),
             model: receipt.model.clone(),
-            known: Known { session: receipt.known.session },
+            known: ReplayPrompt { session: receipt.known.session },
             mode: receipt.mode,
-            decision: receipt.decision.as_ref().map(|decision| Kind { step: decision.step }),
+            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step: decision.step }),
             attempts: receipt.attempts.last().map(tried).into_iter().collect(),
-            seen: receipt.seen.map(|receipt::Seen { ending, first_token, total, .. }| Seen {
+            seen: receipt.seen.map(|receipt::StepObservation { ending, first_token, total, .. }| ObservationFields {
                 ending,
                 first_token,
                 total,
@@ -88,14 +88,14 @@ fn is<T: PartialEq>(wanted: Option<&T>, is: Option<&T>) -> bool {
     wanted.is_none_or(|wanted| is == Some(wanted))
 }
 
-impl Wanted {
+impl DecisionFilter {
     /// Whether one that arrived within these times, both included, can be wanted.
-    pub(super) fn meets(&self, first: u64, last: u64) -> bool {
+    pub(super) fn may_match(&self, first: u64, last: u64) -> bool {
         self.since.is_none_or(|since| since <= last) && self.until.is_none_or(|until| first <= until)
     }
 
     /// Whether this one is wanted.
-    pub(crate) fn accepts(&self, facts: &Facts) -> bool {
+    pub(crate) fn matches(&self, facts: &ReceiptFields) -> bool {
         let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
         is(self.request.as_ref(), Some(&facts.request))
             && is(self.session.as_ref(), Some(&facts.known.session))
@@ -105,9 +105,9 @@ impl Wanted {
             && is(self.step.as_ref(), facts.decision.as_ref().map(|kind| &kind.step))
             && is(self.action.as_ref(), served.map(|served| &served.action))
             && self.worker.is_none_or(|worker| served.is_some_and(|by| by.prefill == worker || by.decode == worker))
-            && is(self.ending.as_ref(), seen.map(|seen| &seen.ending))
-            && self.meets(facts.at_unix_ms, facts.at_unix_ms)
-            && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.wait() > span))
+            && is(self.outcome.as_ref(), seen.map(|seen| &seen.ending))
+            && self.may_match(facts.at_unix_ms, facts.at_unix_ms)
+            && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.perceived_latency() > span))
     }
 }
 
@@ -119,22 +119,23 @@ mod tests {
     use crate::pipeline::receipt::testing::receipt;
 
     /// One that was seen so, as it is read from disk.
-    fn seen(seen: serde_json::Value) -> Facts {
+    fn fields_with_observation(seen: serde_json::Value) -> ReceiptFields {
         let mut line = serde_json::to_value(receipt(1)).unwrap();
         line["seen"] = seen;
         serde_json::from_value(line).unwrap()
     }
 
     #[test]
-    fn an_answer_that_came_whole_is_as_slow_as_all_of_it() {
-        let slower =
-            |facts: &Facts, span| Wanted { slower_than: Some(Micros(span)), ..Wanted::default() }.accepts(facts);
-        let streamed = seen(json!({"ending": "complete", "first_token": 100, "total": 900}));
+    fn slower_than_uses_total_time_for_answers_that_did_not_stream() {
+        let slower = |facts: &ReceiptFields, span| {
+            DecisionFilter { slower_than: Some(Micros(span)), ..DecisionFilter::default() }.matches(facts)
+        };
+        let streamed = fields_with_observation(json!({"ending": "complete", "first_token": 100, "total": 900}));
         assert_eq!([99, 100, 500].map(|span| slower(&streamed, span)), [true, false, false]);
-        let whole = seen(json!({"ending": "complete", "first_token": null, "total": 900}));
+        let whole = fields_with_observation(json!({"ending": "complete", "first_token": null, "total": 900}));
         assert_eq!([100, 899, 900].map(|span| slower(&whole, span)), [true, true, false]);
-        let failed = seen(json!({"ending": "failed", "first_token": null, "total": 900}));
+        let failed = fields_with_observation(json!({"ending": "failed", "first_token": null, "total": 900}));
         assert_eq!([899, 900].map(|span| slower(&failed, span)), [true, false]);
-        assert!(!slower(&seen(json!(null)), 0));
+        assert!(!slower(&fields_with_observation(json!(null)), 0));
     }
 }

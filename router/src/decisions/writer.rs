@@ -14,47 +14,51 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::files::{self, Bound, CURRENT};
-use super::{Head, Record};
+use super::files::{self, CURRENT_FILE, LogSizeLimit};
+use super::{DecisionLogHeader, DecisionRecord};
 use crate::pipeline::receipt::Receipt;
 use crate::telemetry::decisions::DecisionMetrics;
 
 /// Records that may wait for the disk.
-const WAITING: usize = 4_096;
+const MAX_QUEUED_RECORDS: usize = 4_096;
 
 /// Candidates and workers that these may hold together: of many workers fewer records wait. About 40 MB.
-const WAITING_PARTS: usize = 40 * WAITING;
+const MAX_QUEUED_ENTRIES: usize = 40 * MAX_QUEUED_RECORDS;
 
 /// How often a broken disk is told of.
-const TELL: Duration = Duration::from_secs(60);
+const ERROR_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Longest wait at the end for what waits to be written.
-const LAST_WAIT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct RecordLine<'a> {
     receipt: &'a Receipt,
     #[serde(skip_serializing_if = "Option::is_none")]
-    case: Option<&'a planner::Case>,
+    case: Option<&'a planner::PlanningCase>,
 }
 
 /// The way to the thread.
 #[derive(Debug)]
-pub(super) struct Writer {
-    queue: Mutex<Option<SyncSender<Record>>>,
+pub(super) struct DecisionLogWriter {
+    queue: Mutex<Option<SyncSender<DecisionRecord>>>,
     /// Closed by the thread when it ends.
-    done: Mutex<Receiver<()>>,
+    finished: Mutex<Receiver<()>>,
     /// Candidates and workers of the records that wait.
-    parts: Arc<AtomicUsize>,
+    queued_entries: Arc<AtomicUsize>,
     metrics: DecisionMetrics,
 }
 
-impl Writer {
+impl DecisionLogWriter {
     /// Goes on behind what is in `folder`, which is made if missing.
-    pub(super) fn open(folder: &Path, bound: Bound, (head, metrics): (&Head, &DecisionMetrics)) -> io::Result<Self> {
+    pub(super) fn open(
+        folder: &Path,
+        bound: LogSizeLimit,
+        (head, metrics): (&DecisionLogHeader, &DecisionMetrics),
+    ) -> io::Result<Self> {
         let head = serde_json::to_vec(head)?;
-        let log = Log::open(folder, bound, head)?;
-        let (queue, records) = sync_channel(WAITING);
+        let log = SegmentedLog::open(folder, bound, head)?;
+        let (queue, records) = sync_channel(MAX_QUEUED_RECORDS);
         let (over, done) = sync_channel(0);
         let parts = Arc::new(AtomicUsize::new(0));
         let (counts, waiting) = (metrics.clone(), parts.clone());
@@ -62,16 +66,21 @@ impl Writer {
             write_all(log, &records, (&counts, &waiting));
             drop(over);
         })?;
-        Ok(Self { queue: Mutex::new(Some(queue)), done: Mutex::new(done), parts, metrics: metrics.clone() })
+        Ok(Self {
+            queue: Mutex::new(Some(queue)),
+            finished: Mutex::new(done),
+            queued_entries: parts,
+            metrics: metrics.clone(),
+        })
     }
 
     /// Hands a record over, unless there is no room for it.
-    pub(super) fn write(&self, record: Record) {
-        let parts = record.parts();
-        let fits = self.parts.fetch_add(parts, Relaxed) + parts <= WAITING_PARTS;
+    pub(super) fn write(&self, record: DecisionRecord) {
+        let parts = record.entry_count();
+        let fits = self.queued_entries.fetch_add(parts, Relaxed) + parts <= MAX_QUEUED_ENTRIES;
         let sent = fits && self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
         if !sent {
-            self.parts.fetch_sub(parts, Relaxed);
+            self.queued_entries.fetch_sub(parts, Relaxed);
             self.metrics.records.with_label_values(&["no_room"]).inc();
         }
     }
@@ -79,19 +88,23 @@ impl Writer {
     /// Lets the thread write what waits, and end.
     pub(super) fn close(&self) {
         drop(self.queue.lock().take());
-        if self.done.lock().recv_timeout(LAST_WAIT) == Err(RecvTimeoutError::Timeout) {
+        if self.finished.lock().recv_timeout(CLOSE_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the disk is too slow for the decision log; its newest records are lost");
         }
     }
 }
 
-fn write_all(mut log: Log, records: &Receiver<Record>, (metrics, waiting): (&DecisionMetrics, &AtomicUsize)) {
+fn write_all(
+    mut log: SegmentedLog,
+    records: &Receiver<DecisionRecord>,
+    (metrics, waiting): (&DecisionMetrics, &AtomicUsize),
+) {
     let mut told: Option<Instant> = None;
-    while let Some(record) = next(records, &mut log) {
+    while let Some(record) = next_record(records, &mut log) {
         let outcome = match log.append(&record) {
             Ok(()) => "written",
             Err(error) => {
-                if told.is_none_or(|at| at.elapsed() >= TELL) {
+                if told.is_none_or(|at| at.elapsed() >= ERROR_LOG_INTERVAL) {
                     told = Some(Instant::now());
                     let folder = log.folder.display();
                     tracing::warn!(%error, %folder, "the decision log cannot be written; steps are served all the same");
@@ -99,13 +112,13 @@ fn write_all(mut log: Log, records: &Receiver<Record>, (metrics, waiting): (&Dec
                 "disk"
             }
         };
-        waiting.fetch_sub(record.parts(), Relaxed);
+        waiting.fetch_sub(record.entry_count(), Relaxed);
         metrics.records.with_label_values(&[outcome]).inc();
     }
 }
 
 /// The next record; what was written is handed to the system before it is waited for.
-fn next(records: &Receiver<Record>, log: &mut Log) -> Option<Record> {
+fn next_record(records: &Receiver<DecisionRecord>, log: &mut SegmentedLog) -> Option<DecisionRecord> {
     match records.try_recv() {
         Ok(record) => Some(record),
         Err(TryRecvError::Empty) => {
@@ -120,75 +133,75 @@ fn next(records: &Receiver<Record>, log: &mut Log) -> Option<Record> {
 }
 
 #[derive(Debug)]
-struct Log {
+struct SegmentedLog {
     folder: PathBuf,
-    bound: Bound,
+    limit: LogSizeLimit,
     head: Vec<u8>,
-    file: Option<Open>,
+    file: Option<OpenSegment>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenSegment {
     file: BufWriter<File>,
     size: u64,
     /// When its first and last record arrived.
-    times: Option<(u64, u64)>,
+    arrival_range: Option<(u64, u64)>,
 }
 
-impl Log {
-    fn open(folder: &Path, bound: Bound, head: Vec<u8>) -> io::Result<Self> {
+impl SegmentedLog {
+    fn open(folder: &Path, bound: LogSizeLimit, head: Vec<u8>) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut log = Self { folder: folder.to_owned(), bound, head, file: None };
+        let mut log = Self { folder: folder.to_owned(), limit: bound, head, file: None };
         // Another policy may be in force than when the file that is there was written.
-        let times = super::reading::times(&folder.join(CURRENT));
-        let set_aside = times.map_or(Ok(()), |times| files::set_aside(folder, times));
+        let times = super::reading::arrival_range(&folder.join(CURRENT_FILE));
+        let set_aside = times.map_or(Ok(()), |times| files::rotate(folder, times));
         // A disk that is full now may not be later, and no router waits for it.
-        if let Err(error) = set_aside.and_then(|()| log.renew().map(drop)) {
+        if let Err(error) = set_aside.and_then(|()| log.create_segment().map(drop)) {
             tracing::warn!(%error, folder = %folder.display(), "the decision log cannot be written yet; it is tried again with each step");
         }
         Ok(log)
     }
 
     /// A new file to write to.
-    fn renew(&mut self) -> io::Result<&mut Open> {
-        files::tidy(&self.folder)?;
-        files::make_room(&self.folder, self.bound)?;
-        let path = self.folder.join(CURRENT);
+    fn create_segment(&mut self) -> io::Result<&mut OpenSegment> {
+        files::clean_up(&self.folder)?;
+        files::delete_oldest(&self.folder, self.limit)?;
+        let path = self.folder.join(CURRENT_FILE);
         let file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
         let mut file = BufWriter::with_capacity(64 << 10, file);
         file.write_all(&self.head)?;
         file.write_all(b"\n")?;
-        Ok(self.file.insert(Open { file, size: self.head.len() as u64 + 1, times: None }))
+        Ok(self.file.insert(OpenSegment { file, size: self.head.len() as u64 + 1, arrival_range: None }))
     }
 
-    fn append(&mut self, record: &Record) -> io::Result<()> {
-        let mut line = serde_json::to_vec(&Line { receipt: &record.receipt, case: record.case.as_ref() })?;
+    fn append(&mut self, record: &DecisionRecord) -> io::Result<()> {
+        let mut line = serde_json::to_vec(&RecordLine { receipt: &record.receipt, case: record.case.as_ref() })?;
         line.push(b'\n');
-        let is_full = |open: &Open| open.size + line.len() as u64 > self.bound.current;
-        if let Some(times) = self.file.as_ref().filter(|open| is_full(open)).and_then(|open| open.times) {
+        let is_full = |open: &OpenSegment| open.size + line.len() as u64 > self.limit.current_file;
+        if let Some(times) = self.file.as_ref().filter(|open| is_full(open)).and_then(|open| open.arrival_range) {
             self.flush();
             self.file = None;
-            files::set_aside(&self.folder, times)?;
+            files::rotate(&self.folder, times)?;
         }
         let at = record.receipt.at_unix_ms;
         let open = match &mut self.file {
             Some(open) => open,
-            None => self.renew()?,
+            None => self.create_segment()?,
         };
         open.size += line.len() as u64;
-        open.times = Some(open.times.map_or((at, at), |(first, last)| (first.min(at), last.max(at))));
-        let (written, times) = (open.file.write_all(&line), open.times);
+        open.arrival_range = Some(open.arrival_range.map_or((at, at), |(first, last)| (first.min(at), last.max(at))));
+        let (written, times) = (open.file.write_all(&line), open.arrival_range);
         if written.is_err() {
-            self.leave(times);
+            self.abandon_segment(times);
         }
         written
     }
 
     /// What stands in a file after an error is not known: the next record begins another one.
-    fn leave(&mut self, times: Option<(u64, u64)>) {
+    fn abandon_segment(&mut self, times: Option<(u64, u64)>) {
         self.file = None;
         if let Some(times) = times
-            && let Err(error) = files::set_aside(&self.folder, times)
+            && let Err(error) = files::rotate(&self.folder, times)
         {
             tracing::debug!(%error, "what was written of the decision log is not kept");
         }
@@ -198,8 +211,8 @@ impl Log {
         if let Some(open) = &mut self.file
             && open.file.flush().is_err()
         {
-            let times = open.times;
-            self.leave(times);
+            let times = open.arrival_range;
+            self.abandon_segment(times);
         }
     }
 }

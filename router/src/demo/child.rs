@@ -15,10 +15,10 @@ use tokio::process::{Child, ChildStdin, Command};
 
 /// The flag that makes `serve` and `sim-worker` end with their parent.
 pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
-const KEPT_LINES: usize = 20;
-const KEPT_BYTES: usize = 400;
+const MAX_LOG_LINES: usize = 20;
+const MAX_LINE_BYTES: usize = 400;
 /// How long a killed child may take to be gone.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ends this process when its standard input closes. Call once, at the start of a child.
 pub fn exit_with_parent() {
@@ -30,7 +30,7 @@ pub fn exit_with_parent() {
     });
 }
 
-pub(super) struct Process {
+pub(super) struct ChildProcess {
     /// What it is, for messages.
     pub name: String,
     child: Child,
@@ -38,13 +38,13 @@ pub(super) struct Process {
     _lifeline: ChildStdin,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts this binary with `args`.
-    pub(super) fn spawn(name: String, args: &[String]) -> std::io::Result<Process> {
-        Process::spawn_program(name, &std::env::current_exe()?, args)
+    pub(super) fn spawn(name: String, args: &[String]) -> std::io::Result<ChildProcess> {
+        ChildProcess::spawn_program(name, &std::env::current_exe()?, args)
     }
 
-    fn spawn_program(name: String, program: &std::path::Path, args: &[String]) -> std::io::Result<Process> {
+    fn spawn_program(name: String, program: &std::path::Path, args: &[String]) -> std::io::Result<ChildProcess> {
         let mut child = Command::new(program)
             .args(args)
             .stdin(Stdio::piped())
@@ -58,13 +58,13 @@ impl Process {
         let (Some(lifeline), Some(out), Some(err)) = (lifeline, out, err) else {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         };
-        tokio::spawn(keep_lines(out, log.clone()));
-        tokio::spawn(keep_lines(err, log.clone()));
-        Ok(Process { name, child, log, _lifeline: lifeline })
+        tokio::spawn(collect_lines(out, log.clone()));
+        tokio::spawn(collect_lines(err, log.clone()));
+        Ok(ChildProcess { name, child, log, _lifeline: lifeline })
     }
 
     /// How it ended, if it has.
-    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
@@ -77,16 +77,16 @@ impl Process {
     pub(super) async fn stop(mut self) {
         // Both can only fail when it is gone already.
         let _ = self.child.start_kill();
-        let _ = tokio::time::timeout(GONE_WITHIN, self.child.wait()).await;
+        let _ = tokio::time::timeout(KILL_TIMEOUT, self.child.wait()).await;
     }
 }
 
-async fn keep_lines(stream: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>) {
+async fn collect_lines(stream: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>) {
     let mut lines = BufReader::new(stream).split(b'\n');
     while let Ok(Some(line)) = lines.next_segment().await {
-        let line = String::from_utf8_lossy(&line[..line.len().min(KEPT_BYTES)]).into_owned();
+        let line = String::from_utf8_lossy(&line[..line.len().min(MAX_LINE_BYTES)]).into_owned();
         let mut log = log.lock();
-        if log.len() == KEPT_LINES {
+        if log.len() == MAX_LOG_LINES {
             log.pop_front();
         }
         log.push_back(line);
@@ -99,13 +99,13 @@ mod tests {
 
     use super::*;
 
-    fn shell(script: &str) -> Process {
-        Process::spawn_program("shell".into(), Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap()
+    fn shell(script: &str) -> ChildProcess {
+        ChildProcess::spawn_program("shell".into(), Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap()
     }
 
-    async fn ended(process: &mut Process) -> ExitStatus {
+    async fn ended(process: &mut ChildProcess) -> ExitStatus {
         for _ in 0..500 {
-            if let Some(status) = process.ended() {
+            if let Some(status) = process.exit_status() {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -114,32 +114,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_lines_of_a_child_that_failed_are_kept() {
+    async fn last_output_lines_of_a_failed_child_are_retained() {
         let mut child = shell("for i in $(seq 30); do echo line $i; done; echo address in use >&2; exit 3");
         assert_eq!(ended(&mut child).await.code(), Some(3));
         for _ in 0..100 {
-            if child.last_lines().len() == KEPT_LINES && child.last_lines().concat().contains("in use") {
+            if child.last_lines().len() == MAX_LOG_LINES && child.last_lines().concat().contains("in use") {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let lines = child.last_lines();
-        assert_eq!(lines.len(), KEPT_LINES);
+        assert_eq!(lines.len(), MAX_LOG_LINES);
         assert!(lines.iter().any(|line| line == "address in use"));
         assert!(lines.iter().any(|line| line == "line 30") && !lines.iter().any(|line| line == "line 1"));
     }
 
     #[tokio::test]
-    async fn a_child_sees_the_end_of_its_input_when_the_parent_lets_go() {
+    async fn child_stdin_closes_when_the_parent_drops_it() {
         let child = shell("cat; touch \"$0\"");
-        let Process { mut child, _lifeline: lifeline, .. } = child;
+        let ChildProcess { mut child, _lifeline: lifeline, .. } = child;
         assert!(child.try_wait().unwrap().is_none(), "waits while the parent lives");
         drop(lifeline);
         assert!(tokio::time::timeout(Duration::from_secs(5), child.wait()).await.is_ok());
     }
 
     #[tokio::test]
-    async fn a_stopped_child_is_gone() {
+    async fn stopped_child_has_exited() {
         let child = shell("sleep 100");
         let id = child.child.id().unwrap();
         child.stop().await;

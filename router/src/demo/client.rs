@@ -21,14 +21,14 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// A page of figures that takes longer is given up.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest page or error body that is read.
-const LARGEST_PAGE: usize = 8 << 20;
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_PAGE_BYTES: usize = 8 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 /// How much of an error body is shown.
-const SHOWN: usize = 300;
+const MAX_SHOWN_CHARS: usize = 300;
 
 /// Why a step or a page failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientError {
+pub(crate) enum AgentClientError {
     /// No connection, or it broke.
     #[error("connection: {0}")]
     Connection(String),
@@ -47,7 +47,7 @@ pub(crate) enum ClientError {
 }
 
 /// One step, ready to be sent.
-pub(crate) struct Ask<'a> {
+pub(crate) struct ChatRequest<'a> {
     pub model: &'a str,
     pub messages: &'a [Value],
     pub max_tokens: u32,
@@ -55,18 +55,18 @@ pub(crate) struct Ask<'a> {
 
 /// What came back for a step.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ServedAnswer {
     pub text: String,
-    pub served: Served,
+    pub measurement: StepMeasurement,
 }
 
 /// What is kept of an answer.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Served {
+pub(crate) struct StepMeasurement {
     /// From sending the request to the first piece of text.
     pub first_token: Duration,
     /// From sending the request to the last byte.
-    pub whole: Duration,
+    pub total: Duration,
     /// Tokens of the prompt, as the engine counted them, and those of them that came from a cache.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
@@ -76,78 +76,84 @@ pub(crate) struct Served {
 
 /// A pool of keep-alive connections.
 #[derive(Clone)]
-pub(crate) struct Client(reqwest::Client);
+pub(crate) struct AgentClient(reqwest::Client);
 
-impl Client {
+impl AgentClient {
     /// A fresh pool.
-    pub(crate) fn new() -> Client {
+    pub(crate) fn new() -> AgentClient {
         // An error means that a provider is installed already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
-        Client(client.expect("a client of plain HTTP needs nothing of the system"))
+        AgentClient(client.expect("a client of plain HTTP needs nothing of the system"))
     }
 
     /// Sends one step of `session` to `proxy` and reads its answer to the end.
-    pub(crate) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
+    pub(crate) async fn send_step(
+        &self,
+        proxy: SocketAddr,
+        session: &str,
+        ask: &ChatRequest<'_>,
+    ) -> Result<ServedAnswer, AgentClientError> {
         let asked = json!({
             "model": ask.model, "messages": ask.messages, "max_tokens": ask.max_tokens,
             "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
         });
-        self.stream(proxy, "/v1/chat/completions", (session, &asked)).await
+        self.send(proxy, "/v1/chat/completions", (session, &asked)).await
     }
 
     /// Sends any request of `session` for a streamed answer, and reads that to the end.
-    pub(crate) async fn stream(
+    pub(crate) async fn send(
         &self,
         proxy: SocketAddr,
         path: &str,
         (session, body): (&str, &Value),
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<ServedAnswer, AgentClientError> {
         let request = self.0.post(format!("http://{proxy}{path}")).header(SESSION_HEADER, session).json(body);
         let sent = Instant::now();
-        let answered = async { read_answer(success(request.send().await.map_err(connection)?).await?, sent).await };
-        tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| ClientError::TimedOut(STEP_TIMEOUT))?
+        let answered =
+            async { read_answer(success(request.send().await.map_err(connection_error)?).await?, sent).await };
+        tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| AgentClientError::TimedOut(STEP_TIMEOUT))?
     }
 
     /// Reads a whole page.
-    pub(crate) async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
+    pub(crate) async fn get_page(&self, server: SocketAddr, path: &str) -> Result<String, AgentClientError> {
         let request = self.0.get(format!("http://{server}{path}"));
-        let read = async { whole(success(request.send().await.map_err(connection)?).await?).await };
+        let read = async { read_body(success(request.send().await.map_err(connection_error)?).await?).await };
         let page =
-            tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| ClientError::TimedOut(PAGE_TIMEOUT))??;
+            tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| AgentClientError::TimedOut(PAGE_TIMEOUT))??;
         Ok(String::from_utf8_lossy(&page).into_owned())
     }
 }
 
-fn connection(error: impl std::error::Error) -> ClientError {
+fn connection_error(error: impl std::error::Error) -> AgentClientError {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    ClientError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
+    AgentClientError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
 }
 
-async fn whole(response: Response) -> Result<Bytes, ClientError> {
-    let body = Limited::new(Body::from(response), LARGEST_PAGE).collect().await;
-    body.map(|body| body.to_bytes()).map_err(|error| ClientError::Connection(error.to_string()))
+async fn read_body(response: Response) -> Result<Bytes, AgentClientError> {
+    let body = Limited::new(Body::from(response), MAX_PAGE_BYTES).collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| AgentClientError::Connection(error.to_string()))
 }
 
-async fn success(response: Response) -> Result<Response, ClientError> {
+async fn success(response: Response) -> Result<Response, AgentClientError> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
-    let body = whole(response).await.unwrap_or_default();
-    let body = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
-    Err(ClientError::Status { status: status.as_u16(), body })
+    let body = read_body(response).await.unwrap_or_default();
+    let body = String::from_utf8_lossy(&body).chars().take(MAX_SHOWN_CHARS).collect();
+    Err(AgentClientError::Status { status: status.as_u16(), body })
 }
 
 /// OpenAI servers send every event as one `data:` line, so lines are all that is looked at.
-async fn read_answer(response: Response, sent: Instant) -> Result<Answer, ClientError> {
+async fn read_answer(response: Response, sent: Instant) -> Result<ServedAnswer, AgentClientError> {
     let worker = response.headers().get(WORKER_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
-    let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(LONGEST_LINE));
-    let mut reading = Reading::default();
+    let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(MAX_LINE_BYTES));
+    let mut reading = CompletionReader::default();
     while let Some(line) = lines.next().await {
-        if let Some(event) = line.map_err(connection)?.strip_prefix("data:") {
-            reading.take(event.trim(), sent.elapsed())?;
+        if let Some(event) = line.map_err(connection_error)?.strip_prefix("data:") {
+            reading.push_event(event.trim(), sent.elapsed())?;
         }
     }
     reading.finish(sent.elapsed(), worker)
@@ -155,7 +161,7 @@ async fn read_answer(response: Response, sent: Instant) -> Result<Answer, Client
 
 /// A completion while it is being read.
 #[derive(Default)]
-struct Reading {
+struct CompletionReader {
     text: String,
     first_token: Option<Duration>,
     prompt_tokens: u64,
@@ -164,16 +170,18 @@ struct Reading {
     done: bool,
 }
 
-impl Reading {
-    fn take(&mut self, event: &str, elapsed: Duration) -> Result<(), ClientError> {
+impl CompletionReader {
+    fn push_event(&mut self, event: &str, elapsed: Duration) -> Result<(), AgentClientError> {
         if event == "[DONE]" {
             self.done = true;
             return Ok(());
         }
-        let chunk: Value =
-            serde_json::from_str(event).map_err(|_| ClientError::BrokenStream("holds an event that is no JSON"))?;
+        let chunk: Value = serde_json::from_str(event)
+            .map_err(|_| AgentClientError::BrokenStream("holds an event that is no JSON"))?;
         if !chunk["error"].is_null() {
-            return Err(ClientError::ErrorEvent(chunk["error"].to_string().chars().take(SHOWN).collect()));
+            return Err(AgentClientError::ErrorEvent(
+                chunk["error"].to_string().chars().take(MAX_SHOWN_CHARS).collect(),
+            ));
         }
         for choice in chunk["choices"].as_array().into_iter().flatten() {
             // Completions have their text beside the delta of chats.
@@ -192,16 +200,19 @@ impl Reading {
         Ok(())
     }
 
-    fn finish(self, whole: Duration, worker: Option<String>) -> Result<Answer, ClientError> {
+    fn finish(self, whole: Duration, worker: Option<String>) -> Result<ServedAnswer, AgentClientError> {
         let Self { text, first_token, prompt_tokens, cached_tokens, finished, done } = self;
         if !finished {
-            return Err(ClientError::BrokenStream("ended without a finish reason"));
+            return Err(AgentClientError::BrokenStream("ended without a finish reason"));
         }
         if !done {
-            return Err(ClientError::BrokenStream("ended without [DONE]"));
+            return Err(AgentClientError::BrokenStream("ended without [DONE]"));
         }
         let first_token = first_token.unwrap_or(whole);
-        Ok(Answer { text, served: Served { first_token, whole, prompt_tokens, cached_tokens, worker } })
+        Ok(ServedAnswer {
+            text,
+            measurement: StepMeasurement { first_token, total: whole, prompt_tokens, cached_tokens, worker },
+        })
     }
 }
 

@@ -32,11 +32,11 @@ fn complete(request: &[u8]) -> bool {
     length.is_none_or(|length| body.len() >= length.parse::<usize>().unwrap())
 }
 
-async fn ask(response: &'static str) -> (Result<Answer, ClientError>, String) {
+async fn ask(response: &'static str) -> (Result<ServedAnswer, AgentClientError>, String) {
     let (address, seen) = server(response).await;
     let messages = [serde_json::json!({"role": "user", "content": "hi"})];
-    let ask = Ask { model: "tiny", messages: &messages, max_tokens: 9 };
-    let answer = Client::new().ask(address, "demo-1", &ask).await;
+    let ask = ChatRequest { model: "tiny", messages: &messages, max_tokens: 9 };
+    let answer = AgentClient::new().send_step(address, "demo-1", &ask).await;
     (answer, seen.await.unwrap())
 }
 
@@ -50,12 +50,12 @@ const STREAM: &str = concat!(
 );
 
 #[tokio::test]
-async fn a_streamed_answer_is_put_together_and_timed() {
+async fn streamed_answer_is_assembled_and_timed() {
     let (answer, request) = ask(STREAM).await;
-    let Answer { text, served: answer } = answer.unwrap();
+    let ServedAnswer { text, measurement: answer } = answer.unwrap();
     assert_eq!((text.as_str(), answer.worker.as_deref()), ("one", Some("w3")));
     assert_eq!((answer.prompt_tokens, answer.cached_tokens), (12, 8));
-    assert!(answer.first_token > Duration::ZERO && answer.first_token <= answer.whole);
+    assert!(answer.first_token > Duration::ZERO && answer.first_token <= answer.total);
     assert!(request.to_lowercase().contains("x-session-id: demo-1"));
     let body: Value = serde_json::from_str(request.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     assert_eq!(body["stream_options"], serde_json::json!({"include_usage": true}));
@@ -64,47 +64,47 @@ async fn a_streamed_answer_is_put_together_and_timed() {
 }
 
 #[test]
-fn a_null_count_of_cached_tokens_is_zero() {
-    let mut reading = Reading { cached_tokens: 9, ..Reading::default() };
+fn null_cached_token_count_reads_as_zero() {
+    let mut reading = CompletionReader { cached_tokens: 9, ..CompletionReader::default() };
     let usage = r#"{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}"#;
-    reading.take(usage, Duration::ZERO).unwrap();
+    reading.push_event(usage, Duration::ZERO).unwrap();
     assert_eq!((reading.prompt_tokens, reading.cached_tokens), (3, 0));
 }
 
 #[tokio::test]
-async fn an_http_error_shows_its_body() {
+async fn http_error_includes_its_body() {
     let (answer, _) = ask("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nfull").await;
     let error = answer.unwrap_err();
-    assert!(matches!(&error, ClientError::Status { status: 503, body } if body == "full"), "{error}");
+    assert!(matches!(&error, AgentClientError::Status { status: 503, body } if body == "full"), "{error}");
 }
 
 #[tokio::test]
 async fn an_error_event_fails_the_step() {
     let (answer, _) =
         ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"error\":{\"message\":\"worker died\"}}\n\n").await;
-    assert!(matches!(answer.unwrap_err(), ClientError::ErrorEvent(text) if text.contains("worker died")));
+    assert!(matches!(answer.unwrap_err(), AgentClientError::ErrorEvent(text) if text.contains("worker died")));
 }
 
 #[tokio::test]
-async fn a_stream_that_just_stops_fails_the_step() {
+async fn truncated_stream_fails_the_step() {
     let (answer, _) =
         ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
             .await;
-    assert!(matches!(answer.unwrap_err(), ClientError::BrokenStream(text) if text.contains("finish reason")));
+    assert!(matches!(answer.unwrap_err(), AgentClientError::BrokenStream(text) if text.contains("finish reason")));
 }
 
 #[tokio::test]
-async fn a_stream_without_its_end_mark_fails_the_step() {
+async fn stream_without_done_marker_fails_the_step() {
     let (answer, _) = ask(
         "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
     )
     .await;
-    assert!(matches!(answer.unwrap_err(), ClientError::BrokenStream(text) if text.contains("[DONE]")));
+    assert!(matches!(answer.unwrap_err(), AgentClientError::BrokenStream(text) if text.contains("[DONE]")));
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_an_error_with_its_cause() {
+async fn refused_connection_error_includes_its_cause() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = Client::new().page(address, "/metrics").await.unwrap_err();
-    assert!(matches!(&error, ClientError::Connection(text) if text.contains("refused")), "{error}");
+    let error = AgentClient::new().get_page(address, "/metrics").await.unwrap_err();
+    assert!(matches!(&error, AgentClientError::Connection(text) if text.contains("refused")), "{error}");
 }

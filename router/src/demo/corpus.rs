@@ -1,7 +1,7 @@
 //! Recorded agent sessions as the demo replays them. Reads files and the embedded default; never talks to anybody.
 //!
 //! Two forms are understood: `tau_bench` (a gzipped JSON list of dialogues with `traj`) and `lmcache` (gzipped JSON
-//! lines with `timestamp`, `session_id`, `input`, `output`). Both become [`Dialogue`]s: what is added to the history
+//! lines with `timestamp`, `session_id`, `input`, `output`). Both become [`RecordedDialogue`]s: what is added to the history
 //! before each step, and what the recorded model answered there.
 
 use std::io::Read as _;
@@ -11,24 +11,24 @@ use flate2::read::GzDecoder;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::trace_command::files::{self, FilesError};
+use crate::trace_command::files::{self, TraceFilesError};
 
 /// The corpus that is compiled in: tau_bench, MIT, see `configs/traces/tau_bench`.
 const TAU_BENCH: &[u8] = include_bytes!("../../../configs/traces/tau_bench/airline.json.gz");
 
 /// The largest corpus file after decompression.
-const LARGEST_FILE: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Bytes of English and JSON in one token, roughly; turns a recorded answer into a length to ask for.
 const BYTES_PER_TOKEN: usize = 4;
 /// Bounds of the answer length to ask for, in tokens.
-const ANSWER_TOKENS: std::ops::RangeInclusive<u32> = 8..=96;
+const ANSWER_TOKEN_RANGE: std::ops::RangeInclusive<u32> = 8..=96;
 
 /// Why a corpus could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CorpusError {
     /// A file or folder cannot be read.
     #[error("cannot read the corpus: {0}")]
-    Unreadable(#[from] FilesError),
+    Unreadable(#[from] TraceFilesError),
     /// A file is neither of the two forms.
     #[error("{path} is neither tau_bench (JSON list) nor lmcache (JSON lines): {source}")]
     Unknown { path: PathBuf, source: serde_json::Error },
@@ -39,62 +39,62 @@ pub(crate) enum CorpusError {
 
 /// Who keeps the agent waiting before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pause {
+pub(super) enum PauseCause {
     /// The first step: nobody.
     None,
     Tool,
     /// A person who reads and types.
-    Person,
+    Human,
 }
 
 /// One step of a session: a request with the whole history, and its answer.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Turn {
+pub(super) struct RecordedTurn {
     /// Messages that join the history before the request.
-    pub adds: Vec<Value>,
+    pub new_messages: Vec<Value>,
     /// The history starts anew before `adds` (the recorded prompt does not extend the one before).
-    pub history: History,
+    pub history: HistoryChange,
     /// What happens between the answer before and this request.
-    pub pause: Pause,
+    pub pause: PauseCause,
     /// What the recorded model said: stands in when no answer was served.
-    pub recorded: Value,
+    pub recorded_answer: Value,
     /// How many tokens to ask for.
     pub answer_tokens: u32,
 }
 
 /// What a turn does with the history so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum History {
+pub(super) enum HistoryChange {
     Extends,
     Restarts,
 }
 
 /// One recorded session.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Dialogue {
+pub(super) struct RecordedDialogue {
     /// Where it comes from, for messages.
     pub name: String,
     /// Its steps, in order.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<RecordedTurn>,
 }
 
 /// Loads `path` (a file or a folder of them), or the embedded corpus.
-pub(super) fn load(path: Option<&Path>) -> Result<Vec<Dialogue>, CorpusError> {
+pub(super) fn load(path: Option<&Path>) -> Result<Vec<RecordedDialogue>, CorpusError> {
     let Some(path) = path else {
         let mut plain = Vec::new();
         GzDecoder::new(TAU_BENCH).read_to_end(&mut plain).expect("the corpus that is compiled in was tested");
         return parse(Path::new("tau_bench (embedded)"), &plain);
     };
-    let files = if path.is_dir() { files::listed(path)? } else { vec![path.to_owned()] };
+    let files = if path.is_dir() { files::list_files(path)? } else { vec![path.to_owned()] };
     let mut dialogues = Vec::new();
     for file in &files {
-        dialogues.extend(parse(file, &files::unpacked(file, LARGEST_FILE)?)?);
+        dialogues.extend(parse(file, &files::read_decompressed(file, MAX_FILE_BYTES)?)?);
     }
     if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
 }
 
 /// Parses one unpacked file of either form.
-pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Dialogue>, CorpusError> {
+pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<RecordedDialogue>, CorpusError> {
     let unknown = |source| CorpusError::Unknown { path: path.to_owned(), source };
     let dialogues = if bytes.trim_ascii_start().starts_with(b"[") {
         let recorded: Vec<TauDialogue> = serde_json::from_slice(bytes).map_err(unknown)?;
@@ -102,7 +102,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Dialogue>, CorpusEr
     } else {
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
         let rows: Result<Vec<LmcacheRow>, _> = lines.map(serde_json::from_slice).collect();
-        lmcache(rows.map_err(unknown)?)
+        parse_lmcache(rows.map_err(unknown)?)
     };
     let dialogues: Vec<_> = dialogues.into_iter().filter(|dialogue| !dialogue.turns.is_empty()).collect();
     if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
@@ -118,8 +118,8 @@ struct TauDialogue {
 
 impl TauDialogue {
     /// Every recorded assistant message becomes a step; everything else joins the history.
-    fn replayable(self) -> Dialogue {
-        let mut turns: Vec<Turn> = Vec::new();
+    fn replayable(self) -> RecordedDialogue {
+        let mut turns: Vec<RecordedTurn> = Vec::new();
         let mut adds = Vec::new();
         for message in self.traj {
             if message["role"] != "assistant" {
@@ -127,15 +127,21 @@ impl TauDialogue {
                 continue;
             }
             let pause = match adds.last() {
-                _ if turns.is_empty() => Pause::None,
-                Some(last) if last["role"] == "tool" => Pause::Tool,
-                _ => Pause::Person,
+                _ if turns.is_empty() => PauseCause::None,
+                Some(last) if last["role"] == "tool" => PauseCause::Tool,
+                _ => PauseCause::Human,
             };
             let answer_tokens = answer_tokens(&message);
             let adds = std::mem::take(&mut adds);
-            turns.push(Turn { adds, history: History::Extends, pause, recorded: message, answer_tokens });
+            turns.push(RecordedTurn {
+                new_messages: adds,
+                history: HistoryChange::Extends,
+                pause,
+                recorded_answer: message,
+                answer_tokens,
+            });
         }
-        Dialogue { name: format!("task {} trial {}", self.task_id, self.trial), turns }
+        RecordedDialogue { name: format!("task {} trial {}", self.task_id, self.trial), turns }
     }
 }
 
@@ -150,7 +156,7 @@ fn answer_tokens(message: &Value) -> u32 {
 
 fn length_in_tokens(bytes: usize) -> u32 {
     let tokens = u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-    tokens.clamp(*ANSWER_TOKENS.start(), *ANSWER_TOKENS.end())
+    tokens.clamp(*ANSWER_TOKEN_RANGE.start(), *ANSWER_TOKEN_RANGE.end())
 }
 
 #[derive(Deserialize)]
@@ -163,27 +169,27 @@ struct LmcacheRow {
 }
 
 /// Groups rows by session and orders them by time: the published files are in neither order.
-fn lmcache(mut rows: Vec<LmcacheRow>) -> Vec<Dialogue> {
+fn parse_lmcache(mut rows: Vec<LmcacheRow>) -> Vec<RecordedDialogue> {
     rows.retain(|row| !row.input.is_empty());
     rows.sort_by(|a, b| (&a.session_id, a.timestamp).cmp(&(&b.session_id, b.timestamp)));
     let sessions = rows.chunk_by(|a, b| a.session_id == b.session_id);
-    sessions.map(|rows| Dialogue { name: rows[0].session_id.clone(), turns: lmcache_turns(rows) }).collect()
+    sessions.map(|rows| RecordedDialogue { name: rows[0].session_id.clone(), turns: lmcache_turns(rows) }).collect()
 }
 
 /// A prompt that extends the one before adds what is new; any other starts the history anew.
-fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<Turn> {
+fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<RecordedTurn> {
     let before = std::iter::once(None).chain(rows.iter().map(|row| Some(row.input.as_str())));
     let turn = |(row, before): (&LmcacheRow, Option<&str>)| {
         let new = before.and_then(|before| row.input.strip_prefix(before)).filter(|new| !new.is_empty());
         let (text, history) = match new {
-            Some(new) => (new, History::Extends),
-            None => (row.input.as_str(), History::Restarts),
+            Some(new) => (new, HistoryChange::Extends),
+            None => (row.input.as_str(), HistoryChange::Restarts),
         };
-        Turn {
-            adds: vec![json!({"role": "user", "content": text})],
+        RecordedTurn {
+            new_messages: vec![json!({"role": "user", "content": text})],
             history,
-            pause: if before.is_some() { Pause::Tool } else { Pause::None },
-            recorded: json!({"role": "assistant", "content": row.output}),
+            pause: if before.is_some() { PauseCause::Tool } else { PauseCause::None },
+            recorded_answer: json!({"role": "assistant", "content": row.output}),
             answer_tokens: length_in_tokens(row.output.len()),
         }
     };
@@ -194,7 +200,7 @@ fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<Turn> {
 mod tests {
     use super::*;
 
-    fn check(text: &str) -> Vec<Dialogue> {
+    fn check(text: &str) -> Vec<RecordedDialogue> {
         parse(Path::new("test"), text.as_bytes()).unwrap()
     }
 
@@ -203,9 +209,9 @@ mod tests {
         let dialogues = load(None).unwrap();
         assert_eq!(dialogues.len(), 48);
         assert_eq!(dialogues.iter().map(|dialogue| dialogue.turns.len()).sum::<usize>(), 598);
-        let system = &dialogues[0].turns[0].adds[0];
+        let system = &dialogues[0].turns[0].new_messages[0];
         assert_eq!(system["role"], "system");
-        assert!(dialogues.iter().all(|dialogue| &dialogue.turns[0].adds[0] == system));
+        assert!(dialogues.iter().all(|dialogue| &dialogue.turns[0].new_messages[0] == system));
     }
 
     #[test]
@@ -218,24 +224,24 @@ mod tests {
         );
         let [dialogue] = &dialogues[..] else { panic!("one dialogue") };
         assert_eq!(dialogue.name, "task 3 trial 1");
-        let added: Vec<usize> = dialogue.turns.iter().map(|turn| turn.adds.len()).collect();
+        let added: Vec<usize> = dialogue.turns.iter().map(|turn| turn.new_messages.len()).collect();
         assert_eq!(added, [2, 1], "what follows the last answer is no step");
-        assert_eq!(dialogue.turns[0].pause, Pause::None);
-        assert_eq!(dialogue.turns[1].pause, Pause::Tool);
-        assert_eq!(dialogue.turns[1].recorded["content"], "a");
+        assert_eq!(dialogue.turns[0].pause, PauseCause::None);
+        assert_eq!(dialogue.turns[1].pause, PauseCause::Tool);
+        assert_eq!(dialogue.turns[1].recorded_answer["content"], "a");
     }
 
     #[test]
-    fn a_user_message_before_a_later_step_means_waiting_for_a_person() {
+    fn user_message_before_a_step_counts_as_human_think_time() {
         let dialogues = check(
             r#"[{"task_id":0,"traj":[{"role":"user","content":"u"},{"role":"assistant","content":"a"},
                 {"role":"user","content":"v"},{"role":"assistant","content":"b"}]}]"#,
         );
-        assert_eq!(dialogues[0].turns[1].pause, Pause::Person);
+        assert_eq!(dialogues[0].turns[1].pause, PauseCause::Human);
     }
 
     #[test]
-    fn lmcache_rows_are_grouped_and_put_in_order_of_time() {
+    fn lmcache_rows_are_grouped_and_sorted_by_time() {
         let dialogues = check(concat!(
             r#"{"timestamp":9,"session_id":"b","input":"hello there","output":"x"}"#,
             "\n",
@@ -249,30 +255,36 @@ mod tests {
         assert_eq!(dialogues.iter().map(|dialogue| dialogue.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let turns = &dialogues[1].turns;
         assert_eq!(turns.len(), 2);
-        assert_eq!(turns[0].adds[0]["content"], "hello");
-        assert_eq!((turns[1].adds[0]["content"].as_str(), turns[1].history), (Some(" there"), History::Extends));
+        assert_eq!(turns[0].new_messages[0]["content"], "hello");
+        assert_eq!(
+            (turns[1].new_messages[0]["content"].as_str(), turns[1].history),
+            (Some(" there"), HistoryChange::Extends)
+        );
     }
 
     #[test]
-    fn an_lmcache_prompt_that_does_not_extend_the_last_one_restarts_the_history() {
+    fn lmcache_prompt_that_does_not_extend_its_predecessor_resets_history() {
         let dialogues = check(concat!(
             r#"{"timestamp":1,"session_id":"a","input":"one","output":"y"}"#,
             "\n",
             r#"{"timestamp":2,"session_id":"a","input":"two","output":"z"}"#
         ));
         let second = &dialogues[0].turns[1];
-        assert_eq!((second.history, second.adds[0]["content"].as_str()), (History::Restarts, Some("two")));
+        assert_eq!(
+            (second.history, second.new_messages[0]["content"].as_str()),
+            (HistoryChange::Restarts, Some("two"))
+        );
     }
 
     #[test]
-    fn answers_are_asked_for_within_bounds() {
+    fn answer_token_requests_are_bounded() {
         assert_eq!(length_in_tokens(0), 8);
         assert_eq!(length_in_tokens(100), 25);
         assert_eq!(length_in_tokens(1 << 40), 96);
     }
 
     #[test]
-    fn what_is_no_corpus_is_refused() {
+    fn invalid_corpus_is_rejected() {
         let refuse = |text: &str| parse(Path::new("x"), text.as_bytes()).unwrap_err();
         assert!(matches!(refuse("{\"a\":1}"), CorpusError::Unknown { .. }));
         assert!(matches!(refuse("[1]"), CorpusError::Unknown { .. }));

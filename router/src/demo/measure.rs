@@ -22,16 +22,16 @@ pub(crate) fn mean_ms(values: &[Duration]) -> f64 {
 
 /// One scraped page in the Prometheus text form; lines that are no samples are left out.
 #[derive(Default, Clone, Debug)]
-pub(crate) struct Page(String);
+pub(crate) struct MetricsScrape(String);
 
-impl Page {
+impl MetricsScrape {
     /// Whether it tells nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.samples().next().is_none()
     }
 
-    pub(crate) fn parse(text: &str) -> Page {
-        Page(text.to_owned())
+    pub(crate) fn parse(text: &str) -> MetricsScrape {
+        MetricsScrape(text.to_owned())
     }
 
     fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_nearest_ranks() {
+    fn percentiles_use_nearest_ranks() {
         let values: Vec<_> = (1..=100).rev().map(Duration::from_millis).collect();
         assert_eq!(percentile_ms(&values, 0.5), 50.0);
         assert_eq!(percentile_ms(&values, 0.99), 99.0);
@@ -85,8 +85,8 @@ half{a="b
 "#;
 
     #[test]
-    fn samples_are_summed_over_what_is_not_asked_for() {
-        let page = Page::parse(PAGE);
+    fn samples_are_summed_over_unspecified_labels() {
+        let page = MetricsScrape::parse(PAGE);
         let name = "vllm:prompt_tokens_by_source_total";
         assert_eq!(page.sum(name, &[("source", "local_compute")]), 1_120.0);
         assert_eq!(page.sum(name, &[("source", "local_compute"), ("model_name", "t")]), 120.0);
@@ -97,8 +97,8 @@ half{a="b
     }
 
     #[test]
-    fn label_values_may_hold_quotes_braces_and_backslashes() {
-        let by = Page::parse(PAGE).by("vllm:prompt_tokens_by_source_total", "model_name");
+    fn label_values_may_contain_quotes_braces_and_backslashes() {
+        let by = MetricsScrape::parse(PAGE).by("vllm:prompt_tokens_by_source_total", "model_name");
         assert_eq!(by.keys().map(String::as_str).collect::<Vec<_>>(), [r#"a\"}\\b"#, "t", "u"]);
         assert_eq!(by[r#"a\"}\\b"#], 7.0);
     }

@@ -23,25 +23,25 @@ use parking_lot::Mutex;
 use strum::VariantArray as _;
 
 pub use child::exit_with_parent;
-pub use policy::Policy;
+pub use policy::ComparedPolicy;
 
-use client::ClientError;
-use cluster::{Cluster, ClusterError, Shape};
-use corpus::{CorpusError, Dialogue};
-use report::{Figures, Measured, Report};
-use session::{Script, Step, Tally};
-use think::Tempo;
-use view::{Moment, Stage, View};
+use client::AgentClientError;
+use cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
+use corpus::{CorpusError, RecordedDialogue};
+use report::{PolicyFigures, PolicyReport, RunMeasurements};
+use session::{FinishedStep, ReplayPlan, RunProgress};
+use think::ThinkTimeModel;
+use view::{LiveView, RunDescription, RunSnapshot};
 
-use crate::serve::asked_to_end;
-use crate::simulate_command::{OutOfRange, number};
+use crate::serve::wait_for_signal;
+use crate::simulate_command::{OutOfRange, parse_number};
 
 /// Errors of steps that are shown at the end of a run.
-const SHOWN_ERRORS: usize = 5;
+const MAX_SHOWN_ERRORS: usize = 5;
 /// After the last answer: the workers' last events reach the router's index.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE_TIME: Duration = Duration::from_millis(500);
 
-const FIGURES: &str = "\
+const FIGURES_HELP: &str = "\
 Figures of --report, for each policy:
   requests            steps that were sent, one for each recorded assistant turn
   errors              those that did not end in a whole answer
@@ -63,8 +63,8 @@ session pinning use decode and hybrid workers only. With --speed-up all times sh
 
 /// Watch real agent sessions being served by ownership, next to round-robin and session pinning.
 #[derive(clap::Args, Clone, Debug)]
-#[command(after_long_help = FIGURES)]
-pub struct Options {
+#[command(after_long_help = FIGURES_HELP)]
+pub struct DemoArgs {
     /// How many recorded sessions to replay under each policy.
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub sessions: u16,
@@ -87,19 +87,19 @@ pub struct Options {
     #[arg(long, value_name = "FILE|DIR")]
     pub corpus: Option<PathBuf>,
     /// Which policies to compare, in this order.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Policy::VARIANTS.iter().copied())]
-    pub policies: Vec<Policy>,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = ComparedPolicy::VARIANTS.iter().copied())]
+    pub policies: Vec<ComparedPolicy>,
     /// Keeps the last cluster serving until ctrl-c, for a look around.
     #[arg(long)]
     pub keep: bool,
 }
 
 fn factor(text: &str) -> Result<f64, OutOfRange> {
-    number(text, 0.01..=1000.0, "a number from 0.01 to 1000 is accepted")
+    parse_number(text, 0.01..=1000.0, "a number from 0.01 to 1000 is accepted")
 }
 
 fn scale(text: &str) -> Result<f64, OutOfRange> {
-    number(text, 0.0..=1000.0, "a number from 0 to 1000 is accepted")
+    parse_number(text, 0.0..=1000.0, "a number from 0 to 1000 is accepted")
 }
 
 /// Why the demo could not be shown.
@@ -110,31 +110,31 @@ pub(crate) enum DemoError {
     Corpus(#[from] CorpusError),
     /// No cluster to replay them against.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(#[from] LocalClusterError),
     /// The report cannot be written.
     #[error("cannot write the report {0}: {1}")]
     Report(PathBuf, #[source] std::io::Error),
 }
 
 /// Shows the demo. The exit status is 1 when any step failed or the cluster did, 130 after ctrl-c.
-pub async fn run(options: Options) -> ExitCode {
-    let mut view = View::new();
+pub async fn run(options: DemoArgs) -> ExitCode {
+    let mut view = LiveView::new();
     // Dropping the unfinished performance kills its children.
     let performed = tokio::select! {
-        performed = perform(&options, &mut view) => performed,
-        () = asked_to_end() => return ExitCode::from(130),
+        performed = run_policies(&options, &mut view) => performed,
+        () = wait_for_signal() => return ExitCode::from(130),
     };
     match performed {
         Ok(report) if report.has_errors() => ExitCode::FAILURE,
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            view.say(&[format!("demo: {error}")]);
+            view.print_lines(&[format!("demo: {error}")]);
             ExitCode::FAILURE
         }
     }
 }
 
-async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError> {
+async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyReport, DemoError> {
     let began = Instant::now();
     if let Some(path) = &options.report {
         // Better now than after a minute.
@@ -144,19 +144,19 @@ async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError
     let mut dialogues = corpus::load(options.corpus.as_deref())?;
     dialogues.truncate(options.sessions.into());
     let dialogues = Arc::new(dialogues);
-    let mut report = Report::default();
-    let mut standing: Option<Cluster> = None;
+    let mut report = PolicyReport::default();
+    let mut standing: Option<LocalCluster> = None;
     for policy in &options.policies {
         if let Some(cluster) = standing.take() {
             cluster.stop().await;
         }
         // Fresh workers: no policy inherits the cache of another.
-        let cluster = standing.insert(Cluster::start(Shape::demo(*policy, options.speed_up)).await?);
-        let run = Run { options, policy: *policy, dialogues: dialogues.clone() };
-        report.add(*policy, run.on(cluster, view).await?);
+        let cluster = standing.insert(LocalCluster::start(LocalClusterOptions::demo(*policy, options.speed_up)).await?);
+        let run = PolicyRun { options, policy: *policy, dialogues: dialogues.clone() };
+        report.add(*policy, run.run_on(cluster, view).await?);
     }
     let seconds = began.elapsed().as_secs_f64();
-    view.say(&[report.table(), vec![format!("\n{seconds:.1} s in all")]].concat());
+    view.print_lines(&[report.table(), vec![format!("\n{seconds:.1} s in all")]].concat());
     if let Some(path) = &options.report {
         let written = std::fs::write(path, report.json());
         written.map_err(|source| DemoError::Report(path.clone(), source))?;
@@ -171,58 +171,64 @@ async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError
 }
 
 /// One policy's run.
-struct Run<'a> {
-    options: &'a Options,
-    policy: Policy,
-    dialogues: Arc<Vec<Dialogue>>,
+struct PolicyRun<'a> {
+    options: &'a DemoArgs,
+    policy: ComparedPolicy,
+    dialogues: Arc<Vec<RecordedDialogue>>,
 }
 
-impl Run<'_> {
+impl PolicyRun<'_> {
     /// Replays every session on `cluster` and measures.
-    async fn on(&self, cluster: &mut Cluster, view: &mut View) -> Result<Figures, ClusterError> {
-        let tally = Arc::new(Mutex::new(Tally::default()));
+    async fn run_on(
+        &self,
+        cluster: &mut LocalCluster,
+        view: &mut LiveView,
+    ) -> Result<PolicyFigures, LocalClusterError> {
+        let tally = Arc::new(Mutex::new(RunProgress::default()));
         let scale = self.options.think_scale / self.options.speed_up;
-        let mut sessions = std::pin::pin!(session::replay(Script {
+        let mut sessions = std::pin::pin!(session::replay(ReplayPlan {
             dialogues: self.dialogues.clone(),
-            tempo: Tempo { seed: self.options.seed, scale },
+            tempo: ThinkTimeModel { seed: self.options.seed, scale },
             proxy: cluster.proxy,
             concurrency: self.options.concurrency.into(),
             tally: tally.clone(),
         }));
-        let stage = Stage { policy: self.policy, sessions: self.dialogues.len(), workers: cluster.roles() };
+        let stage = RunDescription { policy: self.policy, sessions: self.dialogues.len(), workers: cluster.roles() };
         let began = Instant::now();
-        let mut redraw = tokio::time::interval(view::REDRAW);
+        let mut redraw = tokio::time::interval(view::REDRAW_INTERVAL);
         redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = &mut sessions => break,
                 _ = redraw.tick() => {}
             }
-            if let Some(error) = cluster.failed() {
+            if let Some(error) = cluster.exited_child() {
                 return Err(error);
             }
-            let router = cluster.router_page().await;
-            view.show(&Moment { stage: &stage, elapsed: began.elapsed(), tally: &tally.lock(), router: &router });
+            let router = cluster.scrape_router().await;
+            view.show(&RunSnapshot { run: &stage, elapsed: began.elapsed(), progress: &tally.lock(), router: &router });
         }
-        tokio::time::sleep(SETTLE).await;
-        let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
+        tokio::time::sleep(SETTLE_TIME).await;
+        let (router, workers) = (cluster.scrape_router().await, cluster.scrape_workers().await);
         let tally = tally.lock();
-        let moment = Moment { stage: &stage, elapsed: began.elapsed(), tally: &tally, router: &router };
-        view.say(&[vec![moment.line()], failures(&tally)].concat());
+        let moment = RunSnapshot { run: &stage, elapsed: began.elapsed(), progress: &tally, router: &router };
+        view.print_lines(&[vec![moment.line()], failures(&tally)].concat());
         let kv_bytes_per_token = cluster::profile().kv_bytes_per_token.0;
-        Ok(Measured { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
+        Ok(RunMeasurements { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
     }
 }
 
 /// The first errors of a run, each with its step.
-fn failures(tally: &Tally) -> Vec<String> {
+fn failures(tally: &RunProgress) -> Vec<String> {
     let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
-    let line = |(step, error): (&Step, &ClientError)| format!("  session {} step {}: {error}", step.session, step.turn);
-    failed.take(SHOWN_ERRORS).map(line).collect()
+    let line = |(step, error): (&FinishedStep, &AgentClientError)| {
+        format!("  session {} step {}: {error}", step.session, step.turn)
+    };
+    failed.take(MAX_SHOWN_ERRORS).map(line).collect()
 }
 
-async fn keep_serving(cluster: &Cluster, view: &mut View) {
-    view.say(&[
+async fn keep_serving(cluster: &LocalCluster, view: &mut LiveView) {
+    view.print_lines(&[
         format!("still serving: http://{}/v1/chat/completions, model tiny", cluster.proxy),
         format!("operator API:  http://{}/ownerserve/v1/workers, /metrics", cluster.operator),
         "ctrl-c ends it".to_owned(),

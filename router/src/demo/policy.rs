@@ -6,7 +6,7 @@
 )]
 #[value(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Policy {
+pub enum ComparedPolicy {
     /// One worker after the other, decode and hybrid ones; each computes what it lacks.
     RoundRobin,
     /// A session stays where its first step went.
@@ -15,13 +15,13 @@ pub enum Policy {
     Ownerserve,
 }
 
-impl Policy {
+impl ComparedPolicy {
     /// What `serve` is started with, as `--set` takes it.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
-            Policy::RoundRobin => &["steering.mode=sticky", "steering.bypass=round_robin"],
-            Policy::SessionPinning => &["steering.mode=sticky", "steering.bypass=session_pinning"],
-            Policy::Ownerserve => &["steering.mode=own"],
+            ComparedPolicy::RoundRobin => &["steering.mode=sticky", "steering.bypass=round_robin"],
+            ComparedPolicy::SessionPinning => &["steering.mode=sticky", "steering.bypass=session_pinning"],
+            ComparedPolicy::Ownerserve => &["steering.mode=own"],
         }
     }
 }

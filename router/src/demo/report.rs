@@ -6,14 +6,14 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::measure::{Page, mean_ms, percentile_ms};
-use super::policy::Policy;
-use super::session::Step;
+use super::measure::{MetricsScrape, mean_ms, percentile_ms};
+use super::policy::ComparedPolicy;
+use super::session::FinishedStep;
 use crate::ctl::pretty;
 
 /// The figures of one policy, as `--report` writes them and the demo's help defines them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
-pub(super) struct Figures {
+pub(super) struct PolicyFigures {
     pub requests: usize,
     pub errors: usize,
     pub first_token_p50_ms: f64,
@@ -28,27 +28,27 @@ pub(super) struct Figures {
 }
 
 /// Everything measured in one run.
-pub(super) struct Measured<'a> {
+pub(super) struct RunMeasurements<'a> {
     /// At the client.
-    pub steps: &'a [Step],
+    pub steps: &'a [FinishedStep],
     /// The workers' pages at the end; workers are fresh, so counters are the run's own.
-    pub workers: &'a [Page],
+    pub workers: &'a [MetricsScrape],
     /// The router's page at the end.
-    pub router: &'a Page,
+    pub router: &'a MetricsScrape,
     /// What a token of KV weighs.
     pub kv_bytes_per_token: u64,
 }
 
-impl Measured<'_> {
-    pub(super) fn figures(&self) -> Figures {
+impl RunMeasurements<'_> {
+    pub(super) fn figures(&self) -> PolicyFigures {
         let served = || self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
         let first_tokens: Vec<_> = served().map(|served| served.first_token).collect();
-        let whole: Vec<_> = served().map(|served| served.whole).collect();
+        let whole: Vec<_> = served().map(|served| served.total).collect();
         let tokens = |source| {
-            let of = |page: &Page| page.sum("vllm:prompt_tokens_by_source_total", &[("source", source)]);
+            let of = |page: &MetricsScrape| page.sum("vllm:prompt_tokens_by_source_total", &[("source", source)]);
             self.workers.iter().map(of).sum::<f64>() as u64
         };
-        Figures {
+        PolicyFigures {
             requests: self.steps.len(),
             errors: self.steps.iter().filter(|step| step.outcome.is_err()).count(),
             first_token_p50_ms: percentile_ms(&first_tokens, 0.5),
@@ -65,13 +65,13 @@ impl Measured<'_> {
 }
 
 /// The router's count of chosen actions.
-pub(super) fn actions(router: &Page) -> BTreeMap<String, u64> {
+pub(super) fn actions(router: &MetricsScrape) -> BTreeMap<String, u64> {
     let counts = router.by("ownerserve_plan_actions_total", "action");
     counts.into_iter().map(|(action, count)| (action, count as u64)).filter(|(_, count)| *count > 0).collect()
 }
 
 /// From the router's residency index, which the workers' own KV events feed under every policy.
-pub(super) fn duplicate_factor(router: &Page) -> f64 {
+pub(super) fn duplicate_factor(router: &MetricsScrape) -> f64 {
     let held = router.sum("ownerserve_residency_blocks", &[]);
     let distinct = router.sum("ownerserve_residency_distinct_blocks", &[]);
     if distinct > 0.0 { rounded(held / distinct) } else { 0.0 }
@@ -79,7 +79,7 @@ pub(super) fn duplicate_factor(router: &Page) -> f64 {
 
 /// Follow-up steps answered by the worker of the session's step before, by all follow-up steps whose predecessor is
 /// known; 0 without any.
-pub(super) fn owner_hit_rate(steps: &[Step]) -> f64 {
+pub(super) fn owner_hit_rate(steps: &[FinishedStep]) -> f64 {
     let mut at: BTreeMap<(usize, usize), Option<&str>> = BTreeMap::new();
     for step in steps {
         let worker = step.outcome.as_ref().ok().and_then(|served| served.worker.as_deref());
@@ -97,12 +97,12 @@ fn rounded(value: f64) -> f64 {
 
 /// All policies that ran, in the order they ran.
 #[derive(Default)]
-pub(super) struct Report {
-    runs: Vec<(Policy, Figures)>,
+pub(super) struct PolicyReport {
+    runs: Vec<(ComparedPolicy, PolicyFigures)>,
 }
 
-impl Report {
-    pub(super) fn add(&mut self, policy: Policy, figures: Figures) {
+impl PolicyReport {
+    pub(super) fn add(&mut self, policy: ComparedPolicy, figures: PolicyFigures) {
         self.runs.push((policy, figures));
     }
 
@@ -119,7 +119,7 @@ impl Report {
 
     /// The table at the end: one row a figure, one column a policy.
     pub(super) fn table(&self) -> Vec<String> {
-        let row = |name: &str, cell: &dyn Fn(&(Policy, Figures)) -> String| {
+        let row = |name: &str, cell: &dyn Fn(&(ComparedPolicy, PolicyFigures)) -> String| {
             std::iter::once(name.to_owned()).chain(self.runs.iter().map(cell)).collect::<Vec<_>>()
         };
         let mut table = Table::new();
@@ -137,7 +137,9 @@ impl Report {
             row("KV moved", &|(_, run)| format!("{:.1} MiB", run.kv_bytes_moved as f64 / f64::from(1 << 20))),
         ]);
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        let mix = |(policy, run): &(Policy, Figures)| format!("actions of {policy}: {}", action_mix(&run.actions));
+        let mix = |(policy, run): &(ComparedPolicy, PolicyFigures)| {
+            format!("actions of {policy}: {}", action_mix(&run.actions))
+        };
         table.lines().chain([String::new()]).chain(self.runs.iter().map(mix)).collect()
     }
 }

@@ -5,46 +5,46 @@ use std::time::Duration;
 use strum::VariantArray as _;
 
 use super::*;
-use crate::demo::client::{ClientError, Served};
+use crate::demo::client::{AgentClientError, StepMeasurement};
 
-fn step(session: usize, turn: usize, worker: &str) -> Step {
+fn step(session: usize, turn: usize, worker: &str) -> FinishedStep {
     let outcome = match worker {
-        "" => Err(ClientError::TimedOut(Duration::from_secs(60))),
-        worker => Ok(Served {
+        "" => Err(AgentClientError::TimedOut(Duration::from_secs(60))),
+        worker => Ok(StepMeasurement {
             first_token: Duration::from_millis(10 * (turn as u64 + 1)),
-            whole: Duration::from_millis(500),
+            total: Duration::from_millis(500),
             prompt_tokens: 100,
             cached_tokens: 64,
             worker: Some(worker.to_owned()),
         }),
     };
-    Step { session, turn, outcome }
+    FinishedStep { session, turn, outcome }
 }
 
 #[test]
-fn a_step_hits_when_the_worker_of_the_step_before_answers_it() {
+fn step_on_the_previous_worker_counts_as_an_owner_hit() {
     let steps = [step(0, 0, "a"), step(1, 0, "b"), step(0, 1, "a"), step(1, 1, "a"), step(1, 2, "a")];
     assert_eq!(owner_hit_rate(&steps), 0.6667);
 }
 
 #[test]
-fn first_steps_and_steps_after_an_error_count_neither_way() {
+fn first_steps_and_steps_after_errors_are_excluded_from_the_hit_rate() {
     assert_eq!(owner_hit_rate(&[step(0, 0, "a"), step(1, 0, "a")]), 0.0);
     assert_eq!(owner_hit_rate(&[step(0, 0, "a"), step(0, 1, ""), step(0, 2, "b"), step(0, 3, "b")]), 1.0);
 }
 
 #[test]
-fn the_order_in_which_steps_end_does_not_matter() {
+fn hit_rate_does_not_depend_on_completion_order() {
     assert_eq!(owner_hit_rate(&[step(0, 2, "b"), step(0, 1, "a"), step(0, 0, "a")]), 0.5);
 }
 
-fn figures() -> Figures {
-    let worker = Page::parse(concat!(
+fn figures() -> PolicyFigures {
+    let worker = MetricsScrape::parse(concat!(
         "vllm:prompt_tokens_by_source_total{source=\"local_compute\"} 300\n",
         "vllm:prompt_tokens_by_source_total{source=\"local_cache_hit\"} 900\n",
         "vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"} 10\n",
     ));
-    let router = Page::parse(concat!(
+    let router = MetricsScrape::parse(concat!(
         "ownerserve_plan_actions_total{action=\"artifact_fetch\"} 2\n",
         "ownerserve_plan_actions_total{action=\"decode_continuation\"} 5\n",
         "ownerserve_plan_actions_total{action=\"remote_prefill\"} 0\n",
@@ -52,11 +52,12 @@ fn figures() -> Figures {
         "ownerserve_residency_distinct_blocks 72\n",
     ));
     let steps = [step(0, 0, "a"), step(0, 1, "a"), step(1, 0, "")];
-    Measured { steps: &steps, workers: &[worker.clone(), worker], router: &router, kv_bytes_per_token: 1_000 }.figures()
+    RunMeasurements { steps: &steps, workers: &[worker.clone(), worker], router: &router, kv_bytes_per_token: 1_000 }
+        .figures()
 }
 
 #[test]
-fn figures_add_the_workers_up() {
+fn figures_sum_over_all_workers() {
     let figures = figures();
     assert_eq!((figures.requests, figures.errors), (3, 1));
     assert_eq!((figures.first_token_p50_ms, figures.first_token_p99_ms), (10.0, 20.0));
@@ -67,9 +68,9 @@ fn figures_add_the_workers_up() {
 }
 
 #[test]
-fn the_report_has_exactly_the_promised_shape() {
-    let mut report = Report::default();
-    for policy in Policy::VARIANTS {
+fn report_has_the_documented_json_shape() {
+    let mut report = PolicyReport::default();
+    for policy in ComparedPolicy::VARIANTS {
         report.add(*policy, figures());
     }
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
@@ -96,19 +97,19 @@ fn the_report_has_exactly_the_promised_shape() {
 }
 
 #[test]
-fn the_table_names_every_policy_once_and_aligns_its_columns() {
-    let mut report = Report::default();
-    for policy in Policy::VARIANTS {
+fn table_names_every_policy_once_and_aligns_columns() {
+    let mut report = PolicyReport::default();
+    for policy in ComparedPolicy::VARIANTS {
         report.add(*policy, figures());
     }
     let table = report.table();
-    assert!(Policy::VARIANTS.iter().all(|policy| table[0].contains(&policy.to_string())));
+    assert!(ComparedPolicy::VARIANTS.iter().all(|policy| table[0].contains(&policy.to_string())));
     let widths: Vec<_> = table[..11].iter().map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0]), "{widths:?}");
 }
 
 #[test]
-fn without_figures_from_the_router_the_factor_is_zero() {
-    assert_eq!(duplicate_factor(&Page::default()), 0.0);
+fn duplicate_factor_is_zero_without_router_metrics() {
+    assert_eq!(duplicate_factor(&MetricsScrape::default()), 0.0);
     assert_eq!(action_mix(&BTreeMap::new()), "none");
 }

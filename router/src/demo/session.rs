@@ -8,45 +8,45 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-use super::client::{Answer, Ask, Client, ClientError, Served};
-use super::corpus::{Dialogue, History};
-use super::think::Tempo;
+use super::client::{AgentClient, AgentClientError, ChatRequest, ServedAnswer, StepMeasurement};
+use super::corpus::{HistoryChange, RecordedDialogue};
+use super::think::ThinkTimeModel;
 
 /// The model that simulated workers serve.
 const MODEL: &str = "tiny";
 
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct FinishedStep {
     pub session: usize,
     pub turn: usize,
     /// The answer without its text, or what went wrong.
-    pub outcome: Result<Served, ClientError>,
+    pub outcome: Result<StepMeasurement, AgentClientError>,
 }
 
 /// What has happened so far, for the view and the report. Bounded by the corpus.
 #[derive(Default, Debug)]
-pub(super) struct Tally {
+pub(super) struct RunProgress {
     /// Finished steps in order of their end.
-    pub steps: Vec<Step>,
-    pub begun: usize,
-    pub over: usize,
+    pub steps: Vec<FinishedStep>,
+    pub started: usize,
+    pub finished: usize,
 }
 
 #[derive(Clone)]
-pub(super) struct Script {
-    pub dialogues: Arc<Vec<Dialogue>>,
-    pub tempo: Tempo,
+pub(super) struct ReplayPlan {
+    pub dialogues: Arc<Vec<RecordedDialogue>>,
+    pub tempo: ThinkTimeModel,
     pub proxy: SocketAddr,
     /// The most sessions at once.
     pub concurrency: usize,
     /// Where steps are written down.
-    pub tally: Arc<Mutex<Tally>>,
+    pub tally: Arc<Mutex<RunProgress>>,
 }
 
 /// Replays every session; returns when all are over. Dropping the future stops them all.
-pub(super) async fn replay(script: Script) {
+pub(super) async fn replay(script: ReplayPlan) {
     let places = Arc::new(Semaphore::new(script.concurrency));
-    let client = Client::new();
+    let client = AgentClient::new();
     let began = Instant::now();
     let mut sessions = JoinSet::new();
     for number in 0..script.dialogues.len() {
@@ -56,31 +56,31 @@ pub(super) async fn replay(script: Script) {
             tokio::time::sleep(start.saturating_sub(began.elapsed())).await;
             // The semaphore is never closed.
             let _place = places.acquire().await;
-            script.tally.lock().begun += 1;
-            converse(&script, &client, number).await;
-            script.tally.lock().over += 1;
+            script.tally.lock().started += 1;
+            replay_session(&script, &client, number).await;
+            script.tally.lock().finished += 1;
         });
     }
     while sessions.join_next().await.is_some() {}
 }
 
 /// One session from its first step to its last.
-async fn converse(script: &Script, client: &Client, session: usize) {
+async fn replay_session(script: &ReplayPlan, client: &AgentClient, session: usize) {
     let name = format!("demo-{session}");
     let mut history: Vec<Value> = Vec::new();
     for (turn, recorded) in script.dialogues[session].turns.iter().enumerate() {
         tokio::time::sleep(script.tempo.pause(session, turn, recorded.pause)).await;
-        if recorded.history == History::Restarts {
+        if recorded.history == HistoryChange::Restarts {
             history.clear();
         }
-        history.extend(recorded.adds.iter().cloned());
-        let ask = Ask { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
-        let answer = client.ask(script.proxy, &name, &ask).await;
+        history.extend(recorded.new_messages.iter().cloned());
+        let ask = ChatRequest { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
+        let answer = client.send_step(script.proxy, &name, &ask).await;
         // It goes on from what was served, so that its blocks are reused; after an error from what was recorded.
-        let served = |answer: &Answer| json!({"role": "assistant", "content": answer.text});
-        history.push(answer.as_ref().map_or_else(|_| recorded.recorded.clone(), served));
-        let outcome = answer.map(|answer| answer.served);
-        script.tally.lock().steps.push(Step { session, turn, outcome });
+        let served = |answer: &ServedAnswer| json!({"role": "assistant", "content": answer.text});
+        history.push(answer.as_ref().map_or_else(|_| recorded.recorded_answer.clone(), served));
+        let outcome = answer.map(|answer| answer.measurement);
+        script.tally.lock().steps.push(FinishedStep { session, turn, outcome });
     }
 }
 

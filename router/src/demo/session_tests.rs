@@ -4,13 +4,13 @@ use axum::{Json, Router, http::StatusCode, response::IntoResponse, routing::post
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::demo::corpus::{Pause, Turn};
+use crate::demo::corpus::{PauseCause, RecordedTurn};
 
-type Seen = Arc<Mutex<Vec<Value>>>;
+type ReceivedBodies = Arc<Mutex<Vec<Value>>>;
 
 /// Answers every request with "served N", N counting them; every `broken`th with a 500.
-async fn server(broken: usize) -> (SocketAddr, Seen) {
-    let seen = Seen::default();
+async fn server(broken: usize) -> (SocketAddr, ReceivedBodies) {
+    let seen = ReceivedBodies::default();
     let requests = seen.clone();
     let answer = move |Json(body): Json<Value>| async move {
         let number = {
@@ -32,24 +32,24 @@ async fn server(broken: usize) -> (SocketAddr, Seen) {
     (address, seen)
 }
 
-fn dialogue(turns: usize, history: History) -> Dialogue {
-    let turn = |turn| Turn {
-        adds: vec![json!({"role": "user", "content": format!("ask {turn}")})],
+fn dialogue(turns: usize, history: HistoryChange) -> RecordedDialogue {
+    let turn = |turn| RecordedTurn {
+        new_messages: vec![json!({"role": "user", "content": format!("ask {turn}")})],
         history,
-        pause: Pause::Tool,
-        recorded: json!({"role": "assistant", "content": "recorded", "tool_calls": []}),
+        pause: PauseCause::Tool,
+        recorded_answer: json!({"role": "assistant", "content": "recorded", "tool_calls": []}),
         answer_tokens: 8,
     };
-    Dialogue { name: "test".into(), turns: (0..turns).map(turn).collect() }
+    RecordedDialogue { name: "test".into(), turns: (0..turns).map(turn).collect() }
 }
 
-async fn run(dialogues: Vec<Dialogue>, broken: usize) -> (Vec<Step>, Vec<Value>) {
+async fn run(dialogues: Vec<RecordedDialogue>, broken: usize) -> (Vec<FinishedStep>, Vec<Value>) {
     let (proxy, seen) = server(broken).await;
-    let tally = Arc::new(Mutex::new(Tally::default()));
-    let tempo = Tempo { seed: 1, scale: 0.0 };
-    replay(Script { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
+    let tally = Arc::new(Mutex::new(RunProgress::default()));
+    let tempo = ThinkTimeModel { seed: 1, scale: 0.0 };
+    replay(ReplayPlan { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
     let tally = std::mem::take(&mut *tally.lock());
-    assert_eq!(tally.begun, tally.over);
+    assert_eq!(tally.started, tally.finished);
     (tally.steps, std::mem::take(&mut *seen.lock()))
 }
 
@@ -58,30 +58,30 @@ fn contents(request: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn each_step_resends_the_history_with_the_answers_that_were_served() {
-    let (steps, seen) = run(vec![dialogue(3, History::Extends)], usize::MAX).await;
+async fn each_step_resends_the_history_with_served_answers() {
+    let (steps, seen) = run(vec![dialogue(3, HistoryChange::Extends)], usize::MAX).await;
     assert_eq!(contents(&seen[2]), ["ask 0", "served 1", "ask 1", "served 2", "ask 2"]);
     assert_eq!(steps.iter().map(|step| step.turn).collect::<Vec<_>>(), [0, 1, 2]);
     assert!(steps.iter().all(|step| step.outcome.as_ref().unwrap().worker.as_deref() == Some("w1")));
 }
 
 #[tokio::test]
-async fn after_an_error_the_session_goes_on_from_the_recorded_answer() {
-    let (steps, seen) = run(vec![dialogue(3, History::Extends)], 2).await;
+async fn session_continues_from_the_recorded_answer_after_an_error() {
+    let (steps, seen) = run(vec![dialogue(3, HistoryChange::Extends)], 2).await;
     assert_eq!(contents(&seen[2]), ["ask 0", "served 1", "ask 1", "recorded", "ask 2"]);
-    assert!(matches!(steps[1].outcome, Err(ClientError::Status { status: 500, .. })));
+    assert!(matches!(steps[1].outcome, Err(AgentClientError::Status { status: 500, .. })));
     assert_eq!(steps.iter().filter(|step| step.outcome.is_err()).count(), 1);
 }
 
 #[tokio::test]
-async fn a_restarted_history_forgets_what_was_before() {
-    let (_, seen) = run(vec![dialogue(2, History::Restarts)], usize::MAX).await;
+async fn restarted_history_drops_earlier_messages() {
+    let (_, seen) = run(vec![dialogue(2, HistoryChange::Restarts)], usize::MAX).await;
     assert_eq!(contents(&seen[1]), ["ask 1"]);
 }
 
 #[tokio::test]
-async fn every_session_is_replayed_even_with_fewer_places_than_sessions() {
-    let (steps, _) = run(vec![dialogue(2, History::Extends); 7], usize::MAX).await;
+async fn all_sessions_are_replayed_when_concurrency_is_lower() {
+    let (steps, _) = run(vec![dialogue(2, HistoryChange::Extends); 7], usize::MAX).await;
     assert_eq!(steps.len(), 14);
     let mut sessions: Vec<_> = steps.iter().map(|step| step.session).collect();
     sessions.sort_unstable();

@@ -6,33 +6,33 @@ use strum::VariantArray as _;
 use super::*;
 
 #[derive(Parser)]
-struct Command {
+struct DemoCommandLine {
     #[command(flatten)]
-    options: Options,
+    options: DemoArgs,
 }
 
-fn parse(line: &str) -> Result<Options, String> {
-    let parsed = Command::try_parse_from(std::iter::once("demo").chain(line.split_whitespace()));
+fn parse(line: &str) -> Result<DemoArgs, String> {
+    let parsed = DemoCommandLine::try_parse_from(std::iter::once("demo").chain(line.split_whitespace()));
     parsed.map(|command| command.options).map_err(|error| error.to_string())
 }
 
 #[test]
-fn without_flags_all_three_policies_run() {
+fn all_three_policies_run_by_default() {
     let options = parse("").unwrap();
-    assert_eq!(options.policies, Policy::VARIANTS);
+    assert_eq!(options.policies, ComparedPolicy::VARIANTS);
     assert_eq!((options.sessions, options.seed, options.keep), (48, 1, false));
     assert!(options.report.is_none() && options.corpus.is_none());
 }
 
 #[test]
-fn policies_are_a_list_of_the_words_of_the_report() {
+fn policies_flag_accepts_the_names_used_in_the_report() {
     let options = parse("--policies ownerserve,round_robin").unwrap();
-    assert_eq!(options.policies, [Policy::Ownerserve, Policy::RoundRobin]);
+    assert_eq!(options.policies, [ComparedPolicy::Ownerserve, ComparedPolicy::RoundRobin]);
     assert!(parse("--policies luck").unwrap_err().contains("session_pinning"));
 }
 
 #[test]
-fn numbers_out_of_range_are_refused_with_the_range() {
+fn out_of_range_numbers_are_rejected_with_the_range() {
     assert!(parse("--speed-up 0").unwrap_err().contains("0.01"));
     assert!(parse("--speed-up nan").is_err());
     assert!(parse("--think-scale -1").is_err());
@@ -41,26 +41,30 @@ fn numbers_out_of_range_are_refused_with_the_range() {
 }
 
 #[test]
-fn failures_are_shown_with_their_step_and_only_the_first_few() {
-    let step = |turn| Step { session: 4, turn, outcome: Err(ClientError::Status { status: 503, body: "full".into() }) };
-    let tally = Tally { steps: (0..9).map(step).collect(), begun: 1, over: 1 };
+fn only_the_first_failures_are_shown_each_with_its_step() {
+    let step = |turn| FinishedStep {
+        session: 4,
+        turn,
+        outcome: Err(AgentClientError::Status { status: 503, body: "full".into() }),
+    };
+    let tally = RunProgress { steps: (0..9).map(step).collect(), started: 1, finished: 1 };
     let lines = failures(&tally);
-    assert_eq!(lines.len(), SHOWN_ERRORS);
+    assert_eq!(lines.len(), MAX_SHOWN_ERRORS);
     assert_eq!(lines[1], "  session 4 step 1: HTTP 503: full");
 }
 
 #[tokio::test]
-async fn a_corpus_that_is_not_there_fails_the_demo_before_anything_starts() {
+async fn missing_corpus_fails_before_anything_starts() {
     let options = parse("--corpus /nonexistent/corpus.gz").unwrap();
-    let error = perform(&options, &mut View::new()).await.err().unwrap();
+    let error = run_policies(&options, &mut LiveView::new()).await.err().unwrap();
     assert!(error.to_string().starts_with("cannot read the corpus"), "{error}");
 }
 
 #[test]
 fn help_defines_every_figure_of_the_report() {
     use clap::CommandFactory as _;
-    let help = Command::command().render_long_help().to_string();
-    let figures = report::Figures {
+    let help = DemoCommandLine::command().render_long_help().to_string();
+    let figures = report::PolicyFigures {
         requests: 0,
         errors: 0,
         first_token_p50_ms: 0.0,
@@ -80,8 +84,8 @@ fn help_defines_every_figure_of_the_report() {
 }
 
 #[tokio::test]
-async fn a_report_that_cannot_be_written_fails_the_demo_before_anything_starts() {
+async fn unwritable_report_fails_before_anything_starts() {
     let options = parse("--report /nonexistent/report.json").unwrap();
-    let error = perform(&options, &mut View::new()).await.err().unwrap();
+    let error = run_policies(&options, &mut LiveView::new()).await.err().unwrap();
     assert!(error.to_string().starts_with("cannot write the report"), "{error}");
 }

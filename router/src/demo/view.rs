@@ -5,47 +5,47 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::measure::{Page, percentile_ms};
-use super::policy::Policy;
+use super::measure::{MetricsScrape, percentile_ms};
+use super::policy::ComparedPolicy;
 use super::report::{action_mix, actions, duplicate_factor, owner_hit_rate};
-use super::session::Tally;
+use super::session::RunProgress;
 
 /// Between two drawings.
-pub(super) const REDRAW: Duration = Duration::from_millis(500);
+pub(super) const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 /// Drawings between two plain lines.
-const PLAIN_EVERY: usize = 10;
+const REDRAWS_PER_PLAIN_LINE: usize = 10;
 
 /// What stays the same while a run goes on.
-pub(super) struct Stage {
-    pub policy: Policy,
+pub(super) struct RunDescription {
+    pub policy: ComparedPolicy,
     pub sessions: usize,
     /// By their addresses, in the order they are shown.
-    pub workers: Vec<(String, Role)>,
+    pub workers: Vec<(String, WorkerRole)>,
 }
 
 /// One moment of a run: what clients saw, and what the router says.
-pub(super) struct Moment<'a> {
-    pub stage: &'a Stage,
+pub(super) struct RunSnapshot<'a> {
+    pub run: &'a RunDescription,
     pub elapsed: Duration,
-    pub tally: &'a Tally,
-    pub router: &'a Page,
+    pub progress: &'a RunProgress,
+    pub router: &'a MetricsScrape,
 }
 
-impl Moment<'_> {
+impl RunSnapshot<'_> {
     pub(super) fn line(&self) -> String {
         let first = self.first_tokens();
         format!(
             "{:<16} {:>5.1} s  {} of {} sessions over, {} steps, {} errors, first token p50 {:.0} ms, owner hits {:.0} %",
-            self.stage.policy,
+            self.run.policy,
             self.elapsed.as_secs_f64(),
-            self.tally.over,
-            self.stage.sessions,
-            self.tally.steps.len(),
+            self.progress.finished,
+            self.run.sessions,
+            self.progress.steps.len(),
             self.errors(),
             percentile_ms(&first, 0.5),
-            owner_hit_rate(&self.tally.steps) * 100.0,
+            owner_hit_rate(&self.progress.steps) * 100.0,
         )
     }
 
@@ -54,11 +54,11 @@ impl Moment<'_> {
         let seen: u64 = self.served().map(|served| served.cached_tokens).sum();
         let asked: u64 = self.served().map(|served| served.prompt_tokens).sum();
         let cached = if asked > 0 { seen as f64 * 100.0 / asked as f64 } else { 0.0 };
-        let running = self.tally.begun - self.tally.over;
+        let running = self.progress.started - self.progress.finished;
         let mut lines = vec![
-            format!("OwnerServe demo · {} · {:.1} s", self.stage.policy, self.elapsed.as_secs_f64()),
-            format!("sessions     {running} running · {} over · {} in all", self.tally.over, self.stage.sessions),
-            format!("steps        {} · {} errors", self.tally.steps.len(), self.errors()),
+            format!("OwnerServe demo · {} · {:.1} s", self.run.policy, self.elapsed.as_secs_f64()),
+            format!("sessions     {running} running · {} over · {} in all", self.progress.finished, self.run.sessions),
+            format!("steps        {} · {} errors", self.progress.steps.len(), self.errors()),
             format!(
                 "first token  p50 {:.1} ms · p99 {:.1} ms",
                 percentile_ms(&first, 0.5),
@@ -66,18 +66,18 @@ impl Moment<'_> {
             ),
             format!(
                 "owner hits   {:.1} % · prompt from cache {cached:.1} % · duplicate factor {:.2}",
-                owner_hit_rate(&self.tally.steps) * 100.0,
+                owner_hit_rate(&self.progress.steps) * 100.0,
                 duplicate_factor(self.router),
             ),
             format!("actions      {}", action_mix(&actions(self.router))),
-            format!("first token  {}", self.predicted_and_seen()),
+            format!("first token  {}", self.predicted_and_measured()),
         ];
         lines.extend(self.owners());
         lines
     }
 
-    fn served(&self) -> impl Iterator<Item = &super::client::Served> {
-        self.tally.steps.iter().filter_map(|step| step.outcome.as_ref().ok())
+    fn served(&self) -> impl Iterator<Item = &super::client::StepMeasurement> {
+        self.progress.steps.iter().filter_map(|step| step.outcome.as_ref().ok())
     }
 
     fn first_tokens(&self) -> Vec<Duration> {
@@ -85,10 +85,10 @@ impl Moment<'_> {
     }
 
     fn errors(&self) -> usize {
-        self.tally.steps.iter().filter(|step| step.outcome.is_err()).count()
+        self.progress.steps.iter().filter(|step| step.outcome.is_err()).count()
     }
 
-    fn predicted_and_seen(&self) -> String {
+    fn predicted_and_measured(&self) -> String {
         let mean = |name: &str| {
             let count = self.router.sum(&format!("{name}_count"), &[]);
             (count > 0.0).then(|| self.router.sum(&format!("{name}_sum"), &[]) * 1e3 / count)
@@ -103,26 +103,26 @@ impl Moment<'_> {
     fn owners(&self) -> Vec<String> {
         let mut steps: BTreeMap<&str, usize> = BTreeMap::new();
         let mut last: BTreeMap<usize, &str> = BTreeMap::new();
-        for step in &self.tally.steps {
+        for step in &self.progress.steps {
             let worker = step.outcome.as_ref().ok().and_then(|served| served.worker.as_deref());
             if let Some(worker) = worker {
                 *steps.entry(worker).or_default() += 1;
                 last.insert(step.session, worker);
             }
         }
-        let line = |(address, role): &(String, Role)| {
+        let line = |(address, role): &(String, WorkerRole)| {
             let steps = steps.get(address.as_str()).copied().unwrap_or(0);
             let owned = last.values().filter(|owner| *owner == address).count();
             format!("  {address:<16} {:<8} {steps:>5} steps · owns {owned:>3} sessions", role.as_str())
         };
-        self.stage.workers.iter().map(line).collect()
+        self.run.workers.iter().map(line).collect()
     }
 }
 
 /// Where moments are shown.
-pub(super) struct View {
+pub(super) struct LiveView {
     screen: ProgressBar,
-    moments: usize,
+    frames: usize,
 }
 
 /// Of standard output as it is.
@@ -131,29 +131,29 @@ fn screen() -> ProgressBar {
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()).with_style(style)
 }
 
-impl View {
+impl LiveView {
     /// A view of standard output.
-    pub(super) fn new() -> View {
-        View { screen: screen(), moments: 0 }
+    pub(super) fn new() -> LiveView {
+        LiveView { screen: screen(), frames: 0 }
     }
 
-    pub(super) fn show(&mut self, moment: &Moment) {
+    pub(super) fn show(&mut self, moment: &RunSnapshot) {
         if !self.screen.is_hidden() {
             self.screen.set_message(moment.screen().join("\n"));
-        } else if self.moments.is_multiple_of(PLAIN_EVERY) {
-            say(&moment.line());
+        } else if self.frames.is_multiple_of(REDRAWS_PER_PLAIN_LINE) {
+            print_text(&moment.line());
         }
-        self.moments += 1;
+        self.frames += 1;
     }
 
     /// Puts lines in place of what was shown.
-    pub(super) fn say(&mut self, lines: &[String]) {
-        std::mem::replace(self, View::new()).screen.finish_and_clear();
-        say(&lines.join("\n"));
+    pub(super) fn print_lines(&mut self, lines: &[String]) {
+        std::mem::replace(self, LiveView::new()).screen.finish_and_clear();
+        print_text(&lines.join("\n"));
     }
 }
 
-fn say(text: &str) {
+fn print_text(text: &str) {
     // Nobody reads any more: the run goes on all the same, its report may be in a file.
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }

@@ -1,36 +1,37 @@
 //! Moments as text.
 
 use super::*;
-use crate::demo::client::{ClientError, Served};
-use crate::demo::session::Step;
+use crate::demo::client::{AgentClientError, StepMeasurement};
+use crate::demo::session::FinishedStep;
 
-fn tally() -> Tally {
-    let served = |worker: &str| Served {
+fn tally() -> RunProgress {
+    let served = |worker: &str| StepMeasurement {
         first_token: Duration::from_millis(20),
-        whole: Duration::from_millis(90),
+        total: Duration::from_millis(90),
         prompt_tokens: 100,
         cached_tokens: 50,
         worker: Some(worker.to_owned()),
     };
-    let step = |session, turn, worker: &str| Step { session, turn, outcome: Ok(served(worker)) };
-    let failed = Step { session: 2, turn: 0, outcome: Err(ClientError::TimedOut(Duration::from_secs(60))) };
-    Tally { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], begun: 3, over: 1 }
+    let step = |session, turn, worker: &str| FinishedStep { session, turn, outcome: Ok(served(worker)) };
+    let failed =
+        FinishedStep { session: 2, turn: 0, outcome: Err(AgentClientError::TimedOut(Duration::from_secs(60))) };
+    RunProgress { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], started: 3, finished: 1 }
 }
 
-fn check(look: impl Fn(&Moment) -> String) -> String {
-    let router = Page::parse(concat!(
+fn check(look: impl Fn(&RunSnapshot) -> String) -> String {
+    let router = MetricsScrape::parse(concat!(
         "ownerserve_plan_actions_total{action=\"remote_prefill\"} 4\n",
         "ownerserve_first_token_predicted_seconds_sum 0.4\nownerserve_first_token_predicted_seconds_count 10\n",
         "ownerserve_time_to_first_token_seconds_sum 0.5\nownerserve_time_to_first_token_seconds_count 10\n",
     ));
     let tally = tally();
-    let workers = [("a".to_owned(), Role::Prefill), ("b".to_owned(), Role::Decode)];
-    let stage = Stage { policy: Policy::Ownerserve, sessions: 8, workers: workers.into() };
-    look(&Moment { stage: &stage, elapsed: Duration::from_millis(2_500), tally: &tally, router: &router })
+    let workers = [("a".to_owned(), WorkerRole::Prefill), ("b".to_owned(), WorkerRole::Decode)];
+    let stage = RunDescription { policy: ComparedPolicy::Ownerserve, sessions: 8, workers: workers.into() };
+    look(&RunSnapshot { run: &stage, elapsed: Duration::from_millis(2_500), progress: &tally, router: &router })
 }
 
 #[test]
-fn a_screen_shows_sessions_owners_actions_hits_and_predictions() {
+fn screen_shows_sessions_owners_actions_hits_and_predictions() {
     let screen = check(|moment| moment.screen().join("\n"));
     for part in [
         "ownerserve · 2.5 s",
@@ -47,7 +48,7 @@ fn a_screen_shows_sessions_owners_actions_hits_and_predictions() {
 }
 
 #[test]
-fn a_plain_line_is_one_line_without_escapes() {
+fn plain_view_is_one_line_without_escapes() {
     let line = check(|moment| moment.line());
     assert!(line.contains("1 of 8 sessions over, 4 steps, 1 errors, first token p50 20 ms"), "{line}");
     assert!(!line.contains('\n') && !line.contains('\x1b'));

@@ -1,5 +1,5 @@
 //! An error in the words that the client of its path understands: OpenAI's, Anthropic's, or those of a stream of
-//! `/v1/responses`. Never decides a status, nor what an error says.
+//! `/v1/responses_event`. Never decides a status, nor what an error says.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -8,20 +8,20 @@ use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use vocabulary::RequestId;
 
-use super::{ApiError, Cause, Shape, error_object};
+use super::{ApiError, ErrorReason, OpenAiErrorFields, error_object};
 
 /// Whose words a path's clients understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Words {
+pub enum ErrorFormat {
     /// OpenAI's, of all paths but these.
     OpenAi,
-    /// As `OpenAi`, but events of a stream are numbered and say their type: `/v1/responses` and below.
+    /// As `OpenAi`, but events of a stream are numbered and say their type: `/v1/responses_event` and below.
     Responses,
     /// Anthropic's: `/v1/messages` and below.
     Anthropic,
 }
 
-impl Words {
+impl ErrorFormat {
     /// Those of a path, with or without a query.
     pub fn of(path: &str) -> Self {
         let is_under =
@@ -36,56 +36,56 @@ impl Words {
 
 /// Who is told an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Addressee {
+pub struct ErrorRecipient {
     /// In whose words.
-    pub words: Words,
+    pub format: ErrorFormat,
     /// Of which request.
     pub request: RequestId,
 }
 
 impl ApiError {
     /// The whole answer.
-    pub fn answer(&self, to: Addressee) -> Response {
-        let mut response = Response::new(Body::from(match to.words {
-            Words::OpenAi | Words::Responses => self.openai().to_string(),
-            Words::Anthropic => self.anthropic(to.request).to_string(),
+    pub fn response(&self, to: ErrorRecipient) -> Response {
+        let mut response = Response::new(Body::from(match to.format {
+            ErrorFormat::OpenAi | ErrorFormat::Responses => self.openai_body().to_string(),
+            ErrorFormat::Anthropic => self.anthropic_body(to.request).to_string(),
         }));
         *response.status_mut() = self.status();
         *response.headers_mut() = self.headers();
-        if to.words == Words::Anthropic
+        if to.format == ErrorFormat::Anthropic
             && let Ok(id) = HeaderValue::try_from(to.request.to_string())
         {
             // Where Anthropic's clients look for it.
             response.headers_mut().insert("request-id", id);
         }
         // For the log and the metrics of this request; never sent.
-        response.extensions_mut().insert(Cause(self.into()));
+        response.extensions_mut().insert(ErrorReason(self.into()));
         response
     }
 
     /// The event that ends a broken stream: one that the clients of its path raise as an error. `number` is the one
     /// that follows those of the stream, where it has numbers.
-    pub fn event(&self, to: Addressee, number: u64) -> Bytes {
-        let json = match to.words {
-            Words::OpenAi => self.openai(),
-            Words::Anthropic => self.anthropic(to.request),
-            Words::Responses => self.responses(number),
+    pub fn stream_event(&self, to: ErrorRecipient, number: u64) -> Bytes {
+        let json = match to.format {
+            ErrorFormat::OpenAi => self.openai_body(),
+            ErrorFormat::Anthropic => self.anthropic_body(to.request),
+            ErrorFormat::Responses => self.responses_event(number),
         };
         // The empty lines in front end an event that may have been cut in two.
         Bytes::from(format!("\n\nevent: error\ndata: {json}\n\n"))
     }
 
     /// `{"error": {"message", "type", "param", "code"}}`.
-    fn openai(&self) -> Value {
-        let Shape { kind, code, .. } = self.shape();
+    fn openai_body(&self) -> Value {
+        let OpenAiErrorFields { kind, code, .. } = self.openai_fields();
         error_object(&format!("{self}"), kind, (self.param(), code))
     }
 
     /// OpenAI's event as its reference has it, and the error's object beside it: clients raise that and would hand on
     /// the first as an event like others.
-    fn responses(&self, number: u64) -> Value {
-        let Shape { code, .. } = self.shape();
-        let mut event = self.openai();
+    fn responses_event(&self, number: u64) -> Value {
+        let OpenAiErrorFields { code, .. } = self.openai_fields();
+        let mut event = self.openai_body();
         event["type"] = "error".into();
         event["code"] = code.into();
         event["message"] = self.to_string().into();
@@ -95,7 +95,7 @@ impl ApiError {
     }
 
     /// `{"type": "error", "error": {"type", "message"}, "request_id"}`.
-    fn anthropic(&self, request: RequestId) -> Value {
+    fn anthropic_body(&self, request: RequestId) -> Value {
         let error = json!({"type": self.anthropic_type(), "message": self.to_string()});
         json!({"type": "error", "error": error, "request_id": request.to_string()})
     }
@@ -125,31 +125,31 @@ mod tests {
     const REQUEST: RequestId = RequestId(7);
 
     #[test]
-    fn a_path_has_the_words_of_the_api_that_it_belongs_to() {
+    fn the_error_format_follows_the_path() {
         for (path, words) in [
-            ("/v1/messages", Words::Anthropic),
-            ("/v1/messages?beta=true", Words::Anthropic),
-            ("/v1/messages/count_tokens", Words::Anthropic),
-            ("/v1/messages/batches", Words::Anthropic),
-            ("/v1/messagesx", Words::OpenAi),
-            ("/v1/responses", Words::Responses),
-            ("/v1/responses/resp_1", Words::Responses),
-            ("/v1/chat/completions", Words::OpenAi),
-            ("/", Words::OpenAi),
+            ("/v1/messages", ErrorFormat::Anthropic),
+            ("/v1/messages?beta=true", ErrorFormat::Anthropic),
+            ("/v1/messages/count_tokens", ErrorFormat::Anthropic),
+            ("/v1/messages/batches", ErrorFormat::Anthropic),
+            ("/v1/messagesx", ErrorFormat::OpenAi),
+            ("/v1/responses", ErrorFormat::Responses),
+            ("/v1/responses/resp_1", ErrorFormat::Responses),
+            ("/v1/chat/completions", ErrorFormat::OpenAi),
+            ("/", ErrorFormat::OpenAi),
         ] {
-            assert_eq!(Words::of(path), words, "{path}");
+            assert_eq!(ErrorFormat::of(path), words, "{path}");
         }
     }
 
     #[test]
-    fn anthropics_types_say_what_its_reference_says() {
+    fn anthropic_error_types_match_the_reference() {
         let after = Duration::from_secs(2);
         for (error, kind) in [
             (ApiError::NoKey, "authentication_error"),
             (ApiError::BadKey, "authentication_error"),
             (ApiError::Host(HostRefusal::ForeignOrigin { origin: "null".into() }), "permission_error"),
             (ApiError::Host(HostRefusal::NoHost), "invalid_request_error"),
-            (ApiError::field("messages", "an array is required"), "invalid_request_error"),
+            (ApiError::invalid_field("messages", "an array is required"), "invalid_request_error"),
             (ApiError::WrongMethod { method: "GET".into(), allow: "POST" }, "invalid_request_error"),
             (ApiError::BodyTimeout, "invalid_request_error"),
             (ApiError::UnknownModel { model: "m".into() }, "not_found_error"),
@@ -167,33 +167,33 @@ mod tests {
     }
 
     #[test]
-    fn one_error_is_told_in_the_words_of_each_path() {
+    fn one_error_is_formatted_for_each_api() {
         let error = ApiError::WorkerFailed { detail: "it broke off".into() };
         let told = |words| {
-            let event = error.event(Addressee { words, request: REQUEST }, 4);
+            let event = error.stream_event(ErrorRecipient { format: words, request: REQUEST }, 4);
             let text = std::str::from_utf8(&event).unwrap();
             let data = text.strip_prefix("\n\nevent: error\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
             serde_json::from_str::<Value>(data).unwrap()
         };
         let message = error.to_string();
         let object = json!({"message": message, "type": "server_error", "param": null, "code": "worker_failed"});
-        assert_eq!(told(Words::OpenAi), json!({"error": object}));
+        assert_eq!(told(ErrorFormat::OpenAi), json!({"error": object}));
         let inner = json!({"type": "api_error", "message": message});
         let request = REQUEST.to_string();
-        assert_eq!(told(Words::Anthropic), json!({"type": "error", "error": inner, "request_id": request}));
+        assert_eq!(told(ErrorFormat::Anthropic), json!({"type": "error", "error": inner, "request_id": request}));
         let numbered = json!({
             "type": "error", "code": "worker_failed", "message": message, "param": null, "sequence_number": 4,
             "error": object,
         });
-        assert_eq!(told(Words::Responses), numbered);
+        assert_eq!(told(ErrorFormat::Responses), numbered);
     }
 
     #[test]
-    fn an_answer_in_anthropics_words_keeps_its_status_and_headers() {
+    fn anthropic_formatting_keeps_status_and_headers() {
         let error = ApiError::WrongMethod { method: "PUT".into(), allow: "POST, OPTIONS" };
-        let answer = error.answer(Addressee { words: Words::Anthropic, request: REQUEST });
+        let answer = error.response(ErrorRecipient { format: ErrorFormat::Anthropic, request: REQUEST });
         assert_eq!((answer.status().as_u16(), answer.headers()["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
         assert_eq!(answer.headers()["request-id"].to_str().unwrap(), REQUEST.to_string());
-        assert_eq!(answer.extensions().get(), Some(&Cause("wrong_method")));
+        assert_eq!(answer.extensions().get(), Some(&ErrorReason("wrong_method")));
     }
 }

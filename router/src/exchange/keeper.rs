@@ -6,47 +6,54 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::unapplied::Reach;
-use crate::gateway::Gateway;
+use super::unapplied::QuorumReachability;
+use crate::gateway::AppState;
 use crate::pipeline::{commit, place};
 
 /// Between two looks.
-const EVERY: Duration = Duration::from_millis(200);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
 /// Steps that are said in one look, so that a quorum that just came back is not run over.
-const AT_ONCE: usize = 512;
+const MAX_STEPS_PER_SWEEP: usize = 512;
 /// How long an ending router waits for the ledger's answers.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs until aborted.
-pub async fn keep(gateway: Arc<Gateway>) {
-    let mut look = interval(EVERY);
+pub async fn run(gateway: Arc<AppState>) {
+    let mut look = interval(SWEEP_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        look_after(&gateway);
+        sweep(&gateway);
     }
 }
 
-fn look_after(gateway: &Arc<Gateway>) {
+fn sweep(gateway: &Arc<AppState>) {
     let due = {
-        let mut unapplied = gateway.unapplied();
+        let mut unapplied = gateway.pending_commits();
         if unapplied.is_empty() {
             return;
         }
         let view = gateway.directory().view();
-        unapplied.sweep(Instant::now(), |step| place::shows(&view, step));
-        if gateway.reach() == Reach::Quorum { unapplied.due(AT_ONCE) } else { Vec::new() }
+        unapplied.sweep(Instant::now(), |step| place::view_contains(&view, step));
+        if gateway.ledger_reach() == QuorumReachability::Quorum {
+            unapplied.take_due(MAX_STEPS_PER_SWEEP)
+        } else {
+            Vec::new()
+        }
     };
     for step in due {
-        commit::tell(gateway, step);
+        commit::submit_commits(gateway, step);
     }
 }
 
 /// Waits, not for long, until the ledger has answered for everything that it was and is to be told.
-pub async fn last_words(gateway: &Arc<Gateway>) {
-    let deadline = Instant::now() + LAST_WORDS;
-    while gateway.reach() == Reach::Quorum && gateway.unapplied().untold() > 0 && Instant::now() < deadline {
-        look_after(gateway);
+pub async fn flush(gateway: &Arc<AppState>) {
+    let deadline = Instant::now() + FLUSH_TIMEOUT;
+    while gateway.ledger_reach() == QuorumReachability::Quorum
+        && gateway.pending_commits().pending_count() > 0
+        && Instant::now() < deadline
+    {
+        sweep(gateway);
         sleep(Duration::from_millis(5)).await;
     }
 }

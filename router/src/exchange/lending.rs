@@ -7,129 +7,133 @@ use bytes::Bytes;
 use ownership::PeerError;
 use parking_lot::Mutex;
 use tokio::time::timeout;
-use workers_shim::events::Exported;
+use workers_shim::events::EncodedSnapshot;
 use workers_shim::fleet::Fleet;
 
-use super::message::{Answer, Question};
+use super::message::{ResidencyReply, ResidencyRequest};
 use crate::telemetry::exchange::ExchangeMetrics;
 
 /// Longest wait for a follower. It writes between two messages of its engine.
-const PATIENCE: Duration = Duration::from_secs(2);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// An imprint that nobody asks for is dropped.
-const KEPT: Duration = Duration::from_secs(10);
+const TRANSFER_TTL: Duration = Duration::from_secs(10);
 /// Imprints that are kept at once, and bytes of all of them.
-const MOST_LOANS: usize = 8;
-const MOST_BYTES: usize = 512 << 20;
+const MAX_TRANSFERS: usize = 8;
+const MAX_BYTES: usize = 512 << 20;
 
 /// Imprints that are being fetched.
 #[derive(Default)]
-pub(super) struct Lending(Mutex<Loans>);
+pub(super) struct SnapshotServer(Mutex<OpenTransfers>);
 
 #[derive(Default)]
-struct Loans {
-    open: HashMap<u64, Loan>,
-    last: u64,
+struct OpenTransfers {
+    open: HashMap<u64, ResidencyTransfer>,
+    last_id: u64,
 }
 
-struct Loan {
+struct ResidencyTransfer {
     chunks: Vec<Bytes>,
-    touched: Instant,
+    last_used: Instant,
 }
 
-impl Lending {
+impl SnapshotServer {
     pub(super) async fn answer(
         &self,
         fleet: &Fleet,
         metrics: &ExchangeMetrics,
         question: &[u8],
     ) -> Result<Bytes, PeerError> {
-        let answer =
-            match Question::read(question).ok_or_else(|| PeerError::Garbled("a question about imprints".into()))? {
-                Question::Chunk { loan, place } => self.0.lock().chunk(loan, place),
-                Question::Open { .. } if self.0.lock().is_full(Instant::now()) => Answer::Busy,
-                Question::Open { worker, rank, process } => {
-                    let written = timeout(PATIENCE, fleet.imprint(worker, rank)).await.ok().flatten();
-                    let written = written.filter(|written| written.head.process == process);
-                    written.map_or(Answer::NotKnown, |written| self.0.lock().lend(written, Instant::now()))
-                }
-            };
-        if matches!(answer, Answer::Opened { .. }) {
-            metrics.imprints.with_label_values(&["lent"]).inc();
+        let answer = match ResidencyRequest::read(question)
+            .ok_or_else(|| PeerError::Garbled("a question about imprints".into()))?
+        {
+            ResidencyRequest::Chunk { transfer: loan, index: place } => self.0.lock().chunk(loan, place),
+            ResidencyRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => ResidencyReply::Busy,
+            ResidencyRequest::Open { worker, rank, process } => {
+                let written = timeout(EXPORT_TIMEOUT, fleet.residency_snapshot(worker, rank)).await.ok().flatten();
+                let written = written.filter(|written| written.head.process == process);
+                written.map_or(ResidencyReply::NotKnown, |written| self.0.lock().begin(written, Instant::now()))
+            }
+        };
+        if matches!(answer, ResidencyReply::Opened { .. }) {
+            metrics.residency_snapshots.with_label_values(&["lent"]).inc();
         }
         Ok(answer.write())
     }
 }
 
-impl Loans {
+impl OpenTransfers {
     fn is_full(&mut self, now: Instant) -> bool {
-        self.open.retain(|_, loan| now.saturating_duration_since(loan.touched) < KEPT);
+        self.open.retain(|_, loan| now.saturating_duration_since(loan.last_used) < TRANSFER_TTL);
         let bytes: usize = self.open.values().flat_map(|loan| &loan.chunks).map(Bytes::len).sum();
-        self.open.len() >= MOST_LOANS || bytes >= MOST_BYTES
+        self.open.len() >= MAX_TRANSFERS || bytes >= MAX_BYTES
     }
 
-    fn lend(&mut self, written: Exported, now: Instant) -> Answer {
-        let Some(first) = written.chunks.first().cloned() else { return Answer::NotKnown };
-        let Ok(chunks) = u32::try_from(written.chunks.len()) else { return Answer::NotKnown };
+    fn begin(&mut self, written: EncodedSnapshot, now: Instant) -> ResidencyReply {
+        let Some(first) = written.chunks.first().cloned() else { return ResidencyReply::NotKnown };
+        let Ok(chunks) = u32::try_from(written.chunks.len()) else { return ResidencyReply::NotKnown };
         if chunks == 1 {
-            return Answer::Opened { loan: 0, chunks, first };
+            return ResidencyReply::Opened { transfer: 0, chunks, first };
         }
         if self.is_full(now) {
-            return Answer::Busy;
+            return ResidencyReply::Busy;
         }
-        self.last += 1;
-        self.open.insert(self.last, Loan { chunks: written.chunks, touched: now });
-        Answer::Opened { loan: self.last, chunks, first }
+        self.last_id += 1;
+        self.open.insert(self.last_id, ResidencyTransfer { chunks: written.chunks, last_used: now });
+        ResidencyReply::Opened { transfer: self.last_id, chunks, first }
     }
 
-    fn chunk(&mut self, id: u64, place: u32) -> Answer {
-        let Some(loan) = self.open.get_mut(&id) else { return Answer::Gone };
-        let Some(chunk) = loan.chunks.get(place as usize).cloned() else { return Answer::Gone };
-        loan.touched = Instant::now();
+    fn chunk(&mut self, id: u64, place: u32) -> ResidencyReply {
+        let Some(loan) = self.open.get_mut(&id) else { return ResidencyReply::Expired };
+        let Some(chunk) = loan.chunks.get(place as usize).cloned() else { return ResidencyReply::Expired };
+        loan.last_used = Instant::now();
         if place as usize + 1 == loan.chunks.len() {
             self.open.remove(&id);
         }
-        Answer::Chunk(chunk)
+        ResidencyReply::Chunk(chunk)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use residency::ImprintHead;
+    use residency::ResidencySnapshotHeader;
     use vocabulary::{DpRank, Incarnation, WorkerId};
 
     use super::*;
 
-    fn written(chunks: usize) -> Exported {
-        let head = ImprintHead { worker: WorkerId(1), rank: DpRank(0), process: Incarnation(1), next: 0 };
+    fn written(chunks: usize) -> EncodedSnapshot {
+        let head = ResidencySnapshotHeader { worker: WorkerId(1), rank: DpRank(0), process: Incarnation(1), next: 0 };
         let chunks = (0..chunks).map(|place| Bytes::from(vec![place as u8])).collect();
-        Exported { head, chunks }
+        EncodedSnapshot { head, chunks }
     }
 
-    fn loan_of(answer: Answer) -> u64 {
-        let Answer::Opened { loan, .. } = answer else { panic!("{answer:?}") };
+    fn loan_of(answer: ResidencyReply) -> u64 {
+        let ResidencyReply::Opened { transfer: loan, .. } = answer else { panic!("{answer:?}") };
         loan
     }
 
     #[test]
-    fn a_loan_ends_with_its_last_chunk() {
-        let (mut loans, now) = (Loans::default(), Instant::now());
-        let id = loan_of(loans.lend(written(3), now));
-        assert_eq!(loans.chunk(id, 1), Answer::Chunk(Bytes::from_static(&[1])));
-        assert_eq!(loans.chunk(id, 1), Answer::Chunk(Bytes::from_static(&[1])), "asked again");
-        assert_eq!(loans.chunk(id, 2), Answer::Chunk(Bytes::from_static(&[2])));
-        assert_eq!((loans.chunk(id, 2), loans.open.len()), (Answer::Gone, 0));
-        assert_eq!(loans.lend(written(1), now), Answer::Opened { loan: 0, chunks: 1, first: Bytes::from_static(&[0]) });
-        assert_eq!((loans.lend(written(0), now), loans.open.len()), (Answer::NotKnown, 0));
+    fn transfer_closes_after_its_last_chunk() {
+        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
+        let id = loan_of(loans.begin(written(3), now));
+        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])));
+        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])), "asked again");
+        assert_eq!(loans.chunk(id, 2), ResidencyReply::Chunk(Bytes::from_static(&[2])));
+        assert_eq!((loans.chunk(id, 2), loans.open.len()), (ResidencyReply::Expired, 0));
+        assert_eq!(
+            loans.begin(written(1), now),
+            ResidencyReply::Opened { transfer: 0, chunks: 1, first: Bytes::from_static(&[0]) }
+        );
+        assert_eq!((loans.begin(written(0), now), loans.open.len()), (ResidencyReply::NotKnown, 0));
     }
 
     #[test]
-    fn loans_are_bounded_and_forgotten_ones_make_room() {
-        let (mut loans, now) = (Loans::default(), Instant::now());
-        for _ in 0..MOST_LOANS {
-            loan_of(loans.lend(written(2), now));
+    fn open_transfers_are_bounded_and_expire() {
+        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
+        for _ in 0..MAX_TRANSFERS {
+            loan_of(loans.begin(written(2), now));
         }
-        assert_eq!(loans.lend(written(2), now), Answer::Busy);
-        assert!(loans.is_full(now + KEPT / 2) && !loans.is_full(now + KEPT));
-        assert_eq!(loans.chunk(1, 0), Answer::Gone);
+        assert_eq!(loans.begin(written(2), now), ResidencyReply::Busy);
+        assert!(loans.is_full(now + TRANSFER_TTL / 2) && !loans.is_full(now + TRANSFER_TTL));
+        assert_eq!(loans.chunk(1, 0), ResidencyReply::Expired);
     }
 }

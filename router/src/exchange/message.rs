@@ -14,8 +14,8 @@ use workers_shim::fleet::InFlightTable;
 
 const VERSION: u8 = 1;
 /// Longest table that is read, and most flows in it.
-const LONGEST_TABLE: usize = 1 << 20;
-const MOST_FLOWS: usize = 1 << 14;
+const MAX_TABLE_BYTES: usize = 1 << 20;
+const MAX_FLOWS: usize = 1 << 14;
 
 /// A table in bytes; none when it cannot be written, which no table of numbers can.
 pub(super) fn write_table(table: &InFlightTable) -> Option<Bytes> {
@@ -26,49 +26,49 @@ pub(super) fn write_table(table: &InFlightTable) -> Option<Bytes> {
 
 pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightTable> {
     let (&VERSION, content) = bytes.split_first()? else { return None };
-    if content.len() > LONGEST_TABLE {
+    if content.len() > MAX_TABLE_BYTES {
         return None;
     }
     let table: InFlightTable = rmp_serde::from_slice(content).ok()?;
-    (table.flows.len() <= MOST_FLOWS).then_some(table)
+    (table.flows.len() <= MAX_FLOWS).then_some(table)
 }
 
 /// What is asked about imprints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Question {
+pub(super) enum ResidencyRequest {
     /// Begin: everything that is known of this rank of this process.
     Open { worker: WorkerId, rank: DpRank, process: Incarnation },
     /// A later chunk.
-    Chunk { loan: u64, place: u32 },
+    Chunk { transfer: u64, index: u32 },
 }
 
 /// What is answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(super) enum ResidencyReply {
     /// Not all of it is known there.
     NotKnown,
     /// The first of so many chunks.
-    Opened { loan: u64, chunks: u32, first: Bytes },
+    Opened { transfer: u64, chunks: u32, first: Bytes },
     /// A later one.
     Chunk(Bytes),
     /// It was not asked for in time.
-    Gone,
+    Expired,
     /// Too many ask.
     Busy,
 }
 
-impl Question {
+impl ResidencyRequest {
     pub(super) fn write(self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(24);
         bytes.put_u8(VERSION);
         match self {
-            Question::Open { worker, rank, process } => {
+            ResidencyRequest::Open { worker, rank, process } => {
                 bytes.put_u8(0);
                 bytes.put_u64_le(worker.0);
                 bytes.put_u16_le(rank.0);
                 bytes.put_u64_le(process.0);
             }
-            Question::Chunk { loan, place } => {
+            ResidencyRequest::Chunk { transfer: loan, index: place } => {
                 bytes.put_u8(1);
                 bytes.put_u64_le(loan);
                 bytes.put_u32_le(place);
@@ -80,37 +80,37 @@ impl Question {
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<2>()?;
         match (head, rest.len()) {
-            ([VERSION, 0], 18) => Some(Question::Open {
+            ([VERSION, 0], 18) => Some(ResidencyRequest::Open {
                 worker: WorkerId(u64_at(rest, 0)?),
                 rank: DpRank(u16::from_le_bytes(rest.get(8..10)?.try_into().ok()?)),
                 process: Incarnation(u64_at(rest, 10)?),
             }),
-            ([VERSION, 1], 12) => Some(Question::Chunk { loan: u64_at(rest, 0)?, place: u32_at(rest, 8)? }),
+            ([VERSION, 1], 12) => Some(ResidencyRequest::Chunk { transfer: u64_at(rest, 0)?, index: u32_at(rest, 8)? }),
             _ => None,
         }
     }
 }
 
-impl Answer {
+impl ResidencyReply {
     pub(super) fn write(&self) -> Bytes {
         let mut bytes = BytesMut::new();
         bytes.put_u8(VERSION);
         match self {
-            Answer::NotKnown => bytes.put_u8(0),
-            Answer::Opened { loan, chunks, first } => {
+            ResidencyReply::NotKnown => bytes.put_u8(0),
+            ResidencyReply::Opened { transfer: loan, chunks, first } => {
                 bytes.reserve(13 + first.len());
                 bytes.put_u8(1);
                 bytes.put_u64_le(*loan);
                 bytes.put_u32_le(*chunks);
                 bytes.put_slice(first);
             }
-            Answer::Chunk(chunk) => {
+            ResidencyReply::Chunk(chunk) => {
                 bytes.reserve(1 + chunk.len());
                 bytes.put_u8(2);
                 bytes.put_slice(chunk);
             }
-            Answer::Gone => bytes.put_u8(3),
-            Answer::Busy => bytes.put_u8(4),
+            ResidencyReply::Expired => bytes.put_u8(3),
+            ResidencyReply::Busy => bytes.put_u8(4),
         }
         bytes.freeze()
     }
@@ -118,14 +118,14 @@ impl Answer {
     pub(super) fn read(bytes: &Bytes) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<2>()?;
         match (head, rest.len()) {
-            ([VERSION, 0], 0) => Some(Answer::NotKnown),
+            ([VERSION, 0], 0) => Some(ResidencyReply::NotKnown),
             ([VERSION, 1], 12..) => {
                 let first = bytes.slice(14..);
-                Some(Answer::Opened { loan: u64_at(rest, 0)?, chunks: u32_at(rest, 8)?, first })
+                Some(ResidencyReply::Opened { transfer: u64_at(rest, 0)?, chunks: u32_at(rest, 8)?, first })
             }
-            ([VERSION, 2], _) => Some(Answer::Chunk(bytes.slice(2..))),
-            ([VERSION, 3], 0) => Some(Answer::Gone),
-            ([VERSION, 4], 0) => Some(Answer::Busy),
+            ([VERSION, 2], _) => Some(ResidencyReply::Chunk(bytes.slice(2..))),
+            ([VERSION, 3], 0) => Some(ResidencyReply::Expired),
+            ([VERSION, 4], 0) => Some(ResidencyReply::Busy),
             _ => None,
         }
     }
@@ -143,33 +143,39 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use proptest::prelude::*;
     use vocabulary::Tokens;
-    use workers_shim::fleet::Flow;
+    use workers_shim::fleet::InFlightEntry;
 
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn messages_round_trip() {
         let questions = [
-            Question::Open { worker: WorkerId(u64::MAX), rank: DpRank(7), process: Incarnation(3) },
-            Question::Chunk { loan: 5, place: u32::MAX },
+            ResidencyRequest::Open { worker: WorkerId(u64::MAX), rank: DpRank(7), process: Incarnation(3) },
+            ResidencyRequest::Chunk { transfer: 5, index: u32::MAX },
         ];
         for question in questions {
-            assert_eq!(Question::read(&question.write()), Some(question));
+            assert_eq!(ResidencyRequest::read(&question.write()), Some(question));
         }
         let chunk = Bytes::from_static(b"a chunk");
         let answers = [
-            Answer::NotKnown,
-            Answer::Opened { loan: 9, chunks: 3, first: chunk.clone() },
-            Answer::Chunk(chunk),
-            Answer::Chunk(Bytes::new()),
-            Answer::Gone,
-            Answer::Busy,
+            ResidencyReply::NotKnown,
+            ResidencyReply::Opened { transfer: 9, chunks: 3, first: chunk.clone() },
+            ResidencyReply::Chunk(chunk),
+            ResidencyReply::Chunk(Bytes::new()),
+            ResidencyReply::Expired,
+            ResidencyReply::Busy,
         ];
         for answer in answers {
-            assert_eq!(Answer::read(&answer.write()), Some(answer));
+            assert_eq!(ResidencyReply::read(&answer.write()), Some(answer));
         }
-        let flow =
-            Flow { worker: WorkerId(1), rank: DpRank(2), dispatched: 3, begun: 4, finished: 5, pending: Tokens(6) };
+        let flow = InFlightEntry {
+            worker: WorkerId(1),
+            rank: DpRank(2),
+            dispatched: 3,
+            begun: 4,
+            finished: 5,
+            pending: Tokens(6),
+        };
         let table = InFlightTable { boot: 7, sequence: 8, flows: vec![flow; 64] };
         let written = write_table(&table).unwrap();
         assert_eq!(read_table(&written), Some(table));
@@ -177,33 +183,39 @@ mod tests {
     }
 
     #[test]
-    fn another_version_and_too_many_flows_are_refused() {
-        let flow =
-            Flow { worker: WorkerId(1), rank: DpRank(0), dispatched: 0, begun: 0, finished: 0, pending: Tokens(0) };
+    fn unknown_versions_and_oversized_tables_are_rejected() {
+        let flow = InFlightEntry {
+            worker: WorkerId(1),
+            rank: DpRank(0),
+            dispatched: 0,
+            begun: 0,
+            finished: 0,
+            pending: Tokens(0),
+        };
         let table = |flows| InFlightTable { boot: 1, sequence: 1, flows: vec![flow; flows] };
-        assert!(read_table(&write_table(&table(MOST_FLOWS)).unwrap()).is_some());
-        assert_eq!(read_table(&write_table(&table(MOST_FLOWS + 1)).unwrap()), None);
+        assert!(read_table(&write_table(&table(MAX_FLOWS)).unwrap()).is_some());
+        assert_eq!(read_table(&write_table(&table(MAX_FLOWS + 1)).unwrap()), None);
         let mut other = write_table(&table(1)).unwrap().to_vec();
         other[0] = 2;
         assert_eq!(read_table(&other), None);
-        let mut question = Question::Chunk { loan: 5, place: 0 }.write().to_vec();
+        let mut question = ResidencyRequest::Chunk { transfer: 5, index: 0 }.write().to_vec();
         question[0] = 2;
-        assert_eq!(Question::read(&question), None);
+        assert_eq!(ResidencyRequest::read(&question), None);
     }
 
     proptest! {
         #[test]
-        fn bytes_of_any_kind_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_parse_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let mut bytes = bytes;
             for version in [None, Some(VERSION)] {
                 if let (Some(version), Some(first)) = (version, bytes.first_mut()) {
                     *first = version;
                 }
                 let _ = read_table(&bytes);
-                if let Some(question) = Question::read(&bytes) {
+                if let Some(question) = ResidencyRequest::read(&bytes) {
                     prop_assert!(question.write() == bytes);
                 }
-                if let Some(answer) = Answer::read(&Bytes::copy_from_slice(&bytes)) {
+                if let Some(answer) = ResidencyReply::read(&Bytes::copy_from_slice(&bytes)) {
                     prop_assert!(answer.write() == bytes);
                 }
             }

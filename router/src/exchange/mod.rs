@@ -14,8 +14,8 @@ mod tables;
 pub mod trouble;
 pub mod unapplied;
 
-pub use borrowing::Borrower;
-pub use neighbours::Neighbours;
+pub use borrowing::SnapshotClient;
+pub use neighbours::RouterPeers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,35 +24,35 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ownership::{Directory, PeerError, Topic};
-use vocabulary::{Health, Knowledge, NodeId};
-use workers_shim::fleet::{Fleet, Heard};
+use vocabulary::{KvIndexState, NodeId, WorkerHealth};
+use workers_shim::fleet::{Fleet, MergeOutcome};
 
 use crate::telemetry::exchange::ExchangeMetrics;
-use lending::Lending;
-use neighbours::Answering;
+use lending::SnapshotServer;
+use neighbours::TopicService;
 
 /// This router's side of what routers tell each other.
-pub struct Exchange {
+pub struct PeerExchange {
     /// This life of this router.
     boot: u64,
     fleet: Arc<Fleet>,
-    neighbours: Arc<dyn Neighbours>,
-    lending: Lending,
+    peers: Arc<dyn RouterPeers>,
+    snapshots: SnapshotServer,
     metrics: ExchangeMetrics,
 }
 
-impl Exchange {
+impl PeerExchange {
     /// Among these neighbours. Tells and answers nothing yet.
-    pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn Neighbours>, metrics: ExchangeMetrics) -> Arc<Self> {
+    pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Arc<Self> {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let boot = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
-        Arc::new(Self { boot, fleet, neighbours, lending: Lending::default(), metrics })
+        Arc::new(Self { boot, fleet, peers: neighbours, snapshots: SnapshotServer::default(), metrics })
     }
 
     /// Answers the other nodes of this directory from now on, for as long as it runs.
     pub fn serve(self: &Arc<Self>, directory: &Directory) {
         for topic in [Topic::Exchange, Topic::Residency] {
-            directory.serve_peers(topic, Arc::new(Answering { exchange: Arc::downgrade(self), topic }));
+            directory.serve_peers(topic, Arc::new(TopicService { exchange: Arc::downgrade(self), topic }));
         }
     }
 
@@ -66,10 +66,10 @@ impl Exchange {
         let exchange = self.clone();
         async move {
             match topic {
-                Topic::Exchange => exchange.hear(from, &question),
+                Topic::Exchange => exchange.receive_table(from, &question),
                 // Its lender answers for itself.
                 Topic::Prompts => Err(PeerError::NoService(topic)),
-                Topic::Residency => exchange.lending.answer(&exchange.fleet, &exchange.metrics, &question).await,
+                Topic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
             }
         }
         .boxed()
@@ -77,30 +77,30 @@ impl Exchange {
 
     /// Tells the neighbours what is in flight here, and forgets what silent ones had, until aborted.
     pub async fn run(self: Arc<Self>) {
-        tokio::join!(tables::tell(&self), self.watch_knowledge());
+        tokio::join!(tables::publish(&self), self.record_time_to_exact());
     }
 
-    fn hear(&self, from: NodeId, message: &[u8]) -> Result<Bytes, PeerError> {
+    fn receive_table(&self, from: NodeId, message: &[u8]) -> Result<Bytes, PeerError> {
         let count = |outcome: &str| self.metrics.tables.with_label_values(&[outcome]).inc();
         let Some(table) = message::read_table(message) else {
             count("unreadable");
             return Err(PeerError::Garbled("a table of requests in flight".into()));
         };
-        count(match self.fleet.hear(from, table, Instant::now()) {
-            Heard::News => "heard",
-            Heard::Old => "old",
-            Heard::TooMany => "too_many",
+        count(match self.fleet.merge_peer_table(from, table, Instant::now()) {
+            MergeOutcome::Changed => "heard",
+            MergeOutcome::Stale => "old",
+            MergeOutcome::TooMany => "too_many",
         });
         Ok(Bytes::new())
     }
 
     /// Notes how long it took until every worker's blocks were known exactly for the first time.
-    async fn watch_knowledge(&self) {
+    async fn record_time_to_exact(&self) {
         let started = Instant::now();
         loop {
             let workers = self.fleet.snapshot();
-            let exact = workers.iter().filter(|worker| worker.knowledge == Knowledge::Exact);
-            let ready = workers.iter().filter(|worker| worker.health == Health::Ready);
+            let exact = workers.iter().filter(|worker| worker.knowledge == KvIndexState::Exact);
+            let ready = workers.iter().filter(|worker| worker.health == WorkerHealth::Ready);
             if !workers.is_empty() && exact.count() == workers.len() && ready.count() == workers.len() {
                 let took = started.elapsed();
                 self.metrics.exact_seconds.set(took.as_secs_f64());
@@ -112,7 +112,7 @@ impl Exchange {
     }
 }
 
-impl std::fmt::Debug for Exchange {
+impl std::fmt::Debug for PeerExchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exchange").field("boot", &self.boot).finish_non_exhaustive()
     }

@@ -8,18 +8,18 @@ use futures::future::BoxFuture;
 use ownership::{PeerError, PeerService, Peers, Topic};
 use vocabulary::NodeId;
 
-use super::Exchange;
+use super::PeerExchange;
 
 /// The other routers of the cluster.
-pub trait Neighbours: Send + Sync + 'static {
+pub trait RouterPeers: Send + Sync + 'static {
     /// All of them, whether they can be reached or not.
-    fn others(&self) -> Vec<NodeId>;
+    fn peers(&self) -> Vec<NodeId>;
     /// Asks one of them. Bounded in time by whoever implements it.
     fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
-impl Neighbours for Peers {
-    fn others(&self) -> Vec<NodeId> {
+impl RouterPeers for Peers {
+    fn peers(&self) -> Vec<NodeId> {
         Peers::others(self)
     }
 
@@ -30,12 +30,12 @@ impl Neighbours for Peers {
 }
 
 /// Answers the other nodes on one topic, while there is an exchange.
-pub(super) struct Answering {
-    pub(super) exchange: Weak<Exchange>,
+pub(super) struct TopicService {
+    pub(super) exchange: Weak<PeerExchange>,
     pub(super) topic: Topic,
 }
 
-impl PeerService for Answering {
+impl PeerService for TopicService {
     fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         match self.exchange.upgrade() {
             Some(exchange) => exchange.answer(self.topic, from, question),

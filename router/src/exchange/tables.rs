@@ -12,57 +12,58 @@ use bytes::Bytes;
 use ownership::Topic;
 use tokio::time::{sleep, timeout};
 use vocabulary::NodeId;
-use workers_shim::fleet::{Flow, InFlightTable};
+use workers_shim::fleet::{InFlightEntry, InFlightTable};
 
-use super::Exchange;
+use super::PeerExchange;
 use super::message::write_table;
 
 /// Between two tables that differ, where no request was sent.
-const EVERY: Duration = Duration::from_millis(10);
+const CHANGE_INTERVAL: Duration = Duration::from_millis(10);
 /// Between two tables in any case.
-const LEAST: Duration = Duration::from_millis(2);
+const MIN_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two tables that say the same; well below the silence after which a router no longer counts.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// How long one is waited for. The next one says all of it again.
-const PATIENCE: Duration = Duration::from_millis(800);
+const SEND_TIMEOUT: Duration = Duration::from_millis(800);
 
 #[derive(Default)]
-struct Told {
-    flows: Option<(Arc<[Flow]>, Instant)>,
+struct TableDelivery {
+    last_sent: Option<(Arc<[InFlightEntry]>, Instant)>,
     /// Whether it has not answered yet.
     is_busy: Arc<AtomicBool>,
 }
 
-impl Told {
-    fn is_due(&self, flows: &[Flow], now: Instant) -> bool {
+impl TableDelivery {
+    fn is_due(&self, flows: &[InFlightEntry], now: Instant) -> bool {
         let is_free = !self.is_busy.load(Ordering::Relaxed);
-        let said = |(said, at): &(Arc<[Flow]>, Instant)| **said == *flows && now.duration_since(*at) < HEARTBEAT;
-        is_free && !self.flows.as_ref().is_some_and(said)
+        let said =
+            |(said, at): &(Arc<[InFlightEntry]>, Instant)| **said == *flows && now.duration_since(*at) < HEARTBEAT;
+        is_free && !self.last_sent.as_ref().is_some_and(said)
     }
 }
 
 /// Runs until dropped.
-pub(super) async fn tell(exchange: &Arc<Exchange>) {
-    let (mut neighbours, mut sequence, mut wait) = (HashMap::<NodeId, Told>::new(), 0, EVERY);
+pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
+    let (mut neighbours, mut sequence, mut wait) = (HashMap::<NodeId, TableDelivery>::new(), 0, CHANGE_INTERVAL);
     loop {
-        sleep(LEAST).await;
+        sleep(MIN_INTERVAL).await;
         // Soon after a request was sent, else now and then.
-        drop(timeout(wait.saturating_sub(LEAST), exchange.fleet.dispatched()).await);
-        wait = EVERY;
+        drop(timeout(wait.saturating_sub(MIN_INTERVAL), exchange.fleet.wait_dispatched()).await);
+        wait = CHANGE_INTERVAL;
         let now = Instant::now();
-        exchange.fleet.forget_silent(now);
-        let others = exchange.neighbours.others();
+        exchange.fleet.expire_peers(now);
+        let others = exchange.peers.peers();
         neighbours.retain(|node, _| others.contains(node));
         if others.is_empty() {
             continue;
         }
-        let flows: Arc<[Flow]> = exchange.fleet.in_flight().into();
+        let flows: Arc<[InFlightEntry]> = exchange.fleet.in_flight().into();
         let mut message = None;
         for node in others {
             let told = neighbours.entry(node).or_default();
             if told.is_busy.load(Ordering::Relaxed) {
                 // What it was not told now it is told as soon as it has answered.
-                wait = LEAST;
+                wait = MIN_INTERVAL;
             }
             if !told.is_due(&flows, now) {
                 continue;
@@ -72,18 +73,18 @@ pub(super) async fn tell(exchange: &Arc<Exchange>) {
                 write_table(&InFlightTable { boot: exchange.boot, sequence, flows: flows.to_vec() })
             });
             let Some(written) = written else { continue };
-            told.flows = Some((flows.clone(), now));
+            told.last_sent = Some((flows.clone(), now));
             send(exchange, node, written.clone(), &told.is_busy);
         }
     }
 }
 
-fn send(exchange: &Arc<Exchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
-    let (sent, is_busy) = (exchange.neighbours.call(node, Topic::Exchange, message), is_busy.clone());
+fn send(exchange: &Arc<PeerExchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
+    let (sent, is_busy) = (exchange.peers.call(node, Topic::Exchange, message), is_busy.clone());
     let tables = exchange.metrics.tables.clone();
     is_busy.store(true, Ordering::Relaxed);
     tokio::spawn(async move {
-        let outcome = if matches!(timeout(PATIENCE, sent).await, Ok(Ok(_))) { "told" } else { "not_told" };
+        let outcome = if matches!(timeout(SEND_TIMEOUT, sent).await, Ok(Ok(_))) { "told" } else { "not_told" };
         tables.with_label_values(&[outcome]).inc();
         is_busy.store(false, Ordering::Relaxed);
     });
@@ -95,16 +96,16 @@ mod tests {
 
     use super::*;
 
-    fn flows(dispatched: u64) -> Arc<[Flow]> {
+    fn flows(dispatched: u64) -> Arc<[InFlightEntry]> {
         let rank = DpRank(0);
-        [Flow { worker: WorkerId(1), rank, dispatched, begun: 0, finished: 0, pending: Tokens(0) }].into()
+        [InFlightEntry { worker: WorkerId(1), rank, dispatched, begun: 0, finished: 0, pending: Tokens(0) }].into()
     }
 
     #[test]
-    fn a_neighbour_is_told_what_is_new_and_now_and_then_what_is_not() {
-        let (mut told, now) = (Told::default(), Instant::now());
+    fn in_flight_table_is_sent_on_change_and_at_each_heartbeat() {
+        let (mut told, now) = (TableDelivery::default(), Instant::now());
         assert!(told.is_due(&flows(1), now));
-        told.flows = Some((flows(1), now));
+        told.last_sent = Some((flows(1), now));
         assert!(!told.is_due(&flows(1), now + HEARTBEAT / 2) && told.is_due(&flows(1), now + HEARTBEAT));
         assert!(told.is_due(&flows(2), now));
         told.is_busy.store(true, Ordering::Relaxed);

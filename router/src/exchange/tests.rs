@@ -3,93 +3,93 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use residency::{RoutedLimits, SourceRules};
+use residency::{RoutedBlockLimits, SourceRules};
 use tokio::task::JoinHandle;
-use vocabulary::{Blocks, Chain, DpRank, Namespace, Role, RootKeys, Seed, Tokens, WorkerId};
+use vocabulary::{Blocks, ChainNamespace, DpRank, HashSeed, PrefixChain, RootKeys, Tokens, WorkerId, WorkerRole};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{FleetOptions, Pace, WorkerSpec};
-use workers_shim::sim::{EventOptions, Profile, SimOptions, SimWorker};
+use workers_shim::fleet::{FleetOptions, ProbeSettings, WorkerDefinition};
+use workers_shim::sim::{EngineProfile, EventOptions, SimOptions, SimWorker};
 
 use super::*;
 use crate::sim_command::ModelCodec;
 use crate::telemetry::metrics::Metrics;
-use crate::testing::{post, until};
+use crate::testing::{post, wait_until};
 
 /// Who can be called.
 #[derive(Default)]
-struct Street(Mutex<BTreeMap<NodeId, Arc<Exchange>>>);
+struct InProcessNetwork(Mutex<BTreeMap<NodeId, Arc<PeerExchange>>>);
 
 /// The street as one router sees it.
-struct Seen {
-    street: Arc<Street>,
+struct NetworkEndpoint {
+    network: Arc<InProcessNetwork>,
     me: NodeId,
 }
 
-impl Neighbours for Seen {
-    fn others(&self) -> Vec<NodeId> {
-        self.street.0.lock().keys().copied().filter(|node| *node != self.me).collect()
+impl RouterPeers for NetworkEndpoint {
+    fn peers(&self) -> Vec<NodeId> {
+        self.network.0.lock().keys().copied().filter(|node| *node != self.me).collect()
     }
 
     fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
-        match self.street.0.lock().get(&node) {
+        match self.network.0.lock().get(&node) {
             Some(exchange) => exchange.answer(topic, self.me, question),
             None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
         }
     }
 }
 
-struct Router {
+struct TestPeer {
     fleet: Arc<Fleet>,
     index: SharedIndex,
     metrics: Metrics,
     task: JoinHandle<()>,
 }
 
-impl Drop for Router {
+impl Drop for TestPeer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Router {
-    fn open(street: &Arc<Street>, me: u64, workers: &[SimWorker]) -> Self {
+impl TestPeer {
+    fn open(street: &Arc<InProcessNetwork>, me: u64, workers: &[SimWorker]) -> Self {
         let (me, index, metrics) = (NodeId(me), SharedIndex::new(), Metrics::default());
-        let neighbours: Arc<dyn Neighbours> = Arc::new(Seen { street: street.clone(), me });
+        let neighbours: Arc<dyn RouterPeers> = Arc::new(NetworkEndpoint { network: street.clone(), me });
         let options = FleetOptions {
-            workers: workers.iter().map(|worker| WorkerSpec::at(&url(worker), Role::Hybrid)).collect(),
-            pace: Pace::default(),
+            workers: workers.iter().map(|worker| WorkerDefinition::at(&url(worker), WorkerRole::Hybrid)).collect(),
+            pace: ProbeSettings::default(),
             index: index.clone(),
-            rules: Arc::new(|_| Some(SourceRules::new(Tokens(16), Seed(1), namespace()))),
-            alive: None,
-            routed: RoutedLimits::default(),
-            imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.exchange.clone()))),
+            rules: Arc::new(|_| Some(SourceRules::new(Tokens(16), HashSeed(1), namespace()))),
+            liveness: None,
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start(options).unwrap());
-        let exchange = Exchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
+        let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         street.0.lock().insert(me, exchange.clone());
         Self { fleet, index, metrics, task: tokio::spawn(exchange.run()) }
     }
 
     fn is_exact(&self) -> bool {
-        self.fleet.snapshot().iter().all(|worker| worker.knowledge == Knowledge::Exact)
+        self.fleet.snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact)
     }
 
     /// How much of a prompt a worker holds.
     fn depth(&self, worker: &SimWorker, prompt: &[u32]) -> Blocks {
-        let root = namespace().root(Seed(1), RootKeys::default());
-        let chain = Chain::over_tokens(root, Seed(1), Tokens(16), prompt);
-        let overlaps = self.index.read().overlaps_of(&chain);
+        let root = namespace().root(HashSeed(1), RootKeys::default());
+        let chain = PrefixChain::over_tokens(root, HashSeed(1), Tokens(16), prompt);
+        let overlaps = self.index.read().overlaps_of_chain(&chain);
         let there = overlaps.iter().find(|overlap| overlap.worker == WorkerId::of_endpoint(&url(worker)));
         there.map_or(Blocks::ZERO, |overlap| overlap.blocks)
     }
 
     fn count(&self, outcome: &str) -> u64 {
-        self.metrics.exchange.imprints.with_label_values(&[outcome]).get()
+        self.metrics.exchange.residency_snapshots.with_label_values(&[outcome]).get()
     }
 }
 
-fn namespace() -> Namespace {
-    Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
+fn namespace() -> ChainNamespace {
+    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
 }
 
 fn url(worker: &SimWorker) -> String {
@@ -102,7 +102,7 @@ async fn workers(count: usize) -> Vec<SimWorker> {
     let mut workers = Vec::new();
     for _ in 0..count {
         let events = EventOptions { buffer: 1, ..EventOptions::default() };
-        let profile = Profile { block_tokens: 16, ..Profile::default() };
+        let profile = EngineProfile { block_tokens: 16, ..EngineProfile::default() };
         let options = SimOptions { events, profile, speed_up: 100.0, ..SimOptions::default() };
         workers.push(SimWorker::start(options, codec.clone()).await.unwrap());
     }
@@ -120,51 +120,51 @@ async fn compute(worker: &SimWorker, prompt: &[u32]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_starts_copies_what_engines_no_longer_tell() {
-    let (street, workers) = (Arc::new(Street::default()), workers(6).await);
-    let first = Router::open(&street, 1, &workers);
-    until("the first one knows all", || first.is_exact()).await;
+async fn starting_router_copies_residency_that_engines_no_longer_replay() {
+    let (street, workers) = (Arc::new(InProcessNetwork::default()), workers(6).await);
+    let first = TestPeer::open(&street, 1, &workers);
+    wait_until("the first one knows all", || first.is_exact()).await;
     for (number, worker) in (0..).zip(&workers) {
         for more in 0..3 {
             compute(worker, &prompt(number + 10 * more)).await;
         }
-        until("the first one heard of it", || first.depth(worker, &prompt(number + 20)) == Blocks(6)).await;
+        wait_until("the first one heard of it", || first.depth(worker, &prompt(number + 20)) == Blocks(6)).await;
     }
-    let second = Router::open(&street, 2, &workers);
-    until("the second one knows all", || second.is_exact()).await;
+    let second = TestPeer::open(&street, 2, &workers);
+    wait_until("the second one knows all", || second.is_exact()).await;
     for (number, worker) in (0..).zip(&workers) {
         for more in 0..3 {
             assert_eq!(second.depth(worker, &prompt(number + 10 * more)), Blocks(6), "worker {number}, prompt {more}");
         }
     }
     assert_eq!((first.count("lent"), second.count("borrowed")), (6, 6));
-    until("it is noted how long that took", || second.metrics.exchange.exact_seconds.get() > 0.0).await;
+    wait_until("it is noted how long that took", || second.metrics.exchange.exact_seconds.get() > 0.0).await;
     // A third one whose only neighbours have moved away.
-    let alone = Router::open(&Arc::default(), 3, &workers);
-    until("it heard of the last prompt", || alone.depth(&workers[5], &prompt(25)) == Blocks(6)).await;
+    let alone = TestPeer::open(&Arc::default(), 3, &workers);
+    wait_until("it heard of the last prompt", || alone.depth(&workers[5], &prompt(25)) == Blocks(6)).await;
     assert!(!alone.is_exact() && alone.depth(&workers[5], &prompt(5)) == Blocks::ZERO);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routers_count_each_others_requests_until_one_moves_away() {
-    let (street, workers) = (Arc::new(Street::default()), workers(1).await);
-    let (a, b) = (Router::open(&street, 1, &workers), Router::open(&street, 2, &workers));
+async fn routers_count_peer_requests_until_the_peer_leaves() {
+    let (street, workers) = (Arc::new(InProcessNetwork::default()), workers(1).await);
+    let (a, b) = (TestPeer::open(&street, 1, &workers), TestPeer::open(&street, 2, &workers));
     let at = WorkerId::of_endpoint(&url(&workers[0]));
     let in_flight = a.fleet.dispatch(at, DpRank(0), Tokens(700));
-    let backlog = |router: &Router| router.fleet.snapshot()[0].load.backlog;
-    until("b counts it", || backlog(&b) == Tokens(700) && b.fleet.routers() == 1).await;
+    let backlog = |router: &TestPeer| router.fleet.snapshot()[0].load.backlog;
+    wait_until("b counts it", || backlog(&b) == Tokens(700) && b.fleet.peer_count() == 1).await;
     let more = b.fleet.dispatch(at, DpRank(0), Tokens(50));
-    until("both count both", || backlog(&a) == Tokens(750) && backlog(&b) == Tokens(750)).await;
+    wait_until("both count both", || backlog(&a) == Tokens(750) && backlog(&b) == Tokens(750)).await;
     street.0.lock().remove(&NodeId(1));
     drop(a);
-    until("b counts its own", || backlog(&b) == Tokens(50) && b.fleet.routers() == 0).await;
+    wait_until("b counts its own", || backlog(&b) == Tokens(50) && b.fleet.peer_count() == 0).await;
     drop((in_flight, more));
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_and_counted() {
-    let street = Arc::new(Street::default());
-    let router = Router::open(&street, 1, &[]);
+async fn malformed_messages_are_rejected_and_counted() {
+    let street = Arc::new(InProcessNetwork::default());
+    let router = TestPeer::open(&street, 1, &[]);
     let exchange = street.0.lock()[&NodeId(1)].clone();
     for topic in [Topic::Exchange, Topic::Residency] {
         for message in [&b""[..], b"\x01", b"\x02\x00", b"nonsense"] {

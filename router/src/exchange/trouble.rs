@@ -2,14 +2,14 @@
 
 use std::sync::OnceLock;
 
-use ownership::{Directory, OwnershipError, Quorum};
+use ownership::{Directory, OwnershipError, QuorumStatus};
 use serde::Deserialize;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
 /// What a router does when its ledger can no longer be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum OnFailure {
+pub enum FailurePolicy {
     /// Goes on serving on the last view, and says so.
     #[default]
     Serve,
@@ -20,7 +20,7 @@ pub enum OnFailure {
 /// Something that is wrong with the ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Trouble {
+pub enum LedgerFault {
     /// There is no quorum that this node knows of: ownership stands still.
     #[error("no quorum, so that ownership stands still and steps are served on the last view")]
     NoQuorum,
@@ -51,41 +51,41 @@ pub enum Trouble {
 
 /// Whether a node belongs to its cluster.
 #[derive(Clone, Copy)]
-enum NodeStanding {
+enum MembershipState {
     Member,
     Removed,
 }
 
-impl Trouble {
+impl LedgerFault {
     /// What ails a node's quorum. One that was removed does not wait for any.
-    fn of_quorum(standing: NodeStanding, view: &Quorum) -> Option<Self> {
+    fn of_quorum(standing: MembershipState, view: &QuorumStatus) -> Option<Self> {
         match standing {
-            NodeStanding::Removed => Some(Self::Removed),
-            NodeStanding::Member => view.stale.then_some(Self::NoQuorum),
+            MembershipState::Removed => Some(Self::Removed),
+            MembershipState::Member => view.stale.then_some(Self::NoQuorum),
         }
     }
 }
 
 /// Why one node's ledger has stopped, if it has.
 #[derive(Debug, Default)]
-pub struct LedgerWatch(OnceLock<Trouble>);
+pub struct LedgerHealth(OnceLock<LedgerFault>);
 
-impl LedgerWatch {
+impl LedgerHealth {
     /// What is wrong now.
-    pub fn troubles(&self, directory: &Directory) -> impl Iterator<Item = Trouble> {
-        let standing = if directory.is_removed() { NodeStanding::Removed } else { NodeStanding::Member };
-        let quorum = Trouble::of_quorum(standing, &directory.view().quorum());
+    pub fn active_faults(&self, directory: &Directory) -> impl Iterator<Item = LedgerFault> {
+        let standing = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
+        let quorum = LedgerFault::of_quorum(standing, &directory.view().quorum());
         // A log whose folder is gone may have failed first; starting this node again is no way out then.
-        let gone = directory.is_folder_gone().then_some(Trouble::FolderGone);
+        let gone = directory.is_folder_gone().then_some(LedgerFault::FolderGone);
         [quorum, gone.or(self.0.get().copied())].into_iter().flatten()
     }
 
     /// The ledger has stopped for good.
-    pub fn failed(&self, error: &OwnershipError) {
+    pub fn record_failure(&self, error: &OwnershipError) {
         let trouble = match error {
-            OwnershipError::Reverted { .. } => Trouble::Reverted,
-            OwnershipError::FolderGone { .. } => Trouble::FolderGone,
-            _ => Trouble::Failed,
+            OwnershipError::Reverted { .. } => LedgerFault::Reverted,
+            OwnershipError::FolderGone { .. } => LedgerFault::FolderGone,
+            _ => LedgerFault::Failed,
         };
         if self.0.set(trouble).is_ok() {
             tracing::error!(%error, "steps go on being served on the last view of the ledger");
@@ -93,10 +93,10 @@ impl LedgerWatch {
     }
 }
 
-impl OnFailure {
+impl FailurePolicy {
     /// Whether requests go on being served after this. A node whose folder is gone is never ended for a supervisor, which
     /// would start it where nothing is: it would found a second cluster.
-    pub fn goes_on(self, error: &OwnershipError) -> bool {
+    pub fn keeps_serving(self, error: &OwnershipError) -> bool {
         self == Self::Serve || matches!(error, OwnershipError::FolderGone { .. })
     }
 }
@@ -104,30 +104,30 @@ impl OnFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Worker, front_of, get, post, until};
+    use crate::testing::{StubWorker, get, post, start_router_at, wait_until};
 
     #[test]
-    fn a_removed_node_does_not_wait_for_a_quorum_and_says_what_to_do() {
-        let (stale, fresh) = (Quorum { stale: true, ..Quorum::default() }, Quorum::default());
-        assert_eq!(Trouble::of_quorum(NodeStanding::Removed, &stale), Some(Trouble::Removed));
-        assert_eq!(Trouble::of_quorum(NodeStanding::Member, &stale), Some(Trouble::NoQuorum));
-        assert_eq!(Trouble::of_quorum(NodeStanding::Member, &fresh), None);
-        assert!(Trouble::Removed.to_string().contains("empty data directory and --join"));
+    fn removed_node_reports_removal_instead_of_a_missing_quorum() {
+        let (stale, fresh) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
+        assert_eq!(LedgerFault::of_quorum(MembershipState::Removed, &stale), Some(LedgerFault::Removed));
+        assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &stale), Some(LedgerFault::NoQuorum));
+        assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &fresh), None);
+        assert!(LedgerFault::Removed.to_string().contains("empty data directory and --join"));
     }
 
     #[test]
-    fn no_supervisor_starts_a_node_whose_folder_is_gone() {
+    fn missing_data_folder_never_stops_the_process() {
         let (gone, full) = (OwnershipError::FolderGone { path: "log".into() }, OwnershipError::Failed("full".into()));
-        let goes_on = |on: OnFailure| (on.goes_on(&gone), on.goes_on(&full));
-        assert_eq!((goes_on(OnFailure::Serve), goes_on(OnFailure::Stop)), ((true, true), (true, false)));
+        let goes_on = |on: FailurePolicy| (on.keeps_serving(&gone), on.keeps_serving(&full));
+        assert_eq!((goes_on(FailurePolicy::Serve), goes_on(FailurePolicy::Stop)), ((true, true), (true, false)));
     }
 
     #[tokio::test]
-    async fn every_step_is_served_while_the_ledgers_folder_is_gone_and_readiness_says_so() {
-        let worker = Worker::start("one", "tiny").await;
+    async fn requests_are_served_while_the_ledger_folder_is_missing() {
+        let worker = StubWorker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
-        let front = front_of(&[worker.url()], &[&folder]).await;
+        let front = start_router_at(&[worker.url()], &[&folder]).await;
         let ready = get(front.operator_address(), "/readyz").await.json();
         assert_eq!((ready["ready"].as_bool(), ready["standing"].as_str()), (Some(true), Some("leader")), "{ready}");
         assert_eq!(
@@ -136,8 +136,8 @@ mod tests {
             "{ready}"
         );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let gone = || front.gateway.troubles() == [Trouble::NoQuorum, Trouble::FolderGone];
-        until("it is noticed", gone).await;
+        let gone = || front.gateway.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::FolderGone];
+        wait_until("it is noticed", gone).await;
         for step in 0..20 {
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));
             assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);

@@ -3,9 +3,9 @@ use strum::VariantArray as _;
 use super::*;
 
 /// Samples from one seed.
-struct Chance(u64);
+struct SeededSamples(u64);
 
-impl Chance {
+impl SeededSamples {
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
@@ -19,15 +19,15 @@ impl Chance {
 
 const FETCH: Action = Action::ArtifactFetch;
 
-fn step(session: u64, arm: Arm, seconds: f64) -> Step {
+fn step(session: u64, arm: Arm, seconds: f64) -> StepSample {
     let took = Micros((seconds * 1e6) as u64);
-    Step { action: FETCH, session: SessionId(session.into()), arm, took, at_unix_ms: session }
+    StepSample { action: FETCH, session: SessionId(session.into()), arm, latency: took, at_unix_ms: session }
 }
 
 /// Sessions of three steps one after the other, of either arm by chance, those of arm own so many times as slow. Prompts of
 /// sessions differ by half an order of magnitude, one step in 50 waits ten times as long. How many sessions it took to find out.
-fn sessions_until_found(seed: u64, factor: f64, most: u64) -> Option<u64> {
-    let (guardrail, mut chance) = (Guardrail::default(), Chance(seed));
+fn sessions_until_detected(seed: u64, factor: f64, most: u64) -> Option<u64> {
+    let (guardrail, mut chance) = (Guardrail::default(), SeededSamples(seed));
     (0..most).find(|session| {
         let arm = if chance.uniform() < 0.5 { Arm::Control } else { Arm::Own };
         let own = if arm == Arm::Own { factor } else { 1.0 };
@@ -35,30 +35,31 @@ fn sessions_until_found(seed: u64, factor: f64, most: u64) -> Option<u64> {
         (0..3).any(|_| {
             let wait = if chance.uniform() < 0.02 { 10.0 } else { 1.0 };
             let seconds = own * size * wait * (0.4 * chance.normal()).exp();
-            matches!(guardrail.add(&step(*session, arm, seconds)), Some(Found::Slower(_)))
+            matches!(guardrail.add(&step(*session, arm, seconds)), Some(GuardrailEvent::Slower(_)))
         })
     })
 }
 
 #[test]
-fn no_difference_is_hardly_ever_found_slower_however_often_one_looks() {
+fn equal_arms_are_not_flagged_as_slower_under_repeated_looks() {
     let runs = 100;
-    let found = (0..runs).filter(|seed| sessions_until_found(seed * 7_919, 1.0, 3_000).is_some()).count();
+    let found = (0..runs).filter(|seed| sessions_until_detected(seed * 7_919, 1.0, 3_000).is_some()).count();
     assert_eq!(found, 0, "of {runs} runs of 9,000 looks");
 }
 
 #[test]
-fn a_slowdown_by_half_is_found_within_a_few_hundred_sessions() {
-    let took: Vec<_> = (0..40).map(|seed| sessions_until_found(seed * 104_729, 1.5, 1_000).unwrap_or(1_000)).collect();
+fn a_fifty_percent_slowdown_is_detected_within_a_few_hundred_sessions() {
+    let took: Vec<_> =
+        (0..40).map(|seed| sessions_until_detected(seed * 104_729, 1.5, 1_000).unwrap_or(1_000)).collect();
     let late = took.iter().filter(|took| **took > 500).count();
     assert!(late <= 2, "{took:?}");
-    let soon = (0..10).map(|seed| sessions_until_found(seed * 104_729, 3.0, 1_000).unwrap_or(1_000)).max();
+    let soon = (0..10).map(|seed| sessions_until_detected(seed * 104_729, 3.0, 1_000).unwrap_or(1_000)).max();
     assert!(soon < Some(120), "{soon:?}");
 }
 
 #[test]
-fn what_is_faster_is_never_slower_and_its_interval_says_so() {
-    assert_eq!(sessions_until_found(1, 0.5, 1_000), None);
+fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
+    assert_eq!(sessions_until_detected(1, 0.5, 1_000), None);
     let guardrail = Guardrail::default();
     for session in 0..400 {
         let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 2.0) } else { (Arm::Own, 1.0) };
@@ -74,34 +75,34 @@ fn what_is_faster_is_never_slower_and_its_interval_says_so() {
 }
 
 /// A step for each of `count` sessions of either arm, arm own ten times as slow. What was found, and after how many.
-fn slow(guardrail: &Guardrail, action: Action, count: u64) -> Option<(u64, Found)> {
+fn add_slow_sessions(guardrail: &Guardrail, action: Action, count: u64) -> Option<(u64, GuardrailEvent)> {
     (0..2 * count).find_map(|session| {
         let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 0.1) } else { (Arm::Own, 1.0) };
-        guardrail.add(&Step { action, ..step(session, arm, seconds) }).map(|found| (session + 1, found))
+        guardrail.add(&StepSample { action, ..step(session, arm, seconds) }).map(|found| (session + 1, found))
     })
 }
 
 #[test]
-fn nothing_is_said_before_each_arm_has_twenty_sessions_however_many_steps_they_make() {
+fn no_verdict_before_each_arm_has_twenty_sessions() {
     let guardrail = Guardrail::default();
     for _ in 0..50 {
-        assert_eq!(slow(&guardrail, FETCH, 19), None);
+        assert_eq!(add_slow_sessions(&guardrail, FETCH, 19), None);
     }
     assert_eq!((guardrail.of(FETCH).own_sessions, guardrail.of(FETCH).ratio), (19, None));
-    assert_eq!(slow(&guardrail, FETCH, 20).map(|(after, _)| after), Some(40));
+    assert_eq!(add_slow_sessions(&guardrail, FETCH, 20).map(|(after, _)| after), Some(40));
 }
 
 #[test]
-fn steps_that_only_repeat_their_session_make_it_no_surer() {
+fn repeated_steps_of_a_session_do_not_narrow_the_interval() {
     let of = |steps| {
         let guardrail = Guardrail::default();
-        let mut chance = Chance(3);
+        let mut chance = SeededSamples(3);
         for session in 0..60 {
             let arm = Arm::VARIANTS[session as usize % 2];
             let seconds = (0.5 * chance.normal()).exp();
             (0..steps).for_each(|_| assert_eq!(guardrail.add(&step(session, arm, seconds)), None));
         }
-        let Compared { ratio_low, ratio_high, .. } = guardrail.of(FETCH);
+        let ComparisonReport { ratio_low, ratio_high, .. } = guardrail.of(FETCH);
         (ratio_low.unwrap(), ratio_high.unwrap())
     };
     let (once, often) = (of(1), of(30));
@@ -109,61 +110,61 @@ fn steps_that_only_repeat_their_session_make_it_no_surer() {
 }
 
 #[test]
-fn one_that_is_slower_stays_so_until_it_begins_anew() {
+fn a_slower_action_stays_flagged_until_reset() {
     let guardrail = Guardrail::default();
-    let Some((40, Found::Slower(compared))) = slow(&guardrail, FETCH, 100) else {
+    let Some((40, GuardrailEvent::Slower(compared))) = add_slow_sessions(&guardrail, FETCH, 100) else {
         panic!("found with the fortieth session")
     };
     assert_eq!(compared.slower_since_unix_ms, Some(39));
-    assert_eq!(guardrail.slower(), [(FETCH, compared)]);
-    assert_eq!(slow(&guardrail, FETCH, 100), None, "steps that were under way change nothing");
+    assert_eq!(guardrail.slower_actions(), [(FETCH, compared)]);
+    assert_eq!(add_slow_sessions(&guardrail, FETCH, 100), None, "steps that were under way change nothing");
     assert_eq!(guardrail.of(FETCH), compared);
-    guardrail.begin_anew(FETCH);
-    assert_eq!((guardrail.of(FETCH), guardrail.slower()), (Compared::default(), Vec::new()));
-    assert!(slow(&guardrail, FETCH, 100).is_some());
+    guardrail.reset(FETCH);
+    assert_eq!((guardrail.of(FETCH), guardrail.slower_actions()), (ComparisonReport::default(), Vec::new()));
+    assert!(add_slow_sessions(&guardrail, FETCH, 100).is_some());
 }
 
 #[test]
-fn placement_is_slower_until_it_is_not_any_more() {
+fn a_slower_placement_is_unflagged_once_it_recovers() {
     let guardrail = Guardrail::default();
     let action = Action::DecodeContinuation;
-    assert!(matches!(slow(&guardrail, action, 100), Some((40, Found::Slower(_)))));
+    assert!(matches!(add_slow_sessions(&guardrail, action, 100), Some((40, GuardrailEvent::Slower(_)))));
     let well = |session| {
         let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
-        guardrail.add(&Step { action, ..step }).map(|found| (session, found))
+        guardrail.add(&StepSample { action, ..step }).map(|found| (session, found))
     };
-    let Some((_, Found::NoLonger(compared))) = (1_000..3_000).find_map(well) else { panic!("it ends") };
+    let Some((_, GuardrailEvent::Recovered(compared))) = (1_000..3_000).find_map(well) else { panic!("it ends") };
     assert_eq!(compared.slower_since_unix_ms, None);
     assert!((3_000..6_000).all(|session| well(session).is_none()), "and does not come again");
 }
 
 #[test]
-fn what_was_slower_stays_so_while_too_few_sessions_are_left_to_say_otherwise() {
+fn a_slower_placement_stays_flagged_while_sessions_are_too_few() {
     let guardrail = Guardrail::default();
     let action = Action::DecodeContinuation;
-    assert!(slow(&guardrail, action, 100).is_some());
+    assert!(add_slow_sessions(&guardrail, action, 100).is_some());
     // A day later those sessions have faded.
     let later = |session: u64| {
         let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
-        guardrail.add(&Step { action, at_unix_ms: 2 * FADES_MS + session, ..step })
+        guardrail.add(&StepSample { action, at_unix_ms: 2 * SESSION_TTL_MS + session, ..step })
     };
     assert!((1_000..1_039).all(|session| later(session).is_none()), "39 sessions");
     let compared = guardrail.of(action);
     assert_eq!((compared.ratio, compared.slower_since_unix_ms), (None, Some(39)), "{compared:?}");
-    assert!(matches!(later(1_039), Some(Found::NoLonger(_))));
+    assert!(matches!(later(1_039), Some(GuardrailEvent::Recovered(_))));
 }
 
 #[test]
-fn old_sessions_make_room_and_fade_and_old_steps_of_a_session_too() {
+fn old_sessions_are_evicted_and_old_samples_decay() {
     let guardrail = Guardrail::default();
-    let found = (0..4 * MOST as u64)
+    let found = (0..4 * MAX_SESSIONS as u64)
         .find_map(|session| guardrail.add(&step(session, Arm::VARIANTS[session as usize % 2], 1.0)));
     assert_eq!(found, None);
-    assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (MOST, MOST));
-    let tomorrow = Step { at_unix_ms: FADES_MS + 10_000, ..step(7, Arm::Own, 1.0) };
+    assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (MAX_SESSIONS, MAX_SESSIONS));
+    let tomorrow = StepSample { at_unix_ms: SESSION_TTL_MS + 10_000, ..step(7, Arm::Own, 1.0) };
     guardrail.add(&tomorrow);
     assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (0, 1));
-    let mut sessions = Sessions::default();
+    let mut sessions = ArmSessions::default();
     (0..1_000).for_each(|_| sessions.add(&tomorrow, 0.0));
     (0..100).for_each(|_| sessions.add(&tomorrow, 1.0));
     assert!(sessions.0[0].mean > 0.99, "{:?}", sessions.0[0]);

@@ -15,24 +15,24 @@ use strum::{AsRefStr, IntoStaticStr};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{ModelId, Tokens, WorkerId};
 
-use crate::gateway::Gateway;
-use crate::telemetry::identity::IdentityMetrics;
+use crate::gateway::AppState;
+use crate::telemetry::identity::PrefixCacheMetrics;
 
 /// So many answers in a row that agree end a doubt.
-const HEALED: u32 = 32;
+const AGREEMENTS_TO_CLEAR: u32 = 32;
 /// Events come later than answers where links or engines are slow: what more was found than they had told is looked at again
 /// after this time, before it counts.
-pub(crate) const LATE: Duration = Duration::from_secs(3);
+pub(crate) const EVENT_GRACE_PERIOD: Duration = Duration::from_secs(3);
 /// So many answers wait for that at most; others say nothing then.
-const MOST_LATER: usize = 256;
+const MAX_DEFERRED_CHECKS: usize = 256;
 /// Between two looks at who is still listed.
-const FORGET_EVERY: Duration = Duration::from_secs(1);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two warnings of one model at one worker.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The tokens of one request's prompts by two counts.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct Counts {
+pub struct PromptTokenCount {
     /// As computed here.
     pub computed: Tokens,
     /// As the engine's usage says.
@@ -41,8 +41,8 @@ pub struct Counts {
 
 /// The tokens of one prompt that were in the engine's cache, by two words of the engine's.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct Finds {
-    /// What its events had told of the prompt as it was computed here: before the step, until its answer was over, or `LATE`
+pub struct CacheHitCheck {
+    /// What its events had told of the prompt as it was computed here: before the step, until its answer was over, or `EVENT_GRACE_PERIOD`
     /// after that.
     pub told: Tokens,
     /// As its usage says.
@@ -54,7 +54,7 @@ pub struct Finds {
 /// In what an engine shows that its prompts are other ones than were computed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Sign {
+pub enum DriftSignal {
     /// In how many tokens they have.
     #[strum(serialize = "engine_disagrees")]
     Counted,
@@ -65,20 +65,20 @@ pub enum Sign {
 
 /// A model whose prompts are other ones at some workers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Doubt {
+pub struct TokenizerMismatch {
     /// As clients name it.
     pub model: ModelId,
     /// In what it shows.
-    pub sign: Sign,
+    pub signal: DriftSignal,
     /// The workers that disagree.
-    pub at: Vec<WorkerId>,
+    pub workers: Vec<WorkerId>,
     /// Where its steps are not called exact any more.
-    pub reach: DoubtReach,
+    pub scope: MismatchScope,
 }
 
 /// Where a model's steps are not called exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DoubtReach {
+pub enum MismatchScope {
     /// At the workers that disagree: most agree, so that these are the odd ones.
     Workers,
     /// Everywhere: most of the workers that answered disagree.
@@ -87,187 +87,219 @@ pub enum DoubtReach {
 
 /// One answer's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Said {
-    Counts(Counts),
-    Finds(Finds),
+enum DriftObservation {
+    TokenCount(PromptTokenCount),
+    CacheHit(CacheHitCheck),
 }
 
 /// What one worker's answers said of one model's prompts.
 #[derive(Debug, Default)]
-struct Window {
+struct MismatchWindow {
     /// The newest eight answers, a bit each, set where it disagreed.
-    disagreed: u8,
+    disagreements: u8,
     /// Answers in a row that agreed.
-    agreeing: u32,
-    doubted: bool,
-    warned: Option<Instant>,
+    agreements: u32,
+    suspected: bool,
+    warned_at: Option<Instant>,
 }
 
-impl Window {
-    fn note(&mut self, said: Said) {
+impl MismatchWindow {
+    fn record(&mut self, said: DriftObservation) {
         let agrees = said.agrees();
-        self.disagreed = self.disagreed << 1 | u8::from(!agrees);
-        self.agreeing = if agrees { self.agreeing.saturating_add(1) } else { 0 };
-        self.doubted = match self.doubted {
-            false => self.disagreed.count_ones() >= said.sign().doubt(),
-            true => self.agreeing < HEALED,
+        self.disagreements = self.disagreements << 1 | u8::from(!agrees);
+        self.agreements = if agrees { self.agreements.saturating_add(1) } else { 0 };
+        self.suspected = match self.suspected {
+            false => self.disagreements.count_ones() >= said.signal().mismatch_threshold(),
+            true => self.agreements < AGREEMENTS_TO_CLEAR,
         };
     }
 
     /// Whether this disagreement is to be told: not all of them are.
-    fn warns(&mut self, now: Instant) -> bool {
-        let is_due = self.warned.is_none_or(|last| now.saturating_duration_since(last) >= WARN_EVERY);
+    fn should_warn(&mut self, now: Instant) -> bool {
+        let is_due = self.warned_at.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
         if is_due {
-            self.warned = Some(now);
+            self.warned_at = Some(now);
         }
         is_due
     }
 }
 
 #[derive(Debug, Default)]
-struct Answered(BTreeMap<WorkerId, Window>);
+struct WorkerWindows(BTreeMap<WorkerId, MismatchWindow>);
 
-impl Answered {
-    fn doubted(&self) -> impl Iterator<Item = WorkerId> {
-        self.0.iter().filter(|(_, window)| window.doubted).map(|(worker, _)| *worker)
+impl WorkerWindows {
+    fn suspected_workers(&self) -> impl Iterator<Item = WorkerId> {
+        self.0.iter().filter(|(_, window)| window.suspected).map(|(worker, _)| *worker)
     }
 
     /// Whether most of them disagree.
-    fn is_doubted(&self) -> bool {
-        2 * self.doubted().count() > self.0.len()
+    fn is_suspected_everywhere(&self) -> bool {
+        2 * self.suspected_workers().count() > self.0.len()
     }
 
-    fn doubts(&self, worker: WorkerId) -> bool {
-        self.0.get(&worker).is_some_and(|window| window.doubted) || self.is_doubted()
+    fn is_suspected_mismatch(&self, worker: WorkerId) -> bool {
+        self.0.get(&worker).is_some_and(|window| window.suspected) || self.is_suspected_everywhere()
     }
 }
 
 /// The same by what their answers said.
 #[derive(Debug, Default)]
-struct Signs {
-    counted: Answered,
-    found: Answered,
+struct ModelDrift {
+    token_counts: WorkerWindows,
+    cache_hits: WorkerWindows,
 }
 
-impl Signs {
-    fn of(&mut self, sign: Sign) -> &mut Answered {
+impl ModelDrift {
+    fn of(&mut self, sign: DriftSignal) -> &mut WorkerWindows {
         match sign {
-            Sign::Counted => &mut self.counted,
-            Sign::Found => &mut self.found,
+            DriftSignal::Counted => &mut self.token_counts,
+            DriftSignal::Found => &mut self.cache_hits,
         }
     }
 
-    fn all(&self) -> [(Sign, &Answered); 2] {
-        [(Sign::Counted, &self.counted), (Sign::Found, &self.found)]
+    fn all(&self) -> [(DriftSignal, &WorkerWindows); 2] {
+        [(DriftSignal::Counted, &self.token_counts), (DriftSignal::Found, &self.cache_hits)]
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum News {
+enum DriftTransition {
     Disagrees,
-    Doubted,
-    Healed,
+    Suspected,
+    Cleared,
 }
 
 /// What all workers' answers said. At most two windows for each configured model and listed worker.
 #[derive(Debug)]
-pub struct Agreement {
-    models: Mutex<BTreeMap<ModelId, Signs>>,
+pub struct TokenizerDrift {
+    models: Mutex<BTreeMap<ModelId, ModelDrift>>,
     /// Whether anything is doubted: steps ask without the lock where nothing is.
-    any: AtomicBool,
+    any_suspected: AtomicBool,
     /// Places for answers that are looked at again.
-    later: Arc<Semaphore>,
-    metrics: IdentityMetrics,
+    deferred_checks: Arc<Semaphore>,
+    metrics: PrefixCacheMetrics,
 }
 
-impl Agreement {
+impl TokenizerDrift {
     /// Nobody has answered yet.
-    pub fn new(metrics: IdentityMetrics) -> Self {
-        let later = Arc::new(Semaphore::new(MOST_LATER));
-        Self { models: Mutex::default(), any: AtomicBool::new(false), later, metrics }
+    pub fn new(metrics: PrefixCacheMetrics) -> Self {
+        let deferred_checks = Arc::new(Semaphore::new(MAX_DEFERRED_CHECKS));
+        Self { models: Mutex::default(), any_suspected: AtomicBool::new(false), deferred_checks, metrics }
     }
 
     /// A whole answer of `worker` is over. `counts` are none where they cannot be held against each other; they are given
     /// back where they disagree.
-    pub fn counted(&self, at: (&ModelId, WorkerId), counts: Option<Counts>, now: Instant) -> Option<Counts> {
-        self.answered(at, (Sign::Counted, counts.map(Said::Counts)), now).then_some(counts).flatten()
+    pub fn record_token_count(
+        &self,
+        at: (&ModelId, WorkerId),
+        counts: Option<PromptTokenCount>,
+        now: Instant,
+    ) -> Option<PromptTokenCount> {
+        self.record_answer(at, (DriftSignal::Counted, counts.map(DriftObservation::TokenCount)), now)
+            .then_some(counts)
+            .flatten()
     }
 
     /// The same of what it found in its cache.
-    pub fn found(&self, at: (&ModelId, WorkerId), finds: Option<Finds>, now: Instant) -> Option<Finds> {
-        self.answered(at, (Sign::Found, finds.map(Said::Finds)), now).then_some(finds).flatten()
+    pub fn record_cache_hit(
+        &self,
+        at: (&ModelId, WorkerId),
+        finds: Option<CacheHitCheck>,
+        now: Instant,
+    ) -> Option<CacheHitCheck> {
+        self.record_answer(at, (DriftSignal::Found, finds.map(DriftObservation::CacheHit)), now)
+            .then_some(finds)
+            .flatten()
     }
 
     /// A place for an answer that is looked at again; none where too many are.
-    pub fn later(&self) -> Option<OwnedSemaphorePermit> {
-        self.later.clone().try_acquire_owned().ok()
+    pub fn reserve_deferred_check(&self) -> Option<OwnedSemaphorePermit> {
+        self.deferred_checks.clone().try_acquire_owned().ok()
     }
 
     /// Whether it disagrees.
-    fn answered(&self, at: (&ModelId, WorkerId), (sign, said): (Sign, Option<Said>), now: Instant) -> bool {
+    fn record_answer(
+        &self,
+        at: (&ModelId, WorkerId),
+        (sign, said): (DriftSignal, Option<DriftObservation>),
+        now: Instant,
+    ) -> bool {
         let result = said.map_or("not_compared", |said| if said.agrees() { "agrees" } else { "disagrees" });
         let counter = match sign {
-            Sign::Counted => &self.metrics.counted_prompts,
-            Sign::Found => &self.metrics.found_prompts,
+            DriftSignal::Counted => &self.metrics.token_count_checks,
+            DriftSignal::Found => &self.metrics.cache_hit_checks,
         };
         counter.with_label_values(&[result]).inc();
         let Some(said) = said else { return false };
-        if let Some(news) = self.note(at, said, now) {
-            news.tell(at, said);
+        if let Some(news) = self.record(at, said, now) {
+            news.log(at, said);
         }
         !said.agrees()
     }
 
-    fn note(&self, (model, worker): (&ModelId, WorkerId), said: Said, now: Instant) -> Option<News> {
+    fn record(
+        &self,
+        (model, worker): (&ModelId, WorkerId),
+        said: DriftObservation,
+        now: Instant,
+    ) -> Option<DriftTransition> {
         let mut models = self.models.lock();
-        let answered = models.entry(model.clone()).or_default().of(said.sign());
+        let answered = models.entry(model.clone()).or_default().of(said.signal());
         let window = answered.0.entry(worker).or_default();
-        let was_doubted = window.doubted;
-        window.note(said);
-        let news = match (was_doubted, window.doubted) {
-            (true, false) => Some(News::Healed),
-            (false, true) => Some(News::Doubted),
+        let was_doubted = window.suspected;
+        window.record(said);
+        let news = match (was_doubted, window.suspected) {
+            (true, false) => Some(DriftTransition::Cleared),
+            (false, true) => Some(DriftTransition::Suspected),
             _ if said.agrees() => None,
-            _ => window.warns(now).then_some(News::Disagrees),
+            _ => window.should_warn(now).then_some(DriftTransition::Disagrees),
         };
-        if was_doubted != window.doubted {
-            self.look_for_any(&models);
+        if was_doubted != window.suspected {
+            self.refresh_any(&models);
         }
         news
     }
 
-    fn look_for_any(&self, models: &BTreeMap<ModelId, Signs>) {
-        let mut all = models.values().flat_map(Signs::all);
-        self.any.store(all.any(|(_, answered)| answered.doubted().next().is_some()), Ordering::Release);
+    fn refresh_any(&self, models: &BTreeMap<ModelId, ModelDrift>) {
+        let mut all = models.values().flat_map(ModelDrift::all);
+        self.any_suspected
+            .store(all.any(|(_, answered)| answered.suspected_workers().next().is_some()), Ordering::Release);
     }
 
     /// Forgets what all others said: who left cannot agree again, and its doubt would stand for ever.
-    pub fn keep_only(&self, is_listed: impl Fn(WorkerId) -> bool) {
+    pub fn retain_workers(&self, is_listed: impl Fn(WorkerId) -> bool) {
         let mut models = self.models.lock();
         for signs in models.values_mut() {
-            for sign in [Sign::Counted, Sign::Found] {
+            for sign in [DriftSignal::Counted, DriftSignal::Found] {
                 signs.of(sign).0.retain(|worker, _| is_listed(*worker));
             }
         }
-        self.look_for_any(&models);
+        self.refresh_any(&models);
     }
 
     /// Whether a step of this model is not to be called exact at this worker.
-    pub fn doubts(&self, model: &ModelId, worker: WorkerId) -> bool {
-        if !self.any.load(Ordering::Acquire) {
+    pub fn is_suspected_mismatch(&self, model: &ModelId, worker: WorkerId) -> bool {
+        if !self.any_suspected.load(Ordering::Acquire) {
             return false;
         }
         let models = self.models.lock();
-        models.get(model).is_some_and(|signs| signs.all().iter().any(|(_, answered)| answered.doubts(worker)))
+        models
+            .get(model)
+            .is_some_and(|signs| signs.all().iter().any(|(_, answered)| answered.is_suspected_mismatch(worker)))
     }
 
     /// Every model whose prompts are other ones at some worker, by name.
-    pub fn all_doubts(&self) -> Vec<Doubt> {
+    pub fn suspected_mismatches(&self) -> Vec<TokenizerMismatch> {
         let models = self.models.lock();
-        let doubt = |model: &ModelId, (sign, answered): (Sign, &Answered)| {
-            let at: Vec<WorkerId> = answered.doubted().collect();
-            let reach = if answered.is_doubted() { DoubtReach::Model } else { DoubtReach::Workers };
-            (!at.is_empty()).then(|| Doubt { model: model.clone(), sign, at, reach })
+        let doubt = |model: &ModelId, (sign, answered): (DriftSignal, &WorkerWindows)| {
+            let at: Vec<WorkerId> = answered.suspected_workers().collect();
+            let reach = if answered.is_suspected_everywhere() { MismatchScope::Model } else { MismatchScope::Workers };
+            (!at.is_empty()).then(|| TokenizerMismatch {
+                model: model.clone(),
+                signal: sign,
+                workers: at,
+                scope: reach,
+            })
         };
         models
             .iter()
@@ -276,40 +308,41 @@ impl Agreement {
     }
 
     /// How many models are doubted everywhere.
-    pub fn doubted_models(&self) -> usize {
-        let is_doubted = |signs: &&Signs| signs.all().iter().any(|(_, answered)| answered.is_doubted());
+    pub fn suspected_model_count(&self) -> usize {
+        let is_doubted =
+            |signs: &&ModelDrift| signs.all().iter().any(|(_, answered)| answered.is_suspected_everywhere());
         self.models.lock().values().filter(is_doubted).count()
     }
 }
 
 /// Forgets workers that left the lists, for ever.
-pub(crate) async fn follow(gateway: Arc<Gateway>) {
+pub(crate) async fn follow(gateway: Arc<AppState>) {
     loop {
-        tokio::time::sleep(FORGET_EVERY).await;
-        gateway.remembered.identity.agreement.keep_only(|worker| gateway.fleet().lists(worker));
+        tokio::time::sleep(PRUNE_INTERVAL).await;
+        gateway.caches.prefix_cache.tokenizer_drift.retain_workers(|worker| gateway.fleet().is_listed(worker));
     }
 }
 
-impl Sign {
+impl DriftSignal {
     /// Of a worker's last eight answers, so many that disagree make a doubt. A count is right or wrong; what is found looks
     /// wrong a few times where events come later than answers.
-    fn doubt(self) -> u32 {
+    fn mismatch_threshold(self) -> u32 {
         match self {
-            Sign::Counted => 3,
-            Sign::Found => 6,
+            DriftSignal::Counted => 3,
+            DriftSignal::Found => 6,
         }
     }
 }
 
-impl Counts {
+impl PromptTokenCount {
     fn agree(self) -> bool {
         self.computed == self.counted
     }
 }
 
-impl Finds {
+impl CacheHitCheck {
     /// None where it could only agree, and so says nothing: a prompt that is new there neither makes a doubt nor ends one.
-    pub fn telling(self) -> Option<Self> {
+    pub fn conclusive(self) -> Option<Self> {
         (self.found > self.block).then_some(self)
     }
 
@@ -319,49 +352,57 @@ impl Finds {
     }
 }
 
-impl Said {
-    fn sign(self) -> Sign {
+impl DriftObservation {
+    fn signal(self) -> DriftSignal {
         match self {
-            Said::Counts(_) => Sign::Counted,
-            Said::Finds(_) => Sign::Found,
+            DriftObservation::TokenCount(_) => DriftSignal::Counted,
+            DriftObservation::CacheHit(_) => DriftSignal::Found,
         }
     }
 
     fn agrees(self) -> bool {
         match self {
-            Said::Counts(counts) => counts.agree(),
-            Said::Finds(finds) => finds.agree(),
+            DriftObservation::TokenCount(counts) => counts.agree(),
+            DriftObservation::CacheHit(finds) => finds.agree(),
         }
     }
 }
 
-impl News {
-    fn tell(self, (model, worker): (&ModelId, WorkerId), said: Said) {
+impl DriftTransition {
+    fn log(self, (model, worker): (&ModelId, WorkerId), said: DriftObservation) {
         let advice = advice(model);
         match (self, said) {
-            (News::Disagrees, Said::Counts(Counts { computed, counted })) => tracing::warn!(
-                %model, %worker, computed = computed.0, counted = counted.0,
-                "a worker counts other prompt tokens than were computed here; {advice}"
-            ),
-            (News::Doubted, Said::Counts(Counts { computed, counted })) => tracing::warn!(
-                %model, %worker, computed = computed.0, counted = counted.0,
-                "a worker has counted other prompt tokens than were computed here several times: steps are known as fallback \
-                 there until {HEALED} answers in a row agree; {advice}"
-            ),
-            (News::Disagrees, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
-                %model, %worker, told = told.0, found = found.0,
-                "a worker finds more of a prompt in its cache than its events had told of it {LATE:?} later; if that goes on, {advice}"
-            ),
-            (News::Doubted, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
-                %model, %worker, told = told.0, found = found.0,
-                "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
-                 requests than are computed here, and steps are known as fallback there until {HEALED} answers in a row agree; \
-                 {advice}"
-            ),
-            (News::Healed, Said::Counts(_)) => {
+            (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
+                tracing::warn!(
+                    %model, %worker, computed = computed.0, counted = counted.0,
+                    "a worker counts other prompt tokens than were computed here; {advice}"
+                )
+            }
+            (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
+                tracing::warn!(
+                    %model, %worker, computed = computed.0, counted = counted.0,
+                    "a worker has counted other prompt tokens than were computed here several times: steps are known as fallback \
+                     there until {AGREEMENTS_TO_CLEAR} answers in a row agree; {advice}"
+                )
+            }
+            (DriftTransition::Disagrees, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
+                tracing::warn!(
+                    %model, %worker, told = told.0, found = found.0,
+                    "a worker finds more of a prompt in its cache than its events had told of it {EVENT_GRACE_PERIOD:?} later; if that goes on, {advice}"
+                )
+            }
+            (DriftTransition::Suspected, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
+                tracing::warn!(
+                    %model, %worker, told = told.0, found = found.0,
+                    "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
+                     requests than are computed here, and steps are known as fallback there until {AGREEMENTS_TO_CLEAR} answers in a row agree; \
+                     {advice}"
+                )
+            }
+            (DriftTransition::Cleared, DriftObservation::TokenCount(_)) => {
                 tracing::info!(%model, %worker, "its counts of prompt tokens agree again: steps are exact there")
             }
-            (News::Healed, Said::Finds(_)) => {
+            (DriftTransition::Cleared, DriftObservation::CacheHit(_)) => {
                 tracing::info!(%model, %worker, "it finds what its events told again: steps are exact there")
             }
         }

@@ -12,25 +12,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ownership::Supervision;
-use prefix::{Rung, Trails};
+use prefix::{ConversationCache, LookupTier};
 use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::{Bytes, Tokens};
 
-use crate::checkpoints::Checkpoints;
-use crate::config::units::Size;
-use crate::pipeline::identify::Prefixed;
-use crate::telemetry::identity::IdentityMetrics;
-use agreement::Agreement;
-use look::{Look, Looks};
+use crate::checkpoints::CheckpointStore;
+use crate::config::units::ByteCount;
+use crate::pipeline::identify::IdentifiedRequest;
+use crate::telemetry::identity::PrefixCacheMetrics;
+use agreement::TokenizerDrift;
+use look::{SpotCheck, SpotCheckQueue};
 
 /// Section `[identity]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct IdentityConfig {
+pub struct PrefixCacheConfig {
     /// Memory for what conversations leave for their next step; 0 has every prompt computed as a whole.
-    #[default(Size::mebibytes(256))]
-    pub memory: Size,
+    #[default(ByteCount::mebibytes(256))]
+    pub memory: ByteCount,
     /// One step in so many is encoded again as a whole and compared; none where it is 0.
     #[default(256)]
     pub look_every: u64,
@@ -38,31 +38,31 @@ pub struct IdentityConfig {
 
 /// What is known of conversations, and the looks at whether it holds.
 #[derive(Debug)]
-pub struct Identity {
+pub struct PrefixCache {
     /// What they left.
-    pub trails: Arc<Trails>,
+    pub conversations: Arc<ConversationCache>,
     /// Whether engines count prompts as they are counted here.
-    pub agreement: Agreement,
-    looks: Looks,
-    every: Option<NonZeroU64>,
+    pub tokenizer_drift: TokenizerDrift,
+    spot_checks: SpotCheckQueue,
+    verify_every: Option<NonZeroU64>,
     steps: AtomicU64,
-    checkpoints: Arc<Checkpoints>,
-    metrics: IdentityMetrics,
+    checkpoints: Arc<CheckpointStore>,
+    metrics: PrefixCacheMetrics,
 }
 
-impl Identity {
+impl PrefixCache {
     /// Knows nothing yet. Looks are taken for as long as it lives.
     pub fn start(
-        config: &IdentityConfig,
-        checkpoints: Arc<Checkpoints>,
-        (metrics, tasks): (IdentityMetrics, &Arc<Supervision>),
+        config: &PrefixCacheConfig,
+        checkpoints: Arc<CheckpointStore>,
+        (metrics, tasks): (PrefixCacheMetrics, &Arc<Supervision>),
     ) -> Self {
-        let trails = Arc::new(Trails::new(Bytes(config.memory.0 as u64)));
+        let conversations = Arc::new(ConversationCache::new(Bytes(config.memory.0 as u64)));
         Self {
-            looks: Looks::start((trails.clone(), checkpoints.clone()), metrics.clone(), tasks),
-            agreement: Agreement::new(metrics.clone()),
-            trails,
-            every: NonZeroU64::new(config.look_every),
+            spot_checks: SpotCheckQueue::spawn((conversations.clone(), checkpoints.clone()), metrics.clone(), tasks),
+            tokenizer_drift: TokenizerDrift::new(metrics.clone()),
+            conversations,
+            verify_every: NonZeroU64::new(config.look_every),
             steps: AtomicU64::new(0),
             checkpoints,
             metrics,
@@ -70,15 +70,15 @@ impl Identity {
     }
 
     /// Counts a step, and has it looked at when its turn has come, or when other routers should know its tokens.
-    pub fn identified(&self, prefixed: &Prefixed, known: Tokens) {
-        let Some(rung) = prefixed.rung else { return };
+    pub fn record_step(&self, prefixed: &IdentifiedRequest, known: Tokens) {
+        let Some(rung) = prefixed.tier else { return };
         self.metrics.steps.with_label_values(&[rung.as_ref()]).inc();
-        if matches!(rung, Rung::Cold | Rung::Checkpoint) {
+        if matches!(rung, LookupTier::Cold | LookupTier::Checkpoint) {
             return;
         }
-        let is_next = self.every.is_some_and(|every| self.steps.fetch_add(1, Ordering::Relaxed) % every == 0);
-        if is_next || self.checkpoints.wants(prefixed, known) {
-            self.looks.take(Look::at(prefixed, rung, known));
+        let is_next = self.verify_every.is_some_and(|every| self.steps.fetch_add(1, Ordering::Relaxed) % every == 0);
+        if is_next || self.checkpoints.should_publish(prefixed, known) {
+            self.spot_checks.enqueue(SpotCheck::new(prefixed, rung, known));
         }
     }
 }

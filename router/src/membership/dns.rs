@@ -1,7 +1,7 @@
 //! A name whose addresses are workers, resolved again and again.
 //!
 //! A resolver that fails or knows no address changes nothing. Some resolvers tell only a part of many addresses each time, so an
-//! address has to be missing [`MISSES`] times in a row before its worker leaves.
+//! address has to be missing [`MAX_MISSES`] times in a row before its worker leaves.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,29 +11,29 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::{Membership, Source};
+use super::{WorkerDiscovery, WorkerSource};
 use crate::config::{DnsConfig, WorkerConfig};
 
 /// Answers in a row without an address, before its worker leaves.
-const MISSES: u32 = 3;
+const MAX_MISSES: u32 = 3;
 /// The longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most addresses of a name; more are left out, the highest first.
-const MOST_ADDRESSES: usize = 256;
+const MAX_ADDRESSES: usize = 256;
 
 /// The addresses of a name, and how often each was missing of late.
 #[derive(Debug, Default)]
-struct Known(BTreeMap<SocketAddr, u32>);
+struct ResolvedAddresses(BTreeMap<SocketAddr, u32>);
 
-impl Known {
+impl ResolvedAddresses {
     /// The addresses that count after this answer.
-    fn answered(&mut self, answer: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    fn update(&mut self, answer: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
         self.0.values_mut().for_each(|missed| *missed += 1);
         for address in answer {
             self.0.insert(address, 0);
         }
-        self.0.retain(|_, missed| *missed < MISSES);
-        while self.0.len() > MOST_ADDRESSES {
+        self.0.retain(|_, missed| *missed < MAX_MISSES);
+        while self.0.len() > MAX_ADDRESSES {
             self.0.pop_last();
         }
         self.0.keys().copied().collect()
@@ -41,30 +41,30 @@ impl Known {
 }
 
 /// Tells what the name resolves to, for ever.
-pub(crate) async fn follow(membership: Arc<Membership>, (at, config): (usize, DnsConfig)) {
+pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, DnsConfig)) {
     let resolve = async |name: String| tokio::net::lookup_host(name).await.map(Iterator::collect);
     follow_with(membership, (at, config), resolve).await;
 }
 
 async fn follow_with(
-    membership: Arc<Membership>,
+    membership: Arc<WorkerDiscovery>,
     (at, config): (usize, DnsConfig),
     resolve: impl AsyncFn(String) -> io::Result<Vec<SocketAddr>>,
 ) {
-    let (list, mut known, mut told) = ((Source::Dns, at), Known::default(), Vec::new());
+    let (list, mut known, mut told) = ((WorkerSource::Dns, at), ResolvedAddresses::default(), Vec::new());
     loop {
-        let answer = timeout(PATIENCE, resolve(config.name.clone())).await;
+        let answer = timeout(RESOLVE_TIMEOUT, resolve(config.name.clone())).await;
         match answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(answer) if !answer.is_empty() => {
-                let addresses = known.answered(answer);
+                let addresses = known.update(answer);
                 if addresses != told {
-                    membership.tell(list, addresses.iter().map(|address| worker(&config, *address)).collect());
+                    membership.update_list(list, addresses.iter().map(|address| worker(&config, *address)).collect());
                     told = addresses;
                 }
-                membership.works(list);
+                membership.mark_working(list);
             }
-            Ok(_) => membership.fails(list, format!("{} has no address", config.name)),
-            Err(error) => membership.fails(list, format!("{} cannot be resolved: {error}", config.name)),
+            Ok(_) => membership.mark_failing(list, format!("{} has no address", config.name)),
+            Err(error) => membership.mark_failing(list, format!("{} cannot be resolved: {error}", config.name)),
         }
         sleep(config.every.0).await;
     }
@@ -76,7 +76,7 @@ fn worker(config: &DnsConfig, address: SocketAddr) -> WorkerConfig {
         role: config.role,
         models: config.models.clone(),
         api_key: config.api_key.clone(),
-        ..WorkerConfig::at(url)
+        ..WorkerConfig::from_url(url)
     }
 }
 
@@ -85,39 +85,39 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::testing::{front_of, until};
+    use crate::testing::{start_router_at, wait_until};
 
     fn addresses(all: &[&str]) -> Vec<SocketAddr> {
         all.iter().map(|address| address.parse().unwrap()).collect()
     }
 
     #[test]
-    fn an_address_counts_until_it_was_missing_three_times_in_a_row() {
-        let mut known = Known::default();
+    fn an_address_expires_after_three_consecutive_misses() {
+        let mut known = ResolvedAddresses::default();
         let (a, b) = ("10.0.0.1:8000", "10.0.0.2:8000");
         let both = addresses(&[a, b]);
-        assert_eq!(known.answered(both.clone()), both);
+        assert_eq!(known.update(both.clone()), both);
         for _ in 0..2 {
-            assert_eq!(known.answered(addresses(&[b])), both);
+            assert_eq!(known.update(addresses(&[b])), both);
         }
-        assert_eq!(known.answered(addresses(&[a])), both, "it is back");
+        assert_eq!(known.update(addresses(&[a])), both, "it is back");
         for _ in 0..2 {
-            assert_eq!(known.answered(addresses(&[b])), both);
+            assert_eq!(known.update(addresses(&[b])), both);
         }
-        assert_eq!(known.answered(addresses(&[b])), addresses(&[b]));
+        assert_eq!(known.update(addresses(&[b])), addresses(&[b]));
     }
 
     #[test]
-    fn a_name_with_endless_addresses_has_its_first_ones() {
+    fn addresses_per_name_are_limited() {
         let many = (0..5_000_u32).map(|number| SocketAddr::from((number.to_be_bytes(), 80)));
-        let known = Known::default().answered(many);
-        assert_eq!((known.len(), known[0]), (MOST_ADDRESSES, "0.0.0.0:80".parse().unwrap()));
+        let known = ResolvedAddresses::default().update(many);
+        assert_eq!((known.len(), known[0]), (MAX_ADDRESSES, "0.0.0.0:80".parse().unwrap()));
     }
 
     #[tokio::test]
-    async fn workers_follow_a_name_and_a_resolver_that_fails_changes_nothing_and_is_told() {
-        let front = front_of(&[], &[]).await;
-        let (gateway, membership) = (front.gateway.clone(), front.gateway.membership().clone());
+    async fn workers_follow_dns_and_a_failing_resolver_is_reported_without_changes() {
+        let front = start_router_at(&[], &[]).await;
+        let (gateway, membership) = (front.gateway.clone(), front.gateway.discovery().clone());
         let answer = Arc::new(Mutex::new(Ok(addresses(&["127.0.0.1:1", "[::1]:2"]))));
         let told = answer.clone();
         let resolve = async move |name: String| {
@@ -126,26 +126,26 @@ mod tests {
         };
         let config = DnsConfig {
             name: "engines.test:8000".into(),
-            every: crate::config::units::Span::millis(20),
-            role: Some(vocabulary::Role::Decode),
+            every: crate::config::units::TimeSpan::millis(20),
+            role: Some(vocabulary::WorkerRole::Decode),
             models: Vec::new(),
             api_key: None,
         };
         let following = follow_with(membership.clone(), (0, config), resolve);
         let endpoints = || gateway.fleet().snapshot().iter().map(|view| view.endpoint.to_string()).collect::<Vec<_>>();
         let watching = async {
-            until("both came", || endpoints() == ["http://127.0.0.1:1", "http://[::1]:2"]).await;
-            assert_eq!(gateway.fleet().snapshot()[0].role, vocabulary::Role::Decode);
+            wait_until("both came", || endpoints() == ["http://127.0.0.1:1", "http://[::1]:2"]).await;
+            assert_eq!(gateway.fleet().snapshot()[0].role, vocabulary::WorkerRole::Decode);
             *answer.lock() = Err(io::ErrorKind::ConnectionRefused);
-            until("it is told", || !membership.failures().is_empty()).await;
+            wait_until("it is told", || !membership.failures().is_empty()).await;
             let (source, why) = membership.failures().remove(0);
-            assert!(source == Source::Dns && why.contains("engines.test:8000 cannot be resolved"), "{why}");
+            assert!(source == WorkerSource::Dns && why.contains("engines.test:8000 cannot be resolved"), "{why}");
             assert_eq!(endpoints().len(), 2);
             *answer.lock() = Ok(Vec::new());
-            until("it has none", || membership.failures()[0].1.contains("has no address")).await;
+            wait_until("it has none", || membership.failures()[0].1.contains("has no address")).await;
             assert_eq!(endpoints().len(), 2);
             *answer.lock() = Ok(addresses(&["[::1]:2"]));
-            until("one left", || endpoints() == ["http://[::1]:2"]).await;
+            wait_until("one left", || endpoints() == ["http://[::1]:2"]).await;
             assert_eq!(membership.failures(), []);
         };
         tokio::select! {

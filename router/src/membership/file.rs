@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Membership, Source};
-use crate::config::{WorkerConfig, place_of, without_text, workers_problem};
-use crate::following::{Followed, Stamp, follow, stamp};
+use super::{WorkerDiscovery, WorkerSource};
+use crate::config::{WorkerConfig, describe_toml_error, without_text, workers_problem};
+use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Between two looks at the file.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Largest file: a thousand workers with long lists of models.
-const MOST_BYTES: u64 = 4 << 20;
+const MAX_BYTES: u64 = 4 << 20;
 
 /// A file of workers that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,32 +31,32 @@ pub struct WorkerFileError {
 #[derive(Clone)]
 pub(crate) struct WorkerFile {
     path: PathBuf,
-    seen: Option<Stamp>,
+    seen: Option<FileStamp>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct List {
+struct WorkerFileContents {
     workers: Vec<WorkerConfig>,
 }
 
 impl WorkerFile {
     /// Reads it for the first time.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<WorkerConfig>), WorkerFileError> {
-        let seen = stamp(path);
+        let seen = stamp_of(path);
         Ok((Self { path: path.to_owned(), seen }, read(path)?))
     }
 
     /// Tells what it lists whenever that changes, for ever.
-    pub(crate) async fn follow(self, membership: Arc<Membership>, followed: Followed) {
+    pub(crate) async fn follow(self, membership: Arc<WorkerDiscovery>, followed: WatchedFiles) {
         let Self { path, seen } = self;
         let take = || {
             let workers = read(&path)?;
             tracing::info!(file = %path.display(), workers = workers.len(), "the file of workers was read anew");
-            membership.tell((Source::File, 0), workers);
+            membership.update_list((WorkerSource::File, 0), workers);
             Ok::<_, WorkerFileError>(())
         };
-        follow((seen, || stamp(&path)), (EVERY, &followed), take).await;
+        follow((seen, || stamp_of(&path)), (POLL_INTERVAL, &followed), take).await;
     }
 }
 
@@ -64,12 +64,13 @@ fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
     let refused = |problem: String| WorkerFileError { path: path.to_owned(), problem };
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(|error| refused(error.to_string()))?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(refused(format!("it is longer than {MOST_BYTES} bytes")));
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| refused(error.to_string()))?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(refused(format!("it is longer than {MAX_BYTES} bytes")));
     }
     let is_json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
-    let list = if is_json { of_json(&text) } else { of_toml(&text) }.map_err(|Unlisted(problem)| refused(problem))?;
+    let list = if is_json { parse_json(&text) } else { parse_toml(&text) }
+        .map_err(|InvalidWorkerList(problem)| refused(problem))?;
     match workers_problem(&list.workers) {
         Some((at, problem)) => Err(refused(format!("{at}: {problem}"))),
         None => Ok(list.workers),
@@ -77,30 +78,30 @@ fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
 }
 
 /// What is wrong with a list.
-struct Unlisted(String);
+struct InvalidWorkerList(String);
 
-fn of_toml(text: &str) -> Result<List, Unlisted> {
-    let table: toml::Table = text.parse().map_err(|error| Unlisted(place_of(text, &error)))?;
+fn parse_toml(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
+    let table: toml::Table = text.parse().map_err(|error| InvalidWorkerList(describe_toml_error(text, &error)))?;
     serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
         let at = match error.path().to_string().as_str() {
             // The file as a whole.
             "." => String::new(),
             path => format!("{path}: "),
         };
-        Unlisted(format!("{at}{}", without_text(error.into_inner().message().trim())))
+        InvalidWorkerList(format!("{at}{}", without_text(error.into_inner().message().trim())))
     })
 }
 
-fn of_json(text: &str) -> Result<List, Unlisted> {
+fn parse_json(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let list = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let at = match error.path().to_string().as_str() {
             "." | "?" => String::new(),
             path => format!("{path}: "),
         };
-        Unlisted(format!("{at}{}", without_text(&error.into_inner().to_string())))
+        InvalidWorkerList(format!("{at}{}", without_text(&error.into_inner().to_string())))
     })?;
-    deserializer.end().map_err(|error| Unlisted(error.to_string()))?;
+    deserializer.end().map_err(|error| InvalidWorkerList(error.to_string()))?;
     Ok(list)
 }
 
@@ -108,7 +109,7 @@ fn of_json(text: &str) -> Result<List, Unlisted> {
 mod tests {
     use super::*;
 
-    fn written(name: &str, text: &str) -> Result<Vec<String>, String> {
+    fn read_written(name: &str, text: &str) -> Result<Vec<String>, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -117,16 +118,16 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_toml_or_json_and_says_as_much_of_a_worker_as_the_configuration() {
+    fn a_worker_file_is_toml_or_json_with_the_fields_of_the_configuration() {
         let toml = "[[workers]]\nurl = \"http://a:1#decode\"\n[[workers]]\nurl = \"http://b:1\"\nrole = \"prefill\"";
-        assert_eq!(written("workers.toml", toml).unwrap(), ["http://a:1 decode", "http://b:1 prefill"]);
+        assert_eq!(read_written("workers.toml", toml).unwrap(), ["http://a:1 decode", "http://b:1 prefill"]);
         let json = r#"{"workers": [{"url": "http://a:1", "models": ["m"], "shape": {"tensor": 2, "pipeline": 1}}]}"#;
-        assert_eq!(written("workers.json", json).unwrap(), ["http://a:1 hybrid"]);
-        assert_eq!(written("workers.toml", "workers = []").unwrap(), [] as [&str; 0]);
+        assert_eq!(read_written("workers.json", json).unwrap(), ["http://a:1 hybrid"]);
+        assert_eq!(read_written("workers.toml", "workers = []").unwrap(), [] as [&str; 0]);
     }
 
     #[test]
-    fn what_is_no_list_of_workers_says_where_it_is_wrong_and_what_is_accepted() {
+    fn an_invalid_worker_file_names_the_position_and_what_is_accepted() {
         let twice = "[[workers]]\nurl = \"http://a:1\"\n[[workers]]\nurl = \"HTTP://A:1/\"";
         for (name, text, wanted) in [
             // As it looks while somebody writes it: no workers are not meant.
@@ -156,7 +157,7 @@ mod tests {
                 "1 or more",
             ),
         ] {
-            let refused = written(name, text).unwrap_err();
+            let refused = read_written(name, text).unwrap_err();
             assert!(
                 refused.contains(wanted)
                     && !refused.contains("sk-secret")

@@ -2,7 +2,7 @@
 //! are served.
 //!
 //! A source says what it wants to be there, whole, each time. A worker that several sources list is the first one's, in the
-//! order of [`Source`]. Nothing here looks at how workers are: one that does not answer stays listed.
+//! order of [`WorkerSource`]. Nothing here looks at how workers are: one that does not answer stays listed.
 
 pub(crate) mod dns;
 mod file;
@@ -20,21 +20,21 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use tokio::sync::Notify;
 use utoipa::ToSchema;
 use vocabulary::{ModelId, WorkerId};
-use workers_shim::fleet::{EventsAt, Fleet, FleetError, Turnover, WorkerSpec};
+use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, WorkerDefinition};
 
 use crate::config::{DiscoveryConfig, WorkerConfig};
 use crate::drains;
-use crate::roster::Roster;
+use crate::roster::WorkerPool;
 use crate::telemetry::discovery::DiscoveryMetrics;
 pub(crate) use file::WorkerFile;
 pub use file::WorkerFileError;
-use registered::Registered;
-pub(crate) use registered::{Came, NoRoom, Registration};
+use registered::RegistrationTable;
+pub(crate) use registered::{Registration, RegistrationOutcome, RegistrationsFull};
 
 /// Most workers of a router; more are left out and counted.
-pub const MOST_WORKERS: usize = 1024;
+pub const MAX_WORKERS: usize = 1024;
 /// Between two changes of the fleet, however fast sources change their minds.
-const LEAST_PAUSE: Duration = Duration::from_millis(200);
+const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Who lists workers.
 #[derive(
@@ -43,7 +43,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(200);
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 #[schema(as = WorkerSource)]
-pub enum Source {
+pub enum WorkerSource {
     /// `[[workers]]` and `--worker`.
     Static,
     /// The file `discovery.workers_file`.
@@ -56,7 +56,7 @@ pub enum Source {
     Api,
 }
 
-impl Source {
+impl WorkerSource {
     /// Whether the configuration says who is listed, and not whoever reaches the operator API.
     pub fn is_configured(self) -> bool {
         self < Self::Api
@@ -64,64 +64,68 @@ impl Source {
 }
 
 /// One list of workers: whose, and which of several.
-pub(crate) type List = (Source, usize);
+pub(crate) type SourceKey = (WorkerSource, usize);
 
 /// What the sources want, and where it is made so.
 #[derive(Debug)]
-pub struct Membership {
-    wanted: Mutex<BTreeMap<List, Vec<WorkerConfig>>>,
-    registered: Mutex<Registered>,
+pub struct WorkerDiscovery {
+    lists: Mutex<BTreeMap<SourceKey, Vec<WorkerConfig>>>,
+    registered: Mutex<RegistrationTable>,
     /// Why lists cannot be read.
-    failing: Mutex<BTreeMap<List, String>>,
-    told: Notify,
+    failures: Mutex<BTreeMap<SourceKey, String>>,
+    changed: Notify,
     fleet: Arc<Fleet>,
-    roster: Arc<Roster>,
+    roster: Arc<WorkerPool>,
     directory: Arc<Directory>,
     metrics: DiscoveryMetrics,
 }
 
-impl Membership {
+impl WorkerDiscovery {
     /// Without any source.
     pub(crate) fn new(
-        (fleet, roster): (Arc<Fleet>, Arc<Roster>),
+        (fleet, roster): (Arc<Fleet>, Arc<WorkerPool>),
         directory: Arc<Directory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
-        let registered = Mutex::new(Registered::new(config.registrations));
-        let (wanted, failing) = Default::default();
-        Self { wanted, registered, failing, told: Notify::new(), fleet, roster, directory, metrics }
+        let registered = Mutex::new(RegistrationTable::new(config.registrations));
+        let (lists, failures) = Default::default();
+        Self { lists, registered, failures, changed: Notify::new(), fleet, roster, directory, metrics }
     }
 
     /// From now on these are listed. They are there in a moment.
-    pub(crate) fn tell(&self, list: List, workers: Vec<WorkerConfig>) {
-        self.wanted.lock().insert(list, workers);
-        self.told.notify_one();
+    pub(crate) fn update_list(&self, list: SourceKey, workers: Vec<WorkerConfig>) {
+        self.lists.lock().insert(list, workers);
+        self.changed.notify_one();
     }
 
     /// The list cannot be read, so that what it last said is kept. Logged once until it can.
-    pub(crate) fn fails(&self, list: List, why: String) {
-        if self.failing.lock().insert(list, why.clone()).as_ref() != Some(&why) {
+    pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
+        if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
             tracing::error!(source = list.0.as_ref(), %why, "workers cannot be looked up; those that were found before stay");
         }
     }
 
     /// The list can be read.
-    pub(crate) fn works(&self, list: List) {
-        if self.failing.lock().remove(&list).is_some() {
+    pub(crate) fn mark_working(&self, list: SourceKey) {
+        if self.failures.lock().remove(&list).is_some() {
             tracing::info!(source = list.0.as_ref(), "workers are looked up again");
         }
     }
 
     /// Who cannot be read, and why.
-    pub(crate) fn failures(&self) -> Vec<(Source, String)> {
-        self.failing.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
+    pub(crate) fn failures(&self) -> Vec<(WorkerSource, String)> {
+        self.failures.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
     }
 
-    pub(crate) fn register(&self, worker: WorkerConfig, ttl: Duration) -> Result<Came, NoRoom> {
+    pub(crate) fn register(
+        &self,
+        worker: WorkerConfig,
+        ttl: Duration,
+    ) -> Result<RegistrationOutcome, RegistrationsFull> {
         let mut registered = self.registered.lock();
         let came = registered.register(worker, ttl, Instant::now())?;
-        if came != Came::Again {
-            self.tell_registered(&registered);
+        if came != RegistrationOutcome::Renewed {
+            self.update_registered(&registered);
         }
         Ok(came)
     }
@@ -130,7 +134,7 @@ impl Membership {
     pub(crate) fn withdraw(&self, worker: WorkerId) -> bool {
         let mut registered = self.registered.lock();
         let was_there = registered.withdraw(worker);
-        self.tell_registered(&registered);
+        self.update_registered(&registered);
         was_there
     }
 
@@ -142,93 +146,93 @@ impl Membership {
     /// Takes out those who did not register again in time, for ever.
     pub(crate) async fn expire(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LEAST_PAUSE).await;
+            tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
             let mut registered = self.registered.lock();
             let gone = registered.expire(Instant::now());
             if !gone.is_empty() {
-                self.tell_registered(&registered);
+                self.update_registered(&registered);
             }
             gone.iter()
                 .for_each(|worker| tracing::warn!(worker = %worker.endpoint(), "it did not register again in time"));
         }
     }
 
-    fn tell_registered(&self, registered: &Registered) {
-        self.tell((Source::Api, 0), registered.all().map(|it| it.worker.clone()).collect());
+    fn update_registered(&self, registered: &RegistrationTable) {
+        self.update_list((WorkerSource::Api, 0), registered.all().map(|it| it.worker.clone()).collect());
     }
 
     /// Makes what sources want so, for ever.
-    pub(crate) async fn keep(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         loop {
-            self.told.notified().await;
-            if let Err(error) = self.apply() {
+            self.changed.notified().await;
+            if let Err(error) = self.reconcile() {
                 tracing::error!(%error, "the workers could not be changed");
             }
-            tokio::time::sleep(LEAST_PAUSE).await;
+            tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
         }
     }
 
     /// Makes what sources want so, now. Not to be called by two at once.
-    pub(crate) fn apply(&self) -> Result<(), FleetError> {
-        let (listed, left_out) = listed(&self.wanted.lock());
+    pub(crate) fn reconcile(&self) -> Result<(), FleetError> {
+        let (listed, left_out) = merge_lists(&self.lists.lock());
         self.metrics.left_out.set(left_out as i64);
-        for source in Source::VARIANTS.iter().copied() {
+        for source in WorkerSource::VARIANTS.iter().copied() {
             let count = listed.iter().filter(|(by, _)| *by == source).count();
             self.metrics.workers.with_label_values(&[source.as_ref()]).set(count as i64);
         }
-        let specs = listed.iter().map(|(_, worker)| spec(worker)).collect();
+        let specs = listed.iter().map(|(_, worker)| fleet_spec(worker)).collect();
         // Whoever is planned with is known how to be reached, before and after.
         self.roster.add(listed);
-        let turnover = self.fleet.set(specs)?;
-        let is_here = |id| self.fleet.lists(id) || self.fleet.leaving().contains(&id);
+        let turnover = self.fleet.set_workers(specs)?;
+        let is_here = |id| self.fleet.is_listed(id) || self.fleet.leaving().contains(&id);
         self.roster.retain(is_here);
-        self.took_place(turnover);
+        self.record_turnover(turnover);
         Ok(())
     }
 
-    fn took_place(&self, turnover: Turnover) {
-        if turnover == Turnover::default() {
+    fn record_turnover(&self, turnover: FleetDiff) {
+        if turnover == FleetDiff::default() {
             return;
         }
-        let Turnover { joined, changed, left } = turnover;
+        let FleetDiff { joined, changed, left } = turnover;
         tracing::info!(joined, changed, left, "the workers changed");
         for (change, count) in [("joined", joined), ("changed", changed), ("left", left)] {
             self.metrics.changes.with_label_values(&[change]).inc_by(count as u64);
         }
         // Somebody who came may have been drained before.
         for view in self.fleet.snapshot().iter() {
-            drains::obey(&self.directory, &self.fleet, view.id);
+            drains::apply(&self.directory, &self.fleet, view.id);
         }
     }
 }
 
 /// Everybody once, by the first source that lists them, and how many are beyond what a router can have.
-fn listed(wanted: &BTreeMap<List, Vec<WorkerConfig>>) -> (Vec<(Source, WorkerConfig)>, usize) {
+fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerSource, WorkerConfig)>, usize) {
     let mut seen = HashSet::new();
     let all = wanted.iter().flat_map(|((source, _), workers)| workers.iter().map(|worker| (*source, worker)));
     let mut listed: Vec<_> = all
         .filter(|(_, worker)| seen.insert(worker.endpoint().clone()))
         .map(|(source, worker)| (source, worker.clone()))
         .collect();
-    let left_out = listed.len().saturating_sub(MOST_WORKERS);
+    let left_out = listed.len().saturating_sub(MAX_WORKERS);
     if left_out > 0 {
-        tracing::error!(left_out, most = MOST_WORKERS, "more workers are listed than a router can have");
+        tracing::error!(left_out, most = MAX_WORKERS, "more workers are listed than a router can have");
     }
-    listed.truncate(MOST_WORKERS);
+    listed.truncate(MAX_WORKERS);
     (listed, left_out)
 }
 
 /// As the fleet is told.
-pub(crate) fn spec(worker: &WorkerConfig) -> WorkerSpec {
-    WorkerSpec {
+pub(crate) fn fleet_spec(worker: &WorkerConfig) -> WorkerDefinition {
+    WorkerDefinition {
         models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
         api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
         events: match &worker.events {
-            Some(live) => EventsAt::Configured { live: live.clone(), replay: worker.replay.clone() },
-            None => EventsAt::Discovered,
+            Some(live) => EventSourceSetting::Configured { live: live.clone(), replay: worker.replay.clone() },
+            None => EventSourceSetting::Discovered,
         },
         profile: worker.profile.clone(),
-        ..WorkerSpec::at(worker.endpoint(), worker.role())
+        ..WorkerDefinition::at(worker.endpoint(), worker.role())
     }
 }
 

@@ -10,46 +10,51 @@ use crate::config::WorkerConfig;
 
 /// Who is registered, and until when.
 #[derive(Debug)]
-pub(crate) struct Registered {
+pub(crate) struct RegistrationTable {
     all: BTreeMap<WorkerId, Registration>,
-    most: usize,
+    max: usize,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     pub(crate) worker: WorkerConfig,
-    pub(crate) until: Instant,
+    pub(crate) expires_at: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Came {
+pub(crate) enum RegistrationOutcome {
     New,
     /// It was there, and stays.
-    Again,
+    Renewed,
     /// It was there, and is described otherwise now.
-    Otherwise,
+    Changed,
 }
 
 /// So many are registered that there is no room for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NoRoom {
-    pub(crate) most: usize,
+pub(crate) struct RegistrationsFull {
+    pub(crate) max: usize,
 }
 
-impl Registered {
-    pub(crate) fn new(most: usize) -> Self {
-        Self { all: BTreeMap::new(), most }
+impl RegistrationTable {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { all: BTreeMap::new(), max }
     }
 
-    pub(crate) fn register(&mut self, worker: WorkerConfig, ttl: Duration, now: Instant) -> Result<Came, NoRoom> {
+    pub(crate) fn register(
+        &mut self,
+        worker: WorkerConfig,
+        ttl: Duration,
+        now: Instant,
+    ) -> Result<RegistrationOutcome, RegistrationsFull> {
         let id = WorkerId::of_endpoint(worker.endpoint());
         let came = match self.all.get(&id) {
-            None if self.all.len() >= self.most => return Err(NoRoom { most: self.most }),
-            None => Came::New,
-            Some(known) if known.worker == worker => Came::Again,
-            Some(_) => Came::Otherwise,
+            None if self.all.len() >= self.max => return Err(RegistrationsFull { max: self.max }),
+            None => RegistrationOutcome::New,
+            Some(known) if known.worker == worker => RegistrationOutcome::Renewed,
+            Some(_) => RegistrationOutcome::Changed,
         };
-        self.all.insert(id, Registration { worker, until: now + ttl });
+        self.all.insert(id, Registration { worker, expires_at: now + ttl });
         Ok(came)
     }
 
@@ -60,7 +65,7 @@ impl Registered {
 
     /// Takes out those whose time is over.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<WorkerConfig> {
-        self.all.extract_if(.., |_, registration| registration.until <= now).map(|(_, it)| it.worker).collect()
+        self.all.extract_if(.., |_, registration| registration.expires_at <= now).map(|(_, it)| it.worker).collect()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Registration> {
@@ -75,15 +80,15 @@ mod tests {
     const TTL: Duration = Duration::from_secs(30);
 
     fn worker(url: &str) -> WorkerConfig {
-        WorkerConfig::at(url.parse().unwrap())
+        WorkerConfig::from_url(url.parse().unwrap())
     }
 
     #[test]
-    fn a_worker_stays_as_long_as_it_says_so_again_in_time() {
-        let (mut registered, start) = (Registered::new(8), Instant::now());
-        assert_eq!(registered.register(worker("http://a:1"), TTL, start), Ok(Came::New));
-        assert_eq!(registered.register(worker("http://b:1"), TTL, start), Ok(Came::New));
-        assert_eq!(registered.register(worker("http://a:1"), TTL, start + TTL / 2), Ok(Came::Again));
+    fn a_registration_lasts_until_its_ttl_expires() {
+        let (mut registered, start) = (RegistrationTable::new(8), Instant::now());
+        assert_eq!(registered.register(worker("http://a:1"), TTL, start), Ok(RegistrationOutcome::New));
+        assert_eq!(registered.register(worker("http://b:1"), TTL, start), Ok(RegistrationOutcome::New));
+        assert_eq!(registered.register(worker("http://a:1"), TTL, start + TTL / 2), Ok(RegistrationOutcome::Renewed));
         let gone = registered.expire(start + TTL);
         assert_eq!((gone.len(), &**gone[0].endpoint()), (1, "http://b:1"));
         assert!(registered.expire(start + TTL * 3 / 2 - Duration::from_millis(1)).is_empty());
@@ -92,19 +97,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_described_otherwise_is_told_from_who_only_stays() {
-        let (mut registered, now) = (Registered::new(8), Instant::now());
-        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(Came::New));
-        assert_eq!(registered.register(worker("http://a:1#decode"), TTL, now), Ok(Came::Otherwise));
+    fn a_renewal_with_another_description_is_a_change() {
+        let (mut registered, now) = (RegistrationTable::new(8), Instant::now());
+        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(RegistrationOutcome::New));
+        assert_eq!(registered.register(worker("http://a:1#decode"), TTL, now), Ok(RegistrationOutcome::Changed));
         assert!(registered.withdraw(WorkerId::of_endpoint("http://a:1")));
         assert!(!registered.withdraw(WorkerId::of_endpoint("http://a:1")));
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_who_is_there_can_always_stay() {
-        let (mut registered, now) = (Registered::new(1), Instant::now());
-        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(Came::New));
-        assert_eq!(registered.register(worker("http://b:1"), TTL, now), Err(NoRoom { most: 1 }));
-        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(Came::Again));
+    fn a_full_table_rejects_new_workers_but_accepts_renewals() {
+        let (mut registered, now) = (RegistrationTable::new(1), Instant::now());
+        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(RegistrationOutcome::New));
+        assert_eq!(registered.register(worker("http://b:1"), TTL, now), Err(RegistrationsFull { max: 1 }));
+        assert_eq!(registered.register(worker("http://a:1"), TTL, now), Ok(RegistrationOutcome::Renewed));
     }
 }

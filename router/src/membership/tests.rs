@@ -1,50 +1,50 @@
-use vocabulary::{Health, WorkerId};
+use vocabulary::{WorkerHealth, WorkerId};
 
 use super::*;
-use crate::testing::{Worker, front_of, get, post, send, until};
+use crate::testing::{StubWorker, get, post, send, start_router_at, wait_until};
 
 fn worker(url: &str) -> WorkerConfig {
-    WorkerConfig::at(url.parse().unwrap())
+    WorkerConfig::from_url(url.parse().unwrap())
 }
 
-fn names(wanted: &[(Source, &[&str])]) -> (Vec<String>, usize) {
+fn names(wanted: &[(WorkerSource, &[&str])]) -> (Vec<String>, usize) {
     let wanted =
         wanted.iter().map(|(source, urls)| ((*source, 0), urls.iter().map(|url| worker(url)).collect())).collect();
-    let (listed, left_out) = listed(&wanted);
+    let (listed, left_out) = merge_lists(&wanted);
     (listed.iter().map(|(source, worker)| format!("{} {}", source.as_ref(), worker.endpoint())).collect(), left_out)
 }
 
 #[test]
-fn a_worker_that_several_sources_list_is_the_first_ones() {
+fn a_worker_listed_by_several_sources_belongs_to_the_first() {
     let (all, left_out) =
-        names(&[(Source::File, &["http://b:1", "http://a:1#decode"]), (Source::Static, &["http://a:1"])]);
+        names(&[(WorkerSource::File, &["http://b:1", "http://a:1#decode"]), (WorkerSource::Static, &["http://a:1"])]);
     assert_eq!((all, left_out), (vec!["static http://a:1".into(), "file http://b:1".into()], 0));
 }
 
 #[test]
-fn workers_beyond_the_bound_are_left_out_and_counted() {
-    let urls: Vec<String> = (0..MOST_WORKERS + 3).map(|number| format!("http://w{number}:1")).collect();
+fn workers_beyond_the_limit_are_dropped_and_counted() {
+    let urls: Vec<String> = (0..MAX_WORKERS + 3).map(|number| format!("http://w{number}:1")).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let (all, left_out) = names(&[(Source::File, &urls), (Source::Static, &["http://own:1"])]);
-    assert_eq!((all.len(), &*all[0], left_out), (MOST_WORKERS, "static http://own:1", 4));
+    let (all, left_out) = names(&[(WorkerSource::File, &urls), (WorkerSource::Static, &["http://own:1"])]);
+    assert_eq!((all.len(), &*all[0], left_out), (MAX_WORKERS, "static http://own:1", 4));
 }
 
-fn listing(workers: &[&Worker]) -> String {
+fn listing(workers: &[&StubWorker]) -> String {
     let urls: Vec<String> = workers.iter().map(|worker| format!("{{url = {:?}}}", worker.url())).collect();
     format!("workers = [{}]", urls.join(", "))
 }
 
 #[tokio::test]
-async fn a_worker_that_registers_is_listed_until_it_withdraws_or_is_silent_for_too_long() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front_of(&[], &["discovery.registrations=1"]).await;
+async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router_at(&[], &["discovery.registrations=1"]).await;
     let (at, gateway, path) = (front.operator_address(), &front.gateway, "/ownerserve/v1/registrations");
     let id = WorkerId::of_endpoint(&worker.url());
-    let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == Health::Ready);
+    let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == WorkerHealth::Ready);
     let body = |ttl: u32| format!("{{\"url\": \"{}\", \"ttl_ms\": {ttl}}}", worker.url());
     let got = post(at, path, body(600_000)).await;
     assert_eq!((got.status, got.json()["worker"].as_str()), (200, Some(&*id.to_string())), "{}", got.json());
-    until("it is there", ready).await;
+    wait_until("it is there", ready).await;
     assert_eq!(get(at, "/ownerserve/v1/workers").await.json()["workers"][0]["source"], "api");
     let life = gateway.fleet().snapshot()[0].clone();
     assert_eq!(post(at, path, body(600_000)).await.json()["did"], "the worker stays listed");
@@ -56,11 +56,11 @@ async fn a_worker_that_registers_is_listed_until_it_withdraws_or_is_silent_for_t
     let of = format!("{path}/{id}");
     let withdraw = || send(at, http::Request::delete(&of).header("content-type", "application/json"), "{}");
     assert_eq!(withdraw().await.status, 200);
-    until("it left", || gateway.fleet().snapshot().is_empty()).await;
+    wait_until("it left", || gateway.fleet().snapshot().is_empty()).await;
     assert_eq!(withdraw().await.status, 404);
     assert_eq!(post(at, path, body(1_000)).await.status, 200);
-    until("it came back", || gateway.fleet().lists(id)).await;
-    until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
+    wait_until("it came back", || gateway.fleet().is_listed(id)).await;
+    wait_until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
     for (wrong, told) in [
         ("{\"url\": \"a:1\"}", "accepted is http://HOST:PORT"),
         ("{\"url\": \"http://a:1\", \"ttl_ms\": 999}", "ttl_ms: accepted is 1000 to 3600000"),
@@ -73,8 +73,8 @@ async fn a_worker_that_registers_is_listed_until_it_withdraws_or_is_silent_for_t
 }
 
 #[tokio::test]
-async fn a_file_of_workers_is_followed_and_a_broken_one_changes_nothing_and_is_told() {
-    let (one, two) = (Worker::start("one", "tiny").await, Worker::start("two", "tiny").await);
+async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged() {
+    let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("workers.toml");
     // Put there whole, as a reader may look at any time.
@@ -83,18 +83,18 @@ async fn a_file_of_workers_is_followed_and_a_broken_one_changes_nothing_and_is_t
         std::fs::rename(folder.path().join("new"), &path).unwrap();
     };
     write(&listing(&[&one]));
-    let front = front_of(&[], &[&format!("discovery.workers_file={path:?}")]).await;
+    let front = start_router_at(&[], &[&format!("discovery.workers_file={path:?}")]).await;
     let (at, gateway) = (front.operator_address(), &front.gateway);
     let ready = || {
         let views = gateway.fleet().snapshot();
-        views.iter().filter(|view| view.health == Health::Ready).map(|view| view.id).collect::<Vec<_>>()
+        views.iter().filter(|view| view.health == WorkerHealth::Ready).map(|view| view.id).collect::<Vec<_>>()
     };
     let [a, b] = [&one, &two].map(|worker| WorkerId::of_endpoint(&worker.url()));
-    until("the first is there", || ready() == [a]).await;
+    wait_until("the first is there", || ready() == [a]).await;
     write(&listing(&[&two, &one]));
-    until("the second came", || ready() == [b, a]).await;
+    wait_until("the second came", || ready() == [b, a]).await;
     write("[[workers]]\nurl = \"nonsense\"");
-    until("it is told", || !gateway.untaken().all().is_empty()).await;
+    wait_until("it is told", || !gateway.stale_files().reasons().is_empty()).await;
     assert_eq!(ready(), [b, a], "what was read before still is");
     let degraded = get(at, "/readyz").await.json()["degraded"][0].clone();
     assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("files"), Some("workers")));
@@ -107,12 +107,12 @@ async fn a_file_of_workers_is_followed_and_a_broken_one_changes_nothing_and_is_t
     ];
     lines.iter().for_each(|line| assert!(shown.contains(line), "{line} in {shown}"));
     write(&listing(&[&two]));
-    until("the first left", || ready() == [b]).await;
-    until("it is gone", || gateway.fleet().leaving().is_empty()).await;
-    assert_eq!(gateway.untaken().all(), []);
+    wait_until("the first left", || ready() == [b]).await;
+    wait_until("it is gone", || gateway.fleet().leaving().is_empty()).await;
+    assert_eq!(gateway.stale_files().reasons(), []);
     let listed = get(at, "/ownerserve/v1/workers").await.json()["workers"].clone();
     assert_eq!((listed.as_array().map(Vec::len), listed[0]["source"].as_str()), (Some(1), Some("file")));
     let got = post(front.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
     assert_eq!(got.status, 200);
-    assert!(one.seen().is_empty() && two.seen().len() == 1, "nothing new goes to who left");
+    assert!(one.requests().is_empty() && two.requests().len() == 1, "nothing new goes to who left");
 }

@@ -10,10 +10,10 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use serde::{Deserialize, Serialize};
 
-use super::problem::{Kind, Problem};
-use crate::auth::{Digest, bearer_key, digest, parse_digest};
+use super::problem::{Problem, ProblemKind};
+use crate::auth::{KeyDigest, bearer_key, digest, parse_digest};
 use crate::config::line_and_column;
-use crate::following::{Followed, Stamp, follow, stamp};
+use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Fewest characters of a token that is written as it is.
 const SHORTEST: usize = 16;
@@ -21,7 +21,7 @@ const SHORTEST: usize = 16;
 /// What a token may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Role {
+pub(super) enum TokenRole {
     /// Look at everything but snapshots.
     Read,
     /// Change things, too.
@@ -29,18 +29,18 @@ pub(super) enum Role {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Who {
+pub(super) struct Principal {
     /// As the file calls the token, for the audit log.
     pub name: Arc<str>,
     /// What it may do.
-    pub role: Role,
+    pub role: TokenRole,
     /// The token's digest; none where no token is asked for.
-    pub token: Option<Digest>,
+    pub token: Option<KeyDigest>,
 }
 
 /// Why a tokens file was refused. Never carries a token.
 #[derive(Debug, thiserror::Error)]
-pub enum TokensError {
+pub enum TokensFileError {
     /// The file cannot be read.
     #[error("cannot read the operators' tokens file {path}: {source}")]
     Unreadable {
@@ -63,44 +63,44 @@ pub enum TokensError {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Line {
-    Role(Role),
-    Named(NamedLine),
+enum TokenEntry {
+    Role(TokenRole),
+    Named(NamedToken),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NamedLine {
-    role: Role,
+struct NamedToken {
+    role: TokenRole,
     name: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokensFile {
-    tokens: BTreeMap<String, Line>,
+    tokens: BTreeMap<String, TokenEntry>,
 }
 
-type Table = Vec<(Digest, Who)>;
+type TokenTable = Vec<(KeyDigest, Principal)>;
 
 #[derive(Default)]
-pub(super) struct Tokens {
+pub(super) struct OperatorTokens {
     file: Option<PathBuf>,
     /// Of the file, before it was read.
-    stamp: Option<Stamp>,
-    table: ArcSwapOption<Table>,
+    file_stamp: Option<FileStamp>,
+    table: ArcSwapOption<TokenTable>,
 }
 
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for OperatorTokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokens").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
-impl Tokens {
+impl OperatorTokens {
     /// Reads `file`; without one everybody who reaches the listener is an operator.
-    pub(super) fn open(file: Option<&Path>) -> Result<Self, TokensError> {
-        let tokens = Self { file: file.map(Path::to_owned), stamp: file.and_then(stamp), ..Self::default() };
+    pub(super) fn open(file: Option<&Path>) -> Result<Self, TokensFileError> {
+        let tokens = Self { file: file.map(Path::to_owned), file_stamp: file.and_then(stamp_of), ..Self::default() };
         if let Some(path) = file {
             tokens.table.store(Some(Arc::new(read(path)?)));
         }
@@ -108,11 +108,13 @@ impl Tokens {
     }
 
     /// Who asks, by `Authorization: Bearer TOKEN`. Every token is compared whole, so that time tells nothing.
-    pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Problem> {
+    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         let table = self.table.load();
-        let Some(table) = &*table else { return Ok(Who { name: "anyone".into(), role: Role::Operator, token: None }) };
+        let Some(table) = &*table else {
+            return Ok(Principal { name: "anyone".into(), role: TokenRole::Operator, token: None });
+        };
         let token = headers.get(AUTHORIZATION).map(|value| bearer_key(value.as_bytes()));
-        let unauthorized = |detail| Problem::new(Kind::Unauthorized, detail);
+        let unauthorized = |detail| Problem::new(ProblemKind::Unauthorized, detail);
         let given = digest(token.ok_or_else(|| unauthorized("Send a token as 'Authorization: Bearer TOKEN'."))?);
         let mut found = None;
         for (known, who) in table.iter() {
@@ -124,21 +126,22 @@ impl Tokens {
     }
 
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the tokens as they were.
-    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed) {
+    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
             tracing::info!(tokens = table.len(), "operators' tokens were read again");
             self.table.store(Some(Arc::new(table)));
-            Ok::<_, TokensError>(())
+            Ok::<_, TokensFileError>(())
         };
-        follow((self.stamp, || stamp(&path)), (every, &followed), take).await;
+        follow((self.file_stamp, || stamp_of(&path)), (every, &followed), take).await;
     }
 }
 
-fn read(path: &Path) -> Result<Table, TokensError> {
-    let malformed = |problem: &str| TokensError::Malformed { path: path.into(), problem: problem.into() };
-    let text = std::fs::read_to_string(path).map_err(|source| TokensError::Unreadable { path: path.into(), source })?;
+fn read(path: &Path) -> Result<TokenTable, TokensFileError> {
+    let malformed = |problem: &str| TokensFileError::Malformed { path: path.into(), problem: problem.into() };
+    let text =
+        std::fs::read_to_string(path).map_err(|source| TokensFileError::Unreadable { path: path.into(), source })?;
     // The parser's own message would quote a line, and with it a token.
     let file: TokensFile = toml::from_str(&text).map_err(|error| {
         let (line, column) = line_and_column(&text, &error);
@@ -147,7 +150,7 @@ fn read(path: &Path) -> Result<Table, TokensError> {
     if file.tokens.is_empty() {
         return Err(malformed("has no tokens"));
     }
-    let mut table = Table::with_capacity(file.tokens.len());
+    let mut table = TokenTable::with_capacity(file.tokens.len());
     for (token, line) in file.tokens {
         let digest = match token.strip_prefix("sha256:") {
             Some(hex) => {
@@ -159,14 +162,14 @@ fn read(path: &Path) -> Result<Table, TokensError> {
             None => digest(token.as_bytes()),
         };
         let who = match line {
-            Line::Role(role) => {
+            TokenEntry::Role(role) => {
                 let name = format!("token {:02x}{:02x}{:02x}", digest[0], digest[1], digest[2]).into();
-                Who { name, role, token: Some(digest) }
+                Principal { name, role, token: Some(digest) }
             }
-            Line::Named(line) if line.name.is_empty() || line.name.chars().count() > 64 => {
+            TokenEntry::Named(line) if line.name.is_empty() || line.name.chars().count() > 64 => {
                 return Err(malformed("has a name that is empty or longer than 64 characters"));
             }
-            Line::Named(line) => Who { name: line.name.into(), role: line.role, token: Some(digest) },
+            TokenEntry::Named(line) => Principal { name: line.name.into(), role: line.role, token: Some(digest) },
         };
         if table.iter().any(|(known, _)| *known == digest) {
             return Err(malformed("has the same token twice"));
@@ -180,42 +183,42 @@ fn read(path: &Path) -> Result<Table, TokensError> {
 mod tests {
     use super::*;
 
-    fn tokens(text: &str) -> Result<Tokens, TokensError> {
+    fn tokens(text: &str) -> Result<OperatorTokens, TokensFileError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.toml");
         std::fs::write(&path, text).unwrap();
-        Tokens::open(Some(&path))
+        OperatorTokens::open(Some(&path))
     }
 
-    fn who(tokens: &Tokens, token: Option<&str>) -> Result<(String, Role), Kind> {
+    fn who(tokens: &OperatorTokens, token: Option<&str>) -> Result<(String, TokenRole), ProblemKind> {
         let headers = token.map(|token| (AUTHORIZATION, format!("Bearer {token}").parse().unwrap()));
-        let found = tokens.who(&HeaderMap::from_iter(headers));
+        let found = tokens.authenticate(&HeaderMap::from_iter(headers));
         found.map(|who| (who.name.to_string(), who.role)).map_err(|problem| problem.kind())
     }
 
     #[test]
-    fn a_token_or_its_digest_has_a_role_and_a_name() {
+    fn token_or_digest_maps_to_a_role_and_name() {
         // sha256 of "test"
         let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
         let text = format!(
             "[tokens]\n\"one-of-16-letters\" = \"read\"\n\"sha256:{digest}\" = {{ role = \"operator\", name = \"alice\" }}"
         );
         let tokens = tokens(&text).unwrap();
-        assert_eq!(who(&tokens, Some("test")), Ok(("alice".into(), Role::Operator)));
+        assert_eq!(who(&tokens, Some("test")), Ok(("alice".into(), TokenRole::Operator)));
         let (name, role) = who(&tokens, Some("one-of-16-letters")).unwrap();
-        assert!(role == Role::Read && name.starts_with("token ") && !name.contains("one"), "{name}");
+        assert!(role == TokenRole::Read && name.starts_with("token ") && !name.contains("one"), "{name}");
         for bad in [None, Some("one-of-16-letter"), Some(""), Some(&*format!("sha256:{digest}"))] {
-            assert_eq!(who(&tokens, bad), Err(Kind::Unauthorized), "{bad:?}");
+            assert_eq!(who(&tokens, bad), Err(ProblemKind::Unauthorized), "{bad:?}");
         }
     }
 
     #[test]
-    fn without_a_file_everybody_is_an_operator() {
-        assert_eq!(who(&Tokens::open(None).unwrap(), None), Ok(("anyone".into(), Role::Operator)));
+    fn every_caller_is_an_operator_without_a_tokens_file() {
+        assert_eq!(who(&OperatorTokens::open(None).unwrap(), None), Ok(("anyone".into(), TokenRole::Operator)));
     }
 
     #[test]
-    fn a_bad_file_is_refused_without_printing_what_is_in_it() {
+    fn invalid_tokens_file_error_does_not_print_its_contents() {
         for text in [
             "",
             "[tokens]",
@@ -231,7 +234,7 @@ mod tests {
         }
         let error = tokens("[tokens]\n\"a-secret-of-letters\" = \"write\"").unwrap_err().to_string();
         assert!(error.contains("is not valid at line 2, column"), "{error}");
-        let missing = Tokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
+        let missing = OperatorTokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/tokens"));
     }
 }

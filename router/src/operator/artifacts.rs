@@ -1,22 +1,25 @@
 //! `/ownerserve/v1/artifacts`: sealed ranges of blocks, and who has them.
 
-use ownership::View;
-use ownership::ledger::{Artifact, Pinned, Replica, Standing};
+use ownership::LedgerView;
+use ownership::ledger::{Artifact, OwnershipStatus, PinFlag, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named};
-use super::paging::{Listed, PageQuery};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{PathId, QueryParams};
+use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::tags::Tag;
-use super::words::{ArtifactWord, EpochWord, GroupWord, OwnerLine, PrefixWord, SessionWord, TenantWord, WorkerWord};
+use super::tags::EntityTag;
+use super::words::{
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    WorkerIdSchema,
+};
 
 /// Who has it, by decision and with live leases.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum StandingWord {
+pub(super) enum OwnershipState {
     /// Its owner.
     Owned,
     /// The owner is gone; a read-only copy stands in.
@@ -27,27 +30,27 @@ pub(super) enum StandingWord {
     Unowned,
 }
 
-impl From<Standing> for StandingWord {
-    fn from(standing: Standing) -> Self {
+impl From<OwnershipStatus> for OwnershipState {
+    fn from(standing: OwnershipStatus) -> Self {
         match standing {
-            Standing::Owned(_) => Self::Owned,
-            Standing::Copied(_) => Self::Copied,
-            Standing::Stored(_) => Self::Stored,
-            Standing::Unowned => Self::Unowned,
+            OwnershipStatus::Owned(_) => Self::Owned,
+            OwnershipStatus::Replicated(_) => Self::Copied,
+            OwnershipStatus::InStore(_) => Self::Stored,
+            OwnershipStatus::Unowned => Self::Unowned,
         }
     }
 }
 
 /// Whose it is and where it lies on its chain.
 #[derive(Serialize, ToSchema)]
-struct Origin {
-    #[schema(value_type = TenantWord)]
+struct ArtifactProvenance {
+    #[schema(value_type = TenantSchema)]
     tenant: TenantId,
     /// Whose KV.
     #[schema(value_type = String)]
     model: ModelId,
     /// The artifact that it extends.
-    #[schema(value_type = Option<ArtifactWord>)]
+    #[schema(value_type = Option<ArtifactIdSchema>)]
     parent: Option<ArtifactId>,
     /// Blocks before it.
     #[schema(value_type = u64)]
@@ -59,30 +62,30 @@ struct Origin {
     #[schema(value_type = u64)]
     tokens: Tokens,
     /// The prefix that ends where it ends.
-    #[schema(value_type = PrefixWord)]
+    #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
 }
 
 /// A sealed range of blocks that has one owner.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ArtifactLine {
-    #[schema(value_type = ArtifactWord)]
+pub(super) struct ArtifactResource {
+    #[schema(value_type = ArtifactIdSchema)]
     id: ArtifactId,
     #[serde(flatten)]
-    origin: Origin,
-    standing: StandingWord,
+    origin: ArtifactProvenance,
+    standing: OwnershipState,
     /// Who has it; where the owner is gone, who stands in.
-    owner: Option<OwnerLine>,
+    owner: Option<OwnerStatus>,
     /// When the owner was granted.
-    #[schema(value_type = EpochWord)]
+    #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Read-only copies.
-    replicas: Vec<ReplicaLine>,
+    replicas: Vec<ReplicaResource>,
     /// Sessions with a head in it.
     sessions: usize,
     /// Artifacts that hang on it.
     children: usize,
-    #[schema(value_type = Option<GroupWord>)]
+    #[schema(value_type = Option<GroupIdSchema>)]
     group: Option<GroupId>,
     /// Whether it is never evicted or collected.
     pinned: bool,
@@ -95,27 +98,27 @@ pub(super) struct ArtifactLine {
 
 /// A read-only copy.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ReplicaLine {
+pub(super) struct ReplicaResource {
     /// Of what.
-    #[schema(value_type = ArtifactWord)]
+    #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
     /// Who has it.
-    holder: OwnerLine,
+    holder: OwnerStatus,
     /// How far it reaches, from the start.
     #[schema(value_type = u64)]
     blocks: Blocks,
     /// The prefix up to there.
-    #[schema(value_type = PrefixWord)]
+    #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
     /// Until it is forgotten, on the ledger's clock.
     left_ms: u64,
 }
 
-impl ReplicaLine {
-    pub(super) fn new(view: &View, artifact: &Artifact, replica: &Replica) -> Self {
+impl ReplicaResource {
+    pub(super) fn new(view: &LedgerView, artifact: &Artifact, replica: &Replica) -> Self {
         Self {
             artifact: artifact.id,
-            holder: OwnerLine::new(view, replica.holder),
+            holder: OwnerStatus::new(view, replica.holder),
             blocks: replica.upto.blocks,
             prefix: replica.upto.id,
             left_ms: replica.expires.0.saturating_sub(view.now().0) / 1000,
@@ -123,10 +126,10 @@ impl ReplicaLine {
     }
 }
 
-impl ArtifactLine {
-    fn new(view: &View, artifact: &Artifact) -> Self {
-        let (end, standing) = (artifact.end(), view.standing(artifact));
-        let origin = Origin {
+impl ArtifactResource {
+    fn new(view: &LedgerView, artifact: &Artifact) -> Self {
+        let (end, standing) = (artifact.end(), view.ownership_status(artifact));
+        let origin = ArtifactProvenance {
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
             parent: artifact.parent.map(|parent| parent.artifact),
@@ -139,45 +142,48 @@ impl ArtifactLine {
             id: artifact.id,
             origin,
             standing: standing.into(),
-            owner: standing.owner().map(|owner| OwnerLine::new(view, owner)),
+            owner: standing.owner().map(|owner| OwnerStatus::new(view, owner)),
             epoch: artifact.epoch,
-            replicas: artifact.replicas.iter().map(|replica| ReplicaLine::new(view, artifact, replica)).collect(),
+            replicas: artifact.replicas.iter().map(|replica| ReplicaResource::new(view, artifact, replica)).collect(),
             sessions: artifact.sessions.len(),
             children: artifact.children.len(),
             group: artifact.group,
-            pinned: artifact.pinned == Pinned::Yes,
+            pinned: artifact.pinned == PinFlag::Yes,
             bytes: artifact.bytes(),
             idle_ms: view.now().0.saturating_sub(artifact.touched.0) / 1000,
         }
     }
 
-    fn tag(&self) -> Tag {
+    fn tag(&self) -> EntityTag {
         let copies: Vec<_> = self.replicas.iter().map(|copy| (&copy.holder, copy.blocks)).collect();
         let settled = (&self.owner, &self.origin, copies, self.sessions, self.children, (self.group, self.pinned));
-        Tag::of(self.epoch, &settled)
+        EntityTag::of(self.epoch, &settled)
     }
 }
 
 /// One artifact.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OneArtifact {
-    artifact: ArtifactLine,
+pub(super) struct ArtifactResponse {
+    artifact: ArtifactResource,
 }
 
-pub(super) fn known(view: &View, id: ArtifactId) -> Result<Artifact, Problem> {
+pub(super) fn find_artifact(view: &LedgerView, id: ArtifactId) -> Result<Artifact, Problem> {
     view.artifact(id).ok_or_else(|| Problem::not_found(format!("No artifact {id} is in the ledger.")))
 }
 
 /// One artifact.
 #[utoipa::path(get, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
-    params(("id" = ArtifactWord, Path), FreshQuery),
+    params(("id" = ArtifactIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "The artifact, with its owner, its copies and what references it.",
-        body = Fresh<OneArtifact>, headers(("etag" = String, description = "Its fencing tag.")))))]
-pub(super) async fn artifact(Seen(view): Seen, Named(id): Named<ArtifactId>) -> Result<Fresh<OneArtifact>, Problem> {
-    let artifact = ArtifactLine::new(&view, &known(&view, id)?);
+        body = LedgerResponse<ArtifactResponse>, headers(("etag" = String, description = "Its fencing tag.")))))]
+pub(super) async fn artifact(
+    ReadView(view): ReadView,
+    PathId(id): PathId<ArtifactId>,
+) -> Result<LedgerResponse<ArtifactResponse>, Problem> {
+    let artifact = ArtifactResource::new(&view, &find_artifact(&view, id)?);
     let tag = artifact.tag();
-    Ok(Fresh::new(&view, OneArtifact { artifact }).tagged(tag))
+    Ok(LedgerResponse::new(&view, ArtifactResponse { artifact }).with_tag(tag))
 }
 
 /// Which artifacts are asked for.
@@ -189,60 +195,60 @@ pub(super) struct ArtifactFilter {
     /// Of this model's KV.
     model: Option<String>,
     /// Owned by this worker, live or not.
-    #[param(value_type = Option<WorkerWord>)]
+    #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// In this group.
-    #[param(value_type = Option<GroupWord>)]
+    #[param(value_type = Option<GroupIdSchema>)]
     group: Option<GroupId>,
     /// Who has it now.
     #[param(inline)]
-    standing: Option<StandingWord>,
+    standing: Option<OwnershipState>,
     /// With a head of this session in it.
-    #[param(value_type = Option<SessionWord>)]
+    #[param(value_type = Option<SessionIdSchema>)]
     session: Option<SessionId>,
 }
 
 impl ArtifactFilter {
-    pub(super) fn accepts(&self, view: &View, artifact: &Artifact) -> bool {
+    pub(super) fn matches(&self, view: &LedgerView, artifact: &Artifact) -> bool {
         self.tenant.as_deref().is_none_or(|tenant| &*artifact.origin.tenant.0 == tenant)
             && self.model.as_deref().is_none_or(|model| &*artifact.origin.model.0 == model)
             && self.worker.is_none_or(|worker| artifact.owner.is_some_and(|owner| owner.worker == worker))
             && self.group.is_none_or(|group| artifact.group == Some(group))
             && self.session.is_none_or(|session| artifact.sessions.contains(session))
-            && self.standing.is_none_or(|standing| standing == view.standing(artifact).into())
+            && self.standing.is_none_or(|standing| standing == view.ownership_status(artifact).into())
     }
 }
 
 /// Artifacts, by id.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Artifacts {
+pub(super) struct ArtifactPage {
     /// All there are, whatever the filter.
     total: usize,
-    artifacts: Vec<ArtifactLine>,
+    artifacts: Vec<ArtifactResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Artifacts, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/artifacts", tag = "artifacts",
-    params(ArtifactFilter, PageQuery, FreshQuery),
+    params(ArtifactFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of artifacts, and where the next one begins.",
-        body = Fresh<Artifacts>)))]
+        body = LedgerResponse<ArtifactPage>)))]
 pub(super) async fn artifacts(
-    Seen(view): Seen,
-    Asked(filter): Asked<ArtifactFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Artifacts>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<ArtifactFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<ArtifactPage>, Problem> {
     let page = page.page("artifacts", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
         let line = |artifact: Artifact| {
-            let accepted = filter.accepts(&looking, &artifact);
-            (artifact.id, accepted.then(|| ArtifactLine::new(&looking, &artifact)).into_iter().collect())
+            let accepted = filter.matches(&looking, &artifact);
+            (artifact.id, accepted.then(|| ArtifactResource::new(&looking, &artifact)).into_iter().collect())
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };
-    let (artifacts, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, Artifacts { total: view.artifact_count(), artifacts, listed }))
+    let (artifacts, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, ArtifactPage { total: view.artifact_count(), artifacts, listed }))
 }

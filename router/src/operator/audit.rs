@@ -21,34 +21,34 @@ use prometheus::IntCounterVec;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::access::{Role, Who};
-use crate::auth::Digest;
+use super::access::{Principal, TokenRole};
+use crate::auth::KeyDigest;
 use journal::Journal;
-pub(super) use journal::Room;
+pub(super) use journal::SpaceReservation;
 
 /// Longest body that is kept in a line.
-const LONGEST_BODY: usize = 4 << 10;
+const MAX_BODY_BYTES: usize = 4 << 10;
 
 /// Longest tag that is kept in a line.
-const LONGEST_TAG: usize = 256;
+const MAX_TAG_BYTES: usize = 256;
 
 /// Longest path that is kept in a line.
-const LONGEST_KEY: usize = 256;
+const MAX_PATH_BYTES: usize = 256;
 
 /// Most lines a minute for refused requests of one token, and of all who have none together.
-const REFUSED_A_MINUTE: u32 = 60;
+const MAX_REFUSED_PER_MINUTE: u32 = 60;
 
 /// Most tokens whose refused requests are counted at a time; beyond that, those that are counted anew count as one.
-const MOST_COUNTED: usize = 1024;
+const MAX_TRACKED_TOKENS: usize = 1024;
 
 #[derive(Serialize)]
-pub(super) struct Line<'a> {
+pub(super) struct AuditRecord<'a> {
     /// Wall clock, milliseconds since 1970.
     at_unix_ms: u64,
     /// The token's name.
     who: &'a str,
     /// Its role; none when no token was accepted.
-    role: Option<Role>,
+    role: Option<TokenRole>,
     /// What was asked for: method and the path's form.
     what: String,
     /// Of what: the path.
@@ -66,61 +66,61 @@ pub(super) struct Line<'a> {
 
 /// What is known of a write before it runs.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) who: Option<Who>,
-    pub(super) what: String,
-    pub(super) key: String,
+pub(super) struct AuditedRequest {
+    pub(super) principal: Option<Principal>,
+    pub(super) route: String,
+    pub(super) path: String,
     pub(super) body: Option<Value>,
     pub(super) if_match: Option<String>,
-    pub(super) request: String,
+    pub(super) request_id: String,
     pub(super) remote: Option<SocketAddr>,
 }
 
 /// A body as the log keeps it.
-pub(super) fn kept(body: &[u8]) -> Option<Value> {
-    (body.len() <= LONGEST_BODY).then(|| serde_json::from_slice(body).ok()).flatten()
+pub(super) fn loggable_body(body: &[u8]) -> Option<Value> {
+    (body.len() <= MAX_BODY_BYTES).then(|| serde_json::from_slice(body).ok()).flatten()
 }
 
 /// A tag as the log keeps it.
-pub(super) fn kept_tag(tag: &str) -> String {
-    tag.chars().take(LONGEST_TAG).collect()
+pub(super) fn truncate_tag(tag: &str) -> String {
+    tag.chars().take(MAX_TAG_BYTES).collect()
 }
 
 /// A path as the log keeps it.
-pub(super) fn kept_key(path: &str) -> String {
-    path[..path.floor_char_boundary(LONGEST_KEY)].to_owned()
+pub(super) fn truncate_path(path: &str) -> String {
+    path[..path.floor_char_boundary(MAX_PATH_BYTES)].to_owned()
 }
 
 /// The files that are written to.
 #[derive(Debug)]
-pub(super) struct Audit {
+pub(super) struct AuditLog {
     /// Writes that were begun: `audit.jsonl`.
-    begun: Journal,
-    /// Requests that were refused before anything began: `refused.jsonl`.
-    refused: Journal,
+    write_journal: Journal,
+    /// Requests that were refused before anything began: `refused_journal.jsonl`.
+    refused_journal: Journal,
     /// Whether the first took no line, or had no room for one, when it was tried last.
     is_broken: AtomicBool,
     /// Refused requests by token.
-    refusals: Mutex<HashMap<Option<Digest>, Minute>>,
-    /// `audit_failed_total{what}`.
+    refused_counts: Mutex<HashMap<Option<KeyDigest>, MinuteCounter>>,
+    /// `audit_failed_total{route}`.
     failed: IntCounterVec,
 }
 
 /// How often something happened within the minute that it began with.
 #[derive(Debug)]
-struct Minute {
+struct MinuteCounter {
     since: Instant,
     count: u32,
 }
 
-impl Minute {
-    fn is_over(&self, now: Instant) -> bool {
+impl MinuteCounter {
+    fn has_elapsed(&self, now: Instant) -> bool {
         now.duration_since(self.since) >= Duration::from_secs(60)
     }
 
     /// One more at `now`: how many there are.
     fn count(&mut self, now: Instant) -> u32 {
-        if self.is_over(now) {
+        if self.has_elapsed(now) {
             *self = Self { since: now, count: 0 };
         }
         self.count = self.count.saturating_add(1);
@@ -128,8 +128,8 @@ impl Minute {
     }
 }
 
-impl Audit {
-    /// Opens `audit.jsonl` and `refused.jsonl` in `folder`; all files together stay within about `bound` bytes.
+impl AuditLog {
+    /// Opens `audit.jsonl` and `refused_journal.jsonl` in `folder`; all files together stay within about `bound` bytes.
     pub(super) fn open(folder: &Path, bound: u64, failed: IntCounterVec) -> io::Result<Self> {
         // It is made before the ledger's, and may make the data directory with it.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -137,16 +137,22 @@ impl Audit {
         let refused = Journal::open(folder.join("refused.jsonl"), bound / 4)?;
         // At zero from the start.
         ["refused", "lost", "skipped"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
-        Ok(Self { begun, refused, is_broken: AtomicBool::new(false), refusals: Mutex::default(), failed })
+        Ok(Self {
+            write_journal: begun,
+            refused_journal: refused,
+            is_broken: AtomicBool::new(false),
+            refused_counts: Mutex::default(),
+            failed,
+        })
     }
 
     /// Takes room on the disk for the line of a write that is to begin. Blocks while the disk does.
-    pub(super) fn make_room(&self) -> io::Result<()> {
-        let taken = self.begun.make_room();
+    pub(super) fn reserve(&self) -> io::Result<()> {
+        let taken = self.write_journal.reserve();
         self.is_broken.store(taken.is_err(), Ordering::Relaxed);
         if let Err(error) = &taken {
             self.failed.with_label_values(&["refused"]).inc();
-            tracing::error!(%error, path = %self.begun.path.display(), "the audit log has no room, so that a write was refused");
+            tracing::error!(%error, path = %self.write_journal.path.display(), "the audit log has no room, so that a write was refused");
         }
         taken
     }
@@ -157,43 +163,43 @@ impl Audit {
     }
 
     /// Finds out whether there is room again, unless somebody is at it. Blocks while the disk does.
-    pub(super) fn try_again(&self) {
-        if self.begun.has_room() == Some(true) {
+    pub(super) fn probe_space(&self) {
+        if self.write_journal.has_space() == Some(true) {
             self.is_broken.store(false, Ordering::Relaxed);
         }
     }
 
     /// Whether a refused request of this token still gets a line in this minute.
-    fn has_turn(&self, token: Option<Digest>, now: Instant) -> bool {
-        let mut refusals = self.refusals.lock();
-        if refusals.len() >= MOST_COUNTED {
-            refusals.retain(|_, minute| !minute.is_over(now));
+    fn allows_refused_record(&self, token: Option<KeyDigest>, now: Instant) -> bool {
+        let mut refusals = self.refused_counts.lock();
+        if refusals.len() >= MAX_TRACKED_TOKENS {
+            refusals.retain(|_, minute| !minute.has_elapsed(now));
         }
-        let is_counted = refusals.len() < MOST_COUNTED || refusals.contains_key(&token);
-        let minute = refusals.entry(token.filter(|_| is_counted)).or_insert(Minute { since: now, count: 0 });
-        minute.count(now) <= REFUSED_A_MINUTE
+        let is_counted = refusals.len() < MAX_TRACKED_TOKENS || refusals.contains_key(&token);
+        let minute = refusals.entry(token.filter(|_| is_counted)).or_insert(MinuteCounter { since: now, count: 0 });
+        minute.count(now) <= MAX_REFUSED_PER_MINUTE
     }
 
     /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
     /// while the disk does.
-    pub(super) fn write(&self, asked: &Asked, (outcome, status): (&'static str, u16), room: Room) {
-        let token = asked.who.as_ref().and_then(|who| who.token);
-        if room == Room::None && !self.has_turn(token, Instant::now()) {
+    pub(super) fn write(&self, asked: &AuditedRequest, (outcome, status): (&'static str, u16), room: SpaceReservation) {
+        let token = asked.principal.as_ref().and_then(|who| who.token);
+        if room == SpaceReservation::None && !self.allows_refused_record(token, Instant::now()) {
             self.failed.with_label_values(&["skipped"]).inc();
             return;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = Line {
+        let line = AuditRecord {
             at_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            who: asked.who.as_ref().map_or("nobody", |who| &who.name),
-            role: asked.who.as_ref().map(|who| who.role),
-            what: asked.what.clone(),
-            key: &asked.key,
+            who: asked.principal.as_ref().map_or("nobody", |who| &who.name),
+            role: asked.principal.as_ref().map(|who| who.role),
+            what: asked.route.clone(),
+            key: &asked.path,
             body: asked.body.clone(),
             if_match: asked.if_match.as_deref(),
             outcome,
             status,
-            request: &asked.request,
+            request: &asked.request_id,
             remote: asked.remote,
         };
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
@@ -201,11 +207,11 @@ impl Audit {
         text.push(b'\n');
         // Where nothing was begun, no change goes without its line.
         let (journal, what) = match room {
-            Room::Taken => (&self.begun, "lost"),
-            Room::None => (&self.refused, "skipped"),
+            SpaceReservation::Reserved => (&self.write_journal, "lost"),
+            SpaceReservation::None => (&self.refused_journal, "skipped"),
         };
         if let Err(error) = journal.append(&text, room) {
-            self.is_broken.fetch_or(room == Room::Taken, Ordering::Relaxed);
+            self.is_broken.fetch_or(room == SpaceReservation::Reserved, Ordering::Relaxed);
             self.failed.with_label_values(&[what]).inc();
             let line = String::from_utf8_lossy(&text);
             tracing::error!(%error, path = %journal.path.display(), %line, "the audit log could not be written");
@@ -215,37 +221,37 @@ impl Audit {
 
 #[cfg(test)]
 mod tests {
-    use journal::{FILES, Open};
+    use journal::{JournalFile, MAX_FILES};
 
     use super::*;
 
-    fn asked(key: &str) -> Asked {
-        Asked {
-            who: Some(Who { name: "alice".into(), role: Role::Operator, token: None }),
-            what: "POST /x/{id}".into(),
-            key: key.into(),
-            body: kept(b"{\"a\": 1}"),
+    fn asked(key: &str) -> AuditedRequest {
+        AuditedRequest {
+            principal: Some(Principal { name: "alice".into(), role: TokenRole::Operator, token: None }),
+            route: "POST /x/{id}".into(),
+            path: key.into(),
+            body: loggable_body(b"{\"a\": 1}"),
             if_match: None,
-            request: "req-1".into(),
+            request_id: "req-1".into(),
             remote: None,
         }
     }
 
     #[test]
-    fn the_log_is_json_lines_goes_on_after_a_restart_and_stays_within_its_bound() {
+    fn log_is_json_lines_survives_a_restart_and_respects_its_size_limit() {
         let folder = tempfile::tempdir().unwrap();
         let bound = 4 * (4 << 10);
         for start in 0..3 {
-            let audit = Audit::open(folder.path(), bound, counter()).unwrap();
+            let audit = AuditLog::open(folder.path(), bound, counter()).unwrap();
             for n in 0..100 {
-                audit.make_room().unwrap();
-                audit.write(&asked(&format!("{start}.{n}")), ("done", 200), Room::Taken);
+                audit.reserve().unwrap();
+                audit.write(&asked(&format!("{start}.{n}")), ("done", 200), SpaceReservation::Reserved);
             }
-            assert_eq!(audit.begun.file.lock().promised, 0);
+            assert_eq!(audit.write_journal.file.lock().reserved, 0);
         }
         let files: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         let size: u64 = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
-        assert_eq!(files.len(), FILES as usize + 1, "and an empty one for what is refused");
+        assert_eq!(files.len(), MAX_FILES as usize + 1, "and an empty one for what is refused");
         assert!(size <= bound, "{size} bytes");
         let text = fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
         let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
@@ -260,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_a_crash_tore_is_cut_off_and_spoils_none_after_it() {
+    fn line_torn_by_a_crash_is_truncated() {
         for (before, kept) in [("{\"a\":1}\n{\"b\":", "{\"a\":1}\n"), ("{\"half\":", ""), ("", "")] {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("audit.jsonl");
             fs::write(&path, format!("{}{before}", kept.repeat(2_000))).unwrap();
-            let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
-            audit.make_room().unwrap();
-            audit.write(&asked("next"), ("done", 200), Room::Taken);
+            let audit = AuditLog::open(folder.path(), 64 << 20, counter()).unwrap();
+            audit.reserve().unwrap();
+            audit.write(&asked("next"), ("done", 200), SpaceReservation::Reserved);
             let text = fs::read_to_string(&path).unwrap();
             let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             assert_eq!(lines.last().unwrap()["key"], "next");
@@ -276,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_everything_is_for_its_owner_alone() {
+    fn log_files_are_readable_only_by_their_owner() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
-        let audit = Audit::open(folder.path(), 16 << 10, counter()).unwrap();
+        let audit = AuditLog::open(folder.path(), 16 << 10, counter()).unwrap();
         for n in 0..50 {
-            audit.make_room().unwrap();
-            audit.write(&asked(&n.to_string()), ("done", 200), Room::Taken);
-            audit.write(&asked(&n.to_string()), ("forbidden", 403), Room::None);
+            audit.reserve().unwrap();
+            audit.write(&asked(&n.to_string()), ("done", 200), SpaceReservation::Reserved);
+            audit.write(&asked(&n.to_string()), ("forbidden", 403), SpaceReservation::None);
         }
         let modes = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().permissions());
         let modes: Vec<_> = modes.map(|mode| mode.mode() & 0o777).collect();
@@ -291,38 +297,41 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_gives_no_room_is_told_before_and_counted_and_tried_again() {
+    fn full_disk_is_detected_before_a_write_counted_and_retried() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["audit.jsonl", "refused.jsonl"] {
             std::os::unix::fs::symlink("/dev/full", folder.path().join(name)).unwrap();
         }
-        let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
+        let audit = AuditLog::open(folder.path(), 64 << 20, counter()).unwrap();
         assert!(!audit.is_broken());
-        assert!(audit.make_room().is_err() && audit.is_broken());
-        audit.write(&asked("refused"), ("not_ready", 503), Room::None);
+        assert!(audit.reserve().is_err() && audit.is_broken());
+        audit.write(&asked("refused"), ("not_ready", 503), SpaceReservation::None);
         let count = |what: &str| audit.failed.with_label_values(&[what]).get();
         assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 0, 1), "nothing was begun");
-        audit.write(&asked("begun"), ("done", 200), Room::Taken);
+        audit.write(&asked("begun"), ("done", 200), SpaceReservation::Reserved);
         assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 1, 1));
-        audit.try_again();
+        audit.probe_space();
         assert!(audit.is_broken(), "it is as full as before");
-        *audit.begun.file.lock() = Open::at(&folder.path().join("other")).unwrap();
-        audit.try_again();
-        assert!(!audit.is_broken() && audit.begun.file.lock().promised == 0, "there is room now");
-        audit.write(&asked("refused"), ("not_ready", 503), Room::None);
+        *audit.write_journal.file.lock() = JournalFile::open(&folder.path().join("other")).unwrap();
+        audit.probe_space();
+        assert!(!audit.is_broken() && audit.write_journal.file.lock().reserved == 0, "there is room now");
+        audit.write(&asked("refused"), ("not_ready", 503), SpaceReservation::None);
         assert!(!audit.is_broken(), "a line of a refused request keeps no write from being done");
     }
 
-    fn of_token(token: Option<u8>, key: &str) -> Asked {
+    fn of_token(token: Option<u8>, key: &str) -> AuditedRequest {
         let token = token.map(|byte| [byte; 32]);
-        Asked { who: Some(Who { name: "alice".into(), role: Role::Read, token }), ..asked(key) }
+        AuditedRequest {
+            principal: Some(Principal { name: "alice".into(), role: TokenRole::Read, token }),
+            ..asked(key)
+        }
     }
 
     #[test]
     fn folders_that_it_makes_are_its_owners_alone() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
-        Audit::open(&data.join("audit"), 64 << 20, counter()).unwrap();
+        AuditLog::open(&data.join("audit"), 64 << 20, counter()).unwrap();
         for made in [data.clone(), data.join("audit")] {
             let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&made).unwrap().permissions());
             assert_eq!(mode & 0o777, 0o700, "{}", made.display());
@@ -330,44 +339,59 @@ mod tests {
     }
 
     #[test]
-    fn refused_requests_of_a_token_leave_only_so_many_lines_a_minute() {
+    fn refused_requests_are_logged_at_a_limited_rate_per_token() {
         let folder = tempfile::tempdir().unwrap();
-        let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
-        for n in 0..2 * REFUSED_A_MINUTE {
-            audit.write(&of_token(Some(1), &n.to_string()), ("forbidden", 403), Room::None);
-            audit.write(&Asked { who: None, ..asked(&n.to_string()) }, ("unauthorized", 401), Room::None);
+        let audit = AuditLog::open(folder.path(), 64 << 20, counter()).unwrap();
+        for n in 0..2 * MAX_REFUSED_PER_MINUTE {
+            audit.write(&of_token(Some(1), &n.to_string()), ("forbidden", 403), SpaceReservation::None);
+            audit.write(
+                &AuditedRequest { principal: None, ..asked(&n.to_string()) },
+                ("unauthorized", 401),
+                SpaceReservation::None,
+            );
         }
-        audit.write(&of_token(Some(2), "another's"), ("forbidden", 403), Room::None);
+        audit.write(&of_token(Some(2), "another's"), ("forbidden", 403), SpaceReservation::None);
         let text = fs::read_to_string(folder.path().join("refused.jsonl")).unwrap();
-        assert_eq!(text.lines().count(), 2 * REFUSED_A_MINUTE as usize + 1);
+        assert_eq!(text.lines().count(), 2 * MAX_REFUSED_PER_MINUTE as usize + 1);
         assert!(text.lines().last().unwrap().contains("another's"));
-        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), 2 * u64::from(REFUSED_A_MINUTE));
-        assert!(!audit.has_turn(Some([1; 32]), Instant::now()));
-        assert!(audit.has_turn(Some([1; 32]), Instant::now() + Duration::from_secs(60)), "the next minute");
+        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), 2 * u64::from(MAX_REFUSED_PER_MINUTE));
+        assert!(!audit.allows_refused_record(Some([1; 32]), Instant::now()));
+        assert!(
+            audit.allows_refused_record(Some([1; 32]), Instant::now() + Duration::from_secs(60)),
+            "the next minute"
+        );
     }
 
     #[test]
-    fn tokens_that_come_and_go_are_counted_within_a_bound() {
+    fn tokens_with_refused_requests_are_tracked_up_to_a_limit() {
         let folder = tempfile::tempdir().unwrap();
-        let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
+        let audit = AuditLog::open(folder.path(), 64 << 20, counter()).unwrap();
         let now = Instant::now();
         let token = |n: usize| Some(crate::auth::digest(&n.to_le_bytes()));
-        let taken = (0..2 * MOST_COUNTED).filter(|n| audit.has_turn(token(*n), now)).count();
-        assert_eq!(taken, MOST_COUNTED + REFUSED_A_MINUTE as usize, "those beyond the bound share one turn");
-        assert!(audit.refusals.lock().len() <= MOST_COUNTED + 1);
-        assert!(audit.has_turn(token(9_999), now + Duration::from_secs(60)));
-        assert_eq!(audit.refusals.lock().len(), 1, "the others' minutes are over");
+        let taken = (0..2 * MAX_TRACKED_TOKENS).filter(|n| audit.allows_refused_record(token(*n), now)).count();
+        assert_eq!(
+            taken,
+            MAX_TRACKED_TOKENS + MAX_REFUSED_PER_MINUTE as usize,
+            "those beyond the bound share one turn"
+        );
+        assert!(audit.refused_counts.lock().len() <= MAX_TRACKED_TOKENS + 1);
+        assert!(audit.allows_refused_record(token(9_999), now + Duration::from_secs(60)));
+        assert_eq!(audit.refused_counts.lock().len(), 1, "the others' minutes are over");
     }
 
     #[test]
-    fn refused_requests_push_no_write_out_of_the_files() {
+    fn refused_requests_do_not_rotate_out_write_records() {
         let folder = tempfile::tempdir().unwrap();
-        let audit = Audit::open(folder.path(), 16 << 10, counter()).unwrap();
-        audit.make_room().unwrap();
-        audit.write(&asked("alice's write"), ("done", 200), Room::Taken);
+        let audit = AuditLog::open(folder.path(), 16 << 10, counter()).unwrap();
+        audit.reserve().unwrap();
+        audit.write(&asked("alice's write"), ("done", 200), SpaceReservation::Reserved);
         for token in 0..32 {
-            for n in 0..REFUSED_A_MINUTE / 10 {
-                audit.write(&of_token(Some(token), &format!("{n}{}", "x".repeat(200))), ("forbidden", 403), Room::None);
+            for n in 0..MAX_REFUSED_PER_MINUTE / 10 {
+                audit.write(
+                    &of_token(Some(token), &format!("{n}{}", "x".repeat(200))),
+                    ("forbidden", 403),
+                    SpaceReservation::None,
+                );
             }
         }
         assert!(folder.path().join("refused.jsonl.3").exists(), "these were turned over");
@@ -377,16 +401,20 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_kept_up_to_its_bound() {
-        assert_eq!(kept_key("/ownerserve/v1/mode"), "/ownerserve/v1/mode");
-        assert_eq!(kept_key(&"x".repeat(7_900)).len(), LONGEST_KEY);
-        assert_eq!(kept_key(&"\u{e9}".repeat(200)).len(), LONGEST_KEY);
-        assert_eq!(kept_key(&format!("x{}", "\u{e9}".repeat(200))).len(), LONGEST_KEY - 1, "no letter is cut in two");
+    fn long_paths_are_truncated() {
+        assert_eq!(truncate_path("/ownerserve/v1/mode"), "/ownerserve/v1/mode");
+        assert_eq!(truncate_path(&"x".repeat(7_900)).len(), MAX_PATH_BYTES);
+        assert_eq!(truncate_path(&"\u{e9}".repeat(200)).len(), MAX_PATH_BYTES);
+        assert_eq!(
+            truncate_path(&format!("x{}", "\u{e9}".repeat(200))).len(),
+            MAX_PATH_BYTES - 1,
+            "no letter is cut in two"
+        );
     }
 
     #[test]
-    fn long_bodies_and_what_is_not_json_are_left_out() {
-        assert_eq!(kept(format!("\"{}\"", "x".repeat(LONGEST_BODY)).as_bytes()), None);
-        assert_eq!(kept(b"{"), None);
+    fn long_and_non_json_bodies_are_omitted() {
+        assert_eq!(loggable_body(format!("\"{}\"", "x".repeat(MAX_BODY_BYTES)).as_bytes()), None);
+        assert_eq!(loggable_body(b"{"), None);
     }
 }

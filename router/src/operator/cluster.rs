@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::{MemberChange, View};
+use ownership::{LedgerView, MemberChange};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::Told;
-use super::members::change;
-use super::problem::{Kind, Problem};
-use super::writes::{Done, Nothing};
-use crate::exposure::{Exposure, exposures};
-use crate::gateway::Gateway;
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::JsonBody;
+use super::members::apply_change;
+use super::problem::{Problem, ProblemKind};
+use super::writes::{EmptyBody, WriteResult};
+use crate::exposure::{ExposedListener, exposures};
+use crate::gateway::AppState;
 
 /// What the ledger holds.
 #[derive(Serialize, ToSchema)]
-struct Counts {
+struct LedgerCounts {
     sessions: usize,
     artifacts: usize,
     workers: usize,
@@ -25,7 +25,7 @@ struct Counts {
 
 /// This node and its cluster.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Cluster {
+pub(super) struct ClusterStatus {
     /// The cluster's id; a restore makes a new one.
     cluster: String,
     /// The node that answers.
@@ -36,7 +36,7 @@ pub(super) struct Cluster {
     level: u32,
     /// How often the ledger was restored from a backup.
     generation: u32,
-    holds: Counts,
+    holds: LedgerCounts,
     /// Log entries that this node has and has not yet applied.
     apply_lag: u64,
     /// Commands that wait to enter the log.
@@ -47,24 +47,27 @@ pub(super) struct Cluster {
     waiting: usize,
     /// Listeners of this router that strangers on the network can use or overhear.
     #[schema(inline)]
-    exposed: Vec<Exposure>,
+    exposed: Vec<ExposedListener>,
 }
 
 /// The cluster as this node sees it.
-#[utoipa::path(get, path = "/ownerserve/v1/cluster", tag = "cluster", params(FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/cluster", tag = "cluster", params(ConsistencyQuery),
     responses((
         status = 200, description = "The cluster, its level and its leader as this node sees them.",
-        body = Fresh<Cluster>)))]
-pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Cluster> {
+        body = LedgerResponse<ClusterStatus>)))]
+pub(super) async fn cluster(
+    State(gateway): State<Arc<AppState>>,
+    ReadView(view): ReadView,
+) -> LedgerResponse<ClusterStatus> {
     let directory = gateway.directory();
-    let readings = directory.readings();
-    let cluster = Cluster {
+    let readings = directory.stats();
+    let cluster = ClusterStatus {
         cluster: directory.cluster().to_string(),
         node: directory.node().0,
         removed: directory.is_removed(),
         level: view.level(),
         generation: view.generation(),
-        holds: Counts {
+        holds: LedgerCounts {
             sessions: view.session_count(),
             artifacts: view.artifact_count(),
             workers: view.workers().count(),
@@ -72,15 +75,15 @@ pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): See
         apply_lag: readings.apply_lag,
         queue: readings.queue_depth,
         log_bytes: readings.log_bytes,
-        waiting: gateway.policies.account().waiting(),
+        waiting: gateway.policies.occupancy().queue_len(),
         exposed: exposures(&gateway.config),
     };
-    Fresh::new(&view, cluster)
+    LedgerResponse::new(&view, cluster)
 }
 
 /// What the state is.
 #[derive(Serialize, ToSchema)]
-pub(super) struct StateHash {
+pub(super) struct StateHashResponse {
     /// The cluster's id; states of different ones have nothing in common.
     cluster: String,
     /// Digest of everything remembered: equal on all nodes at equal revision.
@@ -89,30 +92,33 @@ pub(super) struct StateHash {
 }
 
 /// The digest of this node's state at the answer's revision, to be compared with other nodes' at the same one.
-#[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(FreshQuery),
-    responses((status = 200, description = "The digest, and the revision that it is of.", body = Fresh<StateHash>)))]
-pub(super) async fn hash(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Result<Fresh<StateHash>, Problem> {
-    let looking: Arc<View> = view.clone();
-    let hash = super::apart(move || looking.state_hash()).await?;
+#[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(ConsistencyQuery),
+    responses((status = 200, description = "The digest, and the revision that it is of.", body = LedgerResponse<StateHashResponse>)))]
+pub(super) async fn hash(
+    State(gateway): State<Arc<AppState>>,
+    ReadView(view): ReadView,
+) -> Result<LedgerResponse<StateHashResponse>, Problem> {
+    let looking: Arc<LedgerView> = view.clone();
+    let hash = super::run_blocking(move || looking.state_hash()).await?;
     let cluster = gateway.directory().cluster().to_string();
-    Ok(Fresh::new(&view, StateHash { cluster, hash: format!("{hash:032x}") }))
+    Ok(LedgerResponse::new(&view, StateHashResponse { cluster, hash: format!("{hash:032x}") }))
 }
 
 /// The feature level to be reached.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Level {
+pub(super) struct LevelBody {
     #[schema(minimum = 1)]
     level: u32,
 }
 
 /// Raises the cluster's feature level. There is no way back: older releases cannot read it any more.
-#[utoipa::path(put, path = "/ownerserve/v1/cluster/level", tag = "cluster", request_body = Level,
-    responses((status = 200, description = "The cluster works at that level from now on.", body = Fresh<Done>)))]
+#[utoipa::path(put, path = "/ownerserve/v1/cluster/level", tag = "cluster", request_body = LevelBody,
+    responses((status = 200, description = "The cluster works at that level from now on.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn raise_level(
-    State(gateway): State<Arc<Gateway>>,
-    Told(body): Told<Level>,
-) -> Result<Fresh<Done>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    JsonBody(body): JsonBody<LevelBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
     if body.level == 0 {
         return Err(Problem::bad_body(
             "level: accepted is 1 and more; GET /ownerserve/v1/cluster tells the present one",
@@ -123,20 +129,20 @@ pub(super) async fn raise_level(
         true => format!("nothing was to do: the cluster is at feature level {before}"),
         false => format!("the cluster is at feature level {}", body.level),
     };
-    change(&gateway, MemberChange::RaiseLevel(body.level), &did).await
+    apply_change(&gateway, MemberChange::RaiseLevel(body.level), &did).await
 }
 
 /// Writes a snapshot of this node's ledger to its disk now.
-#[utoipa::path(post, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster", request_body = Nothing,
-    responses((status = 200, description = "The snapshot is on the disk of this node.", body = Fresh<Done>)))]
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster", request_body = EmptyBody,
+    responses((status = 200, description = "The snapshot is on the disk of this node.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn snapshot(
-    State(gateway): State<Arc<Gateway>>,
-    Told(Nothing {}): Told<Nothing>,
-) -> Result<Fresh<Done>, Problem> {
-    let written = gateway.directory().snapshot().await;
+    State(gateway): State<Arc<AppState>>,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let written = gateway.directory().write_snapshot().await;
     written.map_err(|error| {
         tracing::error!(%error, "a snapshot that an operator asked for was not written");
-        Problem::new(Kind::NotReady, "The snapshot was not written; the log of this process says why.")
+        Problem::new(ProblemKind::NotReady, "The snapshot was not written; the log of this process says why.")
     })?;
-    Ok(Done::plain(&gateway, "a snapshot was written on this node"))
+    Ok(WriteResult::plain(&gateway, "a snapshot was written on this node"))
 }

@@ -3,115 +3,127 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::View;
-use ownership::ledger::{ClaimOwner, Command, Release, Subject};
+use ownership::LedgerView;
+use ownership::ledger::{ClaimOwner, Command, OwnershipSubject, ReleaseOwner};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
 
-use super::fresh::Fresh;
-use super::input::{Named, Told};
+use super::fresh::LedgerResponse;
+use super::input::{JsonBody, PathId};
 use super::problem::Problem;
-use super::tags::Fence;
-use super::words::{ArtifactWord, SessionWord};
-use super::writes::{Done, FenceAllowed, FenceNeeded, Nothing, Target, epoch_of, newest, write};
+use super::tags::IfMatch;
+use super::words::{ArtifactIdSchema, SessionIdSchema};
+use super::writes::{
+    EmptyBody, OptionalIfMatch, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view,
+};
 use super::{artifacts, sessions};
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 
 /// Who is to own it.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Claim {
-    owner: Target,
+pub(super) struct ClaimBody {
+    owner: OwnerTarget,
 }
 
-async fn claimed(gateway: &Gateway, subject: Subject, claim: Claim) -> Result<Fresh<Done>, Problem> {
-    let owner = claim.owner.owner(&*newest(gateway).await?)?;
-    let outcome = write(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
-    let epoch = epoch_of(&outcome);
-    Ok(Done::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
+async fn claim_owner(
+    gateway: &AppState,
+    subject: OwnershipSubject,
+    claim: ClaimBody,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let owner = claim.owner.owner(&*linearizable_view(gateway).await?)?;
+    let outcome = commit(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
+    let epoch = granted_epoch(&outcome);
+    Ok(WriteResult::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
 }
 
 /// Gives a session that nobody live owns to a worker.
 ///
 /// Says nothing about blocks: what the worker does not hold it computes. A session with a live owner is migrated instead.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/claim", tag = "sessions",
-    params(("id" = SessionWord, Path)), request_body = Claim,
-    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = Fresh<Done>)))]
+    params(("id" = SessionIdSchema, Path)), request_body = ClaimBody,
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn claim_session(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<SessionId>,
-    Told(claim): Told<Claim>,
-) -> Result<Fresh<Done>, Problem> {
-    claimed(&gateway, Subject::Session(id), claim).await
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    JsonBody(claim): JsonBody<ClaimBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    claim_owner(&gateway, OwnershipSubject::Session(id), claim).await
 }
 
 /// Gives an artifact that nobody live owns to a worker.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/claim", tag = "artifacts",
-    params(("id" = ArtifactWord, Path)), request_body = Claim,
-    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = Fresh<Done>)))]
+    params(("id" = ArtifactIdSchema, Path)), request_body = ClaimBody,
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn claim_artifact(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<ArtifactId>,
-    Told(claim): Told<Claim>,
-) -> Result<Fresh<Done>, Problem> {
-    claimed(&gateway, Subject::Artifact(id), claim).await
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    JsonBody(claim): JsonBody<ClaimBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    claim_owner(&gateway, OwnershipSubject::Artifact(id), claim).await
 }
 
 /// Who has it, and since when, as a view knows it.
-fn holder(view: &View, subject: Subject) -> Result<(Option<Owner>, Epoch), Problem> {
+fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Owner>, Epoch), Problem> {
     match subject {
-        Subject::Session(id) => sessions::known(view, id).map(|session| (session.owner, session.epoch)),
-        Subject::Artifact(id) => artifacts::known(view, id).map(|artifact| (artifact.owner, artifact.epoch)),
+        OwnershipSubject::Session(id) => sessions::find_session(view, id).map(|session| (session.owner, session.epoch)),
+        OwnershipSubject::Artifact(id) => {
+            artifacts::find_artifact(view, id).map(|artifact| (artifact.owner, artifact.epoch))
+        }
     }
 }
 
 /// What the client saw is released. The leader is asked first: a node that is behind must not say that nobody owned what
 /// it has not heard of yet.
-async fn released(gateway: &Gateway, subject: Subject, fence: Fence) -> Result<Fresh<Done>, Problem> {
-    let (owner, current) = holder(&*newest(gateway).await?, subject)?;
-    let seen = fence.needed(current)?;
-    let Some(owner) = owner else { return Ok(Done::plain(gateway, "nobody owned it")) };
-    write(gateway, Command::Release(Release { subject, owner, seen })).await?;
-    Ok(Done::plain(gateway, format!("{} does not own it any more", owner.worker)))
+async fn release_owner(
+    gateway: &AppState,
+    subject: OwnershipSubject,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let (owner, current) = find_owner(&*linearizable_view(gateway).await?, subject)?;
+    let seen = fence.required_epoch(current)?;
+    let Some(owner) = owner else { return Ok(WriteResult::plain(gateway, "nobody owned it")) };
+    commit(gateway, Command::Release(ReleaseOwner { subject, owner, seen })).await?;
+    Ok(WriteResult::plain(gateway, format!("{} does not own it any more", owner.worker)))
 }
 
 /// Takes a session from its owner, without giving it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
-    params(("id" = SessionWord, Path), FenceNeeded), request_body = Nothing,
-    responses((status = 200, description = "Nobody owns it now; its next step is placed anew.", body = Fresh<Done>)))]
+    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    responses((status = 200, description = "Nobody owns it now; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_session(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<SessionId>,
-    fence: Fence,
-    Told(Nothing {}): Told<Nothing>,
-) -> Result<Fresh<Done>, Problem> {
-    released(&gateway, Subject::Session(id), fence).await
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    fence: IfMatch,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    release_owner(&gateway, OwnershipSubject::Session(id), fence).await
 }
 
 /// Takes an artifact from its owner, without giving it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
-    params(("id" = ArtifactWord, Path), FenceNeeded), request_body = Nothing,
-    responses((status = 200, description = "Nobody owns it now; it was granted to no other.", body = Fresh<Done>)))]
+    params(("id" = ArtifactIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    responses((status = 200, description = "Nobody owns it now; it was granted to no other.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_artifact(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<ArtifactId>,
-    fence: Fence,
-    Told(Nothing {}): Told<Nothing>,
-) -> Result<Fresh<Done>, Problem> {
-    released(&gateway, Subject::Artifact(id), fence).await
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    fence: IfMatch,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    release_owner(&gateway, OwnershipSubject::Artifact(id), fence).await
 }
 
 /// Forgets a session. Its artifacts stay until nothing references them and they go cold.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
-    params(("id" = SessionWord, Path), FenceAllowed),
-    responses((status = 200, description = "The session is forgotten.", body = Fresh<Done>)))]
+    params(("id" = SessionIdSchema, Path), OptionalIfMatch),
+    responses((status = 200, description = "The session is forgotten.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn close_session(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<SessionId>,
-    fence: Fence,
-) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(sessions::known(&*newest(&gateway).await?, id)?.epoch)?;
-    write(&gateway, Command::CloseSession(id)).await?;
-    Ok(Done::plain(&gateway, "the session is closed"))
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    fence.check_optional(sessions::find_session(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    commit(&gateway, Command::CloseSession(id)).await?;
+    Ok(WriteResult::plain(&gateway, "the session is closed"))
 }

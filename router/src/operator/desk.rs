@@ -7,22 +7,22 @@ use std::time::Duration;
 use axum::extract::FromRef;
 use tokio::sync::Semaphore;
 
-use super::access::{Tokens, TokensError};
-use super::audit::Audit;
-use super::document::Document;
-use super::emptying::Emptyings;
-use super::repeats::Repeats;
-use super::watch::WATCHERS;
+use super::access::{OperatorTokens, TokensFileError};
+use super::audit::AuditLog;
+use super::document::OpenApiDocument;
+use super::emptying::DrainRegistry;
+use super::repeats::IdempotencyStore;
+use super::watch::MAX_WATCHERS;
 use crate::config::Config;
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 use crate::telemetry::metrics::Metrics;
 
 /// Why the operators' listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum DeskError {
+pub enum OperatorStartError {
     /// The tokens file was refused.
     #[error(transparent)]
-    Tokens(#[from] TokensError),
+    Tokens(#[from] TokensFileError),
     /// The audit log cannot be opened.
     #[error("the audit log in {folder} cannot be opened: {source}", folder = folder.display())]
     Audit {
@@ -35,65 +35,65 @@ pub enum DeskError {
 
 /// The state of the operators' routes. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Desk {
-    pub(super) gateway: Arc<Gateway>,
-    pub(super) tokens: Arc<Tokens>,
-    pub(super) audit: Arc<Audit>,
-    pub(super) document: Arc<Document>,
+pub struct OperatorState {
+    pub(super) gateway: Arc<AppState>,
+    pub(super) tokens: Arc<OperatorTokens>,
+    pub(super) audit: Arc<AuditLog>,
+    pub(super) document: Arc<OpenApiDocument>,
     pub(super) watchers: Arc<Semaphore>,
-    pub(super) repeats: Arc<Repeats>,
-    pub(super) emptyings: Arc<Emptyings>,
+    pub(super) idempotency: Arc<IdempotencyStore>,
+    pub(super) drains: Arc<DrainRegistry>,
     /// Whether this router was asked to end.
-    ending: Arc<AtomicBool>,
+    shutting_down: Arc<AtomicBool>,
 }
 
-impl Desk {
+impl OperatorState {
     /// Whether the tokens can be read and the audit log can be opened, before the ledger is.
-    pub fn check(config: &Config) -> Result<(), DeskError> {
-        Tokens::open(config.operator.tokens_file.as_deref())?;
+    pub fn check(config: &Config) -> Result<(), OperatorStartError> {
+        OperatorTokens::open(config.operator.tokens_file.as_deref())?;
         open_audit(config, &Metrics::default()).map(drop)
     }
 
     /// Reads the tokens and opens the audit log.
-    pub fn open(gateway: &Arc<Gateway>) -> Result<Self, DeskError> {
+    pub fn open(gateway: &Arc<AppState>) -> Result<Self, OperatorStartError> {
         let config = &gateway.config;
         let audit = open_audit(config, &gateway.metrics)?;
         Ok(Self {
             gateway: gateway.clone(),
-            tokens: Arc::new(Tokens::open(config.operator.tokens_file.as_deref())?),
+            tokens: Arc::new(OperatorTokens::open(config.operator.tokens_file.as_deref())?),
             audit: Arc::new(audit),
-            document: Arc::new(Document::default()),
-            watchers: Arc::new(Semaphore::new(WATCHERS)),
-            repeats: Arc::default(),
-            emptyings: Arc::default(),
-            ending: Arc::default(),
+            document: Arc::new(OpenApiDocument::default()),
+            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            idempotency: Arc::default(),
+            drains: Arc::default(),
+            shutting_down: Arc::default(),
         })
     }
 
     /// This router ends: who looks at `/readyz` sends its clients elsewhere from now on.
-    pub fn end(&self) {
-        self.ending.store(true, Ordering::Relaxed);
+    pub fn begin_shutdown(&self) {
+        self.shutting_down.store(true, Ordering::Relaxed);
     }
 
     /// Whether it does.
-    pub(super) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Relaxed)
+    pub(super) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Ordering::Relaxed)
     }
 
     /// Follows the tokens file for ever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.followed("operator_tokens"))
+        self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.watched_files("operator_tokens"))
     }
 }
 
-fn open_audit(config: &Config, metrics: &Metrics) -> Result<Audit, DeskError> {
+fn open_audit(config: &Config, metrics: &Metrics) -> Result<AuditLog, OperatorStartError> {
     let folder = config.ledger.data_dir.join("audit");
-    let audit = Audit::open(&folder, config.operator.audit_size.0 as u64, metrics.process.audit_failed.clone());
-    audit.map_err(|source| DeskError::Audit { folder, source })
+    let audit = AuditLog::open(&folder, config.operator.audit_size.0 as u64, metrics.process.audit_failed.clone());
+    audit.map_err(|source| OperatorStartError::Audit { folder, source })
 }
 
-impl FromRef<Desk> for Arc<Gateway> {
-    fn from_ref(desk: &Desk) -> Self {
+impl FromRef<OperatorState> for Arc<AppState> {
+    fn from_ref(desk: &OperatorState) -> Self {
         desk.gateway.clone()
     }
 }

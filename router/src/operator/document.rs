@@ -12,13 +12,13 @@ use strum::VariantArray as _;
 use utoipa::{PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::OpenApiRouter;
 
-use super::desk::Desk;
-use super::gate::OPEN;
-use super::problem::{Kind, Problem, ProblemDocument};
-use super::repeats::LONGEST_KEY;
+use super::desk::OperatorState;
+use super::gate::PUBLIC_PATHS;
+use super::problem::{Problem, ProblemDocument, ProblemKind};
+use super::repeats::MAX_KEY_CHARS;
 use super::words;
 
-const ABOUT: &str = "Owners, leases, sessions, artifacts and decisions of OwnerServe.
+const DESCRIPTION: &str = "Owners, leases, sessions, artifacts and decisions of OwnerServe.
 
 Every answer says from which `revision` of the ledger it came, in Raft's `term`, and who the `leader` was, in its headers
 and, where it is an object, in its body. Reads take `consistency=local|bounded|linearizable`. Single resources carry an
@@ -28,44 +28,44 @@ ends in the word that programs look at. `unknown_outcome` (504) means that a com
 read, then repeat it; every command may be repeated.";
 
 /// Problems that any request can meet.
-const ANY: [Kind; 6] = [
-    Kind::InvalidHeader,
-    Kind::InvalidQuery,
-    Kind::HostNotAllowed,
-    Kind::OriginNotAllowed,
-    Kind::UriTooLong,
-    Kind::Internal,
+const COMMON_PROBLEMS: [ProblemKind; 6] = [
+    ProblemKind::InvalidHeader,
+    ProblemKind::InvalidQuery,
+    ProblemKind::HostNotAllowed,
+    ProblemKind::OriginNotAllowed,
+    ProblemKind::UriTooLong,
+    ProblemKind::Internal,
 ];
 /// Problems that any write can meet.
-const WRITES: [Kind; 11] = [
-    Kind::NotFound,
-    Kind::InvalidBody,
-    Kind::BodyTimeout,
-    Kind::Conflict,
-    Kind::Stale,
-    Kind::BodyTooLarge,
-    Kind::NotJson,
-    Kind::Unprocessable,
-    Kind::TooMany,
-    Kind::NoQuorum,
-    Kind::UnknownOutcome,
+const WRITE_PROBLEMS: [ProblemKind; 11] = [
+    ProblemKind::NotFound,
+    ProblemKind::InvalidBody,
+    ProblemKind::BodyTimeout,
+    ProblemKind::Conflict,
+    ProblemKind::Stale,
+    ProblemKind::BodyTooLarge,
+    ProblemKind::NotJson,
+    ProblemKind::Unprocessable,
+    ProblemKind::TooMany,
+    ProblemKind::NoQuorum,
+    ProblemKind::UnknownOutcome,
 ];
 
 /// The document, and what requests are held against.
 #[derive(Debug, Default)]
-pub(super) struct Document {
+pub(super) struct OpenApiDocument {
     json: std::sync::OnceLock<String>,
     /// Query parameters by method and path.
     parameters: std::sync::OnceLock<BTreeMap<(String, String), BTreeSet<String>>>,
 }
 
-impl Document {
+impl OpenApiDocument {
     pub(super) fn json(&self) -> &str {
         self.json.get().map_or("{}", String::as_str)
     }
 
     /// Whether this changes something.
-    pub(super) fn writes(&self, method: &Method, path: &str) -> bool {
+    pub(super) fn is_write(&self, method: &Method, path: &str) -> bool {
         let known =
             || self.parameters.get().is_some_and(|all| all.contains_key(&(method.to_string(), path.to_owned())));
         !matches!(*method, Method::GET | Method::HEAD) && known()
@@ -83,7 +83,7 @@ impl Document {
                     true => "no parameters are accepted here".to_owned(),
                     false => format!("accepted are {}", known.iter().cloned().collect::<Vec<_>>().join(", ")),
                 };
-                let name = crate::error::shortened(name);
+                let name = crate::error::truncated(name);
                 return Err(Problem::bad_query(format!("unknown parameter {name:?}: {accepted}")));
             }
         }
@@ -91,21 +91,21 @@ impl Document {
     }
 
     /// Takes the document out of the routes.
-    pub(super) fn describe(&self, routes: OpenApiRouter<Desk>) -> axum::Router<Desk> {
+    pub(super) fn attach(&self, routes: OpenApiRouter<OperatorState>) -> axum::Router<OperatorState> {
         let (routes, document) = routes.split_for_parts();
         let mut document = serde_json::to_value(&document).unwrap_or_default();
         let mut parameters = BTreeMap::new();
         for_each(&mut document["paths"], |path| {
             let (name, operations) = path;
             for_each(operations, |(method, operation)| {
-                complete(name, method, operation);
+                add_common_responses(name, method, operation);
                 if let Ok(method) = method.to_ascii_uppercase().parse::<Method>() {
-                    parameters.insert((method.to_string(), name.to_owned()), names(operation));
+                    parameters.insert((method.to_string(), name.to_owned()), query_parameter_names(operation));
                 }
             });
         });
-        introduce(&mut document);
-        unsign(&mut document);
+        set_info(&mut document);
+        remove_signed_formats(&mut document);
         // Set once; a second router of the same desk would say the same.
         let _ = self.json.set(document.to_string());
         let _ = self.parameters.set(parameters);
@@ -120,13 +120,13 @@ fn for_each(value: &mut Value, mut visit: impl FnMut((&str, &mut Value))) {
 }
 
 /// The operation's query parameters.
-fn names(operation: &Value) -> BTreeSet<String> {
+fn query_parameter_names(operation: &Value) -> BTreeSet<String> {
     let parameters = operation["parameters"].as_array().into_iter().flatten();
     parameters.filter(|it| it["in"] == "query").filter_map(|it| it["name"].as_str()).map(str::to_owned).collect()
 }
 
 /// OpenAPI's integer formats are signed; ours that begin at 0 are not, and hold twice as much.
-fn unsign(value: &mut Value) {
+fn remove_signed_formats(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             if fields.get("type").is_some_and(|kind| kind.to_string().contains("integer"))
@@ -134,19 +134,19 @@ fn unsign(value: &mut Value) {
             {
                 fields.remove("format");
             }
-            fields.values_mut().for_each(unsign);
+            fields.values_mut().for_each(remove_signed_formats);
         }
-        Value::Array(all) => all.iter_mut().for_each(unsign),
+        Value::Array(all) => all.iter_mut().for_each(remove_signed_formats),
         _ => {}
     }
 }
 
 /// What the document says as a whole.
-fn introduce(document: &mut Value) {
+fn set_info(document: &mut Value) {
     document["info"] = json!({
         "title": "OwnerServe operator API",
         "version": env!("CARGO_PKG_VERSION"),
-        "description": ABOUT,
+        "description": DESCRIPTION,
         "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
     });
     document["security"] = json!([{"bearer": []}, {}]);
@@ -156,42 +156,42 @@ fn introduce(document: &mut Value) {
         "scheme": "bearer",
         "description": "Needed where operator.tokens_file is set. The role read looks, the role operator changes.",
     }});
-    let mut schemas = words::of_parameters();
+    let mut schemas = words::parameter_schemas();
     ProblemDocument::schemas(&mut schemas);
     schemas.push((ProblemDocument::name().into_owned(), ProblemDocument::schema()));
     for (name, schema) in schemas {
         components["schemas"][name] = serde_json::to_value(schema).unwrap_or_default();
     }
-    let words: Vec<String> = Kind::VARIANTS.iter().map(|kind| kind.uri()).collect();
+    let words: Vec<String> = ProblemKind::VARIANTS.iter().map(|kind| kind.uri()).collect();
     components["schemas"]["Problem"]["properties"]["type"]["enum"] = json!(words);
 }
 
 /// Adds what every operation of its sort answers.
-fn complete(path: &str, method: &str, operation: &mut Value) {
+fn add_common_responses(path: &str, method: &str, operation: &mut Value) {
     let has = |operation: &Value, name: &str| {
         let parameters = operation["parameters"].as_array().into_iter().flatten();
         parameters.clone().any(|it| it["name"] == name)
     };
-    let mut kinds = ANY.to_vec();
-    if !OPEN.contains(&path) {
-        kinds.extend([Kind::Unauthorized, Kind::Forbidden]);
+    let mut kinds = COMMON_PROBLEMS.to_vec();
+    if !PUBLIC_PATHS.contains(&path) {
+        kinds.extend([ProblemKind::Unauthorized, ProblemKind::Forbidden]);
     }
     if has(operation, "consistency") {
-        kinds.extend([Kind::TooStale, Kind::NoQuorum]);
+        kinds.extend([ProblemKind::TooStale, ProblemKind::NoQuorum]);
     }
     if method != "get" {
-        kinds.extend(WRITES);
-        add_parameter(operation, repeatable());
+        kinds.extend(WRITE_PROBLEMS);
+        add_parameter(operation, idempotency_key_parameter());
     }
     if path.contains('{') {
-        kinds.extend([Kind::InvalidId, Kind::NotFound]);
+        kinds.extend([ProblemKind::InvalidId, ProblemKind::NotFound]);
     }
     if let Some(fence) = operation["parameters"].as_array().into_iter().flatten().find(|it| it["name"] == "If-Match") {
         let is_needed = fence["required"] == true;
-        kinds.extend(is_needed.then_some(Kind::PreconditionRequired));
+        kinds.extend(is_needed.then_some(ProblemKind::PreconditionRequired));
     }
     if has(operation, "cursor") {
-        kinds.push(Kind::InvalidCursor);
+        kinds.push(ProblemKind::InvalidCursor);
     }
     let tagged = !operation["responses"]["200"]["headers"]["etag"].is_null();
     if tagged && method == "get" {
@@ -200,7 +200,7 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
         add_parameter(operation, known);
         operation["responses"]["304"] = json!({"description": "It is as the reader has it."});
     }
-    answer_with(&mut operation["responses"], &kinds);
+    add_problems(&mut operation["responses"], &kinds);
 }
 
 fn add_parameter(operation: &mut Value, parameter: Value) {
@@ -211,18 +211,18 @@ fn add_parameter(operation: &mut Value, parameter: Value) {
 }
 
 /// The header of a write that may be sent again.
-fn repeatable() -> Value {
+fn idempotency_key_parameter() -> Value {
     let description = "Sent again under the same key within an hour, the write is not done again: this router answers \
                        as it did, with Idempotency-Replayed. Of an answer of more than 16 KiB only that the write was done \
                        is kept: sent again, it is refused (409, answer_not_kept). Another write under it is refused (422).";
     json!({"name": "Idempotency-Key", "in": "header", "required": false, "description": description,
-        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}})
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"}})
 }
 
 /// Problems by their status, and the headers that every answer carries.
-fn answer_with(responses: &mut Value, kinds: &[Kind]) {
+fn add_problems(responses: &mut Value, kinds: &[ProblemKind]) {
     for kind in kinds {
-        let (status, title) = kind.shape();
+        let (status, title) = kind.status_and_title();
         let response = &mut responses[status.as_str()];
         let described = response["description"].as_str().unwrap_or_default();
         if !described.contains(title) {
@@ -256,6 +256,6 @@ fn answer_with(responses: &mut Value, kinds: &[Kind]) {
 /// The document itself.
 #[utoipa::path(get, path = "/ownerserve/v1/openapi.json", tag = "process",
     responses((status = 200, description = "The OpenAPI 3.1 document.", body = Object)))]
-pub(super) async fn document(State(desk): State<Desk>) -> Response {
+pub(super) async fn document(State(desk): State<OperatorState>) -> Response {
     ([(CONTENT_TYPE, "application/json")], desk.document.json().to_owned()).into_response()
 }

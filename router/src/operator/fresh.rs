@@ -9,26 +9,26 @@ use axum::response::{IntoResponse, Response};
 use http::header::ETAG;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use ownership::View;
+use ownership::LedgerView;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::NodeId;
 
-use super::desk::Desk;
-use super::problem::{Kind, Problem};
-use super::tags::Tag;
+use super::desk::OperatorState;
+use super::problem::{Problem, ProblemKind};
+use super::tags::EntityTag;
 
 /// Revision of the view that an answer came from.
-pub(super) const REVISION: HeaderName = HeaderName::from_static("ownerserve-revision");
+pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");
 /// Raft's term, as this node knew it then.
-pub(super) const TERM: HeaderName = HeaderName::from_static("ownerserve-term");
+pub(super) const TERM_HEADER: HeaderName = HeaderName::from_static("ownerserve-term");
 /// The leader's node id; missing when none is known.
-pub(super) const LEADER: HeaderName = HeaderName::from_static("ownerserve-leader");
+pub(super) const LEADER_HEADER: HeaderName = HeaderName::from_static("ownerserve-leader");
 
 /// How fresh a read must be.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Debug, Default)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Consistency {
+pub(super) enum ConsistencyLevel {
     /// What this node last applied.
     #[default]
     Local,
@@ -41,29 +41,29 @@ pub(super) enum Consistency {
 /// The promise that a read asks for.
 #[derive(Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct FreshQuery {
+pub(super) struct ConsistencyQuery {
     /// `local` (default): what this node last applied. `bounded`: no older than `max_staleness`. `linearizable`:
     /// everything that was acknowledged before the read began, asked of the leader.
     #[param(inline)]
-    consistency: Option<Consistency>,
+    consistency: Option<ConsistencyLevel>,
     /// With `bounded`: milliseconds that the view may be behind.
     #[param(minimum = 1, maximum = 600_000)]
     max_staleness: Option<u32>,
 }
 
 /// Longest staleness that may be asked for, milliseconds.
-const MOST_STALENESS: u32 = 600_000;
+const MAX_STALENESS_MS: u32 = 600_000;
 
-impl FreshQuery {
+impl ConsistencyQuery {
     fn check(self) -> Result<ownership::Consistency, Problem> {
         let accepted = "accepted is 1 to 600000, in milliseconds, and only with consistency=bounded";
         match (self.consistency.unwrap_or_default(), self.max_staleness) {
-            (Consistency::Local, None) => Ok(ownership::Consistency::Local),
-            (Consistency::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
-            (Consistency::Bounded, Some(most)) if (1..=MOST_STALENESS).contains(&most) => {
+            (ConsistencyLevel::Local, None) => Ok(ownership::Consistency::Local),
+            (ConsistencyLevel::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
+            (ConsistencyLevel::Bounded, Some(most)) if (1..=MAX_STALENESS_MS).contains(&most) => {
                 Ok(ownership::Consistency::Bounded(Duration::from_millis(most.into())))
             }
-            (Consistency::Bounded, None) => {
+            (ConsistencyLevel::Bounded, None) => {
                 Err(Problem::bad_query(format!("consistency=bounded needs max_staleness; {accepted}")))
             }
             (_, Some(_)) => Err(Problem::bad_query(format!("max_staleness: {accepted}"))),
@@ -72,27 +72,27 @@ impl FreshQuery {
 }
 
 /// The view that a read works on, as fresh as it asked for.
-pub(super) struct Seen(pub(super) Arc<View>);
+pub(super) struct ReadView(pub(super) Arc<LedgerView>);
 
-impl FromRequestParts<Desk> for Seen {
+impl FromRequestParts<OperatorState> for ReadView {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, desk: &Desk) -> Result<Self, Problem> {
-        let Query(query) =
-            Query::<FreshQuery>::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(error.body_text()))?;
+    async fn from_request_parts(parts: &mut Parts, desk: &OperatorState) -> Result<Self, Problem> {
+        let Query(query) = Query::<ConsistencyQuery>::try_from_uri(&parts.uri)
+            .map_err(|error| Problem::bad_query(error.body_text()))?;
         let consistency = query.check()?;
         let read = desk.gateway.directory().read(consistency).await;
         let kind = match consistency {
-            ownership::Consistency::Bounded(_) => Kind::TooStale,
-            _ => Kind::NoQuorum,
+            ownership::Consistency::Bounded(_) => ProblemKind::TooStale,
+            _ => ProblemKind::NoQuorum,
         };
-        read.map(Seen).map_err(|error| Problem::new(kind, format!("{error}. Try again shortly.")))
+        read.map(ReadView).map_err(|error| Problem::new(kind, format!("{error}. Try again shortly.")))
     }
 }
 
 /// How fresh an answer is; part of every answer from the ledger.
 #[derive(Clone, Copy, Serialize, ToSchema)]
-pub(super) struct At {
+pub(super) struct ViewStamp {
     /// Log index of the last entry in the view.
     revision: u64,
     /// Raft's term.
@@ -104,8 +104,8 @@ pub(super) struct At {
     stale: bool,
 }
 
-impl At {
-    pub(super) fn of(view: &View) -> Self {
+impl ViewStamp {
+    pub(super) fn of(view: &LedgerView) -> Self {
         let quorum = view.quorum();
         // One that lost its quorum, or was not heard of, leads nobody.
         let leader = quorum.leader.filter(|_| !quorum.stale);
@@ -113,47 +113,47 @@ impl At {
     }
 
     /// Says it in the headers, unless they say it already.
-    pub(super) fn mark(self, headers: &mut HeaderMap) {
-        if headers.contains_key(TERM) {
+    pub(super) fn write_headers(self, headers: &mut HeaderMap) {
+        if headers.contains_key(TERM_HEADER) {
             return;
         }
-        headers.entry(REVISION).or_insert(HeaderValue::from(self.revision));
-        headers.insert(TERM, HeaderValue::from(self.term));
+        headers.entry(REVISION_HEADER).or_insert(HeaderValue::from(self.revision));
+        headers.insert(TERM_HEADER, HeaderValue::from(self.term));
         if let Some(leader) = self.leader {
-            headers.insert(LEADER, HeaderValue::from(leader.0));
+            headers.insert(LEADER_HEADER, HeaderValue::from(leader.0));
         }
     }
 }
 
 /// An answer from the ledger, and how fresh it is.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Fresh<T: ToSchema> {
+pub(super) struct LedgerResponse<T: ToSchema> {
     #[serde(flatten)]
-    at: At,
+    at: ViewStamp,
     #[serde(flatten)]
     body: T,
     #[serde(skip)]
-    tag: Option<Tag>,
+    tag: Option<EntityTag>,
 }
 
-impl<T: ToSchema> Fresh<T> {
-    pub(super) fn new(view: &View, body: T) -> Self {
-        Self { at: At::of(view), body, tag: None }
+impl<T: ToSchema> LedgerResponse<T> {
+    pub(super) fn new(view: &LedgerView, body: T) -> Self {
+        Self { at: ViewStamp::of(view), body, tag: None }
     }
 
     /// With an `ETag`.
-    pub(super) fn tagged(self, tag: Tag) -> Self {
+    pub(super) fn with_tag(self, tag: EntityTag) -> Self {
         Self { tag: Some(tag), ..self }
     }
 }
 
-impl<T: Serialize + ToSchema> IntoResponse for Fresh<T> {
+impl<T: Serialize + ToSchema> IntoResponse for LedgerResponse<T> {
     fn into_response(self) -> Response {
         let (at, tag) = (self.at, self.tag);
         let mut response = Json(self).into_response();
-        at.mark(response.headers_mut());
+        at.write_headers(response.headers_mut());
         if let Some(tag) = tag {
-            response.headers_mut().insert(ETAG, tag.header());
+            response.headers_mut().insert(ETAG, tag.to_header());
         }
         response
     }

@@ -2,35 +2,35 @@
 
 use std::time::Instant;
 
-use ownership::Standing;
+use ownership::MemberRole;
 use ownership::ledger::Lease;
 use planner::Action;
 use strum::VariantArray as _;
-use vocabulary::{Health, Knowledge, WorkerView};
-use workers_shim::events::SourceCount;
+use vocabulary::{KvIndexState, WorkerHealth, WorkerView};
+use workers_shim::events::EventSourceCount;
 
 use super::guardrail::is_reverted;
-use crate::exchange::trouble::Trouble;
-use crate::foretelling::Off;
-use crate::gateway::Gateway;
+use crate::exchange::trouble::LedgerFault;
+use crate::foretelling::DriftDirection;
+use crate::gateway::AppState;
 use crate::guardrail::Arm;
-use crate::membership::Source;
-use crate::pipeline::steering::Mode;
+use crate::membership::WorkerSource;
+use crate::pipeline::steering::RoutingMode;
 
-pub(super) fn refresh(gateway: &Gateway) {
+pub(super) fn refresh(gateway: &AppState) {
     process(gateway);
     ledger(gateway);
     cluster(gateway);
-    gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
+    gateway.metrics.shared_cache.memory_bytes.set(to_i64(gateway.caches.shared_cache.bytes() as u64));
     identity(gateway);
     guarded(gateway);
-    gateway.metrics.decisions.waiting.set(signed(gateway.policies.account().waiting() as u64));
-    gateway.metrics.decisions.barred_links.set(signed(gateway.decisions.correctness.links().len() as u64));
+    gateway.metrics.decisions.waiting.set(to_i64(gateway.policies.occupancy().queue_len() as u64));
+    gateway.metrics.decisions.barred_links.set(to_i64(gateway.decisions.transfer_checks.barred_links().len() as u64));
     workers(gateway);
     exchange(gateway);
 }
 
-fn workers(gateway: &Gateway) {
+fn workers(gateway: &AppState) {
     let metrics = &gateway.metrics.workers;
     metrics.reset();
     gateway.metrics.decisions.reset();
@@ -38,111 +38,112 @@ fn workers(gateway: &Gateway) {
         worker(gateway, view);
     }
     discovery(gateway);
-    metrics.distinct_blocks.set(signed(gateway.index().read().blocks() as u64));
+    metrics.distinct_blocks.set(to_i64(gateway.index().read().blocks() as u64));
 }
 
-fn discovery(gateway: &Gateway) {
+fn discovery(gateway: &AppState) {
     let failing = &gateway.metrics.process.discovery.failing;
-    let is_untaken = gateway.untaken().all().iter().any(|(what, _)| *what == "workers");
-    let failures = gateway.membership().failures();
-    for source in Source::VARIANTS.iter().copied() {
-        let fails = failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == Source::File);
+    let is_untaken = gateway.stale_files().reasons().iter().any(|(what, _)| *what == "workers");
+    let failures = gateway.discovery().failures();
+    for source in WorkerSource::VARIANTS.iter().copied() {
+        let fails =
+            failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == WorkerSource::File);
         failing.with_label_values(&[source.as_ref()]).set(fails.into());
     }
 }
 
-fn worker(gateway: &Gateway, view: &WorkerView) {
+fn worker(gateway: &AppState, view: &WorkerView) {
     let metrics = &gateway.metrics.workers;
     // What Prometheus calls an instance: host and port.
     let name = view.endpoint.split("://").last().unwrap_or_default();
-    metrics.up.with_label_values(&[name, view.role.as_str()]).set(i64::from(view.health == Health::Ready));
+    metrics.up.with_label_values(&[name, view.role.as_str()]).set(i64::from(view.health == WorkerHealth::Ready));
     metrics.running.with_label_values(&[name]).set(view.load.running.into());
     metrics.waiting.with_label_values(&[name]).set(view.load.waiting.into());
-    metrics.backlog.with_label_values(&[name]).set(signed(view.load.backlog.0));
+    metrics.backlog.with_label_values(&[name]).set(to_i64(view.load.backlog.0));
     metrics.kv_usage.with_label_values(&[name]).set(view.load.kv_usage);
-    for state in [Knowledge::Exact, Knowledge::Degraded, Knowledge::Fallback] {
+    for state in [KvIndexState::Exact, KvIndexState::Degraded, KvIndexState::Fallback] {
         metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
     }
-    let SourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
+    let EventSourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
     for (state, count) in [("connected", connected), ("lost", configured - connected)] {
-        metrics.event_sources.with_label_values(&[name, state]).set(signed(count as u64));
+        metrics.event_sources.with_label_values(&[name, state]).set(to_i64(count as u64));
     }
     let prices = &gateway.metrics.decisions;
     prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
-    let off = gateway.decisions.foretelling.of(view.id).and_then(|foretold| foretold.off);
-    for way in [Off::Late, Off::Early] {
-        prices.mispriced.with_label_values(&[name, way.as_ref()]).set(i64::from(off == Some(way)));
+    let off = gateway.decisions.calibration.of(view.id).and_then(|foretold| foretold.off);
+    for way in [DriftDirection::Late, DriftDirection::Early] {
+        prices.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(off == Some(way)));
     }
-    let ejected = gateway.policies.outliers.lock().ejected(view);
+    let ejected = gateway.policies.outliers.lock().ejection(view);
     prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
     let events = gateway.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);
     metrics.event_gaps.with_label_values(&[name]).inc_by(events.gaps);
     metrics.event_lag.with_label_values(&[name]).set(events.lag.duration().as_secs_f64());
-    metrics.blocks.with_label_values(&[name]).set(signed(events.blocks * chain_blocks(gateway, view)));
+    metrics.blocks.with_label_values(&[name]).set(to_i64(events.blocks * chain_blocks(gateway, view)));
 }
 
 /// Chain blocks in one of the engine's own, so that all workers' blocks are counted alike.
-fn chain_blocks(gateway: &Gateway, view: &WorkerView) -> u64 {
-    let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured(name)) else { return 1 };
+fn chain_blocks(gateway: &AppState, view: &WorkerView) -> u64 {
+    let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured_model(name)) else { return 1 };
     view.capacity.block.whole_blocks(model.identifier.block()).0.max(1)
 }
 
-fn exchange(gateway: &Gateway) {
+fn exchange(gateway: &AppState) {
     let metrics = &gateway.metrics.exchange;
     metrics.table_age.reset();
-    for (router, age) in gateway.fleet().heard(Instant::now()) {
+    for (router, age) in gateway.fleet().peer_ages(Instant::now()) {
         metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
     }
-    let troubles = gateway.troubles();
-    for trouble in Trouble::VARIANTS {
+    let troubles = gateway.ledger_problems();
+    for trouble in LedgerFault::VARIANTS {
         let is_there = i64::from(troubles.contains(trouble));
-        metrics.trouble.with_label_values(&[trouble.as_ref()]).set(is_there);
+        metrics.ledger_faults.with_label_values(&[trouble.as_ref()]).set(is_there);
     }
-    let unapplied = gateway.unapplied();
-    metrics.unapplied.set(signed(unapplied.untold() as u64));
+    let unapplied = gateway.pending_commits();
+    metrics.pending_commits.set(to_i64(unapplied.pending_count() as u64));
     // Only one scrape at a time is here, as the lock is held.
-    metrics.dropped.inc_by(unapplied.dropped().saturating_sub(metrics.dropped.get()));
+    metrics.dropped_commits.inc_by(unapplied.dropped_count().saturating_sub(metrics.dropped_commits.get()));
 }
 
-fn identity(gateway: &Gateway) {
-    let (metrics, trails) = (&gateway.metrics.identity, &gateway.remembered.identity.trails);
-    metrics.conversations.set(signed(trails.len() as u64));
-    metrics.memory_bytes.set(signed(trails.bytes().0));
-    metrics.distrusted.set(signed(gateway.catalog().distrusted().count() as u64));
-    metrics.doubted.set(signed(gateway.remembered.identity.agreement.doubted_models() as u64));
+fn identity(gateway: &AppState) {
+    let (metrics, trails) = (&gateway.metrics.prefix_cache, &gateway.caches.prefix_cache.conversations);
+    metrics.conversations.set(to_i64(trails.len() as u64));
+    metrics.memory_bytes.set(to_i64(trails.memory_bytes().0));
+    metrics.disabled_models.set(to_i64(gateway.catalog().disabled_by_spot_check().count() as u64));
+    metrics.suspected_models.set(to_i64(gateway.caches.prefix_cache.tokenizer_drift.suspected_model_count() as u64));
 }
 
-fn guarded(gateway: &Gateway) {
+fn guarded(gateway: &AppState) {
     let metrics = &gateway.metrics.decisions;
     for action in Action::ALL {
         let compared = gateway.decisions.guardrail.of(action);
         let name = action.as_str();
         metrics.guard_ratio.with_label_values(&[name]).set(compared.ratio.unwrap_or_default());
         for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Own, compared.own_sessions)] {
-            metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(signed(count as u64));
+            metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(to_i64(count as u64));
         }
         metrics.reverted.with_label_values(&[name]).set(i64::from(is_reverted(gateway, action, &compared)));
     }
 }
 
-fn process(gateway: &Gateway) {
+fn process(gateway: &AppState) {
     let process = &gateway.metrics.process;
-    let steering = gateway.steering.get();
-    for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
+    let steering = gateway.routing.get();
+    for mode in [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own] {
         process.mode.with_label_values(&[mode.as_ref()]).set(i64::from(mode == steering.mode));
     }
     process.rollout.set(f64::from(u8::from(steering.rollout_percent)) / 100.0);
 }
 
-fn ledger(gateway: &Gateway) {
+fn ledger(gateway: &AppState) {
     let metrics = &gateway.metrics.ledger;
     let view = gateway.directory().view();
     let quorum = view.quorum();
-    metrics.applied.set(signed(view.applied()));
-    metrics.term.set(signed(quorum.term));
+    metrics.applied.set(to_i64(view.applied()));
+    metrics.term.set(to_i64(quorum.term));
     metrics.stale.set(i64::from(quorum.stale));
-    metrics.sessions.set(signed(view.session_count() as u64));
+    metrics.sessions.set(to_i64(view.session_count() as u64));
     let mut leases = [0, 0, 0];
     for worker in view.workers() {
         leases[match worker.lease {
@@ -154,11 +155,11 @@ fn ledger(gateway: &Gateway) {
     for (state, count) in ["held", "expired", "retired"].into_iter().zip(leases) {
         metrics.leases.with_label_values(&[state]).set(count);
     }
-    let readings = gateway.directory().readings();
-    metrics.queue.set(signed(readings.queue_depth));
+    let readings = gateway.directory().stats();
+    metrics.queue.set(to_i64(readings.queue_depth));
     let process = &gateway.metrics.process;
     process.shortages.reset();
-    process.shortages.inc_by(readings.shortages);
+    process.shortages.inc_by(readings.shortage_retries);
     process.tasks_ended.reset();
     for task in gateway.directory().supervision().tasks() {
         let times = readings.tasks_ended.get(task).copied().unwrap_or(0);
@@ -173,32 +174,32 @@ fn ledger(gateway: &Gateway) {
     }
 }
 
-fn cluster(gateway: &Gateway) {
+fn cluster(gateway: &AppState) {
     let (metrics, directory) = (&gateway.metrics.cluster, gateway.directory());
     let members = directory.members();
     let leads = members.iter().any(|member| member.is_leader && member.node == directory.node());
-    metrics.leads.set(i64::from(leads));
+    metrics.is_leader.set(i64::from(leads));
     metrics.level.set(i64::from(directory.view().level()));
     metrics.tls_refused.reset();
-    let readings = directory.readings();
-    metrics.tls_refused.inc_by(readings.strangers);
+    let readings = directory.stats();
+    metrics.tls_refused.inc_by(readings.tls_refusals);
     metrics.refused.reset();
-    for (cause, times) in [("outsider", readings.outsiders), ("implausible", readings.implausible)] {
+    for (cause, times) in [("outsider", readings.non_member_calls), ("implausible", readings.implausible)] {
         metrics.refused.with_label_values(&[cause]).inc_by(times);
     }
-    for (standing, word) in [(Standing::Voter, "voter"), (Standing::Learner, "learner")] {
+    for (standing, word) in [(MemberRole::Voter, "voter"), (MemberRole::Learner, "learner")] {
         let count = members.iter().filter(|member| member.voter == standing).count();
-        metrics.members.with_label_values(&[word]).set(signed(count as u64));
+        metrics.members.with_label_values(&[word]).set(to_i64(count as u64));
     }
     // Members come and go; only the leader knows how far the others are.
     metrics.lag.reset();
     let last = members.iter().filter_map(|member| member.matched).max().unwrap_or(0);
     for member in members.iter().filter(|_| leads) {
         let lag = last.saturating_sub(member.matched.unwrap_or(0));
-        metrics.lag.with_label_values(&[&member.node.to_string()]).set(signed(lag));
+        metrics.lag.with_label_values(&[&member.node.to_string()]).set(to_i64(lag));
     }
 }
 
-fn signed(value: u64) -> i64 {
+fn to_i64(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

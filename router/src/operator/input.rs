@@ -11,16 +11,16 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use vocabulary::TenantId;
 
-use super::problem::{Kind, Problem};
-use super::words::TENANT_LENGTH;
+use super::problem::{Problem, ProblemKind};
+use super::words::MAX_TENANT_CHARS;
 use crate::error::ApiError;
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 use crate::incoming::new_request_id;
 use crate::server::{BodyLimits, read_body};
 
-pub(super) struct Asked<T>(pub(super) T);
+pub(super) struct QueryParams<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
@@ -30,9 +30,9 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 }
 
 /// The one thing that the path names.
-pub(super) struct Named<T>(pub(super) T);
+pub(super) struct PathId<T>(pub(super) T);
 
-impl<T, S> FromRequestParts<S> for Named<T>
+impl<T, S> FromRequestParts<S> for PathId<T>
 where
     T: FromStr<Err: Display>,
     S: Send + Sync,
@@ -41,15 +41,15 @@ where
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let path = Path::<String>::from_request_parts(parts, state).await;
-        let Path(text) = path.map_err(|error| Problem::new(Kind::InvalidId, error.body_text()))?;
+        let Path(text) = path.map_err(|error| Problem::new(ProblemKind::InvalidId, error.body_text()))?;
         text.parse().map(Self).map_err(|error: T::Err| Problem::bad_id(&error))
     }
 }
 
 /// The two things that the path names.
-pub(super) struct Both<A, B>(pub(super) A, pub(super) B);
+pub(super) struct PathIds<A, B>(pub(super) A, pub(super) B);
 
-impl<A, B, S> FromRequestParts<S> for Both<A, B>
+impl<A, B, S> FromRequestParts<S> for PathIds<A, B>
 where
     A: FromStr<Err: Display>,
     B: FromStr<Err: Display>,
@@ -59,7 +59,7 @@ where
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let path = Path::<(String, String)>::from_request_parts(parts, state).await;
-        let Path((first, second)) = path.map_err(|error| Problem::new(Kind::InvalidId, error.body_text()))?;
+        let Path((first, second)) = path.map_err(|error| Problem::new(ProblemKind::InvalidId, error.body_text()))?;
         let first = first.parse().map_err(|error: A::Err| Problem::bad_id(&error))?;
         let second = second.parse().map_err(|error: B::Err| Problem::bad_id(&error))?;
         Ok(Self(first, second))
@@ -67,9 +67,9 @@ where
 }
 
 /// The body, JSON.
-pub(super) struct Told<T>(pub(super) T);
+pub(super) struct JsonBody<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Told<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -91,23 +91,25 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
 };
 
 /// The whole body of a write.
-pub(super) async fn body_of(gateway: &Gateway, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     let mut memory = gateway.operator_memory.reservation(&TenantId("".into()));
-    let (aside, request) = (&gateway.aside, new_request_id());
+    let (aside, request) = (&gateway.offload_pool, new_request_id());
     read_body(&parts.headers, body, (BODY_LIMITS, &mut memory, (aside, request))).await.map_err(|error| {
         let kind = match &error {
-            ApiError::BodyTooLarge { .. } => Kind::BodyTooLarge,
-            ApiError::BodyTimeout => Kind::BodyTimeout,
-            ApiError::UnknownEncoding { .. } => Kind::NotJson,
-            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => Kind::TooMany,
-            _ => Kind::InvalidBody,
+            ApiError::BodyTooLarge { .. } => ProblemKind::BodyTooLarge,
+            ApiError::BodyTimeout => ProblemKind::BodyTimeout,
+            ApiError::UnknownEncoding { .. } => ProblemKind::NotJson,
+            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => ProblemKind::TooMany,
+            _ => ProblemKind::InvalidBody,
         };
         match kind {
-            Kind::TooMany => Problem::new(
+            ProblemKind::TooMany => Problem::new(
                 kind,
                 "Operators' requests in work hold all the memory there is for them. Try again shortly.",
             ),
-            Kind::BodyTooLarge => Problem::new(kind, format!("The body is larger than {} bytes.", BODY_LIMITS.bytes)),
+            ProblemKind::BodyTooLarge => {
+                Problem::new(kind, format!("The body is larger than {} bytes.", BODY_LIMITS.bytes))
+            }
             _ => Problem::new(kind, error.to_string()),
         }
     })
@@ -120,13 +122,13 @@ impl FromStr for TenantName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_name = !text.is_empty() && text.chars().count() <= TENANT_LENGTH;
+        let is_name = !text.is_empty() && text.chars().count() <= MAX_TENANT_CHARS;
         if is_name { Ok(Self(TenantId(text.into()))) } else { Err("A tenant's name has 1 to 128 characters.") }
     }
 }
 
 /// For a field that may be null and must not be left out.
-pub(super) fn must_be_there<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(super) fn required_nullable<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: serde::Deserialize<'de>,

@@ -7,23 +7,27 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 use vocabulary::{SessionId, TenantId};
 
-use super::fresh::Fresh;
-use super::input::{Asked, Named, TenantName};
-use super::problem::{Kind, Problem};
+use super::fresh::LedgerResponse;
+use super::input::{PathId, QueryParams, TenantName};
+use super::problem::{Problem, ProblemKind};
 use super::sessions;
-use super::words::{SessionWord, TenantWord};
-use super::writes::Done;
-use crate::gateway::Gateway;
-use crate::kept::{Whose, forget};
+use super::words::{SessionIdSchema, TenantSchema};
+use super::writes::WriteResult;
+use crate::gateway::AppState;
+use crate::kept::{ErasureScope, erase};
 use crate::soft_state::Purged;
 
-async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result<Fresh<Done>, Problem> {
-    let Purged { forgotten, unread } = forget(&gateway.remembered.state, tenant, whose).await.map_err(|error| {
+async fn erase_and_report(
+    gateway: &AppState,
+    tenant: &TenantId,
+    whose: ErasureScope,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let Purged { forgotten, unread } = erase(&gateway.caches.shared_cache, tenant, whose).await.map_err(|error| {
         let detail = format!(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
              Redis is up."
         );
-        Problem::new(Kind::NotReady, detail).caused("soft_state")
+        Problem::new(ProblemKind::NotReady, detail).with_cause("soft_state")
     })?;
     let mut told = told(gateway, tenant, forgotten);
     if unread > 0 {
@@ -32,16 +36,16 @@ async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result
              soft_state.secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
         );
     }
-    Ok(Done::plain(gateway, told))
+    Ok(WriteResult::plain(gateway, told))
 }
 
-fn told(gateway: &Gateway, tenant: &TenantId, count: usize) -> String {
+fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
     let is_known = gateway.config.tenants.contains_key(&*tenant.0)
-        || gateway.keys.without_key(std::iter::once(&*tenant.0)).is_empty();
+        || gateway.keys.tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
     if count == 0 && !is_known {
         return "no tenant of this name is configured and nothing was kept".into();
     }
-    let place = if gateway.remembered.state.standing().is_some() { "here and in Redis" } else { "here" };
+    let place = if gateway.caches.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
     match count {
         1 => format!("1 value was forgotten {place}"),
         count => format!("{count} values were forgotten {place}"),
@@ -53,19 +57,19 @@ fn told(gateway: &Gateway, tenant: &TenantId, count: usize) -> String {
 /// Transcripts and makers of its stored responses, and its token checkpoints, in this router's memory and in Redis. What
 /// other routers have in memory they forget when they are asked; what engines store stays there.
 #[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/kept", tag = "tenants",
-    params(("tenant" = TenantWord, Path)),
-    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = Fresh<Done>)))]
+    params(("tenant" = TenantSchema, Path)),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn forget_tenant(
-    State(gateway): State<Arc<Gateway>>,
-    Named(name): Named<TenantName>,
-) -> Result<Fresh<Done>, Problem> {
-    forgotten(&gateway, &name.0, Whose::Tenants).await
+    State(gateway): State<Arc<AppState>>,
+    PathId(name): PathId<TenantName>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    erase_and_report(&gateway, &name.0, ErasureScope::Tenant).await
 }
 
 /// Whose session it is.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct KeptQuery {
+pub(super) struct ErasureQuery {
     /// The tenant, where the ledger does not know the session any more.
     tenant: Option<String>,
 }
@@ -75,16 +79,16 @@ pub(super) struct KeptQuery {
 /// Transcripts and makers of the stored responses that were made in it, those of all that follow them, and its token
 /// checkpoint; as for a tenant, in this router's memory and in Redis.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/kept", tag = "sessions",
-    params(("id" = SessionWord, Path), KeptQuery),
-    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = Fresh<Done>)))]
+    params(("id" = SessionIdSchema, Path), ErasureQuery),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn forget_session(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<SessionId>,
-    Asked(query): Asked<KeptQuery>,
-) -> Result<Fresh<Done>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    QueryParams(query): QueryParams<ErasureQuery>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
     let tenant = match query.tenant {
         Some(tenant) => tenant.parse::<TenantName>().map_err(|error| Problem::bad_query(error.to_owned()))?.0,
-        None => sessions::known(&gateway.directory().view(), id)?.tenant,
+        None => sessions::find_session(&gateway.directory().view(), id)?.tenant,
     };
-    forgotten(&gateway, &tenant, Whose::Sessions(id)).await
+    erase_and_report(&gateway, &tenant, ErasureScope::Session(id)).await
 }

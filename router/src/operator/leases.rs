@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use ownership::View;
-use ownership::ledger::{Draining, Intent, Lease, Worker, WorkerKind};
+use ownership::LedgerView;
+use ownership::ledger::{DrainFlag, Intent, Lease, Worker, WorkerKind};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use vocabulary::{Epoch, Incarnation, NodeId, PrefixId, Role, SessionId, WorkerId};
+use vocabulary::{Epoch, Incarnation, NodeId, PrefixId, SessionId, WorkerId, WorkerRole};
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named};
-use super::paging::{Listed, PageQuery};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{PathId, QueryParams};
+use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::tags::Tag;
-use super::words::{EpochWord, OwnerLine, PrefixWord, RoleWord, SessionWord, WorkerWord};
+use super::tags::EntityTag;
+use super::words::{EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema};
 
 /// Whether some router reached this life of the worker lately.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum LeaseWord {
+pub(super) enum LeaseState {
     /// Yes.
     Held,
     /// Not within the lease's time.
@@ -27,7 +27,7 @@ pub(super) enum LeaseWord {
     Retired,
 }
 
-impl From<Lease> for LeaseWord {
+impl From<Lease> for LeaseState {
     fn from(lease: Lease) -> Self {
         match lease {
             Lease::Held { .. } => Self::Held,
@@ -39,11 +39,11 @@ impl From<Lease> for LeaseWord {
 
 /// What the ledger says of a worker's present life.
 #[derive(Serialize, ToSchema)]
-pub(super) struct LeaseLine {
+pub(super) struct LeaseStatus {
     #[schema(inline)]
-    state: LeaseWord,
+    state: LeaseState,
     /// When this life was granted its lease.
-    #[schema(value_type = EpochWord)]
+    #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Until it may be ended, on the ledger's clock; none when it is over.
     left_ms: Option<u64>,
@@ -51,26 +51,26 @@ pub(super) struct LeaseLine {
     draining: bool,
 }
 
-impl LeaseLine {
-    pub(super) fn new(view: &View, worker: &Worker) -> Self {
+impl LeaseStatus {
+    pub(super) fn new(view: &LedgerView, worker: &Worker) -> Self {
         let left_ms = match worker.lease {
             Lease::Held { until } => Some(until.0.saturating_sub(view.now().0) / 1000),
             Lease::Expired { .. } | Lease::Retired { .. } => None,
         };
-        let draining = worker.draining == Draining::Yes;
+        let draining = worker.draining == DrainFlag::Yes;
         Self { state: worker.lease.into(), epoch: worker.epoch, left_ms, draining }
     }
 }
 
 /// A life of a worker, as the ledger holds it.
 #[derive(Serialize, ToSchema)]
-struct LifeLine {
-    #[schema(value_type = WorkerWord)]
+struct LeaseResource {
+    #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
-    #[schema(value_type = RoleWord)]
-    role: Role,
+    #[schema(value_type = RoleSchema)]
+    role: WorkerRole,
     /// Whether it only keeps blocks and computes nothing.
     store: bool,
     /// Data-parallel ranks.
@@ -79,11 +79,11 @@ struct LifeLine {
     #[schema(value_type = u64)]
     incarnation: Incarnation,
     #[serde(flatten)]
-    lease: LeaseLine,
+    lease: LeaseStatus,
 }
 
-impl LifeLine {
-    fn new(view: &View, worker: &Worker) -> Self {
+impl LeaseResource {
+    fn new(view: &LedgerView, worker: &Worker) -> Self {
         Self {
             worker: worker.id,
             endpoint: worker.spec.endpoint.clone(),
@@ -91,32 +91,36 @@ impl LifeLine {
             store: worker.spec.kind == WorkerKind::Store,
             ranks: worker.spec.ranks,
             incarnation: worker.incarnation,
-            lease: LeaseLine::new(view, worker),
+            lease: LeaseStatus::new(view, worker),
         }
     }
 }
 
-pub(super) fn known(view: &View, id: WorkerId) -> Result<&Worker, Problem> {
+pub(super) fn find_worker(view: &LedgerView, id: WorkerId) -> Result<&Worker, Problem> {
     view.worker(id).ok_or_else(|| Problem::not_found(format!("No worker {id} is in the ledger.")))
 }
 
 /// The lease of one worker.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OneLease {
-    lease: LifeLine,
+pub(super) struct LeaseResponse {
+    lease: LeaseResource,
 }
 
 /// The lease of one worker.
 #[utoipa::path(get, path = "/ownerserve/v1/leases/{worker}", tag = "workers",
-    params(("worker" = WorkerWord, Path), FreshQuery),
+    params(("worker" = WorkerIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "The lease of the worker's newest life.",
-        body = Fresh<OneLease>, headers(("etag" = String, description = "Its fencing tag.")))))]
-pub(super) async fn lease(Seen(view): Seen, Named(id): Named<WorkerId>) -> Result<Fresh<OneLease>, Problem> {
-    let worker = known(&view, id)?;
-    let lease = LifeLine::new(&view, worker);
-    let tag = Tag::of(worker.epoch, &(lease.incarnation, lease.lease.state, lease.lease.draining, &lease.endpoint));
-    Ok(Fresh::new(&view, OneLease { lease }).tagged(tag))
+        body = LedgerResponse<LeaseResponse>, headers(("etag" = String, description = "Its fencing tag.")))))]
+pub(super) async fn lease(
+    ReadView(view): ReadView,
+    PathId(id): PathId<WorkerId>,
+) -> Result<LedgerResponse<LeaseResponse>, Problem> {
+    let worker = find_worker(&view, id)?;
+    let lease = LeaseResource::new(&view, worker);
+    let tag =
+        EntityTag::of(worker.epoch, &(lease.incarnation, lease.lease.state, lease.lease.draining, &lease.endpoint));
+    Ok(LedgerResponse::new(&view, LeaseResponse { lease }).with_tag(tag))
 }
 
 /// Which leases are asked for.
@@ -125,44 +129,44 @@ pub(super) async fn lease(Seen(view): Seen, Named(id): Named<WorkerId>) -> Resul
 pub(super) struct LeaseFilter {
     /// In this state.
     #[param(inline)]
-    state: Option<LeaseWord>,
+    state: Option<LeaseState>,
 }
 
 /// Leases, by worker.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Leases {
-    leases: Vec<LifeLine>,
+pub(super) struct LeasePage {
+    leases: Vec<LeaseResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// The newest life of every worker that the ledger knows, by worker.
-#[utoipa::path(get, path = "/ownerserve/v1/leases", tag = "workers", params(LeaseFilter, PageQuery, FreshQuery),
-    responses((status = 200, description = "A page of leases, and where the next one begins.", body = Fresh<Leases>)))]
+#[utoipa::path(get, path = "/ownerserve/v1/leases", tag = "workers", params(LeaseFilter, PageQuery, ConsistencyQuery),
+    responses((status = 200, description = "A page of leases, and where the next one begins.", body = LedgerResponse<LeasePage>)))]
 pub(super) async fn leases(
-    Seen(view): Seen,
-    Asked(filter): Asked<LeaseFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Leases>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<LeaseFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<LeasePage>, Problem> {
     let page = page.page("leases", &filter, view.applied())?;
     let line = |worker: &Worker| {
         let accepted = filter.state.is_none_or(|state| state == worker.lease.into());
-        (worker.id, accepted.then(|| LifeLine::new(&view, worker)).into_iter().collect())
+        (worker.id, accepted.then(|| LeaseResource::new(&view, worker)).into_iter().collect())
     };
     let (leases, listed) = page.fill(view.workers_after(page.after).map(line));
-    Ok(Fresh::new(&view, Leases { leases, listed }))
+    Ok(LedgerResponse::new(&view, LeasePage { leases, listed }))
 }
 
 /// A step that a router has dispatched and not yet committed. It owns nothing.
 #[derive(Serialize, ToSchema)]
-struct IntentLine {
-    #[schema(value_type = SessionWord)]
+struct IntentResource {
+    #[schema(value_type = SessionIdSchema)]
     session: SessionId,
     /// The head that it extends; the chain's root for a first step.
-    #[schema(value_type = PrefixWord)]
+    #[schema(value_type = PrefixIdSchema)]
     base: PrefixId,
     /// Where it was sent.
-    worker: OwnerLine,
+    worker: OwnerStatus,
     /// The node of the router that sent it.
     #[schema(value_type = u64)]
     router: NodeId,
@@ -170,12 +174,12 @@ struct IntentLine {
     left_ms: u64,
 }
 
-impl IntentLine {
-    fn new(view: &View, session: SessionId, intent: &Intent) -> Self {
+impl IntentResource {
+    fn new(view: &LedgerView, session: SessionId, intent: &Intent) -> Self {
         Self {
             session,
             base: intent.base,
-            worker: OwnerLine::new(view, intent.worker),
+            worker: OwnerStatus::new(view, intent.worker),
             router: intent.router,
             left_ms: intent.expires.0.saturating_sub(view.now().0) / 1000,
         }
@@ -187,10 +191,10 @@ impl IntentLine {
 #[into_params(parameter_in = Query)]
 pub(super) struct IntentFilter {
     /// Of this session.
-    #[param(value_type = Option<SessionWord>)]
+    #[param(value_type = Option<SessionIdSchema>)]
     session: Option<SessionId>,
     /// Sent to this worker.
-    #[param(value_type = Option<WorkerWord>)]
+    #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// Sent by the router of this node.
     router: Option<u64>,
@@ -198,22 +202,22 @@ pub(super) struct IntentFilter {
 
 /// Steps on their way, by session.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Intents {
-    intents: Vec<IntentLine>,
+pub(super) struct IntentPage {
+    intents: Vec<IntentResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Steps on their way, by session. Those of one session stay on one page.
-#[utoipa::path(get, path = "/ownerserve/v1/intents", tag = "sessions", params(IntentFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/intents", tag = "sessions", params(IntentFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of steps on their way, and where the next one begins.",
-        body = Fresh<Intents>)))]
+        body = LedgerResponse<IntentPage>)))]
 pub(super) async fn intents(
-    Seen(view): Seen,
-    Asked(filter): Asked<IntentFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Intents>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<IntentFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<IntentPage>, Problem> {
     let page = page.page("intents", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
@@ -224,10 +228,10 @@ pub(super) async fn intents(
         };
         let lines = |(session, all): (SessionId, Vec<Intent>)| {
             let found = all.iter().filter(|intent| wanted(session, intent));
-            (session, found.map(|intent| IntentLine::new(&looking, session, intent)).collect())
+            (session, found.map(|intent| IntentResource::new(&looking, session, intent)).collect())
         };
         page.fill(looking.intents_after(page.after).map(lines))
     };
-    let (intents, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, Intents { intents, listed }))
+    let (intents, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, IntentPage { intents, listed }))
 }

@@ -49,11 +49,11 @@ use smart_default::SmartDefault;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::config::units::Size;
-use crate::server::TlsConfig;
-pub use access::TokensError;
-pub use desk::{Desk, DeskError};
-pub use problem::{Kind, Problem};
+use crate::config::units::ByteCount;
+use crate::server::ListenerTlsConfig;
+pub use access::TokensFileError;
+pub use desk::{OperatorStartError, OperatorState};
+pub use problem::{Problem, ProblemKind};
 
 /// Section `[operator]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -71,24 +71,24 @@ pub struct OperatorConfig {
     /// ```
     pub tokens_file: Option<PathBuf>,
     /// The certificate that is shown; without one the listener speaks plain HTTP.
-    pub tls: Option<TlsConfig>,
+    pub tls: Option<ListenerTlsConfig>,
     /// Most bytes of the audit log, older files included.
-    #[default(Size::mebibytes(64))]
-    pub audit_size: Size,
+    #[default(ByteCount::mebibytes(64))]
+    pub audit_size: ByteCount,
 }
 
 /// The operators' routes.
-pub fn routes(desk: &Desk) -> Router {
+pub fn routes(desk: &OperatorState) -> Router {
     let routes = OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes());
     desk.document
-        .describe(routes)
+        .attach(routes)
         .fallback(|| async { Problem::unknown_path() })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
         .layer(from_fn_with_state(desk.clone(), gate::gate))
         .with_state(desk.clone())
 }
 
-fn other_routes() -> OpenApiRouter<Desk> {
+fn other_routes() -> OpenApiRouter<OperatorState> {
     OpenApiRouter::new()
         .routes(routes!(process::metrics))
         .routes(routes!(process::live))
@@ -102,7 +102,7 @@ fn other_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(steering::decision))
 }
 
-fn ledger_routes() -> OpenApiRouter<Desk> {
+fn ledger_routes() -> OpenApiRouter<OperatorState> {
     OpenApiRouter::new()
         .routes(routes!(workers::workers))
         .routes(routes!(workers::worker, keeping::retire))
@@ -128,7 +128,7 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(members::members))
 }
 
-fn write_routes() -> OpenApiRouter<Desk> {
+fn write_routes() -> OpenApiRouter<OperatorState> {
     OpenApiRouter::new()
         .routes(routes!(moves::migrate))
         .routes(routes!(moves::replicate))
@@ -154,9 +154,11 @@ fn write_routes() -> OpenApiRouter<Desk> {
 }
 
 /// Runs what may look at many records on a thread that serves nobody else.
-async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| Problem::new(Kind::Internal, "The ledger could not be searched; the log of this process has it."))
+    done.map_err(|_| {
+        Problem::new(ProblemKind::Internal, "The ledger could not be searched; the log of this process has it.")
+    })
 }
 
 #[cfg(test)]

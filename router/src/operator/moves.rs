@@ -7,31 +7,35 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use ownership::View;
-use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly, Session};
+use ownership::LedgerView;
+use ownership::ledger::{
+    Artifact, Command, DropReplica, MigrateSession, PrefixPoint, PrefixRef, ReplicateReadonly, Session,
+};
 use planner::{Action, BarredLink};
 use serde::Deserialize;
 use utoipa::ToSchema;
-use vocabulary::{ArtifactId, Bytes, Epoch, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
+use vocabulary::{
+    ArtifactId, Bytes, Epoch, Micros, ModelId, Owner, SessionId, TenantId, WorkerHealth, WorkerId, WorkerView,
+};
 
-use super::fresh::Fresh;
-use super::input::{Both, Named, Told};
-use super::problem::{Kind, Problem};
-use super::tags::Fence;
-use super::words::{ArtifactWord, SessionWord, WorkerWord};
-use super::writes::{Done, FenceNeeded, Moved, Target, epoch_of, newest, write};
+use super::fresh::LedgerResponse;
+use super::input::{JsonBody, PathId, PathIds};
+use super::problem::{Problem, ProblemKind};
+use super::tags::IfMatch;
+use super::words::{ArtifactIdSchema, SessionIdSchema, WorkerIdSchema};
+use super::writes::{MovedBlocks, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view};
 use super::{artifacts, sessions};
-use crate::exchange::prompts::{Wanted, borrow};
-use crate::gateway::Gateway;
-use crate::pipeline::prompts::Kept;
-use crate::pipeline::receipt::Remark;
+use crate::exchange::prompts::{PromptKey, fetch_prompt};
+use crate::gateway::AppState;
+use crate::pipeline::prompts::StoredPrompt;
+use crate::pipeline::receipt::AttemptEvent;
 use crate::pipeline::replicate::relocate;
-use crate::pipeline::verify::{Transfer, sample};
+use crate::pipeline::verify::{CompletedTransfer, check_if_due};
 
 /// Whether blocks have to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
 #[serde(rename_all = "lowercase")]
-enum BlocksWord {
+enum MigrationMode {
     /// They are moved from who has them; the record is written when they are there.
     #[default]
     Move,
@@ -43,90 +47,90 @@ enum BlocksWord {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReplicaBody {
-    holder: Target,
+    holder: OwnerTarget,
     #[serde(default)]
     #[schema(inline)]
-    blocks: BlocksWord,
+    blocks: MigrationMode,
     /// How long the copy is believed; ten minutes when left out.
     #[schema(minimum = 1, maximum = 86_400_000)]
     ttl_ms: Option<u32>,
 }
 
 /// Longest time that a copy may be believed.
-const LONGEST_TTL: u32 = 86_400_000;
+const MAX_TTL: u32 = 86_400_000;
 
 /// Copies an artifact, and the prefix it hangs on, to a worker, and records the copy.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/replicas", tag = "artifacts",
-    params(("id" = ArtifactWord, Path)), request_body = ReplicaBody,
+    params(("id" = ArtifactIdSchema, Path)), request_body = ReplicaBody,
     responses(
-        (status = 200, description = "The copy is recorded, and the blocks that it needed were moved.", body = Fresh<Done>),
+        (status = 200, description = "The copy is recorded, and the blocks that it needed were moved.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn replicate(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<ArtifactId>,
-    Told(body): Told<ReplicaBody>,
-) -> Result<Fresh<Done>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    JsonBody(body): JsonBody<ReplicaBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
     let ttl = body.ttl_ms.unwrap_or(600_000);
-    if !(1..=LONGEST_TTL).contains(&ttl) {
-        return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {LONGEST_TTL}")));
+    if !(1..=MAX_TTL).contains(&ttl) {
+        return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {MAX_TTL}")));
     }
-    let view = newest(&gateway).await?;
+    let view = linearizable_view(&gateway).await?;
     let holder = body.holder.owner(&view)?;
-    let artifact = artifacts::known(&view, id)?;
-    if view.standing(&artifact).owner() == Some(holder) {
+    let artifact = artifacts::find_artifact(&view, id)?;
+    if view.ownership_status(&artifact).owner() == Some(holder) {
         let why = format!("{} owns it, and an owner needs no copy", holder.worker);
-        return Err(cannot(&why, "Name another worker."));
+        return Err(not_movable(&why, "Name another worker."));
     }
-    let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
+    let place = PrefixRef { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let moved = match body.blocks {
-        BlocksWord::There => None,
-        BlocksWord::Move => {
-            let moving = Moving {
+        MigrationMode::There => None,
+        MigrationMode::Move => {
+            let moving = MoveRequest {
                 tenant: artifact.origin.tenant.clone(),
                 point: place.point,
-                bytes: prefix_bytes(&artifact),
+                bytes: prefix_kv_bytes(&artifact),
                 action: Action::ArtifactFetch,
             };
-            bring(&gateway, moving, (source_of(&view, &artifact), holder)).await?
+            ensure_present(&gateway, moving, (source_owner(&view, &artifact), holder)).await?
         }
     };
-    write(
+    commit(
         &gateway,
         Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros(u64::from(ttl) * 1000) }),
     )
     .await?;
     let did = format!("{} has a read-only copy of the first {} blocks for {ttl} ms", holder.worker, place.point.blocks);
-    Ok(Done::with(did, None, moved).fresh(&gateway))
+    Ok(WriteResult::with(did, None, moved).into_response(&gateway))
 }
 
 /// Forgets a worker's read-only copy, on every artifact from the root to this one.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}/replicas/{worker}", tag = "artifacts",
-    params(("id" = ArtifactWord, Path), ("worker" = WorkerWord, Path)),
-    responses((status = 200, description = "The copy is not believed any more.", body = Fresh<Done>)))]
+    params(("id" = ArtifactIdSchema, Path), ("worker" = WorkerIdSchema, Path)),
+    responses((status = 200, description = "The copy is not believed any more.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drop_replica(
-    State(gateway): State<Arc<Gateway>>,
-    Both(id, worker): Both<ArtifactId, WorkerId>,
-) -> Result<Fresh<Done>, Problem> {
-    let view = newest(&gateway).await?;
-    let artifact = artifacts::known(&view, id)?;
-    let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
+    State(gateway): State<Arc<AppState>>,
+    PathIds(id, worker): PathIds<ArtifactId, WorkerId>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let view = linearizable_view(&gateway).await?;
+    let artifact = artifacts::find_artifact(&view, id)?;
+    let place = PrefixRef { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let holders = artifact.replicas.iter().map(|copy| copy.holder).filter(|holder| holder.worker == worker);
     let drops: Vec<Command> = holders.map(|holder| Command::DropReplica(DropReplica { place, holder })).collect();
     if drops.is_empty() {
         return Err(Problem::not_found(format!("{worker} has no copy of {id}.")));
     }
-    write(&gateway, Command::Batch(drops)).await?;
-    Ok(Done::plain(&gateway, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
+    commit(&gateway, Command::Batch(drops)).await?;
+    Ok(WriteResult::plain(&gateway, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
 }
 
 /// Where a session is to go.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MigrateBody {
-    to: Target,
+    to: OwnerTarget,
     #[serde(default)]
     #[schema(inline)]
-    blocks: BlocksWord,
+    blocks: MigrationMode,
 }
 
 /// Moves a session and the artifacts that only it references to another worker.
@@ -135,58 +139,58 @@ pub(super) struct MigrateBody {
 /// over or they are collected; the answer says so where there are any. It is fenced: when the session was granted anew meanwhile, nothing is
 /// recorded, and the blocks at the target are a plain cache.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
-    params(("id" = SessionWord, Path), FenceNeeded), request_body = MigrateBody,
+    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = MigrateBody,
     responses(
-        (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = Fresh<Done>),
+        (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn migrate(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<SessionId>,
-    fence: Fence,
-    Told(body): Told<MigrateBody>,
-) -> Result<Fresh<Done>, Problem> {
-    let view = newest(&gateway).await?;
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    fence: IfMatch,
+    JsonBody(body): JsonBody<MigrateBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let view = linearizable_view(&gateway).await?;
     let to = body.to.owner(&view)?;
-    let session = sessions::known(&view, id)?;
-    let seen = fence.needed(session.epoch)?;
+    let session = sessions::find_session(&view, id)?;
+    let seen = fence.required_epoch(session.epoch)?;
     // The ledger has the last word; this spares a transfer that is in vain already.
-    fence.allowed(session.epoch)?;
+    fence.check_optional(session.epoch)?;
     let moved = match body.blocks {
-        BlocksWord::Move => bring_head(&gateway, &view, (&session, to)).await?,
-        BlocksWord::There => None,
+        MigrationMode::Move => ensure_head_present(&gateway, &view, (&session, to)).await?,
+        MigrationMode::There => None,
     };
     let epoch = record_move(&gateway, (&session, seen), to).await?;
-    let did = format!("{} owns the session since {epoch}{}", to.worker, left_behind(&session));
-    Ok(Done::with(did, Some(epoch), moved).fresh(&gateway))
+    let did = format!("{} owns the session since {epoch}{}", to.worker, older_heads_note(&session));
+    Ok(WriteResult::with(did, Some(epoch), moved).into_response(&gateway))
 }
 
 /// Makes the blocks of a session's newest head present at the target; none where it has none, or they are its own.
-pub(super) async fn bring_head(
-    gateway: &Arc<Gateway>,
-    view: &View,
+pub(super) async fn ensure_head_present(
+    gateway: &Arc<AppState>,
+    view: &LedgerView,
     (session, to): (&Session, Owner),
-) -> Result<Option<Moved>, Problem> {
+) -> Result<Option<MovedBlocks>, Problem> {
     let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
     let Some((point, artifact)) = head else { return Ok(None) };
-    let source = view.session_owner(session).or_else(|| source_of(view, &artifact));
+    let source = view.session_owner(session).or_else(|| source_owner(view, &artifact));
     let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
-    let moving = Moving { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
-    bring(gateway, moving, (source, to)).await
+    let moving = MoveRequest { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
+    ensure_present(gateway, moving, (source, to)).await
 }
 
 /// Grants a session to who has its newest head, unless it is granted anew meanwhile.
 pub(super) async fn record_move(
-    gateway: &Gateway,
+    gateway: &AppState,
     (session, seen): (&Session, Epoch),
     to: Owner,
 ) -> Result<Epoch, Problem> {
     let head = session.head().map(|head| head.point.id);
-    let outcome = write(gateway, Command::Migrate(Migrate { session: session.id, to, head, seen })).await?;
-    Ok(epoch_of(&outcome))
+    let outcome = commit(gateway, Command::Migrate(MigrateSession { session: session.id, to, head, seen })).await?;
+    Ok(granted_epoch(&outcome))
 }
 
 /// What a migration says of the heads that it does not move.
-fn left_behind(session: &Session) -> String {
+fn older_heads_note(session: &Session) -> String {
     let older = match session.heads.len().saturating_sub(1) {
         0 => return String::new(),
         1 => "its older head was".to_owned(),
@@ -198,29 +202,29 @@ fn left_behind(session: &Session) -> String {
     )
 }
 
-struct Moving {
+struct MoveRequest {
     tenant: TenantId,
-    point: Point,
+    point: PrefixPoint,
     bytes: Bytes,
     action: Action,
 }
 
-fn prefix_bytes(artifact: &Artifact) -> Bytes {
+fn prefix_kv_bytes(artifact: &Artifact) -> Bytes {
     artifact.origin.shape.block_bytes * artifact.end().blocks.0
 }
 
-fn source_of(view: &View, artifact: &Artifact) -> Option<Owner> {
-    view.standing(artifact).owner()
+fn source_owner(view: &LedgerView, artifact: &Artifact) -> Option<Owner> {
+    view.ownership_status(artifact).owner()
 }
 
 /// Makes the blocks present at the target; none when they are its own already.
-async fn bring(
-    gateway: &Arc<Gateway>,
-    moving: Moving,
+async fn ensure_present(
+    gateway: &Arc<AppState>,
+    moving: MoveRequest,
     (source, target): (Option<Owner>, Owner),
-) -> Result<Option<Moved>, Problem> {
+) -> Result<Option<MovedBlocks>, Problem> {
     let Some(source) = source else {
-        return Err(cannot(
+        return Err(not_movable(
             "nobody live has the blocks, so there is nothing to move",
             "Claim it instead: the next step computes them.",
         ));
@@ -228,10 +232,10 @@ async fn bring(
     if source.worker == target.worker {
         return Ok(None);
     }
-    check_way(gateway, source.worker, target.worker)?;
-    let Some(kept) = prompt_of(gateway, &moving).await else {
+    check_link(gateway, source.worker, target.worker)?;
+    let Some(kept) = find_prompt(gateway, &moving).await else {
         let why = "no router that answers knows the prompt's token ids, without which no engine moves blocks";
-        return Err(cannot(
+        return Err(not_movable(
             why,
             "Try again after a step of the session, through any router; or send \"blocks\": \"there\" if the target has them.",
         ));
@@ -241,59 +245,59 @@ async fn bring(
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     match remark {
-        None | Some(Remark::SourceRecomputed) => {
-            let transfer = Transfer {
+        None | Some(AttemptEvent::SourceRecomputed) => {
+            let transfer = CompletedTransfer {
                 link: BarredLink { from, to },
                 rank: target.rank,
                 blocks: Some(blocks),
                 action: moving.action,
             };
-            sample(gateway, transfer, &kept);
-            Ok(Some(Moved { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
+            check_if_due(gateway, transfer, &kept);
+            Ok(Some(MovedBlocks { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
         }
         Some(remark) => {
             let detail = format!(
                 "The blocks could not be moved ({}); nothing was recorded. The log has the worker's answer.",
                 remark.as_ref()
             );
-            Err(Problem::new(Kind::MoveFailed, detail).caused(remark.into()))
+            Err(Problem::new(ProblemKind::MoveFailed, detail).with_cause(remark.into()))
         }
     }
 }
 
 /// The prompt that goes through what is to be moved, from here or from another router.
-async fn prompt_of(gateway: &Gateway, moving: &Moving) -> Option<Arc<Kept>> {
-    if let Some(kept) = gateway.remembered.prompts.through(&moving.tenant, moving.point) {
+async fn find_prompt(gateway: &AppState, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
+    if let Some(kept) = gateway.caches.prompts.find_containing(&moving.tenant, moving.point) {
         return Some(kept);
     }
-    let wanted = Wanted { tenant: moving.tenant.clone(), point: moving.point };
+    let wanted = PromptKey { tenant: moving.tenant.clone(), point: moving.point };
     let seed_of = |model: &ModelId| gateway.catalog().model(model).identifier.seed();
-    borrow(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
+    fetch_prompt(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
 }
 
 /// Whether both are here, up, and speak to each other.
-fn check_way(gateway: &Gateway, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
+fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
     let fleet = gateway.fleet().snapshot();
     let find = |id: WorkerId| {
         let found = fleet.iter().find(|worker| worker.id == id);
-        found.ok_or_else(|| cannot("not both workers are listed to this router", "Ask a router that is."))
+        found.ok_or_else(|| not_movable("not both workers are listed to this router", "Ask a router that is."))
     };
     let (source, target) = (find(source)?, find(target)?);
-    if [source, target].iter().any(|worker| worker.health == Health::Unreachable) {
-        return Err(cannot(
+    if [source, target].iter().any(|worker| worker.health == WorkerHealth::Unreachable) {
+        return Err(not_movable(
             "one of the workers cannot be reached",
             "Look at GET /ownerserve/v1/workers, and try again.",
         ));
     }
-    if gateway.decisions.correctness.links().contains(&BarredLink { from: source.id, to: target.id }) {
-        return Err(cannot(
+    if gateway.decisions.transfer_checks.barred_links().contains(&BarredLink { from: source.id, to: target.id }) {
+        return Err(not_movable(
             "the link is barred, because KV came over it as something else",
             "See GET /ownerserve/v1/correctness; DELETE clears it.",
         ));
     }
     let fabric = |worker: &WorkerView| worker.link.as_ref().map(|link| link.fabric.clone());
     if fabric(target).is_none() || fabric(source) != fabric(target) {
-        return Err(cannot(
+        return Err(not_movable(
             "the two workers cannot exchange KV",
             "Their `link.fabric` in GET /ownerserve/v1/workers must be there and equal.",
         ));
@@ -301,6 +305,6 @@ fn check_way(gateway: &Gateway, source: WorkerId, target: WorkerId) -> Result<()
     Ok(())
 }
 
-fn cannot(why: &str, advice: &str) -> Problem {
-    Problem::new(Kind::Conflict, format!("Nothing was changed: {why}. {advice}")).caused("not_movable")
+fn not_movable(why: &str, advice: &str) -> Problem {
+    Problem::new(ProblemKind::Conflict, format!("Nothing was changed: {why}. {advice}")).with_cause("not_movable")
 }

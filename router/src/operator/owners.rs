@@ -1,46 +1,49 @@
 //! `/ownerserve/v1/owners`, `/replicas` and `/groups`: who has sealed prefixes, and what belongs together.
 
-use ownership::View;
+use ownership::LedgerView;
 use ownership::ledger::{Artifact, Boundary, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, WorkerId};
 
-use super::artifacts::{ArtifactFilter, ReplicaLine, StandingWord};
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named};
-use super::paging::{Listed, MOST, PageQuery};
+use super::artifacts::{ArtifactFilter, OwnershipState, ReplicaResource};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{PathId, QueryParams};
+use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::{ArtifactWord, EpochWord, GroupWord, OwnerLine, PrefixWord, SessionWord, TenantWord, WorkerWord};
+use super::words::{
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    WorkerIdSchema,
+};
 
 /// A sealed prefix and who has it.
 #[derive(Serialize, ToSchema)]
 pub(super) struct OwnedPrefix {
-    #[schema(value_type = PrefixWord)]
+    #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
     /// Blocks from the start.
     #[schema(value_type = u64)]
     blocks: Blocks,
     /// The grant that sealed it.
-    #[schema(value_type = EpochWord)]
+    #[schema(value_type = EpochSchema)]
     sealed_at: Epoch,
     /// The artifact that keeps it.
-    #[schema(value_type = ArtifactWord)]
+    #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
-    #[schema(value_type = TenantWord)]
+    #[schema(value_type = TenantSchema)]
     tenant: TenantId,
     #[schema(value_type = String)]
     model: ModelId,
-    standing: StandingWord,
+    standing: OwnershipState,
     /// Who has it; where the owner is gone, who stands in.
-    owner: Option<OwnerLine>,
+    owner: Option<OwnerStatus>,
     /// When the owner was granted.
-    #[schema(value_type = EpochWord)]
+    #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Who has copies that reach this far.
-    replicas: Vec<OwnerLine>,
+    replicas: Vec<OwnerStatus>,
     /// Sessions with a head in the artifact.
-    #[schema(value_type = Vec<SessionWord>)]
+    #[schema(value_type = Vec<SessionIdSchema>)]
     sessions: Vec<SessionId>,
     /// Of the whole artifact.
     #[schema(value_type = u64)]
@@ -48,8 +51,8 @@ pub(super) struct OwnedPrefix {
 }
 
 impl OwnedPrefix {
-    fn new(view: &View, artifact: &Artifact, boundary: &Boundary) -> Self {
-        let standing = view.standing(artifact);
+    fn new(view: &LedgerView, artifact: &Artifact, boundary: &Boundary) -> Self {
+        let standing = view.ownership_status(artifact);
         let reaching = artifact.replicas.iter().filter(|replica| replica.upto.blocks >= boundary.point.blocks);
         Self {
             prefix: boundary.point.id,
@@ -59,10 +62,10 @@ impl OwnedPrefix {
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
             standing: standing.into(),
-            owner: standing.owner().map(|owner| OwnerLine::new(view, owner)),
+            owner: standing.owner().map(|owner| OwnerStatus::new(view, owner)),
             epoch: artifact.epoch,
-            replicas: reaching.map(|replica| OwnerLine::new(view, replica.holder)).collect(),
-            sessions: artifact.sessions.iter().take(usize::from(MOST)).collect(),
+            replicas: reaching.map(|replica| OwnerStatus::new(view, replica.holder)).collect(),
+            sessions: artifact.sessions.iter().take(usize::from(MAX_LIMIT)).collect(),
             bytes: artifact.bytes(),
         }
     }
@@ -70,17 +73,20 @@ impl OwnedPrefix {
 
 /// Who has a prefix: one for each tenant and format that has it sealed as a boundary.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Owners {
+pub(super) struct PrefixOwners {
     owners: Vec<OwnedPrefix>,
 }
 
 /// Who has a prefix.
 #[utoipa::path(get, path = "/ownerserve/v1/owners/{prefix}", tag = "artifacts",
-    params(("prefix" = PrefixWord, Path), FreshQuery),
+    params(("prefix" = PrefixIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "Everyone who has it sealed as a boundary, with copies.",
-        body = Fresh<Owners>)))]
-pub(super) async fn owners_of(Seen(view): Seen, Named(prefix): Named<PrefixId>) -> Result<Fresh<Owners>, Problem> {
+        body = LedgerResponse<PrefixOwners>)))]
+pub(super) async fn owners_of(
+    ReadView(view): ReadView,
+    PathId(prefix): PathId<PrefixId>,
+) -> Result<LedgerResponse<PrefixOwners>, Problem> {
     let looking = view.clone();
     // Nothing but an operator asks by prefix alone, so there is no index for it: every artifact is looked at.
     let owned = move |artifact: Artifact| {
@@ -88,44 +94,44 @@ pub(super) async fn owners_of(Seen(view): Seen, Named(prefix): Named<PrefixId>) 
         Some(OwnedPrefix::new(&looking, &artifact, boundary))
     };
     let searched = view.clone();
-    let list = move || searched.artifacts().filter_map(owned).take(usize::from(MOST)).collect::<Vec<_>>();
-    let owners = super::apart(list).await?;
+    let list = move || searched.artifacts().filter_map(owned).take(usize::from(MAX_LIMIT)).collect::<Vec<_>>();
+    let owners = super::run_blocking(list).await?;
     if owners.is_empty() {
         let detail = "No artifact keeps that prefix as a boundary. It was never sealed, was merged into a longer extent, or is gone.";
         return Err(Problem::not_found(detail));
     }
-    Ok(Fresh::new(&view, Owners { owners }))
+    Ok(LedgerResponse::new(&view, PrefixOwners { owners }))
 }
 
 /// Who has the end of each artifact.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OwnersList {
+pub(super) struct OwnerPage {
     owners: Vec<OwnedPrefix>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Owners of sealed prefixes, by artifact.
-#[utoipa::path(get, path = "/ownerserve/v1/owners", tag = "artifacts", params(ArtifactFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/owners", tag = "artifacts", params(ArtifactFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of owners, and where the next one begins.",
-        body = Fresh<OwnersList>)))]
+        body = LedgerResponse<OwnerPage>)))]
 pub(super) async fn owners(
-    Seen(view): Seen,
-    Asked(filter): Asked<ArtifactFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<OwnersList>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<ArtifactFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<OwnerPage>, Problem> {
     let page = page.page("owners", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
         let line = |artifact: Artifact| {
-            let end = artifact.boundaries.last().filter(|_| filter.accepts(&looking, &artifact));
+            let end = artifact.boundaries.last().filter(|_| filter.matches(&looking, &artifact));
             (artifact.id, end.map(|end| OwnedPrefix::new(&looking, &artifact, end)).into_iter().collect())
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };
-    let (owners, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, OwnersList { owners, listed }))
+    let (owners, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, OwnerPage { owners, listed }))
 }
 
 /// Which copies are asked for.
@@ -133,52 +139,52 @@ pub(super) async fn owners(
 #[into_params(parameter_in = Query)]
 pub(super) struct ReplicaFilter {
     /// At this worker.
-    #[param(value_type = Option<WorkerWord>)]
+    #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// Of this artifact.
-    #[param(value_type = Option<ArtifactWord>)]
+    #[param(value_type = Option<ArtifactIdSchema>)]
     artifact: Option<ArtifactId>,
 }
 
 /// Read-only copies, by artifact.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Replicas {
-    replicas: Vec<ReplicaLine>,
+pub(super) struct ReplicaPage {
+    replicas: Vec<ReplicaResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Read-only copies, by artifact. Those of one artifact stay on one page.
-#[utoipa::path(get, path = "/ownerserve/v1/replicas", tag = "artifacts", params(ReplicaFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/replicas", tag = "artifacts", params(ReplicaFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of copies, and where the next one begins.",
-        body = Fresh<Replicas>)))]
+        body = LedgerResponse<ReplicaPage>)))]
 pub(super) async fn replicas(
-    Seen(view): Seen,
-    Asked(filter): Asked<ReplicaFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Replicas>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<ReplicaFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<ReplicaPage>, Problem> {
     let page = page.page("replicas", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
         let lines = |artifact: Artifact| {
             let wanted = |copy: &&Replica| filter.worker.is_none_or(|worker| copy.holder.worker == worker);
             let copies = artifact.replicas.iter().filter(wanted);
-            (artifact.id, copies.map(|copy| ReplicaLine::new(&looking, &artifact, copy)).collect())
+            (artifact.id, copies.map(|copy| ReplicaResource::new(&looking, &artifact, copy)).collect())
         };
         match filter.artifact {
             Some(id) => page.fill(looking.artifact(id).into_iter().map(lines)),
             None => page.fill(looking.artifacts_after(page.after).map(lines)),
         }
     };
-    let (replicas, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, Replicas { replicas, listed }))
+    let (replicas, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, ReplicaPage { replicas, listed }))
 }
 
 /// A group of artifacts: a repository, a document.
 #[derive(Serialize, ToSchema)]
-struct GroupLine {
-    #[schema(value_type = GroupWord)]
+struct GroupResource {
+    #[schema(value_type = GroupIdSchema)]
     id: GroupId,
     /// How many artifacts are in it.
     artifacts: usize,
@@ -189,16 +195,19 @@ struct GroupLine {
 
 /// Groups, by id.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Groups {
-    groups: Vec<GroupLine>,
+pub(super) struct GroupPage {
+    groups: Vec<GroupResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Groups, by id. `artifacts?group=` lists what is in one.
-#[utoipa::path(get, path = "/ownerserve/v1/groups", tag = "artifacts", params(PageQuery, FreshQuery),
-    responses((status = 200, description = "A page of groups, and where the next one begins.", body = Fresh<Groups>)))]
-pub(super) async fn groups(Seen(view): Seen, Asked(page): Asked<PageQuery>) -> Result<Fresh<Groups>, Problem> {
+#[utoipa::path(get, path = "/ownerserve/v1/groups", tag = "artifacts", params(PageQuery, ConsistencyQuery),
+    responses((status = 200, description = "A page of groups, and where the next one begins.", body = LedgerResponse<GroupPage>)))]
+pub(super) async fn groups(
+    ReadView(view): ReadView,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<GroupPage>, Problem> {
     let page = page.page("groups", &(), view.applied())?;
     let looking = view.clone();
     let list = move || {
@@ -206,10 +215,10 @@ pub(super) async fn groups(Seen(view): Seen, Asked(page): Asked<PageQuery>) -> R
             let (artifacts, bytes) = looking
                 .group(id)
                 .fold((0, Bytes::ZERO), |(count, bytes), artifact| (count + 1, bytes + artifact.bytes()));
-            (id, vec![GroupLine { id, artifacts, bytes }])
+            (id, vec![GroupResource { id, artifacts, bytes }])
         };
         page.fill(looking.groups_after(page.after).map(line))
     };
-    let (groups, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, Groups { groups, listed }))
+    let (groups, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, GroupPage { groups, listed }))
 }

@@ -12,21 +12,21 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::problem::{Kind, Problem};
+use super::problem::{Problem, ProblemKind};
 
 /// Most lines that may be asked for.
-pub(super) const MOST: u16 = 1_000;
+pub(super) const MAX_LIMIT: u16 = 1_000;
 /// Lines where nothing is asked for.
-const USUAL: u16 = 100;
+const DEFAULT_LIMIT: u16 = 100;
 /// Most records that are looked at for one page: a rare filter ends a page early, and its cursor goes on.
-const LOOKED_AT: usize = 200_000;
+const MAX_SCANNED_RECORDS: usize = 200_000;
 
 /// Which part of a list.
 #[derive(Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct PageQuery {
     /// Most lines in the answer.
-    #[serde(default, deserialize_with = "limit")]
+    #[serde(default, deserialize_with = "parse_limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
     /// The `next` of the page before.
@@ -35,14 +35,14 @@ pub(super) struct PageQuery {
 }
 
 /// How many lines are asked for; whatever else is given, the answer says what is accepted.
-pub(super) fn limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u16>, D::Error> {
-    let asked = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-    asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MOST}")))
+pub(super) fn parse_limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u16>, D::Error> {
+    let asked = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+    asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MAX_LIMIT}")))
 }
 
 /// Where a list stands; part of every page.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Listed {
+pub(super) struct PageCursor {
     /// The revision at which this list began.
     began: u64,
     /// The cursor of the next page; none at the end.
@@ -51,12 +51,12 @@ pub(super) struct Listed {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Page<K> {
+pub(super) struct PageRange<K> {
     limit: usize,
     /// The key after which it begins.
     pub(super) after: Option<K>,
-    began: u64,
-    list: u64,
+    revision: u64,
+    list_digest: u64,
 }
 
 impl PageQuery {
@@ -66,22 +66,24 @@ impl PageQuery {
         name: &str,
         filter: &impl Serialize,
         revision: u64,
-    ) -> Result<Page<K>, Problem> {
-        let limit = self.limit.unwrap_or(USUAL);
-        if !(1..=MOST).contains(&limit) {
-            return Err(Problem::bad_query(format!("limit: accepted is 1 to {MOST}")));
+    ) -> Result<PageRange<K>, Problem> {
+        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
+        if !(1..=MAX_LIMIT).contains(&limit) {
+            return Err(Problem::bad_query(format!("limit: accepted is 1 to {MAX_LIMIT}")));
         }
         let named = serde_json::to_vec(&(name, filter)).unwrap_or_default();
         let (limit, list) = (usize::from(limit), xxh3_64(&named));
-        let Some(cursor) = &self.cursor else { return Ok(Page { limit, after: None, began: revision, list }) };
-        let (began, after) = read(cursor, list)?;
-        Ok(Page { limit, after: Some(after), began, list })
+        let Some(cursor) = &self.cursor else {
+            return Ok(PageRange { limit, after: None, revision, list_digest: list });
+        };
+        let (began, after) = parse_cursor(cursor, list)?;
+        Ok(PageRange { limit, after: Some(after), revision: began, list_digest: list })
     }
 }
 
 /// The revision and the key of a cursor for this list.
-fn read<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem> {
-    let malformed = || Problem::new(Kind::InvalidCursor, "cursor: accepted is the `next` of an earlier page.");
+fn parse_cursor<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem> {
+    let malformed = || Problem::new(ProblemKind::InvalidCursor, "cursor: accepted is the `next` of an earlier page.");
     let mut parts = cursor.splitn(3, '.');
     let mut number =
         || u64::from_str_radix(parts.next().filter(|part| part.len() <= 16 && !part.starts_with('+'))?, 16).ok();
@@ -90,18 +92,18 @@ fn read<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem> {
     if made_for != list {
         let detail = "The cursor was made for another list or another filter. Repeat the filter of the first page, or \
                       begin without a cursor.";
-        return Err(Problem::new(Kind::InvalidCursor, detail));
+        return Err(Problem::new(ProblemKind::InvalidCursor, detail));
     }
     Ok((began, after))
 }
 
-impl<K: Display> Page<K> {
+impl<K: Display> PageRange<K> {
     /// Takes lines until the page is full: `records` are in key order after the cursor, each with its lines; none are
     /// those that the filter leaves out. The lines of one record stay together.
-    pub(super) fn fill<T>(&self, mut records: impl Iterator<Item = (K, Vec<T>)>) -> (Vec<T>, Listed) {
+    pub(super) fn fill<T>(&self, mut records: impl Iterator<Item = (K, Vec<T>)>) -> (Vec<T>, PageCursor) {
         let mut lines = Vec::new();
         let mut last = None;
-        for (key, found) in records.by_ref().take(LOOKED_AT) {
+        for (key, found) in records.by_ref().take(MAX_SCANNED_RECORDS) {
             lines.extend(found);
             last = Some(key);
             if lines.len() >= self.limit {
@@ -109,8 +111,8 @@ impl<K: Display> Page<K> {
             }
         }
         let is_over = records.next().is_none();
-        let cursor = |key: K| format!("{:x}.{:x}.{key}", self.began, self.list);
-        (lines, Listed { began: self.began, next: last.filter(|_| !is_over).map(cursor) })
+        let cursor = |key: K| format!("{:x}.{:x}.{key}", self.revision, self.list_digest);
+        (lines, PageCursor { began: self.revision, next: last.filter(|_| !is_over).map(cursor) })
     }
 }
 
@@ -126,7 +128,8 @@ mod tests {
     fn walk(n: u32, limit: u16) -> Vec<Vec<u32>> {
         let (mut pages, mut cursor) = (Vec::new(), None);
         for revision in 7.. {
-            let page: Page<u32> = query(Some(limit), cursor.as_deref()).page("numbers", &"even", revision).unwrap();
+            let page: PageRange<u32> =
+                query(Some(limit), cursor.as_deref()).page("numbers", &"even", revision).unwrap();
             let from = page.after.map_or(0, |after| after + 1);
             let (lines, listed) = page.fill((from..n).map(|k| (k, if k % 2 == 0 { vec![k] } else { vec![] })));
             assert_eq!(listed.began, 7, "a list remembers where it began");
@@ -140,34 +143,34 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_bounded_and_together_they_are_the_list() {
+    fn pages_are_bounded_and_concatenate_to_the_full_list() {
         assert_eq!(walk(10, 2), [vec![0, 2], vec![4, 6], vec![8]]);
         assert_eq!(walk(10, 1000), [vec![0, 2, 4, 6, 8]]);
         assert_eq!(walk(0, 5), [Vec::<u32>::new()]);
     }
 
     #[test]
-    fn a_record_stays_whole_and_a_full_last_page_has_no_next() {
-        let page: Page<u32> = query(Some(2), None).page("n", &(), 1).unwrap();
+    fn record_is_never_split_and_a_full_last_page_has_no_cursor() {
+        let page: PageRange<u32> = query(Some(2), None).page("n", &(), 1).unwrap();
         let (lines, listed) = page.fill([(1, vec!["a"]), (2, vec!["b", "c", "d"])].into_iter());
         assert_eq!((lines, listed.next), (vec!["a", "b", "c", "d"], None));
     }
 
     #[test]
-    fn foreign_and_malformed_cursors_and_limits_are_refused() {
-        let page: Page<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
+    fn foreign_and_malformed_cursors_and_limits_are_rejected() {
+        let page: PageRange<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
         let next = page.fill([(1, vec![1]), (2, vec![2])].into_iter()).1.next.unwrap();
         let kind = |asked: &PageQuery, name: &str, filter: &str| {
             asked.page::<u32>(name, &filter, 9).map(drop).map_err(|it| it.kind())
         };
         assert_eq!(kind(&query(None, Some(&next)), "n", "tenant a"), Ok(()));
-        assert_eq!(kind(&query(None, Some(&next)), "n", "tenant b"), Err(Kind::InvalidCursor));
-        assert_eq!(kind(&query(None, Some(&next)), "m", "tenant a"), Err(Kind::InvalidCursor));
+        assert_eq!(kind(&query(None, Some(&next)), "n", "tenant b"), Err(ProblemKind::InvalidCursor));
+        assert_eq!(kind(&query(None, Some(&next)), "m", "tenant a"), Err(ProblemKind::InvalidCursor));
         for bad in ["", "x", "1", "1.2", "1.2.x", "+1.2.3", "1.2.3.4", "11111111111111111.2.3"] {
-            assert_eq!(kind(&query(None, Some(bad)), "n", ""), Err(Kind::InvalidCursor), "{bad}");
+            assert_eq!(kind(&query(None, Some(bad)), "n", ""), Err(ProblemKind::InvalidCursor), "{bad}");
         }
         for limit in [0, 1001] {
-            assert_eq!(kind(&query(Some(limit), None), "n", ""), Err(Kind::InvalidQuery));
+            assert_eq!(kind(&query(Some(limit), None), "n", ""), Err(ProblemKind::InvalidQuery));
         }
     }
 }

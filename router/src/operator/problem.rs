@@ -11,13 +11,13 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Epoch, Owner};
 
-use super::words::{EpochWord, OwnerWord};
+use super::words::{EpochSchema, OwnerSchema};
 use crate::host_check::HostRefusal;
 
 /// What kind of problem it is; the last part of its `type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Kind {
+pub enum ProblemKind {
     /// The body is not what is accepted.
     InvalidBody,
     /// A query parameter is not what is accepted.
@@ -80,39 +80,39 @@ pub enum Kind {
     UnknownOutcome,
 }
 
-impl Kind {
+impl ProblemKind {
     /// Its status and its title.
-    pub fn shape(self) -> (StatusCode, &'static str) {
+    pub fn status_and_title(self) -> (StatusCode, &'static str) {
         match self {
-            Kind::InvalidBody => (StatusCode::BAD_REQUEST, "Invalid body"),
-            Kind::InvalidQuery => (StatusCode::BAD_REQUEST, "Invalid query"),
-            Kind::InvalidId => (StatusCode::BAD_REQUEST, "Invalid id"),
-            Kind::InvalidHeader => (StatusCode::BAD_REQUEST, "Invalid header"),
-            Kind::InvalidCursor => (StatusCode::BAD_REQUEST, "Invalid cursor"),
-            Kind::Unauthorized => (StatusCode::UNAUTHORIZED, "Token needed"),
-            Kind::Forbidden => (StatusCode::FORBIDDEN, "Role not sufficient"),
-            Kind::HostNotAllowed => (StatusCode::FORBIDDEN, "Host not allowed"),
-            Kind::OriginNotAllowed => (StatusCode::FORBIDDEN, "Origin not allowed"),
-            Kind::UnknownPath => (StatusCode::NOT_FOUND, "Unknown path"),
-            Kind::NotFound => (StatusCode::NOT_FOUND, "Not found"),
-            Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
-            Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "Body did not arrive"),
-            Kind::Conflict => (StatusCode::CONFLICT, "Refused"),
-            Kind::Compacted => (StatusCode::GONE, "Revision compacted"),
-            Kind::Stale => (StatusCode::PRECONDITION_FAILED, "Changed since it was seen"),
-            Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
-            Kind::UriTooLong => (StatusCode::URI_TOO_LONG, "Path and query too long"),
-            Kind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
-            Kind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Makes no sense"),
-            Kind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "If-Match needed"),
-            Kind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many"),
-            Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
-            Kind::MoveFailed => (StatusCode::BAD_GATEWAY, "Blocks not moved"),
-            Kind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "Commit queue full"),
-            Kind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "No quorum"),
-            Kind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "Not ready"),
-            Kind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "Staleness not met"),
-            Kind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "Outcome unknown"),
+            ProblemKind::InvalidBody => (StatusCode::BAD_REQUEST, "Invalid body"),
+            ProblemKind::InvalidQuery => (StatusCode::BAD_REQUEST, "Invalid query"),
+            ProblemKind::InvalidId => (StatusCode::BAD_REQUEST, "Invalid id"),
+            ProblemKind::InvalidHeader => (StatusCode::BAD_REQUEST, "Invalid header"),
+            ProblemKind::InvalidCursor => (StatusCode::BAD_REQUEST, "Invalid cursor"),
+            ProblemKind::Unauthorized => (StatusCode::UNAUTHORIZED, "Token needed"),
+            ProblemKind::Forbidden => (StatusCode::FORBIDDEN, "Role not sufficient"),
+            ProblemKind::HostNotAllowed => (StatusCode::FORBIDDEN, "Host not allowed"),
+            ProblemKind::OriginNotAllowed => (StatusCode::FORBIDDEN, "Origin not allowed"),
+            ProblemKind::UnknownPath => (StatusCode::NOT_FOUND, "Unknown path"),
+            ProblemKind::NotFound => (StatusCode::NOT_FOUND, "Not found"),
+            ProblemKind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
+            ProblemKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "Body did not arrive"),
+            ProblemKind::Conflict => (StatusCode::CONFLICT, "Refused"),
+            ProblemKind::Compacted => (StatusCode::GONE, "Revision compacted"),
+            ProblemKind::Stale => (StatusCode::PRECONDITION_FAILED, "Changed since it was seen"),
+            ProblemKind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
+            ProblemKind::UriTooLong => (StatusCode::URI_TOO_LONG, "Path and query too long"),
+            ProblemKind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
+            ProblemKind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Makes no sense"),
+            ProblemKind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "If-Match needed"),
+            ProblemKind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many"),
+            ProblemKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            ProblemKind::MoveFailed => (StatusCode::BAD_GATEWAY, "Blocks not moved"),
+            ProblemKind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "Commit queue full"),
+            ProblemKind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "No quorum"),
+            ProblemKind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "Not ready"),
+            ProblemKind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "Staleness not met"),
+            ProblemKind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "Outcome unknown"),
         }
     }
 
@@ -125,7 +125,7 @@ impl Kind {
 /// One problem.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
-    kind: Kind,
+    kind: ProblemKind,
     detail: String,
     cause: Option<&'static str>,
     epoch: Option<Epoch>,
@@ -151,11 +151,11 @@ pub(super) struct ProblemDocument {
     cause: Option<&'static str>,
     /// The epoch that is current now: what a new try has to be fenced by.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<EpochWord>)]
+    #[schema(value_type = Option<EpochSchema>)]
     epoch: Option<Epoch>,
     /// Who owns it instead.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<OwnerWord>)]
+    #[schema(value_type = Option<OwnerSchema>)]
     owner: Option<Owner>,
     /// The oldest revision that can still be watched from.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,31 +163,31 @@ pub(super) struct ProblemDocument {
 }
 
 impl Problem {
-    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    pub(super) fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None, oldest: None }
     }
 
-    pub(super) fn and(mut self, accepted: &str) -> Self {
+    pub(super) fn with_accepted(mut self, accepted: &str) -> Self {
         self.detail.push_str("; ");
         self.detail.push_str(accepted);
         self
     }
 
     /// With the ledger's word for it.
-    pub(super) fn caused(self, cause: &'static str) -> Self {
+    pub(super) fn with_cause(self, cause: &'static str) -> Self {
         Self { cause: Some(cause), ..self }
     }
 
-    pub(super) fn at(self, epoch: Epoch) -> Self {
+    pub(super) fn with_epoch(self, epoch: Epoch) -> Self {
         Self { epoch: Some(epoch), ..self }
     }
 
-    pub(super) fn owned(self, owner: Owner) -> Self {
+    pub(super) fn with_owner(self, owner: Owner) -> Self {
         Self { owner: Some(owner), ..self }
     }
 
     /// With where a watch may begin.
-    pub(super) fn oldest(self, revision: u64) -> Self {
+    pub(super) fn with_oldest_revision(self, revision: u64) -> Self {
         Self { oldest: Some(revision), ..self }
     }
 
@@ -196,58 +196,58 @@ impl Problem {
         &self.detail
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> ProblemKind {
         self.kind
     }
 
     pub(super) fn unknown_path() -> Self {
         let detail = "Served are /metrics, /livez, /readyz and what GET /ownerserve/v1/openapi.json lists.";
-        Self::new(Kind::UnknownPath, detail)
+        Self::new(ProblemKind::UnknownPath, detail)
     }
 
     pub(super) fn wrong_method() -> Self {
-        Self::new(Kind::WrongMethod, "The header Allow lists the allowed ones.")
+        Self::new(ProblemKind::WrongMethod, "The header Allow lists the allowed ones.")
     }
 
     pub(super) fn not_found(detail: impl Into<String>) -> Self {
-        Self::new(Kind::NotFound, detail)
+        Self::new(ProblemKind::NotFound, detail)
     }
 
     pub(super) fn bad_id(error: &impl std::fmt::Display) -> Self {
-        Self::new(Kind::InvalidId, error.to_string())
+        Self::new(ProblemKind::InvalidId, error.to_string())
     }
 
     pub(super) fn bad_query(detail: impl Into<String>) -> Self {
-        Self::new(Kind::InvalidQuery, detail)
+        Self::new(ProblemKind::InvalidQuery, detail)
     }
 
     pub(super) fn bad_body(detail: impl Into<String>) -> Self {
-        Self::new(Kind::InvalidBody, detail)
+        Self::new(ProblemKind::InvalidBody, detail)
     }
 
     pub(super) fn not_ready(detail: impl Into<String>) -> Self {
-        Self::new(Kind::NotReady, detail)
+        Self::new(ProblemKind::NotReady, detail)
     }
 
     pub(super) fn unknown_outcome() -> Self {
         let detail = "The command was sent and may or may not have been executed. Read what it was about, and send it \
                       again with what you find; every command may be repeated.";
-        Self::new(Kind::UnknownOutcome, detail)
+        Self::new(ProblemKind::UnknownOutcome, detail)
     }
 
     pub(super) fn no_quorum() -> Self {
         let detail = "No leader is known, so nothing can be changed; serving goes on with the last view. Look at \
                       GET /ownerserve/v1/cluster, and try again when it has a leader.";
-        Self::new(Kind::NoQuorum, detail)
+        Self::new(ProblemKind::NoQuorum, detail)
     }
 }
 
 impl From<HostRefusal> for Problem {
     fn from(refusal: HostRefusal) -> Self {
         let kind = match refusal {
-            HostRefusal::NoHost | HostRefusal::BadHost => Kind::InvalidHeader,
-            HostRefusal::ForeignHost { .. } => Kind::HostNotAllowed,
-            HostRefusal::ForeignOrigin { .. } => Kind::OriginNotAllowed,
+            HostRefusal::NoHost | HostRefusal::BadHost => ProblemKind::InvalidHeader,
+            HostRefusal::ForeignHost { .. } => ProblemKind::HostNotAllowed,
+            HostRefusal::ForeignOrigin { .. } => ProblemKind::OriginNotAllowed,
         };
         Self::new(kind, refusal.to_string())
     }
@@ -257,11 +257,10 @@ impl From<SubmitError> for Problem {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::UnknownOutcome => Self::unknown_outcome(),
-            SubmitError::TooLarge => {
-                Self::new(Kind::Unprocessable, format!("Nothing was changed: {error}.")).caused(error.cause())
-            }
-            other => Self::new(Kind::Overloaded, format!("Nothing was changed: {other}. Try again shortly."))
-                .caused(other.cause()),
+            SubmitError::TooLarge => Self::new(ProblemKind::Unprocessable, format!("Nothing was changed: {error}."))
+                .with_cause(error.cause()),
+            other => Self::new(ProblemKind::Overloaded, format!("Nothing was changed: {other}. Try again shortly."))
+                .with_cause(other.cause()),
         }
     }
 }
@@ -269,7 +268,7 @@ impl From<SubmitError> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let Self { kind, detail, cause, epoch, owner, oldest } = self;
-        let (status, title) = kind.shape();
+        let (status, title) = kind.status_and_title();
         let (kind, status_code) = (kind.uri(), status.as_u16());
         let document = ProblemDocument { kind, title, status: status_code, detail, cause, epoch, owner, oldest };
         let body = serde_json::to_string(&document).expect("strings and numbers can be written");

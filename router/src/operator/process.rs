@@ -7,22 +7,22 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
-use ownership::Standing;
+use ownership::MemberRole;
 use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::{WorkerId, WorkerView};
 
 use super::correctness;
-use super::desk::Desk;
-use super::fresh::Fresh;
+use super::desk::OperatorState;
+use super::fresh::LedgerResponse;
 use super::gauges;
 use super::guardrail;
 use super::problem::Problem;
 use crate::adapters;
 use crate::exposure::exposures;
-use crate::gateway::{Gateway, NotServing};
-use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
-use crate::membership::Source;
+use crate::gateway::{AppState, NotServing};
+use crate::identity::agreement::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
+use crate::membership::WorkerSource;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -34,7 +34,7 @@ pub(super) async fn live() -> &'static str {
 /// What this node does in the quorum.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum StandingNow {
+enum QuorumRole {
     Leader,
     Voter,
     Learner,
@@ -48,7 +48,7 @@ const SALTS_IGNORED: &str = "engines ignore cache_salt, so that tenants would fi
 
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
-struct Degraded {
+struct Degradation {
     /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files`, `discovery`, `listeners`,
     /// `tasks`, `process`, `salts` or `tenants`.
     what: &'static str,
@@ -62,9 +62,9 @@ struct Degraded {
     detail: String,
 }
 
-impl Degraded {
+impl Degradation {
     /// The same for a stranger: no name, no path, no error.
-    fn for_strangers(self) -> Self {
+    fn redacted(self) -> Self {
         let what = match self.what {
             "workers" => "workers take no new sessions, or only trials, or nothing",
             "ledger" => "the ledger cannot be changed, or this node does not keep it",
@@ -85,10 +85,10 @@ impl Degraded {
         Self { detail: format!("{what}; asked with a token this says more"), ..self }
     }
 
-    fn of_ejected(gateway: &Gateway) -> Option<Self> {
+    fn of_ejected_workers(gateway: &AppState) -> Option<Self> {
         let workers = gateway.fleet().snapshot();
         let outliers = gateway.policies.outliers.lock();
-        let told = |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejected(view)?.cause.as_ref()));
+        let told = |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejection(view)?.cause.as_ref()));
         let told: Vec<_> = workers.iter().filter_map(told).collect();
         (!told.is_empty()).then(|| Self {
             what: "workers",
@@ -97,8 +97,8 @@ impl Degraded {
         })
     }
 
-    fn of_salts(gateway: &Gateway) -> Option<Self> {
-        if !gateway.keys.are_several() {
+    fn of_salts(gateway: &AppState) -> Option<Self> {
+        if !gateway.keys.has_several_tenants() {
             return None;
         }
         let workers = gateway.fleet().snapshot();
@@ -116,8 +116,8 @@ impl Degraded {
     }
 
     /// Workers whose engines ignore cache salts, while tenants must be kept apart.
-    fn of_ignored_salts(gateway: &Gateway) -> Option<Self> {
-        let barred = gateway.barred();
+    fn of_ignored_salts(gateway: &AppState) -> Option<Self> {
+        let barred = gateway.barred_workers();
         let told: Vec<_> = barred.iter().filter_map(|id| gateway.worker(*id)).collect();
         let told: Vec<_> = told.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
         (!told.is_empty()).then(|| Self {
@@ -127,25 +127,25 @@ impl Degraded {
         })
     }
 
-    fn of_doubt(gateway: &Gateway, doubt: &Doubt) -> Self {
+    fn of_tokenizer_mismatch(gateway: &AppState, doubt: &TokenizerMismatch) -> Self {
         let endpoint = |worker: &WorkerId| {
             gateway.worker(*worker).map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
         };
-        let at: Vec<String> = doubt.at.iter().map(endpoint).collect();
-        let reach = match doubt.reach {
-            DoubtReach::Workers => "there",
-            DoubtReach::Model => "everywhere",
+        let at: Vec<String> = doubt.workers.iter().map(endpoint).collect();
+        let reach = match doubt.scope {
+            MismatchScope::Workers => "there",
+            MismatchScope::Model => "everywhere",
         };
         let (model, at) = (&doubt.model, at.join(", "));
-        let shows = match doubt.sign {
-            Sign::Counted => format!("prompts of {model} have other tokens at {at} than were computed here"),
-            Sign::Found => format!(
+        let shows = match doubt.signal {
+            DriftSignal::Counted => format!("prompts of {model} have other tokens at {at} than were computed here"),
+            DriftSignal::Found => format!(
                 "of prompts of {model} more is found in the cache at {at} than KV events told of the tokens that were computed \
                  here: they are as many and other ones"
             ),
         };
         let detail = format!("{shows}, so that its steps are known as fallback {reach}; {}", advice(model));
-        Self { what: "identity", cause: doubt.sign.into(), detail }
+        Self { what: "identity", cause: doubt.signal.into(), detail }
     }
 }
 
@@ -156,29 +156,29 @@ pub(super) struct Readiness {
     /// This node's id.
     node: u64,
     #[schema(inline)]
-    standing: StandingNow,
-    degraded: Vec<Degraded>,
+    standing: QuorumRole,
+    degraded: Vec<Degradation>,
 }
 
 impl Readiness {
-    fn of(desk: &Desk) -> Self {
+    fn of(desk: &OperatorState) -> Self {
         let gateway = &desk.gateway;
         let directory = gateway.directory();
         let own = directory.members().into_iter().find(|member| member.node == directory.node());
         let standing = match own {
-            _ if directory.is_removed() => StandingNow::Removed,
-            Some(own) if own.is_leader => StandingNow::Leader,
-            Some(own) if own.voter == Standing::Voter => StandingNow::Voter,
-            _ => StandingNow::Learner,
+            _ if directory.is_removed() => QuorumRole::Removed,
+            Some(own) if own.is_leader => QuorumRole::Leader,
+            Some(own) if own.voter == MemberRole::Voter => QuorumRole::Voter,
+            _ => QuorumRole::Learner,
         };
-        let ledger = gateway.troubles().into_iter();
-        let ledger = ledger.map(|it| Degraded { what: "ledger", cause: it.into(), detail: it.to_string() });
-        let redis = gateway.remembered.state.trouble().map(|it| Degraded {
+        let ledger = gateway.ledger_problems().into_iter();
+        let ledger = ledger.map(|it| Degradation { what: "ledger", cause: it.into(), detail: it.to_string() });
+        let redis = gateway.caches.shared_cache.degraded_health().map(|it| Degradation {
             what: "soft_state",
             cause: it.into(),
             detail: format!("Redis is {}", it.as_ref()),
         });
-        let secret = gateway.remembered.state.has_other_secret().then(|| Degraded {
+        let secret = gateway.caches.shared_cache.has_other_secret().then(|| Degradation {
             what: "soft_state",
             cause: "other_secret",
             detail:
@@ -186,7 +186,7 @@ impl Readiness {
                      writes to Redis"
                     .into(),
         });
-        let draining = gateway.roster.ready(gateway.fleet()).is_empty().then(|| Degraded {
+        let draining = gateway.worker_pool.ready(gateway.fleet()).is_empty().then(|| Degradation {
             what: "workers",
             cause: "draining",
             detail:
@@ -194,26 +194,34 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
-        let ejected = Degraded::of_ejected(gateway).into_iter().chain(Degraded::of_ignored_salts(gateway));
-        let slower = guardrail::told(gateway).map(|(cause, detail)| Degraded { what: "guardrail", cause, detail });
-        let barred =
-            correctness::told(gateway).map(|detail| Degraded { what: "correctness", cause: "wrong_text", detail });
-        let audit = desk.audit.is_broken().then(|| Degraded {
+        let ejected =
+            Degradation::of_ejected_workers(gateway).into_iter().chain(Degradation::of_ignored_salts(gateway));
+        let slower = guardrail::reverted_action_details(gateway).map(|(cause, detail)| Degradation {
+            what: "guardrail",
+            cause,
+            detail,
+        });
+        let barred = correctness::barred_link_details(gateway).map(|detail| Degradation {
+            what: "correctness",
+            cause: "wrong_text",
+            detail,
+        });
+        let audit = desk.audit.is_broken().then(|| Degradation {
             what: "audit",
             cause: "failed",
             detail: "the audit log takes no line, so that operators' writes are refused".into(),
         });
-        let files = gateway.untaken().all().into_iter().map(|(cause, why)| Degraded {
+        let files = gateway.stale_files().reasons().into_iter().map(|(cause, why)| Degradation {
             what: "files",
             cause,
             detail: format!("a file that changed is not used, what was read before still is: {why}"),
         });
-        let lookups = gateway.membership().failures().into_iter().map(|(source, why)| Degraded {
+        let lookups = gateway.discovery().failures().into_iter().map(|(source, why)| Degradation {
             what: "discovery",
             cause: source.into(),
             detail: format!("{why}; the workers that were found before stay"),
         });
-        let tasks = directory.supervision().lately().into_iter().map(|task| Degraded {
+        let tasks = directory.supervision().recently_ended().into_iter().map(|task| Degradation {
             what: "tasks",
             cause: "ended",
             detail: format!(
@@ -221,12 +229,12 @@ impl Readiness {
                  it; please report it"
             ),
         });
-        let exposed = exposures(&gateway.config).into_iter().map(|it| Degraded {
+        let exposed = exposures(&gateway.config).into_iter().map(|it| Degradation {
             what: "listeners",
             cause: it.cause,
             detail: it.detail.into(),
         });
-        let short = directory.short_of().map(|what| Degraded {
+        let short = directory.resource_shortage().map(|what| Degradation {
             what: "process",
             cause: "shortage",
             detail: format!("the ledger waits for what this process lacks: {what}"),
@@ -237,7 +245,7 @@ impl Readiness {
             .chain(ledger)
             .chain(redis)
             .chain(secret)
-            .chain(Self::of_identity(gateway))
+            .chain(Self::of_prefix_cache(gateway))
             .chain(slower)
             .chain(barred)
             .chain(audit)
@@ -245,7 +253,7 @@ impl Readiness {
             .chain(lookups)
             .chain(tasks)
             .chain(short)
-            .chain(Degraded::of_salts(gateway))
+            .chain(Degradation::of_salts(gateway))
             .chain(Self::of_tenants(gateway))
             .chain(exposed)
             .collect();
@@ -253,13 +261,13 @@ impl Readiness {
     }
 
     /// Quotas that limit nobody: a name with a letter too many is no limit.
-    fn of_tenants(gateway: &Gateway) -> Option<Degraded> {
-        let count = gateway.keys.without_key(gateway.config.tenants.keys().map(String::as_str)).len();
+    fn of_tenants(gateway: &AppState) -> Option<Degradation> {
+        let count = gateway.keys.tenants_without_key(gateway.config.tenants.keys().map(String::as_str)).len();
         let why = match gateway.keys.required() {
             true => "no key of auth.keys_file names them",
             false => "without auth.keys_file everybody is the tenant \"default\"",
         };
-        (count > 0).then(|| Degraded {
+        (count > 0).then(|| Degradation {
             what: "tenants",
             cause: "no_key",
             // Anybody may read this: tenants' names are in the log.
@@ -273,22 +281,23 @@ impl Readiness {
     }
 
     /// What is known of prompts less well than it could be.
-    fn of_identity(gateway: &Gateway) -> impl Iterator<Item = Degraded> {
-        let identity = gateway.catalog().distrusted().map(|model| Degraded {
+    fn of_prefix_cache(gateway: &AppState) -> impl Iterator<Item = Degradation> {
+        let identity = gateway.catalog().disabled_by_spot_check().map(|model| Degradation {
             what: "identity",
             cause: "distrusted",
             detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
         });
         let templates = gateway.catalog().bad_templates();
-        let identity = identity.chain(templates.map(|bad| Degraded {
+        let identity = identity.chain(templates.map(|bad| Degradation {
             what: "identity",
             cause: "template",
             detail: bad.to_string(),
         }));
-        let doubts = gateway.remembered.identity.agreement.all_doubts();
-        let identity = identity.chain(doubts.into_iter().map(|doubt| Degraded::of_doubt(gateway, &doubt)));
-        let odd = adapters::odd(gateway).into_iter();
-        identity.chain(odd.map(|odd| Degraded { what: "identity", cause: odd.cause(), detail: odd.to_string() }))
+        let doubts = gateway.caches.prefix_cache.tokenizer_drift.suspected_mismatches();
+        let identity =
+            identity.chain(doubts.into_iter().map(|doubt| Degradation::of_tokenizer_mismatch(gateway, &doubt)));
+        let odd = adapters::mismatches(gateway).into_iter();
+        identity.chain(odd.map(|odd| Degradation { what: "identity", cause: odd.cause(), detail: odd.to_string() }))
     }
 }
 
@@ -300,12 +309,15 @@ impl Readiness {
 /// are served all the same, and any other router stands there alike.
 #[utoipa::path(get, path = "/readyz", tag = "process",
     responses(
-        (status = 200, description = "It can.", body = Fresh<Readiness>),
+        (status = 200, description = "It can.", body = LedgerResponse<Readiness>),
         (status = 503, description = "No worker answers and may serve, or this router is ending.")))]
-pub(super) async fn ready(State(desk): State<Desk>, headers: HeaderMap) -> Result<Fresh<Readiness>, Problem> {
+pub(super) async fn ready(
+    State(desk): State<OperatorState>,
+    headers: HeaderMap,
+) -> Result<LedgerResponse<Readiness>, Problem> {
     let gateway = &desk.gateway;
-    let is_stranger = desk.tokens.who(&headers).is_err();
-    if desk.is_ending() {
+    let is_stranger = desk.tokens.authenticate(&headers).is_err();
+    if desk.is_shutting_down() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
     match gateway.serving() {
@@ -313,38 +325,38 @@ pub(super) async fn ready(State(desk): State<Desk>, headers: HeaderMap) -> Resul
             if desk.audit.is_broken() {
                 // The next look sees what became of it: no disk makes this one wait.
                 let audit = desk.audit.clone();
-                drop(tokio::task::spawn_blocking(move || audit.try_again()));
+                drop(tokio::task::spawn_blocking(move || audit.probe_space()));
             }
             let mut readiness = Readiness::of(&desk);
             if is_stranger {
-                readiness.degraded = readiness.degraded.into_iter().map(Degraded::for_strangers).collect();
+                readiness.degraded = readiness.degraded.into_iter().map(Degradation::redacted).collect();
             }
-            Ok(Fresh::new(&gateway.directory().view(), readiness))
+            Ok(LedgerResponse::new(&gateway.directory().view(), readiness))
         }
         Err(NotServing::SaltsIgnored) => {
             Err(Problem::not_ready(format!("No worker that answers may serve: {SALTS_IGNORED}.")))
         }
         Err(NotServing::NobodyAnswers) => {
-            let (workers, mut failures) = (gateway.fleet().snapshot(), gateway.membership().failures());
+            let (workers, mut failures) = (gateway.fleet().snapshot(), gateway.discovery().failures());
             if is_stranger {
                 failures.iter_mut().for_each(|(_, why)| "asked with a token this says why".clone_into(why));
             }
-            Err(Problem::not_ready(nobody_answers(&workers, &failures)))
+            Err(Problem::not_ready(no_worker_detail(&workers, &failures)))
         }
     }
 }
 
 /// What to say where no worker answers: perhaps none was found, and why is known.
-fn nobody_answers(workers: &[WorkerView], failures: &[(Source, String)]) -> String {
+fn no_worker_detail(workers: &[WorkerView], failures: &[(WorkerSource, String)]) -> String {
     /// More say nothing new.
-    const MOST_TOLD: usize = 4;
+    const MAX_CAUSES: usize = 4;
     let mut told = match workers {
         [_, ..] => "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned(),
         [] => "No worker is listed: name one (--worker URL, [[workers]], [discovery]) or have it register itself \
                   (POST /ownerserve/v1/registrations)."
             .to_owned(),
     };
-    for (source, why) in failures.iter().take(MOST_TOLD) {
+    for (source, why) in failures.iter().take(MAX_CAUSES) {
         let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_ref());
     }
     told
@@ -353,7 +365,7 @@ fn nobody_answers(workers: &[WorkerView], failures: &[(Source, String)]) -> Stri
 /// Metrics for Prometheus.
 #[utoipa::path(get, path = "/metrics", tag = "process",
     responses((status = 200, description = "In Prometheus' text format.", body = String, content_type = "text/plain")))]
-pub(super) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+pub(super) async fn metrics(State(gateway): State<Arc<AppState>>) -> Response {
     gauges::refresh(&gateway);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics.render()).into_response()
 }

@@ -3,39 +3,41 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ownership::View;
+use ownership::LedgerView;
 use ownership::ledger::{Head, Session};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Epoch, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named};
-use super::paging::{Listed, MOST, PageQuery};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{PathId, QueryParams};
+use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
-use super::tags::Tag;
-use super::words::{ArtifactWord, EpochWord, OwnerLine, PrefixWord, SessionWord, TenantWord, WorkerWord};
+use super::tags::EntityTag;
+use super::words::{
+    ArtifactIdSchema, EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
+};
 
 /// A conversation.
 #[derive(Serialize, ToSchema)]
-pub(super) struct SessionLine {
-    #[schema(value_type = SessionWord)]
+pub(super) struct SessionResource {
+    #[schema(value_type = SessionIdSchema)]
     id: SessionId,
-    #[schema(value_type = TenantWord)]
+    #[schema(value_type = TenantSchema)]
     tenant: TenantId,
     /// The model it talks to.
     #[schema(value_type = String)]
     model: ModelId,
     /// The session that it was forked from.
-    #[schema(value_type = Option<SessionWord>)]
+    #[schema(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
     /// Who decodes it.
-    owner: Option<OwnerLine>,
+    owner: Option<OwnerStatus>,
     /// When the owner was granted, or the session opened.
-    #[schema(value_type = EpochWord)]
+    #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Its ends, the one that moved last at the end.
-    heads: Vec<HeadLine>,
+    heads: Vec<HeadResource>,
     /// Steps that routers have dispatched and not yet committed.
     steps_on_their_way: usize,
     /// Time since it was last written, on the ledger's clock.
@@ -44,8 +46,8 @@ pub(super) struct SessionLine {
 
 /// One end of a session: where its next step may go on.
 #[derive(Serialize, ToSchema)]
-struct HeadLine {
-    #[schema(value_type = PrefixWord)]
+struct HeadResource {
+    #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
     /// Blocks from the start.
     #[schema(value_type = u64)]
@@ -54,13 +56,13 @@ struct HeadLine {
     #[schema(value_type = Option<u64>)]
     tokens: Option<Tokens>,
     /// The artifact that it ends in.
-    #[schema(value_type = ArtifactWord)]
+    #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
 }
 
-impl SessionLine {
-    pub(super) fn new(view: &View, session: &Session) -> Self {
-        let head = |head: &Head| HeadLine {
+impl SessionResource {
+    pub(super) fn new(view: &LedgerView, session: &Session) -> Self {
+        let head = |head: &Head| HeadResource {
             prefix: head.point.id,
             blocks: head.point.blocks,
             tokens: view.artifact(head.artifact).map(|it| head.point.blocks.tokens(it.origin.shape.block)),
@@ -71,7 +73,7 @@ impl SessionLine {
             tenant: session.tenant.clone(),
             model: session.model.clone(),
             parent: session.parent,
-            owner: session.owner.map(|owner| OwnerLine::new(view, owner)),
+            owner: session.owner.map(|owner| OwnerStatus::new(view, owner)),
             epoch: session.epoch,
             heads: session.heads.iter().map(head).collect(),
             steps_on_their_way: view.intents(session.id).count(),
@@ -79,31 +81,34 @@ impl SessionLine {
         }
     }
 
-    fn tag(&self) -> Tag {
-        Tag::of(self.epoch, &(&self.owner, &self.heads, self.parent, self.steps_on_their_way))
+    fn tag(&self) -> EntityTag {
+        EntityTag::of(self.epoch, &(&self.owner, &self.heads, self.parent, self.steps_on_their_way))
     }
 }
 
 /// One session.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OneSession {
-    session: SessionLine,
+pub(super) struct SessionResponse {
+    session: SessionResource,
 }
 
-pub(super) fn known(view: &View, id: SessionId) -> Result<Session, Problem> {
+pub(super) fn find_session(view: &LedgerView, id: SessionId) -> Result<Session, Problem> {
     view.session(id).ok_or_else(|| Problem::not_found(format!("No session {id} is in the ledger.")))
 }
 
 /// One session.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
-    params(("id" = SessionWord, Path), FreshQuery),
+    params(("id" = SessionIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "The session, with its owner and its heads.",
-        body = Fresh<OneSession>, headers(("etag" = String, description = "Its fencing tag.")))))]
-pub(super) async fn session(Seen(view): Seen, Named(id): Named<SessionId>) -> Result<Fresh<OneSession>, Problem> {
-    let session = SessionLine::new(&view, &known(&view, id)?);
+        body = LedgerResponse<SessionResponse>, headers(("etag" = String, description = "Its fencing tag.")))))]
+pub(super) async fn session(
+    ReadView(view): ReadView,
+    PathId(id): PathId<SessionId>,
+) -> Result<LedgerResponse<SessionResponse>, Problem> {
+    let session = SessionResource::new(&view, &find_session(&view, id)?);
     let tag = session.tag();
-    Ok(Fresh::new(&view, OneSession { session }).tagged(tag))
+    Ok(LedgerResponse::new(&view, SessionResponse { session }).with_tag(tag))
 }
 
 /// Which sessions are asked for.
@@ -117,15 +122,15 @@ pub(super) struct SessionFilter {
     /// What the client calls its session; needs `model`, and `tenant` unless that is `default`.
     key: Option<String>,
     /// Decoded by this worker.
-    #[param(value_type = Option<WorkerWord>)]
+    #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// Forked from this session.
-    #[param(value_type = Option<SessionWord>)]
+    #[param(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
 }
 
 impl SessionFilter {
-    fn accepts(&self, session: &Session) -> bool {
+    fn matches(&self, session: &Session) -> bool {
         self.tenant.as_deref().is_none_or(|tenant| &*session.tenant.0 == tenant)
             && self.model.as_deref().is_none_or(|model| &*session.model.0 == model)
             && self.worker.is_none_or(|worker| session.owner.is_some_and(|owner| owner.worker == worker))
@@ -135,24 +140,24 @@ impl SessionFilter {
 
 /// Sessions, by id.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Sessions {
+pub(super) struct SessionPage {
     /// Open sessions, whatever the filter.
     total: usize,
-    sessions: Vec<SessionLine>,
+    sessions: Vec<SessionResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Sessions, by id.
-#[utoipa::path(get, path = "/ownerserve/v1/sessions", tag = "sessions", params(SessionFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/sessions", tag = "sessions", params(SessionFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of sessions, and where the next one begins.",
-        body = Fresh<Sessions>)))]
+        body = LedgerResponse<SessionPage>)))]
 pub(super) async fn sessions(
-    Seen(view): Seen,
-    Asked(filter): Asked<SessionFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Sessions>, Problem> {
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<SessionFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<SessionPage>, Problem> {
     let page = page.page("sessions", &filter, view.applied())?;
     let named = match (&filter.key, &filter.model) {
         (None, _) => None,
@@ -167,7 +172,8 @@ pub(super) async fn sessions(
     let looking = view.clone();
     let list = move || {
         let line = |session: Session| {
-            let lines = filter.accepts(&session).then(|| SessionLine::new(&looking, &session)).into_iter().collect();
+            let lines =
+                filter.matches(&session).then(|| SessionResource::new(&looking, &session)).into_iter().collect();
             (session.id, lines)
         };
         match named {
@@ -175,22 +181,22 @@ pub(super) async fn sessions(
             None => page.fill(looking.sessions_after(page.after).map(line)),
         }
     };
-    let (sessions, listed) = super::apart(list).await?;
-    Ok(Fresh::new(&view, Sessions { total: view.session_count(), sessions, listed }))
+    let (sessions, listed) = super::run_blocking(list).await?;
+    Ok(LedgerResponse::new(&view, SessionPage { total: view.session_count(), sessions, listed }))
 }
 
 /// A session in the tree of its forks.
 #[derive(Serialize, ToSchema)]
-struct Branch {
-    #[schema(value_type = SessionWord)]
+struct ForkBranch {
+    #[schema(value_type = SessionIdSchema)]
     id: SessionId,
     /// The session that it was forked from, whether that is still open or not.
-    #[schema(value_type = Option<SessionWord>)]
+    #[schema(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
     /// How far below the first line it is.
     depth: usize,
     /// Who decodes it.
-    owner: Option<OwnerLine>,
+    owner: Option<OwnerStatus>,
     /// Blocks of its deepest head.
     #[schema(value_type = u64)]
     blocks: Blocks,
@@ -200,28 +206,31 @@ struct Branch {
 
 /// A session's family: its eldest open ancestor and everything forked from that.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Tree {
+pub(super) struct ForkTree {
     /// Parents before their children, children in the order of their ids.
-    branches: Vec<Branch>,
+    branches: Vec<ForkBranch>,
     /// Whether there are more than fit into one answer.
     cut: bool,
 }
 
 /// A session's fork tree.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions/{id}/tree", tag = "sessions",
-    params(("id" = SessionWord, Path), FreshQuery),
+    params(("id" = SessionIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "Its eldest open ancestor and everything forked from that.",
-        body = Fresh<Tree>)))]
-pub(super) async fn tree(Seen(view): Seen, Named(id): Named<SessionId>) -> Result<Fresh<Tree>, Problem> {
-    known(&view, id)?;
-    let looking: Arc<View> = view.clone();
-    let tree = super::apart(move || family(&looking, id)).await?;
-    Ok(Fresh::new(&view, tree))
+        body = LedgerResponse<ForkTree>)))]
+pub(super) async fn tree(
+    ReadView(view): ReadView,
+    PathId(id): PathId<SessionId>,
+) -> Result<LedgerResponse<ForkTree>, Problem> {
+    find_session(&view, id)?;
+    let looking: Arc<LedgerView> = view.clone();
+    let tree = super::run_blocking(move || fork_tree(&looking, id)).await?;
+    Ok(LedgerResponse::new(&view, tree))
 }
 
 /// Walks up to the eldest open ancestor, then down. Fork ids are hashes, so only a look at all sessions finds children.
-fn family(view: &View, id: SessionId) -> Tree {
+fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
     let mut eldest = id;
     let mut above = std::collections::BTreeSet::from([id]);
     while let Some(parent) =
@@ -237,21 +246,21 @@ fn family(view: &View, id: SessionId) -> Tree {
         }
     }
     let (mut branches, mut open, mut seen) = (Vec::new(), vec![(eldest, 0)], std::collections::BTreeSet::new());
-    let most = usize::from(MOST);
+    let most = usize::from(MAX_LIMIT);
     while let Some((id, depth)) = open.pop() {
         let Some(session) = view.session(id).filter(|_| seen.insert(id)) else { continue };
         if branches.len() == most {
-            return Tree { branches, cut: true };
+            return ForkTree { branches, cut: true };
         }
-        branches.push(Branch {
+        branches.push(ForkBranch {
             id,
             parent: session.parent,
             depth,
-            owner: session.owner.map(|owner| OwnerLine::new(view, owner)),
+            owner: session.owner.map(|owner| OwnerStatus::new(view, owner)),
             blocks: session.heads.iter().map(|head| head.point.blocks).max().unwrap_or_default(),
             heads: session.heads.len(),
         });
         open.extend(children.get(&id).into_iter().flatten().rev().map(|child| (*child, depth + 1)));
     }
-    Tree { branches, cut: false }
+    ForkTree { branches, cut: false }
 }

@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use planner::{Action, Actions, StepKind};
+use planner::{Action, ActionSet, StepKind};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
-use super::input::{Asked, Named, Told};
-use super::paging::limit;
-use super::problem::{Kind, Problem};
-use super::words::{RequestWord, SessionWord, WorkerWord};
-use crate::decisions::Wanted;
-use crate::error::shortened;
-use crate::gateway::Gateway;
-use crate::guardrail::can_be_reverted;
-use crate::pipeline::receipt::Ending;
-use crate::pipeline::steering::{Mode, Percent, Steering};
+use super::input::{JsonBody, PathId, QueryParams};
+use super::paging::parse_limit;
+use super::problem::{Problem, ProblemKind};
+use super::words::{RequestIdSchema, SessionIdSchema, WorkerIdSchema};
+use crate::decisions::DecisionFilter;
+use crate::error::truncated;
+use crate::gateway::AppState;
+use crate::guardrail::can_be_disabled;
+use crate::pipeline::receipt::RequestOutcome;
+use crate::pipeline::steering::{Percent, RoutingMode, RoutingSettings};
 
 /// Who decides where a step goes.
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how Mode is written")]
-enum ModeWord {
+enum RoutingModeSchema {
     /// Plans are made and recorded; the bypass policy routes.
     Shadow,
     /// The bypass policy routes; nothing is planned and the ledger is not asked.
@@ -37,21 +37,21 @@ enum ModeWord {
 
 /// The dial.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Dial {
-    #[schema(value_type = ModeWord, inline)]
-    mode: Mode,
+pub(super) struct RoutingState {
+    #[schema(value_type = RoutingModeSchema, inline)]
+    mode: RoutingMode,
     /// In mode `own`, the share of sessions whose steps the planner routes.
     #[schema(value_type = u8, maximum = 100)]
     rollout_percent: Percent,
     /// Actions that are switched off at run time, by an operator or because they made sessions slower. Those of
     /// `planner.disabled` in the configuration are off as well, and stay so.
-    #[schema(value_type = Vec<ActionWord>, inline)]
-    disabled: Actions,
+    #[schema(value_type = Vec<ActionSchema>, inline)]
+    disabled: ActionSet,
 }
 
-impl From<Steering> for Dial {
-    fn from(steering: Steering) -> Self {
-        let Steering { mode, rollout_percent, disabled, .. } = steering;
+impl From<RoutingSettings> for RoutingState {
+    fn from(steering: RoutingSettings) -> Self {
+        let RoutingSettings { mode, rollout_percent, disabled, .. } = steering;
         Self { mode, rollout_percent, disabled }
     }
 }
@@ -60,7 +60,7 @@ impl From<Steering> for Dial {
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes how Action is written")]
-enum ActionWord {
+enum ActionSchema {
     DecodeContinuation,
     RemotePrefill,
     ArtifactFetch,
@@ -71,20 +71,20 @@ enum ActionWord {
 /// A change of the dial; what is left out stays.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Change {
-    #[schema(value_type = Option<ModeWord>, inline)]
-    mode: Option<Mode>,
-    #[serde(default, deserialize_with = "share")]
+pub(super) struct RoutingPatch {
+    #[schema(value_type = Option<RoutingModeSchema>, inline)]
+    mode: Option<RoutingMode>,
+    #[serde(default, deserialize_with = "parse_percent")]
     #[schema(value_type = Option<u8>, maximum = 100)]
     rollout_percent: Option<Percent>,
     /// Exactly the actions that are switched off from now on; an empty list switches all on again.
-    #[serde(default, deserialize_with = "switches")]
-    #[schema(value_type = Option<Vec<ActionWord>>, inline)]
-    disabled: Option<Actions>,
+    #[serde(default, deserialize_with = "parse_actions")]
+    #[schema(value_type = Option<Vec<ActionSchema>>, inline)]
+    disabled: Option<ActionSet>,
 }
 
 /// Actions that can be switched off; of another word, what is accepted.
-fn switches<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Actions>, D::Error> {
+fn parse_actions<'de, D: Deserializer<'de>>(given: D) -> Result<Option<ActionSet>, D::Error> {
     let Some(words) = Option::<Vec<String>>::deserialize(given)? else { return Ok(None) };
     let switchable = || Action::ALL.into_iter().filter(|action| *action != Action::ColocatedPrefill);
     let off = |word: &String| {
@@ -94,14 +94,14 @@ fn switches<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Actions>, D::E
                 true => "cannot be switched off, because every step must be servable",
                 false => "is not accepted here",
             };
-            D::Error::custom(format!("{} {why}: accepted is a list of {accepted}", shortened(word)))
+            D::Error::custom(format!("{} {why}: accepted is a list of {accepted}", truncated(word)))
         })
     };
     words.iter().map(off).collect::<Result<_, _>>().map(Some)
 }
 
 /// A share of sessions; what is none is told what one is, not what its type could hold.
-fn share<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Error> {
+fn parse_percent<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(given)? else { return Ok(None) };
     let share = number.as_i64().and_then(|share| share.try_into().ok());
     let wrong = || D::Error::custom(format!("{number} is not accepted here: accepted is a whole number from 0 to 100"));
@@ -110,45 +110,45 @@ fn share<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Erro
 
 /// Mode and rollout share of this router.
 #[utoipa::path(get, path = "/ownerserve/v1/mode", tag = "steering",
-    responses((status = 200, description = "How the dial stands.", body = Dial)))]
-pub(super) async fn mode(State(gateway): State<Arc<Gateway>>) -> Json<Dial> {
-    Json(gateway.steering.get().into())
+    responses((status = 200, description = "How the dial stands.", body = RoutingState)))]
+pub(super) async fn mode(State(gateway): State<Arc<AppState>>) -> Json<RoutingState> {
+    Json(gateway.routing.get().into())
 }
 
 /// Turns the dial of this router, until its next start.
-#[utoipa::path(put, path = "/ownerserve/v1/mode", tag = "steering", request_body = Change,
-    responses((status = 200, description = "How the dial stands now.", body = Dial)))]
+#[utoipa::path(put, path = "/ownerserve/v1/mode", tag = "steering", request_body = RoutingPatch,
+    responses((status = 200, description = "How the dial stands now.", body = RoutingState)))]
 pub(super) async fn set_mode(
-    State(gateway): State<Arc<Gateway>>,
-    told: Result<Told<Change>, Problem>,
-) -> Result<Json<Dial>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    told: Result<JsonBody<RoutingPatch>, Problem>,
+) -> Result<Json<RoutingState>, Problem> {
     let accepted = "accepted is {\"mode\": \"shadow\" | \"sticky\" | \"own\", \"rollout_percent\": 0 to 100, \
                     \"disabled\": [\"artifact_fetch\", ...]}";
-    let Told(change) = told.map_err(|problem| problem.and(accepted))?;
-    let before = gateway.steering.get();
+    let JsonBody(change) = told.map_err(|problem| problem.with_accepted(accepted))?;
+    let before = gateway.routing.get();
     let share = change.rollout_percent.unwrap_or(before.rollout_percent);
-    gateway.steering.turn(change.mode.unwrap_or(before.mode), share);
+    gateway.routing.set(change.mode.unwrap_or(before.mode), share);
     if let Some(disabled) = change.disabled {
-        let before = gateway.steering.set_disabled(disabled);
-        before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.begin_anew(action));
+        let before = gateway.routing.set_disabled(disabled);
+        before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.reset(action));
     }
-    let after = gateway.steering.get();
-    if after.mode != Mode::Own || u8::from(after.rollout_percent) == 0 {
+    let after = gateway.routing.get();
+    if after.mode != RoutingMode::Own || u8::from(after.rollout_percent) == 0 {
         // Nothing is compared any more, and so nothing would end what was said of placement.
-        let placement = Action::ALL.into_iter().filter(|action| !can_be_reverted(*action));
-        placement.for_each(|action| gateway.decisions.guardrail.begin_anew(action));
+        let placement = Action::ALL.into_iter().filter(|action| !can_be_disabled(*action));
+        placement.for_each(|action| gateway.decisions.guardrail.reset(action));
     }
     tracing::info!(?before, ?after, "an operator changed the mode");
     Ok(Json(after.into()))
 }
 
 /// The same, by another method.
-#[utoipa::path(patch, path = "/ownerserve/v1/mode", tag = "steering", request_body = Change,
-    responses((status = 200, description = "How the dial stands now.", body = Dial)))]
+#[utoipa::path(patch, path = "/ownerserve/v1/mode", tag = "steering", request_body = RoutingPatch,
+    responses((status = 200, description = "How the dial stands now.", body = RoutingState)))]
 pub(super) async fn patch_mode(
-    gateway: State<Arc<Gateway>>,
-    told: Result<Told<Change>, Problem>,
-) -> Result<Json<Dial>, Problem> {
+    gateway: State<Arc<AppState>>,
+    told: Result<JsonBody<RoutingPatch>, Problem>,
+) -> Result<Json<RoutingState>, Problem> {
     set_mode(gateway, told).await
 }
 
@@ -157,11 +157,11 @@ pub(super) async fn patch_mode(
 #[into_params(parameter_in = Query)]
 pub(super) struct DecisionQuery {
     /// Most of them.
-    #[serde(default, deserialize_with = "limit")]
+    #[serde(default, deserialize_with = "parse_limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
     /// Of this session.
-    #[param(value_type = Option<SessionWord>)]
+    #[param(value_type = Option<SessionIdSchema>)]
     session: Option<SessionId>,
     /// Of this tenant.
     #[param(value_type = Option<String>)]
@@ -170,8 +170,8 @@ pub(super) struct DecisionQuery {
     #[param(value_type = Option<String>)]
     model: Option<ModelId>,
     /// Decided in this mode.
-    #[param(value_type = Option<ModeWord>, inline)]
-    mode: Option<Mode>,
+    #[param(value_type = Option<RoutingModeSchema>, inline)]
+    mode: Option<RoutingMode>,
     /// Of this kind of step, as `small_increment`.
     #[param(value_type = Option<String>)]
     step: Option<StepKind>,
@@ -179,44 +179,57 @@ pub(super) struct DecisionQuery {
     #[param(value_type = Option<String>)]
     action: Option<Action>,
     /// With this worker in a leg.
-    #[param(value_type = Option<WorkerWord>)]
+    #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// That ended so: `complete`, `refused`, `broken`, `client_left` or `failed`.
     #[param(value_type = Option<String>)]
-    ending: Option<Ending>,
+    ending: Option<RequestOutcome>,
     /// That arrived at this time or later, milliseconds since 1970.
-    #[serde(default, deserialize_with = "number")]
+    #[serde(default, deserialize_with = "parse_number")]
     #[param(minimum = 0)]
     since: Option<u64>,
     /// That arrived at this time or before, milliseconds since 1970.
-    #[serde(default, deserialize_with = "number")]
+    #[serde(default, deserialize_with = "parse_number")]
     #[param(minimum = 0)]
     until: Option<u64>,
     /// Whose first token took more than so many microseconds; where there was none, as of an answer that was not streamed,
     /// whose whole time did.
-    #[serde(default, deserialize_with = "number")]
+    #[serde(default, deserialize_with = "parse_number")]
     #[param(minimum = 0)]
     slower_than_us: Option<u64>,
 }
 
 /// A whole number in a query; whatever else is given, the answer says what is accepted.
-fn number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
+fn parse_number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
     let asked = String::deserialize(given)?.parse().ok();
     asked.map(Some).ok_or_else(|| D::Error::custom("accepted is a whole number from 0 to 18446744073709551615"))
 }
 
 impl DecisionQuery {
-    fn wanted(self) -> Wanted {
+    fn filter(self) -> DecisionFilter {
         let Self { session, tenant, model, mode, step, action, worker, ending, since, until, .. } = self;
         let slower_than = self.slower_than_us.map(Micros);
         let request = None;
-        Wanted { request, session, tenant, model, mode, step, action, worker, ending, since, until, slower_than }
+        DecisionFilter {
+            request,
+            session,
+            tenant,
+            model,
+            mode,
+            step,
+            action,
+            worker,
+            outcome: ending,
+            since,
+            until,
+            slower_than,
+        }
     }
 }
 
 /// Receipts, newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Receipts {
+pub(super) struct DecisionList {
     /// Each with what was known, every candidate with its price, the choice, every attempt, and what was seen then.
     #[schema(value_type = Vec<Object>)]
     decisions: Vec<Box<RawValue>>,
@@ -226,34 +239,35 @@ pub(super) struct Receipts {
 }
 
 /// Waits for what blocks.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
-    let failed = |_| Problem::new(Kind::Internal, "The search for decisions broke off; the router's log has more.");
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    let failed =
+        |_| Problem::new(ProblemKind::Internal, "The search for decisions broke off; the router's log has more.");
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
 /// The newest decisions of this router, from memory and its log on disk; those that ended last come first.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "steering", params(DecisionQuery),
-    responses((status = 200, description = "Receipts, the newest first.", body = Receipts)))]
+    responses((status = 200, description = "Receipts, the newest first.", body = DecisionList)))]
 pub(super) async fn decisions(
-    State(gateway): State<Arc<Gateway>>,
-    Asked(query): Asked<DecisionQuery>,
-) -> Result<Json<Receipts>, Problem> {
-    let (limit, wanted) = (query.limit.unwrap_or(100).into(), query.wanted());
+    State(gateway): State<Arc<AppState>>,
+    QueryParams(query): QueryParams<DecisionQuery>,
+) -> Result<Json<DecisionList>, Problem> {
+    let (limit, wanted) = (query.limit.unwrap_or(100).into(), query.filter());
     let decisions = gateway.decisions.clone();
-    let found = aside(move || decisions.search(&wanted, limit)).await?;
-    Ok(Json(Receipts { decisions: found.receipts, complete: found.complete }))
+    let found = run_blocking(move || decisions.search(&wanted, limit)).await?;
+    Ok(Json(DecisionList { decisions: found.receipts, complete: found.complete }))
 }
 
 /// One decision, by the id that the client saw in `x-request-id`.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions/{request}", tag = "steering",
-    params(("request" = RequestWord, Path)),
+    params(("request" = RequestIdSchema, Path)),
     responses((status = 200, description = "The receipt, whole.", body = Object)))]
 pub(super) async fn decision(
-    State(gateway): State<Arc<Gateway>>,
-    Named(request): Named<RequestId>,
+    State(gateway): State<Arc<AppState>>,
+    PathId(request): PathId<RequestId>,
 ) -> Result<Json<Box<RawValue>>, Problem> {
     let decisions = gateway.decisions.clone();
-    let mut found = aside(move || decisions.of(request)).await?;
+    let mut found = run_blocking(move || decisions.find_request(request)).await?;
     let why = match found.complete {
         true => "is kept here: a router keeps those of the steps that it served, as many as decisions.log has room for",
         false => "was found before the search was ended after 4 s; `decisions?since=&until=` looks at a part of them",

@@ -3,24 +3,24 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::View;
+use ownership::LedgerView;
 use ownership::ledger::{Command, SetQuota};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::TenantId;
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named, TenantName, Told};
-use super::paging::{Listed, PageQuery};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{JsonBody, PathId, QueryParams, TenantName};
+use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::TenantWord;
-use super::writes::{Done, write};
-use crate::gateway::Gateway;
+use super::words::TenantSchema;
+use super::writes::{WriteResult, commit};
+use crate::gateway::AppState;
 
 /// A tenant's entries.
 #[derive(Serialize, ToSchema)]
-pub(super) struct TenantLine {
-    #[schema(value_type = TenantWord)]
+pub(super) struct TenantResource {
+    #[schema(value_type = TenantSchema)]
     tenant: TenantId,
     /// How many artifacts, and how many sessions, it may have; none when that is not bounded.
     quota: Option<u64>,
@@ -30,8 +30,8 @@ pub(super) struct TenantLine {
     sessions: u64,
 }
 
-impl TenantLine {
-    fn new(view: &View, tenant: TenantId) -> Self {
+impl TenantResource {
+    fn new(view: &LedgerView, tenant: TenantId) -> Self {
         let usage = view.usage(&tenant);
         Self { quota: view.quota(&tenant), artifacts: usage.artifacts, sessions: usage.sessions, tenant }
     }
@@ -39,10 +39,10 @@ impl TenantLine {
 
 /// Tenants, by name.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Tenants {
-    tenants: Vec<TenantLine>,
+pub(super) struct TenantPage {
+    tenants: Vec<TenantResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// Nothing to filter by; takes part in a cursor's name.
@@ -54,36 +54,36 @@ pub(super) struct TenantFilter {
 }
 
 /// Tenants that have entries or a quota, by name.
-#[utoipa::path(get, path = "/ownerserve/v1/tenants", tag = "tenants", params(TenantFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/tenants", tag = "tenants", params(TenantFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of tenants, and where the next one begins.",
-        body = Fresh<Tenants>)))]
+        body = LedgerResponse<TenantPage>)))]
 pub(super) async fn tenants(
-    Seen(view): Seen,
-    Asked(filter): Asked<TenantFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Tenants>, Problem> {
-    let page = page.page::<TenantKey>("tenants", &filter, view.applied())?;
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<TenantFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<TenantPage>, Problem> {
+    let page = page.page::<TenantCursorKey>("tenants", &filter, view.applied())?;
     let line = |tenant: TenantId| {
-        let line = TenantLine::new(&view, tenant.clone());
+        let line = TenantResource::new(&view, tenant.clone());
         let accepted = filter.bounded.is_none_or(|bounded| bounded == line.quota.is_some());
-        (TenantKey(tenant), accepted.then_some(line).into_iter().collect())
+        (TenantCursorKey(tenant), accepted.then_some(line).into_iter().collect())
     };
     let after = page.after.as_ref().map(|key| key.0.clone());
     let (tenants, listed) = page.fill(view.tenants_after(after).map(line));
-    Ok(Fresh::new(&view, Tenants { tenants, listed }))
+    Ok(LedgerResponse::new(&view, TenantPage { tenants, listed }))
 }
 
 /// A tenant's name inside a cursor, as hexadecimal digits: it may hold anything.
-struct TenantKey(TenantId);
+struct TenantCursorKey(TenantId);
 
-impl std::fmt::Display for TenantKey {
+impl std::fmt::Display for TenantCursorKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.0.bytes().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl std::str::FromStr for TenantKey {
+impl std::str::FromStr for TenantCursorKey {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -96,25 +96,28 @@ impl std::str::FromStr for TenantKey {
 
 /// One tenant.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OneTenant {
-    tenant: TenantLine,
+pub(super) struct TenantResponse {
+    tenant: TenantResource,
 }
 
 /// One tenant; one that is not known has nothing and no quota.
 #[utoipa::path(get, path = "/ownerserve/v1/tenants/{tenant}", tag = "tenants",
-    params(("tenant" = TenantWord, Path), FreshQuery),
-    responses((status = 200, description = "What it has, and may have.", body = Fresh<OneTenant>)))]
-pub(super) async fn tenant(Seen(view): Seen, Named(name): Named<TenantName>) -> Fresh<OneTenant> {
-    Fresh::new(&view, OneTenant { tenant: TenantLine::new(&view, name.0) })
+    params(("tenant" = TenantSchema, Path), ConsistencyQuery),
+    responses((status = 200, description = "What it has, and may have.", body = LedgerResponse<TenantResponse>)))]
+pub(super) async fn tenant(
+    ReadView(view): ReadView,
+    PathId(name): PathId<TenantName>,
+) -> LedgerResponse<TenantResponse> {
+    LedgerResponse::new(&view, TenantResponse { tenant: TenantResource::new(&view, name.0) })
 }
 
 /// A tenant's bound.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Quota {
+pub(super) struct QuotaBody {
     /// How many artifacts, and how many sessions, the tenant may have; null lifts the bound. What is there already stays.
     #[schema(required = true)]
-    #[serde(deserialize_with = "super::input::must_be_there")]
+    #[serde(deserialize_with = "super::input::required_nullable")]
     artifacts: Option<u64>,
 }
 
@@ -122,17 +125,17 @@ pub(super) struct Quota {
 ///
 /// Claims of new entries beyond it are refused, and the steps served all the same, without ownership.
 #[utoipa::path(put, path = "/ownerserve/v1/tenants/{tenant}/quota", tag = "tenants",
-    params(("tenant" = TenantWord, Path)), request_body = Quota,
-    responses((status = 200, description = "The quota holds for new entries.", body = Fresh<Done>)))]
+    params(("tenant" = TenantSchema, Path)), request_body = QuotaBody,
+    responses((status = 200, description = "The quota holds for new entries.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_quota(
-    State(gateway): State<Arc<Gateway>>,
-    Named(name): Named<TenantName>,
-    Told(quota): Told<Quota>,
-) -> Result<Fresh<Done>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    PathId(name): PathId<TenantName>,
+    JsonBody(quota): JsonBody<QuotaBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
     let did = match quota.artifacts {
         Some(most) => format!("{} may have {most} artifacts and as many sessions", name.0),
         None => format!("{} has no quota", name.0),
     };
-    write(&gateway, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.artifacts })).await?;
-    Ok(Done::plain(&gateway, did))
+    commit(&gateway, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.artifacts })).await?;
+    Ok(WriteResult::plain(&gateway, did))
 }

@@ -3,19 +3,22 @@ use std::sync::Arc;
 use bytes::Bytes as Body;
 use http::Request;
 use ownership::ledger::{
-    Command, Custody, KvFormat, KvKinds, KvShape, Outcome, RegisterWorker, SetQuota, StepCommit, WorkerKind, WorkerSpec,
+    Command, KvFormat, KvKinds, KvShape, Outcome, OwnershipTransition, RegisterWorker, SetQuota, StepCommit,
+    WorkerKind, WorkerSpec,
 };
 use vocabulary::{
-    Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId, TenantId,
-    Tokens, WorkerId,
+    Blocks, Bytes, DpRank, HashSeed, Incarnation, Micros, ModelId, Owner, PrefixChain, PrefixId, SessionId, TenantId,
+    Tokens, WorkerId, WorkerRole,
 };
 
-use crate::pipeline::steering::Mode;
-use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, send, until};
+use crate::pipeline::steering::RoutingMode;
+use crate::testing::{
+    StubWorker, get, post, raw, read_until, request_bytes, send, start_router, start_router_at, wait_until,
+};
 
 #[tokio::test]
-async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
-    let front = front_of(&[], &["steering.mode=shadow"]).await;
+async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
+    let front = start_router_at(&[], &["steering.mode=shadow"]).await;
     let at = front.operator_address();
     let path = "/ownerserve/v1/mode";
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
@@ -44,11 +47,11 @@ async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
 }
 
 #[tokio::test]
-async fn an_action_is_switched_off_and_on_at_run_time() {
-    let front = front_of(&[], &[]).await;
+async fn actions_are_disabled_and_enabled_at_run_time() {
+    let front = start_router_at(&[], &[]).await;
     let (at, path) = (front.operator_address(), "/ownerserve/v1/mode");
     let turn = |body: &'static str| send(at, Request::put(path).header("content-type", "application/json"), body);
-    let disabled = |got: crate::testing::Got| got.json()["disabled"].clone();
+    let disabled = |got: crate::testing::TestResponse| got.json()["disabled"].clone();
     let got = turn(r#"{"disabled":["state_migration","artifact_fetch"]}"#).await;
     assert_eq!(got.status, 200);
     assert_eq!(disabled(got), serde_json::json!(["artifact_fetch", "state_migration"]));
@@ -57,7 +60,7 @@ async fn an_action_is_switched_off_and_on_at_run_time() {
         Some(2),
         "left out, it stays"
     );
-    let off = front.gateway.steering.get().disabled;
+    let off = front.gateway.routing.get().disabled;
     assert!(off.contains(planner::Action::ArtifactFetch) && !off.contains(planner::Action::RemotePrefill));
     for (body, why) in [
         (r#"{"disabled":["colocated_prefill"]}"#, "colocated_prefill cannot be switched off, because every step"),
@@ -73,12 +76,12 @@ async fn an_action_is_switched_off_and_on_at_run_time() {
 }
 
 #[tokio::test]
-async fn readiness_follows_the_workers_and_liveness_does_not() {
-    let nobody = front_of(&[], &[]).await;
+async fn readiness_follows_the_workers_but_liveness_does_not() {
+    let nobody = start_router_at(&[], &[]).await;
     assert_eq!(get(nobody.operator_address(), "/readyz").await.status, 503);
     assert_eq!(get(nobody.operator_address(), "/livez").await.status, 200);
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     assert_eq!(get(front.operator_address(), "/readyz").await.status, 200);
     let lines = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
     assert_eq!(lines["workers"][0]["endpoint"], worker.url());
@@ -87,11 +90,11 @@ async fn readiness_follows_the_workers_and_liveness_does_not() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_not_known_exactly_says_why_and_what_to_do() {
-    let worker = Worker::start("one", "tiny").await;
+async fn inexact_worker_reports_its_cause_and_a_remedy() {
+    let worker = StubWorker::start("one", "tiny").await;
     let url = worker.url();
     let listed = format!("workers=[{{url={url:?}, events=\"tcp://127.0.0.1:9\"}}]");
-    let front = front_of(&[], &[&listed, "models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[], &[&listed, "models.tiny.text=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
@@ -106,12 +109,12 @@ async fn a_worker_that_is_not_known_exactly_says_why_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let at = front.operator_address();
     let id = WorkerId::of_endpoint(&worker.url());
-    until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
+    wait_until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
     // In the ledger, whose word on the worker would take back what was only said to the fleet.
     let path = format!("/ownerserve/v1/workers/{id}/draining");
     let drain = |draining: bool| send(at, asking(Request::put(&path), None), format!("{{\"draining\":{draining}}}"));
@@ -132,9 +135,9 @@ async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_router_that_ends_is_not_ready_while_it_finishes_what_it_began() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn stopping_router_is_not_ready_while_requests_finish() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let (at, clients) = (front.operator_address(), front.proxy_address());
     let mut running =
         raw(clients, &request_bytes("/v1/completions", r#"{"model":"tiny","prompt":"x","behave":"stream"}"#)).await;
@@ -152,8 +155,8 @@ async fn a_router_that_ends_is_not_ready_while_it_finishes_what_it_began() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_problems_and_the_client_api_is_not_here() {
-    let front = front_of(&[], &[]).await;
+async fn unknown_paths_and_methods_return_problems() {
+    let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
     for (request, status) in
         [(Request::post("/v1/chat/completions"), 404), (Request::get("/"), 404), (Request::delete("/metrics"), 405)]
@@ -165,12 +168,12 @@ async fn unknown_paths_and_methods_are_problems_and_the_client_api_is_not_here()
 }
 
 /// Two sessions sealed over one worker, one of them named by a client.
-async fn seal_something(front: &crate::testing::Front) -> (SessionId, PrefixId) {
+async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, PrefixId) {
     let gateway = &front.gateway;
     let worker = WorkerId::of_endpoint("http://engine:1");
     let spec = WorkerSpec {
         endpoint: "http://engine:1".into(),
-        role: Role::Hybrid,
+        role: WorkerRole::Hybrid,
         kind: WorkerKind::Engine,
         models: Arc::from([ModelId::from("tiny")]),
         ranks: 1,
@@ -180,7 +183,7 @@ async fn seal_something(front: &crate::testing::Front) -> (SessionId, PrefixId) 
     gateway.commit(Command::RegisterWorker(register)).await.unwrap();
     let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
     let session = SessionId::of_key(&tenant, &model, "s1");
-    let chain = Chain::over_tokens(PrefixId(1), Seed(0), Tokens(16), &(0..64).collect::<Vec<_>>());
+    let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &(0..64).collect::<Vec<_>>());
     let owner = Owner { worker, incarnation: Incarnation(7), rank: DpRank(0) };
     let shape = KvShape { format: KvFormat(9), kinds: KvKinds::default(), block: Tokens(16), block_bytes: Bytes(100) };
     let command = Command::commit_step(StepCommit {
@@ -191,11 +194,11 @@ async fn seal_something(front: &crate::testing::Front) -> (SessionId, PrefixId) 
         chain: &chain,
         sealed: Blocks(4),
         base: Blocks(0),
-        replaces: None,
+        replaced_head: None,
         owner,
-        custody: Custody::Claims,
+        ownership: OwnershipTransition::Claim,
         shape,
-        router: gateway.node(),
+        router: gateway.node_id(),
     });
     let outcome = gateway.commit(command.unwrap()).await.unwrap();
     assert!(outcome.refusals().is_empty(), "{outcome:?}");
@@ -204,7 +207,7 @@ async fn seal_something(front: &crate::testing::Front) -> (SessionId, PrefixId) 
 
 #[tokio::test]
 async fn sessions_and_owners_are_read_from_the_ledger() {
-    let front = front_of(&[], &[]).await;
+    let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
     let (session, prefix) = seal_something(&front).await;
     let got = get(at, &format!("/ownerserve/v1/sessions/{session}")).await.json();
@@ -231,15 +234,15 @@ async fn sessions_and_owners_are_read_from_the_ledger() {
 }
 
 #[tokio::test]
-async fn what_the_ledger_returned_is_returned_after_a_restart() {
+async fn ledger_state_survives_a_restart() {
     let data = tempfile::tempdir().unwrap();
     let folder = format!("ledger.data_dir={:?}", data.path());
-    let before = front_of(&[], &[&folder]).await;
+    let before = start_router_at(&[], &[&folder]).await;
     let (session, _) = seal_something(&before).await;
     let path = format!("/ownerserve/v1/sessions/{session}");
     let first = get(before.operator_address(), &path).await.json()["session"].clone();
     before.stop().await;
-    let after = front_of(&[], &[&folder]).await;
+    let after = start_router_at(&[], &[&folder]).await;
     let second = get(after.operator_address(), &path).await.json()["session"].clone();
     for field in ["owner", "epoch", "heads", "tenant", "model"] {
         assert_eq!(first[field], second[field], "{field}");
@@ -247,8 +250,8 @@ async fn what_the_ledger_returned_is_returned_after_a_restart() {
 }
 
 #[tokio::test]
-async fn bad_ids_and_queries_are_problems_that_say_what_is_accepted() {
-    let front = front_of(&[], &[]).await;
+async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
+    let front = start_router_at(&[], &[]).await;
     for (path, status, wanted) in [
         ("sessions/nonsense", 400, "accepted is s- and 32 hexadecimal digits"),
         ("sessions/s-95b041be", 400, "accepted is s- and 32 hexadecimal digits"),
@@ -290,9 +293,9 @@ fn tokens(folder: &tempfile::TempDir) -> String {
 }
 
 #[tokio::test]
-async fn readers_read_and_operators_write_and_both_are_told_apart() {
+async fn reader_and_operator_roles_are_enforced_and_distinguished() {
     let folder = tempfile::tempdir().unwrap();
-    let front = front_of(&[], &[&tokens(&folder)]).await;
+    let front = start_router_at(&[], &[&tokens(&folder)]).await;
     let at = front.operator_address();
     let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/mode");
     for (token, read, write) in [
@@ -305,7 +308,7 @@ async fn readers_read_and_operators_write_and_both_are_told_apart() {
         let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"sticky\"}").await;
         assert_eq!(got.status, write, "{token:?}");
         assert_eq!(got.headers.contains_key("www-authenticate"), write == 401);
-        assert_eq!(front.gateway.steering.get().mode == Mode::Sticky, write == 200, "{token:?}");
+        assert_eq!(front.gateway.routing.get().mode == RoutingMode::Sticky, write == 200, "{token:?}");
     }
     assert_eq!(get(at, "/metrics").await.status, 401);
     for open in ["/livez", "/ownerserve/v1/openapi.json"] {
@@ -314,9 +317,9 @@ async fn readers_read_and_operators_write_and_both_are_told_apart() {
 }
 
 #[tokio::test]
-async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
+async fn every_write_is_audited_without_its_token() {
     let (folder, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let front = front_of(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
+    let front = start_router_at(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
     let named = |token| asking(Request::put("/ownerserve/v1/mode"), token).header("x-request-id", "mine");
     send(at, named(Some("works-on-everything")), "{\"mode\":\"sticky\"}").await;
@@ -356,19 +359,19 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_down_is_not_done_and_readiness_says_so() {
+async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     let data = tempfile::tempdir().unwrap();
     std::fs::create_dir(data.path().join("audit")).unwrap();
     std::os::unix::fs::symlink("/dev/full", data.path().join("audit/audit.jsonl")).unwrap();
-    let worker = crate::testing::Worker::start("one", "tiny").await;
-    let front = front_of(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let worker = crate::testing::StubWorker::start("one", "tiny").await;
+    let front = start_router_at(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
-    let before = front.gateway.steering.get().mode;
+    let before = front.gateway.routing.get().mode;
     let got = send(at, asking(Request::put("/ownerserve/v1/mode"), None), "{\"mode\":\"sticky\"}").await;
     let told = got.json();
     assert_eq!((got.status, told["cause"].as_str()), (503, Some("audit")), "{told}");
     assert!(told["detail"].as_str().unwrap().contains("Free space"), "{told}");
-    assert_eq!(front.gateway.steering.get().mode, before);
+    assert_eq!(front.gateway.routing.get().mode, before);
     let ready = get(at, "/readyz").await.json();
     let degraded = &ready["degraded"][0];
     assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("audit"), Some("failed")), "{ready}");
@@ -377,9 +380,9 @@ async fn what_cannot_be_written_down_is_not_done_and_readiness_says_so() {
 }
 
 #[tokio::test]
-async fn a_write_whose_client_left_is_in_the_audit_log_if_it_was_done() {
+async fn completed_write_of_a_disconnected_client_is_audited() {
     let data = tempfile::tempdir().unwrap();
-    let front = front_of(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let front = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
     let (at, audit) = (front.operator_address(), data.path().join("audit/audit.jsonl"));
     for n in 0..50 {
         let body = "{\"artifacts\":7}";
@@ -389,16 +392,16 @@ async fn a_write_whose_client_left_is_in_the_audit_log_if_it_was_done() {
         std::io::Write::write_all(&mut client, format!("{head}{length}{body}").as_bytes()).unwrap();
     }
     let quota = |n: usize| front.gateway.directory().view().quota(&TenantId(format!("gone-{n}").into()));
-    until("some were done", || (0..50).filter(|n| quota(*n).is_some()).count() >= 10).await;
+    wait_until("some were done", || (0..50).filter(|n| quota(*n).is_some()).count() >= 10).await;
     for n in (0..50).filter(|n| quota(*n).is_some()) {
         let key = format!("/ownerserve/v1/tenants/gone-{n}/quota\"");
-        until(&key, || std::fs::read_to_string(&audit).unwrap().contains(&key)).await;
+        wait_until(&key, || std::fs::read_to_string(&audit).unwrap().contains(&key)).await;
     }
 }
 
 #[tokio::test]
-async fn a_tag_saves_a_reader_the_body_and_fences_a_writer() {
-    let front = front_of(&[], &[]).await;
+async fn entity_tag_validates_reads_and_fences_writes() {
+    let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
     let (session, _) = seal_something(&front).await;
     let path = format!("/ownerserve/v1/sessions/{session}");
@@ -439,8 +442,8 @@ async fn a_tag_saves_a_reader_the_body_and_fences_a_writer() {
 }
 
 #[tokio::test]
-async fn a_write_by_browsers_form_or_with_a_huge_body_or_address_changes_nothing() {
-    let front = front_of(&[], &[]).await;
+async fn browser_form_writes_and_oversized_requests_change_nothing() {
+    let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
     let level = || Request::put("/ownerserve/v1/cluster/level");
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
@@ -470,8 +473,8 @@ async fn a_write_by_browsers_form_or_with_a_huge_body_or_address_changes_nothing
 }
 
 #[tokio::test]
-async fn lists_continue_behind_a_cursor_and_refuse_a_foreign_one() {
-    let front = front_of(&[], &[]).await;
+async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
+    let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
     seal_something(&front).await;
     for name in ["a", "b", "c"] {
@@ -528,8 +531,8 @@ async fn lists_continue_behind_a_cursor_and_refuse_a_foreign_one() {
 }
 
 #[tokio::test]
-async fn the_document_lists_every_route_with_its_problems() {
-    let front = front_of(&[], &[]).await;
+async fn openapi_document_lists_every_route_with_its_problems() {
+    let front = start_router_at(&[], &[]).await;
     let document = get(front.operator_address(), "/ownerserve/v1/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
     let paths = document["paths"].as_object().unwrap();
@@ -557,8 +560,8 @@ async fn the_document_lists_every_route_with_its_problems() {
 }
 
 #[tokio::test]
-async fn a_rebound_page_registers_no_worker_and_one_of_another_site_neither() {
-    let front = front_of(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
+    let front = start_router_at(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
     let at = front.operator_address();
     let register = async |headers: &[(&str, &str)]| {
         let mut request = Request::post("/ownerserve/v1/registrations").header("content-type", "application/json");
@@ -584,19 +587,19 @@ async fn a_rebound_page_registers_no_worker_and_one_of_another_site_neither() {
     assert!(front.gateway.fleet().snapshot().is_empty());
     assert_eq!(register(&[("origin", "https://ui.example")]).await.status, 200);
     assert_eq!(register(&[("origin", &format!("http://{at}"))]).await.status, 200);
-    until("it is listed", || front.gateway.fleet().snapshot().len() == 1).await;
+    wait_until("it is listed", || front.gateway.fleet().snapshot().len() == 1).await;
 }
 
 #[tokio::test]
-async fn readiness_names_nothing_to_those_without_a_token() {
-    let (folder, worker) = (tempfile::tempdir().unwrap(), Worker::start("one", "tiny").await);
+async fn readiness_hides_details_from_callers_without_a_token() {
+    let (folder, worker) = (tempfile::tempdir().unwrap(), StubWorker::start("one", "tiny").await);
     let name = "no-such-host.invalid:80";
     let dns = format!("discovery.dns=[{{name={name:?}, every=\"1s\"}}]");
-    let front = front(&[&worker], &[&tokens(&folder), &dns]).await;
+    let front = start_router(&[&worker], &[&tokens(&folder), &dns]).await;
     let at = front.operator_address();
-    until("the name was looked up", || !front.gateway.membership().failures().is_empty()).await;
+    wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
     let ask = |token| send(at, asking(Request::get("/readyz"), token), "");
-    let details = |got: &crate::testing::Got| {
+    let details = |got: &crate::testing::TestResponse| {
         let told = got.json()["degraded"].as_array().unwrap().clone();
         told.iter()
             .map(|line| (line["what"].as_str().unwrap().to_owned(), line["detail"].to_string()))
@@ -616,8 +619,8 @@ async fn readiness_names_nothing_to_those_without_a_token() {
         }
     }
     drop(front);
-    let front = front_of(&[], &[&tokens(&folder), &dns]).await;
-    until("the name was looked up", || !front.gateway.membership().failures().is_empty()).await;
+    let front = start_router_at(&[], &[&tokens(&folder), &dns]).await;
+    wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
     let ask = async |token| {
         let got = send(front.operator_address(), asking(Request::get("/readyz"), token), "").await;
         assert_eq!(got.status, 503);
@@ -630,9 +633,9 @@ async fn readiness_names_nothing_to_those_without_a_token() {
 
 #[tokio::test]
 async fn no_tenant_takes_the_memory_of_operators_writes() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
-    let mut held = front.gateway.memory.reservation(&TenantId::default());
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
+    let mut held = front.gateway.memory_budget.reservation(&TenantId::default());
     held.grow(front.gateway.config.proxy.memory.0).unwrap();
     let write = || Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
     let refused = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ownership::View;
+use ownership::LedgerView;
 use serde::Serialize;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
@@ -34,19 +34,25 @@ macro_rules! text_word {
     };
 }
 
-text_word!(SessionWord, "SessionId", "^s-[0-9a-fA-F]{32}$", "s-0000000000000000000000000000002a", "A session's id.");
 text_word!(
-    ArtifactWord,
+    SessionIdSchema,
+    "SessionId",
+    "^s-[0-9a-fA-F]{32}$",
+    "s-0000000000000000000000000000002a",
+    "A session's id."
+);
+text_word!(
+    ArtifactIdSchema,
     "ArtifactId",
     "^a-[0-9a-fA-F]{32}$",
     "a-0000000000000000000000000000002a",
     "An artifact's id."
 );
-text_word!(PrefixWord, "PrefixId", "^p-[0-9a-fA-F]{32}$", "p-0000000000000000000000000000002a", "A prefix's id.");
-text_word!(GroupWord, "GroupId", "^g-[0-9a-fA-F]{32}$", "g-0000000000000000000000000000002a", "A group's id.");
-text_word!(WorkerWord, "WorkerId", "^w-[0-9a-fA-F]{16}$", "w-000000000000002a", "A worker's id.");
+text_word!(PrefixIdSchema, "PrefixId", "^p-[0-9a-fA-F]{32}$", "p-0000000000000000000000000000002a", "A prefix's id.");
+text_word!(GroupIdSchema, "GroupId", "^g-[0-9a-fA-F]{32}$", "g-0000000000000000000000000000002a", "A group's id.");
+text_word!(WorkerIdSchema, "WorkerId", "^w-[0-9a-fA-F]{16}$", "w-000000000000002a", "A worker's id.");
 text_word!(
-    RequestWord,
+    RequestIdSchema,
     "RequestId",
     "^req-[0-9a-fA-F]{32}$",
     "req-0000000000000000000000000000002a",
@@ -54,42 +60,42 @@ text_word!(
 );
 
 /// A tenant's name, as in the file of API keys.
-pub(super) struct TenantWord;
+pub(super) struct TenantSchema;
 
 /// Most characters of a tenant's name.
-pub(super) const TENANT_LENGTH: usize = 128;
+pub(super) const MAX_TENANT_CHARS: usize = 128;
 
-impl PartialSchema for TenantWord {
+impl PartialSchema for TenantSchema {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(Type::String)
             .min_length(Some(1))
-            .max_length(Some(TENANT_LENGTH))
+            .max_length(Some(MAX_TENANT_CHARS))
             .examples([serde_json::json!("default")])
             .description(Some("A tenant's name, as in the file of API keys."))
             .into()
     }
 }
 
-impl ToSchema for TenantWord {
+impl ToSchema for TenantSchema {
     fn name() -> Cow<'static, str> {
         "TenantId".into()
     }
 }
 
 /// All of them that stand in paths and queries, which the document does not collect by itself.
-pub(super) fn of_parameters() -> Vec<(String, RefOr<Schema>)> {
+pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
     fn word<T: ToSchema>() -> (String, RefOr<Schema>) {
         (T::name().into_owned(), T::schema())
     }
     vec![
-        word::<SessionWord>(),
-        word::<ArtifactWord>(),
-        word::<PrefixWord>(),
-        word::<GroupWord>(),
-        word::<WorkerWord>(),
-        word::<RequestWord>(),
-        word::<TenantWord>(),
+        word::<SessionIdSchema>(),
+        word::<ArtifactIdSchema>(),
+        word::<PrefixIdSchema>(),
+        word::<GroupIdSchema>(),
+        word::<WorkerIdSchema>(),
+        word::<RequestIdSchema>(),
+        word::<TenantSchema>(),
     ]
 }
 
@@ -97,7 +103,7 @@ pub(super) fn of_parameters() -> Vec<(String, RefOr<Schema>)> {
 #[derive(ToSchema)]
 #[schema(as = Epoch)]
 #[expect(dead_code, reason = "describes how vocabulary::Epoch is written; the document is made from its fields")]
-pub(super) struct EpochWord {
+pub(super) struct EpochSchema {
     /// Restores from a backup so far.
     generation: u32,
     /// Log index of the entry that granted it.
@@ -110,9 +116,9 @@ pub(super) struct EpochWord {
 #[derive(ToSchema)]
 #[schema(as = Owner)]
 #[expect(dead_code, reason = "describes how vocabulary::Owner is written; the document is made from its fields")]
-pub(super) struct OwnerWord {
+pub(super) struct OwnerSchema {
     /// The worker.
-    #[schema(value_type = WorkerWord)]
+    #[schema(value_type = WorkerIdSchema)]
     worker: String,
     /// Which life of it.
     incarnation: u64,
@@ -124,7 +130,7 @@ pub(super) struct OwnerWord {
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how vocabulary::Role is written")]
-pub(super) enum RoleWord {
+pub(super) enum RoleSchema {
     Prefill,
     Decode,
     Hybrid,
@@ -134,7 +140,7 @@ pub(super) enum RoleWord {
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how vocabulary::Health is written")]
-pub(super) enum HealthWord {
+pub(super) enum HealthSchema {
     Unreachable,
     Ready,
     Draining,
@@ -144,7 +150,7 @@ pub(super) enum HealthWord {
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how vocabulary::Knowledge is written")]
-pub(super) enum KnowledgeWord {
+pub(super) enum KnowledgeSchema {
     Fallback,
     Degraded,
     Exact,
@@ -152,9 +158,9 @@ pub(super) enum KnowledgeWord {
 
 /// An owner, and whether it still lives.
 #[derive(Clone, Serialize, ToSchema)]
-pub(super) struct OwnerLine {
+pub(super) struct OwnerStatus {
     /// The worker.
-    #[schema(value_type = WorkerWord)]
+    #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     /// Its base URL; none when the ledger has forgotten it.
     endpoint: Option<std::sync::Arc<str>>,
@@ -168,8 +174,8 @@ pub(super) struct OwnerLine {
     live: bool,
 }
 
-impl OwnerLine {
-    pub(super) fn new(view: &View, owner: Owner) -> Self {
+impl OwnerStatus {
+    pub(super) fn new(view: &LedgerView, owner: Owner) -> Self {
         let Owner { worker, incarnation, rank } = owner;
         let endpoint = view.worker(worker).map(|record| record.spec.endpoint.clone());
         Self { worker, endpoint, incarnation, rank, live: view.is_live(owner) }

@@ -4,51 +4,52 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use ownership::View;
+use ownership::LedgerView;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
-    Bytes, Capacity, Health, Incarnation, Knowledge, Link, Load, ModelId, Role, Speeds, WorkerId, WorkerView,
+    Bytes, EngineSpeed, Incarnation, KvIndexState, KvLink, ModelId, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad,
+    WorkerRole, WorkerView,
 };
-use workers_shim::events::{Doubt, EventCounts, SourceCount};
+use workers_shim::events::{EventCounts, EventSourceCount, InexactReason};
 use workers_shim::fleet::{Confidence, SpeedConfidence};
 
-use super::fresh::{Fresh, FreshQuery, Seen};
-use super::input::{Asked, Named};
-use super::leases::LeaseLine;
-use super::paging::{Listed, PageQuery};
+use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::input::{PathId, QueryParams};
+use super::leases::LeaseStatus;
+use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::{HealthWord, KnowledgeWord, RoleWord, WorkerWord};
-use crate::foretelling::Foretold;
-use crate::gateway::Gateway;
-use crate::membership::Source;
-use crate::outliers::Ejected;
+use super::words::{HealthSchema, KnowledgeSchema, RoleSchema, WorkerIdSchema};
+use crate::foretelling::PredictionDrift;
+use crate::gateway::AppState;
+use crate::membership::WorkerSource;
+use crate::outliers::Ejection;
 
 /// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
 #[derive(Serialize, ToSchema)]
-struct WorkerLine {
+struct WorkerResource {
     #[serde(flatten)]
-    seen: SeenLine,
+    seen: WorkerStatus,
     /// What it can do and does.
     #[serde(flatten)]
-    able: AbleLine,
+    able: WorkerPerformance,
     /// Its lease; none when the ledger does not know it.
-    lease: Option<LeaseLine>,
+    lease: Option<LeaseStatus>,
     /// Where it tells its events: one place a rank.
-    event_sources: SourceLine,
+    event_sources: EventSourceCounts,
     /// Why its blocks are not known exactly, and what to do about it; none where they are.
     doubt: Option<String>,
     /// What came of its events since this process started.
-    events: Option<EventLine>,
+    events: Option<EventStatistics>,
     /// That it takes no requests, or is on trial, because requests failed there; none of one that is well.
-    ejected: Option<EjectedLine>,
+    ejected: Option<EjectionStatus>,
     /// Whether its first tokens come when prices say; none before its first step.
-    foretold: Option<Foretold>,
+    foretold: Option<PredictionDrift>,
 }
 
 /// A worker that is left out because requests failed there.
 #[derive(Serialize, ToSchema)]
-struct EjectedLine {
+struct EjectionStatus {
     /// Why: `consecutive_failures`, `failure_percentage` or `trial_failed`.
     #[schema(value_type = String)]
     cause: &'static str,
@@ -60,10 +61,10 @@ struct EjectedLine {
     trial_in_ms: u64,
 }
 
-impl From<Ejected> for EjectedLine {
-    fn from(ejected: Ejected) -> Self {
-        let Ejected { cause, times, .. } = ejected;
-        let trial_in = ejected.trial_in(Instant::now());
+impl From<Ejection> for EjectionStatus {
+    fn from(ejected: Ejection) -> Self {
+        let Ejection { cause, ejections: times, .. } = ejected;
+        let trial_in = ejected.time_to_trial(Instant::now());
         let trial_in_ms = u64::try_from(trial_in.as_millis()).unwrap_or(u64::MAX);
         Self { cause: cause.into(), times, on_trial: ejected.is_on_trial(), trial_in_ms }
     }
@@ -71,90 +72,90 @@ impl From<Ejected> for EjectedLine {
 
 /// Event sources.
 #[derive(Serialize, ToSchema)]
-struct SourceLine {
+struct EventSourceCounts {
     /// Configured, or told by the worker; 0 while it is not reached, or tells none that can be used.
     configured: usize,
     /// Of these, the ones that are heard.
     connected: usize,
 }
 
-impl From<SourceCount> for SourceLine {
-    fn from(SourceCount { configured, connected }: SourceCount) -> Self {
+impl From<EventSourceCount> for EventSourceCounts {
+    fn from(EventSourceCount { configured, connected }: EventSourceCount) -> Self {
         Self { configured, connected }
     }
 }
 
 /// Who it is and how it is.
 #[derive(Serialize, ToSchema)]
-struct SeenLine {
-    #[schema(value_type = WorkerWord)]
+struct WorkerStatus {
+    #[schema(value_type = WorkerIdSchema)]
     id: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
     /// Who lists it.
-    source: Source,
+    source: WorkerSource,
     /// Which life of it.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
-    #[schema(value_type = RoleWord)]
-    role: Role,
+    #[schema(value_type = RoleSchema)]
+    role: WorkerRole,
     /// Models and adapters that it serves.
     #[schema(value_type = Vec<String>)]
     models: Arc<[ModelId]>,
     /// Data-parallel ranks.
     ranks: u16,
     /// Whether it takes work.
-    #[schema(value_type = HealthWord)]
-    health: Health,
+    #[schema(value_type = HealthSchema)]
+    health: WorkerHealth,
     /// What is known of its blocks.
-    #[schema(value_type = KnowledgeWord)]
-    knowledge: Knowledge,
+    #[schema(value_type = KnowledgeSchema)]
+    knowledge: KvIndexState,
 }
 
 /// What it can do and does.
 #[derive(Serialize, ToSchema)]
-struct AbleLine {
-    #[schema(value_type = LoadWord)]
-    load: Load,
-    #[schema(value_type = CapacityWord)]
-    capacity: Capacity,
-    #[schema(value_type = SpeedsWord)]
-    speeds: Speeds,
+struct WorkerPerformance {
+    #[schema(value_type = LoadSchema)]
+    load: WorkerLoad,
+    #[schema(value_type = CapacitySchema)]
+    capacity: WorkerCapacity,
+    #[schema(value_type = SpeedsSchema)]
+    speeds: EngineSpeed,
     /// KV that a token takes there.
     #[schema(value_type = u64)]
     kv_bytes_per_token: Bytes,
     /// How it receives KV; none when it cannot.
-    #[schema(value_type = Option<LinkWord>)]
-    link: Option<Link>,
+    #[schema(value_type = Option<LinkSchema>)]
+    link: Option<KvLink>,
     /// How sure speeds and link are.
-    confidence: SureLine,
+    confidence: EstimateConfidence,
 }
 
 /// How sure what was learnt of a worker is.
 #[derive(Serialize, ToSchema)]
-struct SureLine {
-    prefill: ConfidenceLine,
-    decode_step: ConfidenceLine,
-    link_fixed: ConfidenceLine,
-    link_rate: ConfidenceLine,
+struct EstimateConfidence {
+    prefill: ConfidenceInterval,
+    decode_step: ConfidenceInterval,
+    link_fixed: ConfidenceInterval,
+    link_rate: ConfidenceInterval,
 }
 
 /// How sure an estimate is.
 #[derive(Serialize, ToSchema)]
-struct ConfidenceLine {
+struct ConfidenceInterval {
     /// What it was learnt from; with none it is the profile's.
     samples: u64,
     /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
     within: Option<f64>,
 }
 
-impl From<Confidence> for ConfidenceLine {
-    fn from(Confidence { samples, within }: Confidence) -> Self {
+impl From<Confidence> for ConfidenceInterval {
+    fn from(Confidence { samples, factor: within }: Confidence) -> Self {
         Self { samples, within }
     }
 }
 
-impl From<SpeedConfidence> for SureLine {
+impl From<SpeedConfidence> for EstimateConfidence {
     fn from(SpeedConfidence { prefill, decode_step, link_fixed, link_rate }: SpeedConfidence) -> Self {
         let (prefill, decode_step) = (prefill.into(), decode_step.into());
         Self { prefill, decode_step, link_fixed: link_fixed.into(), link_rate: link_rate.into() }
@@ -172,7 +173,7 @@ macro_rules! word {
 
 word! {
     /// The last scrape plus what this router dispatched and saw finished since.
-    LoadWord {
+    LoadSchema {
         /// Requests in the batch.
         running: u32,
         /// Requests that wait for a place in it.
@@ -185,7 +186,7 @@ word! {
 }
 word! {
     /// What it can hold; 0 is unknown.
-    CapacityWord {
+    CapacitySchema {
         /// Tokens of KV in device memory.
         kv: u64,
         /// Tokens in one of the engine's own blocks.
@@ -196,7 +197,7 @@ word! {
 }
 word! {
     /// How fast it is.
-    SpeedsWord {
+    SpeedsSchema {
         /// Prompt tokens computed a second when nothing else runs.
         prefill_tokens_per_second: f64,
         /// Microseconds of one decode step of a small batch.
@@ -207,7 +208,7 @@ word! {
 }
 word! {
     /// How KV comes to it from others.
-    LinkWord {
+    LinkSchema {
         /// Workers can exchange KV only when these are equal.
         fabric: String,
         /// Microseconds of any transfer, however small.
@@ -219,7 +220,7 @@ word! {
 
 /// Counts of what came over a worker's event stream.
 #[derive(Serialize, ToSchema)]
-struct EventLine {
+struct EventStatistics {
     batches: u64,
     events: u64,
     gaps: u64,
@@ -232,7 +233,7 @@ struct EventLine {
     lag_ms: u64,
 }
 
-impl From<EventCounts> for EventLine {
+impl From<EventCounts> for EventStatistics {
     fn from(counts: EventCounts) -> Self {
         let EventCounts { batches, events, gaps, replays, undecodable, unplaced, restarts, adopted, blocks, lag } =
             counts;
@@ -241,49 +242,49 @@ impl From<EventCounts> for EventLine {
     }
 }
 
-impl WorkerLine {
-    fn new(gateway: &Gateway, view: &View, worker: &WorkerView) -> Self {
+impl WorkerResource {
+    fn new(gateway: &AppState, view: &LedgerView, worker: &WorkerView) -> Self {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         // Between two looks it may have left.
-        let source = gateway.worker(id).map_or(Source::Static, |member| member.source);
-        let (knowledge, doubt) = known(gateway, worker);
+        let source = gateway.worker(id).map_or(WorkerSource::Static, |member| member.source);
+        let (knowledge, doubt) = knowledge_and_cause(gateway, worker);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
-            lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
+            lease: view.worker(id).map(|record| LeaseStatus::new(view, record)),
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
             doubt,
-            events: gateway.fleet().events(id).map(EventLine::from),
-            ejected: gateway.policies.outliers.lock().ejected(worker).map(EjectedLine::from),
-            foretold: gateway.decisions.foretelling.of(id),
-            seen: SeenLine { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
-            able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link, confidence },
+            events: gateway.fleet().events(id).map(EventStatistics::from),
+            ejected: gateway.policies.outliers.lock().ejection(worker).map(EjectionStatus::from),
+            foretold: gateway.decisions.calibration.of(id),
+            seen: WorkerStatus { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
+            able: WorkerPerformance { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
     }
 }
 
 /// How well its blocks are known, and why not better: what is worst of it.
-fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) {
-    let agreement = &gateway.remembered.identity.agreement;
-    let doubted = worker.models.iter().find(|model| agreement.doubts(model, worker.id));
+fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState, Option<String>) {
+    let agreement = &gateway.caches.prefix_cache.tokenizer_drift;
+    let doubted = worker.models.iter().find(|model| agreement.is_suspected_mismatch(model, worker.id));
     let doubt = || match worker.health {
         // Whatever else is wrong shows when it answers.
-        Health::Unreachable => Some(Doubt::Unreached.to_string()),
-        _ => gateway.fleet().doubt(worker.id).map(|doubt| doubt.to_string()),
+        WorkerHealth::Unreachable => Some(InexactReason::Unreachable.to_string()),
+        _ => gateway.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
     };
-    if gateway.keys.are_several()
-        && let Some(doubt) = gateway.salt_proofs.doubt(worker.id)
+    if gateway.keys.has_several_tenants()
+        && let Some(doubt) = gateway.salt_proofs.problem(worker.id)
     {
-        return (Knowledge::Degraded, Some(doubt.to_owned()));
+        return (KvIndexState::Degraded, Some(doubt.to_owned()));
     }
     match (worker.knowledge, doubted) {
-        (Knowledge::Exact, None) => (Knowledge::Exact, gateway.salt_proofs.untold(worker.id).map(str::to_owned)),
-        (Knowledge::Exact, Some(model)) => {
+        (KvIndexState::Exact, None) => (KvIndexState::Exact, gateway.salt_proofs.untold(worker.id).map(str::to_owned)),
+        (KvIndexState::Exact, Some(model)) => {
             let why = format!(
                 "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so that \
                  steps of it are planned as guesses: `degraded` of /readyz says which, and what to do"
             );
-            (Knowledge::Fallback, Some(why))
+            (KvIndexState::Fallback, Some(why))
         }
         (knowledge, _) => {
             let all = [gateway.salt_proofs.untold(worker.id).map(str::to_owned), doubt()];
@@ -297,32 +298,32 @@ fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) 
 #[into_params(parameter_in = Query)]
 pub(super) struct WorkerFilter {
     /// Of this role.
-    #[param(value_type = Option<RoleWord>, inline)]
-    role: Option<Role>,
+    #[param(value_type = Option<RoleSchema>, inline)]
+    role: Option<WorkerRole>,
     /// In this state.
-    #[param(value_type = Option<HealthWord>, inline)]
-    health: Option<Health>,
+    #[param(value_type = Option<HealthSchema>, inline)]
+    health: Option<WorkerHealth>,
 }
 
 /// Workers, by id.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Workers {
-    workers: Vec<WorkerLine>,
+pub(super) struct WorkerPage {
+    workers: Vec<WorkerResource>,
     #[serde(flatten)]
-    listed: Listed,
+    listed: PageCursor,
 }
 
 /// The workers that are listed to this router, by id.
-#[utoipa::path(get, path = "/ownerserve/v1/workers", tag = "workers", params(WorkerFilter, PageQuery, FreshQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/workers", tag = "workers", params(WorkerFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of workers as the planner sees them, and where the next one begins.",
-        body = Fresh<Workers>)))]
+        body = LedgerResponse<WorkerPage>)))]
 pub(super) async fn workers(
-    State(gateway): State<Arc<Gateway>>,
-    Seen(view): Seen,
-    Asked(filter): Asked<WorkerFilter>,
-    Asked(page): Asked<PageQuery>,
-) -> Result<Fresh<Workers>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    ReadView(view): ReadView,
+    QueryParams(filter): QueryParams<WorkerFilter>,
+    QueryParams(page): QueryParams<PageQuery>,
+) -> Result<LedgerResponse<WorkerPage>, Problem> {
     let page = page.page::<WorkerId>("workers", &filter, view.applied())?;
     let mut fleet = gateway.fleet().snapshot().to_vec();
     fleet.sort_by_key(|worker| worker.id);
@@ -330,30 +331,30 @@ pub(super) async fn workers(
     let line = |worker: &WorkerView| {
         let accepted = filter.role.is_none_or(|role| worker.role == role)
             && filter.health.is_none_or(|health| worker.health == health);
-        (worker.id, accepted.then(|| WorkerLine::new(&gateway, &view, worker)).into_iter().collect())
+        (worker.id, accepted.then(|| WorkerResource::new(&gateway, &view, worker)).into_iter().collect())
     };
     let lines: Vec<_> = behind.map(line).collect();
     let (workers, listed) = page.fill(lines.into_iter());
-    Ok(Fresh::new(&view, Workers { workers, listed }))
+    Ok(LedgerResponse::new(&view, WorkerPage { workers, listed }))
 }
 
 /// One worker.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OneWorker {
-    worker: WorkerLine,
+pub(super) struct WorkerResponse {
+    worker: WorkerResource,
 }
 
 /// One of the workers that are listed to this router.
 #[utoipa::path(get, path = "/ownerserve/v1/workers/{id}", tag = "workers",
-    params(("id" = WorkerWord, Path), FreshQuery),
+    params(("id" = WorkerIdSchema, Path), ConsistencyQuery),
     responses((
         status = 200, description = "The worker as the planner sees it, with its lease.",
-        body = Fresh<OneWorker>)))]
+        body = LedgerResponse<WorkerResponse>)))]
 pub(super) async fn worker(
-    State(gateway): State<Arc<Gateway>>,
-    Seen(view): Seen,
-    Named(id): Named<WorkerId>,
-) -> Result<Fresh<OneWorker>, Problem> {
+    State(gateway): State<Arc<AppState>>,
+    ReadView(view): ReadView,
+    PathId(id): PathId<WorkerId>,
+) -> Result<LedgerResponse<WorkerResponse>, Problem> {
     let fleet = gateway.fleet().snapshot();
     let found = fleet.iter().find(|worker| worker.id == id);
     let missing = || {
@@ -361,6 +362,6 @@ pub(super) async fn worker(
             format!("{id} is not listed to this router. GET /ownerserve/v1/leases lists all that the ledger knows.");
         Problem::not_found(detail)
     };
-    let worker = WorkerLine::new(&gateway, &view, found.ok_or_else(missing)?);
-    Ok(Fresh::new(&view, OneWorker { worker }))
+    let worker = WorkerResource::new(&gateway, &view, found.ok_or_else(missing)?);
+    Ok(LedgerResponse::new(&view, WorkerResponse { worker }))
 }

@@ -4,40 +4,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ownership::ledger::{Command, Outcome, Refusal};
-use ownership::{Consistency, View};
+use ownership::{Consistency, LedgerView};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Incarnation, Owner, WorkerId};
 
-use super::fresh::Fresh;
-use super::problem::{Kind, Problem};
-use super::tags::Tag;
-use super::words::{EpochWord, WorkerWord};
-use crate::gateway::Gateway;
+use super::fresh::LedgerResponse;
+use super::problem::{Problem, ProblemKind};
+use super::tags::EntityTag;
+use super::words::{EpochSchema, WorkerIdSchema};
+use crate::gateway::AppState;
 
 /// Longest wait for a command's outcome; after it the outcome is unknown.
-const WITHIN: Duration = Duration::from_secs(10);
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a write did.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Done {
+pub(super) struct WriteResult {
     /// In words.
     did: String,
     /// The grant that came of it, or that was there already: the fencing token from now on.
-    #[schema(value_type = Option<EpochWord>)]
+    #[schema(value_type = Option<EpochSchema>)]
     epoch: Option<Epoch>,
     /// What was moved between workers for it; none when nothing was.
-    moved: Option<Moved>,
+    moved: Option<MovedBlocks>,
 }
 
 /// Blocks that went from one worker to another.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Moved {
+pub(super) struct MovedBlocks {
     /// Who had them.
-    #[schema(value_type = WorkerWord)]
+    #[schema(value_type = WorkerIdSchema)]
     pub(super) from: WorkerId,
     /// Who has them now, too.
-    #[schema(value_type = WorkerWord)]
+    #[schema(value_type = WorkerIdSchema)]
     pub(super) to: WorkerId,
     /// How many, from the start.
     #[schema(value_type = u64)]
@@ -50,28 +50,28 @@ pub(super) struct Moved {
     pub(super) recomputed: bool,
 }
 
-impl Done {
+impl WriteResult {
     /// A write that grants nothing.
-    pub(super) fn plain(gateway: &Gateway, did: impl Into<String>) -> Fresh<Done> {
-        Fresh::new(&gateway.directory().view(), Self { did: did.into(), epoch: None, moved: None })
+    pub(super) fn plain(gateway: &AppState, did: impl Into<String>) -> LedgerResponse<WriteResult> {
+        LedgerResponse::new(&gateway.directory().view(), Self { did: did.into(), epoch: None, moved: None })
     }
 
     /// A write that granted `epoch`.
-    pub(super) fn granted(gateway: &Gateway, did: impl Into<String>, epoch: Epoch) -> Fresh<Done> {
-        Self { did: did.into(), epoch: Some(epoch), moved: None }.fresh(gateway)
+    pub(super) fn granted(gateway: &AppState, did: impl Into<String>, epoch: Epoch) -> LedgerResponse<WriteResult> {
+        Self { did: did.into(), epoch: Some(epoch), moved: None }.into_response(gateway)
     }
 
     /// A write that moved blocks, if any had to be.
-    pub(super) fn with(did: impl Into<String>, epoch: Option<Epoch>, moved: Option<Moved>) -> Self {
+    pub(super) fn with(did: impl Into<String>, epoch: Option<Epoch>, moved: Option<MovedBlocks>) -> Self {
         Self { did: did.into(), epoch, moved }
     }
 
     /// As an answer, tagged with what was granted.
-    pub(super) fn fresh(self, gateway: &Gateway) -> Fresh<Done> {
-        let tag = self.epoch.map(Tag::granted);
-        let answer = Fresh::new(&gateway.directory().view(), self);
+    pub(super) fn into_response(self, gateway: &AppState) -> LedgerResponse<WriteResult> {
+        let tag = self.epoch.map(EntityTag::of_grant);
+        let answer = LedgerResponse::new(&gateway.directory().view(), self);
         match tag {
-            Some(tag) => answer.tagged(tag),
+            Some(tag) => answer.with_tag(tag),
             None => answer,
         }
     }
@@ -80,13 +80,13 @@ impl Done {
 /// Nothing to say.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Nothing {}
+pub(super) struct EmptyBody {}
 
 /// What the write was based on.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header that `Fence` reads")]
-pub(super) struct FenceNeeded {
+pub(super) struct RequiredIfMatch {
     /// The ETag of what was read, or `*` for whatever is there now. Its epoch fences the command: the ledger refuses it when another grant came in between.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: String,
@@ -96,7 +96,7 @@ pub(super) struct FenceNeeded {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header that `Fence` reads")]
-pub(super) struct FenceAllowed {
+pub(super) struct OptionalIfMatch {
     /// The ETag of what was read; the write is refused when another grant came in between. Without it the write is done whatever is there.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: Option<String>,
@@ -105,8 +105,8 @@ pub(super) struct FenceAllowed {
 /// A worker that is to own or hold something: its present life, unless another is named.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Target {
-    #[schema(value_type = WorkerWord)]
+pub(super) struct OwnerTarget {
+    #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     /// Which data-parallel rank of it; 0 when left out.
     #[serde(default)]
@@ -115,32 +115,32 @@ pub(super) struct Target {
     incarnation: Option<u64>,
 }
 
-impl Target {
+impl OwnerTarget {
     /// As the ledger calls it.
-    pub(super) fn owner(self, view: &View) -> Result<Owner, Problem> {
-        let record = view.worker(self.worker).ok_or_else(|| refused(&Refusal::UnknownWorker))?;
+    pub(super) fn owner(self, view: &LedgerView) -> Result<Owner, Problem> {
+        let record = view.worker(self.worker).ok_or_else(|| refusal_problem(&Refusal::UnknownWorker))?;
         let incarnation = self.incarnation.map_or(record.incarnation, Incarnation);
         // The ledger only knows that it is none of this life's ranks.
         if incarnation == record.incarnation && self.rank >= record.spec.ranks {
             let (rank, last) = (self.rank, record.spec.ranks.saturating_sub(1));
             let detail = format!("Nothing was changed: the worker has no rank {rank}; its ranks are 0 to {last}.");
-            return Err(Problem::new(Kind::Conflict, detail).caused("unknown_rank"));
+            return Err(Problem::new(ProblemKind::Conflict, detail).with_cause("unknown_rank"));
         }
         Ok(Owner { worker: self.worker, incarnation, rank: DpRank(self.rank) })
     }
 }
 
 /// Hands a command to the ledger and waits for its outcome.
-pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome, Problem> {
+pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outcome, Problem> {
     if gateway.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
     }
     let ticket = gateway.directory().submit(command)?;
-    let outcome = tokio::time::timeout(WITHIN, ticket).await.map_err(|_| Problem::unknown_outcome())??;
+    let outcome = tokio::time::timeout(COMMIT_TIMEOUT, ticket).await.map_err(|_| Problem::unknown_outcome())??;
     match outcome {
-        Outcome::Refused(refusal) => Err(refused(&refusal)),
+        Outcome::Refused(refusal) => Err(refusal_problem(&refusal)),
         Outcome::Batch(ref all) if let Some(refusal) = outcome.refusals().first().filter(|_| !all.is_empty()) => {
-            Err(refused(refusal))
+            Err(refusal_problem(refusal))
         }
         Outcome::Forgotten => Err(Problem::unknown_outcome()),
         outcome => {
@@ -153,7 +153,7 @@ pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome
 
 /// The view that a write is decided on: whatever was acknowledged before at any router is in it. None is decided without
 /// a quorum, not even one that would change nothing.
-pub(super) async fn newest(gateway: &Gateway) -> Result<Arc<View>, Problem> {
+pub(super) async fn linearizable_view(gateway: &AppState) -> Result<Arc<LedgerView>, Problem> {
     if gateway.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
     }
@@ -161,7 +161,7 @@ pub(super) async fn newest(gateway: &Gateway) -> Result<Arc<View>, Problem> {
 }
 
 /// The epoch that a command was granted.
-pub(super) fn epoch_of(outcome: &Outcome) -> Epoch {
+pub(super) fn granted_epoch(outcome: &Outcome) -> Epoch {
     match outcome {
         Outcome::Granted { epoch } | Outcome::Opened { epoch } | Outcome::Sealed { epoch, .. } => *epoch,
         _ => Epoch::default(),
@@ -169,23 +169,23 @@ pub(super) fn epoch_of(outcome: &Outcome) -> Epoch {
 }
 
 /// A refusal of the ledger, with what to do about it.
-pub(super) fn refused(refusal: &Refusal) -> Problem {
+pub(super) fn refusal_problem(refusal: &Refusal) -> Problem {
     let kind = match refusal {
-        Refusal::Stale { .. } | Refusal::LeaseChanged => Kind::Stale,
-        Refusal::UnknownSession | Refusal::UnknownArtifact => Kind::NotFound,
-        Refusal::BadRun | Refusal::BadBatch | Refusal::BadAddress | Refusal::BadLimits => Kind::Unprocessable,
-        _ => Kind::Conflict,
+        Refusal::Stale { .. } | Refusal::LeaseChanged => ProblemKind::Stale,
+        Refusal::UnknownSession | Refusal::UnknownArtifact => ProblemKind::NotFound,
+        Refusal::BadRun | Refusal::BadBatch | Refusal::BadAddress | Refusal::BadLimits => ProblemKind::Unprocessable,
+        _ => ProblemKind::Conflict,
     };
-    let problem =
-        Problem::new(kind, format!("Nothing was changed: {refusal}. {}", advice(refusal))).caused(refusal.cause());
+    let problem = Problem::new(kind, format!("Nothing was changed: {refusal}. {}", refusal_advice(refusal)))
+        .with_cause(refusal.cause());
     match refusal {
-        Refusal::Stale { current } => problem.at(*current),
-        Refusal::Owned { by, epoch } => problem.at(*epoch).owned(*by),
+        Refusal::Stale { current } => problem.with_epoch(*current),
+        Refusal::Owned { by, epoch } => problem.with_epoch(*epoch).with_owner(*by),
         _ => problem,
     }
 }
 
-fn advice(refusal: &Refusal) -> &'static str {
+fn refusal_advice(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::StaleIncarnation => "GET /ownerserve/v1/leases/WORKER tells its present incarnation and ranks.",
         Refusal::UnknownWorker => "GET /ownerserve/v1/leases lists the workers that the ledger knows.",
@@ -217,13 +217,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_tells_what_is_current_and_what_to_do() {
+    fn refusal_includes_the_current_epoch_and_a_remedy() {
         let current = Epoch { generation: 0, index: 9, position: 1 };
-        let stale = refused(&Refusal::Stale { current });
-        assert_eq!(stale, refused(&Refusal::Stale { current }).at(current));
-        assert_eq!(stale.kind(), Kind::Stale);
+        let stale = refusal_problem(&Refusal::Stale { current });
+        assert_eq!(stale, refusal_problem(&Refusal::Stale { current }).with_epoch(current));
+        assert_eq!(stale.kind(), ProblemKind::Stale);
         let by = Owner { worker: WorkerId(1), incarnation: Incarnation(2), rank: DpRank(0) };
-        assert_eq!(refused(&Refusal::Owned { by, epoch: current }).kind(), Kind::Conflict);
-        assert_eq!(refused(&Refusal::UnknownSession).kind(), Kind::NotFound);
+        assert_eq!(refusal_problem(&Refusal::Owned { by, epoch: current }).kind(), ProblemKind::Conflict);
+        assert_eq!(refusal_problem(&Refusal::UnknownSession).kind(), ProblemKind::NotFound);
     }
 }

@@ -5,17 +5,21 @@ use std::time::Instant;
 use planner::{Handoff, Plan};
 use vocabulary::{WorkerId, WorkerView};
 
-use crate::gateway::Gateway;
-use crate::pipeline::legs::{LegError, Opened};
-use crate::pipeline::receipt::{Attempt, Remark};
+use crate::gateway::AppState;
+use crate::pipeline::legs::{LegError, LegResponse};
+use crate::pipeline::receipt::{Attempt, AttemptEvent};
 
 /// Whom a failure is counted against: who gave it, which need not be who is left out of the next plan.
-pub(crate) fn sick(plan: &Plan, remarks: &[Remark], opened: Result<&Opened, &LegError>) -> Option<WorkerId> {
-    let prefill = remarks.contains(&Remark::PrefillFailed).then_some(plan.prefill.worker);
+pub(crate) fn culprit(
+    plan: &Plan,
+    remarks: &[AttemptEvent],
+    opened: Result<&LegResponse, &LegError>,
+) -> Option<WorkerId> {
+    let prefill = remarks.contains(&AttemptEvent::PrefillFailed).then_some(plan.prefill.worker);
     match opened {
         // Where the target refuses it too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
-        Err(LegError::Unknown | LegError::Busy(_)) => None,
+        Err(LegError::UnknownWorker | LegError::Busy(_)) => None,
         Err(LegError::NoSource) => prefill,
         Err(_) => Some(plan.decode.worker),
     }
@@ -27,32 +31,33 @@ pub(crate) fn sick(plan: &Plan, remarks: &[Remark], opened: Result<&Opened, &Leg
 pub(crate) struct Suspects {
     prefill: WorkerId,
     decode: WorkerId,
-    asked: Instant,
+    sent_at: Instant,
 }
 
 impl Suspects {
     /// None where it is plain who failed.
-    pub(crate) fn of(plan: &Plan, (remarks, error): (&[Remark], &LegError), asked: Instant) -> Option<Self> {
+    pub(crate) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
         let (prefill, decode) = (plan.prefill.worker, plan.decode.worker);
         let is_both = matches!(plan.handoff, Some(Handoff::RemotePrefill { .. })) && prefill != decode;
-        let is_open = is_both && matches!(error, LegError::Failed(_)) && !remarks.contains(&Remark::PrefillFailed);
-        is_open.then_some(Self { prefill, decode, asked })
+        let is_open =
+            is_both && matches!(error, LegError::Failed(_)) && !remarks.contains(&AttemptEvent::PrefillFailed);
+        is_open.then_some(Self { prefill, decode, sent_at: asked })
     }
 
     /// Who it was, and when that was asked, where the request was answered by `well` then; none where it was not answered at all.
-    pub(crate) fn sick(self, well: Option<WorkerId>) -> (WorkerId, Instant) {
+    pub(crate) fn culprit(self, well: Option<WorkerId>) -> (WorkerId, Instant) {
         let is_decode_well = well == Some(self.decode);
-        (if is_decode_well { self.prefill } else { self.decode }, self.asked)
+        (if is_decode_well { self.prefill } else { self.decode }, self.sent_at)
     }
 }
 
 /// A request that this step sent to `worker` at `asked` failed there, before its answer or inside it.
-pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
+pub(crate) fn record_failure(gateway: &AppState, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
     if !is_alive(gateway, step, worker) {
         return;
     }
     let workers = gateway.fleet().snapshot();
-    let ejected = gateway.policies.outliers.lock().failed(&workers, worker, (asked, Instant::now()));
+    let ejected = gateway.policies.outliers.lock().record_failure(&workers, worker, (asked, Instant::now()));
     let Some((cause, pause)) = ejected else { return };
     let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
     let (cause, seconds) = (cause.as_ref(), pause.as_secs_f64());
@@ -66,12 +71,14 @@ pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], (worker, asked): (W
 }
 
 /// This plan's answer came to its end, at this attempt.
-pub(crate) fn answered(gateway: &Gateway, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
+pub(crate) fn record_success(gateway: &AppState, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
     let Some(attempt) = attempt else { return };
-    let is_whole = ![Remark::PrefillFailed, Remark::PrefillBusy].iter().any(|remark| attempt.remarks.contains(remark));
+    let is_whole =
+        ![AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy].iter().any(|remark| attempt.remarks.contains(remark));
     let sound = |view: &&WorkerView| view.id == plan.target() || (is_whole && view.id == plan.prefill.worker);
     for view in step.iter().filter(sound).filter(|view| is_alive(gateway, step, view.id)) {
-        if gateway.policies.outliers.lock().answered((view.id, view.incarnation), (attempt.asked, Instant::now())) {
+        if gateway.policies.outliers.lock().record_success((view.id, view.incarnation), (attempt.asked, Instant::now()))
+        {
             tracing::info!(worker = %view.endpoint, "a worker that was ejected answers again");
         }
     }
@@ -79,17 +86,17 @@ pub(crate) fn answered(gateway: &Gateway, step: &[WorkerView], (plan, attempt): 
 
 /// Whether the process that was asked is there: what became of requests to another one says nothing, and one that is not
 /// reached is left out by that alone.
-fn is_alive(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) -> bool {
+fn is_alive(gateway: &AppState, step: &[WorkerView], worker: WorkerId) -> bool {
     let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
-    asked.is_some() && gateway.fleet().life(worker) == asked
+    asked.is_some() && gateway.fleet().incarnation(worker) == asked
 }
 
 #[cfg(test)]
 mod tests {
     use http::{Response, StatusCode};
-    use planner::{Action, Because, Claim, Leg, Rule, Terms};
+    use planner::{Action, CostTerms, Leg, OwnershipClaim, PlanRationale, SelectionRule};
     use vocabulary::{Bytes, DpRank, Micros, Tokens};
-    use workers_shim::dialect::Answer;
+    use workers_shim::dialect::EngineResponse;
 
     use super::*;
 
@@ -100,41 +107,42 @@ mod tests {
             tokens_cached: Tokens::ZERO,
             tokens_computed: Tokens::ZERO,
         };
-        let because = Because { rule: Rule::Own, terms: Terms::default(), total: Micros(0), runner_up: None };
-        let (action, claim) = (Action::RemotePrefill, Claim::Open);
+        let because =
+            PlanRationale { rule: SelectionRule::Own, terms: CostTerms::default(), total: Micros(0), runner_up: None };
+        let (action, claim) = (Action::RemotePrefill, OwnershipClaim::Open);
         Plan { action, prefill: leg(1), decode: leg(2), handoff, claim, because }
     }
 
     #[test]
-    fn a_failure_counts_against_who_gave_it() {
+    fn a_failure_counts_against_the_worker_that_caused_it() {
         let opened = |status| {
             let answer = Response::builder().status(status).body(bytes::Bytes::new()).unwrap();
-            Ok(Opened::Whole(answer, Answer::default()))
+            Ok(LegResponse::Whole(answer, EngineResponse::default()))
         };
-        let sick = |remarks: &[Remark], opened: Result<Opened, LegError>| {
-            sick(&plan(None), remarks, opened.as_ref()).map(|worker| worker.0)
+        let sick = |remarks: &[AttemptEvent], opened: Result<LegResponse, LegError>| {
+            culprit(&plan(None), remarks, opened.as_ref()).map(|worker| worker.0)
         };
         let failed = || Err(LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR));
         assert_eq!(sick(&[], failed()), Some(2), "the decode leg's worker said so, whoever computed the prompt");
-        assert_eq!(sick(&[Remark::PrefillFailed], opened(200)), Some(1));
-        assert_eq!(sick(&[Remark::PrefillFailed], opened(400)), None, "both refuse it: it is the client's error");
-        assert_eq!(sick(&[Remark::PrefillBusy], opened(200)), None);
-        assert_eq!(sick(&[Remark::PrefillBusy], Err(LegError::NoSource)), None, "no room is no sickness");
-        assert_eq!(sick(&[Remark::PrefillFailed], Err(LegError::NoSource)), Some(1));
+        assert_eq!(sick(&[AttemptEvent::PrefillFailed], opened(200)), Some(1));
+        assert_eq!(sick(&[AttemptEvent::PrefillFailed], opened(400)), None, "both refuse it: it is the client's error");
+        assert_eq!(sick(&[AttemptEvent::PrefillBusy], opened(200)), None);
+        assert_eq!(sick(&[AttemptEvent::PrefillBusy], Err(LegError::NoSource)), None, "no room is no sickness");
+        assert_eq!(sick(&[AttemptEvent::PrefillFailed], Err(LegError::NoSource)), Some(1));
         assert_eq!(sick(&[], Err(LegError::Busy(StatusCode::TOO_MANY_REQUESTS))), None);
         assert_eq!(sick(&[], opened(200)), None);
     }
 
     #[test]
-    fn where_two_had_a_part_in_it_who_answers_next_says_whose_fault_it_was() {
+    fn the_next_answering_worker_decides_which_of_two_suspects_failed() {
         let now = Instant::now();
         let failed = LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR);
         let both = plan(Some(Handoff::RemotePrefill { bytes: Bytes(1) }));
         let suspects = Suspects::of(&both, (&[], &failed), now).unwrap();
-        assert_eq!(suspects.sick(Some(WorkerId(2))), (WorkerId(1), now), "without the other one's it answers");
-        assert_eq!(suspects.sick(Some(WorkerId(3))), (WorkerId(2), now));
-        assert_eq!(suspects.sick(None), (WorkerId(2), now));
-        assert_eq!(Suspects::of(&both, (&[Remark::PrefillFailed], &failed), now), None, "it computed all of it");
+        assert_eq!(suspects.culprit(Some(WorkerId(2))), (WorkerId(1), now), "without the other one's it answers");
+        assert_eq!(suspects.culprit(Some(WorkerId(3))), (WorkerId(2), now));
+        assert_eq!(suspects.culprit(None), (WorkerId(2), now));
+        assert_eq!(Suspects::of(&both, (&[AttemptEvent::PrefillFailed], &failed), now), None, "it computed all of it");
         assert_eq!(Suspects::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
         assert_eq!(Suspects::of(&plan(None), (&[], &failed), now), None);
     }

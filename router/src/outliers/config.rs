@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use smart_default::SmartDefault;
 
-use crate::config::units::Span;
+use crate::config::units::TimeSpan;
 use crate::pipeline::steering::Percent;
 
 /// When a worker whose requests fail takes none. Names as Envoy's where they mean the same.
@@ -17,17 +17,17 @@ pub struct OutlierConfig {
     #[default(Percent::try_from(50).expect("50 is one"))]
     pub failure_percentage: Percent,
     /// Over how long the share is taken: of this span and the one before.
-    #[default(Span::seconds(10))]
-    pub interval: Span,
+    #[default(TimeSpan::seconds(10))]
+    pub interval: TimeSpan,
     /// Fewest requests that make a share.
     #[default(20)]
     pub request_volume: u32,
     /// How long it is out, times how often it was; also how long a trial request is waited for.
-    #[default(Span::seconds(10))]
-    pub base_ejection_time: Span,
+    #[default(TimeSpan::seconds(10))]
+    pub base_ejection_time: TimeSpan,
     /// The longest.
-    #[default(Span::seconds(300))]
-    pub max_ejection_time: Span,
+    #[default(TimeSpan::seconds(300))]
+    pub max_ejection_time: TimeSpan,
     /// The largest share of the fleet that is out at once, yet one where it is not 0; 0 ejects none.
     #[default(Percent::try_from(50).expect("50 is one"))]
     pub max_ejection_percent: Percent,
@@ -39,14 +39,14 @@ pub struct OutlierConfig {
 impl OutlierConfig {
     /// What is wrong with it, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
-        let spans = Span::seconds(1)..=Span::seconds(3600);
+        let spans = TimeSpan::seconds(1)..=TimeSpan::seconds(3600);
         if !spans.contains(&self.interval) {
             return Some(("outliers.interval", "accepted is 1s to 1h"));
         }
         if !spans.contains(&self.base_ejection_time) {
             return Some(("outliers.base_ejection_time", "accepted is 1s to 1h"));
         }
-        if !(self.base_ejection_time..=Span::seconds(3600)).contains(&self.max_ejection_time) {
+        if !(self.base_ejection_time..=TimeSpan::seconds(3600)).contains(&self.max_ejection_time) {
             return Some(("outliers.max_ejection_time", "accepted is outliers.base_ejection_time to 1h"));
         }
         if !(1..=1_000_000).contains(&self.request_volume) {

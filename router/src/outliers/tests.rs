@@ -1,12 +1,12 @@
 use serde_json::{Value, json};
 use strum::VariantArray as _;
-use vocabulary::{Bytes, Capacity, Knowledge, Load, Micros, ModelId, Speeds};
+use vocabulary::{Bytes, EngineSpeed, KvIndexState, Micros, ModelId, WorkerCapacity, WorkerLoad};
 
 use super::*;
-use crate::config::units::Span;
+use crate::config::units::TimeSpan;
 use crate::pipeline::receipt::Attempt;
 use crate::pipeline::steering::Percent;
-use crate::testing::{Front, Worker, front, get, post, until};
+use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -15,14 +15,14 @@ fn worker(id: u64) -> WorkerView {
         id: WorkerId(id),
         endpoint: format!("http://{id}:8000").into(),
         incarnation: Incarnation(1),
-        role: Role::Hybrid,
+        role: WorkerRole::Hybrid,
         models: [ModelId::from("m")].into(),
         ranks: 1,
-        health: Health::Ready,
-        knowledge: Knowledge::Exact,
-        load: Load::default(),
-        capacity: Capacity::default(),
-        speeds: Speeds { prefill_tokens_per_second: 1e4, decode_step: Micros(1), decode_slowdown: Micros(1) },
+        health: WorkerHealth::Ready,
+        knowledge: KvIndexState::Exact,
+        load: WorkerLoad::default(),
+        capacity: WorkerCapacity::default(),
+        speeds: EngineSpeed { prefill_tokens_per_second: 1e4, decode_step: Micros(1), decode_slowdown: Micros(1) },
         kv_bytes_per_token: Bytes(1),
         link: None,
     }
@@ -37,26 +37,31 @@ fn id(view: &WorkerView) -> (WorkerId, Incarnation) {
 }
 
 /// Fails there as often; what came of the last time.
-fn fail(outliers: &mut Outliers, workers: &[WorkerView], (which, times): (u64, u32), now: Instant) -> Option<Cause> {
-    let failed: Vec<_> = (0..times).map(|_| outliers.failed(workers, WorkerId(which), (now, now))).collect();
+fn record_failures(
+    outliers: &mut Outliers,
+    workers: &[WorkerView],
+    (which, times): (u64, u32),
+    now: Instant,
+) -> Option<EjectionCause> {
+    let failed: Vec<_> = (0..times).map(|_| outliers.record_failure(workers, WorkerId(which), (now, now))).collect();
     failed.into_iter().last().flatten().map(|(cause, _)| cause)
 }
 
 #[test]
-fn so_many_failures_one_after_another_eject_and_an_answer_between_them_begins_anew() {
+fn consecutive_failures_eject_and_an_answer_resets_the_count() {
     let (workers, now) = (fleet(4), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
-    assert!(!outliers.answered(id(&workers[0]), (now, now)), "it was never away");
-    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
-    assert!(outliers.out(&workers, now).is_empty());
-    assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
-    assert_eq!(outliers.out(&workers, now), [WorkerId(1)]);
-    assert_eq!(fail(&mut outliers, &workers, (1, 9), now), None, "what was sent before says nothing more");
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
+    assert!(!outliers.record_success(id(&workers[0]), (now, now)), "it was never away");
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
+    assert!(outliers.excluded(&workers, now).is_empty());
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Consecutive));
+    assert_eq!(outliers.excluded(&workers, now), [WorkerId(1)]);
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 9), now), None, "what was sent before says nothing more");
 }
 
 #[test]
-fn too_large_a_share_of_enough_requests_ejects_whatever_comes_between() {
+fn a_failure_ratio_over_enough_requests_ejects() {
     let (workers, begin) = (fleet(4), Instant::now());
     let config = OutlierConfig { consecutive_failures: 0, ..OutlierConfig::default() };
     let run = |gap: Duration, volume: u32| {
@@ -65,177 +70,181 @@ fn too_large_a_share_of_enough_requests_ejects_whatever_comes_between() {
             let now = begin + gap * n;
             match n % 2 {
                 0 => {
-                    outliers.answered(id(&workers[0]), (now, now));
+                    outliers.record_success(id(&workers[0]), (now, now));
                     None
                 }
-                _ => outliers.failed(&workers, WorkerId(1), (now, now)).map(|(cause, _)| (n + 1, cause)),
+                _ => outliers.record_failure(&workers, WorkerId(1), (now, now)).map(|(cause, _)| (n + 1, cause)),
             }
         })
     };
-    assert_eq!(run(Duration::ZERO, 40), Some((20, Cause::FailureRate)), "not before there are enough of them");
+    assert_eq!(run(Duration::ZERO, 40), Some((20, EjectionCause::FailureRate)), "not before there are enough of them");
     assert_eq!(run(SECOND * 2, 40), None, "an hour of few requests is no share of the last seconds");
 }
 
 #[test]
-fn the_last_one_that_serves_a_model_stays_and_so_does_half_of_the_fleet() {
+fn ejection_spares_the_last_worker_of_a_model_and_half_of_the_fleet() {
     let now = Instant::now();
     let ejects = |workers: &[WorkerView], which: u64| {
         let mut outliers = Outliers::new(OutlierConfig::default());
-        fail(&mut outliers, workers, (which, 5), now).is_some()
+        record_failures(&mut outliers, workers, (which, 5), now).is_some()
     };
     assert!(ejects(&fleet(2), 1));
     assert!(!ejects(&fleet(1), 1), "alone");
     let other = WorkerView { models: [ModelId::from("other")].into(), ..worker(2) };
     assert!(!ejects(&[worker(1), other], 1), "nobody else has its model");
-    let prefill = WorkerView { role: Role::Prefill, ..worker(2) };
+    let prefill = WorkerView { role: WorkerRole::Prefill, ..worker(2) };
     assert!(!ejects(&[worker(1), prefill.clone()], 1), "the other one cannot answer");
     assert!(ejects(&[worker(1), prefill], 2), "a hybrid computes prompts, too");
-    let gone = WorkerView { health: Health::Unreachable, ..worker(2) };
+    let gone = WorkerView { health: WorkerHealth::Unreachable, ..worker(2) };
     assert!(!ejects(&[worker(1), gone], 1), "the other one is not reached");
 
     let (workers, mut outliers) = (fleet(5), Outliers::new(OutlierConfig::default()));
-    let out = (1..=5).filter(|which| fail(&mut outliers, &workers, (*which, 5), now).is_some()).count();
-    assert_eq!((out, outliers.out(&workers, now).len()), (2, 2), "at most half of five");
-    assert_eq!(outliers.out(&workers, now + SECOND * 10), []);
+    let out = (1..=5).filter(|which| record_failures(&mut outliers, &workers, (*which, 5), now).is_some()).count();
+    assert_eq!((out, outliers.excluded(&workers, now).len()), (2, 2), "at most half of five");
+    assert_eq!(outliers.excluded(&workers, now + SECOND * 10), []);
     let none = OutlierConfig { max_ejection_percent: Percent::NONE, ..OutlierConfig::default() };
-    assert_eq!(fail(&mut Outliers::new(none), &workers, (1, 50), now), None);
+    assert_eq!(record_failures(&mut Outliers::new(none), &workers, (1, 50), now), None);
 }
 
 #[test]
-fn a_trial_finds_out_whether_it_is_well() {
+fn a_trial_request_ends_or_extends_the_ejection() {
     let (workers, begin) = (fleet(3), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    fail(&mut outliers, &workers, (1, 5), begin);
+    record_failures(&mut outliers, &workers, (1, 5), begin);
     let at = |seconds: u32| begin + SECOND * seconds;
-    assert_eq!(outliers.out(&workers, at(9)), [WorkerId(1)]);
-    assert_eq!(outliers.out(&workers, at(10)), [], "one may go there");
-    outliers.sent(WorkerId(1), at(10));
-    assert_eq!(outliers.out(&workers, at(10)), [WorkerId(1)], "and no other");
-    assert!(outliers.ejected(&workers[0]).is_some_and(|ejected| ejected.is_on_trial()));
+    assert_eq!(outliers.excluded(&workers, at(9)), [WorkerId(1)]);
+    assert_eq!(outliers.excluded(&workers, at(10)), [], "one may go there");
+    outliers.record_sent(WorkerId(1), at(10));
+    assert_eq!(outliers.excluded(&workers, at(10)), [WorkerId(1)], "and no other");
+    assert!(outliers.ejection(&workers[0]).is_some_and(|ejected| ejected.is_on_trial()));
     let long_ago = (begin, at(11));
-    assert_eq!(outliers.failed(&workers, WorkerId(1), long_ago), None, "it was asked before the trial was");
-    assert!(!outliers.answered(id(&workers[0]), long_ago) && outliers.ejected(&workers[0]).is_some());
-    let failed = outliers.failed(&workers, WorkerId(1), (at(10), at(11)));
-    assert_eq!(failed, Some((Cause::Trial, SECOND * 20)), "twice as long");
-    assert_eq!(outliers.out(&workers, at(30)), [WorkerId(1)]);
-    outliers.sent(WorkerId(1), at(31));
-    assert_eq!(outliers.out(&workers, at(50)), [WorkerId(1)]);
-    assert_eq!(outliers.out(&workers, at(51)), [], "nothing was heard of that trial: one more, and the next one later");
-    outliers.sent(WorkerId(1), at(51));
-    assert_eq!(outliers.out(&workers, at(80)), [WorkerId(1)]);
-    assert!(outliers.answered(id(&workers[0]), (at(31), at(82))), "what the first one says counts as well");
-    assert_eq!((outliers.ejected(&workers[0]), outliers.out(&workers, at(82))), (None, vec![]));
+    assert_eq!(outliers.record_failure(&workers, WorkerId(1), long_ago), None, "it was asked before the trial was");
+    assert!(!outliers.record_success(id(&workers[0]), long_ago) && outliers.ejection(&workers[0]).is_some());
+    let failed = outliers.record_failure(&workers, WorkerId(1), (at(10), at(11)));
+    assert_eq!(failed, Some((EjectionCause::Trial, SECOND * 20)), "twice as long");
+    assert_eq!(outliers.excluded(&workers, at(30)), [WorkerId(1)]);
+    outliers.record_sent(WorkerId(1), at(31));
+    assert_eq!(outliers.excluded(&workers, at(50)), [WorkerId(1)]);
+    assert_eq!(
+        outliers.excluded(&workers, at(51)),
+        [],
+        "nothing was heard of that trial: one more, and the next one later"
+    );
+    outliers.record_sent(WorkerId(1), at(51));
+    assert_eq!(outliers.excluded(&workers, at(80)), [WorkerId(1)]);
+    assert!(outliers.record_success(id(&workers[0]), (at(31), at(82))), "what the first one says counts as well");
+    assert_eq!((outliers.ejection(&workers[0]), outliers.excluded(&workers, at(82))), (None, vec![]));
     // Sick again soon: longer than the first time. After a long time of health: as the first time.
     let again = |outliers: &mut Outliers, now| {
-        fail(outliers, &workers, (1, 5), now);
-        outliers.ejected(&workers[0]).unwrap().trial_in(now)
+        record_failures(outliers, &workers, (1, 5), now);
+        outliers.ejection(&workers[0]).unwrap().time_to_trial(now)
     };
     assert_eq!(again(&mut outliers, at(83)), SECOND * 40);
-    outliers.sent(WorkerId(1), at(130));
-    assert!(outliers.answered(id(&workers[0]), (at(130), at(131))));
+    outliers.record_sent(WorkerId(1), at(130));
+    assert!(outliers.record_success(id(&workers[0]), (at(130), at(131))));
     assert_eq!(again(&mut outliers, at(900)), SECOND * 10);
 }
 
 #[test]
-fn what_is_sent_before_the_pause_is_over_is_no_trial() {
+fn a_request_during_the_ejection_pause_is_not_a_trial() {
     let (workers, begin) = (fleet(3), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    fail(&mut outliers, &workers, (1, 5), begin);
-    let before = outliers.ejected(&workers[0]);
+    record_failures(&mut outliers, &workers, (1, 5), begin);
+    let before = outliers.ejection(&workers[0]);
     let soon = begin + SECOND;
-    assert!(!outliers.sent(WorkerId(1), soon), "nobody else could be asked");
-    assert_eq!(outliers.failed(&workers, WorkerId(1), (soon, soon)), None);
-    assert_eq!(outliers.ejected(&workers[0]), before, "it is out for no longer because of it");
-    assert!(!outliers.sent(WorkerId(2), soon), "it is well");
+    assert!(!outliers.record_sent(WorkerId(1), soon), "nobody else could be asked");
+    assert_eq!(outliers.record_failure(&workers, WorkerId(1), (soon, soon)), None);
+    assert_eq!(outliers.ejection(&workers[0]), before, "it is out for no longer because of it");
+    assert!(!outliers.record_sent(WorkerId(2), soon), "it is well");
 }
 
 #[test]
-fn a_trial_that_shows_nothing_makes_place_for_the_next_one() {
+fn an_inconclusive_trial_frees_the_slot_for_the_next() {
     let (workers, begin) = (fleet(3), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    fail(&mut outliers, &workers, (1, 5), begin);
+    record_failures(&mut outliers, &workers, (1, 5), begin);
     let at = |seconds: u32| begin + SECOND * seconds;
     for second in [10, 11, 12] {
-        assert!(outliers.sent(WorkerId(1), at(second)));
-        assert_eq!(outliers.out(&workers, at(second)), [WorkerId(1)]);
-        outliers.let_go(WorkerId(1), (at(second), at(second)));
-        assert_eq!(outliers.out(&workers, at(second)), [], "its client left");
+        assert!(outliers.record_sent(WorkerId(1), at(second)));
+        assert_eq!(outliers.excluded(&workers, at(second)), [WorkerId(1)]);
+        outliers.release_trial(WorkerId(1), (at(second), at(second)));
+        assert_eq!(outliers.excluded(&workers, at(second)), [], "its client left");
     }
-    outliers.let_go(WorkerId(1), (at(12), at(12)));
-    assert!(outliers.sent(WorkerId(1), at(12)));
-    outliers.let_go(WorkerId(1), (at(5), at(13)));
-    assert_eq!(outliers.out(&workers, at(13)), [WorkerId(1)], "that one was no trial");
-    assert_eq!(outliers.ejected(&workers[0]).map(|ejected| ejected.times), Some(1));
+    outliers.release_trial(WorkerId(1), (at(12), at(12)));
+    assert!(outliers.record_sent(WorkerId(1), at(12)));
+    outliers.release_trial(WorkerId(1), (at(5), at(13)));
+    assert_eq!(outliers.excluded(&workers, at(13)), [WorkerId(1)], "that one was no trial");
+    assert_eq!(outliers.ejection(&workers[0]).map(|ejected| ejected.ejections), Some(1));
 }
 
 #[test]
-fn a_long_answer_is_no_trial_that_hangs() {
+fn a_trial_whose_answer_began_does_not_count_as_hanging() {
     let (workers, begin) = (fleet(3), Instant::now());
     let times = |heard: bool| {
         let mut outliers = Outliers::new(OutlierConfig::default());
-        fail(&mut outliers, &workers, (1, 5), begin);
+        record_failures(&mut outliers, &workers, (1, 5), begin);
         let at = |seconds: u32| begin + SECOND * seconds;
-        outliers.sent(WorkerId(1), at(10));
+        outliers.record_sent(WorkerId(1), at(10));
         if heard {
-            outliers.heard(WorkerId(1));
+            outliers.record_answer_started(WorkerId(1));
         }
-        assert_eq!(outliers.out(&workers, at(20)), [], "another one may go");
-        outliers.sent(WorkerId(1), at(20));
-        outliers.ejected(&workers[0]).map(|ejected| ejected.times)
+        assert_eq!(outliers.excluded(&workers, at(20)), [], "another one may go");
+        outliers.record_sent(WorkerId(1), at(20));
+        outliers.ejection(&workers[0]).map(|ejected| ejected.ejections)
     };
     assert_eq!((times(true), times(false)), (Some(1), Some(2)));
 }
 
 #[test]
-fn one_whose_pause_is_over_counts_among_those_that_are_out() {
+fn a_worker_on_trial_still_counts_as_ejected() {
     let (workers, begin) = (fleet(4), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    let ejects = |outliers: &mut Outliers, which, now| fail(outliers, &workers, (which, 5), now).is_some();
+    let ejects = |outliers: &mut Outliers, which, now| record_failures(outliers, &workers, (which, 5), now).is_some();
     assert!(ejects(&mut outliers, 1, begin) && ejects(&mut outliers, 2, begin));
     let later = begin + SECOND * 11;
-    assert_eq!(outliers.out(&workers, later), []);
+    assert_eq!(outliers.excluded(&workers, later), []);
     assert!(!ejects(&mut outliers, 3, later), "half of four are not known to be well");
-    outliers.sent(WorkerId(1), later);
-    assert!(outliers.answered(id(&workers[0]), (later, later)));
-    assert!(fail(&mut outliers, &workers, (3, 1), later).is_some(), "one of them is");
+    outliers.record_sent(WorkerId(1), later);
+    assert!(outliers.record_success(id(&workers[0]), (later, later)));
+    assert!(record_failures(&mut outliers, &workers, (3, 1), later).is_some(), "one of them is");
 }
 
 #[test]
-fn no_ejection_is_longer_than_the_longest() {
+fn ejection_time_is_capped() {
     let (workers, mut now) = (fleet(2), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    fail(&mut outliers, &workers, (1, 5), now);
+    record_failures(&mut outliers, &workers, (1, 5), now);
     for _ in 0..100 {
-        let pause = outliers.ejected(&workers[0]).unwrap().trial_in(now);
+        let pause = outliers.ejection(&workers[0]).unwrap().time_to_trial(now);
         assert!(pause <= SECOND * 300, "{pause:?}");
         now += pause;
-        outliers.sent(WorkerId(1), now);
-        assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Trial));
+        outliers.record_sent(WorkerId(1), now);
+        assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Trial));
     }
-    assert_eq!(outliers.ejected(&workers[0]).unwrap().trial_in(now), SECOND * 300);
+    assert_eq!(outliers.ejection(&workers[0]).unwrap().time_to_trial(now), SECOND * 300);
 }
 
 #[test]
-fn another_process_begins_with_a_clean_sheet_and_who_left_is_forgotten() {
+fn a_new_incarnation_starts_clean_and_departed_workers_are_forgotten() {
     let (mut workers, now) = (fleet(3), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
-    fail(&mut outliers, &workers, (1, 5), now);
+    record_failures(&mut outliers, &workers, (1, 5), now);
     workers[0].incarnation = Incarnation(2);
-    assert_eq!(outliers.out(&workers, now), []);
-    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
-    assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
-    outliers.failed(&workers[1..], WorkerId(2), (now, now));
+    assert_eq!(outliers.excluded(&workers, now), []);
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Consecutive));
+    outliers.record_failure(&workers[1..], WorkerId(2), (now, now));
     assert_eq!(outliers.records.len(), 1);
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_is_accepted() {
+fn an_invalid_outlier_setting_names_what_is_accepted() {
     let well = OutlierConfig::default();
     assert_eq!(well.problem(), None);
     for (wrong, field) in [
-        (OutlierConfig { interval: Span::seconds(0), ..well }, "outliers.interval"),
-        (OutlierConfig { base_ejection_time: Span::seconds(0), ..well }, "outliers.base_ejection_time"),
-        (OutlierConfig { max_ejection_time: Span::seconds(9), ..well }, "outliers.max_ejection_time"),
+        (OutlierConfig { interval: TimeSpan::seconds(0), ..well }, "outliers.interval"),
+        (OutlierConfig { base_ejection_time: TimeSpan::seconds(0), ..well }, "outliers.base_ejection_time"),
+        (OutlierConfig { max_ejection_time: TimeSpan::seconds(9), ..well }, "outliers.max_ejection_time"),
         (OutlierConfig { request_volume: 0, ..well }, "outliers.request_volume"),
         (OutlierConfig { trial_requests: 101, ..well }, "outliers.trial_requests"),
     ] {
@@ -246,31 +255,31 @@ fn what_cannot_be_is_refused_with_what_is_accepted() {
 const PATH: &str = "/v1/completions";
 const QUICK: [&str; 2] = ["outliers.consecutive_failures=3", "outliers.base_ejection_time=1s"];
 
-async fn ask(front: &Front, behave: &str) -> u16 {
+async fn ask(front: &TestRouter, behave: &str) -> u16 {
     let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": behave});
     post(front.proxy_address(), PATH, body.to_string()).await.status
 }
 
-async fn operator(front: &Front, path: &str) -> Value {
+async fn operator(front: &TestRouter, path: &str) -> Value {
     get(front.operator_address(), path).await.json()
 }
 
-async fn two(settings: &[&str]) -> ([std::sync::Arc<Worker>; 2], Front) {
-    let workers = [Worker::start("one", "tiny").await, Worker::start("two", "tiny").await];
-    let front = front(&[&workers[0], &workers[1]], settings).await;
-    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+async fn two_workers(settings: &[&str]) -> ([std::sync::Arc<StubWorker>; 2], TestRouter) {
+    let workers = [StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await];
+    let front = start_router(&[&workers[0], &workers[1]], settings).await;
+    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
     (workers, front)
 }
 
 #[tokio::test]
-async fn a_worker_that_fails_what_it_is_asked_is_asked_no_more_until_a_trial_goes_well() {
-    let ([one, two], front) = two(&QUICK).await;
+async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
+    let ([one, two], front) = two_workers(&QUICK).await;
     let ejected =
         || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
     while ejected() == 0 {
         assert_eq!(ask(&front, "fail at one").await, 200, "the other one answers");
     }
-    let asked = one.seen().len();
+    let asked = one.requests().len();
     assert!(asked >= 3, "{asked}");
     for _ in 0..10 {
         assert_eq!(ask(&front, "fail at one").await, 200);
@@ -278,12 +287,13 @@ async fn a_worker_that_fails_what_it_is_asked_is_asked_no_more_until_a_trial_goe
     let receipts = front.gateway.decisions.receipts.newest(10, |_| true);
     let tells = |attempt: &Attempt| attempt.ejected == [WorkerId::of_endpoint(&one.url())];
     assert!(receipts.iter().any(|receipt| receipt.attempts.iter().any(tells)), "{receipts:?}");
-    let trials = one.seen().len() - asked;
+    let trials = one.requests().len() - asked;
     assert!(trials <= 2, "{trials} of ten, and those only as the second was over");
 
     let listed = operator(&front, "/ownerserve/v1/workers").await;
     let lines = listed["workers"].as_array().unwrap();
-    let of = |worker: &Worker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejected"].clone();
+    let of =
+        |worker: &StubWorker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejected"].clone();
     assert!(of(&one)["cause"].is_string() && of(&one)["times"].as_u64() >= Some(1), "{listed}");
     assert_eq!(of(&two), Value::Null);
     let ready = operator(&front, "/readyz").await;
@@ -302,22 +312,22 @@ async fn a_worker_that_fails_what_it_is_asked_is_asked_no_more_until_a_trial_goe
 }
 
 #[tokio::test]
-async fn where_all_are_sick_none_is_left_out() {
-    let ([one, two], front) = two(&QUICK).await;
+async fn when_all_workers_fail_all_are_still_tried() {
+    let ([one, two], front) = two_workers(&QUICK).await;
     for n in 1..=8 {
         assert_eq!(ask(&front, "fail").await, 502);
-        assert_eq!(one.seen().len() + two.seen().len(), 2 * n, "both are tried, whoever is ejected");
+        assert_eq!(one.requests().len() + two.requests().len(), 2 * n, "both are tried, whoever is ejected");
     }
     assert_eq!(ask(&front, "answer").await, 200);
 }
 
 #[tokio::test]
-async fn what_is_the_clients_error_or_a_lack_of_room_ejects_nobody() {
-    let (_workers, front) = two(&["outliers.consecutive_failures=1"]).await;
+async fn client_errors_and_overload_do_not_eject() {
+    let (_workers, front) = two_workers(&["outliers.consecutive_failures=1"]).await;
     for _ in 0..4 {
         assert_eq!((ask(&front, "refuse").await, ask(&front, "busy").await), (422, 429));
     }
-    assert!(Cause::VARIANTS.iter().all(|cause| {
+    assert!(EjectionCause::VARIANTS.iter().all(|cause| {
         front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_ref()]).get() == 0
     }));
     let ejected =
@@ -335,8 +345,8 @@ async fn what_is_the_clients_error_or_a_lack_of_room_ejects_nobody() {
 const SPOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"words\"}]}\n\n";
 
 #[tokio::test]
-async fn answers_that_break_off_eject() {
-    let ([one, two], front) = two(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
+async fn broken_streams_eject() {
+    let ([one, two], front) = two_workers(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
     let ejected =
         || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
     let body =
@@ -344,7 +354,7 @@ async fn answers_that_break_off_eject() {
     for _ in 0..8 {
         post(front.proxy_address(), PATH, body.to_string()).await;
     }
-    assert_eq!(ejected(), 1, "one of {} and {}", one.seen().len(), two.seen().len());
+    assert_eq!(ejected(), 1, "one of {} and {}", one.requests().len(), two.requests().len());
 }
 
 #[test]
@@ -360,15 +370,15 @@ fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval
 }
 
 /// A request of the first of two tenants; its client leaves once the second worker is at work on it.
-async fn leaves(front: &Front, two: &Worker, body: &str) {
+async fn leaves(front: &TestRouter, two: &StubWorker, body: &str) {
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k1\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     let client = crate::testing::raw(front.proxy_address(), format!("{head}{body}").as_bytes()).await;
-    until("the second one hangs", || two.at_work.count() == 1).await;
+    wait_until("the second one hangs", || two.active.count() == 1).await;
     drop(client);
-    until("it is over", || two.at_work.count() == 0 && front.gateway.metrics.requests.in_flight.get() == 0).await;
+    wait_until("it is over", || two.active.count() == 0 && front.gateway.metrics.requests.in_flight.get() == 0).await;
 }
 
 #[tokio::test]
@@ -389,16 +399,16 @@ async fn one_tenants_poison_ejects_nobody() {
     let cases = [(0, "fail", None), (8, "fail", None), (0, "die", cut), (256, "die", cut), (256, "die", Some(SPOKEN))];
     for (burst, behave, before) in cases {
         let burst = format!("retries.burst={burst}");
-        let ([one, two], front) = two(&[&keys, "auth.prove_salts=false", "outliers.interval=1h", &burst]).await;
+        let ([one, two], front) = two_workers(&[&keys, "auth.prove_salts=false", "outliers.interval=1h", &burst]).await;
         for _ in 0..150 {
             let request = http::Request::post(PATH).header("authorization", "Bearer k1");
             crate::testing::send(front.proxy_address(), request, body(behave, before)).await;
         }
-        assert!(one.seen().len() + two.seen().len() >= 150);
+        assert!(one.requests().len() + two.requests().len() >= 150);
         let workers = front.gateway.fleet().snapshot();
         assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), [], "{behave}, {burst}");
     }
-    let ([_one, two], front) = two(&[&keys, "auth.prove_salts=false"]).await;
+    let ([_one, two], front) = two_workers(&[&keys, "auth.prove_salts=false"]).await;
     for _ in 0..40 {
         leaves(&front, &two, &body("fail or hang", None)).await;
     }

@@ -14,7 +14,7 @@ use super::Outliers;
 pub struct Trials {
     outliers: Arc<Mutex<Outliers>>,
     workers: Vec<WorkerId>,
-    asked: Instant,
+    sent_at: Instant,
 }
 
 impl Trials {
@@ -22,21 +22,21 @@ impl Trials {
     pub fn begin(outliers: &Arc<Mutex<Outliers>>, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
         let asked = Instant::now();
         let mut known = outliers.lock();
-        let workers: Vec<_> = workers.filter(|worker| known.sent(*worker, asked)).collect();
+        let workers: Vec<_> = workers.filter(|worker| known.record_sent(*worker, asked)).collect();
         drop(known);
-        (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, asked })
+        (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, sent_at: asked })
     }
 
     /// The answer has begun.
-    pub fn heard(&self) {
+    pub fn record_answer_started(&self) {
         let mut known = self.outliers.lock();
-        self.workers.iter().for_each(|worker| known.heard(*worker));
+        self.workers.iter().for_each(|worker| known.record_answer_started(*worker));
     }
 }
 
 impl Drop for Trials {
     fn drop(&mut self) {
         let mut known = self.outliers.lock();
-        self.workers.iter().for_each(|worker| known.let_go(*worker, (self.asked, Instant::now())));
+        self.workers.iter().for_each(|worker| known.release_trial(*worker, (self.sent_at, Instant::now())));
     }
 }

@@ -11,56 +11,57 @@ use tokio::task::spawn_blocking;
 use vocabulary::{RequestId, TenantId};
 
 use crate::error::ApiError;
-use crate::incoming::Incoming;
+use crate::incoming::ClientRequest;
 
 /// Bodies from this on are read, converted, rendered and tokenized aside.
-pub(crate) const LONG_BODY: usize = 64 << 10;
+pub(crate) const MIN_OFFLOAD_BYTES: usize = 64 << 10;
 /// Most requests of one tenant that wait for a place.
-const WAITING: usize = 256;
+const MAX_QUEUED_PER_TENANT: usize = 256;
 
 /// Places for long work.
 #[derive(Debug)]
-pub struct Aside {
+pub struct OffloadPool {
     places: Arc<Semaphore>,
-    of_tenant: usize,
-    tenants: Mutex<HashMap<TenantId, Weak<Queue>>>,
+    slots_per_tenant: usize,
+    tenants: Mutex<HashMap<TenantId, Weak<TenantOffloadQueue>>>,
 }
 
 /// The places of one tenant.
 #[derive(Debug)]
-struct Queue {
+struct TenantOffloadQueue {
     places: Arc<Semaphore>,
-    waiting: Semaphore,
+    queue_slots: Semaphore,
 }
 
-impl Aside {
+impl OffloadPool {
     /// `places` at once, of which one tenant gets `of_tenant`; at least one.
     pub fn new(places: usize, of_tenant: usize) -> Self {
         let places = Arc::new(Semaphore::new(places.max(1)));
-        Self { places, of_tenant: of_tenant.max(1), tenants: Mutex::default() }
+        Self { places, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
     }
 
-    fn queue(&self, tenant: &TenantId) -> Arc<Queue> {
+    fn queue(&self, tenant: &TenantId) -> Arc<TenantOffloadQueue> {
         let mut tenants = self.tenants.lock();
         if let Some(queue) = tenants.get(tenant).and_then(Weak::upgrade) {
             return queue;
         }
         tenants.retain(|_, queue| queue.strong_count() > 0);
-        let (places, waiting) = (Arc::new(Semaphore::new(self.of_tenant)), Semaphore::new(WAITING));
-        let queue = Arc::new(Queue { places, waiting });
+        let (places, waiting) =
+            (Arc::new(Semaphore::new(self.slots_per_tenant)), Semaphore::new(MAX_QUEUED_PER_TENANT));
+        let queue = Arc::new(TenantOffloadQueue { places, queue_slots: waiting });
         tenants.insert(tenant.clone(), Arc::downgrade(&queue));
         queue
     }
 
     /// What `work` gives, once there is a place for it.
-    pub async fn done<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         &self,
         (tenant, request): (&TenantId, RequestId),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         let internal = || ApiError::Internal { request: request.to_string() };
         let queue = self.queue(tenant);
-        let Ok(waits) = queue.waiting.try_acquire() else {
+        let Ok(waits) = queue.queue_slots.try_acquire() else {
             return Err(ApiError::Overloaded { what: "too many long requests of yours wait to be read" });
         };
         let of_tenant = queue.places.clone().acquire_owned().await.map_err(|_| internal())?;
@@ -75,15 +76,15 @@ impl Aside {
 
 /// Whose work, and how much.
 #[derive(Clone, Debug)]
-pub struct Load {
+pub struct OffloadTask {
     request: RequestId,
     tenant: TenantId,
     bytes: usize,
 }
 
-impl Load {
+impl OffloadTask {
     /// Of this request.
-    pub fn of(incoming: &Incoming) -> Self {
+    pub fn of(incoming: &ClientRequest) -> Self {
         Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
     }
 
@@ -98,15 +99,15 @@ impl Load {
     }
 
     /// What `work` gives.
-    pub async fn done<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         self,
-        aside: &Aside,
+        aside: &OffloadPool,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        if self.bytes < LONG_BODY {
+        if self.bytes < MIN_OFFLOAD_BYTES {
             return Ok(work());
         }
-        aside.done((&self.tenant, self.request), work).await
+        aside.run((&self.tenant, self.request), work).await
     }
 }
 
@@ -114,24 +115,24 @@ impl Load {
 mod tests {
     use super::*;
 
-    fn load(bytes: usize) -> Load {
-        Load { request: RequestId(1), tenant: TenantId::default(), bytes }
+    fn offload_task(bytes: usize) -> OffloadTask {
+        OffloadTask { request: RequestId(1), tenant: TenantId::default(), bytes }
     }
 
     #[tokio::test]
-    async fn work_of_a_long_body_is_done_on_another_thread_and_that_of_a_short_one_here() {
-        let aside = Aside::new(2, 1);
+    async fn only_long_bodies_are_offloaded_to_the_pool() {
+        let aside = OffloadPool::new(2, 1);
         let here = std::thread::current().id();
-        assert_eq!(load(LONG_BODY - 1).done(&aside, || std::thread::current().id()).await, Ok(here));
-        assert_ne!(load(LONG_BODY).done(&aside, || std::thread::current().id()).await, Ok(here));
-        let broken = load(LONG_BODY).done(&aside, || panic!("a bug")).await;
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES - 1).run(&aside, || std::thread::current().id()).await, Ok(here));
+        assert_ne!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || std::thread::current().id()).await, Ok(here));
+        let broken = offload_task(MIN_OFFLOAD_BYTES).run(&aside, || panic!("a bug")).await;
         assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
-        assert_eq!(load(LONG_BODY).done(&aside, || 1).await, Ok(1), "its place was given back");
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || 1).await, Ok(1), "its place was given back");
     }
 
     #[tokio::test]
-    async fn a_tenant_whose_work_takes_long_leaves_places_to_others() {
-        let aside = Arc::new(Aside::new(2, 1));
+    async fn a_tenant_with_slow_work_leaves_slots_to_others() {
+        let aside = Arc::new(OffloadPool::new(2, 1));
         let (release, held) = std::sync::mpsc::channel::<()>();
         let begun = Arc::new(tokio::sync::Notify::new());
         let (of, at) = (aside.clone(), begun.clone());
@@ -140,14 +141,14 @@ mod tests {
                 at.notify_one();
                 held.recv().unwrap();
             };
-            of.done((&TenantId("a".into()), RequestId(1)), work).await
+            of.run((&TenantId("a".into()), RequestId(1)), work).await
         });
         begun.notified().await;
         let same = TenantId("a".into());
-        let mine = aside.done((&same, RequestId(2)), || ());
+        let mine = aside.run((&same, RequestId(2)), || ());
         tokio::pin!(mine);
         assert!(futures::poll!(&mut mine).is_pending(), "its half is taken");
-        aside.done((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
+        aside.run((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
         release.send(()).unwrap();
         mine.await.unwrap();
         long.await.unwrap().unwrap();
@@ -158,7 +159,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_whose_client_left_keeps_its_place_until_it_is_done() {
-        let aside = Arc::new(Aside::new(2, 1));
+        let aside = Arc::new(OffloadPool::new(2, 1));
         let (release, held) = std::sync::mpsc::channel::<()>();
         let begun = Arc::new(tokio::sync::Notify::new());
         let (of, at) = (aside.clone(), begun.clone());
@@ -168,12 +169,12 @@ mod tests {
                 at.notify_one();
                 held.recv().unwrap();
             };
-            of.done((&TenantId("a".into()), RequestId(1)), work).await
+            of.run((&TenantId("a".into()), RequestId(1)), work).await
         });
         begun.notified().await;
         left.abort();
         assert!(left.await.unwrap_err().is_cancelled());
-        let next = aside.done((&tenant, RequestId(2)), || ());
+        let next = aside.run((&tenant, RequestId(2)), || ());
         tokio::pin!(next);
         assert!(futures::poll!(&mut next).is_pending(), "the work goes on");
         release.send(()).unwrap();
@@ -181,15 +182,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_may_wait_are_refused() {
-        let aside = Aside::new(1, 1);
+    async fn tasks_beyond_the_queue_limit_are_rejected() {
+        let aside = OffloadPool::new(1, 1);
         let tenant = TenantId::default();
         let _place = aside.places.acquire().await.unwrap();
-        let mut waiting: Vec<_> = (0..WAITING).map(|_| Box::pin(aside.done((&tenant, RequestId(1)), || ()))).collect();
+        let mut waiting: Vec<_> =
+            (0..MAX_QUEUED_PER_TENANT).map(|_| Box::pin(aside.run((&tenant, RequestId(1)), || ()))).collect();
         for one in &mut waiting {
             assert!(futures::poll!(one).is_pending());
         }
-        let refused = aside.done((&tenant, RequestId(1)), || ()).await.unwrap_err();
+        let refused = aside.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
         assert!(matches!(refused, ApiError::Overloaded { .. }), "{refused}");
     }
 }

@@ -7,7 +7,7 @@ use vocabulary::{Blocks, DpRank, Overlap, Tier, WorkerId};
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 /// The sum of several prompts' overlaps, each listed as the index does: a slower tier only where it reaches further.
-pub(super) fn together(each: impl Iterator<Item = Vec<Overlap>>) -> Vec<Overlap> {
+pub(super) fn sum_overlaps(each: impl Iterator<Item = Vec<Overlap>>) -> Vec<Overlap> {
     let mut sums: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
     for overlaps in each {
         let mut depths: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
@@ -39,29 +39,30 @@ mod tests {
 
     use super::*;
     use crate::sim_command::tests::{sim, url};
-    use crate::testing::{front_of, post, until};
-    use vocabulary::{Knowledge, Tokens};
+    use crate::testing::{post, start_router_at, wait_until};
+    use vocabulary::{KvIndexState, Tokens};
 
     fn overlap(worker: u64, tier: Tier, blocks: u64) -> Overlap {
         Overlap { worker: WorkerId(worker), rank: DpRank(0), tier, blocks: Blocks(blocks) }
     }
 
     #[test]
-    fn what_a_worker_holds_of_each_prompt_adds_up_by_tier() {
+    fn the_overlaps_of_a_batch_add_up_by_tier() {
         let first = vec![overlap(1, Tier::Hbm, 4), overlap(1, Tier::Disk, 9), overlap(2, Tier::Host, 3)];
         let second = vec![overlap(1, Tier::Hbm, 2), overlap(3, Tier::Hbm, 1)];
-        let sum = together([first, second, Vec::new()].into_iter());
+        let sum = sum_overlaps([first, second, Vec::new()].into_iter());
         let expected =
             [overlap(1, Tier::Hbm, 6), overlap(1, Tier::Disk, 11), overlap(2, Tier::Host, 3), overlap(3, Tier::Hbm, 1)];
         assert_eq!(sum, expected);
-        assert_eq!(together(std::iter::empty()), []);
+        assert_eq!(sum_overlaps(std::iter::empty()), []);
     }
 
     #[tokio::test]
-    async fn a_batch_is_planned_and_receipted_as_a_whole_and_bound_by_its_longest_prompt() {
+    async fn a_batch_is_planned_as_a_whole_and_limited_by_its_longest_prompt() {
         let worker = sim(&["--speed-up=50"]).await;
-        let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
-        until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
+        let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+        wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+            .await;
         let ask = async |prompt: serde_json::Value| {
             let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
             let got = post(front.proxy_address(), "/v1/completions", body).await;
@@ -77,9 +78,9 @@ mod tests {
         assert_eq!(whole.known.prompt, alone);
         assert!(whole.known.deepest_overlap + Tokens(3 * 16) > alone, "all but each tail: {:?}", whole.known);
         let seen = whole.seen.unwrap();
-        assert_eq!((seen.engine_disagrees, whole.attempts[0].knowledge), (None, Knowledge::Exact));
+        assert_eq!((seen.engine_disagrees, whole.attempts[0].knowledge), (None, KvIndexState::Exact));
         assert!(seen.predicted_cached > alone - Tokens(4 * 16), "{seen:?}");
-        let agreed = front.gateway.metrics.identity.counted_prompts.with_label_values(&["agrees"]);
+        let agreed = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["agrees"]);
         assert_eq!(agreed.get(), 4, "the engine counts the sum, too");
         let context = front.gateway.fleet().snapshot()[0].capacity.context;
         let many = vec![said(9); 16];

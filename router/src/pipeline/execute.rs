@@ -8,37 +8,37 @@ use std::time::Instant;
 
 use planner::{Handoff, Leg, Plan};
 use vocabulary::{Tokens, WorkerId};
-use workers_shim::fleet::InFlight;
+use workers_shim::fleet::InFlightRequest;
 
-use super::legs::{LegError, Legs, Opened, culprit};
-use super::plan::Classified;
+use super::legs::{LegError, LegResponse, Legs, culprit};
+use super::plan::ClassifiedStep;
 use super::readback;
-use super::receipt::Remark;
+use super::receipt::AttemptEvent;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 
 /// An answer that has begun.
-pub struct Answering {
+pub struct Dispatched {
     /// Head and body of the answer leg.
-    pub opened: Opened,
+    pub response: LegResponse,
     /// The request as the target's load counts it.
-    pub in_flight: InFlight,
+    pub in_flight: InFlightRequest,
     /// When its legs were sent.
-    pub asked: Instant,
+    pub sent_at: Instant,
     /// When the first byte was there.
     pub first_byte: Instant,
     /// What did not go as planned.
-    pub remarks: Vec<Remark>,
+    pub events: Vec<AttemptEvent>,
 }
 
 /// A plan that came to nothing before the client got a byte.
 #[derive(Debug)]
-pub struct Failed {
+pub struct FailedAttempt {
     /// When its legs were sent.
-    pub asked: Instant,
+    pub sent_at: Instant,
     /// What did not go as planned, the reason last.
-    pub remarks: Vec<Remark>,
+    pub events: Vec<AttemptEvent>,
     /// Who is to be left out of the next plan.
     pub exclude: WorkerId,
     /// Why.
@@ -47,40 +47,42 @@ pub struct Failed {
 
 /// Carries out `plan` with these legs.
 pub async fn execute(
-    gateway: &Arc<Gateway>,
-    (step, plan): (&Classified, &Plan),
+    gateway: &Arc<AppState>,
+    (step, plan): (&ClassifiedStep, &Plan),
     legs: Legs,
-) -> Result<Answering, Failed> {
-    let (legs, asked) = (legs.to(plan.target()), Instant::now());
+) -> Result<Dispatched, FailedAttempt> {
+    let (legs, asked) = (legs.for_worker(plan.target()), Instant::now());
     let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
     // Whatever serves this step, the next one has another history.
-    let back = gateway.remembered.readbacks.take(step.located.session.id);
+    let back = gateway.caches.reverse_pulls.take(step.located.session.id);
     let opened = match plan.handoff {
         None => {
-            readback::unused(gateway, back);
+            readback::count_unused(gateway, back);
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
-            readback::unused(gateway, back);
+            readback::count_unused(gateway, back);
             let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
             remarks.extend(replicate(gateway, (step, plan), &legs, (source, blocks)).await);
-            in_flight.sent();
+            in_flight.mark_sent();
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::RemotePrefill { .. }) => {
-            let back = readback::usable(gateway, (step, plan), back).await;
+            let back = readback::check_usable(gateway, (step, plan), back).await;
             let (opened, met) = remote_prefill(legs.clone(), plan, back).await;
             remarks.extend(met);
-            opened.map(|opened| readback::kept(gateway, (step, plan), opened))
+            opened.map(|opened| readback::store_returned(gateway, (step, plan), opened))
         }
     };
     match opened {
-        Ok(opened) => Ok(Answering { opened, in_flight, asked, first_byte: Instant::now(), remarks }),
+        Ok(opened) => {
+            Ok(Dispatched { response: opened, in_flight, sent_at: asked, first_byte: Instant::now(), events: remarks })
+        }
         Err(error) => {
-            remarks.push(error.remark());
-            Err(Failed { exclude: culprit(plan, &error), asked, remarks, error })
+            remarks.push(error.attempt_event());
+            Err(FailedAttempt { exclude: culprit(plan, &error), sent_at: asked, events: remarks, error })
         }
     }
 }

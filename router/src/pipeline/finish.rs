@@ -3,45 +3,45 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Action, Candidate, Case, Handoff, Transfers};
+use planner::{Action, Handoff, PlanCandidate, PlanningCase, TransferPermission};
 use tokio::sync::OwnedSemaphorePermit;
-use vocabulary::{Blocks, Bytes, Knowledge, Micros, Overlap, Tokens, WorkerId, WorkerView};
-use workers_shim::dialect::Usage;
-use workers_shim::events::{KnownBy, Served};
-use workers_shim::fleet::InFlight;
+use vocabulary::{Blocks, Bytes, KvIndexState, Micros, Overlap, Tokens, WorkerId, WorkerView};
+use workers_shim::dialect::TokenUsage;
+use workers_shim::events::{ChainBasis, ServedPrompts};
+use workers_shim::fleet::InFlightRequest;
 
 use super::commit::{commit, withdraw};
-use super::guard::guard;
+use super::guard::enforce_guardrail;
 use super::knowledge::is_converted_by_guess;
-use super::plan::{Classified, Planned, facts};
-use super::prompts::Kept;
-use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
-use super::steering::Mode;
-use super::turns::Waited;
-use super::underway::{Failures, RequestOutcome, settle_failures};
-use super::verify::{Transfer, sample, unix_ms};
-use crate::gateway::Gateway;
-use crate::guardrail::{Arm, Step};
-use crate::identity::agreement::{Counts, Finds, LATE};
+use super::plan::{ClassifiedStep, PlannedStep, step_facts};
+use super::prompts::StoredPrompt;
+use super::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation};
+use super::steering::RoutingMode;
+use super::turns::AdmissionWait;
+use super::underway::{AnswerStatus, FailedWorkers, settle_failures};
+use super::verify::{CompletedTransfer, check_if_due, unix_ms};
+use crate::gateway::AppState;
+use crate::guardrail::{Arm, StepSample};
+use crate::identity::agreement::{CacheHitCheck, EVENT_GRACE_PERIOD, PromptTokenCount};
 use crate::outliers;
-use crate::quotas::Came;
+use crate::quotas::RequestCompletion;
 
 /// A request on its way to its end.
-pub struct Finish {
+pub struct RequestEnd {
     /// Everything that is shared.
-    pub gateway: Arc<Gateway>,
+    pub gateway: Arc<AppState>,
     /// The step.
-    pub step: Classified,
+    pub step: ClassifiedStep,
     /// What the planner chose first, where it was asked.
-    pub chosen: Option<Action>,
+    pub first_action: Option<Action>,
     /// The plan that serves it.
-    pub planned: Planned,
+    pub planned: PlannedStep,
     /// Every try, the newest last.
     pub attempts: Vec<Attempt>,
     /// How it waited before, where it did.
-    pub waited: Option<Waited>,
+    pub admission_wait: Option<AdmissionWait>,
     /// The request as the target's load counts it; none when nobody serves it.
-    pub in_flight: Option<InFlight>,
+    pub in_flight: Option<InFlightRequest>,
     /// When the first byte of the answer was there.
     pub first_byte: Option<Instant>,
     /// The answer's status.
@@ -49,32 +49,32 @@ pub struct Finish {
     /// Tokens of the answer that reached us, counted by events where the engine does not tell.
     pub delivered: Tokens,
     /// Who broke off inside the answer so far.
-    pub(super) failures: Failures,
+    pub(super) failures: FailedWorkers,
 }
 
 /// How many times what was expected an engine may count before it is not believed.
-const BELIEVED: u64 = 16;
+const MAX_PLAUSIBLE_RATIO: u64 = 16;
 /// What an engine may always count: images that a prompt only names, templates, the answer to a request without a bound.
-const ALWAYS_BELIEVED: Tokens = Tokens(65_536);
+const ALWAYS_PLAUSIBLE_TOKENS: Tokens = Tokens(65_536);
 
 /// Most tokens that an engine is believed to count where so many were expected.
 pub(crate) fn most_believed(expected: Tokens) -> Tokens {
-    Tokens(expected.0.saturating_mul(BELIEVED)).max(ALWAYS_BELIEVED)
+    Tokens(expected.0.saturating_mul(MAX_PLAUSIBLE_RATIO)).max(ALWAYS_PLAUSIBLE_TOKENS)
 }
 
 /// The same for an answer whose request sets no bound.
-pub(crate) const UNBOUNDED_ANSWER: Tokens = Tokens(BELIEVED * ALWAYS_BELIEVED.0);
+pub(crate) const UNBOUNDED_ANSWER: Tokens = Tokens(MAX_PLAUSIBLE_RATIO * ALWAYS_PLAUSIBLE_TOKENS.0);
 
-impl Finish {
+impl RequestEnd {
     /// Who answers.
-    pub fn server(&self) -> WorkerId {
+    pub fn target(&self) -> WorkerId {
         self.planned.plan.target()
     }
 
     /// The end. `usage` is what the engine counted.
-    pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
-        let usage = usage.filter(|usage| self.believes(usage));
-        let counted = usage.map(|usage| self.computed_here(usage));
+    pub fn end(mut self, ending: RequestOutcome, usage: Option<TokenUsage>) {
+        let usage = usage.filter(|usage| self.is_plausible(usage));
+        let counted = usage.map(|usage| self.locally_computed(usage));
         // The speed of one worker is not learnt from an answer of two.
         let is_whole = self.attempts.last().is_some() && !self.is_resumed();
         if let (Some(in_flight), Some(counted), true) = (&mut self.in_flight, counted, is_whole) {
@@ -83,10 +83,10 @@ impl Finish {
         let located = &self.step.located;
         match (self.step.mode, ending) {
             // The ledger is not asked, and so not told either.
-            (Mode::Sticky, _) => {}
+            (RoutingMode::Sticky, _) => {}
             // It was not announced.
             _ if self.attempts.is_empty() => {}
-            (_, Ending::Complete) => {
+            (_, RequestOutcome::Complete) => {
                 let since = Instant::now();
                 commit(&self.gateway, located, &self.planned.plan);
                 let seconds = self.gateway.metrics.plans.step.with_label_values(&["commit"]);
@@ -94,91 +94,101 @@ impl Finish {
             }
             _ => withdraw(&self.gateway, located),
         }
-        if let Some(tenure) = self.planned.tenure.take() {
+        if let Some(tenure) = self.planned.reservation.take() {
             match ending {
-                Ending::Complete => tenure.served(usage),
-                Ending::Refused => tenure.refused(),
-                Ending::Failed | Ending::Broken => tenure.failed(),
+                RequestOutcome::Complete => tenure.mark_served(usage),
+                RequestOutcome::Refused => tenure.mark_refused(),
+                RequestOutcome::Failed | RequestOutcome::Broken => tenure.mark_failed(),
                 // What was computed until then stays there.
-                Ending::ClientLeft => drop(tenure),
+                RequestOutcome::ClientLeft => drop(tenure),
             }
         }
-        if ending == Ending::Complete {
+        if ending == RequestOutcome::Complete {
             let leg = &self.planned.plan.decode;
-            let by = located.prefixed.fallback().map_or(KnownBy::Tokens, |_| KnownBy::Bytes);
-            let prompts: Vec<_> = located.prefixed.chains().collect();
-            self.gateway.fleet().note_routed(leg.worker, leg.rank, Served { prompts: &prompts, by });
-            outliers::answered(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
+            let by = located.identified.fallback_reason().map_or(ChainBasis::Tokens, |_| ChainBasis::Bytes);
+            let prompts: Vec<_> = located.identified.chains().collect();
+            self.gateway.fleet().note_routed(leg.worker, leg.rank, ServedPrompts { prompts: &prompts, basis: by });
+            outliers::record_success(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
         }
         let failures = std::mem::take(&mut self.failures);
         match ending {
-            Ending::Complete => settle_failures(&self.gateway, &self.step, failures, RequestOutcome::Answered),
+            RequestOutcome::Complete => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Answered),
             // Nobody knows how it would have gone on.
-            Ending::ClientLeft => drop(failures),
-            _ => settle_failures(&self.gateway, &self.step, failures, RequestOutcome::Unanswered),
+            RequestOutcome::ClientLeft => drop(failures),
+            _ => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Unanswered),
         }
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
         }
         self.settle(ending, usage);
-        let seen = self.seen(ending, usage);
-        self.count(&seen);
-        self.hold_against_price(&seen);
-        self.hold_against_control(&seen);
+        let seen = self.observation(ending, usage);
+        self.record_metrics(&seen);
+        self.record_prediction(&seen);
+        self.record_comparison(&seen);
         let gateway = self.gateway.clone();
-        if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
+        if ending == RequestOutcome::Complete && self.step.ask.transfers == TransferPermission::Allowed {
             let session = self.step.located.session.id;
-            if let Some(kept) = Kept::of(&mut self.step).map(Arc::new) {
-                if let Some(transfer) = Transfer::of(&self.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
-                    sample(&gateway, transfer, &kept);
+            if let Some(kept) = StoredPrompt::of(&mut self.step).map(Arc::new) {
+                if let Some(transfer) = CompletedTransfer::of(&self.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
+                    check_if_due(&gateway, transfer, &kept);
                 }
-                gateway.policies.ahead.begins(&gateway, (&self.step, &kept), (self.server(), usage));
-                gateway.remembered.prompts.keep(session, kept);
+                gateway.policies.prefix_replication.record_step_end(
+                    &gateway,
+                    (&self.step, &kept),
+                    (self.target(), usage),
+                );
+                gateway.caches.prompts.insert(session, kept);
             }
         }
         let (receipt, case) = self.receipt(seen);
-        gateway.decisions.file(receipt, case);
+        gateway.decisions.record(receipt, case);
     }
 
-    fn settle(&self, ending: Ending, usage: Option<Usage>) {
-        let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved else { return };
+    fn settle(&self, ending: RequestOutcome, usage: Option<TokenUsage>) {
+        let Some(reserved) = &self.step.located.identified.request.incoming.token_reservation else { return };
         // Who left may have been cut off by what stands between us, or by our own end.
-        let came = if ending == Ending::Complete { Came::ToItsEnd } else { Came::Short };
-        reserved.settle(self.used(ending, usage), came);
+        let came = if ending == RequestOutcome::Complete {
+            RequestCompletion::Complete
+        } else {
+            RequestCompletion::Interrupted
+        };
+        reserved.settle(self.charged_tokens(ending, usage), came);
     }
 
     /// Tokens that count against the tenant's quota: what the engine counted, and of an answer whose end it did not tell at
     /// least the prompt and what was delivered.
-    fn used(&self, ending: Ending, usage: Option<Usage>) -> Tokens {
+    fn charged_tokens(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Tokens {
         match (ending, usage) {
-            (Ending::Complete | Ending::Refused | Ending::Failed, Some(usage)) => usage.prompt + usage.completion,
-            (Ending::Refused | Ending::Failed, None) => Tokens::ZERO,
+            (RequestOutcome::Complete | RequestOutcome::Refused | RequestOutcome::Failed, Some(usage)) => {
+                usage.prompt + usage.completion
+            }
+            (RequestOutcome::Refused | RequestOutcome::Failed, None) => Tokens::ZERO,
             (_, usage) => {
-                let Usage { prompt, completion, .. } = usage.unwrap_or_default();
+                let TokenUsage { prompt, completion, .. } = usage.unwrap_or_default();
                 prompt.max(self.step.ask.prompt) + completion.max(self.delivered)
             }
         }
     }
 
     /// Whether an engine can have counted this. One that cannot is counted, and taken for an engine that counts nothing.
-    fn believes(&self, usage: &Usage) -> bool {
-        let asked = self.step.located.prefixed.request.answer.unwrap_or_default();
+    fn is_plausible(&self, usage: &TokenUsage) -> bool {
+        let asked = self.step.located.identified.request.max_answer.unwrap_or_default();
         let is_possible = usage.prompt <= most_believed(self.step.ask.prompt)
             && usage.completion <= most_believed(asked.max(self.delivered)).max(UNBOUNDED_ANSWER);
         if !is_possible {
-            self.gateway.metrics.requests.usage_disbelieved.inc();
+            self.gateway.metrics.requests.implausible_usage.inc();
             let (prompt, completion) = (usage.prompt.0, usage.completion.0);
-            tracing::warn!(worker = %self.server(), prompt, completion, "a worker counts more tokens than a request can have");
+            tracing::warn!(worker = %self.target(), prompt, completion, "a worker counts more tokens than a request can have");
         }
         is_possible
     }
 
     /// The usage as it teaches the target's speed: what was pulled from another worker was not computed here, whatever
     /// the engine counts as cached then.
-    fn computed_here(&self, usage: Usage) -> Usage {
+    fn locally_computed(&self, usage: TokenUsage) -> TokenUsage {
         match self.planned.plan.handoff {
             Some(Handoff::RemotePrefill { .. }) => {
-                Usage { cached: Some(usage.prompt - self.planned.plan.decode.tokens_computed), ..usage }
+                TokenUsage { cached: Some(usage.prompt - self.planned.plan.decode.tokens_computed), ..usage }
             }
             _ => usage,
         }
@@ -189,11 +199,11 @@ impl Finish {
         self.attempts.iter().any(|attempt| attempt.resumed.is_some())
     }
 
-    fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
+    fn observation(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> StepObservation {
         let plan = &self.planned.plan;
-        let incoming = &self.step.located.prefixed.request.incoming;
+        let incoming = &self.step.located.identified.request.incoming;
         let arrived = incoming.arrived;
-        Seen {
+        StepObservation {
             ending,
             status: self.status,
             // The last plan's price is not that of the first one's first token.
@@ -203,50 +213,51 @@ impl Finish {
             predicted_cached: plan.decode.tokens_cached,
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
-            moved: self.moved(),
-            repeated: incoming.reserved.as_ref().is_some_and(|reserved| reserved.is_repeated()),
-            engine_disagrees: self.counts_disagreeing(ending, usage),
-            cache_disagrees: self.finds_disagreeing(ending, usage),
+            moved: self.planned_transfer_bytes(),
+            repeated: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
+            engine_disagrees: self.token_count_mismatch(ending, usage),
+            cache_disagrees: self.cache_hit_mismatch(ending, usage),
         }
     }
 
     /// What is filed of it, and what the planner was asked, where it was.
-    fn receipt(self, seen: Seen) -> (Receipt, Option<Case>) {
-        let (located, Planned { decision, shortened, excluded, memory, .. }) = (self.step.located, self.planned);
-        let facts = facts(&located);
-        let chain = &located.prefixed.prompt.chain;
+    fn receipt(self, seen: StepObservation) -> (Receipt, Option<PlanningCase>) {
+        let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =
+            (self.step.located, self.planned);
+        let facts = step_facts(&located);
+        let chain = &located.identified.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
-        let known = Known {
+        let known = PromptSummary {
             session: located.session.id,
-            named_by: located.prefixed.request.session_key.as_ref().map(|key| key.source),
-            fallback: located.prefixed.fallback().map(Into::into),
-            rung: located.prefixed.rung.map(Into::into),
-            distrusted: located.prefixed.model.is_distrusted(),
+            named_by: located.identified.request.session_key.as_ref().map(|key| key.source),
+            fallback: located.identified.fallback_reason().map(Into::into),
+            rung: located.identified.tier.map(Into::into),
+            distrusted: located.identified.model.is_disabled_by_spot_check(),
             owner: located.session.owner,
             epoch: located.session.epoch,
-            prompt: located.prefixed.tokens(),
-            estimated: located.prefixed.fallback().is_some(),
+            prompt: located.identified.total_tokens(),
+            estimated: located.identified.fallback_reason().is_some(),
             sealed: tokens(located.session.sealed),
             deepest_overlap: tokens(located.deepest_overlap()),
-            grounds: located.grounds,
+            grounds: located.evidence,
         };
-        let incoming = &located.prefixed.request.incoming;
+        let incoming = &located.identified.request.incoming;
         let gateway = &self.gateway;
         let receipt = Receipt {
             request: incoming.id,
             at_unix_ms: unix_ms().saturating_sub(seen.total.0 / 1000),
             tenant: incoming.tenant.clone(),
-            model: located.prefixed.request.model.clone(),
+            model: located.identified.request.model.clone(),
             known,
             mode: self.step.mode,
             control: self.step.arm == Some(Arm::Control),
-            soft_state: gateway.remembered.state.trouble(),
+            soft_state: gateway.caches.shared_cache.degraded_health(),
             decision,
-            waited: self.waited,
+            waited: self.admission_wait,
             attempts: self.attempts,
             seen: Some(seen),
         };
-        let case = Case {
+        let case = PlanningCase {
             facts,
             ask: shortened.unwrap_or(self.step.ask),
             session: located.session,
@@ -255,20 +266,20 @@ impl Finish {
             excluded,
             memory: Some(memory),
             disabled: self.step.disabled,
-            barred: self.step.barred,
+            barred: self.step.barred_links,
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)
     }
 
-    fn count(&self, seen: &Seen) {
+    fn record_metrics(&self, seen: &StepObservation) {
         // Of one that left while it waited nothing was executed.
         if self.attempts.is_empty() {
             return;
         }
         let metrics = &self.gateway.metrics;
         let (plan, located) = (&self.planned.plan, &self.step.located);
-        let kind = self.step.step.as_str();
+        let kind = self.step.kind.as_str();
         if let Some(took) = seen.first_token {
             metrics.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
             // Beside what was seen, so that the two can be compared.
@@ -285,37 +296,39 @@ impl Finish {
         for remark in self.attempts.iter().flat_map(|attempt| &attempt.remarks) {
             metrics.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
         }
-        if self.is_guessed() {
+        if self.is_converted_by_guess() {
             metrics.plans.fallback.with_label_values(&["converted_by_guess"]).inc();
         }
-        if let Some(reason) = located.prefixed.fallback() {
+        if let Some(reason) = located.identified.fallback_reason() {
             metrics.plans.fallback.with_label_values(&[reason.as_ref()]).inc();
         }
-        if seen.ending == Ending::Complete {
+        if seen.ending == RequestOutcome::Complete {
             self.count_tokens(seen);
         }
     }
 
     /// Holds the first token of a step that one worker served alone against its price.
-    fn hold_against_price(&self, seen: &Seen) {
-        let Some(decision) = self.planned.decision.as_ref().filter(|_| seen.ending == Ending::Complete) else { return };
+    fn record_prediction(&self, seen: &StepObservation) {
+        let Some(decision) = self.planned.decision.as_ref().filter(|_| seen.ending == RequestOutcome::Complete) else {
+            return;
+        };
         let plan = &self.planned.plan;
         // In the shadow another plan was carried out than the planner's; its price is among the candidates.
         let legs = (plan.prefill.worker, plan.decode.worker);
-        let at = |one: &&Candidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
+        let at = |one: &&PlanCandidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
         let served = decision.candidates.iter().find(at);
         let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
         // Whoever waits here waits for others, and not for this worker.
-        let first_token = first_token - self.waiting();
+        let first_token = first_token - self.admission_wait();
         let is_alone = plan.handoff.is_none() && self.attempts.len() == 1;
         let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
-        let foretold = served.terms.first_token();
+        let foretold = served.terms.time_to_first_token();
         let metrics = &self.gateway.metrics.decisions;
         let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
-        metrics.foretold.with_label_values(&[plan.action.as_str()]).observe(ratio);
+        metrics.ttft_prediction_ratio.with_label_values(&[plan.action.as_str()]).observe(ratio);
         let life = (worker.id, worker.incarnation);
-        let Some(now) = self.gateway.decisions.foretelling.add(life, foretold, first_token) else { return };
+        let Some(now) = self.gateway.decisions.calibration.add(life, foretold, first_token) else { return };
         let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
         match now.off {
             Some(off) => tracing::warn!(%worker, off = off.as_ref(), %ratio,
@@ -326,90 +339,94 @@ impl Finish {
 
     /// Holds the first token of a compared session's step against those of the other arm. What counts is what was chosen
     /// first: that it failed and was replaced is part of what it does to its session.
-    fn hold_against_control(&self, seen: &Seen) {
-        let (Some(arm), Some(action)) = (self.step.arm, self.chosen) else { return };
-        if seen.ending != Ending::Complete {
+    fn record_comparison(&self, seen: &StepObservation) {
+        let (Some(arm), Some(action)) = (self.step.arm, self.first_action) else { return };
+        if seen.ending != RequestOutcome::Complete {
             return;
         }
-        let session = self.step.located.pin;
+        let session = self.step.located.affinity_key;
         // No action is to blame for a wait.
-        let took = seen.first_token.unwrap_or(seen.total) - self.waiting();
-        guard(&self.gateway, &Step { action, session, arm, took, at_unix_ms: unix_ms() });
+        let took = seen.first_token.unwrap_or(seen.total) - self.admission_wait();
+        enforce_guardrail(&self.gateway, &StepSample { action, session, arm, latency: took, at_unix_ms: unix_ms() });
     }
 
     /// How long it waited before it started.
-    fn waiting(&self) -> Micros {
-        self.waited.map_or(Micros::ZERO, |waited| waited.time)
+    fn admission_wait(&self) -> Micros {
+        self.admission_wait.map_or(Micros::ZERO, |waited| waited.time)
     }
 
     /// Whether who served it may read the request otherwise than it was read here.
-    fn is_guessed(&self) -> bool {
-        is_converted_by_guess(&self.gateway, &self.step.located.prefixed, self.server())
+    fn is_converted_by_guess(&self) -> bool {
+        is_converted_by_guess(&self.gateway, &self.step.located.identified, self.target())
     }
 
     /// Holds the engine's count of the prompt against ours. Both where they disagree.
-    fn counts_disagreeing(&self, ending: Ending, usage: Option<Usage>) -> Option<Counts> {
-        let usage = usage.filter(|_| ending == Ending::Complete)?;
-        let prefixed = &self.step.located.prefixed;
-        let computed = prefixed.countable().filter(|_| !self.is_guessed());
+    fn token_count_mismatch(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Option<PromptTokenCount> {
+        let usage = usage.filter(|_| ending == RequestOutcome::Complete)?;
+        let prefixed = &self.step.located.identified;
+        let computed = prefixed.comparable_tokens().filter(|_| !self.is_converted_by_guess());
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
-        let counts = computed.zip(counted).map(|(computed, counted)| Counts { computed, counted });
-        let at = (&prefixed.request.model, self.server());
-        self.gateway.remembered.identity.agreement.counted(at, counts, Instant::now())
+        let counts = computed.zip(counted).map(|(computed, counted)| PromptTokenCount { computed, counted });
+        let at = (&prefixed.request.model, self.target());
+        self.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, counts, Instant::now())
     }
 
     /// Holds what the engine found in its cache against what its events told. Both where they disagree by now.
-    fn finds_disagreeing(&self, ending: Ending, usage: Option<Usage>) -> Option<Finds> {
-        let usage = usage.filter(|_| ending == Ending::Complete)?;
-        let (model, server) = (&self.step.located.prefixed.request.model, self.server());
-        let agreement = &self.gateway.remembered.identity.agreement;
-        let finds = self.finds(usage);
-        match (finds.filter(|finds| !finds.agree()), agreement.later()) {
-            (Some(disagreeing), Some(place)) => self.look_later(disagreeing, place),
-            (Some(_), None) => _ = agreement.found((model, server), None, Instant::now()),
-            (None, _) => _ = agreement.found((model, server), finds, Instant::now()),
+    fn cache_hit_mismatch(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Option<CacheHitCheck> {
+        let usage = usage.filter(|_| ending == RequestOutcome::Complete)?;
+        let (model, server) = (&self.step.located.identified.request.model, self.target());
+        let agreement = &self.gateway.caches.prefix_cache.tokenizer_drift;
+        let finds = self.cache_hit_check(usage);
+        match (finds.filter(|finds| !finds.agree()), agreement.reserve_deferred_check()) {
+            (Some(disagreeing), Some(place)) => self.recheck_later(disagreeing, place),
+            (Some(_), None) => _ = agreement.record_cache_hit((model, server), None, Instant::now()),
+            (None, _) => _ = agreement.record_cache_hit((model, server), finds, Instant::now()),
         }
         finds.filter(|finds| !finds.agree())
     }
 
     /// Lets events that are late come, before what was found counts as another prompt's.
-    fn look_later(&self, finds: Finds, place: OwnedSemaphorePermit) {
-        let prefixed = &self.step.located.prefixed;
-        let (gateway, server) = (self.gateway.clone(), self.server());
+    fn recheck_later(&self, finds: CacheHitCheck, place: OwnedSemaphorePermit) {
+        let prefixed = &self.step.located.identified;
+        let (gateway, server) = (self.gateway.clone(), self.target());
         let (model, chain) = (prefixed.request.model.clone(), prefixed.prompt.chain.clone());
         tokio::spawn(async move {
-            tokio::time::sleep(LATE).await;
-            let told = told_at(server, chain.block, &gateway.index().read().overlaps_of(&chain));
-            let finds = Finds { told: finds.told.max(told), ..finds };
-            gateway.remembered.identity.agreement.found((&model, server), Some(finds), Instant::now());
+            tokio::time::sleep(EVENT_GRACE_PERIOD).await;
+            let told = reported_overlap(server, chain.block, &gateway.index().read().overlaps_of_chain(&chain));
+            let finds = CacheHitCheck { told: finds.told.max(told), ..finds };
+            gateway.caches.prefix_cache.tokenizer_drift.record_cache_hit((&model, server), Some(finds), Instant::now());
             drop(place);
         });
     }
 
     /// None where the prompt is not certain or one of several, where its blocks may have come from elsewhere, where not all of
     /// the worker's blocks are known, and where the engine does not say what it found.
-    fn finds(&self, usage: Usage) -> Option<Finds> {
+    fn cache_hit_check(&self, usage: TokenUsage) -> Option<CacheHitCheck> {
         let located = &self.step.located;
-        let prefixed = &located.prefixed;
-        let is_plain = self.attempts.len() == 1 && self.planned.plan.handoff.is_none() && prefixed.others.is_empty();
-        prefixed.countable().filter(|_| is_plain && !self.is_guessed())?;
+        let prefixed = &located.identified;
+        let is_plain =
+            self.attempts.len() == 1 && self.planned.plan.handoff.is_none() && prefixed.other_chains.is_empty();
+        prefixed.comparable_tokens().filter(|_| is_plain && !self.is_converted_by_guess())?;
         let fleet = self.gateway.fleet().snapshot();
-        let is_it = |worker: &&WorkerView| worker.id == self.server() && worker.knowledge == Knowledge::Exact;
+        let is_it = |worker: &&WorkerView| worker.id == self.target() && worker.knowledge == KvIndexState::Exact;
         let capacity = fleet.iter().find(is_it)?.capacity;
         let chain = &prefixed.prompt.chain;
-        let told = |overlaps: &[Overlap]| told_at(self.server(), chain.block, overlaps);
-        let before =
-            Finds { told: told(&located.overlaps), found: usage.cached?, block: capacity.block.max(chain.block) };
+        let told = |overlaps: &[Overlap]| reported_overlap(self.target(), chain.block, overlaps);
+        let before = CacheHitCheck {
+            told: told(&located.overlaps),
+            found: usage.cached?,
+            block: capacity.block.max(chain.block),
+        };
         // What others had computed there meanwhile was told meanwhile.
-        let now = || told(&self.gateway.index().read().overlaps_of(chain));
-        let finds = if before.agree() { before } else { Finds { told: before.told.max(now()), ..before } };
-        finds.telling()
+        let now = || told(&self.gateway.index().read().overlaps_of_chain(chain));
+        let finds = if before.agree() { before } else { CacheHitCheck { told: before.told.max(now()), ..before } };
+        finds.conclusive()
     }
 
-    fn count_tokens(&self, seen: &Seen) {
+    fn count_tokens(&self, seen: &StepObservation) {
         let plans = &self.gateway.metrics.plans;
         let prompt = self.step.ask.prompt;
-        let transferred = self.transferred();
+        let transferred = self.transferred_tokens();
         let cached = (seen.cached.unwrap_or(seen.predicted_cached) - transferred).min(prompt - transferred);
         let computed = prompt - cached - transferred;
         for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
@@ -421,23 +438,23 @@ impl Finish {
     }
 
     /// Prompt tokens whose KV came from another worker, as planned.
-    fn transferred(&self) -> Tokens {
-        let Bytes(token) = self.step.located.prefixed.model.kv_bytes_per_token;
-        Tokens(self.moved().0 / token.max(1)).min(self.step.ask.prompt)
+    fn transferred_tokens(&self) -> Tokens {
+        let Bytes(token) = self.step.located.identified.model.kv_bytes_per_token;
+        Tokens(self.planned_transfer_bytes().0 / token.max(1)).min(self.step.ask.prompt)
     }
 
     /// Bytes that were to move between workers for the plan that served, unless the transfer came to nothing.
-    fn moved(&self) -> Bytes {
+    fn planned_transfer_bytes(&self) -> Bytes {
         let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.remarks);
         match &self.planned.plan.handoff {
-            Some(handoff) if !served.iter().any(|remark| remark.nothing_moved()) => handoff.bytes(),
+            Some(handoff) if !served.iter().any(|remark| remark.prevented_transfer()) => handoff.bytes(),
             _ => Bytes::ZERO,
         }
     }
 }
 
 /// How much of a prompt a worker has told that it holds.
-fn told_at(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
+fn reported_overlap(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
     let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
     there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
 }

@@ -3,26 +3,34 @@
 
 use std::sync::Arc;
 
-use vocabulary::{Knowledge, WorkerId, WorkerView};
-use workers_shim::scrape::Engine;
+use vocabulary::{KvIndexState, WorkerId, WorkerView};
+use workers_shim::scrape::EngineKind;
 
-use super::identify::Prefixed;
-use crate::gateway::Gateway;
-use crate::incoming::Endpoint;
+use super::identify::IdentifiedRequest;
+use crate::gateway::AppState;
+use crate::incoming::GenerationEndpoint;
 
 /// The fleet as this step knows it. What is planned and what receipts say come from here.
-pub(super) fn of_step(gateway: &Gateway, prefixed: &Prefixed, workers: Arc<[WorkerView]>) -> Arc<[WorkerView]> {
+pub(super) fn workers_for_step(
+    gateway: &AppState,
+    prefixed: &IdentifiedRequest,
+    workers: Arc<[WorkerView]>,
+) -> Arc<[WorkerView]> {
     let is_guess = |worker: &WorkerView| {
-        worker.knowledge != Knowledge::Fallback
-            && (prefixed.fallback().is_some()
+        worker.knowledge != KvIndexState::Fallback
+            && (prefixed.fallback_reason().is_some()
                 || is_converted_by_guess(gateway, prefixed, worker.id)
-                || gateway.remembered.identity.agreement.doubts(&prefixed.request.model, worker.id))
+                || gateway
+                    .caches
+                    .prefix_cache
+                    .tokenizer_drift
+                    .is_suspected_mismatch(&prefixed.request.model, worker.id))
     };
     if !workers.iter().any(is_guess) {
         return workers;
     }
     let known = |worker: &WorkerView| match is_guess(worker) {
-        true => WorkerView { knowledge: Knowledge::Fallback, ..worker.clone() },
+        true => WorkerView { knowledge: KvIndexState::Fallback, ..worker.clone() },
         false => worker.clone(),
     };
     workers.iter().map(known).collect()
@@ -30,10 +38,12 @@ pub(super) fn of_step(gateway: &Gateway, prefixed: &Prefixed, workers: Arc<[Work
 
 /// Whether the worker's engine may read the request otherwise than it was read here: what comes in the words of these
 /// endpoints is known as vLLM reads it; how another engine does is a guess.
-pub(super) fn is_converted_by_guess(gateway: &Gateway, prefixed: &Prefixed, worker: WorkerId) -> bool {
+pub(super) fn is_converted_by_guess(gateway: &AppState, prefixed: &IdentifiedRequest, worker: WorkerId) -> bool {
     match prefixed.request.endpoint {
-        Endpoint::ChatCompletions | Endpoint::Completions => false,
-        Endpoint::Messages | Endpoint::Responses => gateway.fleet().engine(worker) != Engine::Vllm,
+        GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => false,
+        GenerationEndpoint::Messages | GenerationEndpoint::Responses => {
+            gateway.fleet().engine(worker) != EngineKind::Vllm
+        }
     }
 }
 

@@ -3,36 +3,36 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ownership::View;
-use ownership::ledger::{Ledger, Lineage, Located as Found, Query};
-use planner::{HeadRelation, Promise, SessionView, TransferBar, lcm};
-use prefix::Converted;
+use ownership::LedgerView;
+use ownership::ledger::{Ledger, Lineage, LocateQuery, LocateResult as Found};
+use planner::{HeadRelation, LiveIntent, SessionView, TransferObstacle, lcm};
+use prefix::ConvertedRequest;
 use serde::Serialize;
-use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
+use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerHealth, WorkerView};
 
-use super::aside::Load;
+use super::aside::OffloadTask;
 use super::batch;
-use super::identify::Prefixed;
+use super::identify::IdentifiedRequest;
 use super::knowledge;
-use super::opening::preamble;
-use super::parse::Request;
-use super::place::Place;
+use super::opening::shared_prefix_blocks;
+use super::parse::ParsedRequest;
+use super::place::SessionResolution;
 use crate::error::ApiError;
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 
 /// A prompt whose place in the world is known.
 #[derive(Debug)]
-pub struct Located {
+pub struct LocatedRequest {
     /// The prompt.
-    pub prefixed: Prefixed,
+    pub identified: IdentifiedRequest,
     /// What must be stable over a conversation's steps: the client's name for it, else how it began.
-    pub pin: SessionId,
+    pub affinity_key: SessionId,
     /// The session: the named one, the one that the chain extends, or a new one.
     pub session: SessionView,
     /// The session that this one leaves or was spawned from, where the chain or the client says so.
     pub parent: Option<SessionId>,
     /// What it was found by.
-    pub grounds: Grounds,
+    pub evidence: LookupEvidence,
     /// The head that the step extends: the intent's base.
     pub base: PrefixId,
     /// The head whose history the client rewrote.
@@ -40,7 +40,7 @@ pub struct Located {
     /// How the prompt relates to the session's head.
     pub relation: HeadRelation,
     /// Blocks that the prompt shares with the session's head.
-    pub shared: Blocks,
+    pub shared_blocks: Blocks,
     /// Time since the session's last step.
     pub idle: Option<Micros>,
     /// Who holds how much.
@@ -52,7 +52,7 @@ pub struct Located {
 /// Whether the view of the ledger is known to be fresh.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum Freshness {
+pub enum LedgerFreshness {
     /// There is a quorum.
     Current,
     /// There is none that this node knows of: ownership stands still.
@@ -61,7 +61,7 @@ pub enum Freshness {
 
 /// What a prompt's place was found by.
 #[derive(Clone, Copy, Serialize, Debug)]
-pub struct Grounds {
+pub struct LookupEvidence {
     /// The deepest block of the chain that the ledger knows.
     #[serde(skip)]
     pub known: Blocks,
@@ -69,7 +69,7 @@ pub struct Grounds {
     #[serde(skip)]
     pub preamble: Blocks,
     /// The view of the ledger.
-    pub view: Freshness,
+    pub view: LedgerFreshness,
     /// Whether a step of this session counted that was served here and is not in the view yet.
     pub unapplied: bool,
     /// Steps of this session that other routers said are on their way.
@@ -78,79 +78,87 @@ pub struct Grounds {
     pub routers: usize,
     /// What in the request keeps engines from reading their caches, so that it counted nowhere what they hold.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub unread: Option<TransferBar>,
+    pub unread: Option<TransferObstacle>,
 }
 
-impl Located {
+impl LocatedRequest {
     /// The most that any worker holds.
     pub fn deepest_overlap(&self) -> Blocks {
         self.overlaps.iter().map(|overlap| overlap.blocks).max().unwrap_or_default()
     }
 
     /// Whole blocks that every engine of the model can keep.
-    pub fn sealable(&self) -> Blocks {
-        sealable(&self.prefixed, &self.workers)
+    pub fn sealable_blocks(&self) -> Blocks {
+        sealable_blocks_of(&self.identified, &self.workers)
     }
 
     /// Leading tokens known from before, where its engine uses them.
-    pub fn reused(&self) -> Tokens {
-        if self.grounds.unread.is_some() {
+    pub fn reused_tokens(&self) -> Tokens {
+        if self.evidence.unread.is_some() {
             return Tokens::ZERO;
         }
-        self.deepest_overlap().max(self.shared).tokens(self.prefixed.prompt.chain.block)
+        self.deepest_overlap().max(self.shared_blocks).tokens(self.identified.prompt.chain.block)
     }
 }
 
 /// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet. `chat` is what
 /// the engine makes of a request in another endpoint's words.
-pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converted>) -> Result<Located, ApiError> {
+pub async fn locate(
+    gateway: &AppState,
+    prefixed: IdentifiedRequest,
+    chat: Option<ConvertedRequest>,
+) -> Result<LocatedRequest, ApiError> {
     let view = gateway.directory().view();
     let found = view.locate(query(&prefixed));
-    if !matches!(found.lineage, Lineage::Leaves { .. }) || prefixed.named.is_some() {
-        return Ok(located(gateway, &view, (prefixed, found, Blocks::ZERO)));
+    if !matches!(found.lineage, Lineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
+        return Ok(build_located(gateway, &view, (prefixed, found, Blocks::ZERO)));
     }
     // A fork, or just another conversation with the same system prompt?
-    let load = Load::of(&prefixed.request.incoming);
-    let work = move || (preamble(&prefixed, chat.as_ref()), prefixed);
-    let (preamble, prefixed) = load.done(&gateway.aside, work).await?;
+    let load = OffloadTask::of(&prefixed.request.incoming);
+    let work = move || (shared_prefix_blocks(&prefixed, chat.as_ref()), prefixed);
+    let (preamble, prefixed) = load.run(&gateway.offload_pool, work).await?;
     // What was applied meanwhile is no longer among the steps of our own that wait for it.
-    Ok(anew(gateway, prefixed, preamble))
+    Ok(locate_fresh(gateway, prefixed, preamble))
 }
 
 /// A step that has waited, in the world as it is now.
-pub fn again(gateway: &Gateway, waited: Located) -> Located {
-    anew(gateway, waited.prefixed, waited.grounds.preamble)
+pub fn locate_waiting(gateway: &AppState, waited: LocatedRequest) -> LocatedRequest {
+    locate_fresh(gateway, waited.identified, waited.evidence.preamble)
 }
 
-fn anew(gateway: &Gateway, prefixed: Prefixed, preamble: Blocks) -> Located {
+fn locate_fresh(gateway: &AppState, prefixed: IdentifiedRequest, preamble: Blocks) -> LocatedRequest {
     let view = gateway.directory().view();
-    let found = view.locate(Query { preamble, ..query(&prefixed) });
-    located(gateway, &view, (prefixed, found, preamble))
+    let found = view.locate(LocateQuery { shared_prefix: preamble, ..query(&prefixed) });
+    build_located(gateway, &view, (prefixed, found, preamble))
 }
 
 /// A step whose answer broke off: as it was, with the fleet and who holds how much as they are now.
-pub fn broken_off(gateway: &Gateway, located: Located) -> Located {
-    let prefixed = &located.prefixed;
-    let workers = knowledge::of_step(gateway, prefixed, gateway.fleet().snapshot());
-    let is_read = located.grounds.unread.is_none();
-    let overlaps = if is_read { overlaps(gateway, prefixed, located.grounds.known) } else { Vec::new() };
-    Located { workers, overlaps, ..located }
+pub fn refresh_broken(gateway: &AppState, located: LocatedRequest) -> LocatedRequest {
+    let prefixed = &located.identified;
+    let workers = knowledge::workers_for_step(gateway, prefixed, gateway.fleet().snapshot());
+    let is_read = located.evidence.unread.is_none();
+    let overlaps = if is_read { overlaps(gateway, prefixed, located.evidence.known) } else { Vec::new() };
+    LocatedRequest { workers, overlaps, ..located }
 }
 
-fn located(gateway: &Gateway, view: &View, (prefixed, found, preamble): (Prefixed, Found, Blocks)) -> Located {
-    let pin = prefixed.pin;
-    let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());
-    let place = place(gateway, view, (&prefixed, &found));
+fn build_located(
+    gateway: &AppState,
+    view: &LedgerView,
+    (prefixed, found, preamble): (IdentifiedRequest, Found, Blocks),
+) -> LocatedRequest {
+    let pin = prefixed.affinity_key;
+    let workers = knowledge::workers_for_step(gateway, &prefixed, gateway.fleet().snapshot());
+    let place = resolve_session(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
-    let unread = prefixed.request.unread();
+    let unread = prefixed.request.cache_bypass_reason();
     // What nobody reads is nowhere, whoever owns it.
-    let overlaps = if unread.is_none() { overlaps(gateway, &prefixed, found.known()) } else { Vec::new() };
+    let overlaps = if unread.is_none() { overlaps(gateway, &prefixed, found.known_blocks()) } else { Vec::new() };
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
-        HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
+        HeadRelation::of(sealable_blocks_of(&prefixed, &workers), head.blocks, shared)
     });
     let record = view.session(place.session);
     let owner = place.owner(record.as_ref().and_then(|session| view.session_owner(session)));
-    let owner = owner.filter(|owner| view.is_live(*owner) || is_there(&workers, *owner));
+    let owner = owner.filter(|owner| view.is_live(*owner) || is_reachable(&workers, *owner));
     let sealed = found.sealed.as_ref();
     let shared = place.head.map_or(Blocks::ZERO, |(_, shared)| shared);
     let session = SessionView {
@@ -159,70 +167,74 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found, preamble): (Prefixe
         epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
         sealed: match unread {
             Some(_) => Blocks::ZERO,
-            None if place.own.is_some() => found.known().max(shared),
-            None => found.known(),
+            None if place.pending.is_some() => found.known_blocks().max(shared),
+            None => found.known_blocks(),
         },
         replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-        promises: if unread.is_none() { promises(gateway, view, place.session, &prefixed) } else { Vec::new() },
+        promises: if unread.is_none() { other_intents(gateway, view, place.session, &prefixed) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
-    let grounds = Grounds {
-        known: found.known(),
+    let grounds = LookupEvidence {
+        known: found.known_blocks(),
         preamble,
-        view: if view.quorum().stale { Freshness::Stale } else { Freshness::Current },
-        unapplied: place.own.is_some(),
+        view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
+        unapplied: place.pending.is_some(),
         promises: session.promises.len(),
-        routers: gateway.fleet().routers(),
+        routers: gateway.fleet().peer_count(),
         unread,
     };
-    Located {
-        pin,
+    LocatedRequest {
+        affinity_key: pin,
         session,
         parent: place.parent.or_else(|| place.head.is_none().then(|| named_parent(&prefixed.request)).flatten()),
-        grounds,
+        evidence: grounds,
         base: place.head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
         rewrites: place.rewrites,
         relation,
-        shared,
-        idle: place.own.map_or(idle, |(_, ago)| Some(Micros::of(ago))),
+        shared_blocks: shared,
+        idle: place.pending.map_or(idle, |(_, ago)| Some(Micros::of(ago))),
         overlaps,
         workers,
-        prefixed,
+        identified: prefixed,
     }
 }
 
 /// Who holds how much of the prompts, of a batch all of them together.
-fn overlaps(gateway: &Gateway, prefixed: &Prefixed, known: Blocks) -> Vec<Overlap> {
+fn overlaps(gateway: &AppState, prefixed: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
     let index = gateway.index();
-    let first = index.overlaps(prefixed.pin, &prefixed.prompt.chain, known);
-    if prefixed.others.is_empty() {
+    let first = index.overlaps(prefixed.affinity_key, &prefixed.prompt.chain, known);
+    if prefixed.other_chains.is_empty() {
         return first;
     }
     // Those who write have their turn between two of them.
-    let others = prefixed.others.iter().map(|chain| index.read().overlaps_of(chain));
-    batch::together(std::iter::once(first).chain(others))
+    let others = prefixed.other_chains.iter().map(|chain| index.read().overlaps_of_chain(chain));
+    batch::sum_overlaps(std::iter::once(first).chain(others))
 }
 
 /// What the ledger is asked about a prompt.
-fn query(prefixed: &Prefixed) -> Query<'_> {
+fn query(prefixed: &IdentifiedRequest) -> LocateQuery<'_> {
     let scope = prefixed.model.scope(&prefixed.request.incoming.tenant);
-    Query { scope, session: prefixed.named, chain: &prefixed.prompt.chain, preamble: Blocks::ZERO }
+    LocateQuery { scope, session: prefixed.named_session, chain: &prefixed.prompt.chain, shared_prefix: Blocks::ZERO }
 }
 
-fn place(gateway: &Gateway, view: &Ledger, (prefixed, found): (&Prefixed, &Found)) -> Place {
-    let place = Place::in_view(found, prefixed.named, SessionId(prefixed.request.incoming.id.0));
-    let unapplied = gateway.unapplied();
-    if unapplied.is_empty() { place } else { place.with_own(&unapplied, view, (query(prefixed), Instant::now())) }
+fn resolve_session(
+    gateway: &AppState,
+    view: &Ledger,
+    (prefixed, found): (&IdentifiedRequest, &Found),
+) -> SessionResolution {
+    let place = SessionResolution::from_view(found, prefixed.named_session, SessionId(prefixed.request.incoming.id.0));
+    let unapplied = gateway.pending_commits();
+    if unapplied.is_empty() { place } else { place.with_pending(&unapplied, view, (query(prefixed), Instant::now())) }
 }
 
 /// Whether this life of the worker is reached, whatever the ledger has heard of it.
-fn is_there(workers: &[WorkerView], owner: Owner) -> bool {
+fn is_reachable(workers: &[WorkerView], owner: Owner) -> bool {
     let is_it = |worker: &WorkerView| worker.id == owner.worker && worker.incarnation == owner.incarnation;
-    workers.iter().any(|worker| is_it(worker) && worker.health != Health::Unreachable)
+    workers.iter().any(|worker| is_it(worker) && worker.health != WorkerHealth::Unreachable)
 }
 
 /// Whole blocks of the prompt, down to a multiple of every engine's own block: engines keep and drop only those whole.
-fn sealable(prefixed: &Prefixed, workers: &[WorkerView]) -> Blocks {
+fn sealable_blocks_of(prefixed: &IdentifiedRequest, workers: &[WorkerView]) -> Blocks {
     let chain = &prefixed.prompt.chain;
     let serving = workers.iter().filter(|worker| worker.models.contains(&prefixed.request.model));
     let units = serving.map(|worker| worker.capacity.block.whole_blocks(chain.block).0.max(1));
@@ -231,20 +243,29 @@ fn sealable(prefixed: &Prefixed, workers: &[WorkerView]) -> Blocks {
 }
 
 /// The session that the client says this one was spawned from.
-fn named_parent(request: &Request) -> Option<SessionId> {
+fn named_parent(request: &ParsedRequest) -> Option<SessionId> {
     let parent = request.session_key.as_ref()?.parent.as_ref()?;
     Some(SessionId::of_key(&request.incoming.tenant, &request.model, parent))
 }
 
 /// Live intents of other routers, with how much of this prompt their step shares.
-fn promises(gateway: &Gateway, view: &Ledger, session: SessionId, prefixed: &Prefixed) -> Vec<Promise> {
+fn other_intents(
+    gateway: &AppState,
+    view: &Ledger,
+    session: SessionId,
+    prefixed: &IdentifiedRequest,
+) -> Vec<LiveIntent> {
     let chain = &prefixed.prompt.chain;
     let shared = |base: PrefixId| match chain.ids.iter().position(|id| *id == base) {
         Some(at) => Blocks(at as u64 + 1),
         None => Blocks::ZERO,
     };
     view.intents(session)
-        .filter(|intent| intent.router != gateway.node() && view.is_live(intent.worker))
-        .map(|intent| Promise { worker: intent.worker.worker, rank: intent.worker.rank, blocks: shared(intent.base) })
+        .filter(|intent| intent.router != gateway.node_id() && view.is_live(intent.worker))
+        .map(|intent| LiveIntent {
+            worker: intent.worker.worker,
+            rank: intent.worker.rank,
+            blocks: shared(intent.base),
+        })
         .collect()
 }

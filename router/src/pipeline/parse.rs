@@ -3,18 +3,18 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use planner::TransferBar;
+use planner::TransferObstacle;
 use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
 use workers_shim::dialect::{JsonFields, RequestBody};
 
 use super::session_key::SessionKey;
 use crate::error::ApiError;
-use crate::incoming::{Endpoint, Incoming};
+use crate::incoming::{ClientRequest, GenerationEndpoint};
 
 /// How the answer comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Delivery {
+pub enum ResponseDelivery {
     /// In one piece.
     Whole,
     /// As server-sent events.
@@ -26,11 +26,11 @@ pub enum Delivery {
 
 /// A generation request, understood as far as routing needs it.
 #[derive(Debug)]
-pub struct Request {
+pub struct ParsedRequest {
     /// As it came.
-    pub incoming: Incoming,
+    pub incoming: ClientRequest,
     /// Which endpoint.
-    pub endpoint: Endpoint,
+    pub endpoint: GenerationEndpoint,
     /// The body, scanned once; legs are made of it.
     pub body: RequestBody,
     /// The model.
@@ -39,46 +39,46 @@ pub struct Request {
     pub salt: Option<Arc<str>>,
     /// The client's own cache salt, where tenants are not kept apart: it goes to the engines, and blocks with another
     /// salt are other blocks.
-    pub own_salt: Option<Arc<str>>,
+    pub client_salt: Option<Arc<str>>,
     /// The session as the client names it.
     pub session_key: Option<SessionKey>,
     /// How the answer comes.
-    pub delivery: Delivery,
+    pub delivery: ResponseDelivery,
     /// The most tokens of the answer, where the client says.
-    pub answer: Option<Tokens>,
+    pub max_answer: Option<Tokens>,
     /// What in it forbids that KV moves for it.
-    pub bar: Option<TransferBar>,
+    pub transfer_bar: Option<TransferObstacle>,
 }
 
-impl Request {
+impl ParsedRequest {
     /// The salt that the engines see.
     pub fn cache_salt(&self) -> Option<&str> {
-        self.salt.as_deref().or(self.own_salt.as_deref())
+        self.salt.as_deref().or(self.client_salt.as_deref())
     }
 
     /// What keeps engines from taking anything of its prompt from their caches: log probabilities of the prompt want all of it
     /// computed. None where they take what is there.
-    pub fn unread(&self) -> Option<TransferBar> {
-        let fields = self.body.fields();
+    pub fn cache_bypass_reason(&self) -> Option<TransferObstacle> {
+        let fields = self.body.json_fields();
         let echo = fields.read::<bool>("echo").unwrap_or(false);
         let asks = match self.endpoint {
             // A chat that is echoed always has them, a completion where its answer has.
-            Endpoint::ChatCompletions => fields.has("prompt_logprobs") || echo,
-            Endpoint::Completions => fields.has("prompt_logprobs") || echo && fields.has("logprobs"),
-            Endpoint::Messages | Endpoint::Responses => false,
+            GenerationEndpoint::ChatCompletions => fields.has("prompt_logprobs") || echo,
+            GenerationEndpoint::Completions => fields.has("prompt_logprobs") || echo && fields.has("logprobs"),
+            GenerationEndpoint::Messages | GenerationEndpoint::Responses => false,
         };
-        asks.then_some(TransferBar::PromptLogprobs)
+        asks.then_some(TransferObstacle::PromptLogprobs)
     }
 
     /// Whether every engine counts each of its prompts once, and as text that it has read itself. A text behind the answer may become
     /// part of the prompt, and token ids are the client's own: their number is never in question.
-    pub fn is_counted_alike(&self) -> bool {
-        self.is_computed_once() && self.body.fields().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
+    pub fn has_comparable_counts(&self) -> bool {
+        self.has_single_prefill() && self.body.json_fields().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
     }
 
     /// Whether an engine computes its prompt once, and nothing else with it.
-    pub fn is_computed_once(&self) -> bool {
-        let fields = self.body.fields();
+    pub fn has_single_prefill(&self) -> bool {
+        let fields = self.body.json_fields();
         let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
         let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
         one("n") && one("best_of") && !beams && !fields.has("suffix")
@@ -86,36 +86,60 @@ impl Request {
 }
 
 /// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.
-pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> Result<Request, ApiError> {
-    let body = RequestBody::read(incoming.body.clone()).map_err(ApiError::unreadable)?;
-    let fields = body.fields();
+pub fn parse(
+    incoming: ClientRequest,
+    endpoint: GenerationEndpoint,
+    salt: Option<Arc<str>>,
+) -> Result<ParsedRequest, ApiError> {
+    let body = RequestBody::read(incoming.body.clone()).map_err(ApiError::invalid_body)?;
+    let fields = body.json_fields();
     match endpoint {
-        Endpoint::ChatCompletions | Endpoint::Messages => require(fields, "messages", "an array of messages", b"[")?,
-        Endpoint::Responses => require(fields, "input", "a text, or an array of items", b"\"[")?,
-        Endpoint::Completions => require(fields, "prompt", "a text, or an array of texts or of token ids", b"\"[")?,
+        GenerationEndpoint::ChatCompletions | GenerationEndpoint::Messages => {
+            require(fields, "messages", "an array of messages", b"[")?
+        }
+        GenerationEndpoint::Responses => require(fields, "input", "a text, or an array of items", b"\"[")?,
+        GenerationEndpoint::Completions => {
+            require(fields, "prompt", "a text, or an array of texts or of token ids", b"\"[")?
+        }
     }
-    let model = match read::<Text<'_>>(fields, "model", "a text")? {
-        Some(Text(name)) if !name.is_empty() => ModelId::from(&*name),
-        _ => return Err(ApiError::field("model", "the name of a served model is required; GET /v1/models lists them")),
+    let model = match read::<JsonText<'_>>(fields, "model", "a text")? {
+        Some(JsonText(name)) if !name.is_empty() => ModelId::from(&*name),
+        _ => {
+            return Err(ApiError::invalid_field(
+                "model",
+                "the name of a served model is required; GET /v1/models lists them",
+            ));
+        }
     };
     let delivery = match read::<bool>(fields, "stream", "true or false")?.unwrap_or(false) {
-        false => Delivery::Whole,
-        true => Delivery::Stream { usage_wanted: wants_usage(endpoint, fields)? },
+        false => ResponseDelivery::Whole,
+        true => ResponseDelivery::Stream { usage_wanted: wants_usage(endpoint, fields)? },
     };
     let answer = answer_tokens(endpoint, fields)?;
-    let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
+    let session_key = SessionKey::find(&incoming.headers, session_key_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
     let own_salt = fields.read::<String>("cache_salt").filter(|_| salt.is_none()).map(Arc::from);
-    Ok(Request { endpoint, model, salt, own_salt, session_key, delivery, answer, bar, body, incoming })
+    Ok(ParsedRequest {
+        endpoint,
+        model,
+        salt,
+        client_salt: own_salt,
+        session_key,
+        delivery,
+        max_answer: answer,
+        transfer_bar: bar,
+        body,
+        incoming,
+    })
 }
 
 /// A text; borrowed unless it holds escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// The field's value; none where it is missing or null.
 fn read<'a, T: Deserialize<'a>>(fields: &'a JsonFields, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
-    let wrong = |_| ApiError::field(name, format!("{accepted} is accepted"));
+    let wrong = |_| ApiError::invalid_field(name, format!("{accepted} is accepted"));
     fields.get(name).map_or(Ok(None), |raw| serde_json::from_slice::<Option<T>>(raw).map_err(wrong))
 }
 
@@ -123,44 +147,46 @@ fn read<'a, T: Deserialize<'a>>(fields: &'a JsonFields, name: &str, accepted: &s
 fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Result<(), ApiError> {
     match fields.get(name).and_then(|raw| raw.first()) {
         Some(first) if starts.contains(first) => Ok(()),
-        Some(_) => Err(ApiError::field(name, format!("{accepted} is accepted"))),
-        None => Err(ApiError::field(name, format!("{accepted} is required"))),
+        Some(_) => Err(ApiError::invalid_field(name, format!("{accepted} is accepted"))),
+        None => Err(ApiError::invalid_field(name, format!("{accepted} is required"))),
     }
 }
 
-fn wants_usage(endpoint: Endpoint, fields: &JsonFields) -> Result<bool, ApiError> {
-    if matches!(endpoint, Endpoint::Messages | Endpoint::Responses) {
+fn wants_usage(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<bool, ApiError> {
+    if matches!(endpoint, GenerationEndpoint::Messages | GenerationEndpoint::Responses) {
         // Their streams always end with it.
         return Ok(true);
     }
     #[derive(Deserialize)]
-    struct Options {
+    struct StreamOptions {
         include_usage: Option<bool>,
     }
-    let options: Option<Options> = read(fields, "stream_options", "an object with include_usage")?;
+    let options: Option<StreamOptions> = read(fields, "stream_options", "an object with include_usage")?;
     Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
 }
 
-fn answer_tokens(endpoint: Endpoint, fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
+fn answer_tokens(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
     let bound = |name| read::<u64>(fields, name, "a positive integer");
     let tokens = match endpoint {
-        Endpoint::ChatCompletions | Endpoint::Completions => bound("max_completion_tokens")?.or(bound("max_tokens")?),
-        Endpoint::Messages => bound("max_tokens")?,
-        Endpoint::Responses => bound("max_output_tokens")?,
+        GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => {
+            bound("max_completion_tokens")?.or(bound("max_tokens")?)
+        }
+        GenerationEndpoint::Messages => bound("max_tokens")?,
+        GenerationEndpoint::Responses => bound("max_output_tokens")?,
     };
     Ok(tokens.map(Tokens))
 }
 
-fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferBar>, ApiError> {
+fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferObstacle>, ApiError> {
     let choices = read::<u64>(fields, "n", "a positive integer")?.unwrap_or(1);
     let tried = fields.read::<u64>("best_of").unwrap_or(1);
     let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
     let echo = read::<bool>(fields, "echo", "true or false")?.unwrap_or(false);
     let batch = fields.get("prompt").is_some_and(is_batch);
     Ok(if choices > 1 || tried > 1 || beams || batch {
-        Some(TransferBar::SeveralChoices)
+        Some(TransferObstacle::SeveralChoices)
     } else if echo || fields.has("prompt_logprobs") {
-        Some(TransferBar::PromptLogprobs)
+        Some(TransferObstacle::PromptLogprobs)
     } else {
         None
     })
@@ -179,12 +205,12 @@ fn holds_ids(prompt: &[u8]) -> bool {
 }
 
 /// The session's name in the body, by trust: cache key, then session parameters, then metadata. Odd types name nothing.
-fn session_in_body(fields: &JsonFields) -> Option<String> {
+fn session_key_in_body(fields: &JsonFields) -> Option<String> {
     #[derive(Deserialize)]
-    struct Holder {
+    struct SessionIdField {
         session_id: Option<String>,
     }
-    let inside = |name| fields.read::<Holder>(name)?.session_id;
+    let inside = |name| fields.read::<SessionIdField>(name)?.session_id;
     fields.read("prompt_cache_key").or_else(|| inside("session_params")).or_else(|| inside("metadata"))
 }
 

@@ -3,56 +3,56 @@
 
 use std::sync::Arc;
 
-use ownership::ledger::Point;
+use ownership::ledger::PrefixPoint;
 use parking_lot::Mutex;
 use prefix::FairLru;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use vocabulary::{Blocks, Chain, ModelId, SessionId, TenantId};
+use vocabulary::{Blocks, ModelId, PrefixChain, SessionId, TenantId};
 
-use super::plan::Classified;
-use super::token_ids::TokenIds;
+use super::plan::ClassifiedStep;
+use super::token_ids::PromptTokenIds;
 
 /// Bytes of token ids and block names that are kept.
-const BOUND: usize = 128 << 20;
+const MAX_BYTES: usize = 128 << 20;
 /// Prompts that are encoded again at once: milliseconds of a core and some megabytes each.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT_ENCODINGS: usize = 2;
 /// Those and the ones that wait; what comes then is not encoded.
-const MOST_WAITING: usize = 64;
+const MAX_QUEUED_ENCODINGS: usize = 64;
 
 /// A prompt by its token ids.
 #[derive(Debug)]
-pub struct Kept {
+pub struct StoredPrompt {
     /// Whose.
     pub tenant: TenantId,
     /// Under which name it was sent.
     pub model: ModelId,
     /// Its blocks.
-    pub chain: Chain,
+    pub chain: PrefixChain,
     /// What the engines see.
-    pub tokens: TokenIds,
+    pub tokens: PromptTokenIds,
     /// The cache salt that it carries.
     pub salt: Option<String>,
 }
 
-impl Kept {
+impl StoredPrompt {
     /// The prompt of a step that is over; none when its tokens are not known. Leaves the step without them.
-    pub fn of(step: &mut Classified) -> Option<Self> {
-        let prefixed = &mut step.located.prefixed;
+    pub fn of(step: &mut ClassifiedStep) -> Option<Self> {
+        let prefixed = &mut step.located.identified;
         let salt = prefixed.request.cache_salt().map(str::to_owned);
-        let tokens = TokenIds::take(prefixed)?;
+        let tokens = PromptTokenIds::take(prefixed)?;
         let ids = std::mem::take(&mut prefixed.prompt.chain.ids);
         Some(Self {
             tenant: prefixed.request.incoming.tenant.clone(),
             model: prefixed.request.model.clone(),
-            chain: Chain { ids, ..prefixed.prompt.chain },
+            chain: PrefixChain { ids, ..prefixed.prompt.chain },
             tokens,
             salt,
         })
     }
 
     /// The ids of its first blocks; none where it is shorter or cannot be encoded again. May take milliseconds.
-    pub fn first(&self, blocks: Blocks) -> Option<Vec<u32>> {
+    pub fn first_token_ids(&self, blocks: Blocks) -> Option<Vec<u32>> {
         let length = usize::try_from(blocks.tokens(self.chain.block).0).ok()?;
         Some(self.tokens.read(&self.chain)?.get(..length)?.to_vec())
     }
@@ -64,36 +64,40 @@ impl Kept {
 
 /// Why a prompt's token ids are not to be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unread {
+pub enum TokenIdsUnavailable {
     /// Too many wait to be encoded again.
-    NoRoom,
+    QueueFull,
     /// They are not known, or lead elsewhere now.
-    Unknown,
+    Unavailable,
 }
 
 /// The prompts that are kept, the oldest going first, and the way in which any prompt is encoded again.
 #[derive(Debug)]
-pub struct Prompts {
-    by_session: Mutex<FairLru<TenantId, SessionId, Arc<Kept>>>,
-    places: Arc<Semaphore>,
+pub struct PromptStore {
+    by_session: Mutex<FairLru<TenantId, SessionId, Arc<StoredPrompt>>>,
+    slots: Arc<Semaphore>,
     queue: Arc<Semaphore>,
 }
 
-impl Default for Prompts {
+impl Default for PromptStore {
     fn default() -> Self {
-        let [places, queue] = [AT_ONCE, MOST_WAITING].map(|most| Arc::new(Semaphore::new(most)));
-        Self { by_session: Mutex::new(FairLru::new(BOUND)), places, queue }
+        let [places, queue] =
+            [MAX_CONCURRENT_ENCODINGS, MAX_QUEUED_ENCODINGS].map(|most| Arc::new(Semaphore::new(most)));
+        Self { by_session: Mutex::new(FairLru::new(MAX_BYTES)), slots: places, queue }
     }
 }
 
-impl Prompts {
+impl PromptStore {
     /// Reads a prompt's ids, which may mean to encode it again: on a thread that may block, a few at once.
-    pub async fn read<T: Send + 'static>(&self, ids: impl FnOnce() -> Option<T> + Send + 'static) -> Result<T, Unread> {
-        let queued = self.queue.clone().try_acquire_owned().map_err(|_| Unread::NoRoom)?;
-        let place = self.places.clone().acquire_owned().await.map_err(|_| Unread::NoRoom)?;
+    pub async fn read<T: Send + 'static>(
+        &self,
+        ids: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Result<T, TokenIdsUnavailable> {
+        let queued = self.queue.clone().try_acquire_owned().map_err(|_| TokenIdsUnavailable::QueueFull)?;
+        let place = self.slots.clone().acquire_owned().await.map_err(|_| TokenIdsUnavailable::QueueFull)?;
         // A caller that leaves does not end what runs.
         let read = move || (ids(), queued, place).0;
-        spawn_blocking(read).await.ok().flatten().ok_or(Unread::Unknown)
+        spawn_blocking(read).await.ok().flatten().ok_or(TokenIdsUnavailable::Unavailable)
     }
 
     #[cfg(test)]
@@ -103,54 +107,57 @@ impl Prompts {
 
     /// Where so many wait already that nothing more is encoded.
     #[cfg(test)]
-    pub(crate) fn full() -> Self {
+    pub(crate) fn with_full_queue() -> Self {
         Self { queue: Arc::new(Semaphore::new(0)), ..Self::default() }
     }
 
     /// Keeps a session's newest prompt in place of its last one.
-    pub fn keep(&self, session: SessionId, kept: impl Into<Arc<Kept>>) {
+    pub fn insert(&self, session: SessionId, kept: impl Into<Arc<StoredPrompt>>) {
         let kept = kept.into();
         let (tenant, size) = (kept.tenant.clone(), kept.size());
-        let gone = self.by_session.lock().put(tenant, session, (kept, size));
+        let gone = self.by_session.lock().insert(tenant, session, (kept, size));
         // Freed without the lock.
         drop(gone);
     }
 
     /// A prompt of this tenant that goes through `point`; the newest of them.
-    pub fn through(&self, tenant: &TenantId, point: Point) -> Option<Arc<Kept>> {
+    pub fn find_containing(&self, tenant: &TenantId, point: PrefixPoint) -> Option<Arc<StoredPrompt>> {
         let by_session = self.by_session.lock();
-        let mut newest_first = by_session.of(tenant).map(|(_, kept)| kept);
-        newest_first.find(|kept| point.is_on(&kept.chain)).cloned()
+        let mut newest_first = by_session.iter_owner(tenant).map(|(_, kept)| kept);
+        newest_first.find(|kept| point.is_on_chain(&kept.chain)).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use vocabulary::{PrefixId, Seed, Tokens};
+    use vocabulary::{HashSeed, PrefixId, Tokens};
 
     use super::*;
 
-    fn kept(tenant: &str, tokens: u32, first: u32) -> Kept {
+    fn stored_prompt(tenant: &str, tokens: u32, first: u32) -> StoredPrompt {
         let tokens: Vec<u32> = (first..first + tokens).collect();
-        let chain = Chain::over_tokens(PrefixId(1), Seed(0), Tokens(16), &tokens);
-        let tokens = TokenIds::Here(tokens);
-        Kept { tenant: TenantId(tenant.into()), model: ModelId::from("m"), chain, tokens, salt: None }
+        let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &tokens);
+        let tokens = PromptTokenIds::Known(tokens);
+        StoredPrompt { tenant: TenantId(tenant.into()), model: ModelId::from("m"), chain, tokens, salt: None }
     }
 
     #[test]
-    fn a_prompt_is_found_by_any_prefix_of_it_and_only_by_its_tenant() {
-        let prompts = Prompts::default();
-        prompts.keep(SessionId(1), kept("a", 64, 0));
-        let point = Point::on(&kept("a", 64, 0).chain, Blocks(2)).unwrap();
-        assert_eq!(prompts.through(&TenantId("a".into()), point).unwrap().tokens.size(), 256);
-        assert!(prompts.through(&TenantId("b".into()), point).is_none());
-        prompts.keep(SessionId(1), kept("a", 64, 500));
-        assert!(prompts.through(&TenantId("a".into()), point).is_none(), "a session's newest prompt takes its place");
+    fn a_stored_prompt_is_found_by_any_prefix_and_only_by_its_tenant() {
+        let prompts = PromptStore::default();
+        prompts.insert(SessionId(1), stored_prompt("a", 64, 0));
+        let point = PrefixPoint::on_chain(&stored_prompt("a", 64, 0).chain, Blocks(2)).unwrap();
+        assert_eq!(prompts.find_containing(&TenantId("a".into()), point).unwrap().tokens.size(), 256);
+        assert!(prompts.find_containing(&TenantId("b".into()), point).is_none());
+        prompts.insert(SessionId(1), stored_prompt("a", 64, 500));
+        assert!(
+            prompts.find_containing(&TenantId("a".into()), point).is_none(),
+            "a session's newest prompt takes its place"
+        );
     }
 
     #[tokio::test]
-    async fn few_prompts_are_read_at_once_and_not_endlessly_many_wait() {
-        let prompts = Arc::<Prompts>::default();
+    async fn concurrent_and_queued_encodings_are_limited() {
+        let prompts = Arc::<PromptStore>::default();
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let (gate, running) = (Arc::new(Mutex::new(gate)), Arc::new(Mutex::new((0, 0))));
         let read = || {
@@ -168,24 +175,24 @@ mod tests {
             };
             tokio::spawn(async move { prompts.read(ids).await })
         };
-        let all: Vec<_> = (0..MOST_WAITING).map(|_| read()).collect();
-        crate::testing::until("all of them wait", || prompts.queue.available_permits() == 0).await;
-        assert_eq!(prompts.read(|| Some(())).await, Err(Unread::NoRoom), "one too many");
-        (0..MOST_WAITING).for_each(|_| go.send(()).unwrap());
+        let all: Vec<_> = (0..MAX_QUEUED_ENCODINGS).map(|_| read()).collect();
+        crate::testing::wait_until("all of them wait", || prompts.queue.available_permits() == 0).await;
+        assert_eq!(prompts.read(|| Some(())).await, Err(TokenIdsUnavailable::QueueFull), "one too many");
+        (0..MAX_QUEUED_ENCODINGS).for_each(|_| go.send(()).unwrap());
         for one in all {
-            assert!(one.await.unwrap().is_ok_and(|at_once| at_once <= AT_ONCE));
+            assert!(one.await.unwrap().is_ok_and(|at_once| at_once <= MAX_CONCURRENT_ENCODINGS));
         }
         assert_eq!(prompts.read(|| Some(7)).await, Ok(7), "there is room again");
-        assert_eq!(prompts.read(|| None::<()>).await, Err(Unread::Unknown));
+        assert_eq!(prompts.read(|| None::<()>).await, Err(TokenIdsUnavailable::Unavailable));
     }
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many_bytes() {
-        let prompts = Prompts::default();
-        let size = kept("a", 1 << 20, 0).size();
-        let fit = BOUND / size;
+    fn the_oldest_prompts_are_evicted_beyond_the_byte_limit() {
+        let prompts = PromptStore::default();
+        let size = stored_prompt("a", 1 << 20, 0).size();
+        let fit = MAX_BYTES / size;
         for n in 0..=fit {
-            prompts.keep(SessionId(n as u128), kept("a", 1 << 20, n as u32));
+            prompts.insert(SessionId(n as u128), stored_prompt("a", 1 << 20, n as u32));
         }
         let by_session = prompts.by_session.lock();
         assert_eq!((by_session.len(), by_session.bytes()), (fit, fit * size));

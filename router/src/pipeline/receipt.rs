@@ -8,14 +8,16 @@ use parking_lot::Mutex;
 use planner::{Action, Decision};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, IntoStaticStr};
-use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
+use vocabulary::{
+    Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
+};
 
-use super::locate::Grounds;
+use super::locate::LookupEvidence;
 use super::session_key::KeySource;
-use super::steering::Mode;
-use super::turns::Waited;
-use crate::identity::agreement::{Counts, Finds};
-use crate::soft_state::Standing;
+use super::steering::RoutingMode;
+use super::turns::AdmissionWait;
+use crate::identity::agreement::{CacheHitCheck, PromptTokenCount};
+use crate::soft_state::SharedCacheHealth;
 
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]
@@ -29,29 +31,29 @@ pub struct Receipt {
     /// For which model.
     pub model: ModelId,
     /// What was known before the decision.
-    pub known: Known,
+    pub known: PromptSummary,
     /// Who decided.
-    pub mode: Mode,
+    pub mode: RoutingMode,
     /// Whether its session is of the guardrail's control group: planned, and served by the bypass in mode `own`, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub control: bool,
     /// How Redis stood where that was not as it should be; none when all was well.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub soft_state: Option<Standing>,
+    pub soft_state: Option<SharedCacheHealth>,
     /// The choice with all candidates; none in mode `sticky`, where nothing is priced.
     pub decision: Option<Decision>,
     /// That it waited rather than push out others' KV, or would have if there had been a place to wait in.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub waited: Option<Waited>,
+    pub waited: Option<AdmissionWait>,
     /// Every try of this request, the last one served it; none of one that left while it waited.
     pub attempts: Vec<Attempt>,
     /// What came of it; none while it runs.
-    pub seen: Option<Seen>,
+    pub seen: Option<StepObservation>,
 }
 
 /// What was known of the prompt and its session.
 #[derive(Clone, Serialize, Debug)]
-pub struct Known {
+pub struct PromptSummary {
     /// The session.
     pub session: SessionId,
     /// Where its name came from; none when the prompt's chain decided.
@@ -80,7 +82,7 @@ pub struct Known {
     /// The most that any worker holds.
     pub deepest_overlap: Tokens,
     /// What else counted.
-    pub grounds: Grounds,
+    pub grounds: LookupEvidence,
 }
 
 /// One try of a request.
@@ -98,23 +100,23 @@ pub struct Attempt {
     /// How the blocks of these two are known to this step, of both the least: `fallback` where they are guessed from what
     /// was routed there, where the prompt is known by its bytes only or is one that only vLLM is known to make of such a
     /// request, and where the engine's counts of prompts disagree with ours.
-    pub knowledge: Knowledge,
+    pub knowledge: KvIndexState,
     /// Who took no requests then because requests failed there, and so is no candidate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ejected: Vec<WorkerId>,
     /// Where it went on with an answer that had broken off at the attempt before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resumed: Option<Resumed>,
+    pub resumed: Option<StreamResumption>,
     /// Why no other worker could go on with its answer, which broke off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unresumable: Option<Arc<str>>,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
-    pub remarks: Vec<Remark>,
+    pub remarks: Vec<AttemptEvent>,
 }
 
 /// How a broken answer went on.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct Resumed {
+pub struct StreamResumption {
     /// Tokens of the answer that were kept; those after them were made again.
     pub after: Tokens,
     /// From the break to the first byte that followed.
@@ -125,7 +127,7 @@ pub struct Resumed {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
-pub enum Remark {
+pub enum AttemptEvent {
     /// No connection to the decode leg's worker.
     DecodeUnreachable,
     /// The decode leg's worker broke off before its first byte, or answered with a server error.
@@ -158,9 +160,9 @@ pub enum Remark {
     SourceRecomputed,
 }
 
-impl Remark {
+impl AttemptEvent {
     /// Whether the plan's transfer did not take place.
-    pub fn nothing_moved(self) -> bool {
+    pub fn prevented_transfer(self) -> bool {
         matches!(
             self,
             Self::PrefillFailed
@@ -175,7 +177,7 @@ impl Remark {
 /// How a step ended.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum RequestOutcome {
     /// The whole answer was delivered.
     Complete,
     /// The worker answered with an error of the client's making.
@@ -190,9 +192,9 @@ pub enum Ending {
 
 /// What was observed.
 #[derive(Clone, Copy, Serialize, Debug)]
-pub struct Seen {
+pub struct StepObservation {
     /// How it ended.
-    pub ending: Ending,
+    pub ending: RequestOutcome,
     /// HTTP status of the answer.
     pub status: u16,
     /// Predicted time to the first token: the plan's price.
@@ -214,29 +216,29 @@ pub struct Seen {
     pub repeated: bool,
     /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine_disagrees: Option<Counts>,
+    pub engine_disagrees: Option<PromptTokenCount>,
     /// What the engine found of the prompt beside what its events had told of it when the answer was over, where that is less:
     /// they are late, or its prompts are other ones than ours, which is said by `/readyz` where it stays so. Prompts that
     /// were computed there meanwhile for others are told, and not meant.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache_disagrees: Option<Finds>,
+    pub cache_disagrees: Option<CacheHitCheck>,
 }
 
 /// The newest receipts, bounded in their number and in the candidates that they list: many workers make long ones.
 #[derive(Debug)]
-pub struct Receipts {
-    ring: Mutex<Ring>,
+pub struct ReceiptBuffer {
+    ring: Mutex<ReceiptRing>,
     capacity: usize,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct ReceiptRing {
     receipts: VecDeque<Arc<Receipt>>,
     candidates: usize,
 }
 
 /// Most candidates that are kept for each receipt of the capacity; about 5 KB.
-const CANDIDATES: usize = 24;
+const MAX_CANDIDATES_PER_RECEIPT: usize = 24;
 
 impl Receipt {
     fn candidates(&self) -> usize {
@@ -244,18 +246,18 @@ impl Receipt {
     }
 }
 
-impl Receipts {
+impl ReceiptBuffer {
     /// Keeps the newest `capacity` of them.
     pub fn new(capacity: usize) -> Self {
         Self { ring: Mutex::default(), capacity: capacity.max(1) }
     }
 
     /// Files a finished one.
-    pub fn file(&self, receipt: Arc<Receipt>) {
+    pub fn push(&self, receipt: Arc<Receipt>) {
         let mut ring = self.ring.lock();
         ring.candidates += receipt.candidates();
         ring.receipts.push_back(receipt);
-        while ring.receipts.len() > self.capacity || ring.candidates > self.capacity * CANDIDATES {
+        while ring.receipts.len() > self.capacity || ring.candidates > self.capacity * MAX_CANDIDATES_PER_RECEIPT {
             let Some(oldest) = ring.receipts.pop_front() else { break };
             ring.candidates -= oldest.candidates();
         }
@@ -267,7 +269,7 @@ impl Receipts {
     }
 
     /// The one of this request.
-    pub fn of(&self, request: RequestId) -> Option<Arc<Receipt>> {
+    pub fn find_request(&self, request: RequestId) -> Option<Arc<Receipt>> {
         self.ring.lock().receipts.iter().rev().find(|receipt| receipt.request == request).cloned()
     }
 }
@@ -275,7 +277,7 @@ impl Receipts {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::pipeline::locate::Freshness;
+    use crate::pipeline::locate::LedgerFreshness;
 
     /// One of session 0 or 1, whose step was not planned.
     pub(crate) fn receipt(n: u128) -> Receipt {
@@ -284,7 +286,7 @@ pub(crate) mod testing {
             at_unix_ms: 0,
             tenant: TenantId::default(),
             model: "m".into(),
-            known: Known {
+            known: PromptSummary {
                 session: SessionId(n % 2),
                 named_by: None,
                 fallback: None,
@@ -296,17 +298,17 @@ pub(crate) mod testing {
                 estimated: false,
                 sealed: Tokens(0),
                 deepest_overlap: Tokens(0),
-                grounds: Grounds {
+                grounds: LookupEvidence {
                     known: Default::default(),
                     preamble: Default::default(),
-                    view: Freshness::Current,
+                    view: LedgerFreshness::Current,
                     unapplied: false,
                     promises: 0,
                     routers: 0,
                     unread: None,
                 },
             },
-            mode: Mode::Sticky,
+            mode: RoutingMode::Sticky,
             control: false,
             soft_state: None,
             decision: None,
@@ -319,25 +321,25 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use planner::{Because, Leg, Plan};
+    use planner::{Leg, Plan, PlanRationale};
 
     use super::testing::receipt;
     use super::*;
 
     #[test]
-    fn the_oldest_receipt_makes_room() {
-        let receipts = Receipts::new(3);
-        (0..5).for_each(|n| receipts.file(receipt(n).into()));
+    fn the_oldest_receipt_is_evicted() {
+        let receipts = ReceiptBuffer::new(3);
+        (0..5).for_each(|n| receipts.push(receipt(n).into()));
         let newest = |limit| receipts.newest(limit, |_| true).iter().map(|r| r.request.0).collect::<Vec<_>>();
         assert_eq!(newest(10), [4, 3, 2]);
         assert_eq!(newest(1), [4]);
-        assert_eq!(receipts.of(RequestId(1)).map(|r| r.request), None);
-        assert_eq!(receipts.of(RequestId(3)).map(|r| r.request), Some(RequestId(3)));
+        assert_eq!(receipts.find_request(RequestId(1)).map(|r| r.request), None);
+        assert_eq!(receipts.find_request(RequestId(3)).map(|r| r.request), Some(RequestId(3)));
     }
 
     #[test]
-    fn receipts_of_many_workers_take_the_place_of_more_old_ones() {
-        let receipts = Receipts::new(4);
+    fn a_receipt_with_many_candidates_evicts_several_short_ones() {
+        let receipts = ReceiptBuffer::new(4);
         let long = |n| {
             let leg = Leg {
                 worker: WorkerId(1),
@@ -345,42 +347,46 @@ mod tests {
                 tokens_cached: Tokens(0),
                 tokens_computed: Tokens(0),
             };
-            let candidate = planner::Candidate {
+            let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
                 prefill: leg,
                 decode: leg,
                 handoff: None,
-                claim: planner::Claim::Open,
+                claim: planner::OwnershipClaim::Open,
                 terms: Default::default(),
                 total: Micros(0),
                 refused: None,
             };
-            let because =
-                Because { rule: planner::Rule::Own, terms: Default::default(), total: Micros(0), runner_up: None };
+            let because = PlanRationale {
+                rule: planner::SelectionRule::Own,
+                terms: Default::default(),
+                total: Micros(0),
+                runner_up: None,
+            };
             let plan = Plan {
                 action: Action::ColocatedPrefill,
                 prefill: leg,
                 decode: leg,
                 handoff: None,
-                claim: planner::Claim::Open,
+                claim: planner::OwnershipClaim::Open,
                 because,
             };
-            let candidates = vec![candidate; 2 * CANDIDATES];
+            let candidates = vec![candidate; 2 * MAX_CANDIDATES_PER_RECEIPT];
             Receipt {
                 decision: Some(Decision { step: planner::StepKind::SmallIncrement, plan, candidates }),
                 ..receipt(n)
             }
         };
-        (0..4).for_each(|n| receipts.file(receipt(n).into()));
-        (4..7).for_each(|n| receipts.file(long(n).into()));
+        (0..4).for_each(|n| receipts.push(receipt(n).into()));
+        (4..7).for_each(|n| receipts.push(long(n).into()));
         let newest = receipts.newest(10, |_| true);
         assert_eq!(newest.iter().map(|r| r.request.0).collect::<Vec<_>>(), [6, 5], "two fill the place of four");
     }
 
     #[test]
-    fn receipts_are_found_by_what_is_wanted_of_them() {
-        let receipts = Receipts::new(8);
-        (0..5).for_each(|n| receipts.file(receipt(n).into()));
+    fn receipts_are_found_by_filter() {
+        let receipts = ReceiptBuffer::new(8);
+        (0..5).for_each(|n| receipts.push(receipt(n).into()));
         let odd = receipts.newest(8, |receipt| receipt.known.session == SessionId(1));
         assert_eq!(odd.iter().map(|r| r.request.0).collect::<Vec<_>>(), [3, 1]);
     }

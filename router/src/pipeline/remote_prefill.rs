@@ -10,32 +10,37 @@ use std::time::Duration;
 
 use planner::Plan;
 use tokio::sync::oneshot;
-use workers_shim::dialect::{Answer, Handoff, Order, Readback, Transfer};
+use workers_shim::dialect::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
-use super::legs::{LegError, Legs, Opened};
-use super::readback::{Back, Fate};
-use super::receipt::Remark;
+use super::legs::{LegError, LegResponse, Legs};
+use super::readback::{ReversePullOutcome, ReversePullSource};
+use super::receipt::AttemptEvent;
 
 /// The answer, and what did not go as planned before it began.
-pub type Outcome = (Result<Opened, LegError>, Vec<Remark>);
+pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>);
 
 /// How long a decode leg goes on without a client, so that it can pull.
-const PULL_LIMIT: Duration = Duration::from_secs(10);
+const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs both legs. Dropping the future is the client leaving. `back`: what the prefill leg can fetch before it computes.
-pub async fn remote_prefill(legs: Legs, plan: &Plan, back: Option<Back>) -> Outcome {
+pub async fn remote_prefill(legs: Legs, plan: &Plan, back: Option<ReversePullSource>) -> RemotePrefillResult {
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(run(legs, *plan, back, sender));
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
 }
 
-async fn run(legs: Legs, plan: Plan, back: Option<Back>, mut client: oneshot::Sender<Outcome>) {
+async fn run(
+    legs: Legs,
+    plan: Plan,
+    back: Option<ReversePullSource>,
+    mut client: oneshot::Sender<RemotePrefillResult>,
+) {
     let Some(transfer) = legs.transfer(&plan.prefill, &plan.decode) else {
-        let opened = serve_plain(&legs, &plan).await;
-        let _ = client.send((opened, vec![Remark::NoTransferParameters]));
+        let opened = serve_without_transfer(&legs, &plan).await;
+        let _ = client.send((opened, vec![AttemptEvent::NoTransferParameters]));
         return;
     };
-    if transfer.order() == Some(Order::Together) {
+    if transfer.leg_order() == Some(LegOrder::Concurrent) {
         return together::run((&legs, &plan), &transfer, client).await;
     }
     let mut remarks = Vec::new();
@@ -44,20 +49,20 @@ async fn run(legs: Legs, plan: Plan, back: Option<Back>, mut client: oneshot::Se
         handoff = prefill((&legs, &plan), (&transfer, back), &mut remarks) => handoff,
         () = client.closed() => return,
     };
-    answer((&legs, &plan), (&transfer, handoff, remarks), client).await;
+    run_decode((&legs, &plan), (&transfer, handoff, remarks), client).await;
 }
 
 /// What follows the prefill leg: the decode leg, for the client or for the blocks only.
-async fn answer(
+async fn run_decode(
     (legs, plan): (&Legs, &Plan),
-    (transfer, handoff, remarks): (&Transfer, Option<Handoff>, Vec<Remark>),
-    mut client: oneshot::Sender<Outcome>,
+    (transfer, handoff, remarks): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
+    mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
     if client.is_closed() {
         if let Some(handoff) = handoff {
             let body = legs.body.decode_abandoned(&legs.options, (transfer, handoff));
             // It pulls the blocks; nobody reads what it says.
-            let _ = legs.silent(&plan.decode, legs.path(), body).await;
+            let _ = legs.send_silent(&plan.decode, legs.path(), body).await;
         }
         return;
     }
@@ -65,86 +70,90 @@ async fn answer(
     let opened = tokio::select! {
         opened = serve_while_source_lives(legs, plan, body) => opened,
         // An answer that comes whole does not show when its blocks were pulled; it is not computed to its end for nobody.
-        () = left(&mut client) => return,
+        () = client_left(&mut client) => return,
     };
     // If the client has left meanwhile, the blocks were pulled before the first byte; dropping the answer cancels it.
     let _ = client.send((opened, remarks));
 }
 
 /// Returns when the client left and the decode leg has had time to pull.
-async fn left(client: &mut oneshot::Sender<Outcome>) {
+async fn client_left(client: &mut oneshot::Sender<RemotePrefillResult>) {
     client.closed().await;
-    tokio::time::sleep(PULL_LIMIT).await;
+    tokio::time::sleep(PULL_TIMEOUT).await;
 }
 
 /// The prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
 async fn prefill(
     (legs, plan): (&Legs, &Plan),
-    (transfer, back): (&Transfer, Option<Back>),
-    remarks: &mut Vec<Remark>,
-) -> Option<Handoff> {
+    (transfer, back): (&KvTransfer, Option<ReversePullSource>),
+    remarks: &mut Vec<AttemptEvent>,
+) -> Option<HandoffParams> {
     let answered = match back {
-        Some(back) => match reading_back((legs, plan), transfer, back).await {
+        Some(back) => match run_reverse_pull((legs, plan), transfer, back).await {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
-                remarks.push(Remark::ReadbackFailed);
-                source_leg(legs, plan, (transfer, None)).await
+                remarks.push(AttemptEvent::ReadbackFailed);
+                run_source_leg(legs, plan, (transfer, None)).await
             }
         },
-        None => source_leg(legs, plan, (transfer, None)).await,
+        None => run_source_leg(legs, plan, (transfer, None)).await,
     };
     match answered {
         Ok(answer) => {
-            let handed = transfer.order() == Some(Order::Handed);
-            remarks.extend(surprise(plan, answer.handoff.as_ref()).filter(|_| handed));
+            let handed = transfer.leg_order() == Some(LegOrder::SourceFirst);
+            remarks.extend(unexpected_event(plan, answer.handoff.as_ref()).filter(|_| handed));
             answer.handoff
         }
         Err(error) => {
             tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
-            remarks.push(without(&error));
+            remarks.push(failed_prefill_event(&error));
             None
         }
     }
 }
 
 /// What is said of a step whose prefill leg came to this.
-fn without(error: &LegError) -> Remark {
+fn failed_prefill_event(error: &LegError) -> AttemptEvent {
     match error {
-        LegError::Busy(_) | LegError::Unknown => Remark::PrefillBusy,
-        _ => Remark::PrefillFailed,
+        LegError::Busy(_) | LegError::UnknownWorker => AttemptEvent::PrefillBusy,
+        _ => AttemptEvent::PrefillFailed,
     }
 }
 
 /// The prefill leg's answer, which nobody reads.
-async fn source_leg(
+async fn run_source_leg(
     legs: &Legs,
     plan: &Plan,
-    (transfer, readback): (&Transfer, Option<Readback>),
-) -> Result<Answer, LegError> {
+    (transfer, readback): (&KvTransfer, Option<ReversePullParams>),
+) -> Result<EngineResponse, LegError> {
     let body = legs.body.prefill(&legs.options, (transfer, readback));
     let _counted = legs.dispatch(&plan.prefill);
     tokio::select! {
-        answer = legs.silent(&plan.prefill, legs.path(), body) => answer,
+        answer = legs.send_silent(&plan.prefill, legs.path(), body) => answer,
         // A machine that vanishes closes no connection.
-        () = legs.lost(plan.prefill.worker) => Err(LegError::Broken),
+        () = legs.worker_lost(plan.prefill.worker) => Err(LegError::Broken),
     }
 }
 
 /// The prefill leg that fetches first, given up when who keeps that dies: its engine would try for many seconds.
-async fn reading_back((legs, plan): (&Legs, &Plan), transfer: &Transfer, back: Back) -> Result<Answer, LegError> {
-    let Back { readback, keeper, fates } = back;
-    let count = |fate: Fate| fates.with_label_values(&[fate.as_ref()]).inc();
+async fn run_reverse_pull(
+    (legs, plan): (&Legs, &Plan),
+    transfer: &KvTransfer,
+    back: ReversePullSource,
+) -> Result<EngineResponse, LegError> {
+    let ReversePullSource { params: readback, holder: keeper, outcomes: fates } = back;
+    let count = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).inc();
     let answer = tokio::select! {
-        answer = source_leg(legs, plan, (transfer, Some(readback))) => answer,
-        () = legs.lost(keeper) => Err(LegError::Broken),
+        answer = run_source_leg(legs, plan, (transfer, Some(readback))) => answer,
+        () = legs.worker_lost(keeper) => Err(LegError::Broken),
     };
-    count(if answer.is_ok() { Fate::Fetched } else { Fate::Failed });
+    count(if answer.is_ok() { ReversePullOutcome::Fetched } else { ReversePullOutcome::Failed });
     answer
 }
 
 /// The target computes the prompt itself, where it can.
-async fn serve_plain(legs: &Legs, plan: &Plan) -> Result<Opened, LegError> {
+async fn serve_without_transfer(legs: &Legs, plan: &Plan) -> Result<LegResponse, LegError> {
     if !legs.serves_alone(plan.target()) {
         return Err(LegError::NoSource);
     }
@@ -152,18 +161,18 @@ async fn serve_plain(legs: &Legs, plan: &Plan) -> Result<Opened, LegError> {
 }
 
 /// What the producer did otherwise than believed.
-fn surprise(plan: &Plan, handoff: Option<&Handoff>) -> Option<Remark> {
-    let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
+fn unexpected_event(plan: &Plan, handoff: Option<&HandoffParams>) -> Option<AttemptEvent> {
+    let Some(handoff) = handoff else { return Some(AttemptEvent::NoTransferParameters) };
     let believed = plan.prefill.tokens_cached.0;
     let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < believed * 9);
-    recomputed.then_some(Remark::SourceRecomputed)
+    recomputed.then_some(AttemptEvent::SourceRecomputed)
 }
 
 /// The decode leg, given up when the producer dies: its engine would try to pull for many seconds before it fails.
-async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<Opened, LegError> {
+async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<LegResponse, LegError> {
     tokio::select! {
         opened = legs.serve(&plan.decode, body) => opened,
-        () = legs.lost(plan.prefill.worker) => Err(LegError::NoSource),
+        () = legs.worker_lost(plan.prefill.worker) => Err(LegError::NoSource),
     }
 }
 

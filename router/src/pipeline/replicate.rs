@@ -9,28 +9,28 @@ use futures::future::BoxFuture;
 use planner::{Handoff as Moving, Leg, Plan};
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{
-    Answer, Handoff, Order, REPLICATE_PATH, Replica, Transfer, replicate_decode, replicate_prefill,
+    EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
 
-use super::identify::Prefixed;
+use super::identify::IdentifiedRequest;
 use super::legs::{LegError, Legs};
-use super::plan::Classified;
-use super::prompts::{Kept, Prompts, Unread};
-use super::receipt::Remark;
-use super::token_ids::TokenIds;
-use crate::gateway::Gateway;
+use super::plan::ClassifiedStep;
+use super::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
+use super::receipt::AttemptEvent;
+use super::token_ids::PromptTokenIds;
+use crate::gateway::AppState;
 
 /// What one run makes present, and where.
-pub type Flight = (PrefixId, WorkerId);
+pub type ReplicationKey = (PrefixId, WorkerId);
 
 /// The token ids of a prefix, read when somebody waits for them.
-type Ids = BoxFuture<'static, Result<Vec<u32>, Unread>>;
+type TokenIdsFuture = BoxFuture<'static, Result<Vec<u32>, TokenIdsUnavailable>>;
 
 /// A prefix on its way.
-struct Move {
+struct PrefixMove {
     legs: Legs,
     model: String,
-    ids: Ids,
+    ids: TokenIdsFuture,
     salt: Option<String>,
     bytes: Bytes,
     source: Leg,
@@ -40,192 +40,211 @@ struct Move {
 /// Makes the first `blocks` of the prompt present at the plan's target. What went wrong is remarked; the step is served
 /// all the same.
 pub async fn replicate(
-    gateway: &Gateway,
-    (step, plan): (&Classified, &Plan),
+    gateway: &AppState,
+    (step, plan): (&ClassifiedStep, &Plan),
     legs: &Legs,
     (source, blocks): (Leg, Blocks),
-) -> Option<Remark> {
-    let prompt = &step.located.prefixed.prompt;
-    let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(Remark::ReplicateFailed) };
-    let moving = Move {
+) -> Option<AttemptEvent> {
+    let prompt = &step.located.identified.prompt;
+    let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
+    let moving = PrefixMove {
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
-        ids: first(gateway.remembered.prompts.clone(), &step.located.prefixed, blocks),
-        salt: step.located.prefixed.request.cache_salt().map(str::to_owned),
+        ids: first_token_ids(gateway.caches.prompts.clone(), &step.located.identified, blocks),
+        salt: step.located.identified.request.cache_salt().map(str::to_owned),
         bytes: plan.handoff.as_ref().map(Moving::bytes).unwrap_or_default(),
         source,
         target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
     };
-    let flight = gateway.replicates.run((prefix, plan.target()), moving.run());
-    flight.await.unwrap_or(Some(Remark::ReplicateFailed))
+    let flight = gateway.replications.run((prefix, plan.target()), moving.run());
+    flight.await.unwrap_or(Some(AttemptEvent::ReplicateFailed))
 }
 
 /// Makes the first `blocks` of a kept prompt present at `target`, from `source`. What went wrong is remarked.
 pub async fn relocate(
-    gateway: &Arc<Gateway>,
-    kept: &Arc<Kept>,
+    gateway: &Arc<AppState>,
+    kept: &Arc<StoredPrompt>,
     (blocks, bytes): (Blocks, Bytes),
     (source, target): (Owner, Owner),
-) -> Option<Remark> {
-    let Some(prefix) = kept.chain.prefix(blocks) else { return Some(Remark::ReplicateFailed) };
-    let (prompts, again) = (gateway.remembered.prompts.clone(), kept.clone());
+) -> Option<AttemptEvent> {
+    let Some(prefix) = kept.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
+    let (prompts, again) = (gateway.caches.prompts.clone(), kept.clone());
     let leg = |owner: Owner| Leg {
         worker: owner.worker,
         rank: owner.rank,
         tokens_cached: Tokens::ZERO,
         tokens_computed: Tokens::ZERO,
     };
-    let moving = Move {
-        legs: Legs::unasked(gateway),
+    let moving = PrefixMove {
+        legs: Legs::without_client(gateway),
         model: kept.model.to_string(),
-        ids: async move { prompts.read(move || again.first(blocks)).await }.boxed(),
+        ids: async move { prompts.read(move || again.first_token_ids(blocks)).await }.boxed(),
         salt: kept.salt.clone(),
         bytes,
         source: leg(source),
         target: leg(target),
     };
-    let flight = gateway.replicates.run((prefix, target.worker), moving.run());
-    flight.await.unwrap_or(Some(Remark::ReplicateFailed))
+    let flight = gateway.replications.run((prefix, target.worker), moving.run());
+    flight.await.unwrap_or(Some(AttemptEvent::ReplicateFailed))
 }
 
 /// The token ids of the first blocks of a step's prompt.
-fn first(prompts: Arc<Prompts>, prefixed: &Prefixed, blocks: Blocks) -> Ids {
+fn first_token_ids(prompts: Arc<PromptStore>, prefixed: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
     let chain = prefixed.prompt.chain.clone();
-    let ids = TokenIds::of(prefixed);
+    let ids = PromptTokenIds::of(prefixed);
     async move {
-        let length = usize::try_from(blocks.tokens(chain.block).0).map_err(|_| Unread::Unknown)?;
-        match ids.ok_or(Unread::Unknown)? {
-            TokenIds::Here(ids) => ids.get(..length).map(<[u32]>::to_vec).ok_or(Unread::Unknown),
+        let length = usize::try_from(blocks.tokens(chain.block).0).map_err(|_| TokenIdsUnavailable::Unavailable)?;
+        match ids.ok_or(TokenIdsUnavailable::Unavailable)? {
+            PromptTokenIds::Known(ids) => {
+                ids.get(..length).map(<[u32]>::to_vec).ok_or(TokenIdsUnavailable::Unavailable)
+            }
             ids => prompts.read(move || Some(ids.read(&chain)?.get(..length)?.to_vec())).await,
         }
     }
     .boxed()
 }
 
-impl Move {
-    async fn run(mut self) -> Option<Remark> {
+impl PrefixMove {
+    async fn run(mut self) -> Option<AttemptEvent> {
         let tokens = match (&mut self.ids).await {
             Ok(tokens) => tokens,
-            Err(Unread::NoRoom) => return Some(Remark::NoRoomToEncode),
-            Err(Unread::Unknown) => return Some(Remark::ReplicateFailed),
+            Err(TokenIdsUnavailable::QueueFull) => return Some(AttemptEvent::NoRoomToEncode),
+            Err(TokenIdsUnavailable::Unavailable) => return Some(AttemptEvent::ReplicateFailed),
         };
         // They spoke one dialect when this was planned: one of them is gone.
         let Some(transfer) = self.legs.transfer(&self.source, &self.target) else {
-            return Some(Remark::ReplicateFailed);
+            return Some(AttemptEvent::ReplicateFailed);
         };
-        let replica = Replica { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
-        let pair = Pair { legs: &self.legs, source: &self.source, target: &self.target };
-        let moved = match transfer.order() {
-            Some(Order::Together) => pair.together(&replica, &transfer).await,
-            Some(Order::Handed | Order::Stored) | None => pair.in_turn(&replica, &transfer).await,
+        let replica = ReplicationRequest { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
+        let pair = TransferLegs { legs: &self.legs, source: &self.source, target: &self.target };
+        let moved = match transfer.leg_order() {
+            Some(LegOrder::Concurrent) => pair.run_concurrently(&replica, &transfer).await,
+            Some(LegOrder::SourceFirst | LegOrder::Stored) | None => pair.run_sequentially(&replica, &transfer).await,
         };
         match moved {
             Ok((took, remark)) => {
-                self.legs.transferred(self.target.worker, self.bytes, took);
+                self.legs.record_transfer(self.target.worker, self.bytes, took);
                 remark
             }
-            Err(Gone::Source) => Some(Remark::ReplicateFailed),
-            Err(Gone::NothingToSend) => Some(Remark::NoTransferParameters),
-            Err(Gone::Failed(error)) => {
+            Err(ReplicationFailure::SourceLost) => Some(AttemptEvent::ReplicateFailed),
+            Err(ReplicationFailure::NothingToSend) => Some(AttemptEvent::NoTransferParameters),
+            Err(ReplicationFailure::Failed(error)) => {
                 let (source, target) = (self.source.worker, self.target.worker);
                 tracing::warn!(%source, %target, %error, "a replicate failed");
-                Some(Remark::ReplicateFailed)
+                Some(AttemptEvent::ReplicateFailed)
             }
         }
     }
 }
 
 /// The two legs of a move.
-struct Pair<'a> {
+struct TransferLegs<'a> {
     legs: &'a Legs,
     source: &'a Leg,
     target: &'a Leg,
 }
 
-impl Pair<'_> {
+impl TransferLegs<'_> {
     /// The source's leg, then the target's. How long the second took, and what went otherwise than believed.
-    async fn in_turn(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<(Micros, Option<Remark>), Gone> {
-        let answer = self.at_source(replica, transfer).await?;
-        if answer.handoff.is_none() && transfer.order() == Some(Order::Handed) {
-            return Err(Gone::NothingToSend);
+    async fn run_sequentially(
+        &self,
+        replica: &ReplicationRequest<'_>,
+        transfer: &KvTransfer,
+    ) -> Result<(Micros, Option<AttemptEvent>), ReplicationFailure> {
+        let answer = self.run_source(replica, transfer).await?;
+        if answer.handoff.is_none() && transfer.leg_order() == Some(LegOrder::SourceFirst) {
+            return Err(ReplicationFailure::NothingToSend);
         }
-        let cached = answer.handoff.as_ref().and_then(Handoff::source_cached);
+        let cached = answer.handoff.as_ref().and_then(HandoffParams::source_cached);
         let recomputed = cached.is_some_and(|cached| cached.0 * 10 < replica.tokens.len() as u64 * 9);
         let since = Instant::now();
-        self.at_target(replica, (transfer, answer.handoff)).await?;
-        Ok((Micros::of(since.elapsed()), recomputed.then_some(Remark::SourceRecomputed)))
+        self.run_target(replica, (transfer, answer.handoff)).await?;
+        Ok((Micros::of(since.elapsed()), recomputed.then_some(AttemptEvent::SourceRecomputed)))
     }
 
     /// Both legs at once.
-    async fn together(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<(Micros, Option<Remark>), Gone> {
+    async fn run_concurrently(
+        &self,
+        replica: &ReplicationRequest<'_>,
+        transfer: &KvTransfer,
+    ) -> Result<(Micros, Option<AttemptEvent>), ReplicationFailure> {
         let since = Instant::now();
-        tokio::try_join!(self.at_source(replica, transfer), self.at_target(replica, (transfer, None)))?;
+        tokio::try_join!(self.run_source(replica, transfer), self.run_target(replica, (transfer, None)))?;
         Ok((Micros::of(since.elapsed()), None))
     }
 
-    async fn at_source(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<Answer, Gone> {
+    async fn run_source(
+        &self,
+        replica: &ReplicationRequest<'_>,
+        transfer: &KvTransfer,
+    ) -> Result<EngineResponse, ReplicationFailure> {
         let _counted = self.legs.dispatch(self.source);
         tokio::select! {
-            answer = self.legs.silent(self.source, REPLICATE_PATH, replicate_prefill(replica, transfer)) => answer.map_err(Gone::Failed),
-            () = self.legs.lost(self.source.worker) => Err(Gone::Failed(LegError::Broken)),
+            answer = self.legs.send_silent(self.source, REPLICATE_PATH, source_leg(replica, transfer)) => answer.map_err(ReplicationFailure::Failed),
+            () = self.legs.worker_lost(self.source.worker) => Err(ReplicationFailure::Failed(LegError::Broken)),
         }
     }
 
-    async fn at_target(&self, replica: &Replica<'_>, with: (&Transfer, Option<Handoff>)) -> Result<(), Gone> {
+    async fn run_target(
+        &self,
+        replica: &ReplicationRequest<'_>,
+        with: (&KvTransfer, Option<HandoffParams>),
+    ) -> Result<(), ReplicationFailure> {
         tokio::select! {
-            pulled = self.legs.silent(self.target, REPLICATE_PATH, replicate_decode(replica, with)) => pulled.map(drop).map_err(Gone::Failed),
-            () = self.legs.lost(self.source.worker) => Err(Gone::Source),
+            pulled = self.legs.send_silent(self.target, REPLICATE_PATH, target_leg(replica, with)) => pulled.map(drop).map_err(ReplicationFailure::Failed),
+            () = self.legs.worker_lost(self.source.worker) => Err(ReplicationFailure::SourceLost),
         }
     }
 }
 
 /// Why a prefix did not move.
-enum Gone {
+enum ReplicationFailure {
     Failed(LegError),
     /// The source offered nothing.
     NothingToSend,
     /// The source cannot be reached any more.
-    Source,
+    SourceLost,
 }
 
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use vocabulary::{Chain, DpRank, Incarnation, Seed, TenantId};
+    use vocabulary::{DpRank, HashSeed, Incarnation, PrefixChain, TenantId};
 
     use super::*;
-    use crate::testing::{Worker, front, until};
+    use crate::testing::{StubWorker, start_router, wait_until};
 
     #[tokio::test]
-    async fn a_move_for_which_too_many_encodings_wait_says_so_and_asks_no_worker() {
-        let worker = Worker::start("one", "tiny").await;
-        let front = front(&[&worker], &[]).await;
+    async fn replication_fails_without_a_request_when_the_encoding_queue_is_full() {
+        let worker = StubWorker::start("one", "tiny").await;
+        let front = start_router(&[&worker], &[]).await;
         let ids: Vec<u32> = (0..64).collect();
-        let chain = Chain::over_tokens(PrefixId(9), Seed(3), Tokens(16), &ids);
-        let tokens = TokenIds::Here(ids);
-        let kept = Arc::new(Kept { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
+        let chain = PrefixChain::over_tokens(PrefixId(9), HashSeed(3), Tokens(16), &ids);
+        let tokens = PromptTokenIds::Known(ids);
+        let kept =
+            Arc::new(StoredPrompt { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
         let owner = |id| Owner { worker: WorkerId(id), incarnation: Incarnation(1), rank: DpRank(0) };
         let moved = || relocate(&front.gateway, &kept, (Blocks(2), Bytes(1)), (owner(1), owner(2)));
 
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let waiting: Vec<_> = std::iter::from_fn(|| {
-            let (prompts, gate) = (front.gateway.remembered.prompts.clone(), gate.clone());
+            let (prompts, gate) = (front.gateway.caches.prompts.clone(), gate.clone());
             Some(tokio::spawn(async move { prompts.read(move || gate.lock().recv().ok()).await }))
         })
         .take(64)
         .collect();
-        until("they wait", || !front.gateway.remembered.prompts.has_room()).await;
-        assert_eq!(moved().await, Some(Remark::NoRoomToEncode));
+        wait_until("they wait", || !front.gateway.caches.prompts.has_room()).await;
+        assert_eq!(moved().await, Some(AttemptEvent::NoRoomToEncode));
         assert_eq!(
-            (Remark::NoRoomToEncode.as_ref(), Remark::NoRoomToEncode.nothing_moved()),
+            (AttemptEvent::NoRoomToEncode.as_ref(), AttemptEvent::NoRoomToEncode.prevented_transfer()),
             ("no_room_to_encode", true)
         );
         drop(go);
         for one in waiting {
-            assert_eq!(one.await.unwrap(), Err(Unread::Unknown));
+            assert_eq!(one.await.unwrap(), Err(TokenIdsUnavailable::Unavailable));
         }
-        assert_eq!(moved().await, Some(Remark::ReplicateFailed), "now for want of workers");
-        assert_eq!(worker.seen().len(), 0);
+        assert_eq!(moved().await, Some(AttemptEvent::ReplicateFailed), "now for want of workers");
+        assert_eq!(worker.requests().len(), 0);
     }
 }

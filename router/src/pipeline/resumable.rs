@@ -2,29 +2,31 @@
 //! token ids, where nothing is lost that an engine keeps of an answer beside them; or as the end of the same answer made
 //! again, where it comes out the same.
 
-use planner::TransferBar;
+use planner::TransferObstacle;
 use prefix::FallbackReason;
 use serde_json::Value;
-use workers_shim::dialect::{JsonFields, Repeats, Retold, Said, ShownIds, Telling};
-use workers_shim::scrape::Engine;
+use workers_shim::dialect::{
+    AnswerDeterminism, JsonFields, ReplayVerifier, TextDelivery, TokenIdVisibility, TokenTranscript,
+};
+use workers_shim::scrape::EngineKind;
 
-use super::identify::Prefixed;
-use super::legs::options;
-use super::parse::{Delivery, Request};
+use super::identify::IdentifiedRequest;
+use super::legs::leg_options;
+use super::parse::{ParsedRequest, ResponseDelivery};
 use crate::config::ResumeConfig;
-use crate::incoming::Endpoint;
+use crate::incoming::GenerationEndpoint;
 
 /// What of a request keeps its answer from going on elsewhere by token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unresumable {
+pub enum ResumeBlocker {
     /// No stream is to go on.
-    Off,
+    Disabled,
     /// Its answer comes whole; it is asked for anew as a whole.
-    Whole,
+    NotStreamed,
     /// Its prompt is so long that telling its ids would cost first-token time.
-    Long,
+    PromptTooLong,
     /// It lies at one engine, or the engine does more for it than answer.
-    Held,
+    EngineState,
     /// `/v1/messages` and `/v1/responses`: their events tell of more than text.
     Endpoint,
     /// Several choices, prompts or beams.
@@ -34,37 +36,39 @@ pub enum Unresumable {
     /// An answer that is held to a format.
     Format,
     /// Penalties, checks and stop texts for which what the answer has said already counts.
-    Memory,
+    HistoryDependent,
     /// Thoughts that are not to be told.
-    Thoughts,
+    HiddenReasoning,
     /// Tools that the answer may call.
     Tools,
     /// A prompt that is more than text.
-    Content,
+    NotText,
 }
 
-impl Unresumable {
+impl ResumeBlocker {
     /// In words, after "because".
-    pub fn why(self) -> &'static str {
+    pub fn reason(self) -> &'static str {
         match self {
-            Unresumable::Off => "that is switched off",
-            Unresumable::Whole => "it comes whole",
-            Unresumable::Long => "its prompt is too long for its token ids to be told",
-            Unresumable::Held => "its engine keeps it, or runs its tools",
-            Unresumable::Endpoint => "answers of this endpoint do not go on by token ids",
-            Unresumable::SeveralChoices => "the request asks for several choices",
-            Unresumable::Logprobs => "the request asks for log probabilities or an echo",
-            Unresumable::Format => "the request holds it to a format",
-            Unresumable::Memory => "the request has penalties or stop texts for which what was said before counts",
-            Unresumable::Thoughts => "the request leaves thoughts out",
-            Unresumable::Tools => "the request has tools",
-            Unresumable::Content => "the prompt is more than text",
+            ResumeBlocker::Disabled => "that is switched off",
+            ResumeBlocker::NotStreamed => "it comes whole",
+            ResumeBlocker::PromptTooLong => "its prompt is too long for its token ids to be told",
+            ResumeBlocker::EngineState => "its engine keeps it, or runs its tools",
+            ResumeBlocker::Endpoint => "answers of this endpoint do not go on by token ids",
+            ResumeBlocker::SeveralChoices => "the request asks for several choices",
+            ResumeBlocker::Logprobs => "the request asks for log probabilities or an echo",
+            ResumeBlocker::Format => "the request holds it to a format",
+            ResumeBlocker::HistoryDependent => {
+                "the request has penalties or stop texts for which what was said before counts"
+            }
+            ResumeBlocker::HiddenReasoning => "the request leaves thoughts out",
+            ResumeBlocker::Tools => "the request has tools",
+            ResumeBlocker::NotText => "the prompt is more than text",
         }
     }
 }
 
 /// Fields that hold an answer to a format.
-const FORMATS: [&str; 7] = [
+const FORMAT_FIELDS: [&str; 7] = [
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -74,79 +78,95 @@ const FORMATS: [&str; 7] = [
     "structural_tag",
 ];
 /// Fields for which an engine counts over the tokens of an answer, or looks back at them.
-const MEMORIES: [&str; 5] =
+const HISTORY_DEPENDENT_FIELDS: [&str; 5] =
     ["bad_words", "repetition_detection", "thinking_token_budget", "logits_processors", "watermarking"];
 /// What names parts of a message that are not text.
-const MEDIA: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
+const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
 
 /// What keeps this request's answer from going on elsewhere by token ids; none where it can, from an engine that tells them.
-pub fn unresumable(prefixed: &Prefixed, config: ResumeConfig) -> Option<Unresumable> {
+pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
     let request = &prefixed.request;
-    let fields = request.body.fields();
-    let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_nothing(&value));
+    let fields = request.body.json_fields();
+    let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_unset(&value));
     match () {
-        () if request.delivery == Delivery::Whole => Some(Unresumable::Whole),
-        () if !config.enabled => Some(Unresumable::Off),
-        () if is_held(request) => Some(Unresumable::Held),
-        () if !matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions) => {
-            Some(Unresumable::Endpoint)
+        () if request.delivery == ResponseDelivery::Whole => Some(ResumeBlocker::NotStreamed),
+        () if !config.enabled => Some(ResumeBlocker::Disabled),
+        () if has_engine_state(request) => Some(ResumeBlocker::EngineState),
+        () if !matches!(request.endpoint, GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions) => {
+            Some(ResumeBlocker::Endpoint)
         }
-        () if request.bar == Some(TransferBar::SeveralChoices) => Some(Unresumable::SeveralChoices),
-        () if request.bar.is_some() || is_on("logprobs") || is_on("top_logprobs") => Some(Unresumable::Logprobs),
-        () if FORMATS.into_iter().any(is_on) || has_format(fields) => Some(Unresumable::Format),
-        () if MEMORIES.into_iter().chain(["presence_penalty", "frequency_penalty"]).any(is_on) => {
-            Some(Unresumable::Memory)
+        () if request.transfer_bar == Some(TransferObstacle::SeveralChoices) => Some(ResumeBlocker::SeveralChoices),
+        () if request.transfer_bar.is_some() || is_on("logprobs") || is_on("top_logprobs") => {
+            Some(ResumeBlocker::Logprobs)
         }
-        () if is_on("stop") && is_on("include_stop_str_in_output") => Some(Unresumable::Memory),
-        () if fields.read::<bool>("include_reasoning") == Some(false) => Some(Unresumable::Thoughts),
+        () if FORMAT_FIELDS.into_iter().any(is_on) || has_format(fields) => Some(ResumeBlocker::Format),
+        () if HISTORY_DEPENDENT_FIELDS.into_iter().chain(["presence_penalty", "frequency_penalty"]).any(is_on) => {
+            Some(ResumeBlocker::HistoryDependent)
+        }
+        () if is_on("stop") && is_on("include_stop_str_in_output") => Some(ResumeBlocker::HistoryDependent),
+        () if fields.read::<bool>("include_reasoning") == Some(false) => Some(ResumeBlocker::HiddenReasoning),
         () if (is_on("tools") && fields.read::<String>("tool_choice").as_deref() != Some("none"))
             || is_on("functions") =>
         {
-            Some(Unresumable::Tools)
+            Some(ResumeBlocker::Tools)
         }
-        () if is_more_than_text(prefixed) => Some(Unresumable::Content),
-        () if prefixed.tokens() > config.most_prompt_tokens => Some(Unresumable::Long),
+        () if is_more_than_text(prefixed) => Some(ResumeBlocker::NotText),
+        () if prefixed.total_tokens() > config.most_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
         () => None,
     }
 }
 
 /// What is kept of its answer from its first event on.
-pub fn said(request: &Request) -> Said {
-    let fields = request.body.fields();
-    let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_nothing(&stops));
+pub fn token_transcript(request: &ParsedRequest) -> TokenTranscript {
+    let fields = request.body.json_fields();
+    let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_unset(&stops));
     // Engines that look for tools and thoughts hold back what may begin one, asked for or not.
-    let is_chat = request.endpoint == Endpoint::ChatCompletions;
-    let telling = if stops || is_chat { Telling::Late } else { Telling::AtOnce };
-    Said::new(options(request).api, shown(request), telling)
+    let is_chat = request.endpoint == GenerationEndpoint::ChatCompletions;
+    let telling = if stops || is_chat { TextDelivery::AfterIds } else { TextDelivery::WithIds };
+    TokenTranscript::new(leg_options(request).api, shown_ids(request), telling)
 }
 
 /// What is kept of its answer from its first event on, to know it again when it is made again; none where that is not to be
 /// done, or not needed with this engine.
-pub fn retold(request: &Request, unresumable: Option<Unresumable>, engine: Engine) -> Option<Retold> {
-    let has_ids = unresumable.is_none() && engine == Engine::Vllm && request.endpoint == Endpoint::Completions;
-    if has_ids || matches!(unresumable, Some(Unresumable::Whole | Unresumable::Off | Unresumable::Held)) {
+pub fn replay_verifier(
+    request: &ParsedRequest,
+    unresumable: Option<ResumeBlocker>,
+    engine: EngineKind,
+) -> Option<ReplayVerifier> {
+    let has_ids =
+        unresumable.is_none() && engine == EngineKind::Vllm && request.endpoint == GenerationEndpoint::Completions;
+    if has_ids
+        || matches!(
+            unresumable,
+            Some(ResumeBlocker::NotStreamed | ResumeBlocker::Disabled | ResumeBlocker::EngineState)
+        )
+    {
         return None;
     }
-    let fields = request.body.fields();
+    let fields = request.body.json_fields();
     let is_greedy = fields.read::<f64>("temperature") == Some(0.0) || fields.read::<i64>("top_k") == Some(1);
     let is_seeded = fields.read::<i64>("seed").is_some();
-    let repeats = if is_greedy || is_seeded { Repeats::Always } else { Repeats::UntilItSpeaks };
-    Some(Retold::new(options(request).api, shown(request), repeats))
+    let repeats = if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
+    Some(ReplayVerifier::new(leg_options(request).api, shown_ids(request), repeats))
 }
 
-pub(super) fn shown(request: &Request) -> ShownIds {
-    if request.body.fields().read("return_token_ids").unwrap_or(false) { ShownIds::All } else { ShownIds::None }
+pub(super) fn shown_ids(request: &ParsedRequest) -> TokenIdVisibility {
+    if request.body.json_fields().read("return_token_ids").unwrap_or(false) {
+        TokenIdVisibility::All
+    } else {
+        TokenIdVisibility::None
+    }
 }
 
 /// Whether a response lies in a conversation at its engine, or has tools that the engine runs.
-fn is_held(request: &Request) -> bool {
-    let fields = request.body.fields();
+fn has_engine_state(request: &ParsedRequest) -> bool {
+    let fields = request.body.json_fields();
     let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
     let runs = tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom")));
-    request.endpoint == Endpoint::Responses && (runs || fields.has("conversation"))
+    request.endpoint == GenerationEndpoint::Responses && (runs || fields.has("conversation"))
 }
 
-fn is_nothing(value: &Value) -> bool {
+fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(on) => !on,
@@ -163,15 +183,15 @@ fn has_format(fields: &JsonFields) -> bool {
 }
 
 /// Known by the tokenizer where there is one; else whatever may be more is taken for more.
-fn is_more_than_text(prefixed: &Prefixed) -> bool {
-    let fields = prefixed.request.body.fields();
-    match prefixed.fallback() {
+fn is_more_than_text(prefixed: &IdentifiedRequest) -> bool {
+    let fields = prefixed.request.body.json_fields();
+    match prefixed.fallback_reason() {
         None => false,
         Some(FallbackReason::Multimodal) => true,
         Some(_) if fields.has("prompt_embeds") || fields.has("suffix") => true,
         Some(_) => {
             let messages = fields.get("messages").unwrap_or_default();
-            MEDIA.iter().any(|name| messages.windows(name.len()).any(|part| part == *name))
+            MEDIA_KEYS.iter().any(|name| messages.windows(name.len()).any(|part| part == *name))
         }
     }
 }

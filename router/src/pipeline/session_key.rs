@@ -5,7 +5,7 @@
 use http::HeaderMap;
 
 /// The longest name that is looked at; what lies beyond does not tell sessions apart.
-pub const LONGEST_KEY: usize = 512;
+pub const MAX_KEY_BYTES: usize = 512;
 
 /// Where a session's name came from, the most trusted source first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
@@ -30,7 +30,7 @@ pub enum KeySource {
 /// A session as its client names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionKey {
-    /// The name, at most `LONGEST_KEY` bytes.
+    /// The name, at most `MAX_KEY_BYTES` bytes.
     pub name: String,
     /// The session that this one was spawned from, by name.
     pub parent: Option<String>,
@@ -59,19 +59,19 @@ impl SessionKey {
     }
 
     fn new(name: &str, headers: &HeaderMap, source: KeySource) -> Self {
-        let mut key = Self { name: clip(name).to_owned(), parent: None, source };
+        let mut key = Self { name: truncate(name).to_owned(), parent: None, source };
         match source {
             // Sub-agents share their session's header; each is a conversation of its own.
             KeySource::ClaudeCode => {
                 if let Some(agent) = text(headers, "x-claude-code-agent-id") {
-                    key.name = format!("{}/{}", key.name, clip(agent));
+                    key.name = format!("{}/{}", key.name, truncate(agent));
                     key.parent = Some(match text(headers, "x-claude-code-parent-agent-id") {
-                        Some(parent) => format!("{}/{}", clip(name), clip(parent)),
-                        None => clip(name).to_owned(),
+                        Some(parent) => format!("{}/{}", truncate(name), truncate(parent)),
+                        None => truncate(name).to_owned(),
                     });
                 }
             }
-            _ => key.parent = text(headers, "x-parent-session-id").map(|parent| clip(parent).to_owned()),
+            _ => key.parent = text(headers, "x-parent-session-id").map(|parent| truncate(parent).to_owned()),
         }
         key
     }
@@ -81,9 +81,9 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim).filter(|value| !value.is_empty())
 }
 
-/// The first `LONGEST_KEY` bytes, cut at a character.
-fn clip(name: &str) -> &str {
-    &name[..name.floor_char_boundary(LONGEST_KEY)]
+/// The first `MAX_KEY_BYTES` bytes, cut at a character.
+fn truncate(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MAX_KEY_BYTES)]
 }
 
 #[cfg(test)]
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn a_body_field_names_it_when_no_header_does() {
+    fn a_body_field_names_the_session_when_no_header_does() {
         assert_eq!(key(&[("x-session-id", " ")], Some("c")), Some(("c".into(), None, KeySource::Body)));
         assert_eq!(key(&[], Some("")), None);
         assert_eq!(key(&[], None), None);
     }
 
     #[test]
-    fn a_sub_agent_is_a_session_of_its_own_with_a_parent() {
+    fn a_sub_agent_is_a_separate_session_with_a_parent() {
         let agent = [("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "x")];
         assert_eq!(key(&agent, None), Some(("s/x".into(), Some("s".into()), KeySource::ClaudeCode)));
         let nested = [agent[0], agent[1], ("x-claude-code-parent-agent-id", "y")];
@@ -120,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn a_very_long_name_is_cut_at_a_character() {
-        let long = "é".repeat(LONGEST_KEY);
+    fn a_long_session_key_is_truncated_at_a_character() {
+        let long = "é".repeat(MAX_KEY_BYTES);
         let (name, ..) = key(&[], Some(&long)).unwrap();
-        assert_eq!(name.len(), LONGEST_KEY);
+        assert_eq!(name.len(), MAX_KEY_BYTES);
     }
 }

@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Runs under way by key, each with the outcome to come.
-type Running<K, T> = Mutex<HashMap<K, watch::Receiver<Option<T>>>>;
+type FlightTable<K, T> = Mutex<HashMap<K, watch::Receiver<Option<T>>>>;
 
 /// Runs under way, by what they are for.
 #[derive(Debug)]
 #[derive_where(Default)]
 pub struct SingleFlight<K, T> {
-    running: Arc<Running<K, T>>,
+    running: Arc<FlightTable<K, T>>,
 }
 
 impl<K, T> SingleFlight<K, T>
@@ -45,7 +45,7 @@ where
         }
         let (sender, receiver) = watch::channel(None);
         running.insert(key.clone(), receiver.clone());
-        let landing = Landing { running: self.running.clone(), key };
+        let landing = FlightGuard { running: self.running.clone(), key };
         tokio::spawn(async move {
             let outcome = work.await;
             drop(landing);
@@ -57,12 +57,12 @@ where
 }
 
 /// Takes the run off the list when it ends, also by a panic.
-struct Landing<K: Hash + Eq, T> {
-    running: Arc<Running<K, T>>,
+struct FlightGuard<K: Hash + Eq, T> {
+    running: Arc<FlightTable<K, T>>,
     key: K,
 }
 
-impl<K: Hash + Eq, T> Drop for Landing<K, T> {
+impl<K: Hash + Eq, T> Drop for FlightGuard<K, T> {
     fn drop(&mut self) {
         self.running.lock().remove(&self.key);
     }
@@ -75,7 +75,7 @@ mod tests {
     use tokio::sync::Notify;
 
     #[tokio::test]
-    async fn two_callers_share_one_run() {
+    async fn two_callers_share_one_flight() {
         let (flight, runs, go) = (SingleFlight::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let work = || {
             let (runs, go) = (runs.clone(), go.clone());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_run_ends_although_the_caller_left() {
+    async fn a_flight_completes_after_its_caller_left() {
         let (flight, done) = (SingleFlight::<u8, ()>::default(), Arc::new(Notify::new()));
         let finished = done.clone();
         let left = flight.run(1, async move { finished.notify_one() });
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_that_panics_wakes_its_callers_and_leaves_the_list() {
+    async fn a_panicking_flight_wakes_its_callers_and_leaves_the_table() {
         let flight = SingleFlight::<u8, ()>::default();
         assert_eq!(flight.run(1, async { panic!("planned") }).await, None);
         assert!(flight.running.lock().is_empty());

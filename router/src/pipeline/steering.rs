@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use planner::{Action, Actions};
+use planner::{Action, ActionSet};
 use serde::{Deserialize, Serialize};
 use strum::AsRefStr;
 use vocabulary::SessionId;
@@ -14,7 +14,7 @@ use crate::guardrail::Arm;
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum RoutingMode {
     /// Plans are made and recorded; the bypass policy routes.
     Shadow,
     /// The bypass policy routes; nothing is planned and the ledger is not asked.
@@ -64,37 +64,37 @@ impl From<Percent> for u8 {
 /// The setting as the configuration and the operator API write it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields, default)]
-pub struct Steering {
+pub struct RoutingSettings {
     /// Who decides.
-    pub mode: Mode,
+    pub mode: RoutingMode,
     /// In mode `own`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
     /// Of these, the share that the bypass serves so that the others can be compared with them. Stable per session.
     pub control_percent: Percent,
     /// Actions that are switched off, beside those that the planner's policy switches off.
-    pub disabled: Actions,
+    pub disabled: ActionSet,
 }
 
-impl Default for Steering {
+impl Default for RoutingSettings {
     fn default() -> Self {
         let control_percent = Percent::NONE;
-        Self { mode: Mode::Own, rollout_percent: Percent::ALL, control_percent, disabled: Actions::NONE }
+        Self { mode: RoutingMode::Own, rollout_percent: Percent::ALL, control_percent, disabled: ActionSet::NONE }
     }
 }
 
 /// Two places of a session from 0 to 99 that say nothing of each other. The id is a hash already; its high half is not
 /// used for placement.
-fn places(session: SessionId) -> [u8; 2] {
+fn rollout_buckets(session: SessionId) -> [u8; 2] {
     let high = session.0 >> 64;
     [(high % 100) as u8, (high / 100 % 100) as u8]
 }
 
-impl Steering {
+impl RoutingSettings {
     /// Who decides for this session.
-    pub fn mode_of(self, session: SessionId) -> Mode {
+    pub fn mode_of(self, session: SessionId) -> RoutingMode {
         match self.mode {
-            Mode::Own if places(session)[0] >= self.rollout_percent.0 => Mode::Sticky,
-            Mode::Own if self.arm_of(session) == Some(Arm::Control) => Mode::Shadow,
+            RoutingMode::Own if rollout_buckets(session)[0] >= self.rollout_percent.0 => RoutingMode::Sticky,
+            RoutingMode::Own if self.arm_of(session) == Some(Arm::Control) => RoutingMode::Shadow,
             mode => mode,
         }
     }
@@ -102,8 +102,8 @@ impl Steering {
     /// On which side of the guardrail's comparison this session is. Both sides are as large: the newest sessions of
     /// either are of the same hours then.
     pub fn arm_of(self, session: SessionId) -> Option<Arm> {
-        let ([place, other], share) = (places(session), self.control_percent.0);
-        let is_owned = self.mode == Mode::Own && place < self.rollout_percent.0;
+        let ([place, other], share) = (rollout_buckets(session), self.control_percent.0);
+        let is_owned = self.mode == RoutingMode::Own && place < self.rollout_percent.0;
         match other {
             _ if !is_owned => None,
             other if other < share => Some(Arm::Control),
@@ -115,57 +115,62 @@ impl Steering {
 
 /// The steering that is in force, readable without a lock.
 #[derive(Debug)]
-pub struct LiveSteering {
+pub struct LiveRouting {
     mode: AtomicU8,
     percent: AtomicU8,
     disabled: AtomicU8,
-    control: Percent,
+    control_percent: Percent,
 }
 
-impl LiveSteering {
+impl LiveRouting {
     /// In force from the start.
-    pub fn new(steering: Steering) -> Self {
+    pub fn new(steering: RoutingSettings) -> Self {
         let control = steering.control_percent;
-        let live = Self { mode: AtomicU8::new(0), percent: AtomicU8::new(0), disabled: AtomicU8::new(0), control };
-        live.turn(steering.mode, steering.rollout_percent);
+        let live = Self {
+            mode: AtomicU8::new(0),
+            percent: AtomicU8::new(0),
+            disabled: AtomicU8::new(0),
+            control_percent: control,
+        };
+        live.set(steering.mode, steering.rollout_percent);
         live.set_disabled(steering.disabled);
         live
     }
 
     /// What is in force.
-    pub fn get(&self) -> Steering {
+    pub fn get(&self) -> RoutingSettings {
         let mode = match self.mode.load(Ordering::Relaxed) {
-            0 => Mode::Shadow,
-            1 => Mode::Sticky,
-            _ => Mode::Own,
+            0 => RoutingMode::Shadow,
+            1 => RoutingMode::Sticky,
+            _ => RoutingMode::Own,
         };
-        Steering {
+        RoutingSettings {
             mode,
             rollout_percent: Percent(self.percent.load(Ordering::Relaxed)),
-            control_percent: self.control,
-            disabled: Actions::from_bits(self.disabled.load(Ordering::Relaxed)),
+            control_percent: self.control_percent,
+            disabled: ActionSet::from_bits(self.disabled.load(Ordering::Relaxed)),
         }
     }
 
     /// Puts another mode and share in force, from the next request on.
-    pub fn turn(&self, mode: Mode, rollout_percent: Percent) {
+    pub fn set(&self, mode: RoutingMode, rollout_percent: Percent) {
         let mode = match mode {
-            Mode::Shadow => 0,
-            Mode::Sticky => 1,
-            Mode::Own => 2,
+            RoutingMode::Shadow => 0,
+            RoutingMode::Sticky => 1,
+            RoutingMode::Own => 2,
         };
         self.mode.store(mode, Ordering::Relaxed);
         self.percent.store(rollout_percent.0, Ordering::Relaxed);
     }
 
     /// Switches exactly these actions off, from the next request on. Those that were off before.
-    pub fn set_disabled(&self, disabled: Actions) -> Actions {
-        Actions::from_bits(self.disabled.swap(disabled.bits(), Ordering::Relaxed))
+    pub fn set_disabled(&self, disabled: ActionSet) -> ActionSet {
+        ActionSet::from_bits(self.disabled.swap(disabled.bits(), Ordering::Relaxed))
     }
 
     /// Switches one more action off, whatever else is changed meanwhile.
-    pub fn switch_off(&self, action: Action) {
-        self.disabled.fetch_or(Actions::NONE.with(action).bits(), Ordering::Relaxed);
+    pub fn disable(&self, action: Action) {
+        self.disabled.fetch_or(ActionSet::NONE.with(action).bits(), Ordering::Relaxed);
     }
 }
 
@@ -181,9 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_rolled_out_stays_so_when_the_share_grows() {
-        let at = |percent| Steering { mode: Mode::Own, rollout_percent: Percent(percent), ..Steering::default() };
-        let owned = |percent| sessions().filter(|s| at(percent).mode_of(*s) == Mode::Own).collect::<Vec<_>>();
+    fn a_rolled_out_session_stays_rolled_out_as_the_percentage_grows() {
+        let at = |percent| RoutingSettings {
+            mode: RoutingMode::Own,
+            rollout_percent: Percent(percent),
+            ..RoutingSettings::default()
+        };
+        let owned = |percent| sessions().filter(|s| at(percent).mode_of(*s) == RoutingMode::Own).collect::<Vec<_>>();
         let (few, more) = (owned(20), owned(60));
         assert!((150..250).contains(&few.len()), "{}", few.len());
         assert!((550..650).contains(&more.len()), "{}", more.len());
@@ -192,14 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn the_control_group_is_a_part_of_the_rolled_out_sessions_whatever_their_share_and_the_other_arm_is_as_large() {
-        let at = |rollout, control| Steering {
+    fn both_arms_are_equal_stable_subsets_of_the_rolled_out_sessions() {
+        let at = |rollout, control| RoutingSettings {
             rollout_percent: Percent(rollout),
             control_percent: Percent(control),
-            ..Steering::default()
+            ..RoutingSettings::default()
         };
-        let in_arm =
-            |steering: Steering, arm| sessions().filter(|session| steering.arm_of(*session) == arm).collect::<Vec<_>>();
+        let in_arm = |steering: RoutingSettings, arm| {
+            sessions().filter(|session| steering.arm_of(*session) == arm).collect::<Vec<_>>()
+        };
         let (all, half) = (at(100, 20), at(50, 20));
         for arm in Arm::VARIANTS.iter().copied() {
             let (all, half) = (in_arm(all, Some(arm)), in_arm(half, Some(arm)));
@@ -208,49 +218,49 @@ mod tests {
         }
         for session in sessions() {
             let expected = match all.arm_of(session) {
-                Some(Arm::Control) => Mode::Shadow,
-                Some(Arm::Own) | None => Mode::Own,
+                Some(Arm::Control) => RoutingMode::Shadow,
+                Some(Arm::Own) | None => RoutingMode::Own,
             };
             assert_eq!(all.mode_of(session), expected);
-            assert!(half.mode_of(session) != Mode::Sticky || half.arm_of(session).is_none());
-            assert_eq!(Steering { mode: Mode::Shadow, ..all }.arm_of(session), None);
+            assert!(half.mode_of(session) != RoutingMode::Sticky || half.arm_of(session).is_none());
+            assert_eq!(RoutingSettings { mode: RoutingMode::Shadow, ..all }.arm_of(session), None);
         }
         assert_eq!(in_arm(at(100, 0), None).len(), 1_000);
         assert_eq!(in_arm(at(100, 50), None).len(), 0);
     }
 
     #[test]
-    fn shadow_and_sticky_are_for_everybody() {
-        for mode in [Mode::Shadow, Mode::Sticky] {
-            let steering = Steering { mode, rollout_percent: Percent(10), ..Steering::default() };
+    fn shadow_and_bypass_apply_to_every_session() {
+        for mode in [RoutingMode::Shadow, RoutingMode::Sticky] {
+            let steering = RoutingSettings { mode, rollout_percent: Percent(10), ..RoutingSettings::default() };
             assert!(sessions().all(|session| steering.mode_of(session) == mode));
         }
     }
 
     #[test]
-    fn what_is_set_is_what_is_in_force() {
-        let live = LiveSteering::new(Steering::default());
-        for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
-            live.turn(mode, Percent(7));
-            assert_eq!(live.get(), Steering { mode, rollout_percent: Percent(7), ..Steering::default() });
+    fn routing_settings_take_effect_when_set() {
+        let live = LiveRouting::new(RoutingSettings::default());
+        for mode in [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own] {
+            live.set(mode, Percent(7));
+            assert_eq!(live.get(), RoutingSettings { mode, rollout_percent: Percent(7), ..RoutingSettings::default() });
         }
     }
 
     #[test]
-    fn actions_are_switched_off_together_or_one_more() {
-        let live = LiveSteering::new(Steering::default());
-        let fetch = Actions::NONE.with(Action::ArtifactFetch);
-        assert_eq!(live.set_disabled(fetch), Actions::NONE);
-        live.switch_off(Action::StateMigration);
+    fn actions_are_disabled_together_or_one_by_one() {
+        let live = LiveRouting::new(RoutingSettings::default());
+        let fetch = ActionSet::NONE.with(Action::ArtifactFetch);
+        assert_eq!(live.set_disabled(fetch), ActionSet::NONE);
+        live.disable(Action::StateMigration);
         assert_eq!(live.get().disabled, fetch.with(Action::StateMigration));
-        live.turn(Mode::Shadow, Percent(7));
-        assert_eq!(live.set_disabled(Actions::NONE), fetch.with(Action::StateMigration), "the dial leaves switches");
-        assert_eq!(live.get().disabled, Actions::NONE);
+        live.set(RoutingMode::Shadow, Percent(7));
+        assert_eq!(live.set_disabled(ActionSet::NONE), fetch.with(Action::StateMigration), "the dial leaves switches");
+        assert_eq!(live.get().disabled, ActionSet::NONE);
     }
 
     #[test]
-    fn a_share_beyond_a_hundred_is_refused_with_what_is_accepted() {
-        let error = serde_json::from_str::<Steering>(r#"{"mode":"own","rollout_percent":101}"#).unwrap_err();
+    fn a_percentage_above_a_hundred_is_rejected_with_what_is_accepted() {
+        let error = serde_json::from_str::<RoutingSettings>(r#"{"mode":"own","rollout_percent":101}"#).unwrap_err();
         assert!(error.to_string().contains("0 to 100"), "{error}");
     }
 }

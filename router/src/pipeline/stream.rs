@@ -20,65 +20,72 @@ use futures::stream::poll_fn;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use http_body::Body as _;
-use planner::TransferBar;
+use planner::TransferObstacle;
 use prefix::SpecialTokens;
 use vocabulary::Tokens;
-use workers_shim::dialect::{Lost, Said, SseScanner, Usage};
-use workers_shim::fleet::InFlight;
+use workers_shim::dialect::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
+use workers_shim::fleet::InFlightRequest;
 
-use super::finish::Finish;
-use super::legs::Opened;
-use super::parse::Delivery;
-use super::receipt::{Ending, Remark};
-use super::resumable::{Unresumable, retold, said};
-use super::resume::{Rest, SoFar, resume};
-use super::underway::Break;
-use super::vigil::Vigil;
-use crate::error::{Addressee, ApiError};
-use crate::incoming::Endpoint;
+use super::finish::RequestEnd;
+use super::legs::LegResponse;
+use super::parse::ResponseDelivery;
+use super::receipt::{AttemptEvent, RequestOutcome};
+use super::resumable::{ResumeBlocker, replay_verifier, token_transcript};
+use super::resume::{ResumePrefix, ResumedAnswer, resume};
+use super::underway::BrokenAnswer;
+use super::vigil::LivenessWatch;
+use crate::error::{ApiError, ErrorRecipient};
+use crate::incoming::GenerationEndpoint;
 use crate::quotas::BYTES_PER_TOKEN;
-use crate::resources::listener::{Form, Listener};
-use crate::upstream::{WorkerBody, WorkerBodyError, answer_headers};
+use crate::resources::listener::{BodyFormat, ResponseListener};
+use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 
 /// How often an answer goes on elsewhere: a request that kills its workers does not get all of them.
-const MOST_BREAKS: usize = 3;
+const MAX_RESUMES: usize = 3;
 
 /// The client's response.
-pub fn stream(opened: Opened, mut finish: Finish) -> Response {
-    let request = &finish.step.located.prefixed.request;
-    let (delivery, several) = (request.delivery, request.bar == Some(TransferBar::SeveralChoices));
-    let client = request.incoming.addressee();
+pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
+    let request = &finish.step.located.identified.request;
+    let (delivery, several) = (request.delivery, request.transfer_bar == Some(TransferObstacle::SeveralChoices));
+    let client = request.incoming.error_recipient();
     match opened {
-        Opened::Whole(answer, told) => {
-            if let Some(mut listener) = listener(&finish, answer.status(), Form::Whole) {
-                listener.piece(answer.body());
+        LegResponse::Whole(answer, told) => {
+            if let Some(mut listener) = response_listener(&finish, answer.status(), BodyFormat::Whole) {
+                listener.on_chunk(answer.body());
             }
             // Its first and its last token came together: when the first one was there is not known.
             finish.first_byte = None;
             finish.status = answer.status().as_u16();
-            let ending = if answer.status().is_success() { Ending::Complete } else { Ending::Refused };
+            let ending = if answer.status().is_success() { RequestOutcome::Complete } else { RequestOutcome::Refused };
             finish.delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
             finish.end(ending, told.usage);
             answer.map(Body::from)
         }
-        Opened::Stream(answer, first) => {
+        LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
             finish.status = head.status.as_u16();
-            let listener = listener(&finish, head.status, Form::Events);
+            let listener = response_listener(&finish, head.status, BodyFormat::Events);
             if let Some(in_flight) = &mut finish.in_flight {
-                in_flight.first_token();
+                in_flight.record_first_token();
             }
             let scanner = match delivery {
-                Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
-                Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
+                ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
+                ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
             };
-            let scanner = keeping(scanner.within(finish.gateway.upstream.events()), &finish);
-            let leg = Leg::of(rest, finish);
-            let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
-            events.take(first);
+            let scanner = with_transcript(scanner.with_budget(finish.gateway.upstream.events()), &finish);
+            let leg = StreamState::of(rest, finish);
+            let mut events = WorkerEventStream {
+                client,
+                scanner,
+                ready: VecDeque::new(),
+                has_several_choices: several,
+                listener,
+                state: leg,
+            };
+            events.on_chunk(first);
             let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
             *response.status_mut() = head.status;
-            *response.headers_mut() = answer_headers(&head.headers);
+            *response.headers_mut() = response_headers(&head.headers);
             // An event may be left out or added, so no announced length could be kept.
             response.headers_mut().remove(CONTENT_LENGTH);
             response
@@ -87,111 +94,118 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
 }
 
 /// Keeps of the answer what is needed to go on with it elsewhere.
-fn keeping(scanner: SseScanner, finish: &Finish) -> SseScanner {
-    let (request, unresumable) = (&finish.step.located.prefixed.request, finish.step.unresumable);
-    let scanner = if unresumable.is_none() { scanner.keeping(said(request)) } else { scanner };
-    match retold(request, unresumable, finish.gateway.fleet().engine(finish.server())) {
-        Some(retold) => scanner.retelling(retold),
+fn with_transcript(scanner: SseScanner, finish: &RequestEnd) -> SseScanner {
+    let (request, unresumable) = (&finish.step.located.identified.request, finish.step.resume_blocker);
+    let scanner = if unresumable.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };
+    match replay_verifier(request, unresumable, finish.gateway.fleet().engine(finish.target())) {
+        Some(retold) => scanner.with_replay_verifier(retold),
         None => scanner,
     }
 }
 
 /// A worker's events on their way to the client. Dropping it before the end is the client leaving.
-struct Events {
-    client: Addressee,
+struct WorkerEventStream {
+    client: ErrorRecipient,
     scanner: SseScanner,
     ready: VecDeque<Bytes>,
     /// Whether more than one choice was asked for.
-    several: bool,
-    listener: Option<Listener>,
-    leg: Leg,
+    has_several_choices: bool,
+    listener: Option<ResponseListener>,
+    state: StreamState,
 }
 
-enum Leg {
-    Answering(Box<Answering>),
+enum StreamState {
+    Streaming(Box<Streaming>),
     /// Nobody yet, after it broke off.
-    Resuming(BoxFuture<'static, Result<Rest, ApiError>>),
+    Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>),
     /// Nobody any more.
     Over,
 }
 
-struct Answering {
-    rest: WorkerBody,
-    vigil: Vigil,
-    finish: Finish,
+struct Streaming {
+    body: WorkerBody,
+    liveness: LivenessWatch,
+    end: RequestEnd,
 }
 
-enum Came {
-    Piece(Bytes),
-    End(Remark, Option<WorkerBodyError>),
+enum StreamItem {
+    Chunk(Bytes),
+    End(AttemptEvent, Option<WorkerBodyError>),
 }
 
-impl Leg {
-    fn of(rest: WorkerBody, finish: Finish) -> Self {
-        let mut vigil = Vigil::over(finish.gateway.clone(), finish.server());
+impl StreamState {
+    fn of(rest: WorkerBody, finish: RequestEnd) -> Self {
+        let mut vigil = LivenessWatch::new(finish.gateway.clone(), finish.target());
         // Its first byte is here.
-        vigil.heard();
-        Leg::Answering(Box::new(Answering { rest, vigil, finish }))
+        vigil.record_activity();
+        StreamState::Streaming(Box::new(Streaming { body: rest, liveness: vigil, end: finish }))
     }
 }
 
-impl Answering {
-    fn poll_came(&mut self, cx: &mut Context<'_>) -> Poll<Came> {
-        Poll::Ready(match Pin::new(&mut self.rest).poll_frame(cx) {
+impl Streaming {
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<StreamItem> {
+        Poll::Ready(match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                self.vigil.heard();
-                Came::Piece(frame.into_data().unwrap_or_default())
+                self.liveness.record_activity();
+                StreamItem::Chunk(frame.into_data().unwrap_or_default())
             }
-            Poll::Ready(Some(Err(error))) => Came::End(Remark::BrokeOff, Some(error)),
-            Poll::Ready(None) => Came::End(Remark::BrokeOff, None),
+            Poll::Ready(Some(Err(error))) => StreamItem::End(AttemptEvent::BrokeOff, Some(error)),
+            Poll::Ready(None) => StreamItem::End(AttemptEvent::BrokeOff, None),
             Poll::Pending => {
-                ready!(self.vigil.poll_gone(cx));
-                Came::End(Remark::FellSilent, None)
+                ready!(self.liveness.poll_given_up(cx));
+                StreamItem::End(AttemptEvent::FellSilent, None)
             }
         })
     }
 }
 
 /// Who listens to the answer of a new response.
-fn listener(finish: &Finish, status: StatusCode, form: Form) -> Option<Listener> {
-    let prefixed = &finish.step.located.prefixed;
+fn response_listener(finish: &RequestEnd, status: StatusCode, form: BodyFormat) -> Option<ResponseListener> {
+    let prefixed = &finish.step.located.identified;
     let request = &prefixed.request;
-    let is_wanted = request.endpoint == Endpoint::Responses && status.is_success();
-    let responses = &finish.gateway.remembered.responses;
-    is_wanted.then(|| Listener::new(responses.clone(), (&request.incoming, Some(prefixed.pin)), finish.server(), form))
+    let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
+    let responses = &finish.gateway.caches.responses;
+    is_wanted.then(|| {
+        ResponseListener::new(
+            responses.clone(),
+            (&request.incoming, Some(prefixed.affinity_key)),
+            finish.target(),
+            form,
+        )
+    })
 }
 
-impl Events {
-    fn take(&mut self, piece: Bytes) {
+impl WorkerEventStream {
+    fn on_chunk(&mut self, piece: Bytes) {
         let mut passes = Vec::new();
         self.scanner.push(piece, &mut passes);
         if let Some(listener) = &mut self.listener {
-            passes.iter().for_each(|piece| listener.piece(piece));
+            passes.iter().for_each(|piece| listener.on_chunk(piece));
         }
         self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
-        if self.is_given_up() {
-            self.ended(Remark::EngineFailed, None);
+        if self.is_abandoned() {
+            self.on_end(AttemptEvent::EngineFailed, None);
         }
     }
 
     /// The worker's answer is over: complete, or broken off as `remark` says.
-    fn ended(&mut self, remark: Remark, error: Option<&WorkerBodyError>) {
-        let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) else { return };
-        let mut finish = answering.finish;
+    fn on_end(&mut self, remark: AttemptEvent, error: Option<&WorkerBodyError>) {
+        let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
+        let mut finish = answering.end;
         let cut = self.scanner.finish();
-        if let Some(closing) = self.scanner.closing() {
+        if let Some(closing) = self.scanner.closing_events() {
             self.ready.push_back(closing);
             count(&finish, "complete");
-            return self.close(finish, (Ending::Complete, self.usage()));
+            return self.close(finish, (RequestOutcome::Complete, self.usage()));
         }
         self.settle(&finish);
-        let so_far = so_far(&self.scanner, &finish);
+        let so_far = resume_prefix(&self.scanner, &finish);
         let facts = self.scanner.facts();
         // One choice's finish says nothing about the others.
-        let finished = facts.finish.is_some() && !self.several && so_far.is_err();
-        if (facts.ended() || finished) && !self.is_given_up() {
-            let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
-            if ending == Ending::Broken {
+        let finished = facts.finish.is_some() && !self.has_several_choices && so_far.is_err();
+        if (facts.ended() || finished) && !self.is_abandoned() {
+            let ending = if facts.error.is_none() { RequestOutcome::Complete } else { RequestOutcome::Broken };
+            if ending == RequestOutcome::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
                 note_failure(&mut finish);
             }
@@ -200,65 +214,71 @@ impl Events {
             return self.close(finish, (ending, usage));
         }
         let error = error.map(tracing::field::display);
-        tracing::warn!(worker = %finish.server(), how = remark.as_ref(), error, "a worker's stream broke off");
+        tracing::warn!(worker = %finish.target(), how = remark.as_ref(), error, "a worker's stream broke off");
         // One that answers otherwise than another began is well.
-        if !self.scanner.differs() {
+        if !self.scanner.has_diverged() {
             note_failure(&mut finish);
         }
         match so_far {
-            Ok(so_far) => self.go_on(finish, remark, so_far),
-            Err(why) => self.confess(finish, (remark, &why)),
+            Ok(so_far) => self.start_resume(finish, remark, so_far),
+            Err(why) => self.end_with_error(finish, (remark, &why)),
         }
     }
 
     /// Whether nothing more of this worker's answer is of use: it told that it failed, or it goes on differently.
-    fn is_given_up(&self) -> bool {
-        self.scanner.differs() || self.scanner.failure().is_some()
+    fn is_abandoned(&self) -> bool {
+        self.scanner.has_diverged() || self.scanner.failure().is_some()
     }
 
     /// With its tokenizer more is known to be delivered, and less is made again.
-    fn settle(&mut self, finish: &Finish) {
+    fn settle(&mut self, finish: &RequestEnd) {
         if self.scanner.facts().ended() {
             return;
         }
-        if let Some(text) = finish.step.located.prefixed.model.identifier.text() {
-            self.scanner.settle(|ids| text.decode(ids, SpecialTokens::Without).ok());
+        if let Some(text) = finish.step.located.identified.model.identifier.text() {
+            self.scanner.settle_text(|ids| text.decode(ids, SpecialTokens::Without).ok());
         }
     }
 
     /// Another worker is asked for the rest.
-    fn go_on(&mut self, finish: Finish, remark: Remark, so_far: SoFar) {
+    fn start_resume(&mut self, finish: RequestEnd, remark: AttemptEvent, so_far: ResumePrefix) {
         let after = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
         let error = ApiError::WorkerFailed {
             detail: "it broke off inside its answer, and no other one could go on with it".into(),
         };
-        let broken = Break { remark, error, after, usage: self.usage(), delivered: self.delivered() };
-        self.scanner.go_on();
-        self.leg = Leg::Resuming(resume(finish, broken, so_far).boxed());
+        let broken = BrokenAnswer {
+            event: remark,
+            error,
+            kept_tokens: after,
+            usage: self.usage(),
+            delivered: self.delivered_tokens(),
+        };
+        self.scanner.switch_engine();
+        self.state = StreamState::Resuming(resume(finish, broken, so_far).boxed());
     }
 
-    fn resumed(&mut self, resumed: Result<Rest, ApiError>) {
+    fn on_resumed(&mut self, resumed: Result<ResumedAnswer, ApiError>) {
         match resumed {
-            Ok(Rest { first, body, mut finish }) => {
-                finish.in_flight.iter_mut().for_each(InFlight::first_token);
-                self.leg = Leg::of(body, finish);
-                self.take(first);
+            Ok(ResumedAnswer { first_chunk: first, body, end: mut finish }) => {
+                finish.in_flight.iter_mut().for_each(InFlightRequest::record_first_token);
+                self.state = StreamState::of(body, finish);
+                self.on_chunk(first);
             }
             Err(error) => {
-                self.leg = Leg::Over;
-                self.ready.push_back(error.event(self.client, self.number()));
+                self.state = StreamState::Over;
+                self.ready.push_back(error.stream_event(self.client, self.sequence_number()));
             }
         }
     }
 
     /// The client is told that its answer ends here, and why.
-    fn confess(&mut self, mut finish: Finish, (remark, why): (Remark, &str)) {
-        let number = self.number();
+    fn end_with_error(&mut self, mut finish: RequestEnd, (remark, why): (AttemptEvent, &str)) {
+        let number = self.sequence_number();
         self.ready.push_back(match self.scanner.failure() {
             Some(told) => told.clone(),
             None => {
                 let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
-                ApiError::WorkerFailed { detail }.event(self.client, number)
+                ApiError::WorkerFailed { detail }.stream_event(self.client, number)
             }
         });
         count(&finish, "unresumable");
@@ -267,101 +287,101 @@ impl Events {
             attempt.unresumable = Some(why.into());
         }
         finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-        self.close(finish, (Ending::Broken, self.usage()));
+        self.close(finish, (RequestOutcome::Broken, self.usage()));
     }
 
     /// The end of the request, with what was delivered of its answer.
-    fn close(&self, finish: Finish, (ending, usage): (Ending, Option<Usage>)) {
-        Finish { delivered: self.delivered(), ..finish }.end(ending, usage);
+    fn close(&self, finish: RequestEnd, (ending, usage): (RequestOutcome, Option<TokenUsage>)) {
+        RequestEnd { delivered: self.delivered_tokens(), ..finish }.end(ending, usage);
     }
 
     /// Tokens of the answer so far: engines send one an event, or a few, which show by their bytes.
-    fn delivered(&self) -> Tokens {
+    fn delivered_tokens(&self) -> Tokens {
         let facts = self.scanner.facts();
-        Tokens(facts.outputs.saturating_add(facts.unread).max(facts.text / BYTES_PER_TOKEN))
+        Tokens(facts.outputs.saturating_add(facts.unread_events).max(facts.text / BYTES_PER_TOKEN))
     }
 
-    fn number(&self) -> u64 {
-        self.listener.as_ref().map_or(0, Listener::next_number)
+    fn sequence_number(&self) -> u64 {
+        self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
     }
 
     /// What was counted, by the engine where it told.
-    fn usage(&self) -> Option<Usage> {
-        self.scanner.facts().usage.or_else(|| self.scanner.said().and_then(Said::usage))
+    fn usage(&self) -> Option<TokenUsage> {
+        self.scanner.facts().usage.or_else(|| self.scanner.transcript().and_then(TokenTranscript::usage))
     }
 }
 
 /// Who answered failed what it was asked last. Whether that is its fault, the end of the request tells.
-fn note_failure(finish: &mut Finish) {
+fn note_failure(finish: &mut RequestEnd) {
     if let Some(asked) = finish.attempts.last().map(|attempt| attempt.asked) {
-        let (worker, trials) = (finish.server(), finish.planned.trials.take());
+        let (worker, trials) = (finish.target(), finish.planned.trials.take());
         finish.failures.push((worker, asked, trials));
     }
 }
 
-fn count(finish: &Finish, outcome: &str) {
-    finish.gateway.metrics.requests.broken.with_label_values(&[outcome]).inc();
+fn count(finish: &RequestEnd, outcome: &str) {
+    finish.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).inc();
 }
 
 /// What another worker goes on after; else why none can.
-fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, Cow<'static, str>> {
+fn resume_prefix(scanner: &SseScanner, finish: &RequestEnd) -> Result<ResumePrefix, Cow<'static, str>> {
     let breaks = finish.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count();
-    if breaks >= MOST_BREAKS {
+    if breaks >= MAX_RESUMES {
         return Err("it broke off too often".into());
     }
-    let lost_ids = scanner.said().and_then(|said| said.so_far().err()).map(Lost::why);
-    let without_ids = finish.step.unresumable.map(Unresumable::why).or(lost_ids);
-    match (scanner.so_far(), without_ids) {
+    let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(NotResumable::reason);
+    let without_ids = finish.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
+    match (scanner.resume_ids(), without_ids) {
         (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
-        (Err(Lost::Drawn), Some(why)) => Err(format!("{why}, and {}", Lost::Drawn.why()).into()),
-        (Err(Lost::NoIds), Some(why)) => Err(why.into()),
-        (Err(lost), _) => Err(lost.why().into()),
+        (Err(NotResumable::Sampled), Some(why)) => Err(format!("{why}, and {}", NotResumable::Sampled.reason()).into()),
+        (Err(NotResumable::NoIds), Some(why)) => Err(why.into()),
+        (Err(lost), _) => Err(lost.reason().into()),
     }
 }
 
-impl Events {
+impl WorkerEventStream {
     /// A panic of ours ends this answer only, and the client is told.
     fn poll_guarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
-        catch_unwind(AssertUnwindSafe(|| self.poll_piece(cx))).unwrap_or_else(|_| {
-            let (request, number) = (self.client.request, self.number());
+        catch_unwind(AssertUnwindSafe(|| self.poll_chunk(cx))).unwrap_or_else(|_| {
+            let (request, number) = (self.client.request, self.sequence_number());
             tracing::error!(%request, "a panic inside an answer; please report it");
-            self.leg = Leg::Over;
+            self.state = StreamState::Over;
             self.ready.clear();
-            Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.event(self.client, number))))
+            Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number))))
         })
     }
 
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(piece)));
             }
-            match &mut self.leg {
-                Leg::Over => return Poll::Ready(None),
-                Leg::Answering(answering) => match ready!(answering.poll_came(cx)) {
-                    Came::Piece(piece) => self.take(piece),
-                    Came::End(remark, error) => self.ended(remark, error.as_ref()),
+            match &mut self.state {
+                StreamState::Over => return Poll::Ready(None),
+                StreamState::Streaming(answering) => match ready!(answering.poll_item(cx)) {
+                    StreamItem::Chunk(piece) => self.on_chunk(piece),
+                    StreamItem::End(remark, error) => self.on_end(remark, error.as_ref()),
                 },
-                Leg::Resuming(resuming) => {
+                StreamState::Resuming(resuming) => {
                     let resumed = ready!(resuming.poll_unpin(cx));
-                    self.resumed(resumed);
+                    self.on_resumed(resumed);
                 }
             }
         }
     }
 }
 
-impl Drop for Events {
+impl Drop for WorkerEventStream {
     fn drop(&mut self) {
         // One that is about to go on elsewhere tells of its end itself.
-        if let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) {
+        if let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) {
             let facts = self.scanner.facts();
             let ending = match (&facts.error, facts.done) {
-                (Some(_), _) => Ending::Broken,
-                (None, true) => Ending::Complete,
-                (None, false) => Ending::ClientLeft,
+                (Some(_), _) => RequestOutcome::Broken,
+                (None, true) => RequestOutcome::Complete,
+                (None, false) => RequestOutcome::ClientLeft,
             };
-            self.close(answering.finish, (ending, self.usage()));
+            self.close(answering.end, (ending, self.usage()));
         }
     }
 }

@@ -3,15 +3,15 @@
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 
-use super::finish::Finish;
+use super::finish::RequestEnd;
 
-const ASKED: HeaderName = HeaderName::from_static("x-ownerserve-explain");
-const TOLD: HeaderName = HeaderName::from_static("x-ownerserve-decision");
+const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-explain");
+const SUMMARY_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-decision");
 
 /// The decision in words of the receipt, which has the rest; none for a client that did not ask.
-pub fn summary(finish: &Finish) -> Option<HeaderValue> {
+pub fn summary(finish: &RequestEnd) -> Option<HeaderValue> {
     let located = &finish.step.located;
-    let asked = located.prefixed.request.incoming.headers.get(ASKED)?;
+    let asked = located.identified.request.incoming.headers.get(EXPLAIN_HEADER)?;
     if !matches!(asked.as_bytes(), b"1" | b"true") {
         return None;
     }
@@ -19,9 +19,9 @@ pub fn summary(finish: &Finish) -> Option<HeaderValue> {
     // In the shadow the planner's price is that of another plan than this one.
     let price = finish.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
     let price = price.map(|decision| decision.plan.because.total);
-    let known = located.prefixed.fallback().map_or("token_ids", Into::into);
+    let known = located.identified.fallback_reason().map_or("token_ids", Into::into);
     let words = [
-        ("step", finish.step.step.as_str().to_owned()),
+        ("step", finish.step.kind.as_str().to_owned()),
         ("mode", finish.step.mode.as_ref().to_owned()),
         ("action", plan.action.as_str().to_owned()),
         ("prefill", plan.prefill.worker.to_string()),
@@ -36,10 +36,10 @@ pub fn summary(finish: &Finish) -> Option<HeaderValue> {
 }
 
 /// The answer with it. What a worker says under that name is not ours and does not pass.
-pub fn told(mut response: Response, summary: Option<HeaderValue>) -> Response {
-    response.headers_mut().remove(TOLD);
+pub fn with_summary(mut response: Response, summary: Option<HeaderValue>) -> Response {
+    response.headers_mut().remove(SUMMARY_HEADER);
     if let Some(summary) = summary {
-        response.headers_mut().insert(TOLD, summary);
+        response.headers_mut().insert(SUMMARY_HEADER, summary);
     }
     response
 }

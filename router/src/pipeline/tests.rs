@@ -2,17 +2,17 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use http::{HeaderMap, Method, Request};
-use planner::{Action, Actions};
+use planner::{Action, ActionSet};
 use serde_json::{Value, json};
-use vocabulary::{Blocks, Knowledge, ModelId, SessionId, TenantId, Tokens};
+use vocabulary::{Blocks, KvIndexState, ModelId, SessionId, TenantId, Tokens};
 
-use super::identify::Unnamed;
-use super::opening::preamble;
+use super::identify::UnidentifiedRequest;
+use super::opening::shared_prefix_blocks;
 use super::parse;
-use crate::decisions::Records;
-use crate::incoming::{Endpoint, Incoming, new_request_id};
+use crate::decisions::DecisionRecords;
+use crate::incoming::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::sim_command::tests::{sim, url};
-use crate::testing::{Front, Worker, front, front_of, get, post, send, until};
+use crate::testing::{StubWorker, TestRouter, get, post, send, start_router, start_router_at, wait_until};
 
 const PATH: &str = "/v1/completions";
 
@@ -20,18 +20,18 @@ fn session(name: &str) -> SessionId {
     SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name)
 }
 
-async fn with_a_lease(settings: &[&str]) -> (std::sync::Arc<Worker>, Front) {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], settings).await;
+async fn router_with_lease(settings: &[&str]) -> (std::sync::Arc<StubWorker>, TestRouter) {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], settings).await;
     let live = || front.gateway.directory().view().workers().any(|worker| worker.is_live());
-    until("the worker has a lease", live).await;
+    wait_until("the worker has a lease", live).await;
     (worker, front)
 }
 
 #[tokio::test]
-async fn a_choice_that_is_cut_off_is_confessed_although_another_one_finished() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn a_truncated_choice_ends_with_an_error_event_even_if_another_finished() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let ask = async |n: u8| {
         let body =
             format!("{{\"model\":\"tiny\",\"prompt\":\"\",\"stream\":true,\"behave\":\"finish one\",\"n\":{n}}}");
@@ -42,19 +42,19 @@ async fn a_choice_that_is_cut_off_is_confessed_although_another_one_finished() {
 }
 
 #[tokio::test]
-async fn a_session_that_was_spawned_from_another_says_so_in_the_ledger() {
-    let (_worker, front) = with_a_lease(&[]).await;
+async fn a_spawned_session_records_its_parent_in_the_ledger() {
+    let (_worker, front) = router_with_lease(&[]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
     let request = Request::post(PATH).header("x-session-id", "child").header("x-parent-session-id", "mother");
     assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
     let parent = || front.gateway.directory().view().session(session("child")).map(|child| child.parent);
-    until("the session is known", || parent().is_some()).await;
+    wait_until("the session is known", || parent().is_some()).await;
     assert_eq!(parent().flatten(), Some(session("mother")));
 }
 
 #[tokio::test]
-async fn an_action_that_is_switched_off_is_not_taken_from_the_next_request_on_and_the_log_reproduces_that() {
-    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+async fn a_disabled_action_is_not_planned_and_replays_from_the_decision_log() {
+    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
     let ask = async || {
         let request = Request::post(PATH).header("x-session-id", "again");
@@ -64,25 +64,25 @@ async fn an_action_that_is_switched_off_is_not_taken_from_the_next_request_on_an
     ask().await;
     let is_known =
         || front.gateway.directory().view().session(session("again")).is_some_and(|one| !one.heads.is_empty());
-    until("the session is known", is_known).await;
+    wait_until("the session is known", is_known).await;
     assert_eq!(ask().await, Action::DecodeContinuation);
-    front.gateway.steering.switch_off(Action::DecodeContinuation);
+    front.gateway.routing.disable(Action::DecodeContinuation);
     assert_eq!(ask().await, Action::ColocatedPrefill);
-    front.gateway.steering.set_disabled(Actions::NONE);
+    front.gateway.routing.set_disabled(ActionSet::NONE);
     assert_eq!(ask().await, Action::DecodeContinuation);
     front.gateway.decisions.close();
-    let mut records = Records::open(&front.gateway.config.ledger.data_dir).unwrap();
+    let mut records = DecisionRecords::open(&front.gateway.config.ledger.data_dir).unwrap();
     let entries = records.next_file().unwrap().unwrap();
     let off: Vec<_> = entries.iter().map(|entry| entry.case.as_ref().unwrap().disabled.iter().next()).collect();
     assert_eq!(off, [None, None, Some(Action::DecodeContinuation), None]);
     for entry in &entries {
         let planned = entry.case.as_ref().unwrap().plan(&entry.head.policy, (None, &[])).unwrap();
-        assert_eq!(Some(planned.plan), entry.told.decision.as_ref().map(|decision| decision.plan));
+        assert_eq!(Some(planned.plan), entry.receipt.decision.as_ref().map(|decision| decision.plan));
     }
 }
 
 /// A conversation's step in the words of each of these endpoints.
-fn reworded(system: &str, said: &str) -> [(&'static str, Value); 3] {
+fn bodies_by_endpoint(system: &str, said: &str) -> [(&'static str, Value); 3] {
     let user = json!({"role": "user", "content": said});
     let chat = json!({"model": "tiny", "messages": [{"role": "system", "content": system}, user]});
     let messages = json!({"model": "tiny", "max_tokens": 9, "system": system, "messages": [user]});
@@ -91,18 +91,18 @@ fn reworded(system: &str, said: &str) -> [(&'static str, Value); 3] {
 }
 
 #[tokio::test]
-async fn conversations_that_share_their_system_prompt_are_no_forks_in_whatever_words_they_come() {
-    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+async fn conversations_that_share_a_system_prompt_are_not_forks() {
+    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
     let said = ["Where is my bag?", "What is in the sea?"].map(|said| said.repeat(30));
     for at in 0..3 {
         let system = format!("You are kind, for the {at}. time. ").repeat(60);
         let mut sessions = Vec::new();
         for said in &said {
-            let (path, body) = &reworded(&system, said)[at];
+            let (path, body) = &bodies_by_endpoint(&system, said)[at];
             assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
             let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
             let known = || front.gateway.directory().view().session(session).map(|session| session.parent);
-            until("the session is known", || known().is_some()).await;
+            wait_until("the session is known", || known().is_some()).await;
             assert_eq!(known().flatten(), None, "{path}");
             sessions.push(session);
         }
@@ -111,15 +111,15 @@ async fn conversations_that_share_their_system_prompt_are_no_forks_in_whatever_w
 }
 
 #[tokio::test]
-async fn every_fork_from_one_point_of_a_conversation_is_in_its_tree() {
-    let (_worker, front) = with_a_lease(&[]).await;
+async fn every_fork_of_a_conversation_is_in_its_tree() {
+    let (_worker, front) = router_with_lease(&[]).await;
     let history = "a long history ".repeat(2_000);
     let mut family = Vec::new();
     for said in ["what was first", "another way", "a third way", "a fourth way"] {
         let body = json!({"model": "tiny", "prompt": format!("{history}{}", said.repeat(100))});
         assert_eq!(post(front.proxy_address(), PATH, body.to_string()).await.status, 200);
         let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
-        until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
+        wait_until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
         family.push(session.to_string());
     }
     let path = format!("/ownerserve/v1/sessions/{}/tree", family[3]);
@@ -132,11 +132,11 @@ async fn every_fork_from_one_point_of_a_conversation_is_in_its_tree() {
 }
 
 #[tokio::test]
-async fn a_preamble_is_found_in_what_a_request_was_converted_to_and_it_is_not_converted_again() {
-    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting() {
+    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
     let model = front.gateway.catalog().model(&"tiny".into());
-    let named = |(path, body): &(&str, Value), endpoint: Endpoint| {
-        let incoming = Incoming {
+    let named = |(path, body): &(&str, Value), endpoint: GenerationEndpoint| {
+        let incoming = ClientRequest {
             id: new_request_id(),
             tenant: TenantId::default(),
             method: Method::POST,
@@ -144,32 +144,37 @@ async fn a_preamble_is_found_in_what_a_request_was_converted_to_and_it_is_not_co
             headers: HeaderMap::new(),
             body: body.to_string().into(),
             arrived: Instant::now(),
-            reserved: None,
+            token_reservation: None,
             memory: None,
-            adds: None,
+            addition: None,
         };
-        let request = Unnamed::new(parse::parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
-        let found = request.whole(&front.gateway.remembered.identity.trails, None);
-        request.named(found)
+        let request =
+            UnidentifiedRequest::new(parse::parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
+        let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
+        request.with_prompt(found)
     };
-    let [chat, messages, responses] = reworded(&"You are kind. ".repeat(60), "Where is my bag?");
-    let chat = named(&chat, Endpoint::ChatCompletions);
-    assert!(chat.chat.is_none());
-    let blocks = preamble(&chat.prefixed, None);
+    let [chat, messages, responses] = bodies_by_endpoint(&"You are kind. ".repeat(60), "Where is my bag?");
+    let chat = named(&chat, GenerationEndpoint::ChatCompletions);
+    assert!(chat.converted.is_none());
+    let blocks = shared_prefix_blocks(&chat.identified, None);
     assert!(blocks > Blocks::ZERO);
-    for (step, endpoint) in [(messages, Endpoint::Messages), (responses, Endpoint::Responses)] {
+    for (step, endpoint) in [(messages, GenerationEndpoint::Messages), (responses, GenerationEndpoint::Responses)] {
         let named = named(&step, endpoint);
-        assert_eq!(preamble(&named.prefixed, named.chat.as_ref()), blocks, "{endpoint:?}");
-        assert_eq!(preamble(&named.prefixed, None), Blocks::ZERO, "{endpoint:?}: nobody converts it here");
+        assert_eq!(shared_prefix_blocks(&named.identified, named.converted.as_ref()), blocks, "{endpoint:?}");
+        assert_eq!(
+            shared_prefix_blocks(&named.identified, None),
+            Blocks::ZERO,
+            "{endpoint:?}: nobody converts it here"
+        );
     }
 }
 
 #[tokio::test]
-async fn steps_go_on_where_the_last_one_was_when_the_ledger_is_gone() {
-    let workers = [Worker::start("one", "tiny").await, Worker::start("two", "tiny").await];
-    let front = front(&[&workers[0], &workers[1]], &[]).await;
+async fn sessions_stay_at_their_worker_without_a_ledger() {
+    let workers = [StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await];
+    let front = start_router(&[&workers[0], &workers[1]], &[]).await;
     let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
-    until("both workers have a lease", both).await;
+    wait_until("both workers have a lease", both).await;
     front.gateway.directory().close().await.unwrap();
     let mut history = "a long history ".repeat(40);
     for session in ["a", "b", "c", "d"] {
@@ -186,23 +191,23 @@ async fn steps_go_on_where_the_last_one_was_when_the_ledger_is_gone() {
         }
         assert!(served.iter().all(|by| *by == served[0]), "{session} was served by {served:?}");
     }
-    assert_eq!(front.gateway.unapplied().untold(), 4, "one step a session waits for a quorum");
+    assert_eq!(front.gateway.pending_commits().pending_count(), 4, "one step a session waits for a quorum");
 }
 
 #[tokio::test]
-async fn a_bypassed_step_leaves_nothing_in_the_ledger_and_a_shadowed_one_what_was_served() {
+async fn a_bypassed_step_leaves_the_ledger_empty_and_a_shadowed_one_is_recorded() {
     for (mode, known) in [("sticky", false), ("shadow", true)] {
-        let (_worker, front) = with_a_lease(&[&format!("steering.mode={mode}")]).await;
+        let (_worker, front) = router_with_lease(&[&format!("steering.mode={mode}")]).await;
         let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
         let request = Request::post(PATH).header("x-session-id", "s");
         assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
-        let before = front.gateway.directory().readings().commands;
+        let before = front.gateway.directory().stats().commands;
         let is_known = || front.gateway.directory().view().session(session("s")).is_some();
         match known {
-            true => until("the session is known", is_known).await,
+            true => wait_until("the session is known", is_known).await,
             false => {
                 // Whatever the step had said would be in the log before this.
-                until("the ledger goes on", || front.gateway.directory().readings().commands > before).await;
+                wait_until("the ledger goes on", || front.gateway.directory().stats().commands > before).await;
                 assert!(!is_known());
             }
         }
@@ -212,13 +217,13 @@ async fn a_bypassed_step_leaves_nothing_in_the_ledger_and_a_shadowed_one_what_wa
 }
 
 #[tokio::test]
-async fn a_prompt_that_is_known_to_be_too_long_is_refused_and_a_guessed_one_is_the_engines_to_judge() {
+async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not() {
     let guessed = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(20_000));
-    let (_worker, by_bytes) = with_a_lease(&[]).await;
+    let (_worker, by_bytes) = router_with_lease(&[]).await;
     assert_eq!(post(by_bytes.proxy_address(), PATH, guessed).await.status, 200);
 
     let known = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", vec![5; 60_000]);
-    let (_worker, by_tokens) = with_a_lease(&["models.tiny.text=builtin"]).await;
+    let (_worker, by_tokens) = router_with_lease(&["models.tiny.text=builtin"]).await;
     let got = post(by_tokens.proxy_address(), PATH, known).await;
     assert_eq!((got.status, got.error_code().as_str()), (400, "context_length_exceeded"));
     let message = got.json()["error"]["message"].to_string();
@@ -226,14 +231,14 @@ async fn a_prompt_that_is_known_to_be_too_long_is_refused_and_a_guessed_one_is_t
 }
 
 #[tokio::test]
-async fn a_step_whose_engine_reads_no_cache_is_planned_for_an_empty_one_and_says_why() {
+async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
-    let front = front_of(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
-    let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == Knowledge::Exact);
-    until("their events are followed", is_exact).await;
+    let front = start_router_at(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
+    let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact);
+    wait_until("their events are followed", is_exact).await;
     // Who has no lease yet owns nothing, and the step leaves no word of it.
     let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
-    until("both workers have a lease", both).await;
+    wait_until("both workers have a lease", both).await;
     let ask = async |fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(100)});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -244,10 +249,10 @@ async fn a_step_whose_engine_reads_no_cache_is_planned_for_an_empty_one_and_says
     let cold = ask(json!({})).await;
     let owner = cold.attempts[0].decode;
     let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
-    until("it is owned", || view().is_some_and(|at| at.worker == owner)).await;
+    wait_until("it is owned", || view().is_some_and(|at| at.worker == owner)).await;
     let most = cold.known.prompt - Tokens(16);
     let is_told = || front.gateway.index().read().blocks() as u64 >= most.0 / 16;
-    until("its blocks are told", is_told).await;
+    wait_until("its blocks are told", is_told).await;
     let warm = ask(json!({})).await;
     assert!(warm.seen.unwrap().predicted_cached >= most && warm.known.grounds.unread.is_none());
     for fields in [json!({"prompt_logprobs": 1}), json!({"echo": true, "logprobs": 1})] {

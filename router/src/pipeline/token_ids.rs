@@ -5,32 +5,35 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prefix::{Asked, ChatForm, ChatLayout, Content, Converted, Identified, Memory, WallTime};
-use vocabulary::Chain;
+use prefix::{
+    ChatEndpoint, ChatLayout, ConversationLookup, ConvertedRequest, PromptContent, PromptInputs, ResolvedPrompt,
+    WallTime,
+};
+use vocabulary::PrefixChain;
 
-use super::identify::Prefixed;
+use super::identify::IdentifiedRequest;
 use crate::catalog::Model;
 
 /// A conversation's request as it was written, and all else that its prompt depends on.
 #[derive(Clone, Debug)]
-pub struct Written {
-    form: ChatForm,
+pub struct EncodableRequest {
+    form: ChatEndpoint,
     body: Bytes,
     model: Arc<Model>,
     salt: Option<Box<str>>,
-    now: WallTime,
+    wall_time: WallTime,
 }
 
-impl Written {
+impl EncodableRequest {
     /// This request; one that holds a prompt is written in nobody's words.
-    pub fn of(prefixed: &Prefixed) -> Self {
+    pub fn of(prefixed: &IdentifiedRequest) -> Self {
         let request = &prefixed.request;
         Self {
-            form: request.endpoint.form().unwrap_or_default(),
+            form: request.endpoint.chat_form().unwrap_or_default(),
             body: request.incoming.body.clone(),
             model: prefixed.model.clone(),
             salt: request.cache_salt().map(Box::from),
-            now: prefixed.now,
+            wall_time: prefixed.wall_time,
         }
     }
 
@@ -44,74 +47,74 @@ impl Written {
         self.body.len()
     }
 
-    fn asked(&self) -> Asked<'_> {
-        Asked { keys: self.model.keys(self.salt.as_deref()), now: self.now }
+    fn prompt_options(&self) -> PromptInputs<'_> {
+        PromptInputs { keys: self.model.root_keys(self.salt.as_deref()), now: self.wall_time }
     }
 
     /// Its prompt, computed as a whole: milliseconds for a long one.
-    pub fn identify(&self) -> Identified {
-        self.model.identifier.conversation(self.form, &self.body, (self.asked(), None))
+    pub fn identify(&self) -> ResolvedPrompt {
+        self.model.identifier.resolve_conversation(self.form, &self.body, (self.prompt_options(), None))
     }
 
     /// Has its conversation forgotten.
-    pub fn forget(&self, memory: Memory<'_>) {
+    pub fn forget(&self, memory: ConversationLookup<'_>) {
         let identifier = &self.model.identifier;
-        let converted = identifier.converted(self.form, &self.body);
+        let converted = identifier.convert(self.form, &self.body);
         let layout = match &converted {
             None => ChatLayout::read(&self.body),
-            Some(converted) => converted.as_ref().ok().map(Converted::layout),
+            Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
         };
         if let Some(layout) = layout {
-            identifier.forget(layout, self.asked(), memory);
+            identifier.forget(layout, self.prompt_options(), memory);
         }
     }
 }
 
 /// A prompt's token ids.
 #[derive(Clone, Debug)]
-pub enum TokenIds {
+pub enum PromptTokenIds {
     /// All of them.
-    Here(Vec<u32>),
+    Known(Vec<u32>),
     /// To be had again.
-    Written(Written),
+    Encodable(EncodableRequest),
 }
 
-impl TokenIds {
+impl PromptTokenIds {
     /// Of a step whose token ids can be had. Leaves it without them.
-    pub fn take(prefixed: &mut Prefixed) -> Option<Self> {
+    pub fn take(prefixed: &mut IdentifiedRequest) -> Option<Self> {
         match &mut prefixed.prompt.content {
-            Content::Tokens(ids) => Some(Self::Here(std::mem::take(ids))),
-            Content::Tail(_) => Some(Self::Written(Written::of(prefixed))),
-            Content::Bytes(_) => None,
+            PromptContent::Tokens(ids) => Some(Self::Known(std::mem::take(ids))),
+            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(prefixed))),
+            PromptContent::Bytes(_) => None,
         }
     }
 
     /// The same, and the step keeps its own.
-    pub fn of(prefixed: &Prefixed) -> Option<Self> {
+    pub fn of(prefixed: &IdentifiedRequest) -> Option<Self> {
         match &prefixed.prompt.content {
-            Content::Tokens(ids) => Some(Self::Here(ids.clone())),
-            Content::Tail(_) => Some(Self::Written(Written::of(prefixed))),
-            Content::Bytes(_) => None,
+            PromptContent::Tokens(ids) => Some(Self::Known(ids.clone())),
+            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(prefixed))),
+            PromptContent::Bytes(_) => None,
         }
     }
 
     /// Memory that they take.
     pub fn size(&self) -> usize {
         match self {
-            Self::Here(ids) => size_of_val(&**ids),
-            Self::Written(written) => written.bytes(),
+            Self::Known(ids) => size_of_val(&**ids),
+            Self::Encodable(written) => written.bytes(),
         }
     }
 
     /// All of them; none where they no longer lead along this chain. May take milliseconds.
-    pub fn read(&self, chain: &Chain) -> Option<Cow<'_, [u32]>> {
+    pub fn read(&self, chain: &PrefixChain) -> Option<Cow<'_, [u32]>> {
         match self {
-            Self::Here(ids) => Some(Cow::Borrowed(ids)),
-            Self::Written(written) => {
+            Self::Known(ids) => Some(Cow::Borrowed(ids)),
+            Self::Encodable(written) => {
                 let again = written.identify().prompt;
                 let is_same = again.chain.root == chain.root && again.chain.ids == chain.ids;
                 match again.content {
-                    Content::Tokens(ids) if is_same => Some(Cow::Owned(ids)),
+                    PromptContent::Tokens(ids) if is_same => Some(Cow::Owned(ids)),
                     _ => None,
                 }
             }

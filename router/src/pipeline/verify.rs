@@ -9,21 +9,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use planner::{Action, BarredLink, Handoff, Leg, Plan};
 use serde_json::json;
-use vocabulary::{Blocks, DpRank, Health, Tokens, WorkerId};
+use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use super::legs::{LegError, Legs};
-use super::prompts::Kept;
-use crate::correctness::{Barred, Outcome, Said, Turn};
-use crate::gateway::Gateway;
+use super::prompts::StoredPrompt;
+use crate::correctness::{BarredLinkRecord, CheckDecision, GreedySample, TransferCheckOutcome};
+use crate::gateway::AppState;
 use crate::incoming::new_request_id;
 use crate::upstream::UpstreamError;
 
-const TOKENS: u32 = 4;
-const PATH: &str = "/v1/completions";
+const ANSWER_TOKENS: u32 = 4;
+const COMPLETIONS_PATH: &str = "/v1/completions";
 
 /// KV that moved between two workers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct CompletedTransfer {
     /// From where, and to where.
     pub(crate) link: BarredLink,
     pub(crate) rank: DpRank,
@@ -32,7 +32,7 @@ pub(crate) struct Transfer {
     pub(crate) action: Action,
 }
 
-impl Transfer {
+impl CompletedTransfer {
     /// What a plan's handoff moves.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
         let (from, blocks) = match plan.handoff? {
@@ -45,26 +45,28 @@ impl Transfer {
 }
 
 /// Checks a transfer that is complete, if it is its turn.
-pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept>) {
-    let Transfer { link, action, .. } = transfer;
-    let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
+pub(crate) fn check_if_due(gateway: &Arc<AppState>, transfer: CompletedTransfer, kept: &Arc<StoredPrompt>) {
+    let CompletedTransfer { link, action, .. } = transfer;
+    let count =
+        |outcome: TransferCheckOutcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
     let prompt = kept.chain.tokens;
     let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
-    let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in, (moved, prompt)) {
-        Turn::Not => return,
-        Turn::NoRoom => return count(Outcome::NoRoom),
-        Turn::Check(place) => place,
+    let place = match gateway.decisions.transfer_checks.decide(link, gateway.config.correctness.one_in, (moved, prompt))
+    {
+        CheckDecision::NotDue => return,
+        CheckDecision::Busy => return count(TransferCheckOutcome::NoRoom),
+        CheckDecision::Check(place) => place,
     };
     let (gateway, kept) = (gateway.clone(), kept.clone());
     tokio::spawn(async move {
-        let check = Check { gateway: &gateway, transfer, kept: &kept, computed: AtomicU64::new(0) };
+        let check = TransferCheck { gateway: &gateway, transfer, prompt: &kept, computed: AtomicU64::new(0) };
         let outcome = check.run().await;
         let computed = Tokens(check.computed.into_inner());
         gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
-        if outcome == Outcome::Mismatch {
-            bar(&gateway, Barred { link, action, since_unix_ms: unix_ms() });
+        if outcome == TransferCheckOutcome::Mismatch {
+            bar(&gateway, BarredLinkRecord { link, action, since_unix_ms: unix_ms() });
         }
-        gateway.decisions.correctness.over(place, computed);
+        gateway.decisions.transfer_checks.settle(place, computed);
     });
 }
 
@@ -73,8 +75,8 @@ pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-fn bar(gateway: &Gateway, barred: Barred) {
-    if gateway.decisions.correctness.bar(barred) {
+fn bar(gateway: &AppState, barred: BarredLinkRecord) {
+    if gateway.decisions.transfer_checks.bar(barred) {
         let BarredLink { from, to } = barred.link;
         let [source, target] = [from, to]
             .map(|id| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string()));
@@ -84,99 +86,104 @@ fn bar(gateway: &Gateway, barred: Barred) {
     }
 }
 
-struct Check<'a> {
-    gateway: &'a Arc<Gateway>,
-    transfer: Transfer,
-    kept: &'a Arc<Kept>,
+struct TransferCheck<'a> {
+    gateway: &'a Arc<AppState>,
+    transfer: CompletedTransfer,
+    prompt: &'a Arc<StoredPrompt>,
     /// Tokens that engines have computed for it.
     computed: AtomicU64,
 }
 
-impl Check<'_> {
-    async fn run(&self) -> Outcome {
+impl TransferCheck<'_> {
+    async fn run(&self) -> TransferCheckOutcome {
         match self.compare().await {
             Ok(outcome) | Err(outcome) => outcome,
         }
     }
 
-    async fn compare(&self) -> Result<Outcome, Outcome> {
-        let kept = self.kept.clone();
+    async fn compare(&self) -> Result<TransferCheckOutcome, TransferCheckOutcome> {
+        let kept = self.prompt.clone();
         let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
-        let ids = self.gateway.remembered.prompts.read(read).await.map_err(|_| Outcome::Failed)?;
-        let Transfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
+        let ids = self.gateway.caches.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
+        let CompletedTransfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-        if !Legs::unasked(self.gateway).serves_alone(target) {
-            return Err(Outcome::NotComparable);
+        if !Legs::without_client(self.gateway).serves_alone(target) {
+            return Err(TransferCheckOutcome::NotComparable);
         }
         let at_target = leg(target, target_rank);
-        let (read, found) = self.ask(&at_target, &ids, self.kept.salt.as_deref()).await?;
-        if found.is_some_and(|found| found + self.block() < self.transferred(&ids)) {
-            return Err(Outcome::NotComparable);
+        let (read, found) = self.ask(&at_target, &ids, self.prompt.salt.as_deref()).await?;
+        if found.is_some_and(|found| found + self.block_size() < self.transferred_tokens(&ids)) {
+            return Err(TransferCheckOutcome::NotComparable);
         }
         let noise = self.gateway.config.correctness.noise;
         let prompt = Tokens(ids.len() as u64);
-        let mut computed: Option<Said> = None;
+        let mut computed: Option<GreedySample> = None;
         // The target itself has the last word: it rounds as it does when it reads.
-        for worker in self.elsewhere().into_iter().chain([target]) {
+        for worker in self.reference_worker().into_iter().chain([target]) {
             let rank = if worker == target { target_rank } else { DpRank(0) };
             let salt = format!("check-{}", new_request_id());
             let referee = Leg { tokens_computed: prompt, ..leg(worker, rank) };
             let (said, found) = self.ask(&referee, &ids, Some(&salt)).await?;
             if found.is_some_and(|found| found > Tokens::ZERO) {
-                return Err(Outcome::NotComparable);
+                return Err(TransferCheckOutcome::NotComparable);
             }
-            if read.agrees(&said, noise) {
-                return Ok(if computed.is_none() { Outcome::Same } else { Outcome::Unclear });
+            if read.agrees_with(&said, noise) {
+                return Ok(if computed.is_none() { TransferCheckOutcome::Same } else { TransferCheckOutcome::Unclear });
             }
-            if computed.as_ref().is_some_and(|computed| !computed.agrees(&said, noise)) {
-                return Ok(Outcome::Unclear);
+            if computed.as_ref().is_some_and(|computed| !computed.agrees_with(&said, noise)) {
+                return Ok(TransferCheckOutcome::Unclear);
             }
             computed = Some(said);
         }
-        Ok(Outcome::Mismatch)
+        Ok(TransferCheckOutcome::Mismatch)
     }
 
     /// What a worker says, and how much of the prompt it found in its cache where it tells.
-    async fn ask(&self, leg: &Leg, ids: &[u32], salt: Option<&str>) -> Result<(Said, Option<Tokens>), Outcome> {
+    async fn ask(
+        &self,
+        leg: &Leg,
+        ids: &[u32],
+        salt: Option<&str>,
+    ) -> Result<(GreedySample, Option<Tokens>), TransferCheckOutcome> {
         let mut body = json!({
-            "model": self.kept.model.to_string(), "prompt": ids, "max_tokens": TOKENS, "temperature": 0,
+            "model": self.prompt.model.to_string(), "prompt": ids, "max_tokens": ANSWER_TOKENS, "temperature": 0,
             "ignore_eos": true, "logprobs": 2, "stream": false,
         });
         if let Some(salt) = salt {
             body["cache_salt"] = json!(salt);
         }
-        let legs = Legs::unasked(self.gateway);
+        let legs = Legs::without_client(self.gateway);
         let counted = legs.dispatch(leg);
-        let answer = legs.whole_answer(leg, PATH, body.to_string().into()).await;
+        let answer = legs.send_whole(leg, COMPLETIONS_PATH, body.to_string().into()).await;
         drop(counted);
         let found = answer.as_ref().ok().and_then(|(_, answer)| answer.usage?.cached);
-        self.computed.fetch_add(computed(ids, answer.as_ref().map(|_| found)).0, Relaxed);
-        let (text, _) = answer.map_err(|_| Outcome::Failed)?;
-        Ok((Said::read(&text).ok_or(Outcome::Failed)?, found))
+        self.computed.fetch_add(computed_tokens(ids, answer.as_ref().map(|_| found)).0, Relaxed);
+        let (text, _) = answer.map_err(|_| TransferCheckOutcome::Failed)?;
+        Ok((GreedySample::read(&text).ok_or(TransferCheckOutcome::Failed)?, found))
     }
 
     /// Leading tokens that came over the link.
-    fn transferred(&self, ids: &[u32]) -> Tokens {
+    fn transferred_tokens(&self, ids: &[u32]) -> Tokens {
         let blocks = self.transfer.blocks;
-        blocks.map_or(Tokens(ids.len() as u64), |blocks| blocks.tokens(self.kept.chain.block))
+        blocks.map_or(Tokens(ids.len() as u64), |blocks| blocks.tokens(self.prompt.chain.block))
     }
 
     /// What an engine may compute again of what it has: the block that the prompt ends in.
-    fn block(&self) -> Tokens {
+    fn block_size(&self) -> Tokens {
         let fleet = self.gateway.fleet().snapshot();
         let target = fleet.iter().find(|view| view.id == self.transfer.link.to);
-        target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.kept.chain.block)
+        target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.prompt.chain.block)
     }
 
     /// Who can compute the prompt beside the target: rather somebody outside of the link, and who has little to do.
-    fn elsewhere(&self) -> Option<WorkerId> {
+    fn reference_worker(&self) -> Option<WorkerId> {
         let fleet = self.gateway.fleet().snapshot();
         let can = fleet.iter().filter(|view| {
             view.id != self.transfer.link.to
-                && view.health == Health::Ready
+                && view.health == WorkerHealth::Ready
                 && view.role.decodes()
-                && view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
-                && view.models.contains(&self.kept.model)
+                && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
+                && view.models.contains(&self.prompt.model)
         });
         let best = can.min_by_key(|view| {
             (view.id == self.transfer.link.from, view.load.running.saturating_add(view.load.waiting), view.id)
@@ -186,9 +193,9 @@ impl Check<'_> {
 }
 
 /// What a worker computed of a prompt of which it found so much: all of it where it does not tell, or may have failed after that.
-fn computed(ids: &[u32], found: Result<Option<Tokens>, &LegError>) -> Tokens {
+fn computed_tokens(ids: &[u32], found: Result<Option<Tokens>, &LegError>) -> Tokens {
     match found {
-        Err(LegError::Unknown | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_))) => {
+        Err(LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_))) => {
             Tokens::ZERO
         }
         Err(_) => Tokens(ids.len() as u64),
@@ -201,11 +208,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_owes_what_was_or_may_have_been_computed() {
+    fn a_check_is_charged_for_everything_possibly_computed() {
         let ids = [7; 100];
-        assert_eq!(computed(&ids, Ok(Some(Tokens(64)))), Tokens(36));
-        assert_eq!(computed(&ids, Ok(None)), Tokens(100), "it does not tell");
-        assert_eq!(computed(&ids, Err(&LegError::Broken)), Tokens(100));
-        assert_eq!(computed(&ids, Err(&LegError::Upstream(UpstreamError::Connect("refused".into())))), Tokens::ZERO);
+        assert_eq!(computed_tokens(&ids, Ok(Some(Tokens(64)))), Tokens(36));
+        assert_eq!(computed_tokens(&ids, Ok(None)), Tokens(100), "it does not tell");
+        assert_eq!(computed_tokens(&ids, Err(&LegError::Broken)), Tokens(100));
+        assert_eq!(
+            computed_tokens(&ids, Err(&LegError::Upstream(UpstreamError::Connect("refused".into())))),
+            Tokens::ZERO
+        );
     }
 }

@@ -8,30 +8,30 @@ use axum::response::Response;
 use http_body_util::BodyExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::gateway::Gateway;
+use crate::gateway::AppState;
 
 /// Dropping it is the request's end.
-pub(super) struct Counted {
-    gateway: Arc<Gateway>,
+pub(super) struct RequestTracker {
+    gateway: Arc<AppState>,
     path: &'static str,
     arrived: Instant,
     /// None until an answer began; a client that leaves before is counted as nginx does.
     status: Option<u16>,
     /// Its place among the tenant's requests that run at once, where these are limited.
-    place: Option<OwnedSemaphorePermit>,
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 const CLIENT_LEFT: u16 = 499;
 
-impl Counted {
-    pub(super) fn begin(gateway: Arc<Gateway>, path: &'static str, arrived: Instant) -> Self {
+impl RequestTracker {
+    pub(super) fn begin(gateway: Arc<AppState>, path: &'static str, arrived: Instant) -> Self {
         gateway.metrics.requests.in_flight.inc();
-        Self { gateway, path, arrived, status: None, place: None }
+        Self { gateway, path, arrived, status: None, slot: None }
     }
 
     /// Holds this place to its end.
-    pub(super) fn holds(&mut self, place: Option<OwnedSemaphorePermit>) {
-        self.place = place;
+    pub(super) fn hold_slot(&mut self, place: Option<OwnedSemaphorePermit>) {
+        self.slot = place;
     }
 
     /// Goes on until the body ends or is dropped.
@@ -47,7 +47,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for RequestTracker {
     fn drop(&mut self) {
         let requests = &self.gateway.metrics.requests;
         requests.in_flight.dec();

@@ -2,12 +2,12 @@
 
 use http::Method;
 
-use crate::incoming::Endpoint;
+use crate::incoming::GenerationEndpoint;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Served {
+pub(super) enum RouteHandler {
     /// Planned and executed by the pipeline.
-    Generation(Endpoint),
+    Generation(GenerationEndpoint),
     /// Forwarded to a worker that serves the model in the body.
     ByModel,
     /// As `Generation` where nothing but its body decides what it is, and remembered who made it.
@@ -24,9 +24,9 @@ pub(super) enum Served {
     Unknown,
 }
 
-impl Served {
+impl RouteHandler {
     /// Whether it counts against a tenant's quotas: whatever engines are asked for anew.
-    pub(super) fn costs(self) -> bool {
+    pub(super) fn is_metered(self) -> bool {
         matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse | Self::Models | Self::OneModel)
     }
 }
@@ -36,7 +36,7 @@ impl Served {
 pub(super) struct Route {
     /// As axum writes patterns; also the label in metrics.
     pub(super) path: &'static str,
-    pub(super) served: Served,
+    pub(super) handler: RouteHandler,
     /// The methods it takes, as the header `Allow` lists them.
     pub(super) allow: &'static str,
 }
@@ -51,37 +51,37 @@ impl Route {
 const POST: &str = "POST, OPTIONS";
 const GET: &str = "GET, HEAD, OPTIONS";
 
-const fn route(path: &'static str, served: Served, allow: &'static str) -> Route {
-    Route { path, served, allow }
+const fn route(path: &'static str, served: RouteHandler, allow: &'static str) -> Route {
+    Route { path, handler: served, allow }
 }
 
 /// Everything that is served.
 pub(super) static ROUTES: &[Route] = &[
-    route("/v1/chat/completions", Served::Generation(Endpoint::ChatCompletions), POST),
-    route("/v1/completions", Served::Generation(Endpoint::Completions), POST),
-    route("/v1/models", Served::Models, GET),
-    route("/v1/models/{*model}", Served::OneModel, GET),
-    route("/v1/embeddings", Served::ByModel, POST),
-    route("/v1/messages", Served::Generation(Endpoint::Messages), POST),
-    route("/v1/messages/count_tokens", Served::ByModel, POST),
-    route("/tokenize", Served::ByModel, POST),
-    route("/detokenize", Served::ByModel, POST),
-    route("/v1/rerank", Served::ByModel, POST),
-    route("/v1/score", Served::ByModel, POST),
-    route("/v1/responses", Served::NewResponse, POST),
-    route("/v1/responses/{id}", Served::StoredResponse, "GET, HEAD, DELETE, OPTIONS"),
-    route("/v1/responses/{id}/cancel", Served::StoredResponse, POST),
-    route("/v1/responses/{id}/input_items", Served::StoredResponse, GET),
-    route("/livez", Served::Alive, GET),
-    route("/readyz", Served::Ready, GET),
-    route("/health", Served::Ready, GET),
+    route("/v1/chat/completions", RouteHandler::Generation(GenerationEndpoint::ChatCompletions), POST),
+    route("/v1/completions", RouteHandler::Generation(GenerationEndpoint::Completions), POST),
+    route("/v1/models", RouteHandler::Models, GET),
+    route("/v1/models/{*model}", RouteHandler::OneModel, GET),
+    route("/v1/embeddings", RouteHandler::ByModel, POST),
+    route("/v1/messages", RouteHandler::Generation(GenerationEndpoint::Messages), POST),
+    route("/v1/messages/count_tokens", RouteHandler::ByModel, POST),
+    route("/tokenize", RouteHandler::ByModel, POST),
+    route("/detokenize", RouteHandler::ByModel, POST),
+    route("/v1/rerank", RouteHandler::ByModel, POST),
+    route("/v1/score", RouteHandler::ByModel, POST),
+    route("/v1/responses", RouteHandler::NewResponse, POST),
+    route("/v1/responses/{id}", RouteHandler::StoredResponse, "GET, HEAD, DELETE, OPTIONS"),
+    route("/v1/responses/{id}/cancel", RouteHandler::StoredResponse, POST),
+    route("/v1/responses/{id}/input_items", RouteHandler::StoredResponse, GET),
+    route("/livez", RouteHandler::Alive, GET),
+    route("/readyz", RouteHandler::Ready, GET),
+    route("/health", RouteHandler::Ready, GET),
 ];
 
 /// Stands for all other paths.
-pub(super) static UNKNOWN: Route = route("other", Served::Unknown, "");
+pub(super) static UNKNOWN: Route = route("other", RouteHandler::Unknown, "");
 
 /// Parts of the OpenAI API that keep state at the server, which workers do not share: refused by name.
-pub(super) const NOT_OFFERED: &[&str] = &[
+pub(super) const UNSUPPORTED_PREFIXES: &[&str] = &[
     "/v1/files",
     "/v1/uploads",
     "/v1/batches",

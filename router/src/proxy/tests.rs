@@ -9,18 +9,20 @@ use tokio::io::AsyncWriteExt as _;
 use vocabulary::TenantId;
 
 use crate::incoming::new_request_id;
-use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, rest, send, until};
+use crate::testing::{
+    StubWorker, get, post, raw, read_to_end, read_until, request_bytes, send, start_router, start_router_at, wait_until,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn worker() -> Arc<Worker> {
-    Worker::start("one", "tiny").await
+async fn worker() -> Arc<StubWorker> {
+    StubWorker::start("one", "tiny").await
 }
 
 #[tokio::test]
-async fn bad_input_gets_an_openai_error_and_harms_nothing() {
+async fn bad_input_gets_an_openai_error() {
     let worker = worker().await;
-    let front = front(&[&worker], &["proxy.body_limit=100000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=100000"]).await;
     let cases: [(&str, &[u8], u16, &str); 12] = [
         (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"", 400, ""),
         (CHAT, b"", 400, ""),
@@ -42,7 +44,7 @@ async fn bad_input_gets_an_openai_error_and_harms_nothing() {
     let zstd = Request::post(CHAT).header("content-encoding", "zstd");
     let got = send(front.proxy_address(), zstd, "{}").await;
     assert_eq!((got.status, got.error_code().as_str()), (415, "unsupported_content_encoding"));
-    assert_eq!(worker.seen().len(), 0, "none of it reached the worker");
+    assert_eq!(worker.requests().len(), 0, "none of it reached the worker");
     assert_eq!(
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
         200
@@ -50,9 +52,9 @@ async fn bad_input_gets_an_openai_error_and_harms_nothing() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_refused_although_the_client_goes_on_sending() {
+async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     let worker = worker().await;
-    let front = front(&[&worker], &["proxy.body_limit=1000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=1000"]).await;
     // Chunked, so that only reading finds out; far larger than the socket's buffers.
     let mut stream = raw(
         front.proxy_address(),
@@ -73,36 +75,36 @@ async fn a_body_over_the_limit_is_refused_although_the_client_goes_on_sending() 
 }
 
 #[tokio::test]
-async fn slow_headers_and_slow_bodies_are_timed_out_with_an_error() {
+async fn slow_headers_and_bodies_time_out_with_an_error() {
     let worker = worker().await;
-    let front = front(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_pause=\"150ms\""]).await;
+    let front = start_router(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_pause=\"150ms\""]).await;
     let mut headers = raw(front.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
-    let answer = rest(&mut headers).await;
+    let answer = read_to_end(&mut headers).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("headers_timeout"), "{answer}");
     let mut body =
         raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
             .await;
-    let answer = rest(&mut body).await;
+    let answer = read_to_end(&mut body).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("body_timeout"), "{answer}");
     let mut idle = raw(front.proxy_address(), b"").await;
-    assert_eq!(rest(&mut idle).await, "", "an idle connection is closed without a word");
+    assert_eq!(read_to_end(&mut idle).await, "", "an idle connection is closed without a word");
     assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_the_work_streamed_or_not() {
+async fn a_client_that_leaves_cancels_the_work() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     for behave in ["hang", "stream"] {
         let body = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"{behave}\"}}");
         let mut client = raw(front.proxy_address(), &request_bytes(CHAT, &body)).await;
-        until("the worker is at work", || worker.at_work.count() == 1).await;
+        wait_until("the worker is at work", || worker.active.count() == 1).await;
         if behave == "stream" {
             read_until(&mut client, "data: 0").await;
         }
         drop(client);
-        until("the worker was told to stop", || worker.at_work.count() == 0).await;
-        until("the request is over here too", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+        wait_until("the worker was told to stop", || worker.active.count() == 0).await;
+        wait_until("the request is over here too", || front.gateway.metrics.requests.in_flight.get() == 0).await;
     }
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(text.contains("requests_total{code=\"499\",path=\"/v1/chat/completions\"} 1"), "{text}");
@@ -118,9 +120,9 @@ async fn a_client_that_leaves_cancels_the_work_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn bodies_and_headers_arrive_byte_for_byte_both_ways() {
+async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     // Odd spacing, an unknown field, a lone surrogate, a number that floats would round, an escaped slash.
     let body = "{ \"x_unknown\" : [1e400, 12345678901234567890123],\n\t\"model\":\"tiny\", \"messages\":[{\"role\":\"user\",\
                 \"content\":\"\\ud800 \\/ é\"}] }";
@@ -132,7 +134,7 @@ async fn bodies_and_headers_arrive_byte_for_byte_both_ways() {
         .header("x-hop", "1")
         .header("traceparent", "00-1-2-01");
     let got = send(front.proxy_address(), request, body).await;
-    let seen = worker.last();
+    let seen = worker.last_request();
     assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/v1/chat/completions?a=b%20c"));
     assert_eq!(seen.body, body);
     let custom: Vec<_> = seen.headers.get_all("x-custom").iter().map(|value| value.as_bytes()).collect();
@@ -151,35 +153,35 @@ async fn bodies_and_headers_arrive_byte_for_byte_both_ways() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_reaches_the_engine_plain() {
+async fn a_compressed_body_reaches_the_engine_decompressed() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut encoder, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").unwrap();
     let request = Request::post(CHAT).header("content-encoding", "gzip");
     assert_eq!(send(front.proxy_address(), request, encoder.finish().unwrap()).await.status, 200);
-    assert_eq!(worker.last().body, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}");
-    assert!(!worker.last().headers.contains_key("content-encoding"));
+    assert_eq!(worker.last_request().body, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}");
+    assert!(!worker.last_request().headers.contains_key("content-encoding"));
 }
 
 #[tokio::test]
-async fn a_piece_of_a_stream_arrives_before_the_next_one_exists() {
+async fn stream_chunks_are_forwarded_immediately() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"stream\"}";
     let mut client = raw(front.proxy_address(), &request_bytes(CHAT, body)).await;
     let head = read_until(&mut client, "data: 0\n\n").await;
     assert!(head.contains("text/event-stream"), "{head}");
     for n in 1..4 {
-        worker.go_on.add_permits(1);
+        worker.stream_permits.add_permits(1);
         read_until(&mut client, &format!("data: {n}\n\n")).await;
     }
 }
 
 #[tokio::test]
-async fn small_writes_do_not_wait_for_acknowledgements() {
+async fn small_writes_are_sent_without_nagle_delay() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let request = request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}");
     let mut client = raw(front.proxy_address(), b"").await;
     let mut spans = Vec::new();
@@ -194,9 +196,9 @@ async fn small_writes_do_not_wait_for_acknowledgements() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_inside_a_stream_leaves_an_explicit_error() {
+async fn a_worker_that_dies_mid_stream_leaves_an_explicit_error() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let got =
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
             .await;
@@ -208,9 +210,9 @@ async fn a_worker_that_dies_inside_a_stream_leaves_an_explicit_error() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_told_in_the_words_of_its_path() {
+async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let broken = async |path: &str, more: Value| {
         let mut body = json!({"model": "tiny", "behave": "die", "stream": true, "before": "data: {\"sequence_number\":4}\n\ndata: {\"cut"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -234,9 +236,9 @@ async fn a_stream_that_breaks_is_told_in_the_words_of_its_path() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_anthropics_words_where_its_clients_call() {
+async fn refusals_on_anthropic_paths_use_anthropics_format() {
     let worker = worker().await;
-    let front = front(&[&worker], &["proxy.body_limit=1000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=1000"]).await;
     let messages = "/v1/messages";
     for (path, body, status, kind) in [
         (messages, "[]".to_owned(), 400, "invalid_request_error"),
@@ -255,21 +257,21 @@ async fn a_refusal_is_told_in_anthropics_words_where_its_clients_call() {
         assert_eq!(told["request_id"], got.headers["x-request-id"].to_str().unwrap(), "{path}");
         assert!(told["error"]["message"].as_str().is_some_and(|text| text.len() > 10), "{told}");
     }
-    let none = front_of(&[], &[]).await;
+    let none = start_router_at(&[], &[]).await;
     let got = post(none.proxy_address(), messages, json!({"model": "tiny", "messages": []}).to_string()).await;
     assert_eq!((got.status, got.json()["error"]["type"].as_str().unwrap()), (503, "overloaded_error"));
     assert_eq!(got.headers["retry-after"], "1");
 }
 
 #[tokio::test]
-async fn a_dead_worker_is_passed_over_and_without_any_there_is_a_clear_error() {
+async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
     let alive = worker().await;
-    let dead = Worker::start("two", "tiny").await;
-    let front = front(&[&alive], &[]).await;
+    let dead = StubWorker::start("two", "tiny").await;
+    let front = start_router(&[&alive], &[]).await;
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
-    let both = front_of(&[gone, alive.url()], &["steering.bypass=round_robin"]).await;
+    let both = start_router_at(&[gone, alive.url()], &["steering.bypass=round_robin"]).await;
     for _ in 0..4 {
         assert_eq!(
             post(both.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
@@ -278,7 +280,7 @@ async fn a_dead_worker_is_passed_over_and_without_any_there_is_a_clear_error() {
     }
     drop((front, dead));
 
-    let none = front_of(&[], &[]).await;
+    let none = start_router_at(&[], &[]).await;
     let got = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
     assert_eq!((got.status, got.error_code().as_str()), (503, "no_worker"));
     assert_eq!(got.headers["retry-after"], "1");
@@ -287,9 +289,9 @@ async fn a_dead_worker_is_passed_over_and_without_any_there_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn only_listed_paths_exist_and_administration_never_reaches_a_worker() {
+async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     for path in [
         "/sleep",
         "/wake_up",
@@ -319,13 +321,13 @@ async fn only_listed_paths_exist_and_administration_never_reaches_a_worker() {
         let got = get(front.proxy_address(), path).await;
         assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"), "{path}");
     }
-    assert_eq!(worker.seen().len(), 0);
+    assert_eq!(worker.requests().len(), 0);
 }
 
 #[tokio::test]
 async fn methods_are_checked_and_options_and_head_answered() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let at = front.proxy_address();
     let got = get(at, CHAT).await;
     assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
@@ -336,15 +338,15 @@ async fn methods_are_checked_and_options_and_head_answered() {
     assert_eq!((got.status, got.body.len()), (200, 0));
     assert_ne!(got.headers["content-length"], "0");
     assert_eq!(send(at, Request::delete("/v1/models"), "").await.status, 405);
-    assert_eq!(worker.seen().len(), 0);
+    assert_eq!(worker.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn models_are_the_union_of_the_workers_and_entries_stay_as_they_are() {
-    let (a, b) = (Worker::start("a", "org/m1").await, Worker::start("b", "m2").await);
-    let again = Worker::start("again", "m2").await;
-    let front = front(&[&a, &b, &again], &[]).await;
-    until("all are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 3).await;
+async fn the_model_list_merges_workers_and_keeps_entries_unchanged() {
+    let (a, b) = (StubWorker::start("a", "org/m1").await, StubWorker::start("b", "m2").await);
+    let again = StubWorker::start("again", "m2").await;
+    let front = start_router(&[&a, &b, &again], &[]).await;
+    wait_until("all are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 3).await;
     let list = get(front.proxy_address(), "/v1/models").await.json();
     let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!((list["object"].as_str().unwrap(), ids), ("list", vec!["org/m1", "m2"]));
@@ -362,14 +364,14 @@ async fn models_are_the_union_of_the_workers_and_entries_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_stored_response_is_found_at_its_maker_and_at_nobody_elses_tenant() {
-    let (a, b) = (Worker::start("a", "tiny").await, Worker::start("b", "tiny").await);
+async fn a_stored_response_is_found_at_its_worker_and_only_by_its_tenant() {
+    let (a, b) = (StubWorker::start("a", "tiny").await, StubWorker::start("b", "tiny").await);
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     let file = format!("auth.keys_file={}", keys.display());
-    let front = front(&[&a, &b], &[&file, "steering.bypass=round_robin"]).await;
-    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+    let front = start_router(&[&a, &b], &[&file, "steering.bypass=round_robin"]).await;
+    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
     let at = front.proxy_address();
     let ask = |request: http::request::Builder, key: &str, body: &'static str| {
         send(at, request.header("authorization", format!("Bearer {key}")), body)
@@ -391,12 +393,12 @@ async fn a_stored_response_is_found_at_its_maker_and_at_nobody_elses_tenant() {
 }
 
 #[tokio::test]
-async fn keys_are_asked_for_and_not_passed_on() {
+async fn api_keys_are_required_and_not_forwarded() {
     let worker = worker().await;
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"sk-right\" = \"team\"").unwrap();
-    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let at = front.proxy_address();
     for request in [Request::post(CHAT), Request::post(CHAT).header("authorization", "Bearer sk-wrong")] {
         let got = send(at, request, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
@@ -404,19 +406,19 @@ async fn keys_are_asked_for_and_not_passed_on() {
     }
     assert_eq!(get(at, "/v1/models").await.status, 401);
     assert_eq!(get(at, "/readyz").await.status, 200);
-    assert_eq!(worker.seen().len(), 0);
+    assert_eq!(worker.requests().len(), 0);
     let right = Request::post(CHAT).header("authorization", "Bearer sk-right");
     assert_eq!(send(at, right, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
-    assert!(!worker.last().headers.contains_key("authorization"));
+    assert!(!worker.last_request().headers.contains_key("authorization"));
 }
 
 #[tokio::test]
-async fn what_only_routers_may_send_is_left_out_on_every_path_and_tenants_are_salted() {
+async fn router_only_fields_are_stripped_on_every_path_and_tenants_are_salted() {
     let worker = worker().await;
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let body = "{\"model\":\"tiny\", \"messages\":[],\"prompt\":\"\",\"kv_transfer_params\":{\"remote_request_id\":\"x\"},\
                 \"cache_salt\":\"guessed\",\"vllm_xargs\":{\"kv_cache_report_mode\":\"full\",\"y\":1}}";
     let paths = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"];
@@ -424,7 +426,7 @@ async fn what_only_routers_may_send_is_left_out_on_every_path_and_tenants_are_sa
     for (path, key) in paths.into_iter().flat_map(|path| [(path, "k1"), (path, "k2")]) {
         let request = Request::post(path).header("authorization", format!("Bearer {key}"));
         assert_eq!(send(front.proxy_address(), request, body).await.status, 200, "{path}");
-        let seen: serde_json::Value = serde_json::from_slice(&worker.last().body).unwrap();
+        let seen: serde_json::Value = serde_json::from_slice(&worker.last_request().body).unwrap();
         assert_eq!(seen.get("kv_transfer_params"), None, "{path}");
         assert_eq!(seen["vllm_xargs"], serde_json::json!({"y": 1}), "{path}");
         salts.insert(seen["cache_salt"].as_str().unwrap().to_owned());
@@ -435,9 +437,9 @@ async fn what_only_routers_may_send_is_left_out_on_every_path_and_tenants_are_sa
 }
 
 #[tokio::test]
-async fn probes_and_short_requests_are_answered_while_the_work_of_long_bodies_is_held_up() {
+async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let places = 2 * std::thread::available_parallelism().unwrap().get();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(parking_lot::Mutex::new(held));
@@ -450,15 +452,15 @@ async fn probes_and_short_requests_are_answered_while_the_work_of_long_bodies_is
                     begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let _ = held.lock().recv();
                 };
-                gateway.aside.done((&TenantId::default(), new_request_id()), work).await
+                gateway.offload_pool.run((&TenantId::default(), new_request_id()), work).await
             })
         })
         .collect();
-    until("every place is taken", || begun.load(std::sync::atomic::Ordering::Relaxed) == places).await;
+    wait_until("every place is taken", || begun.load(std::sync::atomic::Ordering::Relaxed) == places).await;
     let address = front.proxy_address();
     let long = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"{}\"}}", "x".repeat(100_000));
     let waiting = tokio::spawn(async move { post(address, CHAT, long).await.status });
-    until("it has arrived", || front.gateway.metrics.requests.in_flight.get() == 1).await;
+    wait_until("it has arrived", || front.gateway.metrics.requests.in_flight.get() == 1).await;
     assert_eq!(get(address, "/livez").await.status, 200);
     assert_eq!(post(address, CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
     assert!(!waiting.is_finished());
@@ -470,9 +472,9 @@ async fn probes_and_short_requests_are_answered_while_the_work_of_long_bodies_is
 }
 
 #[tokio::test]
-async fn requests_in_work_hold_no_more_memory_than_there_is_and_give_it_back() {
+async fn active_requests_stay_within_the_memory_budget_and_release_it() {
     let worker = worker().await;
-    let front = front(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.memory=\"8MiB\""]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.memory=\"8MiB\""]).await;
     let address = front.proxy_address();
     let large = |behave: &str| {
         let text = "x".repeat(900_000);
@@ -482,31 +484,31 @@ async fn requests_in_work_hold_no_more_memory_than_there_is_and_give_it_back() {
     for at_work in 1..=8 {
         let body = large("hang");
         held.push(tokio::spawn(async move { post(address, CHAT, body).await }));
-        until("it is at work", || worker.at_work.count() == at_work).await;
+        wait_until("it is at work", || worker.active.count() == at_work).await;
     }
     let refused = post(address, CHAT, large("answer")).await;
     assert_eq!((refused.status, refused.error_code().as_str()), (429, "overloaded"));
     assert!(refused.headers.contains_key("retry-after"));
     held.iter().for_each(tokio::task::JoinHandle::abort);
-    until("they are given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+    wait_until("they are given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
     assert_eq!(post(address, CHAT, large("answer")).await.status, 200);
 }
 
 #[tokio::test]
-async fn a_tree_of_more_values_than_any_request_has_is_refused_before_it_is_built() {
+async fn a_json_tree_with_too_many_values_is_refused_before_it_is_built() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let list = "0,".repeat(3 << 20);
     let body =
         format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
     let refused = post(front.proxy_address(), CHAT, body).await;
     assert_eq!(refused.status, 400);
     assert!(refused.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", refused.json());
-    assert!(worker.seen().is_empty());
+    assert!(worker.requests().is_empty());
 }
 
 /// The head of the answer to these headers of a chat request, and its error's code.
-async fn told(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> (u16, String) {
+async fn status_and_code(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> (u16, String) {
     let body = "{\"model\":\"tiny\",\"messages\":[]}";
     let mut request = Request::post(CHAT).header("content-type", "text/plain");
     for (name, value) in headers {
@@ -517,45 +519,45 @@ async fn told(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> (u16, Strin
 }
 
 #[tokio::test]
-async fn a_web_page_of_another_site_makes_no_engine_work() {
+async fn a_cross_site_page_reaches_no_engine() {
     let worker = worker().await;
-    let front = front(&[&worker], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+    let front = start_router(&[&worker], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
     let at = front.proxy_address();
     let own = format!("http://{at}");
     let refused = |code: &str| (403, code.to_owned());
-    assert_eq!(told(at, &[("origin", "http://evil.example")]).await, refused("origin_not_allowed"));
-    assert_eq!(told(at, &[("origin", "null")]).await, refused("origin_not_allowed"));
-    assert_eq!(told(at, &[("host", "evil.example")]).await, refused("host_not_allowed"));
+    assert_eq!(status_and_code(at, &[("origin", "http://evil.example")]).await, refused("origin_not_allowed"));
+    assert_eq!(status_and_code(at, &[("origin", "null")]).await, refused("origin_not_allowed"));
+    assert_eq!(status_and_code(at, &[("host", "evil.example")]).await, refused("host_not_allowed"));
     let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
-    assert_eq!(told(at, &rebound).await, refused("host_not_allowed"));
+    assert_eq!(status_and_code(at, &rebound).await, refused("host_not_allowed"));
     let preflight = Request::options(CHAT).header("origin", "http://evil.example");
     let got = send(at, preflight, Bytes::new()).await;
     assert_eq!((got.status, got.error_code().as_str()), (403, "origin_not_allowed"));
     assert!(!got.headers.contains_key("access-control-allow-origin"));
     let unknown = Request::get("/nowhere").header("host", "evil.example");
     assert_eq!(send(at, unknown, Bytes::new()).await.status, 403, "the path is not looked at");
-    assert_eq!(worker.seen().len(), 0, "none of it reached the worker");
+    assert_eq!(worker.requests().len(), 0, "none of it reached the worker");
     for headers in [vec![], vec![("origin", own.as_str())], vec![("origin", "https://ui.example")], vec![("host", "x")]]
     {
-        assert_eq!(told(at, &headers).await, (200, String::new()), "{headers:?}");
+        assert_eq!(status_and_code(at, &headers).await, (200, String::new()), "{headers:?}");
     }
 }
 
 #[tokio::test]
-async fn with_keys_any_host_is_served_and_another_sites_page_is_not() {
+async fn with_keys_any_host_is_served_but_no_foreign_origin() {
     let (worker, folder) = (worker().await, tempfile::tempdir().unwrap());
     let path = folder.path().join("keys.toml");
     std::fs::write(&path, "[keys]\n\"sk-a\" = \"a\"").unwrap();
-    let front = front(&[&worker], &[&format!("auth.keys_file={path:?}")]).await;
+    let front = start_router(&[&worker], &[&format!("auth.keys_file={path:?}")]).await;
     let (at, key) = (front.proxy_address(), ("authorization", "Bearer sk-a"));
-    assert_eq!(told(at, &[key, ("host", "api.example")]).await, (200, String::new()));
+    assert_eq!(status_and_code(at, &[key, ("host", "api.example")]).await, (200, String::new()));
     let page = [key, ("host", "api.example"), ("origin", "http://evil.example")];
-    assert_eq!(told(at, &page).await, (403, "origin_not_allowed".into()));
+    assert_eq!(status_and_code(at, &page).await, (403, "origin_not_allowed".into()));
 }
 
 #[tokio::test]
-async fn a_request_without_a_host_is_refused_in_http_1_1() {
-    let front = front_of(&[], &[]).await;
+async fn http_1_1_requests_without_a_host_are_refused() {
+    let front = start_router_at(&[], &[]).await;
     for at in [front.proxy_address(), front.operator_address()] {
         for (head, status) in [
             ("GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n", "HTTP/1.1 400 "),
@@ -564,16 +566,16 @@ async fn a_request_without_a_host_is_refused_in_http_1_1() {
             ("GET /livez HTTP/1.0\r\n\r\n", "HTTP/1.0 200 "),
             ("GET /livez HTTP/1.1\r\nhost: 10.0.0.7:8080\r\nconnection: close\r\n\r\n", "HTTP/1.1 200 "),
         ] {
-            let answer = rest(&mut raw(at, head.as_bytes()).await).await;
+            let answer = read_to_end(&mut raw(at, head.as_bytes()).await).await;
             assert!(answer.starts_with(status), "{head}: {answer}");
         }
     }
 }
 
 #[tokio::test]
-async fn an_engine_neither_sends_clients_away_nor_speaks_for_the_proxy() {
+async fn an_engine_cannot_redirect_clients_or_set_proxy_headers() {
     let worker = worker().await;
-    let front = front(&[&worker], &[]).await;
+    let front = start_router(&[&worker], &[]).await;
     let at = front.proxy_address();
     for path in [CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"] {
         for stream in [false, true] {
@@ -587,7 +589,7 @@ async fn an_engine_neither_sends_clients_away_nor_speaks_for_the_proxy() {
             assert!(["location", "set-cookie"].iter().all(|name| !got.headers.contains_key(*name)), "{got:?}");
             let request = String::from_utf8(request_bytes(path, &body("speak for the proxy"))).unwrap();
             let request = request.replace("host: x", "host: x\r\nconnection: close\r\nte: trailers");
-            let text = rest(&mut raw(at, request.as_bytes()).await).await;
+            let text = read_to_end(&mut raw(at, request.as_bytes()).await).await;
             assert!(text.contains(if stream { "[DONE]" } else { "\"x\"" }), "{path}: {text}");
             assert!(text.contains("x-engine: yes"), "{path}: {text}");
             for name in ["server:", "location:", "set-cookie", "alt-svc:", "refresh:"] {
@@ -598,9 +600,9 @@ async fn an_engine_neither_sends_clients_away_nor_speaks_for_the_proxy() {
 }
 
 #[tokio::test]
-async fn the_list_of_models_is_made_once_for_all_who_ask_and_counts_as_a_request() {
+async fn concurrent_model_list_requests_share_one_lookup() {
     let worker = worker().await;
-    let front = front(&[&worker], &["tenants.default.requests_per_minute=20"]).await;
+    let front = start_router(&[&worker], &["tenants.default.requests_per_minute=20"]).await;
     let at = front.proxy_address();
     let mut lists = Vec::new();
     for _ in 0..20 {

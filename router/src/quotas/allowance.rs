@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 const MINUTE: f64 = 60.0;
 /// Parts of a minute's quota that routers lease ahead of need. What they hold is out of the others' reach.
-const PARTS: u64 = 50;
+const LEASE_DIVISOR: u64 = 50;
 
 /// Where more comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Supply {
+pub(crate) enum RefillSource {
     /// It grows here, as one of so many routers that each take their share.
     Share(u32),
     /// It is leased from what all routers share.
@@ -19,25 +19,25 @@ pub(crate) enum Supply {
 #[derive(Debug)]
 pub(crate) struct Allowance {
     per_minute: u64,
-    supply: Supply,
+    supply: RefillSource,
     level: f64,
-    at: Instant,
+    updated_at: Instant,
     /// What was left for all routers when it was last heard of.
-    left: f64,
+    shared_left: f64,
 }
 
 /// What is missing for a request, and how long it takes to come.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Short {
+pub(crate) struct QuotaShortfall {
     pub(crate) missing: u64,
-    pub(crate) after: Duration,
+    pub(crate) retry_after: Duration,
 }
 
 impl Allowance {
     /// Full, where this router is alone.
-    pub(crate) fn new(per_minute: u64, supply: Supply, now: Instant) -> Self {
-        let level = if supply == Supply::Leased { 0.0 } else { per_minute as f64 };
-        Self { per_minute, supply, level, at: now, left: per_minute as f64 }
+    pub(crate) fn new(per_minute: u64, supply: RefillSource, now: Instant) -> Self {
+        let level = if supply == RefillSource::Leased { 0.0 } else { per_minute as f64 };
+        Self { per_minute, supply, level, updated_at: now, shared_left: per_minute as f64 }
     }
 
     pub(crate) fn per_minute(&self) -> u64 {
@@ -45,56 +45,59 @@ impl Allowance {
     }
 
     /// Time goes on, and more may come from elsewhere than before.
-    pub(crate) fn advance(&mut self, now: Instant, supply: Supply) {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.at = now;
+    pub(crate) fn advance(&mut self, now: Instant, supply: RefillSource) {
+        let passed = now.saturating_duration_since(self.updated_at).as_secs_f64();
+        self.updated_at = now;
         match supply {
-            Supply::Share(routers) => {
-                if self.supply == Supply::Leased {
+            RefillSource::Share(routers) => {
+                if self.supply == RefillSource::Leased {
                     // Each router goes on with its part of what all had left.
-                    self.level += self.left / f64::from(routers.max(1));
+                    self.level += self.shared_left / f64::from(routers.max(1));
                 }
                 let full = full(self.per_minute, supply);
                 self.level = (self.level + passed * full / MINUTE).min(full);
             }
             // What grew here while nothing was shared is not ours to keep.
-            Supply::Leased if self.supply != supply => self.level = self.level.min(self.chunk() as f64),
-            Supply::Leased => {}
+            RefillSource::Leased if self.supply != supply => self.level = self.level.min(self.chunk() as f64),
+            RefillSource::Leased => {}
         }
         self.supply = supply;
     }
 
     /// Takes `cost`. What costs more than a whole minute's quota needs a full one, and leaves a debt.
-    pub(crate) fn take(&mut self, cost: u64) -> Result<(), Short> {
+    pub(crate) fn take(&mut self, cost: u64) -> Result<(), QuotaShortfall> {
         let need = (cost as f64).min(full(self.per_minute, self.supply));
         if self.level >= need {
             self.level -= cost as f64;
             return Ok(());
         }
         let missing = need - self.level;
-        let known = if self.supply == Supply::Leased { self.left } else { 0.0 };
+        let known = if self.supply == RefillSource::Leased { self.shared_left } else { 0.0 };
         let seconds = (missing - known).max(0.0) * MINUTE / full(self.per_minute, self.supply);
-        Err(Short { missing: missing.ceil() as u64, after: Duration::from_secs_f64(seconds.min(24.0 * 3600.0)) })
+        Err(QuotaShortfall {
+            missing: missing.ceil() as u64,
+            retry_after: Duration::from_secs_f64(seconds.min(24.0 * 3600.0)),
+        })
     }
 
     /// The request used `used` in place of the `taken` that was taken for it.
     pub(crate) fn settle(&mut self, taken: u64, used: u64) {
         self.level += taken as f64 - used as f64;
-        if let Supply::Share(_) = self.supply {
+        if let RefillSource::Share(_) = self.supply {
             self.level = self.level.min(full(self.per_minute, self.supply));
         }
     }
 
     /// Leased: this router has `units` more (fewer below zero), and `left` are left for all.
-    pub(crate) fn leased(&mut self, units: i64, left: u64) {
+    pub(crate) fn apply_lease(&mut self, units: i64, left: u64) {
         self.level += units as f64;
-        self.left = left as f64;
+        self.shared_left = left as f64;
     }
 
     /// What to lease ahead of need, or to give back below zero; zero when all is well.
-    pub(crate) fn wanted(&self) -> i64 {
+    pub(crate) fn lease_change(&self) -> i64 {
         let chunk = self.chunk() as f64;
-        if self.supply != Supply::Leased || (self.level >= chunk / 2.0 && self.level <= 4.0 * chunk.max(1.0)) {
+        if self.supply != RefillSource::Leased || (self.level >= chunk / 2.0 && self.level <= 4.0 * chunk.max(1.0)) {
             return 0;
         }
         match (chunk - self.level).trunc() as i64 {
@@ -105,27 +108,27 @@ impl Allowance {
     }
 
     /// What a request that is short leases: what it lacks, and some for the next one.
-    pub(crate) fn lease_for(&self, short: Short) -> i64 {
+    pub(crate) fn lease_for(&self, short: QuotaShortfall) -> i64 {
         i64::try_from(short.missing.saturating_add(self.chunk())).unwrap_or(i64::MAX)
     }
 
     /// What a client may count on, and how long until the quota is whole again.
     pub(crate) fn remaining(&self) -> (u64, Duration) {
         let full = full(self.per_minute, self.supply);
-        let level = if self.supply == Supply::Leased { self.level + self.left } else { self.level };
+        let level = if self.supply == RefillSource::Leased { self.level + self.shared_left } else { self.level };
         let remaining = level.clamp(0.0, full);
         (remaining as u64, Duration::from_secs_f64((full - level.min(full)) * MINUTE / full))
     }
 
     fn chunk(&self) -> u64 {
-        self.per_minute / PARTS
+        self.per_minute / LEASE_DIVISOR
     }
 }
 
-fn full(per_minute: u64, supply: Supply) -> f64 {
+fn full(per_minute: u64, supply: RefillSource) -> f64 {
     match supply {
-        Supply::Leased => per_minute as f64,
-        Supply::Share(routers) => (per_minute as f64 / f64::from(routers.max(1))).max(1.0),
+        RefillSource::Leased => per_minute as f64,
+        RefillSource::Share(routers) => (per_minute as f64 / f64::from(routers.max(1))).max(1.0),
     }
 }
 
@@ -135,18 +138,18 @@ mod tests {
 
     use super::*;
 
-    const ALONE: Supply = Supply::Share(1);
+    const ALONE: RefillSource = RefillSource::Share(1);
 
     fn seconds(count: f64) -> Duration {
         Duration::from_secs_f64(count)
     }
 
     #[test]
-    fn a_quota_that_is_used_up_comes_back_with_time() {
+    fn a_used_up_quota_refills_over_time() {
         let start = Instant::now();
         let mut allowance = Allowance::new(60, ALONE, start);
         (0..60).for_each(|_| allowance.take(1).unwrap());
-        assert_eq!(allowance.take(1), Err(Short { missing: 1, after: seconds(1.0) }));
+        assert_eq!(allowance.take(1), Err(QuotaShortfall { missing: 1, retry_after: seconds(1.0) }));
         assert_eq!(allowance.remaining(), (0, seconds(60.0)));
         allowance.advance(start + seconds(2.5), ALONE);
         assert_eq!(
@@ -158,55 +161,55 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_more_than_a_minutes_quota_is_served_and_owed() {
+    fn a_cost_above_a_minutes_quota_is_served_and_owed() {
         let start = Instant::now();
         let mut allowance = Allowance::new(100, ALONE, start);
         allowance.take(300).unwrap();
-        assert_eq!(allowance.take(10).unwrap_err().after, seconds(126.0));
+        assert_eq!(allowance.take(10).unwrap_err().retry_after, seconds(126.0));
         allowance.advance(start + seconds(126.0), ALONE);
         allowance.take(10).unwrap();
     }
 
     #[test]
-    fn a_share_is_a_part_of_the_quota() {
+    fn a_share_is_a_fraction_of_the_quota() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(60, Supply::Leased, start);
-        allowance.leased(2, 30);
-        allowance.advance(start, Supply::Share(3));
+        let mut allowance = Allowance::new(60, RefillSource::Leased, start);
+        allowance.apply_lease(2, 30);
+        allowance.advance(start, RefillSource::Share(3));
         assert_eq!((0..60).filter(|_| allowance.take(1).is_ok()).count(), 12, "leased, and a third of what was left");
-        allowance.advance(start + seconds(600.0), Supply::Share(3));
+        allowance.advance(start + seconds(600.0), RefillSource::Share(3));
         assert_eq!((0..60).filter(|_| allowance.take(1).is_ok()).count(), 20);
     }
 
     #[test]
-    fn a_large_quota_is_leased_ahead_and_given_back_and_a_small_one_is_not() {
+    fn large_quotas_are_leased_ahead_and_small_ones_are_not() {
         let start = Instant::now();
-        let mut large = Allowance::new(5000, Supply::Leased, start);
-        assert_eq!(large.wanted(), 100);
-        large.leased(100, 4000);
-        assert_eq!(large.wanted(), 0);
+        let mut large = Allowance::new(5000, RefillSource::Leased, start);
+        assert_eq!(large.lease_change(), 100);
+        large.apply_lease(100, 4000);
+        assert_eq!(large.lease_change(), 0);
         large.settle(1000, 0);
-        assert_eq!(large.wanted(), -1000);
-        let mut small = Allowance::new(10, Supply::Leased, start);
-        assert_eq!(small.wanted(), 0);
+        assert_eq!(large.lease_change(), -1000);
+        let mut small = Allowance::new(10, RefillSource::Leased, start);
+        assert_eq!(small.lease_change(), 0);
         let short = small.take(1).unwrap_err();
-        assert_eq!((small.lease_for(short), short.after), (1, seconds(0.0)));
-        small.leased(0, 0);
-        assert_eq!(small.take(1).unwrap_err().after, seconds(6.0));
+        assert_eq!((small.lease_for(short), short.retry_after), (1, seconds(0.0)));
+        small.apply_lease(0, 0);
+        assert_eq!(small.take(1).unwrap_err().retry_after, seconds(6.0));
     }
 
     #[test]
-    fn what_grew_while_nothing_was_shared_is_not_kept() {
+    fn refill_accrued_while_unshared_is_dropped_when_leases_resume() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(600, Supply::Share(2), start);
-        allowance.advance(start + seconds(60.0), Supply::Share(2));
-        allowance.advance(start + seconds(60.0), Supply::Leased);
+        let mut allowance = Allowance::new(600, RefillSource::Share(2), start);
+        allowance.advance(start + seconds(60.0), RefillSource::Share(2));
+        allowance.advance(start + seconds(60.0), RefillSource::Leased);
         assert_eq!((0..600).filter(|_| allowance.take(1).is_ok()).count(), 12);
     }
 
     proptest! {
         #[test]
-        fn never_more_is_taken_than_the_quota_and_what_came_back(
+        fn total_use_never_exceeds_quota_plus_refill(
             per_minute in 1u64..1000, steps in prop::collection::vec((0u64..3000, 0u64..50), 1..80),
         ) {
             let start = Instant::now();

@@ -7,44 +7,44 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http::StatusCode;
 use planner::Action;
-use vocabulary::{Epoch, Knowledge, Micros, SessionId, Tokens, WorkerId};
-use workers_shim::dialect::{Answer, SseScanner, Usage};
+use vocabulary::{Epoch, KvIndexState, Micros, SessionId, Tokens, WorkerId};
+use workers_shim::dialect::{EngineResponse, SseScanner, TokenUsage};
 
-use super::listener::Form;
-use crate::gateway::Gateway;
-use crate::incoming::{Endpoint, Incoming};
-use crate::pipeline::aside::Load;
-use crate::pipeline::locate::{Freshness, Grounds};
-use crate::pipeline::parse::{self, Request};
-use crate::pipeline::receipt::{Attempt, Ending, Known, Receipt, Seen};
+use super::listener::BodyFormat;
+use crate::gateway::AppState;
+use crate::incoming::{ClientRequest, GenerationEndpoint};
+use crate::pipeline::aside::OffloadTask;
+use crate::pipeline::locate::{LedgerFreshness, LookupEvidence};
+use crate::pipeline::parse::{self, ParsedRequest};
+use crate::pipeline::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation};
 
 /// Why nothing is known of the prompt but the bytes that came.
-const REASON: &str = "stored_response";
+const FALLBACK_REASON: &str = "stored_response";
 /// Bytes of a token, where the engine does not count.
-const BYTES: usize = 4;
+const BYTES_PER_TOKEN: usize = 4;
 
 /// What is filed of one step. Dropping it is the answer's end.
-pub(crate) struct Filing {
-    gateway: Arc<Gateway>,
-    request: Request,
+pub(crate) struct ReceiptRecorder {
+    gateway: Arc<AppState>,
+    request: ParsedRequest,
     session: SessionId,
     worker: WorkerId,
     status: StatusCode,
-    reading: Reading,
+    usage_reader: UsageReader,
     first_byte: Option<Instant>,
     broken: bool,
 }
 
 /// What the answer says of its end and its cost.
-enum Reading {
+enum UsageReader {
     /// One JSON object, as much of it as is kept; and how much that may be.
     Whole(Vec<u8>, usize),
     /// Server-sent events.
     Events(Box<SseScanner>),
 }
 
-impl Reading {
-    fn piece(&mut self, data: &Bytes) {
+impl UsageReader {
+    fn push(&mut self, data: &Bytes) {
         match self {
             // Of what is too long, one byte too many is kept, as a sign.
             Self::Whole(kept, most) => {
@@ -56,11 +56,11 @@ impl Reading {
     }
 
     /// Whether the answer came to its end, and what it cost.
-    fn read(&mut self) -> (bool, Option<Usage>) {
+    fn read(&mut self) -> (bool, Option<TokenUsage>) {
         match self {
             // One that is too long to be read was passed on all the same.
             Self::Whole(kept, most) if kept.len() > *most => (true, None),
-            Self::Whole(kept, _) => match Answer::read(&std::mem::take(kept).into()) {
+            Self::Whole(kept, _) => match EngineResponse::read(&std::mem::take(kept).into()) {
                 Ok(answer) => (true, answer.usage),
                 Err(_) => (false, None),
             },
@@ -73,30 +73,30 @@ impl Reading {
     }
 }
 
-impl Filing {
+impl ReceiptRecorder {
     /// For the answer of `worker` to a step that follows a stored response. None where the request names no model, or
     /// where the worker does not know that response: then this is no step. A long request is read aside.
     pub(crate) async fn of(
-        gateway: &Arc<Gateway>,
-        request: &Incoming,
-        (worker, status, form): (WorkerId, StatusCode, Form),
+        gateway: &Arc<AppState>,
+        request: &ClientRequest,
+        (worker, status, form): (WorkerId, StatusCode, BodyFormat),
     ) -> Option<Self> {
         if status == StatusCode::NOT_FOUND {
             return None;
         }
-        let (load, request) = (Load::of(request), request.clone());
-        let read = move || parse::parse(request, Endpoint::Responses, None);
-        let request = load.done(&gateway.aside, read).await.ok()?.ok()?;
+        let (load, request) = (OffloadTask::of(request), request.clone());
+        let read = move || parse::parse(request, GenerationEndpoint::Responses, None);
+        let request = load.run(&gateway.offload_pool, read).await.ok()?.ok()?;
         // Which conversation it goes on only its worker knows: without a name it is a session of its own.
-        let previous = request.body.fields().read::<String>("previous_response_id").unwrap_or_default();
+        let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);
         let session = SessionId::of_key(&request.incoming.tenant, &request.model, name);
         let reading = match form {
-            Form::Whole => Reading::Whole(Vec::new(), gateway.remembered.responses.longest_answer()),
-            Form::Events => Reading::Events(Box::new(SseScanner::new())),
+            BodyFormat::Whole => UsageReader::Whole(Vec::new(), gateway.caches.responses.max_answer_bytes()),
+            BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
         };
         let gateway = gateway.clone();
-        Some(Self { gateway, request, session, worker, status, reading, first_byte: None, broken: false })
+        Some(Self { gateway, request, session, worker, status, usage_reader: reading, first_byte: None, broken: false })
     }
 
     /// The session, where the client names it.
@@ -106,36 +106,36 @@ impl Filing {
 
     /// The most tokens of the answer, where the client says.
     pub(crate) fn asked(&self) -> Option<Tokens> {
-        self.request.answer
+        self.request.max_answer
     }
 
-    pub(crate) fn piece(&mut self, data: &Bytes) {
+    pub(crate) fn on_chunk(&mut self, data: &Bytes) {
         self.first_byte.get_or_insert_with(Instant::now);
-        self.reading.piece(data);
+        self.usage_reader.push(data);
     }
 
     /// The worker broke off.
-    pub(crate) fn broken(&mut self) {
+    pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }
 
     fn receipt(&mut self) -> Receipt {
-        let (ended, usage) = self.reading.read();
+        let (ended, usage) = self.usage_reader.read();
         let ending = match () {
-            () if self.broken => Ending::Broken,
-            () if !self.status.is_success() => Ending::Refused,
-            () if ended => Ending::Complete,
-            () => Ending::ClientLeft,
+            () if self.broken => RequestOutcome::Broken,
+            () if !self.status.is_success() => RequestOutcome::Refused,
+            () if ended => RequestOutcome::Complete,
+            () => RequestOutcome::ClientLeft,
         };
         let incoming = &self.request.incoming;
-        let seen = self.seen(ending, usage);
+        let seen = self.observation(ending, usage);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let attempt = Attempt {
             asked: Instant::now(),
             action: Action::ColocatedPrefill,
             prefill: self.worker,
             decode: self.worker,
-            knowledge: Knowledge::Fallback,
+            knowledge: KvIndexState::Fallback,
             ejected: Vec::new(),
             resumed: None,
             unresumable: None,
@@ -146,10 +146,10 @@ impl Filing {
             at_unix_ms: (now.as_millis() as u64).saturating_sub(seen.total.0 / 1000),
             tenant: incoming.tenant.clone(),
             model: self.request.model.clone(),
-            known: self.known(usage),
-            mode: self.gateway.steering.get().mode_of(self.session),
+            known: self.prompt_summary(usage),
+            mode: self.gateway.routing.get().mode_of(self.session),
             control: false,
-            soft_state: self.gateway.remembered.state.trouble(),
+            soft_state: self.gateway.caches.shared_cache.degraded_health(),
             decision: None,
             waited: None,
             attempts: vec![attempt],
@@ -157,14 +157,14 @@ impl Filing {
         }
     }
 
-    fn known(&self, usage: Option<Usage>) -> Known {
+    fn prompt_summary(&self, usage: Option<TokenUsage>) -> PromptSummary {
         let counted = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > Tokens::ZERO);
-        let estimate = Tokens((self.request.incoming.body.len() / BYTES).max(1) as u64);
+        let estimate = Tokens((self.request.incoming.body.len() / BYTES_PER_TOKEN).max(1) as u64);
         let stale = self.gateway.directory().view().quorum().stale;
-        Known {
+        PromptSummary {
             session: self.session,
             named_by: self.request.session_key.as_ref().map(|key| key.source),
-            fallback: Some(REASON),
+            fallback: Some(FALLBACK_REASON),
             rung: None,
             distrusted: false,
             owner: None,
@@ -173,10 +173,10 @@ impl Filing {
             estimated: counted.is_none(),
             sealed: Tokens::ZERO,
             deepest_overlap: Tokens::ZERO,
-            grounds: Grounds {
+            grounds: LookupEvidence {
                 known: Default::default(),
                 preamble: Default::default(),
-                view: if stale { Freshness::Stale } else { Freshness::Current },
+                view: if stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
                 unapplied: false,
                 promises: 0,
                 routers: 0,
@@ -185,11 +185,11 @@ impl Filing {
         }
     }
 
-    fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
+    fn observation(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> StepObservation {
         let incoming = &self.request.incoming;
         let arrived = incoming.arrived;
-        let is_streamed = matches!(self.reading, Reading::Events(_));
-        Seen {
+        let is_streamed = matches!(self.usage_reader, UsageReader::Events(_));
+        StepObservation {
             ending,
             status: self.status.as_u16(),
             predicted: None,
@@ -199,16 +199,16 @@ impl Filing {
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: Default::default(),
-            repeated: incoming.reserved.as_ref().is_some_and(|reserved| reserved.is_repeated()),
+            repeated: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
             engine_disagrees: None,
             cache_disagrees: None,
         }
     }
 }
 
-impl Drop for Filing {
+impl Drop for ReceiptRecorder {
     fn drop(&mut self) {
         let receipt = self.receipt();
-        self.gateway.decisions.file(receipt, None);
+        self.gateway.decisions.record(receipt, None);
     }
 }

@@ -2,42 +2,42 @@
 
 /// `"sequence_number"` of the newest event, found without reading the events.
 #[derive(Debug, Default)]
-pub(super) struct Numbers {
-    newest: Option<u64>,
+pub(super) struct SequenceNumberScanner {
+    last: Option<u64>,
     /// The end of what has passed: a number may be cut by a piece's end.
     tail: Vec<u8>,
 }
 
 /// Within a text its quotes would be escaped.
-const NAME: &[u8] = b"\"sequence_number\":";
+const FIELD: &[u8] = b"\"sequence_number\":";
 /// Name, a space, the longest number, and what shows that it is whole.
-const LONGEST: usize = NAME.len() + 22;
+const MAX_MATCH_BYTES: usize = FIELD.len() + 22;
 
-impl Numbers {
+impl SequenceNumberScanner {
     pub(super) fn feed(&mut self, piece: &[u8]) {
-        let seen = newest(piece);
-        self.tail.extend_from_slice(&piece[..piece.len().min(LONGEST)]);
-        self.newest = seen.or_else(|| newest(&self.tail)).or(self.newest);
-        if piece.len() > LONGEST {
+        let seen = last_number(piece);
+        self.tail.extend_from_slice(&piece[..piece.len().min(MAX_MATCH_BYTES)]);
+        self.last = seen.or_else(|| last_number(&self.tail)).or(self.last);
+        if piece.len() > MAX_MATCH_BYTES {
             self.tail.clear();
-            self.tail.extend_from_slice(&piece[piece.len() - LONGEST..]);
+            self.tail.extend_from_slice(&piece[piece.len() - MAX_MATCH_BYTES..]);
         } else {
-            let excess = self.tail.len().saturating_sub(LONGEST);
+            let excess = self.tail.len().saturating_sub(MAX_MATCH_BYTES);
             self.tail.drain(..excess);
         }
     }
 
     pub(super) fn next(&self) -> u64 {
-        self.newest.map_or(0, |newest| newest.saturating_add(1))
+        self.last.map_or(0, |newest| newest.saturating_add(1))
     }
 }
 
 /// The last whole number in `text`.
-fn newest(text: &[u8]) -> Option<u64> {
+fn last_number(text: &[u8]) -> Option<u64> {
     let mut until = text.len();
     loop {
-        let at = text[..until].windows(NAME.len()).rposition(|window| window == NAME)?;
-        let rest = text[at + NAME.len()..].trim_ascii_start();
+        let at = text[..until].windows(FIELD.len()).rposition(|window| window == FIELD)?;
+        let rest = text[at + FIELD.len()..].trim_ascii_start();
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
         // Without an end it may go on.
         if digits > 0 && digits < rest.len() {
@@ -60,16 +60,16 @@ mod tests {
     );
 
     #[test]
-    fn a_stream_without_numbers_is_gone_on_with_from_the_first() {
-        let mut numbers = Numbers::default();
+    fn a_stream_without_sequence_numbers_starts_at_the_first() {
+        let mut numbers = SequenceNumberScanner::default();
         numbers.feed(b"data: {}\n\n");
         assert_eq!(numbers.next(), 0);
     }
 
     proptest! {
         #[test]
-        fn however_a_stream_is_cut_into_pieces_the_next_number_follows(cuts in prop::collection::vec(1usize..60, 0..20)) {
-            let mut numbers = Numbers::default();
+        fn the_next_sequence_number_is_found_at_any_chunk_boundary(cuts in prop::collection::vec(1usize..60, 0..20)) {
+            let mut numbers = SequenceNumberScanner::default();
             let mut rest = STREAM.as_bytes();
             for cut in cuts {
                 let (piece, after) = rest.split_at(cut.min(rest.len()));

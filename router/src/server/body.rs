@@ -14,16 +14,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 use vocabulary::RequestId;
 
 use super::ProxyConfig;
-use crate::error::{ApiError, shortened};
+use crate::error::{ApiError, truncated};
 use crate::memory::MemoryReservation;
-use crate::pipeline::aside::Aside;
+use crate::pipeline::aside::OffloadPool;
 
 /// How many times its size a body may inflate to: conversations reach 10.
-const DENSEST: usize = 32;
+const MAX_INFLATION_RATIO: usize = 32;
 /// What a body of any size may inflate to.
-const ANY_DENSITY: usize = 1 << 20;
+const MIN_INFLATED_LIMIT: usize = 1 << 20;
 /// A step of inflating.
-const INFLATES_BY: usize = 64 << 10;
+const INFLATE_CHUNK_BYTES: usize = 64 << 10;
 
 /// What a body may take.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ impl From<&ProxyConfig> for BodyLimits {
 
 /// The ways a body may be compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Encoding {
+enum ContentEncoding {
     Plain,
     Gzip,
     Deflate,
@@ -54,33 +54,33 @@ enum Encoding {
 pub(crate) async fn read_body(
     headers: &HeaderMap,
     body: Body,
-    (limits, memory, aside): (BodyLimits, &mut MemoryReservation, (&Aside, RequestId)),
+    (limits, memory, aside): (BodyLimits, &mut MemoryReservation, (&OffloadPool, RequestId)),
 ) -> Result<Bytes, ApiError> {
     let too_large = ApiError::BodyTooLarge { limit: limits.bytes };
     let encoding = match encoding(headers) {
         Ok(encoding) => encoding,
-        Err(error) => return Err(refuse(headers, body, limits, error)),
+        Err(error) => return Err(drain_rejected(headers, body, limits, error)),
     };
     if body.size_hint().lower() > limits.bytes as u64 {
-        return Err(refuse(headers, body, limits, too_large));
+        return Err(drain_rejected(headers, body, limits, too_large));
     }
     let bytes = match receive(body, (limits, &mut *memory)).await? {
         Either::Left(bytes) => bytes,
-        Either::Right((rest, error)) => return Err(refuse(headers, rest, limits, error)),
+        Either::Right((rest, error)) => return Err(drain_rejected(headers, rest, limits, error)),
     };
-    if encoding == Encoding::Plain {
+    if encoding == ContentEncoding::Plain {
         return Ok(bytes);
     }
-    let mut inflated = memory.beside();
-    let received = std::mem::replace(memory, memory.beside());
+    let mut inflated = memory.sibling();
+    let received = std::mem::replace(memory, memory.sibling());
     // Up to the body limit has to be inflated: too long for a thread that serves others.
     let work = move || {
-        let plain = unpack(encoding, &bytes, (limits.bytes, &mut inflated))?;
+        let plain = decompress(encoding, &bytes, (limits.bytes, &mut inflated))?;
         drop((bytes, received));
         Ok::<_, ApiError>((plain, inflated))
     };
     let (aside, request) = aside;
-    let (plain, inflated) = aside.done((memory.tenant(), request), work).await??;
+    let (plain, inflated) = aside.run((memory.tenant(), request), work).await??;
     *memory = inflated;
     Ok(plain)
 }
@@ -122,7 +122,7 @@ async fn receive(
 
 /// Gives `error` back, and in the background reads what the client still sends, within the limits: a connection that
 /// is closed under unread data is reset, and the client would see that instead of the answer.
-pub(crate) fn refuse(headers: &HeaderMap, mut body: Body, limits: BodyLimits, error: ApiError) -> ApiError {
+pub(crate) fn drain_rejected(headers: &HeaderMap, mut body: Body, limits: BodyLimits, error: ApiError) -> ApiError {
     if body.is_end_stream() || headers.contains_key(EXPECT) {
         return error;
     }
@@ -142,60 +142,64 @@ pub(crate) fn refuse(headers: &HeaderMap, mut body: Body, limits: BodyLimits, er
     error
 }
 
-fn encoding(headers: &HeaderMap) -> Result<Encoding, ApiError> {
-    let mut encoding = Encoding::Plain;
+fn encoding(headers: &HeaderMap) -> Result<ContentEncoding, ApiError> {
+    let mut encoding = ContentEncoding::Plain;
     for value in headers.get_all(CONTENT_ENCODING) {
         let text = String::from_utf8_lossy(value.as_bytes());
-        let unknown = || ApiError::UnknownEncoding { encoding: shortened(&text) };
+        let unknown = || ApiError::UnknownEncoding { encoding: truncated(&text) };
         let next = match text.trim().to_ascii_lowercase().as_str() {
-            "identity" | "" => Encoding::Plain,
-            "gzip" | "x-gzip" => Encoding::Gzip,
-            "deflate" => Encoding::Deflate,
+            "identity" | "" => ContentEncoding::Plain,
+            "gzip" | "x-gzip" => ContentEncoding::Gzip,
+            "deflate" => ContentEncoding::Deflate,
             _ => return Err(unknown()),
         };
-        if encoding != Encoding::Plain && next != Encoding::Plain {
+        if encoding != ContentEncoding::Plain && next != ContentEncoding::Plain {
             return Err(unknown());
         }
-        encoding = if next == Encoding::Plain { encoding } else { next };
+        encoding = if next == ContentEncoding::Plain { encoding } else { next };
     }
     Ok(encoding)
 }
 
 /// The decompressed body; a bomb is an error at its bounds, not a full memory.
-fn unpack(
-    encoding: Encoding,
+fn decompress(
+    encoding: ContentEncoding,
     packed: &[u8],
     (limit, memory): (usize, &mut MemoryReservation),
 ) -> Result<Bytes, ApiError> {
     match encoding {
-        Encoding::Plain => Ok(Bytes::copy_from_slice(packed)),
-        Encoding::Gzip => inflated(flate2::read::MultiGzDecoder::new(packed), (packed.len(), limit, "gzip"), memory),
-        Encoding::Deflate => inflated(flate2::read::ZlibDecoder::new(packed), (packed.len(), limit, "deflate"), memory),
+        ContentEncoding::Plain => Ok(Bytes::copy_from_slice(packed)),
+        ContentEncoding::Gzip => {
+            inflate(flate2::read::MultiGzDecoder::new(packed), (packed.len(), limit, "gzip"), memory)
+        }
+        ContentEncoding::Deflate => {
+            inflate(flate2::read::ZlibDecoder::new(packed), (packed.len(), limit, "deflate"), memory)
+        }
     }
 }
 
-fn inflated(
+fn inflate(
     mut reader: impl std::io::Read,
     (packed, limit, encoding): (usize, usize, &'static str),
     memory: &mut MemoryReservation,
 ) -> Result<Bytes, ApiError> {
-    let dense = packed.saturating_mul(DENSEST).max(ANY_DENSITY);
+    let dense = packed.saturating_mul(MAX_INFLATION_RATIO).max(MIN_INFLATED_LIMIT);
     let mut plain = Vec::new();
     loop {
         if plain.len() == plain.capacity() {
             // As a vector grows, but said before.
-            let more = plain.len().clamp(INFLATES_BY, limit.max(INFLATES_BY));
+            let more = plain.len().clamp(INFLATE_CHUNK_BYTES, limit.max(INFLATE_CHUNK_BYTES));
             memory.grow(more)?;
             plain.reserve_exact(more);
         }
         let (begun, room) = (plain.len(), plain.capacity() - plain.len());
-        let read = reader.by_ref().take(room.min(INFLATES_BY) as u64).read_to_end(&mut plain);
+        let read = reader.by_ref().take(room.min(INFLATE_CHUNK_BYTES) as u64).read_to_end(&mut plain);
         read.map_err(|_| ApiError::BrokenEncoding { encoding })?;
         if plain.len() > limit {
             return Err(ApiError::BodyTooLarge { limit });
         }
         if plain.len() > dense {
-            return Err(ApiError::TooDense { most: DENSEST });
+            return Err(ApiError::TooDense { most: MAX_INFLATION_RATIO });
         }
         if plain.len() == begun {
             return Ok(plain.into());
@@ -229,7 +233,7 @@ mod tests {
         let metrics = Metrics::default().memory;
         let budget = MemoryBudget::new(MemoryLimits { total: memory, tenant: memory }, &metrics);
         let mut memory = budget.reservation(&TenantId::default());
-        let aside = Aside::new(1, 1);
+        let aside = OffloadPool::new(1, 1);
         let read = read_body(headers, body, (limits, &mut memory, (&aside, RequestId(1)))).await;
         (read, metrics.reserved.get())
     }
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_in_pieces_becomes_one_and_one_of_one_piece_is_not_copied() {
+    async fn body_frames_are_joined_and_a_single_frame_is_not_copied() {
         let body = read(&HeaderMap::new(), chunks(vec![(0, b"ab"), (1, b"cd"), (1, b"ef")]), LIMITS).await;
         assert_eq!(body.unwrap(), "abcdef");
         let sent = Bytes::from(vec![7u8; 500]);
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn too_much_is_refused_whether_announced_chunked_or_packed() {
+    async fn oversized_bodies_are_rejected_announced_chunked_or_compressed() {
         let limit = Err(ApiError::BodyTooLarge { limit: 1000 });
         assert_eq!(read(&HeaderMap::new(), Body::from(vec![0; 1001]), LIMITS).await, limit);
         assert_eq!(read(&HeaderMap::new(), chunks(vec![(0, &[1; 600]), (0, &[1; 600])]), LIMITS).await, limit);
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn known_encodings_are_unpacked_and_others_named() {
+    async fn known_encodings_are_decompressed_and_others_named() {
         let body = read(&headers("GZIP"), Body::from(gzip(b"hello")), LIMITS).await;
         assert_eq!(body.unwrap(), "hello");
         let broken = read(&headers("deflate"), Body::from("hello"), LIMITS).await;
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_byte_received_or_inflated_is_taken_from_the_memory_first() {
+    async fn received_and_inflated_bytes_are_reserved_before_use() {
         let large = BodyLimits { bytes: 1 << 20, ..LIMITS };
         let (body, held) = read_within(&HeaderMap::new(), Body::from(vec![b'x'; 1000]), (large, 1000)).await;
         assert_eq!((body.unwrap().len(), held), (1000, 1000));
@@ -310,10 +314,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_denser_than_any_conversation_is_refused() {
+    async fn body_above_the_inflation_ratio_limit_is_rejected() {
         let large = BodyLimits { bytes: 64 << 20, ..LIMITS };
         let bomb = read(&headers("gzip"), Body::from(gzip(&vec![b'0'; 8 << 20])), large).await;
-        assert_eq!(bomb, Err(ApiError::TooDense { most: DENSEST }));
+        assert_eq!(bomb, Err(ApiError::TooDense { most: MAX_INFLATION_RATIO }));
         let text: String = (0..400_000).map(|n: u32| format!("{:x} ", n.wrapping_mul(2_654_435_761))).collect();
         let conversation = read(&headers("gzip"), Body::from(gzip(text.as_bytes())), large).await;
         assert_eq!(conversation.unwrap().len(), text.len());

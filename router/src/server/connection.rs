@@ -18,17 +18,17 @@ use tokio::time::{Instant, sleep_until};
 use tokio_io_timeout::TimeoutWriter;
 use tower::Service as _;
 
-use super::unauthenticated::Authentication;
-use super::{LONGEST_HEAD, LONGEST_URI, Remote, Routed};
-use crate::error::{Addressee, ApiError, Words, headers_timeout_answer};
+use super::unauthenticated::UnauthenticatedPermit;
+use super::{LONGEST_URI, MAX_HEAD_BYTES, RemoteAddr, RouteResult};
+use crate::error::{ApiError, ErrorFormat, ErrorRecipient, headers_timeout_response};
 use crate::incoming::new_request_id;
 
 /// Who connected, and until when it must have authenticated.
-pub(super) struct Client {
-    pub(super) remote: Option<Remote>,
-    pub(super) authentication: Authentication,
+pub(super) struct ClientConnection {
+    pub(super) remote: Option<RemoteAddr>,
+    pub(super) authentication: UnauthenticatedPermit,
     /// A message: its place is needed. Gone: it has authenticated.
-    pub(super) closed: oneshot::Receiver<()>,
+    pub(super) evicted: oneshot::Receiver<()>,
     pub(super) authenticates_until: Instant,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Protocol {
 }
 
 /// Why a connection is served no longer.
-enum End {
+enum ConnectionEnd {
     /// It ended by itself, or its peer ended it.
-    Over,
+    Closed,
     /// It sent no request in time.
     TimedOut,
 }
@@ -57,17 +57,17 @@ fn oversized<B>(request: &Request<B>) -> Option<ApiError> {
     }
     // With the colon, the blank and the end of a line.
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
-    (uri + headers.sum::<usize>() > LONGEST_HEAD).then_some(ApiError::HeadTooLarge { most: LONGEST_HEAD })
+    (uri + headers.sum::<usize>() > MAX_HEAD_BYTES).then_some(ApiError::HeadTooLarge { most: MAX_HEAD_BYTES })
 }
 
 /// Serves `stream` until it ends, `stopping` says true (the running request still ends) or its sender is gone (now).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
-    client: Client,
+    client: ClientConnection,
     protocol: Protocol,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let Client { remote, authentication, mut closed, authenticates_until } = client;
+    let ClientConnection { remote, authentication, evicted: mut closed, authenticates_until } = client;
     let Protocol { http, routes, write_timeout } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
@@ -82,13 +82,13 @@ pub(super) async fn drive(
         Box::pin(async move {
             let answer = match refused {
                 Some(error) => {
-                    let words = Words::of(request.uri().path());
-                    error.answer(Addressee { words, request: new_request_id() })
+                    let words = ErrorFormat::of(request.uri().path());
+                    error.response(ErrorRecipient { format: words, request: new_request_id() })
                 }
                 None => routes.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {}),
             };
             answering.store(false, Ordering::Relaxed);
-            Routed::Ok(answer)
+            RouteResult::Ok(answer)
         })
     });
     let mut stream = TimeoutWriter::new(stream);
@@ -98,13 +98,13 @@ pub(super) async fn drive(
     let end = loop {
         tokio::select! {
             ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break match ended {
-                Ok(()) => End::Over,
+                Ok(()) => ConnectionEnd::Closed,
                 Err(error) => {
                     tracing::debug!(%error, "a client's connection ended");
                     if error.is_timeout() && !authenticated {
                         stranger.timed_out();
                     }
-                    if error.is_timeout() { End::TimedOut } else { End::Over }
+                    if error.is_timeout() { ConnectionEnd::TimedOut } else { ConnectionEnd::Closed }
                 }
             },
             gone = stopping.changed() => match gone {
@@ -117,7 +117,7 @@ pub(super) async fn drive(
             },
             surplus = &mut closed, if !authenticated => match surplus {
                 Err(_) => authenticated = true,
-                Ok(()) if !is_answering.load(Ordering::Relaxed) => break End::Over,
+                Ok(()) if !is_answering.load(Ordering::Relaxed) => break ConnectionEnd::Closed,
                 Ok(()) => {
                     authenticated = true;
                     std::pin::Pin::new(&mut connection).graceful_shutdown();
@@ -127,7 +127,7 @@ pub(super) async fn drive(
                 stranger.timed_out();
                 // An answer that is on its way still ends, and the connection with it.
                 if !is_answering.load(Ordering::Relaxed) {
-                    break End::TimedOut;
+                    break ConnectionEnd::TimedOut;
                 }
                 authenticated = true;
                 std::pin::Pin::new(&mut connection).graceful_shutdown();
@@ -137,8 +137,8 @@ pub(super) async fn drive(
     let parts = connection.into_parts();
     let mut stream = parts.io.into_inner();
     // An idle connection that timed out is closed without a word, a half-sent request is answered.
-    if matches!(end, End::TimedOut) && !parts.read_buf.is_empty() {
-        let _ = stream.write_all(&headers_timeout_answer()).await;
+    if matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty() {
+        let _ = stream.write_all(&headers_timeout_response()).await;
     }
     let _ = stream.shutdown().await;
 }
@@ -153,8 +153,8 @@ mod tests {
             let request = Request::get(format!("/{}", "x".repeat(uri - 1))).header("x", "y".repeat(header));
             oversized(&request.body(()).unwrap()).map(|error| error.status().as_u16())
         };
-        assert_eq!(request(LONGEST_URI, LONGEST_HEAD - LONGEST_URI - 5), None);
-        assert_eq!(request(LONGEST_URI, LONGEST_HEAD - LONGEST_URI - 4), Some(431));
+        assert_eq!(request(LONGEST_URI, MAX_HEAD_BYTES - LONGEST_URI - 5), None);
+        assert_eq!(request(LONGEST_URI, MAX_HEAD_BYTES - LONGEST_URI - 4), Some(431));
         assert_eq!(request(LONGEST_URI + 1, 1), Some(414));
     }
 }

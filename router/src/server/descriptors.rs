@@ -11,15 +11,15 @@ const NODES: u64 = 1024;
 /// Sockets of one worker that no client asked for: its events, their replay, probes.
 const PER_WORKER: u64 = 4;
 /// A client's connection, the worker's that answers it, and one that is idle until it is used again.
-const PER_CLIENT: u64 = 3;
+const DESCRIPTORS_PER_CLIENT: u64 = 3;
 /// More are never asked for: some systems allow a thousand million, for which nobody has memory.
-const MOST: u64 = 1 << 20;
+const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// Raises the soft limit of open files to the hard one. Returns what is in force.
 pub(crate) fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    let soft = limit.current.unwrap_or(MOST);
-    let wanted = limit.maximum.unwrap_or(MOST).min(MOST);
+    let soft = limit.current.unwrap_or(MAX_DESCRIPTORS);
+    let wanted = limit.maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
     if soft >= wanted {
         return soft;
     }
@@ -49,7 +49,10 @@ impl Needs {
         let nodes = if self.is_in_cluster { NODES } else { 0 };
         let events = (self.workers as u64).saturating_mul(PER_WORKER);
         let kept = FILES + OPERATORS + nodes + events;
-        (self.clients as u64).saturating_mul(PER_CLIENT).saturating_add(kept).max(8 * nodes.max(events).max(FILES))
+        (self.clients as u64)
+            .saturating_mul(DESCRIPTORS_PER_CLIENT)
+            .saturating_add(kept)
+            .max(8 * nodes.max(events).max(FILES))
     }
 }
 
@@ -69,7 +72,8 @@ impl Shares {
         let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
         let events = (needs.workers as u64).saturating_mul(PER_WORKER).min(eighth);
         let kept = FILES.min(eighth) + operators + nodes + events;
-        let possible = usize::try_from(limit.saturating_sub(kept) / PER_CLIENT).unwrap_or(usize::MAX).max(1);
+        let possible =
+            usize::try_from(limit.saturating_sub(kept) / DESCRIPTORS_PER_CLIENT).unwrap_or(usize::MAX).max(1);
         if possible < needs.clients {
             tracing::warn!(
                 configured = needs.clients,
@@ -103,15 +107,18 @@ mod tests {
         for limit in [64, 256, 1024, 4096, 20_000] {
             let Shares { clients, operators } = Shares::of(limit, needs);
             let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);
-            assert!(clients as u64 * PER_CLIENT + operators as u64 + kept <= limit, "{limit}: {clients}, {operators}");
-            assert!(clients as u64 * 2 * PER_CLIENT >= limit - 8, "{limit}: {clients}");
+            assert!(
+                clients as u64 * DESCRIPTORS_PER_CLIENT + operators as u64 + kept <= limit,
+                "{limit}: {clients}, {operators}"
+            );
+            assert!(clients as u64 * 2 * DESCRIPTORS_PER_CLIENT >= limit - 8, "{limit}: {clients}");
         }
     }
 
     #[test]
-    fn the_limit_in_force_is_the_hard_one() {
+    fn soft_limit_is_raised_to_the_hard_limit() {
         let raised = raise_limit();
         assert_eq!(getrlimit(Resource::Nofile).current, Some(raised));
-        assert_eq!(raised, getrlimit(Resource::Nofile).maximum.unwrap_or(MOST).min(MOST));
+        assert_eq!(raised, getrlimit(Resource::Nofile).maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS));
     }
 }

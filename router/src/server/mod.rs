@@ -28,25 +28,25 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::units::{Size, Span};
-pub(crate) use body::{BodyLimits, read_body, refuse};
-use connection::{Client, Protocol};
-pub use tls::{Tls, TlsConfig, TlsError};
+use crate::config::units::{ByteCount, TimeSpan};
+pub(crate) use body::{BodyLimits, drain_rejected, read_body};
+use connection::{ClientConnection, Protocol};
+pub use tls::{ListenerTls, ListenerTlsConfig, TlsError};
 use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
-pub(crate) use unauthenticated::{Authentication, ClosedConnections};
+pub(crate) use unauthenticated::{ClosedConnections, UnauthenticatedPermit};
 
 /// Connections that the kernel holds until they are accepted.
-const WAITING: u32 = 1024;
+const ACCEPT_BACKLOG: u32 = 1024;
 /// Most bytes of a request's head.
-const LONGEST_HEAD: usize = 64 << 10;
+const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Most bytes of path and query.
 const LONGEST_URI: usize = 32 << 10;
 /// After so long without a word the kernel asks whether a connection's peer is still there.
-const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How often a warning of the same kind is logged.
-const WARN_EVERY: Duration = Duration::from_secs(10);
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Section `[proxy]`: the listener for clients.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -56,25 +56,25 @@ pub struct ProxyConfig {
     #[default(SocketAddr::from(([127, 0, 0, 1], 8080)))]
     pub listen: SocketAddr,
     /// Largest body of a request, decompressed.
-    #[default(Size::mebibytes(64))]
-    pub body_limit: Size,
+    #[default(ByteCount::mebibytes(64))]
+    pub body_limit: ByteCount,
     /// Memory of all requests in work: bodies, what they inflate to and what is derived from them. With keys one tenant
     /// gets half of it.
-    #[default(Size::mebibytes(2048))]
-    pub memory: Size,
+    #[default(ByteCount::mebibytes(2048))]
+    pub memory: ByteCount,
     /// Longest time for a request's headers, counted from the opened connection or the end of the last answer; also
     /// how long an idle connection is kept.
-    #[default(Span::seconds(60))]
-    pub header_timeout: Span,
+    #[default(TimeSpan::seconds(60))]
+    pub header_timeout: TimeSpan,
     /// Longest pause inside a request's body.
-    #[default(Span::seconds(30))]
-    pub body_pause: Span,
+    #[default(TimeSpan::seconds(30))]
+    pub body_pause: TimeSpan,
     /// Longest time for a whole body.
-    #[default(Span::seconds(300))]
-    pub body_timeout: Span,
+    #[default(TimeSpan::seconds(300))]
+    pub body_timeout: TimeSpan,
     /// Longest time that a client may take nothing of an answer that is ready for it.
-    #[default(Span::seconds(60))]
-    pub write_timeout: Span,
+    #[default(TimeSpan::seconds(60))]
+    pub write_timeout: TimeSpan,
     /// Most open connections; more wait in the kernel's queue. Fewer where the process may not open that many files.
     #[default(16_384)]
     pub connections: usize,
@@ -85,13 +85,13 @@ pub struct ProxyConfig {
     #[default(256)]
     pub unauthenticated_per_address: usize,
     /// How long a connection may stay unauthenticated: TLS handshake and the first request's headers together.
-    #[default(Span::seconds(5))]
-    pub authentication_timeout: Span,
+    #[default(TimeSpan::seconds(5))]
+    pub authentication_timeout: TimeSpan,
     /// Certificate and key; without them clients speak plain HTTP.
-    pub tls: Option<TlsConfig>,
+    pub tls: Option<ListenerTlsConfig>,
     /// Longest time that running requests get when the process is asked to end.
-    #[default(Span::seconds(30))]
-    pub drain_timeout: Span,
+    #[default(TimeSpan::seconds(30))]
+    pub drain_timeout: TimeSpan,
 }
 
 impl ProxyConfig {
@@ -106,7 +106,7 @@ impl ProxyConfig {
         if let Some((path, _)) = counts.into_iter().find(|(_, count)| !(1..=1_000_000).contains(count)) {
             return Some((path, ACCEPTED));
         }
-        let is_span = (Span::millis(100)..=Span::seconds(300)).contains(&self.authentication_timeout);
+        let is_span = (TimeSpan::millis(100)..=TimeSpan::seconds(300)).contains(&self.authentication_timeout);
         (!is_span).then_some(("proxy.authentication_timeout", "accepted is \"100ms\" to \"5m\""))
     }
 }
@@ -128,14 +128,14 @@ pub struct ServerLimits {
 
 /// An address that is taken and not listened on yet: whoever connects is refused.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundSocket {
     socket: TcpSocket,
     tls: Option<Arc<rustls::ServerConfig>>,
 }
 
-impl Bound {
+impl BoundSocket {
     /// Takes `address` (port 0: any free one). Fails where somebody listens already.
-    pub fn take(address: SocketAddr) -> std::io::Result<Self> {
+    pub fn bind(address: SocketAddr) -> std::io::Result<Self> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // As every listener of this process: connections of an earlier one that are closing keep no address.
         socket.set_reuseaddr(true)?;
@@ -144,7 +144,7 @@ impl Bound {
     }
 
     /// Speaks only TLS there.
-    pub fn with_tls(self, tls: &Tls) -> Self {
+    pub fn with_tls(self, tls: &ListenerTls) -> Self {
         Self { tls: Some(tls.server()), ..self }
     }
 }
@@ -164,20 +164,20 @@ impl From<IntGauge> for ConnectionCounts {
     }
 }
 
-/// A listener at work. [`Server::stop`] ends it gently; dropping it cuts every connection.
+/// A listener at work. [`HttpServer::stop`] ends it gently; dropping it cuts every connection.
 #[derive(Debug)]
-pub struct Server {
+pub struct HttpServer {
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    accepting: JoinHandle<()>,
-    places: Arc<Semaphore>,
+    acceptor: JoinHandle<()>,
+    connection_permits: Arc<Semaphore>,
     limits: ServerLimits,
 }
 
-impl Server {
+impl HttpServer {
     /// Serves `routes` at an address that was taken; `counts` shows the connections.
     pub fn start(
-        bound: Bound,
+        bound: BoundSocket,
         routes: Router,
         limits: ServerLimits,
         counts: impl Into<ConnectionCounts>,
@@ -187,32 +187,32 @@ impl Server {
 
     /// The same, with an accept loop that is supervised under this name.
     pub fn start_kept(
-        bound: Bound,
+        bound: BoundSocket,
         routes: Router,
         limits: ServerLimits,
         counts: impl Into<ConnectionCounts>,
         (tasks, name): (&Arc<Supervision>, &'static str),
     ) -> std::io::Result<Self> {
         let ConnectionCounts { open, closed } = counts.into();
-        let listener = bound.socket.listen(WAITING)?;
+        let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
         let places = Arc::new(Semaphore::new(limits.connections));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(256);
-        http.max_buf_size(LONGEST_HEAD);
-        let accepting = Accepting {
+        http.max_buf_size(MAX_HEAD_BYTES);
+        let accepting = ConnectionAcceptor {
             places: places.clone(),
             stopping,
             protocol: Protocol { http, routes, write_timeout: limits.write_timeout },
-            patience: limits.header_timeout,
+            first_header_timeout: limits.header_timeout,
             unauthenticated: limits.unauthenticated.map(|limits| UnauthenticatedConnections::new(limits, closed)),
             open,
             tls: bound.tls.map(TlsAcceptor::from),
         };
         let listener = Arc::new(listener);
-        let accepting = tasks.keep(name, move || accept(listener.clone(), accepting.clone()));
-        Ok(Self { address, stop, accepting, places, limits })
+        let accepting = tasks.supervise(name, move || accept(listener.clone(), accepting.clone()));
+        Ok(Self { address, stop, acceptor: accepting, connection_permits: places, limits })
     }
 
     /// Where it listens.
@@ -225,67 +225,67 @@ impl Server {
     /// Returns how many connections had to be cut.
     pub async fn stop(self) -> usize {
         let _ = self.stop.send(true);
-        let _ = self.accepting.await;
+        let _ = self.acceptor.await;
         let all = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
-        let drained = tokio::time::timeout(self.limits.drain_timeout, self.places.acquire_many(all)).await;
+        let drained = tokio::time::timeout(self.limits.drain_timeout, self.connection_permits.acquire_many(all)).await;
         match drained {
             Ok(_) => 0,
             // The connections' tasks see the channel close with `stop` and end.
-            Err(_) => self.limits.connections.saturating_sub(self.places.available_permits()),
+            Err(_) => self.limits.connections.saturating_sub(self.connection_permits.available_permits()),
         }
     }
 }
 
 #[derive(Clone)]
-struct Accepting {
+struct ConnectionAcceptor {
     places: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
     protocol: Protocol,
     /// Longest time until the first request's headers, where connections need not authenticate.
-    patience: Duration,
+    first_header_timeout: Duration,
     unauthenticated: Option<Arc<UnauthenticatedConnections>>,
     open: IntGauge,
     tls: Option<TlsAcceptor>,
 }
 
-impl Accepting {
-    fn client(&self, stream: &TcpStream) -> Client {
-        let remote = stream.peer_addr().ok().map(Remote);
+impl ConnectionAcceptor {
+    fn register_client(&self, stream: &TcpStream) -> ClientConnection {
+        let remote = stream.peer_addr().ok().map(RemoteAddr);
         let now = Instant::now();
         match (&self.unauthenticated, remote) {
-            (Some(all), Some(Remote(address))) => {
+            (Some(all), Some(RemoteAddr(address))) => {
                 let (authentication, closed) = all.add(address.ip());
-                let patience = all.timeout().min(self.patience);
-                Client { remote, authentication, closed, authenticates_until: now + patience }
+                let patience = all.timeout().min(self.first_header_timeout);
+                ClientConnection { remote, authentication, evicted: closed, authenticates_until: now + patience }
             }
             // Its sender is gone: nobody closes it for another one.
-            _ => Client {
+            _ => ClientConnection {
                 remote,
-                authentication: Authentication::none(),
-                closed: oneshot::channel().1,
-                authenticates_until: now + self.patience,
+                authentication: UnauthenticatedPermit::not_required(),
+                evicted: oneshot::channel().1,
+                authenticates_until: now + self.first_header_timeout,
             },
         }
     }
 }
 
 /// Counts an open connection, also where its task panics.
-struct OpenConnection(IntGauge);
+struct OpenConnectionGuard(IntGauge);
 
-impl OpenConnection {
+impl OpenConnectionGuard {
     fn count(open: &IntGauge) -> Self {
         open.inc();
         Self(open.clone())
     }
 }
 
-impl Drop for OpenConnection {
+impl Drop for OpenConnectionGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-async fn accept(listener: Arc<TcpListener>, mut accepting: Accepting) {
+async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
     let mut stopping = accepting.stopping.clone();
     let mut warnings = RareWarning::default();
     loop {
@@ -297,14 +297,14 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: Accepting) {
             stream = next_stream(&listener, &mut warnings) => stream,
             _ = accepting.stopping.wait_for(|stop| *stop) => return,
         };
-        let client = accepting.client(&stream);
+        let client = accepting.register_client(&stream);
         let (protocol, stopping) = (accepting.protocol.clone(), accepting.stopping.clone());
         let tls = accepting.tls.clone();
-        let open = OpenConnection::count(&accepting.open);
+        let open = OpenConnectionGuard::count(&accepting.open);
         tokio::spawn(async move {
             match tls {
                 None => connection::drive(stream, client, protocol, stopping).await,
-                Some(tls) => handshaken(stream, tls, (client, protocol, stopping)).await,
+                Some(tls) => serve_tls(stream, tls, (client, protocol, stopping)).await,
             }
             drop((open, place));
         });
@@ -312,10 +312,10 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: Accepting) {
 }
 
 /// Serves a connection once its TLS handshake is done, which must not take longer than its client may stay unauthenticated.
-async fn handshaken(
+async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
-    (mut client, protocol, stopping): (Client, Protocol, watch::Receiver<bool>),
+    (mut client, protocol, stopping): (ClientConnection, Protocol, watch::Receiver<bool>),
 ) {
     let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
     tokio::pin!(handshake);
@@ -323,7 +323,7 @@ async fn handshaken(
     let handshake = loop {
         tokio::select! {
             done = &mut handshake => break done,
-            surplus = &mut client.closed, if is_bounded => match surplus {
+            surplus = &mut client.evicted, if is_bounded => match surplus {
                 Ok(()) => return,
                 Err(_) => is_bounded = false,
             },
@@ -332,7 +332,7 @@ async fn handshaken(
     match handshake {
         Ok(Ok(stream)) => {
             if !is_bounded {
-                client.closed = oneshot::channel().1;
+                client.evicted = oneshot::channel().1;
             }
             connection::drive(stream, client, protocol, stopping).await;
         }
@@ -351,13 +351,13 @@ async fn next_stream(listener: &TcpListener, warnings: &mut RareWarning) -> TcpS
             Ok((stream, _)) => {
                 // Streamed answers are many small writes; with Nagle's algorithm each could wait 40 ms for an ACK.
                 let is_set = stream.set_nodelay(true).is_ok();
-                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY);
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
                 if is_set && SockRef::from(&stream).set_tcp_keepalive(&keepalive).is_ok() {
                     return stream;
                 }
             }
             Err(error) => {
-                if let Some(times) = warnings.count(Instant::now()) {
+                if let Some(times) = warnings.record(Instant::now()) {
                     tracing::warn!(%error, times, "connections could not be accepted");
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -366,31 +366,31 @@ async fn next_stream(listener: &TcpListener, warnings: &mut RareWarning) -> TcpS
     }
 }
 
-/// Says a warning once in [`WARN_EVERY`], with how often it came since.
+/// Says a warning once in [`WARN_INTERVAL`], with how often it came since.
 #[derive(Debug, Default)]
 struct RareWarning {
-    said: Option<Instant>,
-    since: u64,
+    last_logged: Option<Instant>,
+    suppressed: u64,
 }
 
 impl RareWarning {
     /// How often it came, if it is to be said now.
-    fn count(&mut self, now: Instant) -> Option<u64> {
-        self.since += 1;
-        if self.said.is_some_and(|said| now.duration_since(said) < WARN_EVERY) {
+    fn record(&mut self, now: Instant) -> Option<u64> {
+        self.suppressed += 1;
+        if self.last_logged.is_some_and(|said| now.duration_since(said) < WARN_INTERVAL) {
             return None;
         }
-        self.said = Some(now);
-        Some(std::mem::take(&mut self.since))
+        self.last_logged = Some(now);
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
 /// Where a request came from; rides on every request as an extension.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote(pub(crate) SocketAddr);
+pub(crate) struct RemoteAddr(pub(crate) SocketAddr);
 
 /// The routes as hyper wants a service; axum's never fails.
-type Routed = Result<axum::response::Response, Infallible>;
+type RouteResult = Result<axum::response::Response, Infallible>;
 
 #[cfg(test)]
 mod tests;

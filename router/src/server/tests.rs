@@ -1,10 +1,10 @@
 use super::*;
-use crate::testing::{Worker, front, get, post, raw, read_until, request_bytes, rest};
+use crate::testing::{StubWorker, get, post, raw, read_to_end, read_until, request_bytes, start_router};
 
 const STREAM: &str = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"stream\"}";
 
 #[tokio::test]
-async fn accepted_connections_send_without_delay() {
+async fn accepted_connections_use_tcp_nodelay() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     assert!(next_stream(&listener, &mut RareWarning::default()).await.nodelay().unwrap());
@@ -12,34 +12,34 @@ async fn accepted_connections_send_without_delay() {
 }
 
 #[tokio::test]
-async fn a_connection_serves_many_requests() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn connection_serves_many_requests() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let mut client = raw(front.proxy_address(), b"").await;
     for _ in 0..3 {
         tokio::io::AsyncWriteExt::write_all(&mut client, &request_bytes("/tokenize", "{}")).await.unwrap();
         read_until(&mut client, "served_by").await;
     }
-    assert_eq!(worker.seen().len(), 3);
+    assert_eq!(worker.requests().len(), 3);
 }
 
 #[tokio::test]
-async fn beyond_the_cap_connections_wait_for_a_place() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &["proxy.connections=1"]).await;
+async fn connections_beyond_the_cap_wait_for_a_free_slot() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &["proxy.connections=1"]).await;
     let mut first = raw(front.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
     read_until(&mut first, "data: 0").await;
     let mut second = raw(front.proxy_address(), b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
-    let waiting = tokio::time::timeout(Duration::from_millis(100), rest(&mut second)).await;
+    let waiting = tokio::time::timeout(Duration::from_millis(100), read_to_end(&mut second)).await;
     assert!(waiting.is_err(), "there was no place for it");
     drop(first);
-    assert!(rest(&mut second).await.starts_with("HTTP/1.1 200"));
+    assert!(read_to_end(&mut second).await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
-async fn stopping_lets_running_requests_end_and_takes_no_new_ones() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn stopping_server_finishes_requests_and_accepts_none() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let address = front.proxy_address();
     let mut idle = raw(address, b"").await;
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}";
@@ -49,49 +49,49 @@ async fn stopping_lets_running_requests_end_and_takes_no_new_ones() {
     read_until(&mut running, "data: b").await;
     let ended = tokio::time::timeout(Duration::from_secs(1), stopping).await;
     ended.expect("nothing keeps it from ending").unwrap();
-    assert_eq!(rest(&mut idle).await, "");
+    assert_eq!(read_to_end(&mut idle).await, "");
     assert!(TcpStream::connect(address).await.is_err());
 }
 
 #[tokio::test]
-async fn what_does_not_end_in_time_is_cut() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &["proxy.drain_timeout=\"100ms\""]).await;
+async fn requests_exceeding_the_drain_timeout_are_cut() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &["proxy.drain_timeout=\"100ms\""]).await;
     let mut endless = raw(front.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
     read_until(&mut endless, "data: 0").await;
     tokio::time::timeout(Duration::from_secs(2), front.stop()).await.expect("bounded by the drain time-out");
-    crate::testing::until("the worker was told", || worker.at_work.count() == 0).await;
+    crate::testing::wait_until("the worker was told", || worker.active.count() == 0).await;
 }
 
 #[tokio::test]
-async fn what_is_no_http_harms_nobody() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn malformed_http_does_not_affect_other_clients() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     for bytes in
         [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
     {
         let mut client = raw(front.proxy_address(), bytes).await;
         tokio::io::AsyncWriteExt::shutdown(&mut client).await.unwrap();
-        let answer = rest(&mut client).await;
+        let answer = read_to_end(&mut client).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     }
     let many = "x: y\r\n".repeat(1000);
     let mut client = raw(front.proxy_address(), format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
-    assert!(rest(&mut client).await.starts_with("HTTP/1.1 431"));
+    assert!(read_to_end(&mut client).await.starts_with("HTTP/1.1 431"));
     assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
     assert_eq!(post(front.proxy_address(), "/tokenize", "{}").await.status, 200);
 }
 
 #[tokio::test]
-async fn strangers_that_say_nothing_keep_no_client_out_and_are_closed_in_time() {
-    let worker = Worker::start("one", "tiny").await;
+async fn idle_unauthenticated_connections_time_out_and_block_no_client() {
+    let worker = StubWorker::start("one", "tiny").await;
     let settings = [
         "proxy.connections=8",
         "proxy.unauthenticated_connections=4",
         "proxy.unauthenticated_per_address=4",
         "proxy.authentication_timeout=\"300ms\"",
     ];
-    let front = front(&[&worker], &settings).await;
+    let front = start_router(&[&worker], &settings).await;
     let address = front.proxy_address();
     let mut strangers = Vec::new();
     for _ in 0..40 {
@@ -104,75 +104,75 @@ async fn strangers_that_say_nothing_keep_no_client_out_and_are_closed_in_time() 
     let mut known = raw(address, &request_bytes("/tokenize", "{}")).await;
     read_until(&mut known, "served_by").await;
     for stranger in &mut strangers {
-        let answer = rest(stranger).await;
+        let answer = read_to_end(stranger).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408 "), "{answer}");
     }
     tokio::io::AsyncWriteExt::write_all(&mut known, &request_bytes("/tokenize", "{}")).await.unwrap();
     read_until(&mut known, "served_by").await;
     let closed = &front.gateway.metrics.process.unauthenticated_closed;
     let count = |cause| closed.with_label_values(&["clients", cause]).get();
-    crate::testing::until("all are counted", || count("evicted_address") + count("timeout") >= 40).await;
+    crate::testing::wait_until("all are counted", || count("evicted_address") + count("timeout") >= 40).await;
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_accepted_authenticates_nobody() {
-    let worker = Worker::start("one", "tiny").await;
+async fn rejected_key_does_not_authenticate_a_connection() {
+    let worker = StubWorker::start("one", "tiny").await;
     let keys = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(keys.path(), "[keys]\n\"sk-a\" = \"a\"\n").unwrap();
     let file = format!("auth.keys_file={:?}", keys.path());
-    let front = front(&[&worker], &[&file, "proxy.authentication_timeout=\"300ms\""]).await;
+    let front = start_router(&[&worker], &[&file, "proxy.authentication_timeout=\"300ms\""]).await;
     let mut wrong = raw(front.proxy_address(), &request_bytes("/tokenize", "{}")).await;
-    assert!(rest(&mut wrong).await.starts_with("HTTP/1.1 401 "), "and then it is closed");
+    assert!(read_to_end(&mut wrong).await.starts_with("HTTP/1.1 401 "), "and then it is closed");
 }
 
 #[tokio::test]
-async fn a_reader_that_takes_nothing_is_cut_and_counts_no_longer() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &["proxy.write_timeout=\"200ms\""]).await;
+async fn stalled_reader_is_disconnected_and_no_longer_counted() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &["proxy.write_timeout=\"200ms\""]).await;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut slow = socket.connect(front.proxy_address()).await.unwrap();
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"flood\"}";
     tokio::io::AsyncWriteExt::write_all(&mut slow, &request_bytes("/v1/completions", body)).await.unwrap();
-    crate::testing::until("it is served", || worker.at_work.count() == 1).await;
-    crate::testing::until("it is cut", || front.gateway.metrics.requests.in_flight.get() == 0).await;
-    crate::testing::until("the worker was told", || worker.at_work.count() == 0).await;
+    crate::testing::wait_until("it is served", || worker.active.count() == 1).await;
+    crate::testing::wait_until("it is cut", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    crate::testing::wait_until("the worker was told", || worker.active.count() == 0).await;
     drop(slow);
 }
 
 #[tokio::test]
-async fn a_head_is_held_up_to_its_bound_and_not_further() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn request_head_is_buffered_only_up_to_its_limit() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let head =
         |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
-    let mut long = raw(front.proxy_address(), head(LONGEST_HEAD + (8 << 10)).as_bytes()).await;
-    assert!(rest(&mut long).await.starts_with("HTTP/1.1 431 "));
-    let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(LONGEST_HEAD / 2)).as_bytes()).await;
-    assert!(rest(&mut fits).await.starts_with("HTTP/1.1 200 "));
+    let mut long = raw(front.proxy_address(), head(MAX_HEAD_BYTES + (8 << 10)).as_bytes()).await;
+    assert!(read_to_end(&mut long).await.starts_with("HTTP/1.1 431 "));
+    let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(MAX_HEAD_BYTES / 2)).as_bytes()).await;
+    assert!(read_to_end(&mut fits).await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
 async fn a_path_that_is_too_long_is_refused_in_words() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let request = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "y".repeat(LONGEST_URI));
-    let answer = rest(&mut raw(front.proxy_address(), request.as_bytes()).await).await;
+    let answer = read_to_end(&mut raw(front.proxy_address(), request.as_bytes()).await).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") && answer.contains("\"uri_too_long\""), "{answer}");
 }
 
 #[test]
-fn a_warning_that_comes_often_is_said_rarely_and_counted() {
+fn frequent_warnings_are_rate_limited_and_counted() {
     let (mut warning, begun) = (RareWarning::default(), Instant::now());
-    assert_eq!(warning.count(begun), Some(1));
-    assert_eq!((warning.count(begun), warning.count(begun)), (None, None));
-    assert_eq!(warning.count(begun + WARN_EVERY), Some(3));
+    assert_eq!(warning.record(begun), Some(1));
+    assert_eq!((warning.record(begun), warning.record(begun)), (None, None));
+    assert_eq!(warning.record(begun + WARN_INTERVAL), Some(3));
 }
 
 #[test]
-fn a_connection_whose_task_panics_is_no_longer_open() {
+fn connection_with_a_panicked_task_is_closed() {
     let open = IntGauge::new("open", "of a test").unwrap();
-    let counted = OpenConnection::count(&open);
+    let counted = OpenConnectionGuard::count(&open);
     let panicked = std::thread::spawn(move || {
         let _open = counted;
         panic!("a bug");
@@ -183,14 +183,14 @@ fn a_connection_whose_task_panics_is_no_longer_open() {
 
 #[tokio::test]
 async fn strangers_keep_no_client_out_where_more_of_them_may_come_than_there_are_connections() {
-    let worker = Worker::start("one", "tiny").await;
+    let worker = StubWorker::start("one", "tiny").await;
     let settings = [
         "proxy.connections=4",
         "proxy.unauthenticated_connections=1024",
         "proxy.unauthenticated_per_address=1024",
         "proxy.authentication_timeout=\"60s\"",
     ];
-    let front = front(&[&worker], &settings).await;
+    let front = start_router(&[&worker], &settings).await;
     let mut strangers = Vec::new();
     for _ in 0..20 {
         strangers.push(raw(front.proxy_address(), b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);

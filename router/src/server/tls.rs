@@ -12,12 +12,12 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 
-use crate::following::{Followed, Stamp, follow, stamp};
+use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Section `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsConfig {
+pub struct ListenerTlsConfig {
     /// The certificate, then what leads to its authority. It names the host or IP that clients dial.
     pub certificate: PathBuf,
     /// Its private key.
@@ -34,27 +34,27 @@ pub struct TlsError {
 
 /// What a listener shows its clients.
 #[derive(Debug)]
-pub struct Tls {
-    config: TlsConfig,
-    stamps: [Option<Stamp>; 2],
-    shown: Arc<Shown>,
+pub struct ListenerTls {
+    config: ListenerTlsConfig,
+    stamps: [Option<FileStamp>; 2],
+    resolver: Arc<CertificateResolver>,
 }
 
 #[derive(Debug)]
-struct Shown(ArcSwap<CertifiedKey>);
+struct CertificateResolver(ArcSwap<CertifiedKey>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.load_full())
     }
 }
 
-impl Tls {
+impl ListenerTls {
     /// Reads and checks the files.
-    pub fn load(config: &TlsConfig) -> Result<Self, TlsError> {
+    pub fn load(config: &ListenerTlsConfig) -> Result<Self, TlsError> {
         let stamps = stamps(config);
-        let shown = Arc::new(Shown(ArcSwap::from_pointee(read(config)?)));
-        Ok(Self { config: config.clone(), stamps, shown })
+        let shown = Arc::new(CertificateResolver(ArcSwap::from_pointee(read(config)?)));
+        Ok(Self { config: config.clone(), stamps, resolver: shown })
     }
 
     pub(super) fn server(&self) -> Arc<rustls::ServerConfig> {
@@ -62,13 +62,13 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .expect("ring supports the default TLS versions")
             .with_no_client_auth()
-            .with_cert_resolver(self.shown.clone());
+            .with_cert_resolver(self.resolver.clone());
         Arc::new(config)
     }
 
     /// Reads the files anew whenever they change. What cannot be used is said, and the last certificate stays.
-    pub(crate) async fn follow_files(self: Arc<Self>, every: Duration, followed: Followed) {
-        let Self { config, stamps, shown } = &*self;
+    pub(crate) async fn watch_files(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
+        let Self { config, stamps, resolver: shown } = &*self;
         let take = || {
             shown.0.store(Arc::new(read(config)?));
             tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
@@ -78,11 +78,11 @@ impl Tls {
     }
 }
 
-fn stamps(config: &TlsConfig) -> [Option<Stamp>; 2] {
-    [stamp(&config.certificate), stamp(&config.key)]
+fn stamps(config: &ListenerTlsConfig) -> [Option<FileStamp>; 2] {
+    [stamp_of(&config.certificate), stamp_of(&config.key)]
 }
 
-fn read(config: &TlsConfig) -> Result<CertifiedKey, TlsError> {
+fn read(config: &ListenerTlsConfig) -> Result<CertifiedKey, TlsError> {
     let refused = |path: &Path, why: &dyn std::fmt::Display| TlsError { path: path.to_owned(), why: why.to_string() };
     let chain = certificates(&config.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| refused(&config.key, &error))?;

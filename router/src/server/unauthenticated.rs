@@ -56,18 +56,18 @@ impl ClosedConnections {
 pub(super) struct UnauthenticatedConnections {
     limits: UnauthenticatedLimits,
     closed: ClosedConnections,
-    open: Mutex<Open>,
+    open: Mutex<UnauthenticatedIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    next: u64,
+struct UnauthenticatedIndex {
+    next_id: u64,
     /// The oldest first.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_address: HashMap<IpAddr, usize>,
 }
 
-impl Open {
+impl UnauthenticatedIndex {
     fn remove(&mut self, id: u64) -> Option<oneshot::Sender<()>> {
         let (address, close) = self.by_age.remove(&id)?;
         if let Some(count) = self.by_address.get_mut(&address) {
@@ -98,9 +98,9 @@ impl UnauthenticatedConnections {
     }
 
     /// A new connection of `address`. Another one may be closed for it: that one's receiver gets a message.
-    pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (Authentication, oneshot::Receiver<()>) {
+    pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (UnauthenticatedPermit, oneshot::Receiver<()>) {
         let (close, closed) = oneshot::channel();
-        let address = network_of(address);
+        let address = client_network(address);
         let mut open = self.open.lock();
         let surplus = if open.by_address.get(&address).is_some_and(|count| *count >= self.limits.per_address) {
             open.oldest_of(address).map(|id| (id, &self.closed.evicted_address))
@@ -116,17 +116,17 @@ impl UnauthenticatedConnections {
         {
             counted.inc();
         }
-        let id = open.next;
-        open.next += 1;
+        let id = open.next_id;
+        open.next_id += 1;
         open.by_age.insert(id, (address, close));
         *open.by_address.entry(address).or_default() += 1;
-        let place = Place { id, is_taken: AtomicBool::new(true), connections: self.clone() };
-        (Authentication(Some(Arc::new(place))), closed)
+        let place = UnauthenticatedSlot { id, is_held: AtomicBool::new(true), connections: self.clone() };
+        (UnauthenticatedPermit(Some(Arc::new(place))), closed)
     }
 }
 
 /// An IPv6 host has a whole /64 of addresses.
-fn network_of(address: IpAddr) -> IpAddr {
+fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
         v4 => v4,
@@ -136,47 +136,47 @@ fn network_of(address: IpAddr) -> IpAddr {
 /// A connection's place among those that have not authenticated; rides on its requests as an extension. Clones are one place,
 /// which the last of them gives back.
 #[derive(Clone, Debug)]
-pub(crate) struct Authentication(Option<Arc<Place>>);
+pub(crate) struct UnauthenticatedPermit(Option<Arc<UnauthenticatedSlot>>);
 
 #[derive(Debug)]
-struct Place {
+struct UnauthenticatedSlot {
     id: u64,
-    is_taken: AtomicBool,
+    is_held: AtomicBool,
     connections: Arc<UnauthenticatedConnections>,
 }
 
-impl Authentication {
+impl UnauthenticatedPermit {
     /// Of a listener that knows whoever connects.
-    pub(super) fn none() -> Self {
+    pub(super) fn not_required() -> Self {
         Self(None)
     }
 
     /// A request of this connection has authenticated: the connection is bounded like any other from now on.
-    pub(crate) fn done(&self) {
+    pub(crate) fn mark_authenticated(&self) {
         if let Some(place) = &self.0 {
-            place.give_back();
+            place.release();
         }
     }
 
     /// The connection is closed because none of its requests has authenticated in time.
     pub(super) fn timed_out(&self) {
-        if let Some(place) = self.0.as_ref().filter(|place| place.is_taken.load(Ordering::Relaxed)) {
+        if let Some(place) = self.0.as_ref().filter(|place| place.is_held.load(Ordering::Relaxed)) {
             place.connections.closed.timeout.inc();
         }
     }
 }
 
-impl Place {
-    fn give_back(&self) {
-        if self.is_taken.swap(false, Ordering::Relaxed) {
+impl UnauthenticatedSlot {
+    fn release(&self) {
+        if self.is_held.swap(false, Ordering::Relaxed) {
             self.connections.open.lock().remove(self.id);
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_replaces_its_own_oldest_connection_and_nobody_elses() {
+    fn address_evicts_only_its_own_oldest_connection() {
         let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let (_other, mut other) = all.add(address(1));
         let (_first, mut first) = all.add(address(2));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_places_are_taken_the_oldest_connection_is_closed() {
+    fn oldest_connection_is_closed_when_all_slots_are_taken() {
         let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let mut kept: Vec<_> = (1..=4).map(|last| all.add(address(last))).collect();
         let _fifth = all.add(address(5));
@@ -216,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn who_authenticated_or_left_takes_no_place() {
+    fn authenticated_and_closed_connections_free_their_slots() {
         let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let (authentication, mut closed) = all.add(address(1));
-        authentication.done();
-        authentication.done();
+        authentication.mark_authenticated();
+        authentication.mark_authenticated();
         assert_eq!(closed.try_recv(), Err(oneshot::error::TryRecvError::Closed), "never closed for another");
         drop(all.add(address(1)));
         assert!(all.open.lock().by_age.is_empty() && all.open.lock().by_address.is_empty());
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn hosts_of_one_ipv6_network_count_as_one() {
-        let network = |text: &str| network_of(text.parse().unwrap());
+        let network = |text: &str| client_network(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1"));
         assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
         assert_eq!(network("::ffff:10.0.0.1"), address(1), "a mapped IPv4 address is that address");

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use prefix::{
-    ChatForm, FallbackReason, Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError,
-    SpecialTokens, WallTime,
+    ChatEndpoint, FallbackReason, ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver,
+    PromptResolverOptions, SpecialTokens, WallTime,
 };
-use vocabulary::{ModelId, Namespace, Seed, Tokens};
-use workers_shim::sim::{ChatWords, CodecError, Framing, TextCodec};
+use vocabulary::{ChainNamespace, HashSeed, ModelId, Tokens};
+use workers_shim::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
 
 use crate::catalog::built_in_text;
 
@@ -18,7 +18,7 @@ use crate::catalog::built_in_text;
 pub struct ModelCodec {
     text: Arc<ModelText>,
     /// Converts; what it would name the prompts is of no account here.
-    identifier: Identifier,
+    identifier: PromptResolver,
     eos: u32,
 }
 
@@ -30,41 +30,41 @@ impl ModelCodec {
             None => built_in_text()?,
         };
         let text = Arc::new(text);
-        let namespace = Namespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
-        let identifier = Identifier::new(IdentifierOptions {
+        let namespace = ChainNamespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
+        let identifier = PromptResolver::new(PromptResolverOptions {
             namespace,
-            seed: Seed::default(),
-            block: Tokens::ZERO,
+            seed: HashSeed::default(),
+            block_size: Tokens::ZERO,
             text: Some(text.clone()),
-            limits: Limits::default(),
+            limits: PromptLimits::default(),
         });
-        let eos = text.eos().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
+        let eos = text.end_token_ids().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
         Ok(Self { text, identifier, eos })
     }
 }
 
 impl TextCodec for ModelCodec {
-    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
         let form = match words {
-            ChatWords::Chat => ChatForm::Chat,
-            ChatWords::Messages => ChatForm::Messages,
-            ChatWords::Responses => ChatForm::Responses,
+            ConversationApi::Chat => ChatEndpoint::Chat,
+            ConversationApi::Messages => ChatEndpoint::Messages,
+            ConversationApi::Responses => ChatEndpoint::Responses,
         };
         let now = WallTime { unix_seconds: unix_seconds() };
-        let chat = self.identifier.chat_of(form, body);
-        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(refused)
+        let chat = self.identifier.chat_request(form, body);
+        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(codec_error)
     }
 
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
-        self.identifier.completion_ids(body).map_err(refused)
+        self.identifier.completion_ids(body).map_err(codec_error)
     }
 
-    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, CodecError> {
+    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
         let special = match framing {
-            Framing::Framed => SpecialTokens::With,
-            Framing::Bare => SpecialTokens::Without,
+            AddSpecialTokens::Framed => SpecialTokens::With,
+            AddSpecialTokens::Bare => SpecialTokens::Without,
         };
-        self.text.encode(text, special).map_err(refused)
+        self.text.encode(text, special).map_err(codec_error)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
@@ -86,7 +86,7 @@ impl TextCodec for ModelCodec {
 }
 
 /// What a client is told of a request whose tokens cannot be foreseen; some of them a real engine would serve.
-fn refused(error: PrefixError) -> CodecError {
+fn codec_error(error: PrefixError) -> CodecError {
     let advice = match error.reason() {
         FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",
         FallbackReason::UnsupportedOption => "a simulated worker does not do that: leave it out",

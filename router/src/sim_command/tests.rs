@@ -2,10 +2,10 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::testing::{front_of, get, post, raw, read_until, request_bytes, until};
+use crate::testing::{get, post, raw, read_until, request_bytes, start_router_at, wait_until};
 
 #[derive(Parser)]
-struct Cli {
+struct SimCommandLine {
     #[command(flatten)]
     sim: SimArgs,
 }
@@ -13,13 +13,13 @@ struct Cli {
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 fn args(flags: &[&str]) -> SimArgs {
-    Cli::try_parse_from(["sim-worker", "--listen=127.0.0.1:0"].iter().chain(flags)).unwrap().sim
+    SimCommandLine::try_parse_from(["sim-worker", "--listen=127.0.0.1:0"].iter().chain(flags)).unwrap().sim
 }
 
 pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
     let args = args(flags);
     let codec = ModelCodec::load(args.text.clone()).unwrap();
-    SimWorker::start(options(&args, ANY).unwrap(), Arc::new(codec)).await.unwrap()
+    SimWorker::start(engine_options(&args, ANY).unwrap(), Arc::new(codec)).await.unwrap()
 }
 
 pub(crate) fn url(worker: &SimWorker) -> String {
@@ -27,20 +27,21 @@ pub(crate) fn url(worker: &SimWorker) -> String {
 }
 
 #[test]
-fn one_process_is_as_many_engines_as_it_has_addresses() {
-    let listen = |flags: &[&str]| Cli::try_parse_from(["sim-worker"].iter().chain(flags)).unwrap().sim.listen;
+fn one_process_runs_one_engine_per_address() {
+    let listen =
+        |flags: &[&str]| SimCommandLine::try_parse_from(["sim-worker"].iter().chain(flags)).unwrap().sim.listen;
     assert_eq!(listen(&[]), ["127.0.0.1:8000".parse().unwrap()]);
     let two = listen(&["--listen=127.0.0.1:1", "--listen=127.0.0.1:2"]);
     assert_eq!(two.iter().map(SocketAddr::port).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]
-fn flags_become_options_and_a_bad_profile_is_named() {
+fn flags_become_options_and_an_invalid_profile_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.toml");
     std::fs::write(&path, "blocks = 128\ncontext_tokens = 1024").unwrap();
     let profile = format!("--profile={}", path.display());
-    let options = super::options(
+    let options = super::engine_options(
         &args(&[
             "--role=decode",
             "--speed-up=5",
@@ -53,17 +54,17 @@ fn flags_become_options_and_a_bad_profile_is_named() {
         ANY,
     )
     .unwrap();
-    assert_eq!((options.role, options.speed_up, options.profile.blocks), (Role::Decode, 5.0, 128));
+    assert_eq!((options.role, options.speed_up, options.profile.blocks), (WorkerRole::Decode, 5.0, 128));
     assert_eq!(options.adapters, ["sql", "poet"]);
     assert_eq!((options.events.fault.gap.map(u64::from), options.events.buffer), (Some(3), 7));
     std::fs::write(&path, "bloks = 128").unwrap();
-    let error = super::options(&args(&[&profile]), ANY).unwrap_err().to_string();
+    let error = super::engine_options(&args(&[&profile]), ANY).unwrap_err().to_string();
     assert!(error.contains("p.toml") && error.contains("bloks"), "{error}");
-    assert!(Cli::try_parse_from(["sim-worker", "--role=gpu"]).is_err());
+    assert!(SimCommandLine::try_parse_from(["sim-worker", "--role=gpu"]).is_err());
 }
 
 #[tokio::test]
-async fn tools_and_thoughts_are_taken_in_the_words_of_all_three_endpoints() {
+async fn tools_and_reasoning_are_accepted_by_all_three_endpoints() {
     let worker = sim(&["--speed-up=50"]).await;
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let ask = json!([{"role": "user", "content": "Which gate is it?"}]);
@@ -122,7 +123,7 @@ fn framing_model() -> tempfile::TempDir {
 }
 
 #[tokio::test]
-async fn an_answer_is_said_in_tokens_that_come_back_whatever_the_tokenizer_puts_before_a_text() {
+async fn generated_text_round_trips_with_tokenizer_framing() {
     let folder = framing_model();
     let worker = sim(&["--speed-up=50", &format!("--text={}", folder.path().display())]).await;
     let tokens = async |mut ask: Value| {
@@ -139,9 +140,9 @@ async fn an_answer_is_said_in_tokens_that_come_back_whatever_the_tokenizer_puts_
 }
 
 #[tokio::test]
-async fn a_simulated_worker_is_served_through_the_front_door() {
+async fn simulated_worker_is_served_through_the_router() {
     let worker = sim(&["--speed-up=50"]).await;
-    let front = front_of(&[url(&worker)], &[]).await;
+    let front = start_router_at(&[url(&worker)], &[]).await;
     let at = front.proxy_address();
     let models = get(at, "/v1/models").await.json();
     assert_eq!(models["data"][0]["id"], "tiny");
@@ -167,14 +168,14 @@ async fn a_simulated_worker_is_served_through_the_front_door() {
     assert_eq!(direct["choices"][0]["message"]["content"].as_str(), Some(text.as_str()));
     let ids = post(at, "/tokenize", json!({"model": "tiny", "prompt": "bag"}).to_string()).await.json();
     assert!(ids["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{ids}");
-    assert_eq!(worker.administrations(), 0);
+    assert_eq!(worker.admin_requests(), 0);
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_is_replaced_before_its_answer_and_inside_it() {
+async fn dead_worker_is_replaced_before_and_during_its_answer() {
     let (first, second) = (sim(&["--speed-up=0.5"]).await, sim(&["--speed-up=50"]).await);
-    let front = front_of(&[url(&first), url(&second)], &["steering.bypass=round_robin"]).await;
-    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+    let front = start_router_at(&[url(&first), url(&second)], &["steering.bypass=round_robin"]).await;
+    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
     let body = |stream: bool| {
         json!({"model": "tiny", "max_tokens": 400, "ignore_eos": true, "prompt": "Go on.", "stream": stream})
             .to_string()
@@ -199,16 +200,16 @@ async fn a_worker_that_dies_is_replaced_before_its_answer_and_inside_it() {
         assert_eq!(answer.await.unwrap().status, 200, "nobody notices a worker that had not answered");
     }
     for mut stream in streams {
-        let end = crate::testing::rest_of_answer(&mut stream).await;
+        let end = crate::testing::read_chunked_body(&mut stream).await;
         assert!(!end.contains("event: error") && end.contains("[DONE]"), "{end}");
     }
-    assert_eq!(front.gateway.metrics.requests.broken.with_label_values(&["resumed"]).get(), 1);
+    assert_eq!(front.gateway.metrics.requests.broken_streams.with_label_values(&["resumed"]).get(), 1);
 }
 
 #[tokio::test]
-async fn a_workers_events_load_and_lease_show_to_operators() {
+async fn operators_see_worker_events_load_and_lease() {
     let worker = sim(&["--speed-up=50"]).await;
-    let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let metrics = async || String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     let body =

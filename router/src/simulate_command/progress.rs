@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Parts of a run that the bar tells apart.
-const PARTS: usize = 1_000;
+const STEPS_PER_RUN: usize = 1_000;
 
 /// A bar on standard error, cleared when it is dropped.
 pub(crate) fn bar(template: &str, length: usize) -> ProgressBar {
@@ -12,25 +12,26 @@ pub(crate) fn bar(template: &str, length: usize) -> ProgressBar {
 }
 
 /// The bar of all runs together.
-pub(crate) struct Progress {
+pub(crate) struct ProgressMeter {
     runs: usize,
-    begun: usize,
+    started: usize,
     bar: ProgressBar,
 }
 
-impl Progress {
+impl ProgressMeter {
     pub(crate) fn new(runs: usize) -> Self {
-        Self { runs, begun: 0, bar: bar("[{bar:30}] {percent:>3} % {msg}", runs * PARTS) }
+        Self { runs, started: 0, bar: bar("[{bar:30}] {percent:>3} % {msg}", runs * STEPS_PER_RUN) }
     }
 
     pub(crate) fn begin(&mut self, name: &str) {
-        self.begun += 1;
-        self.bar.set_message(format!("{name} ({} of {})", self.begun, self.runs));
+        self.started += 1;
+        self.bar.set_message(format!("{name} ({} of {})", self.started, self.runs));
         self.show(0, 1);
     }
 
     pub(crate) fn show(&self, over: usize, all: usize) {
-        self.bar.set_position((self.begun.saturating_sub(1) * PARTS + over * PARTS / all.max(1)) as u64);
+        self.bar
+            .set_position((self.started.saturating_sub(1) * STEPS_PER_RUN + over * STEPS_PER_RUN / all.max(1)) as u64);
     }
 
     pub(crate) fn end(&self) {
@@ -40,11 +41,11 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::Progress;
+    use super::ProgressMeter;
 
     #[test]
-    fn the_bar_is_as_far_as_all_runs_together() {
-        let mut progress = Progress::new(4);
+    fn progress_bar_covers_all_runs_together() {
+        let mut progress = ProgressMeter::new(4);
         progress.begin("pooled_memory at 24");
         progress.begin("oracle at 24");
         progress.show(50, 100);

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use simulator::report::{self, Report};
+use simulator::report::{self, SimulationReport};
 use tempfile::NamedTempFile;
 
 use crate::ctl::pretty;
@@ -26,7 +26,7 @@ pub(crate) enum ReportError {
     Unwritable { path: PathBuf, source: std::io::Error },
 }
 
-type Written = fn(&Report) -> String;
+type ReportRenderer = fn(&SimulationReport) -> String;
 
 /// Where the page goes; the others have its name with another ending.
 pub(super) struct ReportFiles {
@@ -35,16 +35,16 @@ pub(super) struct ReportFiles {
 
 impl ReportFiles {
     /// Checks the places against what is read, and that they can be written. Leaves nothing behind.
-    pub(super) fn at(page: &Path, inputs: &[&Path]) -> Result<Self, ReportError> {
+    pub(super) fn new(page: &Path, inputs: &[&Path]) -> Result<Self, ReportError> {
         if page.extension().is_none_or(|ending| ending != "html") || page.file_stem().is_none() {
             return Err(ReportError::Name(page.to_owned()));
         }
         let files = Self { page: page.to_owned() };
-        for (path, _) in files.all() {
+        for (path, _) in files.outputs() {
             if path.exists() && !path.is_file() {
                 return Err(ReportError::NotAFile(path));
             }
-            inputs.iter().try_for_each(|input| apart(&path, input))?;
+            inputs.iter().try_for_each(|input| check_distinct(&path, input))?;
         }
         let folder = folder(page);
         let unwritable = |source| ReportError::Unwritable { path: page.to_owned(), source };
@@ -53,7 +53,7 @@ impl ReportFiles {
     }
 
     /// The three places, each with what it is written from.
-    fn all(&self) -> [(PathBuf, Written); 3] {
+    fn outputs(&self) -> [(PathBuf, ReportRenderer); 3] {
         [
             (self.page.clone(), report::page),
             (self.page.with_extension("json"), pretty),
@@ -61,16 +61,16 @@ impl ReportFiles {
         ]
     }
 
-    pub(super) fn write(&self, report: &Report) -> Result<(), ReportError> {
-        self.all().into_iter().try_for_each(|(path, text)| {
-            let written = whole(&path, &text(report));
+    pub(super) fn write(&self, report: &SimulationReport) -> Result<(), ReportError> {
+        self.outputs().into_iter().try_for_each(|(path, text)| {
+            let written = write_atomically(&path, &text(report));
             written.map_err(|source| ReportError::Unwritable { path, source })
         })
     }
 }
 
 /// Neither the input itself nor a file in the folder that it is.
-fn apart(path: &Path, input: &Path) -> Result<(), ReportError> {
+fn check_distinct(path: &Path, input: &Path) -> Result<(), ReportError> {
     let Ok(input) = input.canonicalize() else { return Ok(()) };
     if path.canonicalize().is_ok_and(|path| path == input) {
         return Err(ReportError::Input(path.to_owned()));
@@ -86,7 +86,7 @@ fn folder(path: &Path) -> &Path {
 }
 
 /// Beside its place first, so that what was there is replaced by all of it or stays.
-fn whole(path: &Path, text: &str) -> std::io::Result<()> {
+fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let everybody = std::fs::Permissions::from_mode(0o666);
     let mut file: NamedTempFile =
         tempfile::Builder::new().prefix(".report").permissions(everybody).tempfile_in(folder(path))?;

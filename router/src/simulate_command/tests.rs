@@ -1,11 +1,11 @@
 use clap::Parser;
 
-use simulator::report::Figures;
+use simulator::report::RunFigures;
 
 use super::*;
 
 #[derive(Debug, Parser)]
-struct Line {
+struct SimulateCommandLine {
     #[command(flatten)]
     args: SimulateArgs,
 }
@@ -16,14 +16,14 @@ fn traces() -> String {
 
 fn args(words: &[&str]) -> Result<SimulateArgs, String> {
     let all = ["simulate", &traces()].into_iter().chain(words.iter().copied()).map(str::to_owned).collect::<Vec<_>>();
-    Line::try_parse_from(all).map(|line| line.args).map_err(|error| error.to_string())
+    SimulateCommandLine::try_parse_from(all).map(|line| line.args).map_err(|error| error.to_string())
 }
 
-fn simulated(args: &SimulateArgs) -> Result<Report, SimulateError> {
-    args.simulated(files::load(&args.trace).unwrap())
+fn simulated(args: &SimulateArgs) -> Result<SimulationReport, SimulateError> {
+    args.simulate(files::load(&args.trace).unwrap())
 }
 
-fn figures(words: &[&str]) -> Vec<Figures> {
+fn figures(words: &[&str]) -> Vec<RunFigures> {
     simulated(&args(words).unwrap()).unwrap().runs
 }
 
@@ -32,7 +32,7 @@ fn refused(words: &[&str]) -> String {
 }
 
 #[test]
-fn every_policy_load_and_seed_is_a_run_of_its_own() {
+fn every_policy_load_and_seed_is_a_separate_run() {
     let small = ["--workers=2", "--policy=session_pinning,ownerserve", "--load=2,4", "--seed=1,2", "--steps=10"];
     let runs = figures(&small);
     let cells: Vec<_> = runs.iter().map(|run| (run.traffic.seed, run.traffic.load as u64, run.policy)).collect();
@@ -44,7 +44,7 @@ fn every_policy_load_and_seed_is_a_run_of_its_own() {
 }
 
 #[test]
-fn a_list_of_sessions_is_replayed_in_its_order() {
+fn session_list_is_replayed_in_its_order() {
     let list = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(list.path(), "trace_0291\ntrace_0016\n").unwrap();
     let path = list.path().to_str().unwrap();
@@ -54,7 +54,7 @@ fn a_list_of_sessions_is_replayed_in_its_order() {
 }
 
 #[test]
-fn what_is_accepted_is_said() {
+fn argument_errors_name_the_accepted_values() {
     let said = |words: &[&str]| args(words).unwrap_err();
     assert!(said(&["--policy=best"]).contains("there is no policy `best`; accepted: round_robin, "));
     assert!(said(&["--profile=b200"]).contains("accepted: 8b_h100, 8b_a100, 30a3_h200, 70b_tp4"));
@@ -77,7 +77,7 @@ fn what_is_accepted_is_said() {
 }
 
 #[test]
-fn without_a_load_there_are_as_many_sessions_as_there_can_be_or_the_recorded_rate() {
+fn default_load_is_the_session_cap_or_the_recorded_rate() {
     let load = |words: &[&str]| figures(words).iter().map(|run| run.traffic.load).collect::<Vec<_>>();
     let list = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(list.path(), "trace_0291\ntrace_0016\n").unwrap();
@@ -88,11 +88,12 @@ fn without_a_load_there_are_as_many_sessions_as_there_can_be_or_the_recorded_rat
     let line = |at| format!("{{\"timestamp\":{at},\"input_length\":600,\"output_length\":9,\"hash_ids\":[1]}}\n");
     std::fs::write(recorded.path(), [0, 1_000, 60_000].map(line).concat()).unwrap();
     let words = ["simulate", recorded.path().to_str().unwrap(), "--policy=oracle"];
-    let run = &simulated(&Line::try_parse_from(words).unwrap().args).unwrap().runs[0];
+    let run = &simulated(&SimulateCommandLine::try_parse_from(words).unwrap().args).unwrap().runs[0];
     assert_eq!((run.traffic.load, run.service.seconds > 60.0), (1.0, true), "{run:?}");
-    let refused = simulated(&Line::try_parse_from([&words[..], &["--load=0"]].concat()).unwrap().args).unwrap_err();
+    let refused = simulated(&SimulateCommandLine::try_parse_from([&words[..], &["--load=0"]].concat()).unwrap().args)
+        .unwrap_err();
     assert!(refused.to_string().starts_with("--load: the load is 0; accepted: a factor"), "{refused}");
-    let help = <Line as clap::CommandFactory>::command().render_long_help().to_string();
+    let help = <SimulateCommandLine as clap::CommandFactory>::command().render_long_help().to_string();
     assert!(
         help.contains("24 sessions, or all that there are if fewer") && help.contains("the recorded rate"),
         "{help}"
@@ -100,15 +101,15 @@ fn without_a_load_there_are_as_many_sessions_as_there_can_be_or_the_recorded_rat
 }
 
 #[test]
-fn slower_tiers_have_the_sizes_and_speeds_that_were_named() {
+fn slower_tiers_use_the_given_sizes_and_speeds() {
     let sizes = |words: &[&str]| args(words).unwrap().spec().sizes;
     let usual = sizes(&[]);
     assert_eq!((usual.host, usual.disk), (Tokens::ZERO, Tokens::ZERO));
     let words = ["--host-tokens=7", "--disk-tokens=9", "--host-speed=131.072", "--disk-speed=13.1072"];
     let named = sizes(&words);
     assert_eq!((named.host, named.disk, named.host_tokens_per_second), (Tokens(7), Tokens(9), 1e6));
-    assert_eq!((named.disk_speed.read, named.disk_speed.written), (1e5, usual.disk_speed.written));
-    assert_eq!(sizes(&["--disk-write-speed=13.1072"]).disk_speed.written, 1e5);
+    assert_eq!((named.disk_speed.read, named.disk_speed.write), (1e5, usual.disk_speed.write));
+    assert_eq!(sizes(&["--disk-write-speed=13.1072"]).disk_speed.write, 1e5);
 }
 
 /// A model of which every other layer keeps 128 tokens.
@@ -128,7 +129,7 @@ fn model(ending: &str, text: &str) -> (tempfile::NamedTempFile, String) {
 }
 
 #[test]
-fn every_policy_runs_under_every_cache_management_of_the_model() {
+fn every_policy_runs_under_every_cache_management() {
     let (_file, attention) = model(".toml", HYBRID);
     let caches = ["hbm", "lru", "full", "periodic:4096", "zero", "cost"];
     let cache = format!("--cache={}", caches.join(","));
@@ -143,12 +144,12 @@ fn every_policy_runs_under_every_cache_management_of_the_model() {
     assert!(report.notes.iter().any(|note| note.starts_with("the cheapest is to store")), "{:?}", report.notes);
     assert!(report.runs.iter().all(|run| run.unserved == 0));
     assert_eq!(report.runs[2].reuse, report.runs[4].reuse, "this model says full");
-    let text = told(&report);
+    let text = report_text(&report);
     assert!(text.contains("\nby cache management:\ncache ") && text.contains("\nperiodic:4096  ownerserve"), "{text}");
 }
 
 #[test]
-fn what_cannot_be_kept_is_said_before_anything_runs() {
+fn invalid_cache_arguments_are_rejected_before_any_run() {
     let accepted = "accepted: hbm, lru, full, periodic:TOKENS, zero, cost";
     for word in ["best", "periodic", "periodic:0", "periodic:x"] {
         assert!(args(&[&format!("--cache={word}")]).unwrap_err().contains(accepted), "{word}");
@@ -170,7 +171,7 @@ fn what_cannot_be_kept_is_said_before_anything_runs() {
 }
 
 #[test]
-fn what_is_named_twice_is_refused() {
+fn duplicate_arguments_are_rejected() {
     let twice = |flag, value| format!("`{flag}` names {value} twice; accepted: each value once");
     assert_eq!(refused(&["--load=2,4,2.0"]), twice("--load", "2"));
     assert_eq!(refused(&["--seed=1,1"]), twice("--seed", "1"));
@@ -182,7 +183,7 @@ fn what_is_named_twice_is_refused() {
 }
 
 #[test]
-fn a_trace_of_which_nothing_is_left_says_which_limit_took_it() {
+fn empty_trace_error_names_the_limit_that_excluded_it() {
     let error = refused(&["--context=10"]);
     assert!(error.contains("no step of at most 10 tokens (--context), or no session with 3 of them"), "{error}");
     let empty = tempfile::NamedTempFile::new().unwrap();
@@ -191,10 +192,10 @@ fn a_trace_of_which_nothing_is_left_says_which_limit_took_it() {
 }
 
 #[test]
-fn the_table_is_followed_by_verdicts_and_what_must_be_known() {
+fn table_is_followed_by_verdicts_and_notes() {
     let words = ["--workers=2", "--policy=dynamo,ownerserve", "--load=2,4", "--seed=1,2", "--steps=10"];
     let report = simulated(&args(&words).unwrap()).unwrap();
-    let text = told(&report);
+    let text = report_text(&report);
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("policy      load  ttft_mean_s"), "{text}");
     assert_eq!((lines.len(), lines[5]), (1 + 4 + 1 + 1 + 6, ""), "{text}");
@@ -204,10 +205,10 @@ fn the_table_is_followed_by_verdicts_and_what_must_be_known() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_refused_before_anything_runs() {
+fn unwritable_output_is_rejected_before_any_run() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let refused = |page: &Path, inputs: &[&Path]| ReportFiles::at(page, inputs).err().unwrap().to_string();
+    let refused = |page: &Path, inputs: &[&Path]| ReportFiles::new(page, inputs).err().unwrap().to_string();
     assert!(refused(&at("report.pdf"), &[]).contains("accepted: a file whose name ends in .html"));
     assert!(refused(&at("nowhere/a.html"), &[]).starts_with("cannot write the report "));
     std::fs::create_dir(at("b.json")).unwrap();
@@ -215,17 +216,17 @@ fn a_place_that_cannot_be_written_is_refused_before_anything_runs() {
     std::fs::write(at("c.csv"), "TIMESTAMP").unwrap();
     assert!(refused(&at("c.html"), &[&at("c.csv")]).contains("c.csv, which is read here"));
     assert!(refused(&at("d.html"), &[folder.path()]).contains("be read as a part of the trace"));
-    ReportFiles::at(&at("e.html"), &[&at("c.csv")]).unwrap();
+    ReportFiles::new(&at("e.html"), &[&at("c.csv")]).unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing was left behind");
 }
 
 #[test]
-fn a_report_is_three_files_and_equal_seeds_give_equal_ones() {
+fn report_has_three_files_and_is_deterministic_per_seed() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("it.html");
     let report =
         simulated(&args(&["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"]).unwrap()).unwrap();
-    ReportFiles::at(&page, &[]).unwrap().write(&report).unwrap();
+    ReportFiles::new(&page, &[]).unwrap().write(&report).unwrap();
     let read = |ending| std::fs::read_to_string(page.with_extension(ending)).unwrap();
     assert!(read("html").starts_with("<!doctype html>"));
     assert_eq!(read("csv"), report::csv(&report.runs));
@@ -237,7 +238,7 @@ fn a_report_is_three_files_and_equal_seeds_give_equal_ones() {
 }
 
 #[test]
-fn decisions_are_timed_for_a_report_and_change_nothing_else() {
+fn timing_decisions_changes_no_other_figure() {
     let words = ["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"];
     let plain = simulated(&args(&words).unwrap()).unwrap();
     let mut timed = simulated(&args(&[&words[..], &["--report=a.html"]].concat()).unwrap()).unwrap();
@@ -247,9 +248,9 @@ fn decisions_are_timed_for_a_report_and_change_nothing_else() {
 }
 
 #[test]
-fn what_a_router_and_a_simulation_both_can_do_has_one_name() {
-    use planner::Rule;
-    for rule in [Rule::RoundRobin, Rule::SessionPinning, Rule::MatchRateMinusLoad] {
+fn router_and_simulation_use_the_same_policy_names() {
+    use planner::SelectionRule;
+    for rule in [SelectionRule::RoundRobin, SelectionRule::SessionPinning, SelectionRule::MatchRateMinusLoad] {
         let word = serde_json::to_value(rule).unwrap();
         assert_eq!(PolicyKind::from_str(word.as_str().unwrap()).unwrap().as_str(), word);
     }

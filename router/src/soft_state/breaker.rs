@@ -7,7 +7,7 @@ use strum::{AsRefStr, IntoStaticStr};
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum SharedCacheHealth {
     /// It answers in time.
     Up,
     /// It takes longer than a request may wait.
@@ -18,79 +18,80 @@ pub enum Standing {
 
 /// How a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Failure {
+pub(super) enum RedisFailure {
     /// No answer in time.
     Timeout,
     /// No connection, or an error in place of an answer.
     Error,
 }
 
-impl Failure {
-    fn standing(self) -> Standing {
+impl RedisFailure {
+    fn health(self) -> SharedCacheHealth {
         match self {
-            Self::Timeout => Standing::Slow,
-            Self::Error => Standing::Gone,
+            Self::Timeout => SharedCacheHealth::Slow,
+            Self::Error => SharedCacheHealth::Gone,
         }
     }
 }
 
 /// Failures in a row after which nobody asks any more.
-pub(super) const FAILURES: u32 = 3;
+pub(super) const FAILURES_TO_OPEN: u32 = 3;
 /// Probes in a row that must succeed before somebody asks again.
-pub(super) const PROBES: u32 = 2;
+pub(super) const PROBES_TO_CLOSE: u32 = 2;
 
 /// Pure: told of every outcome, it says who may ask.
 #[derive(Debug)]
-pub(super) struct Breaker {
-    standing: Standing,
-    in_a_row: u32,
+pub(super) struct CircuitBreaker {
+    health: SharedCacheHealth,
+    streak: u32,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     /// Closed to requests until the first probes succeed.
     pub(super) fn new() -> Self {
-        Self { standing: Standing::Gone, in_a_row: 0 }
+        Self { health: SharedCacheHealth::Gone, streak: 0 }
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        self.standing
+    pub(super) fn health(&self) -> SharedCacheHealth {
+        self.health
     }
 
     /// A request was answered, or a probe. The new standing, if this changes it.
-    pub(super) fn succeeded(&mut self, asked: Asked) -> Option<Standing> {
-        match (self.standing, asked) {
-            (Standing::Up, _) => self.in_a_row = 0,
+    pub(super) fn record_success(&mut self, asked: CallPurpose) -> Option<SharedCacheHealth> {
+        match (self.health, asked) {
+            (SharedCacheHealth::Up, _) => self.streak = 0,
             // A late answer to a request from before says nothing about now.
-            (_, Asked::Request) => {}
-            (_, Asked::Probe) => self.in_a_row += 1,
+            (_, CallPurpose::Request) => {}
+            (_, CallPurpose::Probe) => self.streak += 1,
         }
-        (self.standing != Standing::Up && self.in_a_row >= PROBES).then(|| self.becomes(Standing::Up))
+        (self.health != SharedCacheHealth::Up && self.streak >= PROBES_TO_CLOSE)
+            .then(|| self.transition(SharedCacheHealth::Up))
     }
 
     /// A request or a probe failed. The new standing, if this changes it.
-    pub(super) fn failed(&mut self, failure: Failure, asked: Asked) -> Option<Standing> {
-        match (self.standing, asked) {
-            (Standing::Up, _) => {
-                self.in_a_row += 1;
-                (self.in_a_row >= FAILURES).then(|| self.becomes(failure.standing()))
+    pub(super) fn record_failure(&mut self, failure: RedisFailure, asked: CallPurpose) -> Option<SharedCacheHealth> {
+        match (self.health, asked) {
+            (SharedCacheHealth::Up, _) => {
+                self.streak += 1;
+                (self.streak >= FAILURES_TO_OPEN).then(|| self.transition(failure.health()))
             }
-            (_, Asked::Request) => None,
-            (standing, Asked::Probe) => {
-                self.in_a_row = 0;
-                (standing != failure.standing()).then(|| self.becomes(failure.standing()))
+            (_, CallPurpose::Request) => None,
+            (standing, CallPurpose::Probe) => {
+                self.streak = 0;
+                (standing != failure.health()).then(|| self.transition(failure.health()))
             }
         }
     }
 
-    fn becomes(&mut self, standing: Standing) -> Standing {
-        self.standing = standing;
-        self.in_a_row = 0;
+    fn transition(&mut self, standing: SharedCacheHealth) -> SharedCacheHealth {
+        self.health = standing;
+        self.streak = 0;
         standing
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asked {
+pub(super) enum CallPurpose {
     /// A request, or what follows from one.
     Request,
     /// The watch over Redis itself.
@@ -101,43 +102,45 @@ pub(super) enum Asked {
 mod tests {
     use super::*;
 
-    fn up() -> Breaker {
-        let mut breaker = Breaker::new();
-        while breaker.succeeded(Asked::Probe).is_none() {}
-        assert_eq!(breaker.standing(), Standing::Up);
+    fn closed_breaker() -> CircuitBreaker {
+        let mut breaker = CircuitBreaker::new();
+        while breaker.record_success(CallPurpose::Probe).is_none() {}
+        assert_eq!(breaker.health(), SharedCacheHealth::Up);
         breaker
     }
 
     #[test]
-    fn it_opens_after_failures_in_a_row_and_says_once_how_redis_stands() {
-        for (failure, standing) in [(Failure::Timeout, Standing::Slow), (Failure::Error, Standing::Gone)] {
-            let mut breaker = up();
-            assert_eq!(breaker.failed(failure, Asked::Request), None);
-            assert_eq!(breaker.failed(failure, Asked::Request), None);
-            assert_eq!(breaker.succeeded(Asked::Request), None);
-            assert_eq!(breaker.failed(failure, Asked::Request), None, "an answer in between starts anew");
-            assert_eq!(breaker.failed(failure, Asked::Probe), None);
-            assert_eq!(breaker.failed(failure, Asked::Request), Some(standing));
-            assert_eq!(breaker.failed(failure, Asked::Request), None, "those that were under way");
+    fn the_breaker_opens_after_consecutive_failures_and_reports_once() {
+        for (failure, standing) in
+            [(RedisFailure::Timeout, SharedCacheHealth::Slow), (RedisFailure::Error, SharedCacheHealth::Gone)]
+        {
+            let mut breaker = closed_breaker();
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Request), None);
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Request), None);
+            assert_eq!(breaker.record_success(CallPurpose::Request), None);
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Request), None, "an answer in between starts anew");
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Probe), None);
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Request), Some(standing));
+            assert_eq!(breaker.record_failure(failure, CallPurpose::Request), None, "those that were under way");
         }
     }
 
     #[test]
-    fn only_probes_close_it_again_and_more_than_one() {
-        let mut breaker = up();
-        while breaker.failed(Failure::Timeout, Asked::Request).is_none() {}
-        (0..9).for_each(|_| assert_eq!(breaker.succeeded(Asked::Request), None));
-        assert_eq!(breaker.succeeded(Asked::Probe), None);
-        assert_eq!(breaker.failed(Failure::Timeout, Asked::Probe), None);
-        assert_eq!(breaker.succeeded(Asked::Probe), None);
-        assert_eq!(breaker.succeeded(Asked::Probe), Some(Standing::Up));
+    fn the_breaker_closes_only_after_several_successful_probes() {
+        let mut breaker = closed_breaker();
+        while breaker.record_failure(RedisFailure::Timeout, CallPurpose::Request).is_none() {}
+        (0..9).for_each(|_| assert_eq!(breaker.record_success(CallPurpose::Request), None));
+        assert_eq!(breaker.record_success(CallPurpose::Probe), None);
+        assert_eq!(breaker.record_failure(RedisFailure::Timeout, CallPurpose::Probe), None);
+        assert_eq!(breaker.record_success(CallPurpose::Probe), None);
+        assert_eq!(breaker.record_success(CallPurpose::Probe), Some(SharedCacheHealth::Up));
     }
 
     #[test]
-    fn slow_can_become_gone_and_the_other_way_round() {
-        let mut breaker = Breaker::new();
-        assert_eq!(breaker.failed(Failure::Error, Asked::Probe), None);
-        assert_eq!(breaker.failed(Failure::Timeout, Asked::Probe), Some(Standing::Slow));
-        assert_eq!(breaker.failed(Failure::Error, Asked::Probe), Some(Standing::Gone));
+    fn health_moves_between_slow_and_down() {
+        let mut breaker = CircuitBreaker::new();
+        assert_eq!(breaker.record_failure(RedisFailure::Error, CallPurpose::Probe), None);
+        assert_eq!(breaker.record_failure(RedisFailure::Timeout, CallPurpose::Probe), Some(SharedCacheHealth::Slow));
+        assert_eq!(breaker.record_failure(RedisFailure::Error, CallPurpose::Probe), Some(SharedCacheHealth::Gone));
     }
 }

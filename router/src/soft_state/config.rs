@@ -5,12 +5,12 @@ use serde::de::{Deserialize, Deserializer, Error};
 use smart_default::SmartDefault;
 
 use crate::auth::Secret;
-use crate::config::units::{Size, Span};
+use crate::config::units::{ByteCount, TimeSpan};
 
 /// Section `[soft_state]`.
 #[derive(Clone, Debug, serde::Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct SoftStateConfig {
+pub struct SharedCacheConfig {
     /// Redis or Valkey that all routers share. Without one each router remembers for itself.
     pub redis: Option<RedisUrl>,
     /// Secret of at least 16 characters from which the key is made that encrypts what lies in Redis; the same at every
@@ -21,20 +21,20 @@ pub struct SoftStateConfig {
     /// What these routers' keys begin with; the cluster's id when missing. Routers share what they have in common here.
     pub namespace: Option<String>,
     /// Longest time that a request waits for Redis, each time it asks.
-    #[default(Span::millis(30))]
-    pub timeout: Span,
+    #[default(TimeSpan::millis(30))]
+    pub timeout: TimeSpan,
     /// Memory for it in each router.
-    #[default(Size::mebibytes(256))]
-    pub memory: Size,
+    #[default(ByteCount::mebibytes(256))]
+    pub memory: ByteCount,
     /// How long responses are remembered after they were made or last used.
-    #[default(Span::seconds(24 * 3600))]
-    pub ttl: Span,
+    #[default(TimeSpan::seconds(24 * 3600))]
+    pub ttl: TimeSpan,
     /// Largest transcript of one response that is kept; 0 keeps none.
-    #[default(Size::mebibytes(1))]
-    pub transcript: Size,
+    #[default(ByteCount::mebibytes(1))]
+    pub transcript: ByteCount,
 }
 
-impl SoftStateConfig {
+impl SharedCacheConfig {
     /// What no single field can say: the path of the bad one, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         let millis = self.timeout.0.as_millis();
@@ -73,8 +73,8 @@ const SECRET_ACCEPTED: &str = "accepted are 16 characters and more, the same at 
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     url: Secret,
-    place: String,
-    exposed: bool,
+    address: String,
+    is_exposed: bool,
 }
 
 const ACCEPTED: &str =
@@ -91,17 +91,17 @@ impl RedisUrl {
             _ => return Err(ACCEPTED),
         };
         let exposed = matches!(connection.addr(), ConnectionAddr::Tcp(host, _) if !is_loopback(host));
-        Ok(Self { url: Secret::from(url), place, exposed })
+        Ok(Self { url: Secret::from(url), address: place, is_exposed: exposed })
     }
 
     /// Host and port, or a path: for the log.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Whether what is said can be read on the way.
     pub(super) fn is_exposed(&self) -> bool {
-        self.exposed
+        self.is_exposed
     }
 
     /// What the client connects to.
@@ -126,12 +126,12 @@ impl<'de> Deserialize<'de> for RedisUrl {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<SoftStateConfig, String> {
+    fn read(text: &str) -> Result<SharedCacheConfig, String> {
         toml::from_str(text).map_err(|error| error.message().to_owned())
     }
 
     #[test]
-    fn a_url_says_where_redis_is_and_keeps_its_password() {
+    fn a_redis_url_shows_its_address_and_hides_its_password() {
         for (url, place) in [
             ("redis://h", "h:6379"),
             ("redis://u:hunter2@h:1/3", "h:1"),
@@ -139,13 +139,13 @@ mod tests {
             ("unix:///run/redis.sock", "/run/redis.sock"),
         ] {
             let config = read(&format!("redis = {url:?}")).unwrap();
-            assert_eq!(config.redis.as_ref().unwrap().place(), place);
+            assert_eq!(config.redis.as_ref().unwrap().address(), place);
             assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
         }
     }
 
     #[test]
-    fn what_lies_in_redis_is_encrypted_unless_it_is_said_that_it_is_not() {
+    fn redis_requires_a_secret_unless_plaintext_is_set() {
         let problem = |text: &str| read(text).unwrap().problem().map(|(path, _)| path);
         let redis = "redis = \"redis://h\"\n";
         assert_eq!(problem(redis), Some("soft_state.secret"));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_and_tls_keep_strangers_from_reading() {
+    fn only_loopback_and_tls_connections_are_private() {
         for (url, exposed) in [
             ("redis://10.0.0.1", true),
             ("redis://cache.example:1", true),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_url_is_refused_without_being_printed() {
+    fn an_invalid_redis_url_is_rejected_without_being_printed() {
         for url in ["hunter2", "http://u:hunter2@h", "redis://u:hunter2@h:port", "redis://:hunter2@"] {
             let error = read(&format!("redis = {url:?}")).unwrap_err();
             assert!(error.contains("accepted is redis://") && !error.contains("hunter2"), "{error}");
@@ -180,8 +180,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
-        assert_eq!(SoftStateConfig::default().problem(), None);
+    fn a_setting_out_of_range_is_named() {
+        assert_eq!(SharedCacheConfig::default().problem(), None);
         for (text, path) in [
             ("timeout = 0", "soft_state.timeout"),
             ("timeout = \"5s\"", "soft_state.timeout"),

@@ -8,7 +8,7 @@ use vocabulary::TenantId;
 /// What is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Kind {
+pub enum CacheEntryKind {
     /// Which worker made a response.
     Maker,
     /// Which tenant a response belongs to; the same key whoever asks.
@@ -28,42 +28,42 @@ const VERSION: u32 = 1;
 
 /// The name of one thing.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
+pub struct CacheKey {
     /// What it is.
-    pub kind: Kind,
+    pub kind: CacheEntryKind,
     /// Whose it is.
     pub tenant: TenantId,
     /// Which one.
     pub name: Arc<str>,
 }
 
-impl Key {
+impl CacheKey {
     /// Longest name; longer ones are not remembered.
-    pub const LONGEST: usize = 128;
+    pub const MAX_NAME_BYTES: usize = 128;
 
     /// The name of one of `tenant`'s things.
-    pub fn new(kind: Kind, tenant: &TenantId, name: &str) -> Self {
+    pub fn new(kind: CacheEntryKind, tenant: &TenantId, name: &str) -> Self {
         Self { kind, tenant: tenant.clone(), name: name.into() }
     }
 
     /// The name of something that belongs to no tenant yet.
-    pub fn of_nobody(kind: Kind, name: &str) -> Self {
+    pub fn without_tenant(kind: CacheEntryKind, name: &str) -> Self {
         Self::new(kind, &TenantId("".into()), name)
     }
 
     /// Whether it is short enough to be remembered.
-    pub fn is_bounded(&self) -> bool {
-        self.name.len() <= Self::LONGEST && self.tenant.0.len() <= Self::LONGEST
+    pub fn is_cacheable(&self) -> bool {
+        self.name.len() <= Self::MAX_NAME_BYTES && self.tenant.0.len() <= Self::MAX_NAME_BYTES
     }
 
     /// As Redis knows it. The tenant's length stands before it, so that no two keys read alike.
-    pub fn text(&self, namespace: &str) -> String {
+    pub fn redis_key(&self, namespace: &str) -> String {
         let Self { kind, tenant, name } = self;
-        format!("{}:{}:{}:{tenant}:{name}", of_namespace(namespace), kind.as_ref(), tenant.0.len())
+        format!("{}:{}:{}:{tenant}:{name}", namespace_prefix(namespace), kind.as_ref(), tenant.0.len())
     }
 }
 
-pub(super) fn of_namespace(namespace: &str) -> String {
+pub(super) fn namespace_prefix(namespace: &str) -> String {
     format!("ownerserve:{VERSION}:{namespace}")
 }
 
@@ -72,17 +72,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_tenants_or_kinds_share_a_key() {
-        let key = |kind, tenant: &str, name| Key::new(kind, &TenantId(tenant.into()), name).text("c");
-        assert_eq!(key(Kind::Maker, "a", "resp_1"), "ownerserve:1:c:maker:1:a:resp_1");
-        assert_ne!(key(Kind::Maker, "a:b", "c"), key(Kind::Maker, "a", "b:c"));
-        assert_ne!(key(Kind::Maker, "a", "x"), key(Kind::Transcript, "a", "x"));
+    fn keys_are_distinct_by_tenant_and_kind() {
+        let key = |kind, tenant: &str, name| CacheKey::new(kind, &TenantId(tenant.into()), name).redis_key("c");
+        assert_eq!(key(CacheEntryKind::Maker, "a", "resp_1"), "ownerserve:1:c:maker:1:a:resp_1");
+        assert_ne!(key(CacheEntryKind::Maker, "a:b", "c"), key(CacheEntryKind::Maker, "a", "b:c"));
+        assert_ne!(key(CacheEntryKind::Maker, "a", "x"), key(CacheEntryKind::Transcript, "a", "x"));
     }
 
     #[test]
-    fn endless_names_are_not_remembered() {
-        let key = |name: &str| Key::new(Kind::Maker, &TenantId::default(), name);
-        assert!(key(&"x".repeat(128)).is_bounded());
-        assert!(!key(&"x".repeat(129)).is_bounded());
+    fn overlong_names_are_not_cached() {
+        let key = |name: &str| CacheKey::new(CacheEntryKind::Maker, &TenantId::default(), name);
+        assert!(key(&"x".repeat(128)).is_cacheable());
+        assert!(!key(&"x".repeat(129)).is_cacheable());
     }
 }

@@ -1,11 +1,11 @@
 //! Counts that all routers share: each leases a part of what is left, in one step that nobody comes between.
 
-use super::SoftState;
-use super::breaker::Standing;
-use super::key::{Key, of_namespace};
+use super::SharedCache;
+use super::breaker::SharedCacheHealth;
+use super::key::{CacheKey, namespace_prefix};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Leased {
+pub(crate) enum CounterLease {
     /// So many, and so many are left.
     Granted {
         /// For this router; below zero what it has given back.
@@ -13,12 +13,12 @@ pub(crate) enum Leased {
         left: u64,
     },
     /// Nobody could be asked.
-    Nothing,
+    Unavailable,
 }
 
 /// A bucket that fills in a minute: `ARGV` is its size and what is wanted of it. What lies there and is no bucket is
 /// replaced by a full one.
-const LEASE: &str = r"
+const LEASE_SCRIPT: &str = r"
 local size, want = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -39,7 +39,7 @@ return {granted, math.max(0, math.floor(level))}
 ";
 
 /// Counts this router among those that were heard of in the last ten seconds: `ARGV` is its name.
-const ROUTERS: &str = r"
+const COUNT_ROUTERS_SCRIPT: &str = r"
 local now = tonumber(redis.call('TIME')[1])
 local added = redis.pcall('ZADD', KEYS[1], now, ARGV[1])
 if type(added) == 'table' then
@@ -51,37 +51,42 @@ redis.call('EXPIRE', KEYS[1], 60)
 return redis.call('ZCARD', KEYS[1])
 ";
 
-impl SoftState {
+impl SharedCache {
     /// How many routers there are, where each must keep to its share: alone, or while Redis is in trouble. None while
     /// quotas are leased from what all share.
-    pub(crate) fn routers_apart(&self) -> Option<u32> {
-        match &self.inner.shared {
+    pub(crate) fn isolated_router_count(&self) -> Option<u32> {
+        match &self.inner.redis {
             None => Some(1),
-            Some(shared) if shared.link.standing() == Standing::Up => None,
-            Some(_) => Some(self.routers()),
+            Some(shared) if shared.client.health() == SharedCacheHealth::Up => None,
+            Some(_) => Some(self.router_count()),
         }
     }
 
     /// How many routers were heard of last, this one included.
-    pub(crate) fn routers(&self) -> u32 {
+    pub(crate) fn router_count(&self) -> u32 {
         self.inner.routers_seen.load(std::sync::atomic::Ordering::Relaxed).max(1)
     }
 
     /// Leases `want` of `key`, or gives back where it is below zero. Waits at most the time-out.
-    pub(crate) async fn lease(&self, key: &Key, per_minute: u64, want: i64) -> Leased {
-        let Some(shared) = &self.inner.shared else { return Leased::Nothing };
+    pub(crate) async fn lease(&self, key: &CacheKey, per_minute: u64, want: i64) -> CounterLease {
+        let Some(shared) = &self.inner.redis else { return CounterLease::Unavailable };
         let mut pipeline = redis::pipe();
-        pipeline.cmd("EVAL").arg(LEASE).arg(1).arg(key.text(&shared.namespace)).arg(per_minute).arg(want);
-        let (outcome, leased) = match shared.link.ask::<((i64, u64),)>(&pipeline).await {
-            Ok(((units, left),)) => ("shared", Leased::Granted { units, left }),
-            Err(no_answer) => (no_answer.as_str(), Leased::Nothing),
+        pipeline.cmd("EVAL").arg(LEASE_SCRIPT).arg(1).arg(key.redis_key(&shared.namespace)).arg(per_minute).arg(want);
+        let (outcome, leased) = match shared.client.call::<((i64, u64),)>(&pipeline).await {
+            Ok(((units, left),)) => ("shared", CounterLease::Granted { units, left }),
+            Err(no_answer) => (no_answer.as_str(), CounterLease::Unavailable),
         };
-        self.inner.metrics.looked_up(key.kind, outcome);
+        self.inner.metrics.count_lookup(key.kind, outcome);
         leased
     }
 }
 
 /// Adds the count of routers to a probe.
 pub(super) fn count_routers(pipeline: &mut redis::Pipeline, namespace: &str, name: &str) {
-    pipeline.cmd("EVAL").arg(ROUTERS).arg(1).arg(format!("{}:routers", of_namespace(namespace))).arg(name);
+    pipeline
+        .cmd("EVAL")
+        .arg(COUNT_ROUTERS_SCRIPT)
+        .arg(1)
+        .arg(format!("{}:routers", namespace_prefix(namespace)))
+        .arg(name);
 }

@@ -10,60 +10,60 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, ServerError};
 use tokio::sync::{Notify, Semaphore};
 
-use super::breaker::{Asked, Breaker, Failure, Standing};
-use super::config::{RedisUrl, SoftStateConfig};
-use crate::telemetry::soft_state::SoftStateMetrics;
+use super::breaker::{CallPurpose, CircuitBreaker, RedisFailure, SharedCacheHealth};
+use super::config::{RedisUrl, SharedCacheConfig};
+use crate::telemetry::soft_state::SharedCacheMetrics;
 
 /// Most requests that wait for Redis at once; more are served without it.
-const WAITING: usize = 256;
+const MAX_WAITING_CALLS: usize = 256;
 /// Longest time to connect; no request waits for it.
-const CONNECT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer than a request those may wait for whom nobody waits.
-const PATIENCE: u32 = 10;
+const BACKGROUND_TIMEOUT_FACTOR: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NoAnswer {
+pub(super) enum RedisCallError {
     /// It was not asked: it is known not to answer, or too many wait for it.
-    NotAsked,
+    Skipped,
     /// It was asked in vain.
-    Failed(Failure),
+    Failed(RedisFailure),
     /// It holds something else under this key.
     Foreign,
 }
 
-impl NoAnswer {
+impl RedisCallError {
     /// The word for metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::NotAsked => "not_asked",
-            Self::Failed(Failure::Timeout) => "timeout",
-            Self::Failed(Failure::Error) => "error",
+            Self::Skipped => "not_asked",
+            Self::Failed(RedisFailure::Timeout) => "timeout",
+            Self::Failed(RedisFailure::Error) => "error",
             Self::Foreign => "corrupt",
         }
     }
 }
 
-pub(super) struct Link {
+pub(super) struct RedisClient {
     client: Client,
-    place: String,
+    address: String,
     timeout: Duration,
-    lanes: Mutex<Option<Lanes>>,
-    breaker: Mutex<Breaker>,
-    room: Semaphore,
+    connections: Mutex<Option<RedisConnections>>,
+    breaker: Mutex<CircuitBreaker>,
+    slots: Semaphore,
     /// Somebody found it wanting.
-    pub(super) opened: Notify,
-    metrics: SoftStateMetrics,
+    pub(super) breaker_opened: Notify,
+    metrics: SharedCacheMetrics,
 }
 
 #[derive(Clone)]
-struct Lanes {
-    asks: MultiplexedConnection,
-    tells: MultiplexedConnection,
+struct RedisConnections {
+    foreground: MultiplexedConnection,
+    background: MultiplexedConnection,
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("place", &self.place).field("standing", &self.standing()).finish_non_exhaustive()
+        f.debug_struct("Link").field("place", &self.address).field("standing", &self.health()).finish_non_exhaustive()
     }
 }
 
@@ -72,103 +72,108 @@ pub(super) fn check(url: &RedisUrl) -> Result<(), RedisError> {
     Client::open(url.connection()).map(drop)
 }
 
-impl Link {
+impl RedisClient {
     /// Connects to nobody yet.
-    pub(super) fn new(url: &RedisUrl, config: &SoftStateConfig, metrics: SoftStateMetrics) -> Result<Self, RedisError> {
-        metrics.standing(Some(Standing::Gone));
+    pub(super) fn new(
+        url: &RedisUrl,
+        config: &SharedCacheConfig,
+        metrics: SharedCacheMetrics,
+    ) -> Result<Self, RedisError> {
+        metrics.set_health(Some(SharedCacheHealth::Gone));
         Ok(Self {
             client: Client::open(url.connection())?,
-            place: url.place().to_owned(),
+            address: url.address().to_owned(),
             timeout: config.timeout.0,
-            lanes: Mutex::default(),
-            breaker: Mutex::new(Breaker::new()),
-            room: Semaphore::new(WAITING),
-            opened: Notify::new(),
+            connections: Mutex::default(),
+            breaker: Mutex::new(CircuitBreaker::new()),
+            slots: Semaphore::new(MAX_WAITING_CALLS),
+            breaker_opened: Notify::new(),
             metrics,
         })
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        self.breaker.lock().standing()
+    pub(super) fn health(&self) -> SharedCacheHealth {
+        self.breaker.lock().health()
     }
 
     /// Asks while a request waits.
-    pub(super) async fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
-        let lanes = self.open_lanes()?;
-        let _room = self.room.try_acquire().map_err(|_| NoAnswer::NotAsked)?;
-        let answer = run(lanes.asks, pipeline, self.timeout).await;
-        self.heard(answer, Asked::Request)
+    pub(super) async fn call<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        let _room = self.slots.try_acquire().map_err(|_| RedisCallError::Skipped)?;
+        let answer = run(lanes.foreground, pipeline, self.timeout).await;
+        self.record_outcome(answer, CallPurpose::Request)
     }
 
     /// Tells while nobody waits.
-    pub(super) async fn tell<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
-        let lanes = self.open_lanes()?;
-        let answer = run(lanes.tells, pipeline, self.timeout * PATIENCE).await;
-        self.heard(answer, Asked::Request)
+    pub(super) async fn call_in_background<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        let answer = run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await;
+        self.record_outcome(answer, CallPurpose::Request)
     }
 
     /// Tells, and learns nothing of Redis from it: whoever looks through much may be late for that alone.
-    pub(super) async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
-        let lanes = self.open_lanes()?;
-        run(lanes.tells, pipeline, self.timeout * PATIENCE).await
+    pub(super) async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await
     }
 
     /// Asks however Redis stands, over new connections where the old ones are suspect.
-    pub(super) async fn probe<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
-        let lanes = self.lanes.lock().clone();
+    pub(super) async fn probe<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.connections.lock().clone();
         let lanes = match lanes {
             Some(lanes) => Ok(lanes),
             None => self.connect().await,
         };
         let answer = match lanes {
-            Ok(lanes) => run(lanes.asks, pipeline, self.timeout).await,
-            Err(failure) => Err(NoAnswer::Failed(failure)),
+            Ok(lanes) => run(lanes.foreground, pipeline, self.timeout).await,
+            Err(failure) => Err(RedisCallError::Failed(failure)),
         };
-        self.heard(answer, Asked::Probe)
+        self.record_outcome(answer, CallPurpose::Probe)
     }
 
-    fn open_lanes(&self) -> Result<Lanes, NoAnswer> {
-        match self.standing() {
-            Standing::Up => self.lanes.lock().clone().ok_or(NoAnswer::NotAsked),
-            Standing::Slow | Standing::Gone => Err(NoAnswer::NotAsked),
+    fn open_connections(&self) -> Result<RedisConnections, RedisCallError> {
+        match self.health() {
+            SharedCacheHealth::Up => self.connections.lock().clone().ok_or(RedisCallError::Skipped),
+            SharedCacheHealth::Slow | SharedCacheHealth::Gone => Err(RedisCallError::Skipped),
         }
     }
 
-    async fn connect(&self) -> Result<Lanes, Failure> {
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(None);
+    async fn connect(&self) -> Result<RedisConnections, RedisFailure> {
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
         let connect = async || {
             let connected = self.client.get_multiplexed_async_connection_with_config(&config);
-            match tokio::time::timeout(CONNECT, connected).await {
+            match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
                 Ok(Ok(connection)) => Ok(connection),
                 Ok(Err(error)) => Err(failure_of(&error)),
-                Err(_) => Err(Failure::Timeout),
+                Err(_) => Err(RedisFailure::Timeout),
             }
         };
-        let lanes = Lanes { asks: connect().await?, tells: connect().await? };
-        *self.lanes.lock() = Some(lanes.clone());
+        let lanes = RedisConnections { foreground: connect().await?, background: connect().await? };
+        *self.connections.lock() = Some(lanes.clone());
         Ok(lanes)
     }
 
-    fn heard<T>(&self, answer: Result<T, NoAnswer>, asked: Asked) -> Result<T, NoAnswer> {
+    fn record_outcome<T>(&self, answer: Result<T, RedisCallError>, asked: CallPurpose) -> Result<T, RedisCallError> {
         let change = match &answer {
-            Ok(_) | Err(NoAnswer::Foreign | NoAnswer::NotAsked) => self.breaker.lock().succeeded(asked),
-            Err(NoAnswer::Failed(failure)) => self.breaker.lock().failed(*failure, asked),
+            Ok(_) | Err(RedisCallError::Foreign | RedisCallError::Skipped) => self.breaker.lock().record_success(asked),
+            Err(RedisCallError::Failed(failure)) => self.breaker.lock().record_failure(*failure, asked),
         };
-        if answer.is_err() && self.standing() != Standing::Up {
+        if answer.is_err() && self.health() != SharedCacheHealth::Up {
             // Old answers may still be on their way over these.
-            *self.lanes.lock() = None;
+            *self.connections.lock() = None;
         }
         if let Some(standing) = change {
-            self.say(standing);
-            self.opened.notify_one();
+            self.report_health(standing);
+            self.breaker_opened.notify_one();
         }
         answer
     }
 
     /// Says how Redis stands, to the operator and to the metrics.
-    pub(super) fn say(&self, standing: Standing) {
-        self.metrics.standing(Some(standing));
-        let (redis, standing) = (&self.place, standing.as_ref());
+    pub(super) fn report_health(&self, standing: SharedCacheHealth) {
+        self.metrics.set_health(Some(standing));
+        let (redis, standing) = (&self.address, standing.as_ref());
         match standing {
             "up" => tracing::info!(redis, standing, "Redis answers: soft state is shared between routers"),
             _ => tracing::warn!(
@@ -185,12 +190,12 @@ async fn run<T: FromRedisValue>(
     mut connection: MultiplexedConnection,
     pipeline: &Pipeline,
     limit: Duration,
-) -> Result<T, NoAnswer> {
+) -> Result<T, RedisCallError> {
     match tokio::time::timeout(limit, pipeline.query_async(&mut connection)).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) if is_foreign(&error) => Err(NoAnswer::Foreign),
-        Ok(Err(error)) => Err(NoAnswer::Failed(failure_of(&error))),
-        Err(_) => Err(NoAnswer::Failed(Failure::Timeout)),
+        Ok(Err(error)) if is_foreign(&error) => Err(RedisCallError::Foreign),
+        Ok(Err(error)) => Err(RedisCallError::Failed(failure_of(&error))),
+        Err(_) => Err(RedisCallError::Failed(RedisFailure::Timeout)),
     }
 }
 
@@ -201,7 +206,7 @@ fn is_foreign(error: &RedisError) -> bool {
         || error.kind() == ErrorKind::UnexpectedReturnType
 }
 
-fn failure_of(error: &RedisError) -> Failure {
+fn failure_of(error: &RedisError) -> RedisFailure {
     tracing::debug!(%error, "Redis");
-    if error.is_timeout() { Failure::Timeout } else { Failure::Error }
+    if error.is_timeout() { RedisFailure::Timeout } else { RedisFailure::Error }
 }

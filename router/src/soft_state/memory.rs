@@ -6,41 +6,41 @@ use bytes::Bytes;
 use prefix::FairLru;
 use vocabulary::TenantId;
 
-use super::key::{Key, Kind};
+use super::key::{CacheEntryKind, CacheKey};
 
 /// Bytes that an entry takes beside its names and value, about.
-const ENTRY: usize = 192;
+const ENTRY_OVERHEAD_BYTES: usize = 192;
 
 /// Where a value came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
+pub(super) enum ValueOrigin {
     /// It was put here; Redis learned it from us.
-    Ours,
+    Local,
     /// Redis had it.
     Shared,
 }
 
 /// A value with how long it holds.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct CachedValue {
     pub(super) value: Bytes,
     pub(super) ttl: Duration,
-    pub(super) origin: Origin,
+    pub(super) origin: ValueOrigin,
 }
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct LocalCache {
     limit: usize,
-    entries: FairLru<TenantId, Key, Entry>,
+    entries: FairLru<TenantId, CacheKey, LocalCacheEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    held: Held,
+struct LocalCacheEntry {
+    cached: CachedValue,
     expires: Instant,
 }
 
-impl Memory {
+impl LocalCache {
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, entries: FairLru::new(limit) }
     }
@@ -51,50 +51,53 @@ impl Memory {
     }
 
     /// The value of `key`; using it makes it newer, and it holds for its whole time again.
-    pub(super) fn get(&mut self, key: &Key, now: Instant) -> Option<Bytes> {
+    pub(super) fn get(&mut self, key: &CacheKey, now: Instant) -> Option<Bytes> {
         let entry = self.entries.get_mut(key)?;
         if entry.expires <= now {
             self.remove(key);
             return None;
         }
-        entry.expires = now + entry.held.ttl;
-        Some(entry.held.value.clone())
+        entry.expires = now + entry.cached.ttl;
+        Some(entry.cached.value.clone())
     }
 
     /// Puts a value; one that is larger than a quarter of everything is not kept.
-    pub(super) fn put(&mut self, key: Key, held: Held, now: Instant) {
+    pub(super) fn put(&mut self, key: CacheKey, held: CachedValue, now: Instant) {
         self.remove(&key);
-        let size = size(&key, &held.value);
+        let size = entry_size(&key, &held.value);
         if size > self.limit / 4 {
             return;
         }
-        let entry = Entry { expires: now + held.ttl, held };
-        self.entries.put(key.tenant.clone(), key, (entry, size));
+        let entry = LocalCacheEntry { expires: now + held.ttl, cached: held };
+        self.entries.insert(key.tenant.clone(), key, (entry, size));
     }
 
-    pub(super) fn remove(&mut self, key: &Key) {
+    pub(super) fn remove(&mut self, key: &CacheKey) {
         self.entries.remove(key);
     }
 
     /// What is held of this tenant's words, and where they are.
-    pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(Key, Bytes)> {
-        let is_kept = |key: &Key| matches!(key.kind, Kind::Maker | Kind::Transcript | Kind::Checkpoint);
-        let kept = self.entries.of(tenant).filter(|(key, _)| is_kept(key));
-        kept.map(|(key, entry)| (key.clone(), entry.held.value.clone())).collect()
+    pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(CacheKey, Bytes)> {
+        let is_kept = |key: &CacheKey| {
+            matches!(key.kind, CacheEntryKind::Maker | CacheEntryKind::Transcript | CacheEntryKind::Checkpoint)
+        };
+        let kept = self.entries.iter_owner(tenant).filter(|(key, _)| is_kept(key));
+        kept.map(|(key, entry)| (key.clone(), entry.cached.value.clone())).collect()
     }
 
     /// What was put here and still holds, each tenant's newest first, with the time it has left.
-    pub(super) fn ours(&self, now: Instant) -> Vec<(Key, Held)> {
+    pub(super) fn local_values(&self, now: Instant) -> Vec<(CacheKey, CachedValue)> {
         let held = self.entries.iter().filter_map(|(key, entry)| {
             let ttl = entry.expires.checked_duration_since(now)?;
-            (entry.held.origin == Origin::Ours).then(|| (key.clone(), Held { ttl, ..entry.held.clone() }))
+            (entry.cached.origin == ValueOrigin::Local)
+                .then(|| (key.clone(), CachedValue { ttl, ..entry.cached.clone() }))
         });
         held.collect()
     }
 }
 
-fn size(key: &Key, value: &Bytes) -> usize {
-    ENTRY + 2 * (key.name.len() + key.tenant.0.len()) + value.len()
+fn entry_size(key: &CacheKey, value: &Bytes) -> usize {
+    ENTRY_OVERHEAD_BYTES + 2 * (key.name.len() + key.tenant.0.len()) + value.len()
 }
 
 #[cfg(test)]
@@ -105,32 +108,32 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(10);
 
-    fn key(name: &str) -> Key {
-        Key::new(Kind::Maker, &TenantId("t".into()), name)
+    fn key(name: &str) -> CacheKey {
+        CacheKey::new(CacheEntryKind::Maker, &TenantId("t".into()), name)
     }
 
-    fn held(bytes: usize) -> Held {
-        Held { value: vec![7; bytes].into(), ttl: TTL, origin: Origin::Ours }
+    fn cached(bytes: usize) -> CachedValue {
+        CachedValue { value: vec![7; bytes].into(), ttl: TTL, origin: ValueOrigin::Local }
     }
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn the_least_recently_used_entry_is_evicted_first() {
         let now = Instant::now();
-        let mut memory = Memory::new(10 * size(&key("a"), &held(100).value));
+        let mut memory = LocalCache::new(10 * entry_size(&key("a"), &cached(100).value));
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
             .iter()
-            .for_each(|name| memory.put(key(name), held(100), now));
+            .for_each(|name| memory.put(key(name), cached(100), now));
         assert!(memory.get(&key("a"), now).is_some());
-        memory.put(key("k"), held(100), now);
+        memory.put(key("k"), cached(100), now);
         assert!(memory.get(&key("a"), now).is_some());
         assert!(memory.get(&key("b"), now).is_none());
     }
 
     #[test]
-    fn a_value_goes_when_it_was_not_used_for_its_time() {
+    fn an_entry_expires_when_unused_for_its_ttl() {
         let start = Instant::now();
-        let mut memory = Memory::new(1 << 20);
-        memory.put(key("a"), held(1), start);
+        let mut memory = LocalCache::new(1 << 20);
+        memory.put(key("a"), cached(1), start);
         assert!(memory.get(&key("a"), start + TTL / 2).is_some());
         assert!(memory.get(&key("a"), start + TTL).is_some(), "it was used meanwhile");
         assert!(memory.get(&key("a"), start + TTL * 2).is_none());
@@ -138,42 +141,42 @@ mod tests {
     }
 
     #[test]
-    fn one_huge_value_does_not_push_out_all_others() {
+    fn an_oversized_value_does_not_evict_the_others() {
         let now = Instant::now();
-        let mut memory = Memory::new(4096);
-        memory.put(key("a"), held(10), now);
-        memory.put(key("b"), held(4000), now);
+        let mut memory = LocalCache::new(4096);
+        memory.put(key("a"), cached(10), now);
+        memory.put(key("b"), cached(4000), now);
         assert!(memory.get(&key("a"), now).is_some());
         assert!(memory.get(&key("b"), now).is_none());
     }
 
     #[test]
-    fn only_what_was_put_here_is_ours() {
+    fn only_locally_written_values_are_resent() {
         let now = Instant::now();
-        let mut memory = Memory::new(1 << 20);
-        memory.put(key("a"), held(1), now);
-        memory.put(key("b"), Held { origin: Origin::Shared, ..held(1) }, now);
-        memory.put(key("c"), held(1), now);
-        let ours = memory.ours(now + TTL / 2);
+        let mut memory = LocalCache::new(1 << 20);
+        memory.put(key("a"), cached(1), now);
+        memory.put(key("b"), CachedValue { origin: ValueOrigin::Shared, ..cached(1) }, now);
+        memory.put(key("c"), cached(1), now);
+        let ours = memory.local_values(now + TTL / 2);
         let names: Vec<_> = ours.iter().map(|(key, held)| (&*key.name, held.ttl)).collect();
         assert_eq!(names, [("c", TTL / 2), ("a", TTL / 2)]);
-        assert_eq!(memory.ours(now + TTL * 2).len(), 0);
+        assert_eq!(memory.local_values(now + TTL * 2).len(), 0);
     }
 
     proptest! {
         #[test]
-        fn memory_stays_within_its_bound_and_counts_right(
+        fn the_local_cache_stays_within_its_limit_and_counts_correctly(
             steps in prop::collection::vec((0u8..3, "[a-f]", 0usize..600), 0..200),
         ) {
             let now = Instant::now();
-            let mut memory = Memory::new(3000);
+            let mut memory = LocalCache::new(3000);
             for (step, name, bytes) in steps {
                 match step {
-                    0 => memory.put(key(&name), held(bytes), now),
+                    0 => memory.put(key(&name), cached(bytes), now),
                     1 => drop(memory.get(&key(&name), now)),
                     _ => memory.remove(&key(&name)),
                 }
-                let counted: usize = memory.entries.iter().map(|(key, entry)| size(key, &entry.held.value)).sum();
+                let counted: usize = memory.entries.iter().map(|(key, entry)| entry_size(key, &entry.cached.value)).sum();
                 prop_assert_eq!(memory.bytes(), counted);
                 prop_assert!(memory.bytes() <= 3000);
             }

@@ -15,20 +15,20 @@ const PLAIN: u8 = 3;
 pub(super) const OVERHEAD: usize = 1 + NONCE_LEN + 16;
 
 /// How values are written, and which are read.
-pub(super) enum Sealer {
+pub(super) enum ValueCipher {
     /// AES-256-GCM. Each name has a key of its own, so that no key is used often enough for a nonce to repeat.
     Encrypting { root: Prk, random: SystemRandom },
     /// As they are, where the configuration says so.
     Plain,
 }
 
-impl std::fmt::Debug for Sealer {
+impl std::fmt::Debug for ValueCipher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if matches!(self, Self::Plain) { "Plain" } else { "Encrypting" })
     }
 }
 
-impl Sealer {
+impl ValueCipher {
     /// With a secret every value is encrypted, without one none.
     pub(super) fn new(secret: Option<&Secret>) -> Self {
         match secret {
@@ -97,13 +97,13 @@ mod tests {
 
     use super::*;
 
-    fn sealer(secret: &str) -> Sealer {
-        Sealer::new(Some(&Secret::from(secret)))
+    fn cipher(secret: &str) -> ValueCipher {
+        ValueCipher::new(Some(&Secret::from(secret)))
     }
 
     #[test]
-    fn what_is_sealed_cannot_be_read_and_is_never_sealed_alike_twice() {
-        let sealer = sealer("0123456789abcdef");
+    fn ciphertext_hides_the_value_and_never_repeats() {
+        let sealer = cipher("0123456789abcdef");
         let [one, other] = [(); 2].map(|()| sealer.seal("k", b"the marker is here").unwrap());
         assert_ne!(one, other);
         assert!(!one.windows(6).any(|bytes| bytes == b"marker"));
@@ -111,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn encrypted_and_plain_values_do_not_pass_for_each_other() {
-        let (encrypting, plain) = (sealer("0123456789abcdef"), Sealer::new(None));
+    fn encrypted_and_plain_values_are_not_interchangeable() {
+        let (encrypting, plain) = (cipher("0123456789abcdef"), ValueCipher::new(None));
         assert_eq!(encrypting.open("k", plain.seal("k", b"v").unwrap()), None);
         assert_eq!(plain.open("k", encrypting.seal("k", b"v").unwrap()), None);
         assert_eq!(plain.open("k", plain.seal("k", b"v").unwrap()).as_deref(), Some(&b"v"[..]));
@@ -120,21 +120,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_sealed_opens_under_its_name_and_its_secret_only(
+        fn a_value_decrypts_only_under_its_name_and_secret(
             name in "[a-z:]{0,12}", other in "[a-z:]{0,12}", value in prop::collection::vec(any::<u8>(), 0..80),
         ) {
-            let ours = sealer("0123456789abcdef");
+            let ours = cipher("0123456789abcdef");
             let sealed = ours.seal(&name, &value).unwrap();
-            prop_assert_eq!(sealer("0123456789abcdeg").open(&name, sealed.clone()), None);
+            prop_assert_eq!(cipher("0123456789abcdeg").open(&name, sealed.clone()), None);
             prop_assert_eq!(ours.open(&other, sealed.clone()).is_some(), name == other);
             prop_assert_eq!(ours.open(&name, sealed), Some(Bytes::from(value)));
         }
 
         #[test]
-        fn what_was_cut_or_changed_does_not_open(
+        fn truncated_or_altered_ciphertext_does_not_decrypt(
             value in prop::collection::vec(any::<u8>(), 0..80), at in any::<prop::sample::Index>(), change in 1u8..,
         ) {
-            let ours = sealer("0123456789abcdef");
+            let ours = cipher("0123456789abcdef");
             let sealed = ours.seal("k", &value).unwrap();
             let at = at.index(sealed.len());
             prop_assert_eq!(ours.open("k", sealed[..at].to_vec()), None);
@@ -144,8 +144,8 @@ mod tests {
         }
 
         #[test]
-        fn nothing_opens_by_chance(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            prop_assert_eq!(sealer("0123456789abcdef").open("k", bytes), None);
+        fn random_bytes_do_not_decrypt(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert_eq!(cipher("0123456789abcdef").open("k", bytes), None);
         }
     }
 }

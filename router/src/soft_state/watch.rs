@@ -7,67 +7,67 @@ use std::time::{Duration, Instant};
 use redis::Pipeline;
 use tokio::sync::mpsc;
 
-use super::breaker::Standing;
-use super::key::{Key, Kind, of_namespace};
+use super::breaker::SharedCacheHealth;
+use super::key::{CacheEntryKind, CacheKey, namespace_prefix};
 use super::lease::count_routers;
-use super::link::NoAnswer;
-use super::memory::Held;
+use super::link::RedisCallError;
+use super::memory::CachedValue;
 use super::seal::OVERHEAD;
-use super::{Inner, Shared};
+use super::{RedisBackend, SharedCacheState};
 use crate::incoming::new_request_id;
 
 /// Between two probes while all is well, and while it is not.
-const CALM: Duration = Duration::from_secs(1);
-const WORRIED: Duration = Duration::from_millis(200);
+const HEALTHY_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+const UNHEALTHY_PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a mark stands that nobody renews.
-const MARK_SECONDS: u64 = 600;
+const SENTINEL_TTL_SECONDS: u64 = 600;
 /// What is sealed so that secrets can be compared, and how long it stands that nobody renews.
 const CANARY: &[u8] = b"ownerserve";
 const CANARY_SECONDS: u64 = 60;
 /// Most writes in one pipeline.
-const BATCH: usize = 64;
+const MAX_BATCH: usize = 64;
 /// Most writes that wait, and their bytes.
-pub(super) const WAITING_WRITES: usize = 1024;
-const WAITING_BYTES: usize = 32 << 20;
+pub(super) const MAX_QUEUED_WRITES: usize = 1024;
+const MAX_QUEUED_BYTES: usize = 32 << 20;
 
 /// Something for Redis to remember; an empty value marks what is to be forgotten.
 #[derive(Debug)]
-pub(super) struct Write {
-    pub(super) key: Key,
-    pub(super) held: Held,
+pub(super) struct RedisWrite {
+    pub(super) key: CacheKey,
+    pub(super) value: CachedValue,
 }
 
-impl Write {
+impl RedisWrite {
     fn bytes(&self) -> usize {
-        self.held.value.len()
+        self.value.value.len()
     }
 }
 
 /// What a write may do to what is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Over {
-    Anything,
+pub(super) enum WriteCondition {
+    Always,
     /// Nothing: others may have forgotten it meanwhile.
-    Nothing,
+    IfAbsent,
 }
 
 /// The way to the writer, which never waits.
 #[derive(Clone, Debug)]
-pub(super) struct Writes {
-    queue: mpsc::Sender<Write>,
+pub(super) struct RedisWriteQueue {
+    queue: mpsc::Sender<RedisWrite>,
     bytes: Arc<AtomicUsize>,
 }
 
-impl Writes {
-    pub(super) fn new() -> (Self, mpsc::Receiver<Write>) {
-        let (queue, waiting) = mpsc::channel(WAITING_WRITES);
+impl RedisWriteQueue {
+    pub(super) fn new() -> (Self, mpsc::Receiver<RedisWrite>) {
+        let (queue, waiting) = mpsc::channel(MAX_QUEUED_WRITES);
         (Self { queue, bytes: Arc::default() }, waiting)
     }
 
     /// Whether there was room for it.
-    pub(super) fn push(&self, write: Write) -> bool {
+    pub(super) fn push(&self, write: RedisWrite) -> bool {
         let bytes = write.bytes();
-        if self.bytes.load(Ordering::Relaxed) + bytes > WAITING_BYTES {
+        if self.bytes.load(Ordering::Relaxed) + bytes > MAX_QUEUED_BYTES {
             return false;
         }
         let taken = self.queue.try_send(write).is_ok();
@@ -77,50 +77,50 @@ impl Writes {
         taken
     }
 
-    fn done(&self, bytes: usize) {
+    fn release_bytes(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 /// Writes what was pushed, in order, in batches.
-pub(super) async fn write_all(inner: Arc<Inner>, waiting: &mut mpsc::Receiver<Write>) {
-    let Some(shared) = &inner.shared else { return };
-    let mut batch = Vec::with_capacity(BATCH);
-    while waiting.recv_many(&mut batch, BATCH).await > 0 {
-        let outcome = shared.save(&batch, Over::Anything).await;
+pub(super) async fn write_all(inner: Arc<SharedCacheState>, waiting: &mut mpsc::Receiver<RedisWrite>) {
+    let Some(shared) = &inner.redis else { return };
+    let mut batch = Vec::with_capacity(MAX_BATCH);
+    while waiting.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        let outcome = shared.save(&batch, WriteCondition::Always).await;
         if outcome != "saved" {
-            shared.owe();
+            shared.mark_unsynced();
         }
         for write in batch.drain(..) {
-            shared.writes.done(write.bytes());
-            inner.metrics.written(write.key.kind, outcome);
+            shared.writes.release_bytes(write.bytes());
+            inner.metrics.count_write(write.key.kind, outcome);
         }
     }
 }
 
-impl Shared {
+impl RedisBackend {
     /// Something may be missing in Redis: the next probe that is answered is followed by all that this router remembers.
-    fn owe(&self) {
-        self.owes.store(true, Ordering::Relaxed);
+    fn mark_unsynced(&self) {
+        self.unsynced.store(true, Ordering::Relaxed);
     }
 
     /// The word for how it went. What was not saved stays in memory, and is told anew.
-    pub(super) async fn save(&self, batch: &[Write], over: Over) -> &'static str {
+    pub(super) async fn save(&self, batch: &[RedisWrite], over: WriteCondition) -> &'static str {
         let mut pipeline = redis::pipe();
-        batch.iter().for_each(|write| self.command(write, over, &mut pipeline));
-        match self.link.tell::<()>(&pipeline).await {
+        batch.iter().for_each(|write| self.push_command(write, over, &mut pipeline));
+        match self.client.call_in_background::<()>(&pipeline).await {
             Ok(()) => "saved",
-            Err(NoAnswer::NotAsked) => "not_asked",
-            Err(NoAnswer::Failed(_) | NoAnswer::Foreign) => "failed",
+            Err(RedisCallError::Skipped) => "not_asked",
+            Err(RedisCallError::Failed(_) | RedisCallError::Foreign) => "failed",
         }
     }
 
-    fn command(&self, write: &Write, over: Over, pipeline: &mut Pipeline) {
-        let key = write.key.text(&self.namespace);
-        let millis = u64::try_from(write.held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
-        let Some(value) = self.sealer.seal(&key, &write.held.value) else { return };
+    fn push_command(&self, write: &RedisWrite, over: WriteCondition, pipeline: &mut Pipeline) {
+        let key = write.key.redis_key(&self.namespace);
+        let millis = u64::try_from(write.value.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
+        let Some(value) = self.cipher.seal(&key, &write.value.value) else { return };
         pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis);
-        if over == Over::Nothing || write.key.kind == Kind::Holder {
+        if over == WriteCondition::IfAbsent || write.key.kind == CacheEntryKind::Holder {
             pipeline.arg("NX");
         }
         pipeline.ignore();
@@ -136,9 +136,9 @@ struct Canary {
 
 impl Canary {
     /// None where nothing can be sealed.
-    fn new(shared: &Shared) -> Option<Self> {
-        let key = format!("{}:secret", of_namespace(&shared.namespace));
-        let value = shared.sealer.seal(&key, CANARY)?;
+    fn new(shared: &RedisBackend) -> Option<Self> {
+        let key = format!("{}:secret", namespace_prefix(&shared.namespace));
+        let value = shared.cipher.seal(&key, CANARY)?;
         let (mut ask, mut renew) = (redis::pipe(), redis::pipe());
         ask.cmd("SET").arg(&key).arg(value).arg("NX").arg("EX").arg(CANARY_SECONDS).ignore();
         ask.cmd("GETRANGE").arg(&key).arg(0).arg(CANARY.len() + OVERHEAD);
@@ -147,12 +147,12 @@ impl Canary {
     }
 
     /// Looks at what lies there, and says so when that changes. Without an answer nothing is known anew.
-    async fn compare(&self, shared: &Shared) {
-        let Ok((sealed,)) = shared.link.tell::<(Vec<u8>,)>(&self.ask).await else { return };
-        let is_ours = shared.sealer.open(&self.key, sealed).is_some();
+    async fn compare(&self, shared: &RedisBackend) {
+        let Ok((sealed,)) = shared.client.call_in_background::<(Vec<u8>,)>(&self.ask).await else { return };
+        let is_ours = shared.cipher.open(&self.key, sealed).is_some();
         if is_ours {
             // Only where it opens: it goes with the last router that has the other secret.
-            let _ = shared.link.tell::<()>(&self.renew).await;
+            let _ = shared.client.call_in_background::<()>(&self.renew).await;
         }
         match (shared.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
             (false, false) => tracing::warn!(
@@ -166,17 +166,17 @@ impl Canary {
 }
 
 /// Probes Redis for as long as it is asked to, and tells it again what it has forgotten.
-pub(super) async fn watch(inner: Arc<Inner>) {
-    let Some(shared) = &inner.shared else { return };
-    let mark = Mark::new(&shared.namespace);
+pub(super) async fn watch(inner: Arc<SharedCacheState>) {
+    let Some(shared) = &inner.redis else { return };
+    let mark = FlushSentinel::new(&shared.namespace);
     let canary = Canary::new(shared);
     let (mut marked, mut said) = (false, false);
     loop {
-        let before = shared.link.standing();
-        let found = shared.link.probe::<(Option<u64>, u32)>(&mark.probe).await;
-        let now = shared.link.standing();
+        let before = shared.client.health();
+        let found = shared.client.probe::<(Option<u64>, u32)>(&mark.probe).await;
+        let now = shared.client.health();
         if found.is_err() && !said && now == before {
-            shared.link.say(now);
+            shared.client.report_health(now);
         }
         said = true;
         if let Ok((_, routers)) = found {
@@ -190,27 +190,27 @@ pub(super) async fn watch(inner: Arc<Inner>) {
                     tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
                 }
                 // The mark first: should Redis forget once more while it is told, the next probe finds that out.
-                marked = shared.link.tell::<()>(&mark.set).await.is_ok();
-                shared.owe();
+                marked = shared.client.call_in_background::<()>(&mark.set).await.is_ok();
+                shared.mark_unsynced();
             }
             Ok((Some(_), _)) => marked = true,
             Err(_) => {}
         }
-        if now == Standing::Up && before != Standing::Up {
-            shared.owe();
+        if now == SharedCacheHealth::Up && before != SharedCacheHealth::Up {
+            shared.mark_unsynced();
         }
-        if now == Standing::Up
+        if now == SharedCacheHealth::Up
             && let Some(canary) = &canary
         {
             canary.compare(shared).await;
         }
-        if now == Standing::Up && shared.owes.swap(false, Ordering::Relaxed) {
-            tell_anew(&inner, shared).await;
+        if now == SharedCacheHealth::Up && shared.unsynced.swap(false, Ordering::Relaxed) {
+            resend_local_values(&inner, shared).await;
         }
-        let pause = if now == Standing::Up { CALM } else { WORRIED };
+        let pause = if now == SharedCacheHealth::Up { HEALTHY_PROBE_INTERVAL } else { UNHEALTHY_PROBE_INTERVAL };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = shared.link.opened.notified() => {}
+            () = shared.client.breaker_opened.notified() => {}
         }
     }
 }
@@ -218,35 +218,37 @@ pub(super) async fn watch(inner: Arc<Inner>) {
 /// A key of this router's own. When it is gone, so is everything else.
 ///
 /// It is set only when its absence was heard: an answer that is lost must not take the news of a flush with it.
-struct Mark {
+struct FlushSentinel {
     probe: Pipeline,
     set: Pipeline,
 }
 
-impl Mark {
+impl FlushSentinel {
     fn new(namespace: &str) -> Self {
         let name = new_request_id().to_string();
-        let key = format!("{}:mark:{name}", of_namespace(namespace));
+        let key = format!("{}:mark:{name}", namespace_prefix(namespace));
         let mut probe = redis::pipe();
         probe.cmd("GET").arg(&key);
-        probe.cmd("EXPIRE").arg(&key).arg(MARK_SECONDS).ignore();
+        probe.cmd("EXPIRE").arg(&key).arg(SENTINEL_TTL_SECONDS).ignore();
         count_routers(&mut probe, namespace, &name);
         let mut set = redis::pipe();
-        set.cmd("SET").arg(&key).arg(1).arg("EX").arg(MARK_SECONDS).ignore();
+        set.cmd("SET").arg(&key).arg(1).arg("EX").arg(SENTINEL_TTL_SECONDS).ignore();
         Self { probe, set }
     }
 }
 
 /// What other routers may ask for, newest first. Checkpoints are cheaper to make anew.
-async fn tell_anew(inner: &Inner, shared: &Shared) {
-    let ours = inner.memory.lock().ours(Instant::now());
-    let lasting = ours.into_iter().filter(|(key, _)| matches!(key.kind, Kind::Maker | Kind::Holder | Kind::Transcript));
-    let writes: Vec<Write> = lasting.map(|(key, held)| Write { key, held }).collect();
-    for batch in writes.chunks(BATCH) {
-        let outcome = shared.save(batch, Over::Nothing).await;
-        batch.iter().for_each(|write| inner.metrics.written(write.key.kind, outcome));
+async fn resend_local_values(inner: &SharedCacheState, shared: &RedisBackend) {
+    let ours = inner.local.lock().local_values(Instant::now());
+    let lasting = ours.into_iter().filter(|(key, _)| {
+        matches!(key.kind, CacheEntryKind::Maker | CacheEntryKind::Holder | CacheEntryKind::Transcript)
+    });
+    let writes: Vec<RedisWrite> = lasting.map(|(key, held)| RedisWrite { key, value: held }).collect();
+    for batch in writes.chunks(MAX_BATCH) {
+        let outcome = shared.save(batch, WriteCondition::IfAbsent).await;
+        batch.iter().for_each(|write| inner.metrics.count_write(write.key.kind, outcome));
         if outcome != "saved" {
-            shared.owe();
+            shared.mark_unsynced();
             return;
         }
     }

@@ -2,10 +2,10 @@
 
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::families::{SECONDS, families, words};
-use crate::correctness::Outcome;
-use crate::outliers::Cause;
-use crate::pipeline::turns::Until;
+use super::families::{SECONDS, families, label_values};
+use crate::correctness::TransferCheckOutcome;
+use crate::outliers::EjectionCause;
+use crate::pipeline::turns::WaitOutcome;
 
 families! {
     /// Counted where it happens, gauges when scraped; clones share their values.
@@ -14,14 +14,14 @@ families! {
         records: IntCounterVec = "decision_log_records_total" {outcome = ["written", "no_room", "disk"]},
             "Receipts for the decision log on disk: written, left out because the queue was full, or refused by the disk.";
         waiting: IntGauge = "steps_waiting", "Steps that wait rather than push out others' KV.";
-        waited: HistogramVec = "step_waited_seconds" {until = words::<Until>()} [SECONDS],
+        admission_wait: HistogramVec = "step_waited_seconds" {until = label_values::<WaitOutcome>()} [SECONDS],
             "How long steps waited rather than push out others' KV, by what ended it: room, longest, no_place or left.";
-        foretold: HistogramVec = "first_token_by_price_ratio" {action}
+        ttft_prediction_ratio: HistogramVec = "first_token_by_price_ratio" {action}
             [&[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]],
             "First-token time by what its price foretold, of steps that one worker served alone.";
         prefill_speed: GaugeVec = "worker_prefill_tokens_per_second" {worker},
             "Prompt tokens a second that it computes, as learnt from its steps.";
-        mispriced: IntGaugeVec = "worker_mispriced" {worker, off},
+        cost_drift: IntGaugeVec = "worker_mispriced" {worker, off},
             "1 while its first tokens come later or earlier than prices foretell.";
         guard_ratio: GaugeVec = "guardrail_first_token_ratio" {action},
             "First-token time of sessions that an action served, by that of the control group; 0 while too few are known.";
@@ -29,7 +29,7 @@ families! {
             "Sessions whose steps are compared, by the action that the planner chose and by arm.";
         reverted: IntGaugeVec = "guardrail_reverted" {action},
             "1 while an action is switched off because it made sessions slower.";
-        checks: IntCounterVec = "correctness_checks_total" {result = words::<Outcome>()},
+        checks: IntCounterVec = "correctness_checks_total" {result = label_values::<TransferCheckOutcome>()},
             "Transfers whose KV was held against computing the prompt, by result; no_room where another check was running.";
         barred_links: IntGauge = "correctness_barred_links",
             "Links over which nothing moves, because KV came as something else.";
@@ -41,7 +41,7 @@ families! {
     /// Workers that are left out because requests failed there.
     #[derive(Clone, Debug)]
     pub struct OutlierMetrics {
-        ejections: IntCounterVec = "ejections_total" {cause = words::<Cause>()},
+        ejections: IntCounterVec = "ejections_total" {cause = label_values::<EjectionCause>()},
             "Workers that were left out for a while because requests failed there, by why: consecutive_failures, \
              failure_percentage or trial_failed.";
         ejected: IntGaugeVec = "worker_ejected" {worker},
@@ -53,7 +53,7 @@ impl DecisionMetrics {
     /// Forgets workers that are not configured any more.
     pub fn reset(&self) {
         self.prefill_speed.reset();
-        self.mispriced.reset();
+        self.cost_drift.reset();
         self.outliers.ejected.reset();
     }
 }

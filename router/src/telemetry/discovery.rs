@@ -2,15 +2,15 @@
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::families::{families, words};
-use crate::membership::Source;
+use super::families::{families, label_values};
+use crate::membership::WorkerSource;
 
 families! {
     /// Counted where it happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct DiscoveryMetrics {
-        workers: IntGaugeVec = "discovery_workers" {source = words::<Source>()}, "Workers by who lists them.";
-        failing: IntGaugeVec = "discovery_failing" {source = words::<Source>()},
+        workers: IntGaugeVec = "discovery_workers" {source = label_values::<WorkerSource>()}, "Workers by who lists them.";
+        failing: IntGaugeVec = "discovery_failing" {source = label_values::<WorkerSource>()},
             "1 while a source of workers cannot be read, and what it last said is kept.";
         left_out: IntGauge = "discovery_left_out", "Workers that are listed beyond what a router can have.";
         changes: IntCounterVec = "worker_changes_total" {change = ["joined", "changed", "left"]},

@@ -10,7 +10,7 @@ use prometheus::{
 
 /// Registers families under the prefix `ownerserve_`, and remembers their names.
 #[derive(Debug)]
-pub(super) struct Families {
+pub(super) struct FamilyRegistrar {
     pub(super) registry: Registry,
     pub(super) names: RefCell<Vec<String>>,
 }
@@ -31,31 +31,31 @@ pub(super) const TOKENS: &[f64] = &[
 ];
 
 /// A label, and lists of its values that have series from the start; the others come as they are counted.
-pub(super) type Label<'a> = (&'a str, &'a [&'a [&'a str]]);
+pub(super) type LabelValues<'a> = (&'a str, &'a [&'a [&'a str]]);
 
 /// A kind of family.
-pub(super) trait Kind: Collector + Clone + 'static {
-    fn make(opts: HistogramOpts, labels: &[&str]) -> Result<Self>;
+pub(super) trait MetricFamily: Collector + Clone + 'static {
+    fn create(opts: HistogramOpts, labels: &[&str]) -> Result<Self>;
     /// Makes the series of these values.
-    fn begin(&self, values: &[&str]);
+    fn init_series(&self, values: &[&str]);
 }
 
 macro_rules! kinds {
     ($($single:ident, $labelled:ident $(, $opts:ident)?;)+) => {$(
-        impl Kind for $single {
-            fn make(opts: HistogramOpts, _: &[&str]) -> Result<Self> {
+        impl MetricFamily for $single {
+            fn create(opts: HistogramOpts, _: &[&str]) -> Result<Self> {
                 Self::with_opts(opts$(.$opts)?)
             }
 
-            fn begin(&self, _: &[&str]) {}
+            fn init_series(&self, _: &[&str]) {}
         }
 
-        impl Kind for $labelled {
-            fn make(opts: HistogramOpts, labels: &[&str]) -> Result<Self> {
+        impl MetricFamily for $labelled {
+            fn create(opts: HistogramOpts, labels: &[&str]) -> Result<Self> {
                 Self::new(opts$(.$opts)?, labels)
             }
 
-            fn begin(&self, values: &[&str]) {
+            fn init_series(&self, values: &[&str]) {
                 self.with_label_values(values);
             }
         }
@@ -69,17 +69,22 @@ kinds! {
     Histogram, HistogramVec;
 }
 
-impl Families {
+impl FamilyRegistrar {
     /// Makes one, with a series for each combination of its labels' values.
-    pub(super) fn family<K: Kind>(&self, (name, help): (&str, &str), labels: &[Label<'_>], buckets: &[&[f64]]) -> K {
+    pub(super) fn family<K: MetricFamily>(
+        &self,
+        (name, help): (&str, &str),
+        labels: &[LabelValues<'_>],
+        buckets: &[&[f64]],
+    ) -> K {
         let opts = HistogramOpts::from(Opts::new(format!("ownerserve_{name}"), help)).buckets(buckets.concat());
         let names: Vec<_> = labels.iter().map(|(label, _)| *label).collect();
-        let family = K::make(opts, &names).expect("the name and labels of a metric are fixed and valid");
+        let family = K::create(opts, &names).expect("the name and labels of a metric are fixed and valid");
         let series = labels.iter().fold(vec![Vec::new()], |all, (_, values)| {
             let values = values.concat();
             all.iter().flat_map(|one| values.iter().map(|value| [&one[..], &[*value]].concat())).collect()
         });
-        series.iter().for_each(|values| family.begin(values));
+        series.iter().for_each(|values| family.init_series(values));
         self.names.borrow_mut().extend(family.desc().iter().map(|desc| desc.fq_name.clone()));
         self.registry.register(Box::new(family.clone())).expect("every metric is registered once");
         family
@@ -87,11 +92,11 @@ impl Families {
 }
 
 /// Words of all variants, as values of a label.
-pub(super) fn words<T: strum::VariantArray + AsRef<str>>() -> Vec<&'static str> {
+pub(super) fn label_values<T: strum::VariantArray + AsRef<str>>() -> Vec<&'static str> {
     T::VARIANTS.iter().map(AsRef::as_ref).collect()
 }
 
-/// A struct of families, from one line each: `field: Kind = "name" {label = [values], label} [buckets], "help";`. The
+/// A struct of families, from one line each: `field: MetricFamily = "name" {label = [values], label} [buckets], "help";`. The
 /// values are those that have series from the start. Structs of further families stand behind them.
 macro_rules! families {
     ($(#[$doc:meta])* pub struct $of:ident {
@@ -106,7 +111,7 @@ macro_rules! families {
         }
 
         impl $of {
-            pub(super) fn register(families: &$crate::telemetry::families::Families) -> Self {
+            pub(super) fn register(families: &$crate::telemetry::families::FamilyRegistrar) -> Self {
                 Self {
                     $($field: families.family(
                         ($name, $help),

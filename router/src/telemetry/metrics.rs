@@ -7,46 +7,46 @@ use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
-use workers_shim::dialect::Stripped;
+use workers_shim::dialect::StrippedFields;
 
 use super::decisions::DecisionMetrics;
 use super::discovery::DiscoveryMetrics;
 use super::exchange::ExchangeMetrics;
-use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS, families, words};
-use super::identity::IdentityMetrics;
-use super::soft_state::SoftStateMetrics;
-use crate::pipeline::readback::Fate;
-use crate::salt_proof::Verdict;
+use super::families::{FINE_SECONDS, FamilyRegistrar, SECONDS, TOKENS, families, label_values};
+use super::identity::PrefixCacheMetrics;
+use super::soft_state::SharedCacheMetrics;
+use crate::pipeline::readback::ReversePullOutcome;
+use crate::salt_proof::SaltVerdict;
 use crate::server::ClosedConnections;
 
 families! {
     /// All families, by what they tell about.
     #[derive(Debug)]
     pub struct Metrics {
-        + requests: Requests, "Clients' requests.";
-        + plans: Plans, "Decisions and what came of them.";
-        + workers: Workers, "The workers, one label value each.";
-        + ledger: Ledger, "The ledger as this node sees it.";
-        + identity: IdentityMetrics, "How prompts are known.";
-        + soft_state: SoftStateMetrics, "What routers share beside the ledger.";
+        + requests: RequestMetrics, "Clients' requests.";
+        + plans: PlanMetrics, "Decisions and what came of them.";
+        + workers: WorkerMetrics, "The workers, one label value each.";
+        + ledger: LedgerMetrics, "The ledger as this node sees it.";
+        + prefix_cache: PrefixCacheMetrics, "How prompts are known.";
+        + shared_cache: SharedCacheMetrics, "What routers share beside the ledger.";
         + cluster: ClusterMetrics, "The quorum that keeps the ledger.";
         + exchange: ExchangeMetrics, "Routers among themselves.";
         + decisions: DecisionMetrics, "The decision log, and prices held against what was seen.";
-        + memory: Memory, "Memory of the requests in work.";
-        + process: Process, "This process.";
-        + registered: Registered, "Where all of them are; made last.";
+        + memory: MemoryMetrics, "Memory of the requests in work.";
+        + process: ProcessMetrics, "This process.";
+        + registered: MetricRegistry, "Where all of them are; made last.";
     }
 }
 
 /// The registry, and the names of what is in it.
 #[derive(Debug)]
-pub struct Registered {
+pub struct MetricRegistry {
     registry: Registry,
     names: Vec<String>,
 }
 
-impl Registered {
-    fn register(families: &Families) -> Self {
+impl MetricRegistry {
+    fn register(families: &FamilyRegistrar) -> Self {
         Self { registry: families.registry.clone(), names: families.names.borrow().clone() }
     }
 }
@@ -60,13 +60,13 @@ impl Default for Metrics {
 impl Metrics {
     /// Registers every family with `registry`. Twice with the same one is a bug of ours.
     pub fn new(registry: Registry) -> Self {
-        let metrics = Self::register(&Families { registry, names: Default::default() });
+        let metrics = Self::register(&FamilyRegistrar { registry, names: Default::default() });
         metrics.process.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         metrics
     }
 
     /// The names of all families, with their prefix, without the suffixes of histograms.
-    pub fn names(&self) -> &[String] {
+    pub fn family_names(&self) -> &[String] {
         &self.registered.names
     }
 
@@ -82,7 +82,7 @@ impl Metrics {
 families! {
     /// What clients see.
     #[derive(Debug)]
-    pub struct Requests {
+    pub struct RequestMetrics {
         total: IntCounterVec = "requests_total" {path, code}, "Requests answered, by path and HTTP status.";
         by_tenant: IntCounterVec = "tenant_requests_total" {tenant}, "Requests accepted, by tenant.";
         in_flight: IntGauge = "requests_in_flight", "Requests being served.";
@@ -96,15 +96,15 @@ families! {
         errors: IntCounterVec = "errors_total" {cause}, "Requests that ended in an error of this proxy, by cause.";
         stripped: IntCounterVec = "stripped_parameters_total" {name},
             "Parameters taken out of clients' bodies because only routers may send them.";
-        salt_proofs: IntCounterVec = "salt_proofs_total" {outcome = words::<Verdict>()},
+        salt_proofs: IntCounterVec = "salt_proofs_total" {outcome = label_values::<SaltVerdict>()},
             "Workers that were asked once whether they keep prompts of different salts apart, by what they showed.";
         retries: IntCounterVec = "retries_total" {cause}, "Tries of a request after its first, by cause.";
         retries_refused: IntCounter = "retries_refused_total",
             "Tries of a request after its first that the retry budget did not allow.";
-        broken: IntCounterVec = "broken_streams_total" {outcome = ["resumed", "complete", "unresumable", "failed"]},
+        broken_streams: IntCounterVec = "broken_streams_total" {outcome = ["resumed", "complete", "unresumable", "failed"]},
             "Streams that broke off after their first byte: resumed elsewhere, complete but for their end, or ended with an error.";
         resume: Histogram = "resume_seconds" [SECONDS], "From a stream's break to the first byte from another worker.";
-        usage_disbelieved: IntCounter = "usage_disbelieved_total",
+        implausible_usage: IntCounter = "usage_disbelieved_total",
             "Answers whose worker counted more tokens than the request can have.";
     }
 }
@@ -112,7 +112,7 @@ families! {
 families! {
     /// What the pipeline decides, and what happened then.
     #[derive(Debug)]
-    pub struct Plans {
+    pub struct PlanMetrics {
         step: HistogramVec = "step_seconds"
             {step = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],
             "Time spent in each step of the pipeline.";
@@ -130,19 +130,19 @@ families! {
             "Steps served with less knowledge, or by another plan, than wanted; by cause.";
         predicted: Histogram = "first_token_predicted_seconds" [SECONDS],
             "Predicted time to the first token of executed plans.";
-        + between_steps: BetweenSteps, "KV that moves, or waits to, between two steps.";
+        + kv_movement: KvMovementMetrics, "KV that moves, or waits to, between two steps.";
     }
 }
 
 families! {
     /// KV that moves, or waits to, between two steps of a session; clones share their values.
     #[derive(Clone, Debug)]
-    pub struct BetweenSteps {
-        ahead: IntCounterVec = "ahead_total" {outcome = ["sent", "failed", "used", "unused"]},
+    pub struct KvMovementMetrics {
+        prefix_replications: IntCounterVec = "ahead_total" {outcome = ["sent", "failed", "used", "unused"]},
             "Prefixes that were sent to another worker before a step asked for them: sent or failed, and of those that \
              were sent, used or unused by the session's next step.";
-        ahead_bytes: IntCounter = "ahead_bytes_total", "KV that was sent before a step asked for it.";
-        readbacks: IntCounterVec = "readbacks_total" {outcome = words::<Fate>()},
+        replicated_bytes: IntCounter = "ahead_bytes_total", "KV that was sent before a step asked for it.";
+        reverse_pulls: IntCounterVec = "readbacks_total" {outcome = label_values::<ReversePullOutcome>()},
             "KV that decode workers handed back for their sessions' next steps, by what came of it.";
     }
 }
@@ -150,7 +150,7 @@ families! {
 families! {
     /// Refreshed from the fleet when scraped.
     #[derive(Debug)]
-    pub struct Workers {
+    pub struct WorkerMetrics {
         up: IntGaugeVec = "worker_up" {worker, role}, "1 when the worker takes work.";
         running: IntGaugeVec = "worker_requests_running" {worker}, "Requests in the worker's batch.";
         waiting: IntGaugeVec = "worker_requests_waiting" {worker}, "Requests waiting at the worker.";
@@ -171,7 +171,7 @@ families! {
 families! {
     /// Refreshed from the view when scraped.
     #[derive(Debug)]
-    pub struct Ledger {
+    pub struct LedgerMetrics {
         leases: IntGaugeVec = "leases" {state}, "Workers by the state of their lease: held, expired or retired.";
         sessions: IntGauge = "sessions", "Sessions in the ledger.";
         applied: IntGauge = "ledger_applied_index", "Index of the last log entry applied here.";
@@ -187,7 +187,7 @@ families! {
     /// The quorum that keeps the ledger, as this node knows it; refreshed from the directory when scraped.
     #[derive(Debug)]
     pub struct ClusterMetrics {
-        leads: IntGauge = "ledger_leads", "1 where this node leads the ledger's quorum.";
+        is_leader: IntGauge = "ledger_leads", "1 where this node leads the ledger's quorum.";
         members: IntGaugeVec = "ledger_members" {standing}, "Nodes that keep the ledger, voters and learners.";
         lag: IntGaugeVec = "ledger_member_lag_entries" {node}, "Log entries that a member lacks; told by the leader.";
         level: IntGauge = "ledger_level", "Feature level of the ledger's cluster.";
@@ -201,7 +201,7 @@ families! {
 families! {
     /// Memory of the requests in work.
     #[derive(Clone, Debug)]
-    pub struct Memory {
+    pub struct MemoryMetrics {
         reserved: IntGauge = "request_memory_bytes", "Memory that requests in work have reserved.";
         refused: IntCounterVec = "request_memory_refused_total" {scope = ["tenant", "total"]},
             "Requests that were refused because no memory was left for their tenant, or for anybody.";
@@ -211,7 +211,7 @@ families! {
 families! {
     /// What this process is and is set to.
     #[derive(Debug)]
-    pub struct Process {
+    pub struct ProcessMetrics {
         build: IntGaugeVec = "build_info" {version}, "Always 1; the version is the label.";
         mode: IntGaugeVec = "mode" {mode}, "1 for the mode in force: shadow, sticky or own.";
         rollout: Gauge = "rollout_ratio", "Share of sessions that mode own applies to.";
@@ -230,14 +230,14 @@ families! {
     }
 }
 
-impl Requests {
+impl RequestMetrics {
     /// Parameters that only routers may send were left out of a client's body.
-    pub fn count_stripped(&self, stripped: Stripped) {
+    pub fn count_stripped(&self, stripped: StrippedFields) {
         let counts = [
             ("kv_transfer_params", stripped.transfer_parameters),
             ("kv_cache_report_mode", stripped.report_mode),
             ("cache_salt", stripped.salt),
-            ("request_id", stripped.request_names),
+            ("request_id", stripped.request_ids),
             ("priority", stripped.priority),
         ];
         for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
@@ -246,7 +246,7 @@ impl Requests {
     }
 }
 
-impl Workers {
+impl WorkerMetrics {
     /// Forgets every worker, before the ones that are there now are written anew.
     pub fn reset(&self) {
         let Self { up, running, waiting, backlog, knowledge, blocks, event_sources, .. } = self;
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_family_is_prefixed_and_a_value_shows() {
+    fn every_family_has_the_prefix_and_renders_its_value() {
         let metrics = Metrics::default();
         metrics.requests.total.with_label_values(&["/v1/models", "200"]).inc();
         metrics.plans.overlap.observe(100.0);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_shows_every_family_and_nothing_else() {
+    fn dashboard_shows_exactly_the_registered_families() {
         let dashboard = include_str!("../../../configs/grafana/ownerserve.json");
         let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
         let targets =
@@ -288,12 +288,12 @@ mod tests {
             histogram.unwrap_or(name).to_owned()
         };
         let shown: BTreeSet<_> = queries.split(word).filter(|w| w.starts_with("ownerserve_")).map(base).collect();
-        let known: BTreeSet<_> = Metrics::default().names().iter().cloned().collect();
+        let known: BTreeSet<_> = Metrics::default().family_names().iter().cloned().collect();
         assert_eq!(shown, known);
     }
 
     #[test]
-    fn no_two_panels_of_the_dashboard_have_one_id() {
+    fn dashboard_panel_ids_are_unique() {
         let dashboard = include_str!("../../../configs/grafana/ownerserve.json");
         let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
         let ids: Vec<_> =
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_gone_leaves_no_series() {
+    fn removed_worker_leaves_no_series() {
         let metrics = Metrics::default();
         metrics.workers.running.with_label_values(&["127.0.0.1:1"]).set(3);
         metrics.workers.kv_usage.with_label_values(&["127.0.0.1:1"]).set(0.5);

@@ -13,11 +13,11 @@ use tracing_subscriber::fmt::time::SystemTime;
 
 /// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong. That a node does not
 /// answer is news once; the library says it with every heartbeat.
-const USUAL: &str = "info,openraft=error,raft_log=warn,chunked_wal=warn";
+const DEFAULT_FILTER: &str = "info,openraft=error,raft_log=warn,chunked_wal=warn";
 
 /// Plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
 pub fn init_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(USUAL));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

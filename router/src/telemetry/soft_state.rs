@@ -3,26 +3,32 @@
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{FINE_SECONDS, families};
-use crate::soft_state::{Kind, Standing};
+use crate::soft_state::{CacheEntryKind, SharedCacheHealth};
 
-const KINDS: [Kind; 5] = [Kind::Maker, Kind::Holder, Kind::Transcript, Kind::Checkpoint, Kind::Charge];
+const ENTRY_KINDS: [CacheEntryKind; 5] = [
+    CacheEntryKind::Maker,
+    CacheEntryKind::Holder,
+    CacheEntryKind::Transcript,
+    CacheEntryKind::Checkpoint,
+    CacheEntryKind::Charge,
+];
 /// How a lookup can end, as `soft_state_lookups_total` names it.
-const LOOKUPS: [&str; 8] = ["near", "shared", "miss", "forgotten", "not_asked", "timeout", "error", "corrupt"];
+const LOOKUP_OUTCOMES: [&str; 8] = ["near", "shared", "miss", "forgotten", "not_asked", "timeout", "error", "corrupt"];
 /// How a write can end, as `soft_state_writes_total` names it.
-const WRITES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "too_large"];
-const STANDINGS: [&str; 4] = ["alone", "up", "slow", "gone"];
+const WRITE_OUTCOMES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "too_large"];
+const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "gone"];
 
 families! {
     /// Counted where it happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
-    pub struct SoftStateMetrics {
-        lookups: IntCounterVec = "soft_state_lookups_total" {kind = KINDS.map(<&str>::from), outcome = LOOKUPS},
+    pub struct SharedCacheMetrics {
+        lookups: IntCounterVec = "soft_state_lookups_total" {kind = ENTRY_KINDS.map(<&str>::from), outcome = LOOKUP_OUTCOMES},
             "Lookups of soft state, by where they ended.";
         lookup_seconds: Histogram = "soft_state_lookup_seconds" [FINE_SECONDS], "Time that lookups waited for Redis.";
-        writes: IntCounterVec = "soft_state_writes_total" {kind = KINDS.map(<&str>::from), outcome = WRITES},
+        writes: IntCounterVec = "soft_state_writes_total" {kind = ENTRY_KINDS.map(<&str>::from), outcome = WRITE_OUTCOMES},
             "Writes of soft state to Redis, by outcome.";
-        standing: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or gone.";
-        resolved: IntCounterVec = "soft_state_resolved_total" {outcome = ["resolved", "incomplete"]},
+        health: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or gone.";
+        resolutions: IntCounterVec = "soft_state_resolved_total" {outcome = ["resolved", "incomplete"]},
             "Responses away from the maker of the one before: resolved, or incomplete.";
         identified: IntCounterVec = "identified_tokens_total" {source = ["conversation", "checkpoint", "computed"]},
             "Prompt tokens that were identified: known from an earlier step or a checkpoint, or computed.";
@@ -38,28 +44,28 @@ families! {
     }
 }
 
-impl SoftStateMetrics {
+impl SharedCacheMetrics {
     /// A history was put together, or could not be.
-    pub fn resolved(&self, history: Option<()>) {
+    pub fn count_resolution(&self, history: Option<()>) {
         let outcome = history.map_or("incomplete", |()| "resolved");
-        self.resolved.with_label_values(&[outcome]).inc();
+        self.resolutions.with_label_values(&[outcome]).inc();
     }
 
     /// How Redis stands now; none where there is none.
-    pub fn standing(&self, standing: Option<Standing>) {
+    pub fn set_health(&self, standing: Option<SharedCacheHealth>) {
         let holds = standing.map_or("alone", Into::into);
-        for name in STANDINGS {
-            self.standing.with_label_values(&[name]).set(i64::from(name == holds));
+        for name in HEALTH_STATES {
+            self.health.with_label_values(&[name]).set(i64::from(name == holds));
         }
     }
 
     /// A lookup ended.
-    pub fn looked_up(&self, kind: Kind, outcome: &str) {
+    pub fn count_lookup(&self, kind: CacheEntryKind, outcome: &str) {
         self.lookups.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 
     /// A write ended.
-    pub fn written(&self, kind: Kind, outcome: &str) {
+    pub fn count_write(&self, kind: CacheEntryKind, outcome: &str) {
         self.writes.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 }

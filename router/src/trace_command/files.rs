@@ -5,17 +5,17 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
-use simulator::trace::{Reader, Trace, TraceError};
+use simulator::trace::{Trace, TraceError, TraceReader};
 
 /// The most bytes of a trace, all its files together, after decompression.
-const LARGEST: u64 = 768 << 20;
-const MOST: usize = 100_000;
+const MAX_BYTES: u64 = 768 << 20;
+const MAX_FILES: usize = 100_000;
 /// What a trace's name ends with, `.gz` behind it or not.
-const ENDINGS: [&str; 3] = [".json", ".jsonl", ".csv"];
+const EXTENSIONS: [&str; 3] = [".json", ".jsonl", ".csv"];
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FilesError {
+pub(crate) enum TraceFilesError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("{path} makes the trace longer than {} MiB; accepted: less in all files together, so split it", .most >> 20)]
@@ -33,33 +33,33 @@ pub(crate) enum FilesError {
 }
 
 /// Where the trace lies: a router's data directory stands for its decision log.
-pub(crate) fn place(path: &Path) -> PathBuf {
+pub(crate) fn resolve(path: &Path) -> PathBuf {
     let log = path.join("decisions");
     if log.is_dir() { log } else { path.to_owned() }
 }
 
 /// Reads a trace; of a folder, its files in the order of their names.
-pub(crate) fn load(path: &Path) -> Result<Trace, FilesError> {
-    within(path, LARGEST)
+pub(crate) fn load(path: &Path) -> Result<Trace, TraceFilesError> {
+    load_within(path, MAX_BYTES)
 }
 
 /// The same with at most so many bytes.
-pub(super) fn within(path: &Path, most: u64) -> Result<Trace, FilesError> {
-    let path = &place(path);
-    let files = if path.is_dir() { listed(path)? } else { vec![path.to_owned()] };
-    let (mut reader, mut left) = (Reader::default(), most);
+pub(super) fn load_within(path: &Path, most: u64) -> Result<Trace, TraceFilesError> {
+    let path = &resolve(path);
+    let files = if path.is_dir() { list_files(path)? } else { vec![path.to_owned()] };
+    let (mut reader, mut left) = (TraceReader::default(), most);
     for file in &files {
-        let bytes = unpacked(file, left)?;
-        let over = || FilesError::TooLarge { path: file.clone(), most };
+        let bytes = read_decompressed(file, left)?;
+        let over = || TraceFilesError::TooLarge { path: file.clone(), most };
         left = left.checked_sub(bytes.len() as u64).ok_or_else(over)?;
-        let text = text(bytes).ok_or_else(|| FilesError::NotText(file.clone()))?;
+        let text = decode_utf8(bytes).ok_or_else(|| TraceFilesError::NotText(file.clone()))?;
         reader.read(&file.display().to_string(), &text)?;
     }
-    reader.finish()?.ok_or_else(|| FilesError::Empty(path.to_owned()))
+    reader.finish()?.ok_or_else(|| TraceFilesError::Empty(path.to_owned()))
 }
 
 /// Text that was cut off within a character is cut off, and no other thing than text.
-fn text(bytes: Vec<u8>) -> Option<String> {
+fn decode_utf8(bytes: Vec<u8>) -> Option<String> {
     match String::from_utf8(bytes) {
         Ok(text) => Some(text),
         Err(error) if error.utf8_error().error_len().is_none() => {
@@ -70,18 +70,18 @@ fn text(bytes: Vec<u8>) -> Option<String> {
 }
 
 /// The traces in a folder, in the order of their names.
-pub(crate) fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
-    let unreadable = |source| FilesError::Unreadable { path: folder.to_owned(), source };
+pub(crate) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, TraceFilesError> {
+    let unreadable = |source| TraceFilesError::Unreadable { path: folder.to_owned(), source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let file = entry.map_err(unreadable)?.path();
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = name.strip_suffix(".gz").unwrap_or(&name);
-        if ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+        if EXTENSIONS.iter().any(|ending| name.ends_with(ending)) {
             files.push(file);
         }
-        if files.len() > MOST {
-            return Err(FilesError::TooMany(folder.to_owned()));
+        if files.len() > MAX_FILES {
+            return Err(TraceFilesError::TooMany(folder.to_owned()));
         }
     }
     files.sort();
@@ -89,11 +89,11 @@ pub(crate) fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
 }
 
 /// What a file holds, and of a file that holds more than `most` bytes one byte more than these.
-pub(crate) fn unpacked(path: &Path, most: u64) -> Result<Vec<u8>, FilesError> {
+pub(crate) fn read_decompressed(path: &Path, most: u64) -> Result<Vec<u8>, TraceFilesError> {
     if [".tar.xz", ".tar.gz", ".tar", ".zip", ".xz"].iter().any(|ending| path.to_string_lossy().ends_with(ending)) {
-        return Err(FilesError::Archive(path.to_owned()));
+        return Err(TraceFilesError::Archive(path.to_owned()));
     }
-    let unreadable = |source| FilesError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| TraceFilesError::Unreadable { path: path.to_owned(), source };
     let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
     let packed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
     let (mut bytes, mut file) = (Vec::new(), file.take(most + 1));

@@ -3,14 +3,14 @@
 use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
-use simulator::trace::{Shape, Workload};
+use simulator::trace::{TrafficPattern, Workload};
 
 /// Makes up sessions of a known shape, as lines that `simulate`, `closed-loop` and `trace stats` read.
 #[derive(Debug, Args)]
 pub(super) struct GenerateArgs {
     /// What sessions have in common.
     #[arg(value_enum)]
-    shape: Word,
+    shape: WorkloadArg,
     /// Sessions.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
@@ -38,7 +38,7 @@ pub(super) struct GenerateArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Word {
+enum WorkloadArg {
     /// Every session begins with one of a few prefixes.
     SharedPrefix,
     /// Every session's branches go on from its context at the same time.
@@ -48,14 +48,15 @@ enum Word {
 /// Writes the sessions to standard output.
 pub(super) fn run(args: &GenerateArgs) -> std::io::Result<()> {
     let shape = match args.shape {
-        Word::SharedPrefix => Shape::SharedPrefix { prefixes: args.groups },
-        Word::ForkedRollouts => Shape::ForkedRollouts { branches: args.groups },
+        WorkloadArg::SharedPrefix => TrafficPattern::SharedPrefix { prefixes: args.groups },
+        WorkloadArg::ForkedRollouts => TrafficPattern::ForkedRollouts { branches: args.groups },
     };
     let GenerateArgs { sessions, shared, turns, new, answer, pause, seed, .. } = *args;
-    let workload = Workload { shape, sessions, shared, turns, new, answer, pause: pause as f64, seed };
+    let workload =
+        Workload { shape, sessions, shared_tokens: shared, turns, new_tokens: new, answer, pause: pause as f64, seed };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for session in 0..sessions {
-        writeln!(out, "{}", workload.line(session))?;
+        writeln!(out, "{}", workload.session_line(session))?;
     }
     out.flush()
 }

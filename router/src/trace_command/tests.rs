@@ -8,16 +8,16 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn the_figures_of_a_trace_are_a_table_for_people() {
+fn trace_statistics_render_as_a_table() {
     let trace = files::load(&root().join("configs/traces/weka_cc")).unwrap();
-    let text = text(&TraceStats::of(&trace, RepetitionOf::default()));
+    let text = stats_table(&TraceStats::of(&trace, RepetitionCriteria::default()));
     let said = |words: &[&str]| text.lines().any(|line| line.split_whitespace().eq(words.iter().copied()));
     assert!(said(&["requests", "950"]) && said(&["conversations", "35,", "2", "with", "sub-agents"]), "{text}");
     assert!(text.lines().any(|line| line.starts_with("kind small_increment ")), "{text}");
 }
 
 #[test]
-fn what_cannot_be_read_is_said_with_its_place() {
+fn unreadable_trace_is_reported_with_its_position() {
     let folder = tempfile::tempdir().unwrap();
     let said = |name: &str| files::load(&folder.path().join(name)).unwrap_err().to_string();
     let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
@@ -35,11 +35,12 @@ fn what_cannot_be_read_is_said_with_its_place() {
 }
 
 #[test]
-fn a_trace_is_bounded_in_all_its_files_together_packed_or_not() {
+fn trace_size_limit_covers_all_files_after_decompression() {
     let folder = tempfile::tempdir().unwrap();
     let line = "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": []}\n";
     let most = 100 * line.len() as u64;
-    let read = |most| files::within(folder.path(), most).map(|trace| trace.steps().count()).map_err(|e| e.to_string());
+    let read =
+        |most| files::load_within(folder.path(), most).map(|trace| trace.steps().count()).map_err(|e| e.to_string());
     std::fs::write(folder.path().join("a.jsonl"), line.repeat(60)).unwrap();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     packed.write_all(line.repeat(40).as_bytes()).unwrap();
@@ -51,7 +52,7 @@ fn a_trace_is_bounded_in_all_its_files_together_packed_or_not() {
 }
 
 #[test]
-fn a_routers_data_directory_stands_for_its_decision_log() {
+fn data_directory_resolves_to_its_decision_log() {
     let folder = tempfile::tempdir().unwrap();
     // What else lies there is no trace.
     std::fs::write(folder.path().join("identity.json"), "{\"cluster\": 1}").unwrap();
@@ -69,7 +70,7 @@ fn a_routers_data_directory_stands_for_its_decision_log() {
 }
 
 #[test]
-fn a_log_that_a_kill_cut_off_is_read_with_a_note_even_within_a_character() {
+fn truncated_log_is_read_with_a_note_even_inside_a_character() {
     let folder = tempfile::tempdir().unwrap();
     let head = "{\"version\":1,\"release\":\"x\",\"policy\":{}}";
     let receipt = |tenant| {
@@ -81,9 +82,9 @@ fn a_log_that_a_kill_cut_off_is_read_with_a_note_even_within_a_character() {
     let file = folder.path().join("decisions.jsonl");
     std::fs::write(&file, &whole.as_bytes()[..=whole.find('\u{e9}').unwrap()]).unwrap();
     let trace = files::load(folder.path()).unwrap();
-    let stats = TraceStats::of(&trace, RepetitionOf::default());
+    let stats = TraceStats::of(&trace, RepetitionCriteria::default());
     let told = "cut off, as a router that was killed leaves its last line; left out";
     assert_eq!(stats.requests, 1);
-    let text = text(&stats);
+    let text = stats_table(&stats);
     assert!(text.contains(&format!("\nnote: {}:3: {told}\n", file.display())), "{text}");
 }

@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use planner::{Action, Candidate, Case, Decision, Policy, Terms};
+use planner::{Action, CostTerms, Decision, PlanCandidate, PlanningCase, Policy};
 use serde::Serialize;
 use vocabulary::{Micros, SessionId, WorkerId};
 
-use super::estimate::{BySession, Estimate, percentile};
-use crate::decisions::{Entry, Tried};
-use crate::pipeline::receipt::Ending;
-use crate::pipeline::steering::Mode;
+use super::estimate::{MeanEstimate, SessionSums, percentile};
+use crate::decisions::{ReplayAttempt, ReplayRecord};
+use crate::pipeline::receipt::RequestOutcome;
+use crate::pipeline::steering::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
-struct Side {
+struct PlanSamples {
     first_token: Vec<f64>,
     computed: u64,
     moved: u64,
@@ -22,7 +22,7 @@ struct Side {
 
 /// What the two sides come to.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub(super) struct Totals {
+pub(super) struct PlanTotals {
     /// Predicted milliseconds to the first token.
     pub(super) first_token_mean: f64,
     pub(super) first_token_p50: f64,
@@ -34,7 +34,7 @@ pub(super) struct Totals {
 
 /// How well the price of what was done foretold its first token.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub(super) struct Foretold {
+pub(super) struct FirstTokenAccuracy {
     /// Steps whose first token was seen.
     pub(super) steps: usize,
     /// Median milliseconds.
@@ -48,7 +48,7 @@ pub(super) struct Foretold {
 
 /// Records by the mode that decided.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub(super) struct Modes {
+pub(super) struct ModeCounts {
     pub(super) own: u64,
     pub(super) shadow: u64,
     pub(super) sticky: u64,
@@ -56,7 +56,7 @@ pub(super) struct Modes {
 
 /// Steps for which the recorded policy gives the recorded plan again, and those for which it does not.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
-pub(super) struct Replayed {
+pub(super) struct ReproductionCounts {
     pub(super) reproduced: u64,
     pub(super) unreproduced: u64,
     /// Of all of them, those of which the log does not say whose KV would have been pushed out: it is from before that had a
@@ -66,52 +66,52 @@ pub(super) struct Replayed {
 
 /// Everything that a what-if says.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub(super) struct Comparison {
+pub(super) struct PlanComparison {
     /// Records that were read.
     #[serde(flatten)]
-    pub(super) modes: Modes,
+    pub(super) modes: ModeCounts,
     /// Of these, the steps that could be compared; others were not planned, or served in a way that was not priced.
     pub(super) compared: usize,
     pub(super) sessions: usize,
     /// Steps that nobody could serve in the other fleet.
     pub(super) unservable: u64,
     #[serde(flatten)]
-    pub(super) replayed: Replayed,
+    pub(super) replayed: ReproductionCounts,
     /// Steps that would be served in another way than they were.
     pub(super) other_plan: u64,
-    pub(super) as_served: Option<Totals>,
-    pub(super) what_if: Option<Totals>,
+    pub(super) as_served: Option<PlanTotals>,
+    pub(super) what_if: Option<PlanTotals>,
     /// Milliseconds that a step's first token would come earlier, predicted.
-    pub(super) saved: Option<Estimate>,
+    pub(super) saved: Option<MeanEstimate>,
     /// Steps by action: as served, and what-if.
     pub(super) actions: BTreeMap<Action, [u64; 2]>,
     /// How well what was done was foretold.
-    pub(super) foretold: BTreeMap<Action, Foretold>,
+    pub(super) foretold: BTreeMap<Action, FirstTokenAccuracy>,
 }
 
 /// What is changed against the recorded world.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Change {
+pub(super) struct Counterfactual {
     /// The policy in place of the recorded one.
     pub(super) policy: Option<Policy>,
-    pub(super) without: Vec<WorkerId>,
+    pub(super) removed_workers: Vec<WorkerId>,
     /// Factors on every worker's prefill rate and every link's rate.
-    pub(super) prefill: Option<f64>,
-    pub(super) link: Option<f64>,
+    pub(super) prefill_speed: Option<f64>,
+    pub(super) link_speed: Option<f64>,
 }
 
-impl Change {
-    fn apply(&self, mut case: Case) -> Case {
-        if self.without.is_empty() && self.prefill.is_none() && self.link.is_none() {
+impl Counterfactual {
+    fn apply(&self, mut case: PlanningCase) -> PlanningCase {
+        if self.removed_workers.is_empty() && self.prefill_speed.is_none() && self.link_speed.is_none() {
             return case;
         }
         let mut workers = case.workers.to_vec();
-        workers.retain(|worker| !self.without.contains(&worker.id));
-        case.overlaps.retain(|overlap| !self.without.contains(&overlap.worker));
+        workers.retain(|worker| !self.removed_workers.contains(&worker.id));
+        case.overlaps.retain(|overlap| !self.removed_workers.contains(&overlap.worker));
         for worker in &mut workers {
-            worker.speeds.prefill_tokens_per_second *= self.prefill.unwrap_or(1.0);
+            worker.speeds.prefill_tokens_per_second *= self.prefill_speed.unwrap_or(1.0);
             if let Some(link) = &mut worker.link {
-                link.bytes_per_second *= self.link.unwrap_or(1.0);
+                link.bytes_per_second *= self.link_speed.unwrap_or(1.0);
             }
         }
         case.workers = workers.into();
@@ -120,20 +120,20 @@ impl Change {
 }
 
 /// Milliseconds until the first token, as the price has them: the terms that are time of this step, not of others.
-fn first_token(terms: &Terms) -> f64 {
-    terms.first_token().0 as f64 / 1e3
+fn ttft_ms(terms: &CostTerms) -> f64 {
+    terms.time_to_first_token().0 as f64 / 1e3
 }
 
-impl Side {
-    fn add(&mut self, candidate: &Candidate) {
-        self.first_token.push(first_token(&candidate.terms));
+impl PlanSamples {
+    fn add(&mut self, candidate: &PlanCandidate) {
+        self.first_token.push(ttft_ms(&candidate.terms));
         self.computed += candidate.prefill.tokens_computed.0;
         self.moved += candidate.handoff.map_or(0, |handoff| handoff.bytes().0);
     }
 
-    fn totals(mut self) -> Option<Totals> {
+    fn totals(mut self) -> Option<PlanTotals> {
         let mean = self.first_token.iter().sum::<f64>() / self.first_token.len() as f64;
-        Some(Totals {
+        Some(PlanTotals {
             first_token_mean: mean,
             first_token_p50: percentile(&mut self.first_token, 0.5)?,
             first_token_p99: percentile(&mut self.first_token, 0.99)?,
@@ -145,25 +145,25 @@ impl Side {
 
 /// Takes one record after the other.
 #[derive(Debug, Default)]
-pub(super) struct Comparing {
+pub(super) struct ComparisonBuilder {
     modes: [u64; 3],
     /// Workers that were asked about.
     workers: BTreeMap<WorkerId, Arc<str>>,
-    served: Side,
-    planned: Side,
-    saved: BySession,
+    served: PlanSamples,
+    planned: PlanSamples,
+    saved: SessionSums,
     unservable: u64,
-    replayed: Replayed,
+    replayed: ReproductionCounts,
     other_plan: u64,
     actions: BTreeMap<Action, [u64; 2]>,
     /// Predicted and seen milliseconds.
-    foretold: BTreeMap<Action, Vec<(f64, f64)>>,
+    predictions: BTreeMap<Action, Vec<(f64, f64)>>,
 }
 
 /// The candidate that a decision's plan is.
-fn chosen(decision: &Decision) -> Option<&Candidate> {
+fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
     let plan = &decision.plan;
-    let is = |one: &&Candidate| {
+    let is = |one: &&PlanCandidate| {
         (one.action, one.prefill, one.decode, one.handoff) == (plan.action, plan.prefill, plan.decode, plan.handoff)
     };
     decision.candidates.iter().find(is)
@@ -171,16 +171,16 @@ fn chosen(decision: &Decision) -> Option<&Candidate> {
 
 /// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
 /// what the worker lacks.
-fn served(decision: &Decision, tried: Tried) -> Option<&Candidate> {
-    let at = |one: &&Candidate| (one.prefill.worker, one.decode.worker) == (tried.prefill, tried.decode);
+fn served_candidate(decision: &Decision, tried: ReplayAttempt) -> Option<&PlanCandidate> {
+    let at = |one: &&PlanCandidate| (one.prefill.worker, one.decode.worker) == (tried.prefill, tried.decode);
     let all = || decision.candidates.iter().filter(at);
     all().find(|one| one.action == tried.action).or_else(|| all().find(|one| one.handoff.is_none()))
 }
 
-impl Comparing {
+impl ComparisonBuilder {
     /// One more record, beside `change`.
-    pub(super) fn add(&mut self, entry: Entry, change: &Change) {
-        let Entry { head, told, case } = entry;
+    pub(super) fn add(&mut self, entry: ReplayRecord, change: &Counterfactual) {
+        let ReplayRecord { head, receipt: told, case } = entry;
         self.modes[told.mode as usize] += 1;
         let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last().copied()) else {
             return;
@@ -188,14 +188,14 @@ impl Comparing {
         for worker in case.workers.iter() {
             self.workers.entry(worker.id).or_insert_with(|| worker.endpoint.clone());
         }
-        let Some(served) = served(&recorded, tried) else { return };
-        if let Some(saw) = told.seen.filter(|saw| saw.ending == Ending::Complete)
+        let Some(served) = served_candidate(&recorded, tried) else { return };
+        if let Some(saw) = told.seen.filter(|saw| saw.ending == RequestOutcome::Complete)
             && let Some(Micros(seen)) = saw.first_token
         {
             // No price is of the time that a step waits before it starts.
             let waited = told.waited.map_or(0, |waited| waited.time.0);
-            let pair = (first_token(&served.terms), seen.saturating_sub(waited) as f64 / 1e3);
-            self.foretold.entry(served.action).or_default().push(pair);
+            let pair = (ttft_ms(&served.terms), seen.saturating_sub(waited) as f64 / 1e3);
+            self.predictions.entry(served.action).or_default().push(pair);
         }
         let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
         self.replayed.without_memory += u64::from(case.memory.is_none());
@@ -208,18 +208,18 @@ impl Comparing {
             self.unservable += 1;
             return;
         };
-        if let Some(planned) = chosen(&decision) {
+        if let Some(planned) = chosen_candidate(&decision) {
             self.compare(told.known.session, served, planned);
         }
     }
 
-    fn compare(&mut self, session: SessionId, served: &Candidate, planned: &Candidate) {
+    fn compare(&mut self, session: SessionId, served: &PlanCandidate, planned: &PlanCandidate) {
         self.served.add(served);
         self.planned.add(planned);
-        self.saved.add(session, first_token(&served.terms) - first_token(&planned.terms));
+        self.saved.add(session, ttft_ms(&served.terms) - ttft_ms(&planned.terms));
         self.actions.entry(served.action).or_default()[0] += 1;
         self.actions.entry(planned.action).or_default()[1] += 1;
-        let place = |one: &Candidate| (one.action, one.prefill.worker, one.decode.worker);
+        let place = |one: &PlanCandidate| (one.action, one.prefill.worker, one.decode.worker);
         self.other_plan += u64::from(place(served) != place(planned));
     }
 
@@ -228,11 +228,12 @@ impl Comparing {
         &self.workers
     }
 
-    pub(super) fn done(self) -> Comparison {
-        let [shadow, sticky, own] = [Mode::Shadow, Mode::Sticky, Mode::Own].map(|mode| self.modes[mode as usize]);
-        let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, foretold(&pairs)?));
-        Comparison {
-            modes: Modes { own, shadow, sticky },
+    pub(super) fn finish(self) -> PlanComparison {
+        let [shadow, sticky, own] =
+            [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own].map(|mode| self.modes[mode as usize]);
+        let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, prediction_error(&pairs)?));
+        PlanComparison {
+            modes: ModeCounts { own, shadow, sticky },
             compared: self.served.first_token.len(),
             sessions: self.saved.sessions(),
             unservable: self.unservable,
@@ -242,15 +243,15 @@ impl Comparing {
             what_if: self.planned.totals(),
             saved: self.saved.estimate(),
             actions: self.actions,
-            foretold: self.foretold.into_iter().filter_map(foretold).collect(),
+            foretold: self.predictions.into_iter().filter_map(foretold).collect(),
         }
     }
 }
 
-fn foretold(pairs: &[(f64, f64)]) -> Option<Foretold> {
+fn prediction_error(pairs: &[(f64, f64)]) -> Option<FirstTokenAccuracy> {
     let median = |of: &dyn Fn(&(f64, f64)) -> f64| percentile(&mut pairs.iter().map(of).collect::<Vec<_>>(), 0.5);
     let off = |(predicted, seen): &(f64, f64)| (predicted - seen) / seen.max(0.001);
-    Some(Foretold {
+    Some(FirstTokenAccuracy {
         steps: pairs.len(),
         predicted: median(&|pair| pair.0)?,
         seen: median(&|pair| pair.1)?,

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use simulator::report::{self, student};
+use simulator::report::{self, student_t};
 use vocabulary::SessionId;
 
 /// A mean per step with its 95 % confidence interval.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub(super) struct Estimate {
+pub(super) struct MeanEstimate {
     pub(super) mean: f64,
     /// How far the interval goes to either side; none with fewer than two sessions.
     pub(super) within: Option<f64>,
@@ -16,9 +16,9 @@ pub(super) struct Estimate {
 
 /// Sums by session: the unit that is independent of the others.
 #[derive(Debug, Default)]
-pub(super) struct BySession(BTreeMap<SessionId, (f64, f64)>);
+pub(super) struct SessionSums(BTreeMap<SessionId, (f64, f64)>);
 
-impl BySession {
+impl SessionSums {
     /// One more step of a session.
     pub(super) fn add(&mut self, session: SessionId, value: f64) {
         let (sum, steps) = self.0.entry(session).or_default();
@@ -31,14 +31,14 @@ impl BySession {
 
     /// The mean per step; none without one. Its interval is that of a ratio estimator over clusters (Cochran, Sampling
     /// Techniques, section 9A), with Student's t.
-    pub(super) fn estimate(&self) -> Option<Estimate> {
+    pub(super) fn estimate(&self) -> Option<MeanEstimate> {
         let clusters = self.0.len() as f64;
         let (sum, steps) = self.0.values().fold((0.0, 0.0), |(sum, steps), (s, n)| (sum + s, steps + n));
         (steps > 0.0).then(|| {
             let mean = sum / steps;
             let squares: f64 = self.0.values().map(|(sum, n)| (sum - mean * n).powi(2)).sum();
-            let within = || (squares * clusters / (clusters - 1.0)).sqrt() / steps * student(self.0.len() - 1);
-            Estimate { mean, within: (self.0.len() > 1).then(within) }
+            let within = || (squares * clusters / (clusters - 1.0)).sqrt() / steps * student_t(self.0.len() - 1);
+            MeanEstimate { mean, within: (self.0.len() > 1).then(within) }
         })
     }
 }
@@ -53,20 +53,20 @@ pub(super) fn percentile(values: &mut [f64], share: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn of(values: &[(u128, f64)]) -> BySession {
-        let mut all = BySession::default();
+    fn of(values: &[(u128, f64)]) -> SessionSums {
+        let mut all = SessionSums::default();
         values.iter().for_each(|(session, value)| all.add(SessionId(*session), *value));
         all
     }
 
     #[test]
-    fn one_session_says_nothing_of_the_others_however_many_steps_it_has() {
+    fn single_session_gives_no_interval() {
         assert_eq!(of(&[]).estimate(), None);
-        assert_eq!(of(&[(1, 2.0), (1, 4.0)]).estimate(), Some(Estimate { mean: 3.0, within: None }));
+        assert_eq!(of(&[(1, 2.0), (1, 4.0)]).estimate(), Some(MeanEstimate { mean: 3.0, within: None }));
     }
 
     #[test]
-    fn with_one_step_a_session_the_interval_is_students() {
+    fn interval_of_one_step_per_session_is_students_t() {
         // Mean 3, standard deviation 1.5811, four degrees of freedom.
         let got = of(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]).estimate().unwrap();
         assert_eq!(got.mean, 3.0);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_only_repeat_their_session_make_it_no_surer() {
+    fn repeated_steps_within_a_session_do_not_narrow_the_interval() {
         let once = of(&[(1, 1.0), (2, 2.0), (3, 6.0)]).estimate().unwrap();
         let often: Vec<_> = [(1, 1.0), (2, 2.0), (3, 6.0)].into_iter().flat_map(|pair| [pair; 50]).collect();
         let often = of(&often).estimate().unwrap();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentile_is_one_of_the_values() {
+    fn percentile_is_one_of_the_values() {
         let mut values = [5.0, 1.0, 3.0, 2.0, 4.0];
         assert_eq!(
             [0.0, 0.5, 0.99, 1.0].map(|share| percentile(&mut values, share)),

@@ -1,11 +1,11 @@
 use std::sync::Arc;
 
-use planner::{Actions, Ask, Case, SessionView, StepFacts, Transfers};
+use planner::{ActionSet, PlanningCase, PlanningRequest, SessionView, StepFacts, TransferPermission};
 use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
 
 use super::*;
-use crate::decisions::{Configured, Entry, Head};
+use crate::decisions::{DecisionLogHeader, ReplayRecord, StaticPlanningInputs};
 
 fn worker(id: u64, backlog: u64) -> WorkerView {
     let view = json!({
@@ -20,12 +20,12 @@ fn worker(id: u64, backlog: u64) -> WorkerView {
 }
 
 /// Worker 1 holds all but 100 of 1,000 tokens, worker 2 nothing.
-fn case(session: u128, backlog: u64) -> Case {
+fn case(session: u128, backlog: u64) -> PlanningCase {
     let overlap =
         Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
-    Case {
+    PlanningCase {
         facts: StepFacts { prompt: Tokens(1_000), reused: Tokens(896), ..StepFacts::default() },
-        ask: Ask {
+        ask: PlanningRequest {
             model: "m".into(),
             adapter: None,
             prompt: Tokens(1_000),
@@ -33,20 +33,20 @@ fn case(session: u128, backlog: u64) -> Case {
             growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
-            transfers: Transfers::Allowed,
+            transfers: TransferPermission::Allowed,
         },
         session: SessionView::new(SessionId(session)),
         workers: Arc::new([worker(1, backlog), worker(2, 0)]),
         overlaps: vec![overlap],
         excluded: Vec::new(),
-        disabled: Actions::NONE,
+        disabled: ActionSet::NONE,
         barred: Vec::new(),
         memory: Some(Vec::new()),
     }
 }
 
 /// A step of mode `mode` that was served at `served` and whose first token took `seen`.
-fn entry(case: Case, (mode, served): (&str, u64), seen: Micros) -> Entry {
+fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> ReplayRecord {
     let policy = Policy::default();
     let decision = case.plan(&policy, (None, &[])).unwrap();
     let told = json!({
@@ -54,21 +54,22 @@ fn entry(case: Case, (mode, served): (&str, u64), seen: Micros) -> Entry {
         "attempts": [{"action": "colocated_prefill", "prefill": WorkerId(served), "decode": WorkerId(served)}],
         "seen": {"ending": "complete", "first_token": seen},
     });
-    let head = Head { version: 1, release: "x".into(), policy, configured: Configured::default() };
+    let head =
+        DecisionLogHeader { version: 1, release: "x".into(), policy, configured: StaticPlanningInputs::default() };
     let told = serde_json::from_value(told).unwrap();
-    Entry { head: Arc::new(head), told, case: Some(case) }
+    ReplayRecord { head: Arc::new(head), receipt: told, case: Some(case) }
 }
 
-fn compared(change: Change, entries: impl IntoIterator<Item = Entry>) -> Comparison {
-    let mut comparing = Comparing::default();
+fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
+    let mut comparing = ComparisonBuilder::default();
     entries.into_iter().for_each(|entry| comparing.add(entry, &change));
-    comparing.done()
+    comparing.finish()
 }
 
 #[test]
-fn a_log_of_the_planner_itself_is_reproduced_and_saves_nothing() {
+fn active_mode_log_is_reproduced_and_saves_nothing() {
     let own = || (1..=4).map(|n| entry(case(n, 0), ("own", 1), Micros(12_000)));
-    let got = compared(Change::default(), own());
+    let got = compared(Counterfactual::default(), own());
     assert_eq!((got.modes.own, got.compared, got.sessions), (4, 4, 4));
     assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.other_plan), (4, 0, 0));
     let saved = got.saved.unwrap();
@@ -77,22 +78,22 @@ fn a_log_of_the_planner_itself_is_reproduced_and_saves_nothing() {
 }
 
 #[test]
-fn records_that_do_not_say_whose_kv_a_step_pushes_out_are_counted() {
-    let old = |n| entry(Case { memory: None, ..case(n, 0) }, ("own", 1), Micros(12_000));
-    let got = compared(Change::default(), [old(1), old(2), entry(case(3, 0), ("own", 1), Micros(12_000))]);
+fn records_without_displaced_kv_facts_are_counted() {
+    let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("own", 1), Micros(12_000));
+    let got = compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("own", 1), Micros(12_000))]);
     assert_eq!((got.replayed.reproduced, got.replayed.without_memory), (3, 2));
 }
 
 #[test]
-fn a_shadow_log_becomes_what_would_have_been_saved() {
+fn shadow_log_yields_predicted_savings() {
     // The bypass took the worker that holds nothing: 90 ms more, for every step.
-    let got = compared(Change::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
+    let got = compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
     let (served, planned) = (got.as_served.unwrap(), got.what_if.unwrap());
     assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
     let saved = got.saved.unwrap();
     assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
     assert_eq!((got.modes.shadow, got.other_plan), (4, 4));
-    let told = text(&got, 1);
+    let told = comparison_text(&got, 1);
     assert!(
         told.contains("Prediction: a first token comes 89.6")
             && told.contains("4 of 4 steps would be served in another way"),
@@ -101,7 +102,7 @@ fn a_shadow_log_becomes_what_would_have_been_saved() {
 }
 
 #[test]
-fn what_the_bypass_calls_colocated_is_found_under_the_planners_name_for_it() {
+fn bypass_colocated_step_matches_the_planner_action() {
     // Nothing is new: for the planner a continuation, wherever it is served.
     let mut continued = case(1, 0);
     continued.facts.relation = planner::HeadRelation::Equals;
@@ -110,38 +111,40 @@ fn what_the_bypass_calls_colocated_is_found_under_the_planners_name_for_it() {
     continued.session.owner = Some(serde_json::from_value(owner).unwrap());
     continued.session.sealed = Blocks(62);
     let entry = entry(continued, ("shadow", 1), Micros(12_000));
-    let planned = entry.told.decision.as_ref().unwrap().plan.action;
+    let planned = entry.receipt.decision.as_ref().unwrap().plan.action;
     assert_ne!(planned, planner::Action::ColocatedPrefill);
-    let got = compared(Change::default(), [entry]);
+    let got = compared(Counterfactual::default(), [entry]);
     assert_eq!((got.compared, got.other_plan, got.saved.unwrap().mean), (1, 0, 0.0));
 }
 
 #[test]
-fn another_fleet_is_asked_about_with_the_same_questions() {
+fn changed_fleet_is_compared_on_the_same_steps() {
     let own = |n| entry(case(n, 0), ("own", 1), Micros(12_000));
-    let without =
-        |workers: &[u64]| Change { without: workers.iter().copied().map(WorkerId).collect(), ..Change::default() };
+    let without = |workers: &[u64]| Counterfactual {
+        removed_workers: workers.iter().copied().map(WorkerId).collect(),
+        ..Counterfactual::default()
+    };
     let got = compared(without(&[1]), [own(1), own(2)]);
     assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
     let got = compared(without(&[1, 2]), [own(1)]);
     assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
-    let faster = compared(Change { prefill: Some(2.0), ..Change::default() }, [own(1), own(2)]);
+    let faster = compared(Counterfactual { prefill_speed: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
     assert!((faster.saved.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.saved);
 }
 
 #[test]
-fn another_policy_decides_otherwise() {
-    let policy = Policy { rule: planner::Rule::MatchRateMinusLoad, ..Policy::default() };
+fn changed_policy_gives_different_decisions() {
+    let policy = Policy { rule: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
     let busy = || entry(case(1, 5_000), ("own", 2), Micros(100_000));
-    assert_eq!(compared(Change::default(), [busy()]).other_plan, 0);
-    let got = compared(Change { policy: Some(policy), ..Change::default() }, [busy()]);
+    assert_eq!(compared(Counterfactual::default(), [busy()]).other_plan, 0);
+    let got = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
     assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens), (1, 104));
 }
 
 #[test]
-fn what_was_seen_is_held_against_what_was_foretold() {
+fn observed_ttft_is_compared_with_the_prediction() {
     let first = |n| {
-        compared(Change::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).foretold
+        compared(Counterfactual::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).foretold
             [&planner::Action::ColocatedPrefill]
             .predicted
     };
@@ -149,7 +152,7 @@ fn what_was_seen_is_held_against_what_was_foretold() {
     // Twice as slow as foretold, for most.
     let slow = Micros((predicted * 2_000.0) as u64);
     let got = compared(
-        Change::default(),
+        Counterfactual::default(),
         (1..=5).map(|n| entry(case(n, 0), ("own", 1), if n == 1 { Micros(1) } else { slow })),
     );
     let foretold = got.foretold[&planner::Action::ColocatedPrefill];
@@ -158,16 +161,16 @@ fn what_was_seen_is_held_against_what_was_foretold() {
 }
 
 #[test]
-fn what_was_not_planned_is_counted_and_not_compared() {
+fn unplanned_steps_are_counted_but_not_compared() {
     let mut sticky = entry(case(1, 0), ("sticky", 1), Micros(1));
-    (sticky.told.decision, sticky.case) = (None, None);
-    let got = compared(Change::default(), [sticky]);
+    (sticky.receipt.decision, sticky.case) = (None, None);
+    let got = compared(Counterfactual::default(), [sticky]);
     assert_eq!((got.modes.sticky, got.compared, got.saved), (1, 0, None));
-    assert!(text(&got, 1).contains("Nothing could be compared"));
+    assert!(comparison_text(&got, 1).contains("Nothing could be compared"));
 }
 
 #[test]
-fn settings_that_are_not_the_policys_are_refused() {
+fn settings_outside_the_policy_are_rejected() {
     let args = |settings: &[&str]| WhatIfArgs {
         log: "nowhere".into(),
         config: None,
@@ -175,7 +178,7 @@ fn settings_that_are_not_the_policys_are_refused() {
         without: Vec::new(),
         prefill_speed: None,
         link_speed: None,
-        output: Output::Table,
+        output: OutputFormat::Table,
     };
     let told = run(&args(&["proxy.listen=x"])).unwrap_err().to_string();
     assert!(told.contains("accepted are paths that begin with planner."), "{told}");

@@ -8,54 +8,57 @@ pub mod peers;
 pub mod text;
 
 use bytes::Bytes;
-use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
-use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
+use residency::{
+    DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex, ResidencySnapshotReader, SettleProgress, SourceRules,
+    decode,
+};
+use vocabulary::{ChainNamespace, DpRank, HashSeed, Incarnation, Tokens, WorkerId};
 use workers_shim::dialect::{
-    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Stripped, Telling, TokenIds, Transfer,
-    UsageEvent,
+    Api, EngineResponse, KvConnector, KvTransfer, LegOptions, RequestBody, SseScanner, StrippedFields, TextDelivery,
+    TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
 };
 
 const WORKER: WorkerId = WorkerId(1);
 
 fn rules() -> SourceRules {
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
-    SourceRules { most_blocks: 4096, most_orphans: 64, ..SourceRules::new(Tokens(4), Seed(1), namespace) }
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
+    SourceRules { max_blocks: 4096, max_orphans: 64, ..SourceRules::new(Tokens(4), HashSeed(1), namespace) }
 }
 
 /// A message of an engine's: decoded, applied, looked up, written down, taken over, forgotten.
 pub fn events(bytes: &[u8]) {
-    let Ok(batch) = decode(bytes, &Limits::default()) else { return };
-    let (mut feed, mut index) = (Feed::new(WORKER, DpRank(0), rules()), Index::new());
+    let Ok(batch) = decode(bytes, &DecodeLimits::default()) else { return };
+    let (mut feed, mut index) = (ResidencyFeed::new(WORKER, DpRank(0), rules()), ResidencyIndex::new());
     for event in &batch.events {
-        if let Event::Stored(stored) = event {
+        if let KvCacheEvent::Stored(stored) = event {
             assert!(
                 stored.hashes.len() + stored.tokens.len() + stored.extra.len() <= bytes.len(),
                 "bytes account for all"
             );
         }
     }
-    feed.take_all(&batch.events);
+    feed.ingest_all(&batch.events);
     settle(&mut feed, &mut index);
-    assert!(feed.blocks() <= rules().most_blocks);
-    let written: Vec<Vec<u8>> = feed.imprint(Incarnation(1), 1).collect();
-    let mut reader = ImprintReader::new((WORKER, DpRank(0)), Incarnation(1), rules());
+    assert!(feed.blocks() <= rules().max_blocks);
+    let written: Vec<Vec<u8>> = feed.snapshot(Incarnation(1), 1).collect();
+    let mut reader = ResidencySnapshotReader::new((WORKER, DpRank(0)), Incarnation(1), rules());
     let mut adopted = None;
     for chunk in &written {
         // A block with more tokens than a chunk holds makes a chunk that nobody takes.
         match reader.take(chunk) {
-            Ok(residency::Taken::More(next)) => reader = next,
-            Ok(residency::Taken::Whole(imprint)) => {
+            Ok(residency::ReadProgress::More(next)) => reader = next,
+            Ok(residency::ReadProgress::Complete(imprint)) => {
                 adopted = Some(imprint);
                 break;
             }
             Err(error) => {
-                assert_eq!(error, residency::ImprintError::TooMuch);
+                assert_eq!(error, residency::ResidencySnapshotError::TooMuch);
                 break;
             }
         }
     }
     if let Some(imprint) = adopted {
-        let (mut other, mut copy) = (Feed::new(WORKER, DpRank(0), rules()), Index::new());
+        let (mut other, mut copy) = (ResidencyFeed::new(WORKER, DpRank(0), rules()), ResidencyIndex::new());
         other.adopt(imprint);
         settle(&mut other, &mut copy);
         assert_eq!((other.blocks(), copy.blocks()), (feed.blocks(), index.blocks()));
@@ -65,12 +68,12 @@ pub fn events(bytes: &[u8]) {
     assert_eq!((feed.blocks(), index.blocks()), (0, 0));
 }
 
-fn settle(feed: &mut Feed, index: &mut Index) {
-    while feed.settle(index, 7).is_ok_and(|settled| settled == Settled::More) {}
+fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex) {
+    while feed.settle(index, 7).is_ok_and(|settled| settled == SettleProgress::More) {}
 }
 
-fn nixl() -> Transfer {
-    Transfer { spoken: Spoken::Nixl, ..Transfer::default() }
+fn nixl() -> KvTransfer {
+    KvTransfer { connector: KvConnector::Nixl, ..KvTransfer::default() }
 }
 
 /// A client's body: every leg that is made of it is JSON again, and says nothing that only routers may say.
@@ -78,14 +81,14 @@ pub fn bodies(bytes: &[u8]) {
     let Ok(body) = RequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
     let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
     for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
-        let options = LegOptions { api, salt, usage: UsageEvent::Always, ids: TokenIds::Always };
+        let options = LegOptions { api, salt, usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
         let plain = body.plain(&options);
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
         let left = again.stripped(&options);
         assert_eq!(
             left,
-            Stripped { salt: u32::from(options.salt.is_some()), ..Stripped::default() },
+            StrippedFields { salt: u32::from(options.salt.is_some()), ..StrippedFields::default() },
             "nothing is left to remove"
         );
         assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
@@ -98,7 +101,7 @@ pub fn bodies(bytes: &[u8]) {
 pub fn answers(bytes: &[u8]) {
     let Some((size, bytes)) = bytes.split_first() else { return };
     let whole = Bytes::copy_from_slice(bytes);
-    if let Ok(answer) = Answer::read(&whole)
+    if let Ok(answer) = EngineResponse::read(&whole)
         && let Some(handoff) = answer.handoff
         && let Ok(body) = RequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
     {
@@ -118,6 +121,12 @@ pub fn answers(bytes: &[u8]) {
     let hiding = scan(whole.len().max(1), SseScanner::hiding_usage());
     assert_eq!(scan(usize::from(*size).max(1), SseScanner::hiding_usage()), hiding);
     assert_eq!(hiding.0, at_once.0);
-    let keeping = || SseScanner::new().keeping(Said::new(Api::Chat, ShownIds::None, Telling::AtOnce));
+    let keeping = || {
+        SseScanner::new().with_transcript(TokenTranscript::new(
+            Api::Chat,
+            TokenIdVisibility::None,
+            TextDelivery::WithIds,
+        ))
+    };
     assert_eq!(scan(usize::from(*size).max(1), keeping()), scan(whole.len().max(1), keeping()));
 }

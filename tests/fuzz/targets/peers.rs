@@ -1,15 +1,16 @@
 //! What engines and Redis send, on wires of their own, and an engine's answer together with the request that it answers.
 
 use bytes::Bytes;
-use prefix::Checkpoint;
+use prefix::TokenCheckpoint;
 use workers_shim::dialect::{
-    Answer, Api, EventBudget, GoOn, JsonFields, LegOptions, Repeats, RequestBody, Retold, Said, ShownIds, SseScanner,
-    Telling, TokenIds, UsageEvent, for_client,
+    AnswerContinuation, AnswerDeterminism, Api, EngineResponse, EventBudget, JsonFields, LegOptions, ReplayVerifier,
+    RequestBody, SseScanner, TextDelivery, TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
+    redact_answer,
 };
 use workers_shim::frames_of;
 
 /// Stands between a request and its answer, and between the answers of two engines.
-const BETWEEN: u8 = 0;
+const SEPARATOR: u8 = 0;
 
 /// What a publisher sends after it was connected to: whole frames, whatever pieces they come in.
 pub fn zmtp(bytes: &[u8]) {
@@ -27,9 +28,9 @@ pub fn zmtp(bytes: &[u8]) {
 
 /// A value from Redis that was opened: a checkpoint or a transcript.
 pub fn values(bytes: &[u8]) {
-    if let Some(checkpoint) = Checkpoint::from_bytes(bytes) {
+    if let Some(checkpoint) = TokenCheckpoint::from_bytes(bytes) {
         assert_eq!(checkpoint.to_bytes().as_deref(), Some(bytes), "read and written, it is the same");
-        assert!(checkpoint.tokens().0 as usize <= bytes.len());
+        assert!(checkpoint.token_count().0 as usize <= bytes.len());
     }
     if let Ok(fields) = JsonFields::scan(Bytes::copy_from_slice(bytes), &["previous", "items"]) {
         let items = fields.get("items").unwrap_or_default();
@@ -41,37 +42,39 @@ pub fn values(bytes: &[u8]) {
 /// The first byte chooses the size of pieces, the second the endpoint and what is kept.
 pub fn exchanges(bytes: &[u8]) {
     let [size, choice, bytes @ ..] = bytes else { return };
-    let mut parts = bytes.splitn(3, |byte| *byte == BETWEEN);
+    let mut parts = bytes.splitn(3, |byte| *byte == SEPARATOR);
     let request = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let first = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let second = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let Ok(body) = RequestBody::read(request) else { return };
     let api = [Api::Chat, Api::Completions, Api::Responses, Api::Messages][usize::from(choice & 3)];
-    let options = LegOptions { api, salt: Some("s".into()), usage: UsageEvent::Always, ids: TokenIds::Always };
+    let options = LegOptions { api, salt: Some("s".into()), usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
     RequestBody::read(body.plain(&options)).expect("a leg is JSON");
-    if let Ok(answer) = Answer::read(&first) {
+    if let Ok(answer) = EngineResponse::read(&first) {
         drop(answer);
-        for ids in [ShownIds::All, ShownIds::None] {
-            drop(for_client(&first, ids));
+        for ids in [TokenIdVisibility::All, TokenIdVisibility::None] {
+            drop(redact_answer(&first, ids));
         }
     }
     let budget = EventBudget::of(1 << 20);
     let told = |size: usize| {
-        let mut scanner = scanner(&body, (api, *choice)).within(budget.clone());
+        let mut scanner = scanner(&body, (api, *choice)).with_budget(budget.clone());
         let mut out = Vec::new();
         push(&mut scanner, &first, size, &mut out);
-        let going = match scanner.so_far() {
-            Ok(Some((prompt, said))) => body.going_on(api, GoOn { prompt, said, context: None }),
+        let going = match scanner.resume_ids() {
+            Ok(Some((prompt, said))) => {
+                body.continuation(api, AnswerContinuation { prompt, answer: said, context: None })
+            }
             Ok(None) => Some(body.clone()),
             Err(_) => None,
         };
         if let Some(going) = going {
             let leg = going.plain(&LegOptions { api: Api::Completions, ..options.clone() });
             RequestBody::read(leg).expect("the rest is asked for in JSON");
-            scanner.go_on();
+            scanner.switch_engine();
             push(&mut scanner, &second, size, &mut out);
         }
-        out.extend(scanner.closing());
+        out.extend(scanner.closing_events());
         out.extend(scanner.finish());
         (scanner.facts().clone(), out.concat())
     };
@@ -83,15 +86,19 @@ pub fn exchanges(bytes: &[u8]) {
 
 fn scanner(body: &RequestBody, (api, choice): (Api, u8)) -> SseScanner {
     let scanner = if body.streams() { SseScanner::hiding_usage() } else { SseScanner::new() };
-    let shown = if body.fields().read("return_token_ids") == Some(true) { ShownIds::All } else { ShownIds::None };
+    let shown = if body.json_fields().read("return_token_ids") == Some(true) {
+        TokenIdVisibility::All
+    } else {
+        TokenIdVisibility::None
+    };
     let scanner = match choice & 4 {
         0 => scanner,
-        _ => scanner.keeping(Said::new(api, shown, Telling::AtOnce)),
+        _ => scanner.with_transcript(TokenTranscript::new(api, shown, TextDelivery::WithIds)),
     };
     match choice & 24 {
         0 => scanner,
-        8 => scanner.retelling(Retold::new(api, shown, Repeats::UntilItSpeaks)),
-        _ => scanner.retelling(Retold::new(api, shown, Repeats::Always)),
+        8 => scanner.with_replay_verifier(ReplayVerifier::new(api, shown, AnswerDeterminism::UntilFirstOutput)),
+        _ => scanner.with_replay_verifier(ReplayVerifier::new(api, shown, AnswerDeterminism::Always)),
     }
 }
 

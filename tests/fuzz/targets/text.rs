@@ -4,20 +4,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use prefix::{
-    Asked, ChatBody, ChatForm, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelFiles, ModelText,
-    ModelTextSource, Trails, WallTime,
+    ChatBody, ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ModelFiles, ModelText, ModelTextSource,
+    PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions, WallTime,
 };
-use vocabulary::{Bytes, Namespace, Seed, Tokens};
+use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
 
 /// Far less than in production, so that what is not bounded shows.
-const LIMITS: Limits =
-    Limits { rendered: Bytes(1 << 20), template_steps: 200_000, prompts: 64, segment_cache: Bytes(1 << 20) };
+const SMALL_LIMITS: PromptLimits = PromptLimits {
+    rendered_bytes: Bytes(1 << 20),
+    template_steps: 200_000,
+    prompts: 64,
+    segment_cache: Bytes(1 << 20),
+};
 /// A template is rendered some hundred times while it is judged, so a few steps are what one rendering has.
-const JUDGED: Limits = Limits { template_steps: 20_000, ..LIMITS };
+const TEMPLATE_CHECK_LIMITS: PromptLimits = PromptLimits { template_steps: 20_000, ..SMALL_LIMITS };
 /// One of each way in which templates treat earlier turns.
 const MODELS: [&str; 4] = ["chatml", "qwen_like", "llama_like", "harmony"];
 
-static IDENTIFIERS: LazyLock<Vec<Identifier>> = LazyLock::new(|| MODELS.map(|name| identifier(files(name))).into());
+static IDENTIFIERS: LazyLock<Vec<PromptResolver>> = LazyLock::new(|| MODELS.map(|name| identifier(files(name))).into());
 
 fn folder(name: &str) -> PathBuf {
     // The programs are built two folders below the root, the tests one.
@@ -31,11 +35,17 @@ fn files(name: &str) -> ModelFiles<'static> {
     ModelFiles::read(&folder(name)).expect("a committed model")
 }
 
-fn identifier(files: ModelFiles<'_>) -> Identifier {
-    let text = ModelText::load_within(ModelTextSource::Files(files), LIMITS).expect("a model that loads");
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+fn identifier(files: ModelFiles<'_>) -> PromptResolver {
+    let text = ModelText::load_with_limits(ModelTextSource::Files(files), SMALL_LIMITS).expect("a model that loads");
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let text = Some(Arc::new(text));
-    Identifier::new(IdentifierOptions { namespace, seed: Seed(1), block: Tokens(4), text, limits: LIMITS })
+    PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(1),
+        block_size: Tokens(4),
+        text,
+        limits: SMALL_LIMITS,
+    })
 }
 
 /// Two bodies of one conversation, a line each: a step that is grown is what it is when it is computed as a whole.
@@ -44,35 +54,35 @@ pub fn prompts(bytes: &[u8]) {
         Some(at) => (&bytes[..at], &bytes[at + 1..]),
         None => (bytes, bytes),
     };
-    let asked = Asked { now: WallTime::default(), ..Asked::default() };
+    let asked = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
     for identifier in IDENTIFIERS.iter() {
-        let trails = Trails::new(Bytes(1 << 20));
-        let memory = Memory { trails: &trails, tenant: "t", session: Some(1) };
-        let begun = ChatLayout::read(first).map(|layout| identifier.begin(layout, asked, None, memory));
-        let whole = identifier.chat(second, asked);
-        let checkpoint = begun.and_then(|begun| begun.next);
-        let resumed = identifier.conversation(ChatForm::Chat, second, (asked, checkpoint.as_ref()));
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(1) };
+        let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, asked, None, memory));
+        let whole = identifier.resolve_chat(second, asked);
+        let checkpoint = begun.and_then(|begun| begun.next_checkpoint);
+        let resumed = identifier.resolve_conversation(ChatEndpoint::Chat, second, (asked, checkpoint.as_ref()));
         assert_eq!(resumed.prompt.chain, whole.chain, "from a checkpoint");
-        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.grow(layout, asked, memory)) {
+        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.extend(layout, asked, memory)) {
             assert_eq!(grown.prompt.chain, whole.chain, "along a trail");
         }
-        identifier.completion(second, asked);
-        for form in [ChatForm::Messages, ChatForm::Responses] {
-            converted(identifier, form, (first, second));
+        identifier.resolve_completion(second, asked);
+        for form in [ChatEndpoint::Messages, ChatEndpoint::Responses] {
+            check_converted(identifier, form, (first, second));
         }
     }
 }
 
 /// The same of bodies that become chat requests first.
-fn converted(identifier: &Identifier, form: ChatForm, (first, second): (&[u8], &[u8])) {
-    let trails = Trails::new(Bytes(1 << 20));
-    let memory = Memory { trails: &trails, tenant: "t", session: Some(1) };
-    let chat = |body| identifier.converted(form, body).and_then(Result::ok);
+fn check_converted(identifier: &PromptResolver, form: ChatEndpoint, (first, second): (&[u8], &[u8])) {
+    let trails = ConversationCache::new(Bytes(1 << 20));
+    let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(1) };
+    let chat = |body| identifier.convert(form, body).and_then(Result::ok);
     if let Some(first) = chat(first) {
-        identifier.begin(first.layout(), Asked::default(), None, memory);
+        identifier.resolve_and_cache(first.layout(), PromptInputs::default(), None, memory);
     }
-    let whole = identifier.conversation(form, second, (Asked::default(), None)).prompt;
-    let grown = chat(second).and_then(|second| identifier.grow(second.layout(), Asked::default(), memory));
+    let whole = identifier.resolve_conversation(form, second, (PromptInputs::default(), None)).prompt;
+    let grown = chat(second).and_then(|second| identifier.extend(second.layout(), PromptInputs::default(), memory));
     assert!(grown.is_none_or(|grown| grown.prompt.chain == whole.chain), "along a trail of {form:?}");
 }
 
@@ -91,8 +101,8 @@ pub fn templates(bytes: &[u8]) {
         return;
     }
     let files = ModelFiles { chat_template: Some(bytes.into()), ..TINY.clone() };
-    let Ok(text) = ModelText::load_within(ModelTextSource::Files(files), JUDGED) else { return };
+    let Ok(text) = ModelText::load_with_limits(ModelTextSource::Files(files), TEMPLATE_CHECK_LIMITS) else { return };
     if let Ok(rendered) = text.render(&CHAT, WallTime::default()) {
-        assert!(rendered.len() as u64 <= LIMITS.rendered.0, "{} bytes", rendered.len());
+        assert!(rendered.len() as u64 <= SMALL_LIMITS.rendered_bytes.0, "{} bytes", rendered.len());
     }
 }

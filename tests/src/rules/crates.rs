@@ -4,12 +4,12 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::{Unreadable, root};
+use super::{RepositoryError, root};
 
 /// The workspace's crates and everything they pull in.
 pub struct Crates {
     /// Our own, by name, with each dependency in any table.
-    pub own: Vec<(String, Vec<Dependency>)>,
+    pub workspace: Vec<(String, Vec<Dependency>)>,
     /// The rest of the tree.
     pub external: Vec<ExternalCrate>,
 }
@@ -39,20 +39,20 @@ pub struct ExternalCrate {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
+struct CargoMetadata {
+    packages: Vec<CargoPackage>,
 }
 
 #[derive(Deserialize)]
-struct Package {
+struct CargoPackage {
     name: String,
     dependencies: Vec<Dependency>,
     #[serde(flatten)]
-    published: Published,
+    published: PublishedCrate,
 }
 
 #[derive(Deserialize)]
-struct Published {
+struct PublishedCrate {
     version: String,
     license: Option<String>,
     source: Option<String>,
@@ -60,31 +60,31 @@ struct Published {
 
 impl Crates {
     /// Asks Cargo, for the platform that is served on.
-    pub fn read() -> Result<Crates, Unreadable> {
+    pub fn read() -> Result<Crates, RepositoryError> {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let output = Command::new(cargo)
             .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"])
             .current_dir(root())
             .output()
-            .map_err(Unreadable::io("cargo metadata"))?;
+            .map_err(RepositoryError::io("cargo metadata"))?;
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(Unreadable::Form { what: "cargo metadata".into(), why });
+            return Err(RepositoryError::Form { what: "cargo metadata".into(), why });
         }
-        let metadata: Metadata = serde_json::from_slice(&output.stdout)
-            .map_err(|error| Unreadable::Form { what: "cargo metadata".into(), why: error.to_string() })?;
-        let (own, external): (Vec<Package>, Vec<Package>) =
+        let metadata: CargoMetadata = serde_json::from_slice(&output.stdout)
+            .map_err(|error| RepositoryError::Form { what: "cargo metadata".into(), why: error.to_string() })?;
+        let (own, external): (Vec<CargoPackage>, Vec<CargoPackage>) =
             metadata.packages.into_iter().partition(|package| package.published.source.is_none());
         Ok(Crates {
-            own: own.into_iter().map(|package| (package.name, package.dependencies)).collect(),
+            workspace: own.into_iter().map(|package| (package.name, package.dependencies)).collect(),
             external: external.into_iter().map(ExternalCrate::from).collect(),
         })
     }
 }
 
-impl From<Package> for ExternalCrate {
-    fn from(package: Package) -> Self {
-        let Published { version, license, source } = package.published;
+impl From<CargoPackage> for ExternalCrate {
+    fn from(package: CargoPackage) -> Self {
+        let PublishedCrate { version, license, source } = package.published;
         ExternalCrate { name: package.name, version, license, source }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Unreadable;
+use super::RepositoryError;
 
 /// The root of the checkout.
 pub fn root() -> PathBuf {
@@ -11,15 +11,15 @@ pub fn root() -> PathBuf {
 }
 
 /// Paths from the root of everything tracked, and of what is new and not ignored, sorted.
-pub fn tracked() -> Result<Vec<String>, Unreadable> {
+pub fn tracked() -> Result<Vec<String>, RepositoryError> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
         .output()
-        .map_err(Unreadable::io("git ls-files"))?;
+        .map_err(RepositoryError::io("git ls-files"))?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Unreadable::Form { what: "git ls-files".into(), why });
+        return Err(RepositoryError::Form { what: "git ls-files".into(), why });
     }
     let listing = String::from_utf8_lossy(&output.stdout);
     let mut paths: Vec<String> = listing.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
@@ -30,14 +30,14 @@ pub fn tracked() -> Result<Vec<String>, Unreadable> {
 }
 
 /// One Rust file.
-pub struct Source {
+pub struct SourceFile {
     /// Path from the root.
     pub path: String,
     /// What is in it.
     pub text: String,
 }
 
-impl Source {
+impl SourceFile {
     /// Whether all of it is test code.
     pub fn is_test(&self) -> bool {
         let inside = self.path.strip_prefix("tests/").unwrap_or(&self.path);
@@ -46,12 +46,12 @@ impl Source {
 }
 
 /// Every Rust file.
-pub fn sources() -> Result<Vec<Source>, Unreadable> {
+pub fn sources() -> Result<Vec<SourceFile>, RepositoryError> {
     let paths = tracked()?.into_iter().filter(|path| path.ends_with(".rs"));
     paths
         .map(|path| {
-            let text = std::fs::read_to_string(root().join(&path)).map_err(Unreadable::io(path.clone()))?;
-            Ok(Source { path, text })
+            let text = std::fs::read_to_string(root().join(&path)).map_err(RepositoryError::io(path.clone()))?;
+            Ok(SourceFile { path, text })
         })
         .collect()
 }

@@ -3,40 +3,40 @@
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-use super::{Source, Unreadable};
+use super::{RepositoryError, SourceFile};
 
 /// Everything that STYLE.md measures in one file.
 #[derive(Default, Debug)]
-pub struct Measures {
+pub struct FileMeasures {
     /// Lines without test items.
     pub lines: usize,
     /// Lines of test items, or of the file when all of it is test code.
     pub test_lines: usize,
     /// Functions with more than one `bool` parameter.
-    pub with_bools: Vec<String>,
+    pub multi_bool_functions: Vec<String>,
     /// Types named for nothing in particular, functions that "process".
     pub vague_names: Vec<String>,
     /// `Result<_, String>` in a signature or a type.
     pub string_errors: usize,
     /// Attributes that hide something and give no reason.
-    pub unexplained: Vec<String>,
+    pub unexplained_attributes: Vec<String>,
     /// Paths into the clock, the file system, the network or threads.
     pub effects: Vec<String>,
 }
 
 const VAGUE: [&str; 6] = ["Manager", "Helper", "Util", "Info", "Data", "Context"];
-const EFFECTS: [&str; 8] =
+const EFFECTFUL_PATHS: [&str; 8] =
     ["Instant::now", "SystemTime", "std::fs", "std::net", "std::thread", "std::env", "std::process", "std::io::std"];
 
 /// Reads one file's measures.
-pub fn measure(source: &Source) -> Result<Measures, Unreadable> {
-    let file =
-        syn::parse_file(&source.text).map_err(|error| Unreadable::Rust { path: source.path.clone(), source: error })?;
+pub fn measure(source: &SourceFile) -> Result<FileMeasures, RepositoryError> {
+    let file = syn::parse_file(&source.text)
+        .map_err(|error| RepositoryError::Rust { path: source.path.clone(), source: error })?;
     let total = source.text.lines().count();
     if source.is_test() {
-        return Ok(Measures { test_lines: total, ..Measures::default() });
+        return Ok(FileMeasures { test_lines: total, ..FileMeasures::default() });
     }
-    let mut reader = Reader::default();
+    let mut reader = MeasureVisitor::default();
     reader.visit_file(&file);
     let mut measures = reader.found;
     measures.lines = total - measures.test_lines;
@@ -44,13 +44,13 @@ pub fn measure(source: &Source) -> Result<Measures, Unreadable> {
 }
 
 #[derive(Default)]
-struct Reader {
-    found: Measures,
+struct MeasureVisitor {
+    found: FileMeasures,
     owner: Option<String>,
     foreign_trait: bool,
 }
 
-impl Reader {
+impl MeasureVisitor {
     fn function(&mut self, signature: &syn::Signature) {
         let name = match &self.owner {
             Some(owner) => format!("{owner}::{}", signature.ident),
@@ -62,11 +62,11 @@ impl Reader {
         let is_flag = |input: &&syn::FnArg| matches!(input, syn::FnArg::Typed(typed) if is_bool(&typed.ty));
         // What a trait asks for was decided where the trait is.
         if !self.foreign_trait && signature.inputs.iter().filter(is_flag).count() > 1 {
-            self.found.with_bools.push(name);
+            self.found.multi_bool_functions.push(name);
         }
     }
 
-    fn named(&mut self, ident: &syn::Ident) {
+    fn check_name(&mut self, ident: &syn::Ident) {
         let name = ident.to_string();
         if VAGUE.iter().any(|word| words(&name).last() == Some(*word)) {
             self.found.vague_names.push(name);
@@ -83,7 +83,7 @@ impl Reader {
             };
             if hides && (!text.contains("reason") || text.contains("dead_code")) {
                 let line = attribute.span().start().line;
-                self.found.unexplained.push(format!("line {line}: {text}"));
+                self.found.unexplained_attributes.push(format!("line {line}: {text}"));
             }
         }
     }
@@ -100,7 +100,7 @@ fn is_bool(ty: &syn::Type) -> bool {
     matches!(ty, syn::Type::Path(path) if path.path.is_ident("bool"))
 }
 
-fn for_tests(attributes: &[syn::Attribute]) -> bool {
+fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "test")
@@ -112,18 +112,18 @@ fn joined(path: &syn::Path) -> String {
     parts.join("::")
 }
 
-fn flattened(prefix: &str, tree: &syn::UseTree, into: &mut Vec<String>) {
+fn flatten_use_tree(prefix: &str, tree: &syn::UseTree, into: &mut Vec<String>) {
     let join = |name: &syn::Ident| if prefix.is_empty() { name.to_string() } else { format!("{prefix}::{name}") };
     match tree {
-        syn::UseTree::Path(path) => flattened(&join(&path.ident), &path.tree, into),
+        syn::UseTree::Path(path) => flatten_use_tree(&join(&path.ident), &path.tree, into),
         syn::UseTree::Name(name) => into.push(join(&name.ident)),
         syn::UseTree::Rename(rename) => into.push(join(&rename.ident)),
         syn::UseTree::Glob(_) => into.push(format!("{prefix}::*")),
-        syn::UseTree::Group(group) => group.items.iter().for_each(|item| flattened(prefix, item, into)),
+        syn::UseTree::Group(group) => group.items.iter().for_each(|item| flatten_use_tree(prefix, item, into)),
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for MeasureVisitor {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         let (attributes, span) = match item {
             syn::Item::Mod(module) => (&module.attrs, module.span()),
@@ -132,7 +132,7 @@ impl<'ast> Visit<'ast> for Reader {
             syn::Item::Use(import) => (&import.attrs, import.span()),
             _ => return visit::visit_item(self, item),
         };
-        if for_tests(attributes) {
+        if is_test_only(attributes) {
             self.found.test_lines += span.end().line + 1 - span.start().line;
         } else {
             visit::visit_item(self, item);
@@ -165,7 +165,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.named(&item.ident);
+        self.check_name(&item.ident);
         let before = self.owner.replace(item.ident.to_string());
         visit::visit_item_trait(self, item);
         self.owner = before;
@@ -177,12 +177,12 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
-        self.named(&item.ident);
+        self.check_name(&item.ident);
         visit::visit_item_struct(self, item);
     }
 
     fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
-        self.named(&item.ident);
+        self.check_name(&item.ident);
         visit::visit_item_enum(self, item);
     }
 
@@ -199,7 +199,7 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let text = joined(path);
-        if EFFECTS.iter().any(|effect| text.contains(effect)) {
+        if EFFECTFUL_PATHS.iter().any(|effect| text.contains(effect)) {
             self.found.effects.push(format!("line {}: {text}", path.span().start().line));
         }
         visit::visit_path(self, path);
@@ -207,8 +207,8 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         let mut imports = Vec::new();
-        flattened("", &item.tree, &mut imports);
-        imports.retain(|import| EFFECTS.iter().any(|effect| import.contains(effect)));
+        flatten_use_tree("", &item.tree, &mut imports);
+        imports.retain(|import| EFFECTFUL_PATHS.iter().any(|effect| import.contains(effect)));
         self.found.effects.extend(imports);
         visit::visit_item_use(self, item);
     }

@@ -5,12 +5,12 @@ mod files;
 mod measure;
 
 pub use crates::{Crates, Dependency, ExternalCrate};
-pub use files::{Source, root, sources, tracked};
-pub use measure::{Measures, measure};
+pub use files::{SourceFile, root, sources, tracked};
+pub use measure::{FileMeasures, measure};
 
 /// Why the repository could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreadable {
+pub enum RepositoryError {
     /// A file or a command failed.
     #[error("{what}: {source}")]
     Io {
@@ -37,9 +37,9 @@ pub enum Unreadable {
     },
 }
 
-impl Unreadable {
+impl RepositoryError {
     fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
-        move |source| Unreadable::Io { what, source }
+        move |source| RepositoryError::Io { what, source }
     }
 }

@@ -19,46 +19,46 @@ fn replay(name: &str, target: fn(&[u8])) {
 }
 
 #[test]
-fn events_of_the_corpus_are_read_or_refused() {
+fn corpus_events_are_read_or_refused() {
     replay("events", targets::events);
 }
 
 #[test]
-fn bodies_of_the_corpus_are_spliced_or_refused() {
+fn corpus_bodies_are_spliced_or_refused() {
     replay("bodies", targets::bodies);
 }
 
 #[test]
-fn answers_of_the_corpus_say_the_same_in_chunks_of_any_size() {
+fn corpus_responses_read_the_same_in_chunks_of_any_size() {
     replay("answers", targets::answers);
 }
 
 #[test]
-fn connections_of_the_corpus_are_read_or_refused() {
+fn corpus_connections_are_read_or_refused() {
     replay("nodes", targets::nodes::connections);
 }
 
 #[test]
-fn prompts_of_the_corpus_are_the_same_step_by_step_and_as_a_whole() {
+fn corpus_prompts_render_the_same_step_by_step_and_as_a_whole() {
     replay("prompts", targets::text::prompts);
 }
 
 #[test]
-fn templates_of_the_corpus_are_rendered_within_bounds_or_refused() {
+fn corpus_templates_render_within_bounds_or_are_refused() {
     replay("templates", targets::text::templates);
 }
 
 #[test]
-fn frames_of_the_corpus_are_the_same_in_pieces_of_any_size_or_refused() {
+fn corpus_frames_read_the_same_in_pieces_of_any_size_or_are_refused() {
     replay("zmtp", targets::peers::zmtp);
 }
 
 #[test]
-fn values_of_the_corpus_are_read_or_refused() {
+fn corpus_values_are_read_or_refused() {
     replay("values", targets::peers::values);
 }
 
 #[test]
-fn requests_of_the_corpus_and_their_answers_are_served_together() {
+fn corpus_requests_and_responses_are_served_together() {
     replay("exchanges", targets::peers::exchanges);
 }

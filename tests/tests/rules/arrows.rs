@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tests::rules::Crates;
 
 /// ARCHITECTURE.md's table of rooms. Nothing is implied: what a room may use is written out.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
     ("vocabulary", &[]),
     ("ledger", &["vocabulary"]),
     ("consensus", &["ledger", "vocabulary"]),
@@ -52,11 +52,11 @@ const EFFECTFUL: [&str; 8] =
     ["tokio", "hyper", "reqwest", "axum", "openraft", "futures", "parking_lot", "tracing-subscriber"];
 
 #[test]
-fn every_crate_uses_only_the_rooms_it_may() {
-    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
+fn every_crate_uses_only_its_allowed_crates() {
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED_DEPENDENCIES.into_iter().collect();
     let crates = Crates::read().unwrap();
     let mut wrong = Vec::new();
-    for (name, dependencies) in &crates.own {
+    for (name, dependencies) in &crates.workspace {
         let may = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no line in MAY_USE"));
         let own = dependencies.iter().filter(|dependency| dependency.path.is_some());
         wrong.extend(
@@ -67,10 +67,10 @@ fn every_crate_uses_only_the_rooms_it_may() {
 }
 
 #[test]
-fn every_room_of_the_table_exists() {
+fn every_crate_of_the_table_exists() {
     let crates = Crates::read().unwrap();
-    let mut named: Vec<&str> = MAY_USE.iter().map(|(name, _)| *name).collect();
-    let mut there: Vec<&str> = crates.own.iter().map(|(name, _)| name.as_str()).collect();
+    let mut named: Vec<&str> = ALLOWED_DEPENDENCIES.iter().map(|(name, _)| *name).collect();
+    let mut there: Vec<&str> = crates.workspace.iter().map(|(name, _)| name.as_str()).collect();
     named.sort_unstable();
     there.sort_unstable();
     assert_eq!(named, there);
@@ -79,7 +79,7 @@ fn every_room_of_the_table_exists() {
 #[test]
 fn pure_crates_depend_on_nothing_that_performs_io() {
     let crates = Crates::read().unwrap();
-    let pure = crates.own.iter().filter(|(name, _)| PURE.contains(&name.as_str()));
+    let pure = crates.workspace.iter().filter(|(name, _)| PURE.contains(&name.as_str()));
     let mut wrong = Vec::new();
     for (name, dependencies) in pure {
         let shipped = dependencies.iter().filter(|dependency| dependency.kind.is_none());

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tests::rules::root;
 
 #[derive(Deserialize)]
-struct Budget {
+struct GateBudget {
     packages: usize,
     binary_megabytes: u64,
     gate_seconds: u64,
@@ -15,15 +15,15 @@ struct Budget {
 }
 
 #[derive(Deserialize)]
-struct Lock {
+struct CargoLock {
     package: Vec<toml::Table>,
 }
 
 #[test]
-fn the_lock_file_has_as_many_packages_as_the_budget_says() {
+fn the_lock_file_has_the_budgeted_number_of_packages() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
-    let budget: Budget = toml::from_str(&read("tests/budget.toml")).unwrap();
-    let lock: Lock = toml::from_str(&read("Cargo.lock")).unwrap();
+    let budget: GateBudget = toml::from_str(&read("tests/budget.toml")).unwrap();
+    let lock: CargoLock = toml::from_str(&read("Cargo.lock")).unwrap();
     assert_eq!(
         lock.package.len(),
         budget.packages,
@@ -33,8 +33,9 @@ fn the_lock_file_has_as_many_packages_as_the_budget_says() {
 }
 
 #[test]
-fn the_budget_has_a_time_for_every_suite_of_the_gate_and_for_nothing_else() {
-    let budget: Budget = toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
+fn the_budget_has_a_time_for_every_gate_suite_and_no_other() {
+    let budget: GateBudget =
+        toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
     let list = Command::new(root().join("test")).arg("--list").output().unwrap();
     assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
     let list = String::from_utf8(list.stdout).unwrap();
@@ -47,8 +48,9 @@ fn the_budget_has_a_time_for_every_suite_of_the_gate_and_for_nothing_else() {
 
 /// What the suites run is built with the profile `ci`; `./test --deep release` measures what ships.
 #[test]
-fn the_suites_binary_is_within_its_budget() {
-    let budget: Budget = toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
+fn the_binary_size_is_within_the_budget() {
+    let budget: GateBudget =
+        toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
     // Where a package is tested alone, nothing built it.
     let Ok(binary) = std::fs::metadata(root().join("target/ci/ownerserve")) else { return };
     let megabytes = binary.len() / 1_000_000;

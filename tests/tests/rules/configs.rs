@@ -3,7 +3,7 @@
 use tests::rules::{root, tracked};
 
 /// Files whose content a room's own tests read; here it only matters that they exist for a reason.
-const READ_BY_THEIR_ROOM: [&str; 6] = [".jinja", ".json.gz", ".jsonl.gz", ".py", "LICENSE", "NOTICE"];
+const READ_BY_OTHER_TESTS: [&str; 6] = [".jinja", ".json.gz", ".jsonl.gz", ".py", "LICENSE", "NOTICE"];
 
 fn configs() -> Vec<String> {
     let mut files = tracked().unwrap();
@@ -12,15 +12,15 @@ fn configs() -> Vec<String> {
 }
 
 #[test]
-fn every_file_in_configs_is_of_a_kind_that_is_parsed() {
+fn every_config_file_has_a_parsed_format() {
     let kinds = [".toml", ".json"];
-    let known = |path: &String| kinds.iter().chain(&READ_BY_THEIR_ROOM).any(|end| path.ends_with(end));
+    let known = |path: &String| kinds.iter().chain(&READ_BY_OTHER_TESTS).any(|end| path.ends_with(end));
     let unknown: Vec<String> = configs().into_iter().filter(|path| !known(path)).collect();
     assert_eq!(unknown, Vec::<String>::new());
 }
 
 #[test]
-fn toml_and_json_parse() {
+fn toml_and_json_configs_parse() {
     let mut wrong = Vec::new();
     for path in tracked().unwrap() {
         let text = || std::fs::read_to_string(root().join(&path)).unwrap();

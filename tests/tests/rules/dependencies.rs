@@ -4,7 +4,7 @@ use serde::Deserialize;
 use tests::rules::{Crates, ExternalCrate, root};
 
 #[derive(Deserialize)]
-struct Deny {
+struct DenyConfig {
     licenses: Licenses,
     bans: Bans,
 }
@@ -16,15 +16,15 @@ struct Licenses {
 
 #[derive(Deserialize)]
 struct Bans {
-    deny: Vec<Banned>,
+    deny: Vec<BannedCrate>,
 }
 
 #[derive(Deserialize)]
-struct Banned {
+struct BannedCrate {
     name: String,
 }
 
-fn deny() -> Deny {
+fn deny() -> DenyConfig {
     toml::from_str(&std::fs::read_to_string(root().join("deny.toml")).unwrap()).unwrap()
 }
 
@@ -71,7 +71,7 @@ fn one(words: &[&str], at: &mut usize, allow: &[String]) -> bool {
     allow.contains(&name)
 }
 
-fn refused(refuse: impl Fn(&ExternalCrate) -> bool) -> Vec<String> {
+fn refused_crates(refuse: impl Fn(&ExternalCrate) -> bool) -> Vec<String> {
     let crates = Crates::read().unwrap();
     let refused = crates.external.iter().filter(|external| refuse(external));
     refused.map(|external| format!("{} {} {:?}", external.name, external.version, external.license)).collect()
@@ -91,22 +91,23 @@ fn license_expressions_are_read_with_their_precedence() {
 }
 
 #[test]
-fn every_dependency_comes_under_an_allowed_license() {
+fn every_dependency_has_an_allowed_license() {
     let allow = deny().licenses.allow;
-    let wrong = refused(|external| !external.license.as_deref().is_some_and(|license| permitted(license, &allow)));
+    let wrong =
+        refused_crates(|external| !external.license.as_deref().is_some_and(|license| permitted(license, &allow)));
     assert_eq!(wrong, Vec::<String>::new());
 }
 
 #[test]
 fn every_dependency_comes_from_the_registry() {
     let registry = "registry+https://github.com/rust-lang/crates.io-index";
-    assert_eq!(refused(|external| external.source.as_deref() != Some(registry)), Vec::<String>::new());
+    assert_eq!(refused_crates(|external| external.source.as_deref() != Some(registry)), Vec::<String>::new());
 }
 
 #[test]
 fn no_banned_crate_is_in_the_tree() {
     let banned = deny().bans.deny;
     assert!(!banned.is_empty());
-    let wrong = refused(|external| banned.iter().any(|ban| ban.name == external.name));
+    let wrong = refused_crates(|external| banned.iter().any(|ban| ban.name == external.name));
     assert_eq!(wrong, Vec::<String>::new());
 }

@@ -3,11 +3,12 @@
 use tests::rules::{measure, root, sources, tracked};
 
 /// Crates that decide and never act; `prefix` may read the tokenizer it is given.
-const WITHOUT_EFFECTS: [&str; 5] =
+const PURE_CRATES: [&str; 5] =
     ["ownership/vocabulary/", "ownership/ledger/", "planner/", "workers-shim/residency/", "workers-shim/engine-model/"];
 /// Written apart, so that this file does not find itself.
-const LEFT_OVER: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("db", "g!(")];
-const MAX_BYTES: u64 = 4 << 20;
+const LEFTOVER_MARKERS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("db", "g!(")];
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 fn text_files() -> Vec<(String, String)> {
     let readable = tracked().unwrap().into_iter().filter(|path| !path.ends_with(".gz") && !path.ends_with("LICENSE"));
@@ -15,7 +16,7 @@ fn text_files() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_rust_file_opens_with_what_it_is() {
+fn every_rust_file_opens_with_a_module_doc() {
     let sources = sources().unwrap();
     assert!(sources.len() > 20, "the sources were not found");
     let bare: Vec<&str> = sources
@@ -27,21 +28,22 @@ fn every_rust_file_opens_with_what_it_is() {
 }
 
 #[test]
-fn nothing_is_left_for_later() {
+fn no_todo_or_leftover_marker_remains() {
     let code = |path: &str| [".rs", ".py", ".toml", ".md", ".sh"].iter().any(|end| path.ends_with(end));
     let mut found = Vec::new();
     for (path, text) in text_files().into_iter().filter(|(path, _)| code(path)) {
-        let lines = text.lines().enumerate().filter(|(_, line)| LEFT_OVER.iter().any(|word| line.contains(word)));
+        let lines =
+            text.lines().enumerate().filter(|(_, line)| LEFTOVER_MARKERS.iter().any(|word| line.contains(word)));
         found.extend(lines.map(|(at, line)| format!("{path}:{}: {}", at + 1, line.trim())));
     }
     assert_eq!(found, Vec::<String>::new());
 }
 
 #[test]
-fn what_is_allowed_or_ignored_says_why() {
+fn every_allow_and_ignore_gives_a_reason() {
     let mut found = Vec::new();
     for source in sources().unwrap() {
-        let unexplained = measure(&source).unwrap().unexplained;
+        let unexplained = measure(&source).unwrap().unexplained_attributes;
         found.extend(unexplained.into_iter().map(|place| format!("{}: {place}", source.path)));
     }
     assert_eq!(found, Vec::<String>::new());
@@ -52,7 +54,7 @@ fn pure_crates_touch_no_clock_file_socket_or_thread() {
     let mut found = Vec::new();
     for source in sources().unwrap() {
         let shipped = !source.path.contains("/examples/") && !source.path.contains("/benches/");
-        if shipped && WITHOUT_EFFECTS.iter().any(|room| source.path.starts_with(room)) {
+        if shipped && PURE_CRATES.iter().any(|room| source.path.starts_with(room)) {
             let effects = measure(&source).unwrap().effects;
             found.extend(effects.into_iter().map(|effect| format!("{}: {effect}", source.path)));
         }
@@ -61,7 +63,7 @@ fn pure_crates_touch_no_clock_file_socket_or_thread() {
 }
 
 #[test]
-fn lines_end_plainly() {
+fn lines_have_no_trailing_whitespace() {
     let mut found = Vec::new();
     for (path, text) in text_files() {
         let is_input = path.starts_with("configs/models/") || path.starts_with("tests/fuzz/corpus/");
@@ -80,6 +82,6 @@ fn lines_end_plainly() {
 #[test]
 fn no_large_file_is_committed() {
     let size = |path: &String| std::fs::metadata(root().join(path)).unwrap().len();
-    let large: Vec<String> = tracked().unwrap().into_iter().filter(|path| size(path) > MAX_BYTES).collect();
+    let large: Vec<String> = tracked().unwrap().into_iter().filter(|path| size(path) > MAX_FILE_BYTES).collect();
     assert_eq!(large, Vec::<String>::new());
 }

@@ -5,31 +5,32 @@ use std::sync::Arc;
 
 use vocabulary::Micros;
 
-use crate::pool::Pool;
+use crate::pool::BlockPool;
 use crate::sequence::Sequence;
-use crate::step::Step;
-use crate::transfer::{Hold, Pulling};
+use crate::step::EngineStep;
+use crate::transfer::{HeldBlocks, PullState};
 use crate::{
-    FinishReason, KvEvent, ModelError, Output, OutputKind, Profile, Refused, Request, RequestId, Stats, Transfer, Voice,
+    EngineOutput, EngineOutputKind, EngineProfile, EngineRequest, EngineStats, FinishReason, ModelError,
+    PrefixCacheChange, RequestRejection, SequenceId, TokenGenerator, TransferRole,
 };
 
 /// A simulated engine.
 pub struct Engine {
-    pub(crate) profile: Arc<Profile>,
-    pub(crate) voice: Voice,
-    pub(crate) pool: Pool,
-    pub(crate) sequences: HashMap<RequestId, Sequence>,
-    pub(crate) batch: Batch,
-    pub(crate) links: Links,
-    pub(crate) outputs: Vec<Output>,
+    pub(crate) profile: Arc<EngineProfile>,
+    pub(crate) voice: TokenGenerator,
+    pub(crate) pool: BlockPool,
+    pub(crate) sequences: HashMap<SequenceId, Sequence>,
+    pub(crate) batch: SchedulerState,
+    pub(crate) links: PendingTransfers,
+    pub(crate) outputs: Vec<EngineOutput>,
     /// Changes to the prefix cache that the next step's batch will tell.
-    pub(crate) news: Vec<KvEvent>,
-    pub(crate) stats: Stats,
-    life: Life,
+    pub(crate) kv_events: Vec<PrefixCacheChange>,
+    pub(crate) stats: EngineStats,
+    incarnation: EngineIncarnation,
 }
 
 /// One life of an engine's process.
-struct Life {
+struct EngineIncarnation {
     /// Seeds the names of blocks.
     root: u64,
     /// The latest time that it was told.
@@ -40,101 +41,101 @@ struct Life {
 
 /// Who computes, who waits, and the step under way.
 #[derive(Default)]
-pub(crate) struct Batch {
-    pub(crate) running: Vec<RequestId>,
-    pub(crate) waiting: VecDeque<RequestId>,
-    pub(crate) step: Option<Step>,
+pub(crate) struct SchedulerState {
+    pub(crate) running: Vec<SequenceId>,
+    pub(crate) waiting: VecDeque<SequenceId>,
+    pub(crate) step: Option<EngineStep>,
 }
 
 /// KV that is promised, and KV that is on its way.
 #[derive(Default)]
-pub(crate) struct Links {
-    pub(crate) holds: BTreeMap<Arc<str>, Hold>,
-    pub(crate) pulling: BTreeMap<RequestId, Pulling>,
+pub(crate) struct PendingTransfers {
+    pub(crate) holds: BTreeMap<Arc<str>, HeldBlocks>,
+    pub(crate) pulling: BTreeMap<SequenceId, PullState>,
     /// When the link is free again.
     pub(crate) busy_until: Micros,
 }
 
 impl Engine {
     /// An engine at time zero. `root` seeds the names of its blocks.
-    pub fn new(profile: Arc<Profile>, voice: Voice, root: u64) -> Result<Self, ModelError> {
+    pub fn new(profile: Arc<EngineProfile>, voice: TokenGenerator, root: u64) -> Result<Self, ModelError> {
         profile.check()?;
         Ok(Self {
-            pool: Pool::new(profile.blocks),
+            pool: BlockPool::new(profile.blocks),
             profile,
             voice,
             sequences: HashMap::new(),
-            batch: Batch::default(),
-            links: Links::default(),
+            batch: SchedulerState::default(),
+            links: PendingTransfers::default(),
             outputs: Vec::new(),
-            news: Vec::new(),
-            stats: Stats::default(),
-            life: Life { root, clock: Micros(0), requests: 0, dead: false },
+            kv_events: Vec::new(),
+            stats: EngineStats::default(),
+            incarnation: EngineIncarnation { root, clock: Micros(0), requests: 0, dead: false },
         })
     }
 
     /// Its speeds and sizes.
-    pub fn profile(&self) -> &Profile {
+    pub fn profile(&self) -> &EngineProfile {
         &self.profile
     }
 
     /// Take a request at `now`. An idle engine begins with it then, and says so with the next call of `advance`.
-    pub fn submit(&mut self, now: Micros, request: Request) -> Result<RequestId, Refused> {
+    pub fn submit(&mut self, now: Micros, request: EngineRequest) -> Result<SequenceId, RequestRejection> {
         let (prompt, context) = (request.prompt.len() as u32, self.profile.context_tokens);
         let waiting = (self.batch.waiting.len() + self.links.pulling.len()) as u32;
         match () {
-            () if self.life.dead => return Err(Refused::Dead),
-            () if prompt == 0 => return Err(Refused::EmptyPrompt),
-            () if prompt >= context => return Err(Refused::TooLong { prompt, context }),
-            () if waiting >= self.profile.max_waiting => return Err(Refused::QueueFull { waiting }),
+            () if self.incarnation.dead => return Err(RequestRejection::Dead),
+            () if prompt == 0 => return Err(RequestRejection::EmptyPrompt),
+            () if prompt >= context => return Err(RequestRejection::TooLong { prompt, context }),
+            () if waiting >= self.profile.max_waiting => return Err(RequestRejection::QueueFull { waiting }),
             () => {}
         }
-        self.life.clock = self.life.clock.max(now);
-        self.life.requests += 1;
-        let id = RequestId(self.life.requests);
-        if request.transfer == Transfer::Hang {
-            self.links.pulling.insert(id, Pulling::Never);
+        self.incarnation.clock = self.incarnation.clock.max(now);
+        self.incarnation.requests += 1;
+        let id = SequenceId(self.incarnation.requests);
+        if request.transfer == TransferRole::Hang {
+            self.links.pulling.insert(id, PullState::Hung);
         } else {
             self.batch.waiting.push_back(id);
         }
-        self.sequences.insert(id, Sequence::new(request, self.life.root, self.profile.block_tokens, now));
+        self.sequences.insert(id, Sequence::new(request, self.incarnation.root, self.profile.block_tokens, now));
         Ok(id)
     }
 
     /// The client has left. What the request had computed stays in the prefix cache.
-    pub fn cancel(&mut self, now: Micros, id: RequestId) {
-        let hung = matches!(self.links.pulling.get(&id), Some(Pulling::Never));
-        self.end(now, id, FinishReason::Abort);
+    pub fn cancel(&mut self, now: Micros, id: SequenceId) {
+        let hung = matches!(self.links.pulling.get(&id), Some(PullState::Hung));
+        self.finish_request(now, id, FinishReason::Abort);
         if hung {
-            self.die(now);
+            self.crash(now);
         }
     }
 
     /// Everything that happens until `now`, in order.
-    pub fn advance(&mut self, now: Micros) -> Vec<Output> {
-        self.begin_step(self.life.clock.min(now));
+    pub fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
+        self.begin_step(self.incarnation.clock.min(now));
         while let Some(at) = self.next_event().filter(|at| *at <= now) {
-            self.happen(at);
+            self.handle_due_work(at);
             self.begin_step(at);
         }
         self.begin_step(now);
-        self.life.clock = self.life.clock.max(now);
+        self.incarnation.clock = self.incarnation.clock.max(now);
         std::mem::take(&mut self.outputs)
     }
 
     /// When something will happen next if nobody calls before; none when nothing will.
     pub fn next_event(&self) -> Option<Micros> {
         let step = self.batch.step.as_ref().map(|step| step.ends);
-        let pulled = self.links.pulling.values().filter_map(Pulling::due).min();
+        let pulled = self.links.pulling.values().filter_map(PullState::due).min();
         let expiry = self.links.holds.values().map(|hold| hold.expires).min();
         [step, pulled, expiry].into_iter().flatten().min()
     }
 
-    fn happen(&mut self, at: Micros) {
+    fn handle_due_work(&mut self, at: Micros) {
         if self.batch.step.as_ref().is_some_and(|step| step.ends <= at) {
             self.end_step();
         }
-        self.end_pulls(at);
+        self.finish_due_pulls(at);
         self.expire_holds(at);
     }
 
@@ -142,19 +143,19 @@ impl Engine {
     pub fn reset_prefix_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
         if cleared {
-            self.news.clear();
-            self.news.push(KvEvent::Cleared);
+            self.kv_events.clear();
+            self.kv_events.push(PrefixCacheChange::Cleared);
         }
         cleared
     }
 
     /// Fail everything and take nothing more, as an engine core that crashed.
-    pub fn die(&mut self, now: Micros) {
-        self.life.dead = true;
-        let mut ids: Vec<RequestId> = self.sequences.keys().copied().collect();
+    pub fn crash(&mut self, now: Micros) {
+        self.incarnation.dead = true;
+        let mut ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            self.end(now, id, FinishReason::Error);
+            self.finish_request(now, id, FinishReason::Error);
         }
         self.links.holds.clear();
         self.batch.step = None;
@@ -162,12 +163,12 @@ impl Engine {
 
     /// Whether it has died.
     pub fn is_dead(&self) -> bool {
-        self.life.dead
+        self.incarnation.dead
     }
 
     /// Its counts now.
-    pub fn stats(&self) -> Stats {
-        Stats {
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
             running: self.batch.running.len() as u32,
             waiting: self.batch.waiting.len() as u32,
             pulling: self.links.pulling.len() as u32,
@@ -176,21 +177,21 @@ impl Engine {
         }
     }
 
-    pub(crate) fn say(&mut self, at: Micros, kind: OutputKind) {
-        self.outputs.push(Output { at, kind });
+    pub(crate) fn emit(&mut self, at: Micros, kind: EngineOutputKind) {
+        self.outputs.push(EngineOutput { at, kind });
     }
 
     /// Take a request out, wherever it is, and say how it ended.
-    pub(crate) fn end(&mut self, at: Micros, id: RequestId, reason: FinishReason) {
+    pub(crate) fn finish_request(&mut self, at: Micros, id: SequenceId, reason: FinishReason) {
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
         self.batch.running.retain(|other| *other != id);
         self.batch.waiting.retain(|other| *other != id);
         self.links.pulling.remove(&id);
         let mut finish = sequence.finish(reason, at);
-        if let Some(taker) = self.taker(at, (&sequence.transfer, reason)) {
-            finish.handoff = Some(self.hold(at, &mut sequence, taker));
+        if let Some(taker) = self.handoff_target(at, (&sequence.transfer, reason)) {
+            finish.handoff = Some(self.hold_blocks(at, &mut sequence, taker));
         }
-        sequence.drop_memory(&mut self.pool);
+        sequence.reset_kv(&mut self.pool);
         let count = match reason {
             FinishReason::Stop => &mut self.stats.finishes.stop,
             FinishReason::Length => &mut self.stats.finishes.length,
@@ -198,6 +199,6 @@ impl Engine {
             FinishReason::Error => &mut self.stats.finishes.error,
         };
         *count += 1;
-        self.say(at, OutputKind::Finished { request: id, finish });
+        self.emit(at, EngineOutputKind::Finished { request: id, finish });
     }
 }

@@ -18,7 +18,7 @@ pub enum ModelError {
 
 /// Why a request was not taken. The client's fault, except for the last two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum RequestRejection {
     /// There is nothing to compute.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -22,10 +22,13 @@ mod transfer;
 mod voice;
 
 pub use engine::Engine;
-pub use error::{ModelError, Refused};
-pub use output::{Finish, FinishReason, KvEvent, Output, OutputKind, StoredBlocks};
-pub use profile::Profile;
-pub use request::{CacheKeys, Ending, Reading, Report, Request, RequestId, Sampling, Source, Transfer};
-pub use stats::{Finishes, PromptSources, Stats, Transfers};
-pub use transfer::{BlockImage, Handoff, Taker};
-pub use voice::{Fingerprint, Voice};
+pub use error::{ModelError, RequestRejection};
+pub use output::{EngineOutput, EngineOutputKind, FinishReason, FinishedRequest, PrefixCacheChange, StoredBlocks};
+pub use profile::EngineProfile;
+pub use request::{
+    CacheKeys, CacheReadPolicy, EngineRequest, EosPolicy, KvReportMode, RemoteBlocks, SamplingParams, SequenceId,
+    TransferRole,
+};
+pub use stats::{EngineStats, FinishCounts, PromptTokensBySource, TransferStats};
+pub use transfer::{BlockImage, HandoffOffer, HandoffTarget};
+pub use voice::{KvFingerprint, TokenGenerator};

@@ -4,55 +4,55 @@ use std::sync::Arc;
 
 use vocabulary::Micros;
 
-use crate::{Handoff, RequestId, Source};
+use crate::{HandoffOffer, RemoteBlocks, SequenceId};
 
 /// One thing that happened.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Output {
+pub struct EngineOutput {
     /// When.
     pub at: Micros,
     /// What.
-    pub kind: OutputKind,
+    pub kind: EngineOutputKind,
 }
 
 /// What happened.
 #[derive(Clone, PartialEq, Debug)]
-pub enum OutputKind {
+pub enum EngineOutputKind {
     /// A token was generated; the end-of-sequence token counts as one.
     Token {
         /// For whom.
-        request: RequestId,
+        request: SequenceId,
         /// Which.
         token: u32,
     },
     /// A request is over.
     Finished {
         /// Which.
-        request: RequestId,
+        request: SequenceId,
         /// How.
-        finish: Finish,
+        finish: FinishedRequest,
     },
     /// The driver is to fetch these blocks and call `arrived` or `pull_failed`.
     Pull {
         /// For whom.
-        request: RequestId,
+        request: SequenceId,
         /// From where; only the blocks that lack here.
-        source: Source,
+        source: RemoteBlocks,
     },
     /// The transfer is over; the driver tells the producer, which frees the blocks.
     Pulled {
         /// For whom.
-        request: RequestId,
+        request: SequenceId,
         /// From where.
-        source: Source,
+        source: RemoteBlocks,
     },
     /// A step's changes to the prefix cache.
-    Events(Vec<KvEvent>),
+    Events(Vec<PrefixCacheChange>),
 }
 
 /// How a request ended, with its counts.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Finish {
+pub struct FinishedRequest {
     /// Why.
     pub reason: FinishReason,
     /// Tokens of the prompt.
@@ -70,7 +70,7 @@ pub struct Finish {
     /// When its first token was there; when it ended, without one.
     pub first_token: Micros,
     /// For a consumer, where this request was a producer's and ended by length.
-    pub handoff: Option<Handoff>,
+    pub handoff: Option<HandoffOffer>,
 }
 
 /// Why a request ended.
@@ -88,7 +88,7 @@ pub enum FinishReason {
 
 /// One change to the prefix cache, for whoever tracks it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum KvEvent {
+pub enum PrefixCacheChange {
     /// Blocks were stored; a hash that is stored already has one more copy.
     Stored(StoredBlocks),
     /// One copy of a block was removed.

@@ -3,78 +3,79 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::voice::{Fingerprint, Voice};
+use crate::voice::{KvFingerprint, TokenGenerator};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockId(pub(crate) u32);
 
 /// What a block holds: the KV of these tokens, computed on top of `start`.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Content {
-    pub(crate) start: Fingerprint,
+pub(crate) struct BlockContent {
+    pub(crate) start: KvFingerprint,
     pub(crate) tokens: Vec<u32>,
-    pub(crate) end: Fingerprint,
+    pub(crate) end: KvFingerprint,
 }
 
-impl Content {
-    pub(crate) fn on(start: Fingerprint) -> Self {
+impl BlockContent {
+    pub(crate) fn empty(start: KvFingerprint) -> Self {
         Self { start, tokens: Vec::new(), end: start }
     }
 
-    pub(crate) fn of(start: Fingerprint, tokens: &[u32], voice: &Voice) -> Self {
-        let mut content = Self::on(start);
+    pub(crate) fn of(start: KvFingerprint, tokens: &[u32], voice: &TokenGenerator) -> Self {
+        let mut content = Self::empty(start);
         tokens.iter().for_each(|token| content.push(*token, voice));
         content
     }
 
-    pub(crate) fn push(&mut self, token: u32, voice: &Voice) {
+    pub(crate) fn push(&mut self, token: u32, voice: &TokenGenerator) {
         self.tokens.push(token);
-        self.end = voice.read(self.end, token);
+        self.end = voice.extend(self.end, token);
     }
 
     /// Keep the first `keep` tokens. What was never written becomes garbage.
-    pub(crate) fn cut(&mut self, keep: usize, voice: &Voice) {
+    pub(crate) fn truncate(&mut self, keep: usize, voice: &TokenGenerator) {
         if self.tokens.len() == keep {
             return;
         }
-        let start = if self.tokens.len() < keep { self.start.spoiled() } else { self.start };
+        let start = if self.tokens.len() < keep { self.start.corrupted() } else { self.start };
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.resize(keep, 0);
         *self = Self::of(start, &tokens, voice);
     }
 }
 
-struct Slot {
+struct PooledBlock {
     users: u32,
-    content: Content,
+    content: BlockContent,
     key: Option<u64>,
-    freed: u64,
+    freed_at: u64,
 }
 
 /// All blocks of an engine.
 #[derive(Default)]
-pub(crate) struct Pool {
-    slots: Vec<Slot>,
-    blank: Vec<BlockId>,
+pub(crate) struct BlockPool {
+    slots: Vec<PooledBlock>,
+    empty: Vec<BlockId>,
     evictable: BTreeMap<u64, BlockId>,
     cached: HashMap<u64, Vec<BlockId>>,
     evicted: Vec<u64>,
-    frees: u64,
+    free_count: u64,
 }
 
-impl Pool {
+impl BlockPool {
     pub(crate) fn new(blocks: u32) -> Self {
-        let slot = || Slot { users: 0, content: Content::on(Fingerprint::GARBAGE), key: None, freed: 0 };
+        let slot =
+            || PooledBlock { users: 0, content: BlockContent::empty(KvFingerprint::GARBAGE), key: None, freed_at: 0 };
         Self {
             slots: (0..blocks).map(|_| slot()).collect(),
-            blank: (0..blocks).rev().map(BlockId).collect(),
+            empty: (0..blocks).rev().map(BlockId).collect(),
             ..Self::default()
         }
     }
 
     /// Blocks that can be taken.
     pub(crate) fn free(&self) -> usize {
-        self.blank.len() + self.evictable.len()
+        self.empty.len() + self.evictable.len()
     }
 
     /// Blocks that somebody uses.
@@ -83,38 +84,38 @@ impl Pool {
     }
 
     /// One more user of a cached block, if there is one.
-    pub(crate) fn share(&mut self, key: u64) -> Option<BlockId> {
+    pub(crate) fn acquire_cached(&mut self, key: u64) -> Option<BlockId> {
         let id = *self.cached.get(&key)?.last()?;
         let slot = &mut self.slots[id.0 as usize];
         if slot.users == 0 {
-            self.evictable.remove(&slot.freed);
+            self.evictable.remove(&slot.freed_at);
         }
         slot.users += 1;
         Some(id)
     }
 
     /// A block for new content: an empty one, else the least recently freed.
-    pub(crate) fn take(&mut self) -> Option<BlockId> {
-        let id = match self.blank.pop() {
+    pub(crate) fn allocate(&mut self) -> Option<BlockId> {
+        let id = match self.empty.pop() {
             Some(id) => id,
             None => self.evict()?,
         };
         let slot = &mut self.slots[id.0 as usize];
         slot.users = 1;
-        slot.content = Content::on(Fingerprint::GARBAGE);
+        slot.content = BlockContent::empty(KvFingerprint::GARBAGE);
         Some(id)
     }
 
     fn evict(&mut self) -> Option<BlockId> {
         let (_, id) = self.evictable.pop_first()?;
         if let Some(key) = self.slots[id.0 as usize].key.take() {
-            self.forget(key, id);
+            self.remove_from_cache(key, id);
             self.evicted.push(key);
         }
         Some(id)
     }
 
-    fn forget(&mut self, key: u64, id: BlockId) {
+    fn remove_from_cache(&mut self, key: u64, id: BlockId) {
         if let Some(copies) = self.cached.get_mut(&key) {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
@@ -132,7 +133,7 @@ impl Pool {
     }
 
     /// One user less of each block of a sequence, given first block first. Its last blocks will be evicted first.
-    pub(crate) fn give_back(&mut self, blocks: &[BlockId]) {
+    pub(crate) fn release(&mut self, blocks: &[BlockId]) {
         for id in blocks.iter().rev() {
             let slot = &mut self.slots[id.0 as usize];
             debug_assert!(slot.users > 0, "a block is given back once per user");
@@ -141,11 +142,11 @@ impl Pool {
                 continue;
             }
             if slot.key.is_none() {
-                self.blank.push(*id);
+                self.empty.push(*id);
             } else {
-                self.frees += 1;
-                slot.freed = self.frees;
-                self.evictable.insert(self.frees, *id);
+                self.free_count += 1;
+                slot.freed_at = self.free_count;
+                self.evictable.insert(self.free_count, *id);
             }
         }
     }
@@ -156,7 +157,7 @@ impl Pool {
             return false;
         }
         while let Some(id) = self.evict() {
-            self.blank.push(id);
+            self.empty.push(id);
         }
         self.evicted.clear();
         true
@@ -167,16 +168,16 @@ impl Pool {
         std::mem::take(&mut self.evicted)
     }
 
-    pub(crate) fn content(&self, id: BlockId) -> &Content {
+    pub(crate) fn content(&self, id: BlockId) -> &BlockContent {
         &self.slots[id.0 as usize].content
     }
 
-    pub(crate) fn content_mut(&mut self, id: BlockId) -> &mut Content {
+    pub(crate) fn content_mut(&mut self, id: BlockId) -> &mut BlockContent {
         &mut self.slots[id.0 as usize].content
     }
 
     /// Any block by number, as a remote reader names it.
-    pub(crate) fn peek(&self, number: u32) -> Option<&Content> {
+    pub(crate) fn peek(&self, number: u32) -> Option<&BlockContent> {
         self.slots.get(number as usize).map(|slot| &slot.content)
     }
 }

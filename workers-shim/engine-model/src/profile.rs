@@ -9,7 +9,7 @@ use crate::ModelError;
 /// Speeds and capacities of one engine, by default small and quick. Times are engine time, before any speed-up.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Profile {
+pub struct EngineProfile {
     /// Prompt tokens computed a second.
     #[default(20_000.0)]
     pub prefill_tokens_per_second: f64,
@@ -63,7 +63,7 @@ pub struct Profile {
     pub dead_peer_us: Micros,
 }
 
-impl Profile {
+impl EngineProfile {
     /// Whether an engine can be made of it.
     pub fn check(&self) -> Result<(), ModelError> {
         let rules = [

@@ -3,8 +3,8 @@
 use vocabulary::Micros;
 
 use crate::engine::Engine;
-use crate::step::{Step, Work};
-use crate::{OutputKind, RequestId, Transfer};
+use crate::step::{EngineStep, ScheduledTokens};
+use crate::{EngineOutputKind, SequenceId, TransferRole};
 
 impl Engine {
     /// Begin a step at `at`, if none is under way and there is something to compute.
@@ -12,7 +12,7 @@ impl Engine {
         if self.batch.step.is_some() || self.is_dead() {
             return;
         }
-        let mut plan = Planned { budget: self.profile.step_tokens as usize, ..Planned::default() };
+        let mut plan = StepDraft { budget: self.profile.step_tokens as usize, ..StepDraft::default() };
         self.schedule_running(&mut plan);
         if !plan.preempted {
             self.schedule_waiting(at, &mut plan);
@@ -22,31 +22,31 @@ impl Engine {
         }
         let time = self.profile.step_time(plan.prefill, plan.decodes);
         self.stats.steps += 1;
-        self.batch.step = Some(Step { ends: at + time, work: plan.work });
+        self.batch.step = Some(EngineStep { ends: at + time, work: plan.work });
     }
 
-    fn schedule_running(&mut self, plan: &mut Planned) {
+    fn schedule_running(&mut self, plan: &mut StepDraft) {
         let mut next = 0;
         while let Some(id) = self.batch.running.get(next).copied() {
-            let tokens = self.sequences[&id].pending().min(plan.budget);
+            let tokens = self.sequences[&id].pending_tokens().min(plan.budget);
             if tokens == 0 {
                 break;
             }
             if !self.make_room(id, tokens, plan) {
                 continue;
             }
-            self.add(id, tokens, plan);
+            self.add_to_step(id, tokens, plan);
             next += 1;
         }
     }
 
     /// Blocks for `tokens` more tokens, if need be by throwing out who joined last. False if that was `id` itself.
-    fn make_room(&mut self, id: RequestId, tokens: usize, plan: &mut Planned) -> bool {
-        while self.sequences[&id].lacking(tokens) > self.pool.free() {
+    fn make_room(&mut self, id: SequenceId, tokens: usize, plan: &mut StepDraft) -> bool {
+        while self.sequences[&id].missing_blocks(tokens) > self.pool.free() {
             plan.preempted = true;
             let Some(last) = self.batch.running.pop() else { return false };
             if let Some(sequence) = self.sequences.get_mut(&last) {
-                sequence.drop_memory(&mut self.pool);
+                sequence.reset_kv(&mut self.pool);
             }
             self.batch.waiting.push_front(last);
             self.stats.preemptions += 1;
@@ -54,11 +54,11 @@ impl Engine {
                 return false;
             }
         }
-        self.give_blocks(id, tokens);
+        self.allocate_blocks(id, tokens);
         true
     }
 
-    fn schedule_waiting(&mut self, at: Micros, plan: &mut Planned) {
+    fn schedule_waiting(&mut self, at: Micros, plan: &mut StepDraft) {
         while plan.budget > 0 && self.batch.running.len() < self.profile.max_running as usize {
             let Some(id) = self.batch.waiting.front().copied() else { return };
             if self.sequences[&id].counts.arrived > at || !self.admit(id) {
@@ -66,66 +66,66 @@ impl Engine {
             }
             self.batch.waiting.pop_front();
             let sequence = &self.sequences[&id];
-            if self.to_pull(id).is_some() {
+            if self.tokens_to_pull(id).is_some() {
                 self.begin_pull(at, id);
                 continue;
             }
-            let tokens = sequence.pending().min(plan.budget);
-            if let (Transfer::ReadBack(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
+            let tokens = sequence.pending_tokens().min(plan.budget);
+            if let (TransferRole::ReversePull(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
                 // Who keeps it for this turn is told that it may go.
                 let source = source.clone();
-                self.say(at, OutputKind::Pulled { request: id, source });
+                self.emit(at, EngineOutputKind::Pulled { request: id, source });
             }
             self.batch.running.push(id);
-            self.add(id, tokens, plan);
+            self.add_to_step(id, tokens, plan);
         }
     }
 
     /// Adopt what is cached and take blocks for all the rest. False, with nothing taken, if they do not fit now.
-    fn admit(&mut self, id: RequestId) -> bool {
+    fn admit(&mut self, id: SequenceId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         if sequence.memory.blocks.is_empty() {
-            self.news.extend(sequence.adopt_prefix(&mut self.pool));
+            self.kv_events.extend(sequence.adopt_prefix(&mut self.pool));
         }
-        let rest = sequence.pending();
-        if sequence.lacking(rest) > self.pool.free() {
-            sequence.drop_memory(&mut self.pool);
+        let rest = sequence.pending_tokens();
+        if sequence.missing_blocks(rest) > self.pool.free() {
+            sequence.reset_kv(&mut self.pool);
             return false;
         }
-        self.give_blocks(id, rest);
+        self.allocate_blocks(id, rest);
         true
     }
 
-    fn give_blocks(&mut self, id: RequestId, tokens: usize) {
+    fn allocate_blocks(&mut self, id: SequenceId, tokens: usize) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        for _ in 0..sequence.lacking(tokens) {
-            sequence.memory.blocks.extend(self.pool.take());
+        for _ in 0..sequence.missing_blocks(tokens) {
+            sequence.memory.blocks.extend(self.pool.allocate());
         }
-        self.news.extend(self.pool.drain_evicted().into_iter().map(crate::KvEvent::Removed));
+        self.kv_events.extend(self.pool.drain_evicted().into_iter().map(crate::PrefixCacheChange::Removed));
     }
 
-    fn add(&mut self, id: RequestId, tokens: usize, plan: &mut Planned) {
-        if self.sequences[&id].decoding() {
+    fn add_to_step(&mut self, id: SequenceId, tokens: usize, plan: &mut StepDraft) {
+        if self.sequences[&id].is_decoding() {
             plan.decodes += 1;
         } else {
             plan.prefill += tokens as u32;
         }
         plan.budget -= tokens;
-        plan.work.push(Work { request: id, tokens });
+        plan.work.push(ScheduledTokens { request: id, tokens });
     }
 
-    fn begin_pull(&mut self, at: Micros, id: RequestId) {
+    fn begin_pull(&mut self, at: Micros, id: SequenceId) {
         let request = id;
-        let Some(source) = self.lacking_source(id) else { return };
-        self.links.pulling.insert(id, crate::transfer::Pulling::Asked);
-        self.say(at, OutputKind::Pull { request, source });
+        let Some(source) = self.missing_source_blocks(id) else { return };
+        self.links.pulling.insert(id, crate::transfer::PullState::Requested);
+        self.emit(at, EngineOutputKind::Pull { request, source });
     }
 }
 
 /// A step in the making.
 #[derive(Default)]
-struct Planned {
-    work: Vec<Work>,
+struct StepDraft {
+    work: Vec<ScheduledTokens>,
     budget: usize,
     prefill: u32,
     decodes: u32,

@@ -6,41 +6,42 @@ use std::sync::Arc;
 use vocabulary::Micros;
 
 use crate::keys::block_key;
-use crate::pool::{BlockId, Content, Pool};
-use crate::voice::{Fingerprint, Voice};
+use crate::pool::{BlockContent, BlockId, BlockPool};
+use crate::voice::{KvFingerprint, TokenGenerator};
 use crate::{
-    BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Reading, Report, Request, Sampling, StoredBlocks, Transfer,
+    BlockImage, CacheKeys, CacheReadPolicy, EngineRequest, FinishReason, FinishedRequest, KvReportMode,
+    PrefixCacheChange, SamplingParams, StoredBlocks, TransferRole,
 };
 
 /// A live request.
 pub(crate) struct Sequence {
     pub(crate) name: Arc<str>,
-    pub(crate) sampling: Sampling,
-    pub(crate) transfer: Transfer,
-    reading: Reading,
-    report: Report,
+    pub(crate) sampling: SamplingParams,
+    pub(crate) transfer: TransferRole,
+    cache_reads: CacheReadPolicy,
+    kv_report: KvReportMode,
     pub(crate) tokens: Vec<u32>,
-    pub(crate) memory: Memory,
-    pub(crate) counts: Counts,
+    pub(crate) memory: SequenceBlocks,
+    pub(crate) counts: SequenceCounts,
 }
 
-pub(crate) struct Memory {
+pub(crate) struct SequenceBlocks {
     keys: CacheKeys,
     root: u64,
     block_tokens: usize,
     /// Names of the whole blocks of its tokens, as far as they were needed.
-    names: Vec<u64>,
+    block_keys: Vec<u64>,
     pub(crate) blocks: Vec<BlockId>,
     /// Tokens whose KV is there.
     pub(crate) computed: usize,
     /// Leading blocks that are in the prefix cache.
     sealed: usize,
     /// The fingerprint of all whole blocks together.
-    context: Fingerprint,
+    context: KvFingerprint,
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Counts {
+pub(crate) struct SequenceCounts {
     pub(crate) prompt: usize,
     /// None until the cache was asked.
     pub(crate) cached: Option<usize>,
@@ -51,14 +52,14 @@ pub(crate) struct Counts {
 }
 
 impl Sequence {
-    pub(crate) fn new(request: Request, root: u64, block_tokens: u32, arrived: Micros) -> Self {
-        let counts = Counts { prompt: request.prompt.len(), arrived, ..Counts::default() };
-        let memory = Memory {
-            context: Fingerprint::root(request.keys.adapter.as_deref()),
+    pub(crate) fn new(request: EngineRequest, root: u64, block_tokens: u32, arrived: Micros) -> Self {
+        let counts = SequenceCounts { prompt: request.prompt.len(), arrived, ..SequenceCounts::default() };
+        let memory = SequenceBlocks {
+            context: KvFingerprint::root(request.keys.adapter.as_deref()),
             keys: request.keys,
             root,
             block_tokens: block_tokens as usize,
-            names: Vec::new(),
+            block_keys: Vec::new(),
             blocks: Vec::new(),
             computed: 0,
             sealed: 0,
@@ -67,8 +68,8 @@ impl Sequence {
             name: request.name,
             sampling: request.sampling,
             transfer: request.transfer,
-            reading: request.reading,
-            report: request.report,
+            cache_reads: request.cache_reads,
+            kv_report: request.kv_report,
             tokens: request.prompt,
             memory,
             counts,
@@ -81,50 +82,55 @@ impl Sequence {
     }
 
     /// Tokens whose KV is still to be computed before the next one can be drawn.
-    pub(crate) fn pending(&self) -> usize {
+    pub(crate) fn pending_tokens(&self) -> usize {
         self.tokens.len() - self.memory.computed
     }
 
     /// Whether it only adds one token to what it has.
-    pub(crate) fn decoding(&self) -> bool {
-        self.pending() == 1 && self.generated() > 0
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.pending_tokens() == 1 && self.generated() > 0
     }
 
     /// Take the longest cached prefix, but never the last token: something must be computed to draw the next one.
     /// Returns what listeners are told, if they asked for more than what is new.
-    pub(crate) fn adopt_prefix(&mut self, pool: &mut Pool) -> Option<KvEvent> {
-        let most = match self.reading {
-            Reading::Cached => (self.tokens.len() - 1) / self.memory.block_tokens,
-            Reading::Nothing => 0,
+    pub(crate) fn adopt_prefix(&mut self, pool: &mut BlockPool) -> Option<PrefixCacheChange> {
+        let most = match self.cache_reads {
+            CacheReadPolicy::Cached => (self.tokens.len() - 1) / self.memory.block_tokens,
+            CacheReadPolicy::Ignored => 0,
         };
-        self.memory.adopt(&self.tokens, most, pool);
+        self.memory.adopt_cached(&self.tokens, most, pool);
         let found = self.memory.computed.min(self.counts.prompt);
         let first = self.counts.cached.is_none();
         self.counts.cached.get_or_insert(found);
         let all = 0..self.memory.sealed;
-        let told = first && self.report == Report::Full && !all.is_empty();
-        told.then(|| KvEvent::Stored(self.memory.describe(all, &self.tokens)))
+        let told = first && self.kv_report == KvReportMode::Full && !all.is_empty();
+        told.then(|| PrefixCacheChange::Stored(self.memory.describe_stored(all, &self.tokens)))
     }
 
     /// Blocks that lack for `tokens` more tokens.
-    pub(crate) fn lacking(&self, tokens: usize) -> usize {
+    pub(crate) fn missing_blocks(&self, tokens: usize) -> usize {
         (self.memory.computed + tokens).div_ceil(self.memory.block_tokens).saturating_sub(self.memory.blocks.len())
     }
 
     /// Compute `count` tokens; blocks must be there. Returns what is new in the prefix cache.
-    pub(crate) fn compute(&mut self, count: usize, pool: &mut Pool, voice: &Voice) -> Option<KvEvent> {
+    pub(crate) fn compute(
+        &mut self,
+        count: usize,
+        pool: &mut BlockPool,
+        voice: &TokenGenerator,
+    ) -> Option<PrefixCacheChange> {
         let to = self.memory.computed + count;
         self.memory.fill(&self.tokens[..to], pool, voice);
         self.seal(pool)
     }
 
     /// Put whole blocks into the prefix cache.
-    pub(crate) fn seal(&mut self, pool: &mut Pool) -> Option<KvEvent> {
+    pub(crate) fn seal(&mut self, pool: &mut BlockPool) -> Option<PrefixCacheChange> {
         let stored = self.memory.seal(&self.tokens, pool)?;
         let in_prompt = self.counts.prompt.min(self.memory.sealed * self.memory.block_tokens);
         let had = self.memory.sealed * self.memory.block_tokens - stored.tokens.len();
         self.counts.created += in_prompt.saturating_sub(had);
-        Some(KvEvent::Stored(stored))
+        Some(PrefixCacheChange::Stored(stored))
     }
 
     /// A transfer of the next `count` tokens is over: its blocks join the prefix cache. At least the last token is left to
@@ -133,8 +139,8 @@ impl Sequence {
         &mut self,
         count: usize,
         images: Vec<BlockImage>,
-        (pool, voice): (&mut Pool, &Voice),
-    ) -> Option<KvEvent> {
+        (pool, voice): (&mut BlockPool, &TokenGenerator),
+    ) -> Option<PrefixCacheChange> {
         let received = self.memory.computed + count;
         let used = received.min(self.tokens.len() - 1);
         self.memory.receive((received, used), images, pool, voice);
@@ -144,15 +150,15 @@ impl Sequence {
     }
 
     /// What the KV so far amounts to.
-    pub(crate) fn state(&self, pool: &Pool) -> Fingerprint {
+    pub(crate) fn state(&self, pool: &BlockPool) -> KvFingerprint {
         self.memory.state(pool)
     }
 
     /// Whether drawing `token` ends the answer.
-    pub(crate) fn ended_by(&self, token: u32, eos: u32, context: u32) -> Option<FinishReason> {
+    pub(crate) fn ends_with(&self, token: u32, eos: u32, context: u32) -> Option<FinishReason> {
         let length = self.generated();
         let may_stop = length >= self.sampling.min_tokens as usize;
-        if may_stop && self.sampling.ending == crate::Ending::Natural && token == eos {
+        if may_stop && self.sampling.eos_policy == crate::EosPolicy::Natural && token == eos {
             return Some(FinishReason::Stop);
         }
         if may_stop && self.sampling.stop.contains(&token) {
@@ -163,12 +169,12 @@ impl Sequence {
     }
 
     /// Forget all KV, to start again.
-    pub(crate) fn drop_memory(&mut self, pool: &mut Pool) {
-        pool.give_back(&self.memory.take_blocks());
+    pub(crate) fn reset_kv(&mut self, pool: &mut BlockPool) {
+        pool.release(&self.memory.take_blocks());
     }
 
-    pub(crate) fn finish(&self, reason: FinishReason, at: Micros) -> Finish {
-        Finish {
+    pub(crate) fn finish(&self, reason: FinishReason, at: Micros) -> FinishedRequest {
+        FinishedRequest {
             reason,
             prompt: self.counts.prompt as u32,
             cached: self.counts.cached.unwrap_or(0) as u32,
@@ -182,48 +188,48 @@ impl Sequence {
     }
 }
 
-impl Memory {
-    fn name(&mut self, block: usize, tokens: &[u32]) -> u64 {
-        while self.names.len() <= block {
-            let at = self.names.len() * self.block_tokens;
-            let parent = self.names.last().copied();
-            self.names.push(block_key(self.root, parent, &tokens[at..at + self.block_tokens], &self.keys));
+impl SequenceBlocks {
+    fn block_key_at(&mut self, block: usize, tokens: &[u32]) -> u64 {
+        while self.block_keys.len() <= block {
+            let at = self.block_keys.len() * self.block_tokens;
+            let parent = self.block_keys.last().copied();
+            self.block_keys.push(block_key(self.root, parent, &tokens[at..at + self.block_tokens], &self.keys));
         }
-        self.names[block]
+        self.block_keys[block]
     }
 
-    fn adopt(&mut self, tokens: &[u32], most: usize, pool: &mut Pool) {
+    fn adopt_cached(&mut self, tokens: &[u32], most: usize, pool: &mut BlockPool) {
         for block in 0..most {
-            let Some(id) = ({ pool.share(self.name(block, tokens)) }) else { break };
+            let Some(id) = ({ pool.acquire_cached(self.block_key_at(block, tokens)) }) else { break };
             self.blocks.push(id);
-            self.context = self.context.attend(pool.content(id).end);
+            self.context = self.context.extend_block(pool.content(id).end);
             self.sealed += 1;
             self.computed += self.block_tokens;
         }
     }
 
-    fn fill(&mut self, tokens: &[u32], pool: &mut Pool, voice: &Voice) {
+    fn fill(&mut self, tokens: &[u32], pool: &mut BlockPool, voice: &TokenGenerator) {
         for (at, token) in tokens.iter().enumerate().skip(self.computed) {
             let (block, offset) = (at / self.block_tokens, at % self.block_tokens);
             let content = pool.content_mut(self.blocks[block]);
             match offset {
-                0 => *content = Content::on(self.context),
-                _ => content.cut(offset, voice),
+                0 => *content = BlockContent::empty(self.context),
+                _ => content.truncate(offset, voice),
             }
             content.push(*token, voice);
             if offset + 1 == self.block_tokens {
-                self.context = self.context.attend(content.end);
+                self.context = self.context.extend_block(content.end);
             }
         }
         self.computed = tokens.len();
     }
 
-    fn seal(&mut self, tokens: &[u32], pool: &mut Pool) -> Option<StoredBlocks> {
+    fn seal(&mut self, tokens: &[u32], pool: &mut BlockPool) -> Option<StoredBlocks> {
         let (from, to) = (self.sealed, self.computed / self.block_tokens);
         if to <= from {
             return None;
         }
-        let stored = self.describe(from..to, tokens);
+        let stored = self.describe_stored(from..to, tokens);
         for (id, hash) in self.blocks[from..to].iter().zip(&stored.hashes) {
             pool.seal(*id, *hash);
         }
@@ -231,20 +237,20 @@ impl Memory {
         Some(stored)
     }
 
-    fn describe(&mut self, blocks: Range<usize>, tokens: &[u32]) -> StoredBlocks {
+    fn describe_stored(&mut self, blocks: Range<usize>, tokens: &[u32]) -> StoredBlocks {
         StoredBlocks {
-            parent: blocks.start.checked_sub(1).map(|block| self.name(block, tokens)),
-            hashes: blocks.clone().map(|block| self.name(block, tokens)).collect(),
+            parent: blocks.start.checked_sub(1).map(|block| self.block_key_at(block, tokens)),
+            hashes: blocks.clone().map(|block| self.block_key_at(block, tokens)).collect(),
             tokens: tokens[blocks.start * self.block_tokens..blocks.end * self.block_tokens].to_vec(),
             salt: self.keys.salt.clone().filter(|_| blocks.start == 0),
             adapter: self.keys.adapter.clone(),
         }
     }
 
-    fn state(&self, pool: &Pool) -> Fingerprint {
+    fn state(&self, pool: &BlockPool) -> KvFingerprint {
         match self.computed % self.block_tokens {
             0 => self.context,
-            _ => self.context.attend(pool.content(self.blocks[self.computed / self.block_tokens]).end),
+            _ => self.context.extend_block(pool.content(self.blocks[self.computed / self.block_tokens]).end),
         }
     }
 
@@ -254,19 +260,19 @@ impl Memory {
         &mut self,
         (received, used): (usize, usize),
         images: Vec<BlockImage>,
-        pool: &mut Pool,
-        voice: &Voice,
+        pool: &mut BlockPool,
+        voice: &TokenGenerator,
     ) {
         let mut images = images.into_iter();
         let whole = used / self.block_tokens;
         for block in self.sealed..received.div_ceil(self.block_tokens) {
             let content = pool.content_mut(self.blocks[block]);
             if let Some(image) = images.next() {
-                *content = Content::of(image.start, &image.tokens, voice);
+                *content = BlockContent::of(image.start, &image.tokens, voice);
             }
             if block < whole {
-                content.cut(self.block_tokens, voice);
-                self.context = self.context.attend(content.end);
+                content.truncate(self.block_tokens, voice);
+                self.context = self.context.extend_block(content.end);
             }
         }
         self.computed = received;
@@ -275,7 +281,7 @@ impl Memory {
     pub(crate) fn take_blocks(&mut self) -> Vec<BlockId> {
         self.computed = 0;
         self.sealed = 0;
-        self.context = Fingerprint::root(self.keys.adapter.as_deref());
+        self.context = KvFingerprint::root(self.keys.adapter.as_deref());
         std::mem::take(&mut self.blocks)
     }
 }

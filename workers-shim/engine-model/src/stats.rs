@@ -4,7 +4,7 @@ use vocabulary::Bytes;
 
 /// Counters and gauges.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Stats {
+pub struct EngineStats {
     /// Requests in the batch now.
     pub running: u32,
     /// Requests that wait for memory or a place now.
@@ -14,15 +14,15 @@ pub struct Stats {
     /// Blocks in use now.
     pub blocks_used: u32,
     /// Prompt tokens by where their KV came from.
-    pub prompt: PromptSources,
+    pub prompt: PromptTokensBySource,
     /// Tokens generated.
     pub generated: u64,
     /// Requests by how they ended.
-    pub finishes: Finishes,
+    pub finishes: FinishCounts,
     /// Requests thrown out of the batch for want of memory.
     pub preemptions: u64,
     /// KV that came in.
-    pub transfers: Transfers,
+    pub transfers: TransferStats,
     /// Producer's leases that ended before a consumer came.
     pub expired_holds: u64,
     /// Steps.
@@ -31,7 +31,7 @@ pub struct Stats {
 
 /// Prompt tokens by where their KV came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PromptSources {
+pub struct PromptTokensBySource {
     /// Computed here.
     pub computed: u64,
     /// Found in the prefix cache.
@@ -42,7 +42,7 @@ pub struct PromptSources {
 
 /// Requests by how they ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Finishes {
+pub struct FinishCounts {
     /// By the model or a stop token.
     pub stop: u64,
     /// By length.
@@ -55,7 +55,7 @@ pub struct Finishes {
 
 /// KV that came in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Transfers {
+pub struct TransferStats {
     /// Transfers that were completed.
     pub done: u64,
     /// Their bytes.

@@ -3,17 +3,17 @@
 use vocabulary::Micros;
 
 use crate::engine::Engine;
-use crate::{Ending, OutputKind, RequestId};
+use crate::{EngineOutputKind, EosPolicy, SequenceId};
 
 /// A step under way.
-pub(crate) struct Step {
+pub(crate) struct EngineStep {
     pub(crate) ends: Micros,
-    pub(crate) work: Vec<Work>,
+    pub(crate) work: Vec<ScheduledTokens>,
 }
 
 /// One request's part of it.
-pub(crate) struct Work {
-    pub(crate) request: RequestId,
+pub(crate) struct ScheduledTokens {
+    pub(crate) request: SequenceId,
     pub(crate) tokens: usize,
 }
 
@@ -26,49 +26,49 @@ impl Engine {
             // Gone if it was cancelled in the meantime.
             let Some(sequence) = self.sequences.get_mut(&work.request) else { continue };
             let stored = sequence.compute(work.tokens, &mut self.pool, &self.voice);
-            self.news.extend(stored);
-            if sequence.pending() == 0 {
+            self.kv_events.extend(stored);
+            if sequence.pending_tokens() == 0 {
                 ready.push(work.request);
             }
         }
-        self.tell_news(step.ends);
+        self.emit_kv_events(step.ends);
         for request in ready {
-            self.draw(step.ends, request);
+            self.sample_token(step.ends, request);
         }
     }
 
     /// One batch of events a step, before the tokens that it made.
-    pub(crate) fn tell_news(&mut self, at: Micros) {
-        if !self.news.is_empty() {
-            let news = std::mem::take(&mut self.news);
-            self.say(at, OutputKind::Events(news));
+    pub(crate) fn emit_kv_events(&mut self, at: Micros) {
+        if !self.kv_events.is_empty() {
+            let news = std::mem::take(&mut self.kv_events);
+            self.emit(at, EngineOutputKind::Events(news));
         }
     }
 
-    fn draw(&mut self, at: Micros, request: RequestId) {
+    fn sample_token(&mut self, at: Micros, request: SequenceId) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let state = sequence.state(&self.pool);
         let sampling = &sequence.sampling;
         let early = sequence.generated() < sampling.min_tokens as usize;
-        let token = match early || sampling.ending == Ending::Ignored {
-            true => self.voice.next_word(state, sampling.salt),
-            false => self.voice.next(state, sampling.salt),
+        let token = match early || sampling.eos_policy == EosPolicy::Ignored {
+            true => self.voice.next_non_eos_token(state, sampling.salt),
+            false => self.voice.next_token(state, sampling.salt),
         };
         sequence.tokens.push(token);
-        let ended = sequence.ended_by(token, self.voice.eos(), self.profile.context_tokens);
+        let ended = sequence.ends_with(token, self.voice.eos(), self.profile.context_tokens);
         if sequence.counts.first_token.is_none() {
             sequence.counts.first_token = Some(at);
             let counts = sequence.counts.clone();
-            self.count_prompt(counts);
+            self.count_prompt_sources(counts);
         }
         self.stats.generated += 1;
-        self.say(at, OutputKind::Token { request, token });
+        self.emit(at, EngineOutputKind::Token { request, token });
         if let Some(reason) = ended {
-            self.end(at, request, reason);
+            self.finish_request(at, request, reason);
         }
     }
 
-    fn count_prompt(&mut self, counts: crate::sequence::Counts) {
+    fn count_prompt_sources(&mut self, counts: crate::sequence::SequenceCounts) {
         let cached = counts.cached.unwrap_or(0);
         self.stats.prompt.cached += cached as u64;
         self.stats.prompt.external += counts.external as u64;

@@ -10,13 +10,13 @@ use vocabulary::Micros;
 use crate::engine::Engine;
 use crate::pool::BlockId;
 use crate::sequence::Sequence;
-use crate::{Fingerprint, FinishReason, OutputKind, RequestId, Source, Transfer};
+use crate::{EngineOutputKind, FinishReason, KvFingerprint, RemoteBlocks, SequenceId, TransferRole};
 
 /// A block's content on its way between engines.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct BlockImage {
     /// What it was computed on top of.
-    pub start: Fingerprint,
+    pub start: KvFingerprint,
     /// Its tokens.
     pub tokens: Vec<u32>,
 }
@@ -24,14 +24,14 @@ pub struct BlockImage {
 impl BlockImage {
     /// Damaged on its way: whoever reads it computes on top of something else than its tokens.
     #[must_use]
-    pub fn damaged(self) -> Self {
-        Self { start: self.start.spoiled(), ..self }
+    pub fn corrupted(self) -> Self {
+        Self { start: self.start.corrupted(), ..self }
     }
 }
 
 /// What a consumer must know of a producer's finished request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Handoff {
+pub struct HandoffOffer {
     /// The request's name.
     pub request: Arc<str>,
     /// Its blocks.
@@ -41,12 +41,12 @@ pub struct Handoff {
     /// Of these, found in the producer's cache.
     pub cached: u32,
     /// Who is to take them.
-    pub taker: Taker,
+    pub target: HandoffTarget,
 }
 
 /// Who takes blocks that are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taker {
+pub enum HandoffTarget {
     /// The consumer that answers.
     Consumer,
     /// The producer of the next turn, until then.
@@ -54,31 +54,31 @@ pub enum Taker {
 }
 
 /// Fewer tokens than that are computed rather than read back: vLLM's `kv_recompute_threshold`.
-pub(crate) const RECOMPUTED: usize = 64;
+pub(crate) const RECOMPUTE_THRESHOLD: usize = 64;
 
 /// Blocks that wait for a consumer.
-pub(crate) struct Hold {
+pub(crate) struct HeldBlocks {
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) expires: Micros,
 }
 
 /// How far a consumer's transfer is.
-pub(crate) enum Pulling {
+pub(crate) enum PullState {
     /// It can never come.
-    Never,
+    Hung,
     /// The driver was asked for it.
-    Asked,
+    Requested,
     /// It is on the link until then, and began at.
-    Coming { due: Micros, began: Micros, images: Vec<BlockImage> },
+    InTransit { due: Micros, began: Micros, images: Vec<BlockImage> },
     /// The producer does not answer; given up then.
     Failing { due: Micros },
 }
 
-impl Pulling {
+impl PullState {
     pub(crate) fn due(&self) -> Option<Micros> {
         match self {
-            Pulling::Never | Pulling::Asked => None,
-            Pulling::Coming { due, .. } | Pulling::Failing { due } => Some(*due),
+            PullState::Hung | PullState::Requested => None,
+            PullState::InTransit { due, .. } | PullState::Failing { due } => Some(*due),
         }
     }
 }
@@ -90,7 +90,7 @@ impl Engine {
         let promised: HashSet<u32> = hold.into_iter().flat_map(|hold| &hold.blocks).map(|id| id.0).collect();
         let image = |number: &u32| {
             let content = self.pool.peek(*number)?;
-            let start = if promised.contains(number) { content.start } else { content.start.spoiled() };
+            let start = if promised.contains(number) { content.start } else { content.start.corrupted() };
             Some(BlockImage { start, tokens: content.tokens.clone() })
         };
         blocks.iter().map_while(image).collect()
@@ -99,113 +99,127 @@ impl Engine {
     /// A consumer has what it came for.
     pub fn release(&mut self, request: &str) {
         if let Some(hold) = self.links.holds.remove(request) {
-            self.pool.give_back(&hold.blocks);
+            self.pool.release(&hold.blocks);
         }
     }
 
     /// The blocks of a `Pull` were read; they now cross the link.
-    pub fn arrived(&mut self, now: Micros, id: RequestId, images: Vec<BlockImage>) {
-        let Some(pulling) = self.links.pulling.get_mut(&id).filter(|p| matches!(p, Pulling::Asked)) else { return };
+    pub fn pull_arrived(&mut self, now: Micros, id: SequenceId, images: Vec<BlockImage>) {
+        let Some(pulling) = self.links.pulling.get_mut(&id).filter(|p| matches!(p, PullState::Requested)) else {
+            return;
+        };
         let free = self.links.busy_until.max(now) + self.profile.link_time(images.len() as u32);
         self.links.busy_until = free;
-        *pulling = Pulling::Coming { due: free + self.profile.link_latency_us, began: now, images };
+        *pulling = PullState::InTransit { due: free + self.profile.link_latency_us, began: now, images };
     }
 
     /// The producer of a `Pull` cannot be reached. The request fails once the engine gives up.
-    pub fn pull_failed(&mut self, now: Micros, id: RequestId) {
+    pub fn pull_failed(&mut self, now: Micros, id: SequenceId) {
         if let Some(pulling) = self.links.pulling.get_mut(&id) {
-            *pulling = Pulling::Failing { due: now + self.profile.dead_peer_us };
+            *pulling = PullState::Failing { due: now + self.profile.dead_peer_us };
         }
     }
 
     /// Who takes the blocks of a sequence that ended; none where nobody does.
-    pub(crate) fn taker(&self, at: Micros, (transfer, reason): (&Transfer, FinishReason)) -> Option<Taker> {
+    pub(crate) fn handoff_target(
+        &self,
+        at: Micros,
+        (transfer, reason): (&TransferRole, FinishReason),
+    ) -> Option<HandoffTarget> {
         match (transfer, reason) {
-            (Transfer::Produce | Transfer::ReadBack(..), FinishReason::Length) => Some(Taker::Consumer),
-            (Transfer::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
-                Some(Taker::NextTurn(at + self.profile.answer_lease_us))
+            (TransferRole::Produce | TransferRole::ReversePull(..), FinishReason::Length) => {
+                Some(HandoffTarget::Consumer)
+            }
+            (TransferRole::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
+                Some(HandoffTarget::NextTurn(at + self.profile.answer_lease_us))
             }
             _ => None,
         }
     }
 
     /// Keep a sequence's blocks for who takes them.
-    pub(crate) fn hold(&mut self, at: Micros, sequence: &mut Sequence, taker: Taker) -> Handoff {
+    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffTarget) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
         let (tokens, expires) = match taker {
-            Taker::Consumer => (sequence.counts.prompt, at + self.profile.lease_us),
-            Taker::NextTurn(until) => (sequence.memory.computed, until),
+            HandoffTarget::Consumer => (sequence.counts.prompt, at + self.profile.lease_us),
+            HandoffTarget::NextTurn(until) => (sequence.memory.computed, until),
         };
         let mut blocks = sequence.memory.take_blocks();
         let whole = tokens.div_ceil(self.profile.block_tokens as usize).min(blocks.len());
-        self.pool.give_back(&blocks.split_off(whole));
+        self.pool.release(&blocks.split_off(whole));
         let numbers = blocks.iter().map(|id| id.0).collect();
-        if let Some(old) = self.links.holds.insert(sequence.name.clone(), Hold { blocks, expires }) {
-            self.pool.give_back(&old.blocks);
+        if let Some(old) = self.links.holds.insert(sequence.name.clone(), HeldBlocks { blocks, expires }) {
+            self.pool.release(&old.blocks);
         }
-        Handoff { request: sequence.name.clone(), blocks: numbers, tokens: tokens as u32, cached: cached as u32, taker }
+        HandoffOffer {
+            request: sequence.name.clone(),
+            blocks: numbers,
+            tokens: tokens as u32,
+            cached: cached as u32,
+            target: taker,
+        }
     }
 
     /// How much of a prompt is still to be pulled; none where it pulls nothing, or has pulled.
-    pub(crate) fn to_pull(&self, id: RequestId) -> Option<usize> {
+    pub(crate) fn tokens_to_pull(&self, id: SequenceId) -> Option<usize> {
         let sequence = self.sequences.get(&id).filter(|sequence| sequence.counts.external == 0)?;
         match &sequence.transfer {
-            Transfer::Consume(_) | Transfer::Exchange(_) => Some(sequence.pending()),
-            Transfer::ReadBack(_, tokens) => {
+            TransferRole::Consume(_) | TransferRole::Exchange(_) => Some(sequence.pending_tokens()),
+            TransferRole::ReversePull(_, tokens) => {
                 let most = (tokens.0 as usize).min(sequence.counts.prompt - 1);
                 let count = most.saturating_sub(sequence.memory.computed);
-                (count >= RECOMPUTED).then_some(count)
+                (count >= RECOMPUTE_THRESHOLD).then_some(count)
             }
-            Transfer::None | Transfer::Produce | Transfer::Hang => None,
+            TransferRole::None | TransferRole::Produce | TransferRole::Hang => None,
         }
     }
 
     /// A consumer's source without the blocks that were found here: always the last ones of the producer's.
-    pub(crate) fn lacking_source(&self, id: RequestId) -> Option<Source> {
+    pub(crate) fn missing_source_blocks(&self, id: SequenceId) -> Option<RemoteBlocks> {
         let sequence = self.sequences.get(&id)?;
         let source = sequence.transfer.source()?;
         let block = self.profile.block_tokens as usize;
-        if let Transfer::ReadBack(..) = sequence.transfer {
+        if let TransferRole::ReversePull(..) = sequence.transfer {
             let found = (sequence.memory.computed / block).min(source.blocks.len());
-            return Some(Source { blocks: source.blocks[found..].to_vec(), ..source.clone() });
+            return Some(RemoteBlocks { blocks: source.blocks[found..].to_vec(), ..source.clone() });
         }
         let lacking = sequence.memory.blocks.len() - sequence.memory.computed / block;
         let skip = source.blocks.len().saturating_sub(lacking);
-        Some(Source { blocks: source.blocks[skip..].to_vec(), ..source.clone() })
+        Some(RemoteBlocks { blocks: source.blocks[skip..].to_vec(), ..source.clone() })
     }
 
     /// Transfers that are over or given up at `at`.
-    pub(crate) fn end_pulls(&mut self, at: Micros) {
-        let due = |p: &Pulling| p.due().is_some_and(|due| due <= at);
-        let over: Vec<RequestId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
+    pub(crate) fn finish_due_pulls(&mut self, at: Micros) {
+        let due = |p: &PullState| p.due().is_some_and(|due| due <= at);
+        let over: Vec<SequenceId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
         for id in over {
             match self.links.pulling.remove(&id) {
-                Some(Pulling::Coming { due, began, images }) => self.end_pull(due, began, (id, images)),
+                Some(PullState::InTransit { due, began, images }) => self.finish_pull(due, began, (id, images)),
                 _ => {
                     self.stats.transfers.failed += 1;
-                    self.end(at, id, FinishReason::Error);
+                    self.finish_request(at, id, FinishReason::Error);
                 }
             }
         }
     }
 
-    fn end_pull(&mut self, at: Micros, began: Micros, (id, images): (RequestId, Vec<BlockImage>)) {
-        let Some(source) = self.lacking_source(id) else { return };
-        let count = self.to_pull(id).unwrap_or_default();
+    fn finish_pull(&mut self, at: Micros, began: Micros, (id, images): (SequenceId, Vec<BlockImage>)) {
+        let Some(source) = self.missing_source_blocks(id) else { return };
+        let count = self.tokens_to_pull(id).unwrap_or_default();
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let transfers = &mut self.stats.transfers;
         transfers.done += 1;
         transfers.bytes += self.profile.kv_bytes(images.len() as u32);
         transfers.micros += (at - began).0;
         sequence.counts.external = count;
-        self.news.extend(sequence.receive(count, images, (&mut self.pool, &self.voice)));
+        self.kv_events.extend(sequence.receive(count, images, (&mut self.pool, &self.voice)));
         self.batch.waiting.push_front(id);
-        self.say(at, OutputKind::Pulled { request: id, source });
+        self.emit(at, EngineOutputKind::Pulled { request: id, source });
     }
 
     /// Leases that ended at `at`.
     pub(crate) fn expire_holds(&mut self, at: Micros) {
-        let over = |hold: &Hold| hold.expires <= at;
+        let over = |hold: &HeldBlocks| hold.expires <= at;
         let names: Vec<Arc<str>> =
             self.links.holds.iter().filter(|(_, hold)| over(hold)).map(|(name, _)| name.clone()).collect();
         for name in names {

@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use crate::ModelError;
 
 /// Answers are at least this long, counted from the last special token before them.
-const SHORTEST_TURN: u32 = 16;
+const MIN_TURN_TOKENS: u32 = 16;
 /// After that an answer ends at one token in this many.
-const END_ONE_IN: u64 = 48;
+const EOS_ONE_IN: u64 = 48;
 
 /// What the KV up to some token amounts to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-pub struct Fingerprint {
+pub struct KvFingerprint {
     hash: u64,
     /// Tokens since the last special one, so that a model knows how long its turn is.
     turn: u32,
 }
 
-impl Fingerprint {
+impl KvFingerprint {
     /// What memory holds that nobody wrote.
     pub const GARBAGE: Self = Self { hash: 0x6761_7262_6167_6521, turn: 0 };
 
@@ -31,25 +31,25 @@ impl Fingerprint {
     }
 
     /// The context after one more whole block, which ends in `block`.
-    pub fn attend(self, block: Self) -> Self {
+    pub fn extend_block(self, block: Self) -> Self {
         Self { hash: mix(mix(self.hash, 0x0062_6c6f_636b), block.hash), turn: block.turn }
     }
 
     /// What becomes of memory that was reused under a reader.
-    pub fn spoiled(self) -> Self {
+    pub fn corrupted(self) -> Self {
         Self { hash: mix(self.hash, Self::GARBAGE.hash), turn: self.turn }
     }
 }
 
 /// The tokens a model may say, and those that end or structure a turn.
 #[derive(Clone, Debug)]
-pub struct Voice {
+pub struct TokenGenerator {
     words: Arc<[u32]>,
     eos: u32,
-    specials: Arc<[u32]>,
+    special_tokens: Arc<[u32]>,
 }
 
-impl Voice {
+impl TokenGenerator {
     /// `words` should be tokens of which any sequence is encoded back to itself, or decode blocks are not reused.
     pub fn new(words: &[u32], eos: u32, specials: &[u32]) -> Result<Self, ModelError> {
         let mut specials = specials.to_vec();
@@ -60,7 +60,7 @@ impl Voice {
         if words.len() < 2 {
             return Err(ModelError::NoWords);
         }
-        Ok(Self { words: words.into(), eos, specials: specials.into() })
+        Ok(Self { words: words.into(), eos, special_tokens: specials.into() })
     }
 
     /// The token that ends an answer.
@@ -69,30 +69,30 @@ impl Voice {
     }
 
     /// The fingerprint one token further.
-    pub fn read(&self, before: Fingerprint, token: u32) -> Fingerprint {
-        let special = self.specials.binary_search(&token).is_ok();
-        Fingerprint {
+    pub fn extend(&self, before: KvFingerprint, token: u32) -> KvFingerprint {
+        let special = self.special_tokens.binary_search(&token).is_ok();
+        KvFingerprint {
             hash: mix(before.hash, u64::from(token) + 1),
             turn: if special { 0 } else { before.turn.saturating_add(1) },
         }
     }
 
     /// The token that follows. `salt` stands for a seed; none is greedy.
-    pub fn next(&self, state: Fingerprint, salt: Option<u64>) -> u32 {
-        let roll = self.roll(state, salt);
-        if state.turn >= SHORTEST_TURN && roll.is_multiple_of(END_ONE_IN) { self.eos } else { self.word(roll) }
+    pub fn next_token(&self, state: KvFingerprint, salt: Option<u64>) -> u32 {
+        let roll = self.hash_state(state, salt);
+        if state.turn >= MIN_TURN_TOKENS && roll.is_multiple_of(EOS_ONE_IN) { self.eos } else { self.pick_token(roll) }
     }
 
     /// As `next`, but never the end.
-    pub fn next_word(&self, state: Fingerprint, salt: Option<u64>) -> u32 {
-        self.word(self.roll(state, salt))
+    pub fn next_non_eos_token(&self, state: KvFingerprint, salt: Option<u64>) -> u32 {
+        self.pick_token(self.hash_state(state, salt))
     }
 
-    fn roll(&self, state: Fingerprint, salt: Option<u64>) -> u64 {
+    fn hash_state(&self, state: KvFingerprint, salt: Option<u64>) -> u64 {
         mix(state.hash, salt.map_or(0, |salt| salt | 1))
     }
 
-    fn word(&self, roll: u64) -> u32 {
+    fn pick_token(&self, roll: u64) -> u32 {
         self.words[(roll >> 20) as usize % self.words.len()]
     }
 }

@@ -4,7 +4,7 @@
 
 /// Whether every held block's predecessor is held too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shape {
+pub enum PrefixClosure {
     /// It is: whoever holds a block holds all before it.
     Whole,
     /// Not for sure: only a walk tells.
@@ -13,40 +13,40 @@ pub enum Shape {
 
 /// Counts over a source's blocks.
 #[derive(Default)]
-pub(crate) struct Closure {
+pub(crate) struct ClosureTracker {
     /// Blocks in device memory whose predecessor is not.
     holes: u64,
     /// Held blocks in slower tiers, which may fill holes of faster ones.
-    slower: u64,
+    slower_tier_blocks: u64,
     /// Whether there was a hole at any time since it was asked last.
-    holed: bool,
+    was_holed: bool,
 }
 
-impl Closure {
+impl ClosureTracker {
     /// So many blocks lost, and so many got, their predecessor.
-    pub(crate) fn holes(&mut self, opened: u32, closed: u32) {
+    pub(crate) fn update_holes(&mut self, opened: u32, closed: u32) {
         self.holes += u64::from(opened);
         self.holes -= u64::from(closed);
-        self.holed |= self.holes > 0;
+        self.was_holed |= self.holes > 0;
     }
 
     /// A block is held in a slower tier now.
-    pub(crate) fn hold_slower(&mut self) {
-        self.slower += 1;
-        self.holed = true;
+    pub(crate) fn add_slower_tier(&mut self) {
+        self.slower_tier_blocks += 1;
+        self.was_holed = true;
     }
 
-    pub(crate) fn drop_slower(&mut self) {
-        self.slower -= 1;
+    pub(crate) fn remove_slower_tier(&mut self) {
+        self.slower_tier_blocks -= 1;
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        if self.holes == 0 && self.slower == 0 { Shape::Whole } else { Shape::Holed }
+    pub(crate) fn current(&self) -> PrefixClosure {
+        if self.holes == 0 && self.slower_tier_blocks == 0 { PrefixClosure::Whole } else { PrefixClosure::Holed }
     }
 
     /// The worst shape since this was asked last.
-    pub(crate) fn worst(&mut self) -> Shape {
-        let holed = std::mem::take(&mut self.holed) || self.shape() == Shape::Holed;
-        if holed { Shape::Holed } else { Shape::Whole }
+    pub(crate) fn take_worst(&mut self) -> PrefixClosure {
+        let holed = std::mem::take(&mut self.was_holed) || self.current() == PrefixClosure::Holed;
+        if holed { PrefixClosure::Holed } else { PrefixClosure::Whole }
     }
 }

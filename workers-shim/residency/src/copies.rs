@@ -2,156 +2,159 @@
 
 use vocabulary::Tier;
 
-use crate::event::SpecKind;
+use crate::event::KvCacheSpecKind;
 use crate::holders::{plane, tier};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct CopyLocation {
     pub(crate) tier: Tier,
     pub(crate) group: u32,
-    pub(crate) kind: SpecKind,
+    pub(crate) kind: KvCacheSpecKind,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counted {
-    pub(crate) place: Place,
+pub(crate) struct CopyCount {
+    pub(crate) location: CopyLocation,
     pub(crate) count: u32,
 }
 
 /// The copies of nearly all blocks, in two bytes: a few in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Brief(u16);
+pub(crate) struct PackedCopies(u16);
 
-impl Brief {
+impl PackedCopies {
     pub(crate) const NONE: Self = Self(0);
     /// More than fits here: they are counted elsewhere.
-    pub(crate) const ELSEWHERE: Self = Self(u16::MAX);
+    pub(crate) const OVERFLOW: Self = Self(u16::MAX);
     /// Bits of the count, and below which bits group, tier and kind begin.
-    const COUNT: u32 = 5;
-    const TIER: u32 = 10;
-    const MOST: u16 = (1 << Self::COUNT) - 1;
-    const MOST_GROUP: u32 = (1 << (Self::TIER - Self::COUNT)) - 1;
-    const WINDOW: u16 = 1 << 12;
+    const COUNT_BITS: u32 = 5;
+    const TIER_SHIFT: u32 = 10;
+    const MAX_COUNT: u16 = (1 << Self::COUNT_BITS) - 1;
+    const MAX_GROUP: u32 = (1 << (Self::TIER_SHIFT - Self::COUNT_BITS)) - 1;
+    const WINDOW_FLAG: u16 = 1 << 12;
 
-    fn of_one(Counted { place, count }: Counted) -> Option<Self> {
-        let fits = place.group <= Self::MOST_GROUP && count <= u32::from(Self::MOST);
-        let kind = if place.kind == SpecKind::Window { Self::WINDOW } else { 0 };
-        fits.then_some(Self(count as u16 | Self::there(place.tier, place.group) | kind))
+    fn single_location(CopyCount { location: place, count }: CopyCount) -> Option<Self> {
+        let fits = place.group <= Self::MAX_GROUP && count <= u32::from(Self::MAX_COUNT);
+        let kind = if place.kind == KvCacheSpecKind::Window { Self::WINDOW_FLAG } else { 0 };
+        fits.then_some(Self(count as u16 | Self::pack_location(place.tier, place.group) | kind))
     }
 
     /// A place, but for its kind, where the group fits.
-    fn there(tier: Tier, group: u32) -> u16 {
-        (group as u16) << Self::COUNT | (plane(tier) as u16) << Self::TIER
+    fn pack_location(tier: Tier, group: u32) -> u16 {
+        (group as u16) << Self::COUNT_BITS | (plane(tier) as u16) << Self::TIER_SHIFT
     }
 
-    /// Whether a copy in `tier` serves full attention; not for [`Self::ELSEWHERE`].
+    /// Whether a copy in `tier` serves full attention; not for [`Self::OVERFLOW`].
     pub(crate) fn serves(self, tier: Tier) -> bool {
-        self != Self::NONE && self.0 >> Self::TIER == plane(tier) as u16
+        self != Self::NONE && self.0 >> Self::TIER_SHIFT == plane(tier) as u16
     }
 
     /// One copy more in `place`; none where that does not fit, or copies are elsewhere.
-    pub(crate) fn more(self, place: Place) -> Option<Self> {
-        let one = Self::of_one(Counted { place, count: 1 })?;
-        let same = self != Self::ELSEWHERE && self.place() == one.place() && self.count() < Self::MOST;
+    pub(crate) fn incremented(self, place: CopyLocation) -> Option<Self> {
+        let one = Self::single_location(CopyCount { location: place, count: 1 })?;
+        let same =
+            self != Self::OVERFLOW && self.packed_location() == one.packed_location() && self.count() < Self::MAX_COUNT;
         if self == Self::NONE { Some(one) } else { same.then_some(Self(self.0 + 1)) }
     }
 
     /// How many there are, where all of them lie in `tier` and `group`.
-    pub(crate) fn all_in(self, tier: Tier, group: u32) -> Option<u32> {
-        let there = group <= Self::MOST_GROUP && self.place() & !Self::WINDOW == Self::there(tier, group);
-        (there && self != Self::NONE && self != Self::ELSEWHERE).then(|| u32::from(self.count()))
+    pub(crate) fn count_in(self, tier: Tier, group: u32) -> Option<u32> {
+        let there =
+            group <= Self::MAX_GROUP && self.packed_location() & !Self::WINDOW_FLAG == Self::pack_location(tier, group);
+        (there && self != Self::NONE && self != Self::OVERFLOW).then(|| u32::from(self.count()))
     }
 
     /// So many in the same place; none where that does not fit.
-    pub(crate) fn with(self, count: u32) -> Option<Self> {
+    pub(crate) fn with_count(self, count: u32) -> Option<Self> {
         match u16::try_from(count) {
             Ok(0) => Some(Self::NONE),
-            Ok(count @ 1..=Self::MOST) => Some(Self(self.place() | count)),
+            Ok(count @ 1..=Self::MAX_COUNT) => Some(Self(self.packed_location() | count)),
             _ => None,
         }
     }
 
     fn count(self) -> u16 {
-        self.0 & Self::MOST
+        self.0 & Self::MAX_COUNT
     }
 
     /// Group, tier and kind.
-    fn place(self) -> u16 {
-        self.0 & !Self::MOST
+    fn packed_location(self) -> u16 {
+        self.0 & !Self::MAX_COUNT
     }
 
     /// None where they do not fit.
-    pub(crate) fn of(copies: &Copies) -> Option<Self> {
+    pub(crate) fn of(copies: &BlockCopies) -> Option<Self> {
         match copies.first {
             None => Some(Self::NONE),
-            Some(counted) if copies.more.is_empty() => Self::of_one(counted),
+            Some(counted) if copies.others.is_empty() => Self::single_location(counted),
             Some(_) => None,
         }
     }
 
     /// The same as copies; none where they are counted elsewhere.
-    pub(crate) fn copies(self) -> Copies {
-        if self == Self::NONE || self == Self::ELSEWHERE {
-            return Copies::default();
+    pub(crate) fn unpack(self) -> BlockCopies {
+        if self == Self::NONE || self == Self::OVERFLOW {
+            return BlockCopies::default();
         }
-        let kind = if self.0 & Self::WINDOW == 0 { SpecKind::Full } else { SpecKind::Window };
-        let group = u32::from(self.0 >> Self::COUNT) & Self::MOST_GROUP;
-        let place = Place { tier: tier(usize::from(self.0 >> Self::TIER & 3)), group, kind };
-        Copies { first: Some(Counted { place, count: u32::from(self.count()) }), more: Vec::new() }
+        let kind = if self.0 & Self::WINDOW_FLAG == 0 { KvCacheSpecKind::Full } else { KvCacheSpecKind::Window };
+        let group = u32::from(self.0 >> Self::COUNT_BITS) & Self::MAX_GROUP;
+        let place = CopyLocation { tier: tier(usize::from(self.0 >> Self::TIER_SHIFT & 3)), group, kind };
+        BlockCopies { first: Some(CopyCount { location: place, count: u32::from(self.count()) }), others: Vec::new() }
     }
 }
 
 /// The copies of one block. The first place is inline, as nearly all blocks have just one.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Copies {
-    first: Option<Counted>,
-    more: Vec<Counted>,
+pub(crate) struct BlockCopies {
+    first: Option<CopyCount>,
+    others: Vec<CopyCount>,
 }
 
-impl Copies {
-    fn places(&mut self) -> impl Iterator<Item = &mut Counted> {
-        self.first.iter_mut().chain(self.more.iter_mut())
+impl BlockCopies {
+    fn locations(&mut self) -> impl Iterator<Item = &mut CopyCount> {
+        self.first.iter_mut().chain(self.others.iter_mut())
     }
 
     /// All of them, in the order in which their places were first taken.
-    pub(crate) fn counted(&self) -> impl Iterator<Item = &Counted> {
-        self.first.iter().chain(&self.more)
+    pub(crate) fn counts(&self) -> impl Iterator<Item = &CopyCount> {
+        self.first.iter().chain(&self.others)
     }
 
     /// Copies in a place where there are none yet; false when there are some, or none are to come.
-    pub(crate) fn begin(&mut self, counted: Counted) -> bool {
-        let at = |counted: &Counted| (counted.place.tier, counted.place.group);
-        if counted.count == 0 || self.counted().any(|other| at(other) == at(&counted)) {
+    pub(crate) fn insert_location(&mut self, counted: CopyCount) -> bool {
+        let at = |counted: &CopyCount| (counted.location.tier, counted.location.group);
+        if counted.count == 0 || self.counts().any(|other| at(other) == at(&counted)) {
             return false;
         }
         match self.first {
             None => self.first = Some(counted),
-            Some(_) => self.more.push(counted),
+            Some(_) => self.others.push(counted),
         }
         true
     }
 
     /// One copy more.
-    pub(crate) fn add(&mut self, place: Place) {
-        let same = |counted: &&mut Counted| (counted.place.tier, counted.place.group) == (place.tier, place.group);
-        if let Some(counted) = self.places().find(same) {
+    pub(crate) fn add_copy(&mut self, place: CopyLocation) {
+        let same =
+            |counted: &&mut CopyCount| (counted.location.tier, counted.location.group) == (place.tier, place.group);
+        if let Some(counted) = self.locations().find(same) {
             counted.count = counted.count.saturating_add(1);
         } else if self.first.is_none() {
-            self.first = Some(Counted { place, count: 1 });
+            self.first = Some(CopyCount { location: place, count: 1 });
         } else {
-            self.more.push(Counted { place, count: 1 });
+            self.others.push(CopyCount { location: place, count: 1 });
         }
     }
 
     /// Changes how many copies lie in `tier` and `group`; false when there are none to change.
-    pub(crate) fn change(&mut self, tier: Tier, group: u32, left: impl FnOnce(u32) -> u32) -> bool {
-        let found = self.places().find(|counted| (counted.place.tier, counted.place.group) == (tier, group));
+    pub(crate) fn change_copies(&mut self, tier: Tier, group: u32, left: impl FnOnce(u32) -> u32) -> bool {
+        let found = self.locations().find(|counted| (counted.location.tier, counted.location.group) == (tier, group));
         let Some(counted) = found else { return false };
         counted.count = left(counted.count);
         if counted.count == 0 {
-            self.more.retain(|counted| counted.count > 0);
+            self.others.retain(|counted| counted.count > 0);
             if self.first.is_some_and(|counted| counted.count == 0) {
-                self.first = self.more.pop();
+                self.first = self.others.pop();
             }
         }
         true
@@ -159,8 +162,9 @@ impl Copies {
 
     /// Whether a copy in `tier` serves full attention, so that it counts for prefixes.
     pub(crate) fn serves(&self, tier: Tier) -> bool {
-        let counts = |counted: &Counted| counted.place.tier == tier && counted.place.kind == SpecKind::Full;
-        self.first.iter().chain(&self.more).any(counts)
+        let counts =
+            |counted: &CopyCount| counted.location.tier == tier && counted.location.kind == KvCacheSpecKind::Full;
+        self.first.iter().chain(&self.others).any(counts)
     }
 
     /// Whether the last copy is gone.
@@ -173,29 +177,29 @@ impl Copies {
 mod tests {
     use super::*;
 
-    const HBM: Place = Place { tier: Tier::Hbm, group: 0, kind: SpecKind::Full };
-    const HOST: Place = Place { tier: Tier::Host, group: 0, kind: SpecKind::Full };
-    const WINDOW: Place = Place { tier: Tier::Hbm, group: 1, kind: SpecKind::Window };
+    const HBM: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
+    const HOST: CopyLocation = CopyLocation { tier: Tier::Host, group: 0, kind: KvCacheSpecKind::Full };
+    const WINDOW: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 1, kind: KvCacheSpecKind::Window };
 
-    fn remove(copies: &mut Copies, place: Place) -> bool {
-        copies.change(place.tier, place.group, |count| count - 1)
+    fn remove(copies: &mut BlockCopies, place: CopyLocation) -> bool {
+        copies.change_copies(place.tier, place.group, |count| count - 1)
     }
 
     #[test]
     fn two_copies_need_two_removals() {
-        let mut copies = Copies::default();
-        copies.add(HBM);
-        copies.add(HBM);
+        let mut copies = BlockCopies::default();
+        copies.add_copy(HBM);
+        copies.add_copy(HBM);
         assert!(remove(&mut copies, HBM) && copies.serves(Tier::Hbm));
         assert!(remove(&mut copies, HBM) && copies.is_empty());
         assert!(!remove(&mut copies, HBM), "nothing is left to remove");
     }
 
     #[test]
-    fn places_are_counted_apart() {
-        let mut copies = Copies::default();
+    fn copy_locations_are_counted_separately() {
+        let mut copies = BlockCopies::default();
         for place in [HBM, HOST, WINDOW] {
-            copies.add(place);
+            copies.add_copy(place);
         }
         assert!(remove(&mut copies, HBM));
         assert!(!copies.serves(Tier::Hbm), "a window is no prefix");
@@ -204,69 +208,79 @@ mod tests {
     }
 
     #[test]
-    fn two_bytes_hold_what_fits_and_refuse_the_rest() {
+    fn packed_copies_hold_what_fits_and_refuse_the_rest() {
         for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
-            for (group, kind, count) in [(0, SpecKind::Full, 1), (31, SpecKind::Window, 31)] {
-                let counted = Counted { place: Place { tier, group, kind }, count };
-                let mut copies = Copies::default();
-                copies.begin(counted);
-                let brief = Brief::of(&copies).unwrap();
-                assert!(brief != Brief::NONE && brief != Brief::ELSEWHERE);
-                let [back] = brief.copies().counted().copied().collect::<Vec<_>>()[..] else { panic!("one place") };
-                assert_eq!((back.place, back.count), (counted.place, counted.count));
+            for (group, kind, count) in [(0, KvCacheSpecKind::Full, 1), (31, KvCacheSpecKind::Window, 31)] {
+                let counted = CopyCount { location: CopyLocation { tier, group, kind }, count };
+                let mut copies = BlockCopies::default();
+                copies.insert_location(counted);
+                let brief = PackedCopies::of(&copies).unwrap();
+                assert!(brief != PackedCopies::NONE && brief != PackedCopies::OVERFLOW);
+                let [back] = brief.unpack().counts().copied().collect::<Vec<_>>()[..] else { panic!("one place") };
+                assert_eq!((back.location, back.count), (counted.location, counted.count));
                 for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
-                    assert_eq!(Brief::of(&copies).unwrap().serves(tier), copies.serves(tier));
+                    assert_eq!(PackedCopies::of(&copies).unwrap().serves(tier), copies.serves(tier));
                 }
             }
         }
-        assert_eq!(Brief::of(&Copies::default()), Some(Brief::NONE));
-        let of = |all: &[Counted]| {
-            let mut copies = Copies::default();
-            all.iter().for_each(|counted| assert!(copies.begin(*counted)));
-            Brief::of(&copies)
+        assert_eq!(PackedCopies::of(&BlockCopies::default()), Some(PackedCopies::NONE));
+        let of = |all: &[CopyCount]| {
+            let mut copies = BlockCopies::default();
+            all.iter().for_each(|counted| assert!(copies.insert_location(*counted)));
+            PackedCopies::of(&copies)
         };
-        assert_eq!(of(&[Counted { place: HBM, count: 32 }]), None);
-        assert_eq!(of(&[Counted { place: Place { group: 32, ..HBM }, count: 1 }]), None);
-        assert_eq!(of(&[Counted { place: HBM, count: 1 }, Counted { place: WINDOW, count: 1 }]), None);
+        assert_eq!(of(&[CopyCount { location: HBM, count: 32 }]), None);
+        assert_eq!(of(&[CopyCount { location: CopyLocation { group: 32, ..HBM }, count: 1 }]), None);
+        assert_eq!(of(&[CopyCount { location: HBM, count: 1 }, CopyCount { location: WINDOW, count: 1 }]), None);
     }
 
     #[test]
-    fn two_bytes_count_as_copies_do() {
-        let one = Brief::NONE.more(HBM).unwrap();
-        let two = one.more(HBM).unwrap();
-        assert_eq!((one.all_in(Tier::Hbm, 0), two.all_in(Tier::Hbm, 0)), (Some(1), Some(2)));
+    fn packed_copies_count_like_block_copies() {
+        let one = PackedCopies::NONE.incremented(HBM).unwrap();
+        let two = one.incremented(HBM).unwrap();
+        assert_eq!((one.count_in(Tier::Hbm, 0), two.count_in(Tier::Hbm, 0)), (Some(1), Some(2)));
         assert_eq!(
-            (two.with(1), two.with(0), two.with(32), two.with(1 << 16)),
-            (Some(one), Some(Brief::NONE), None, None)
+            (two.with_count(1), two.with_count(0), two.with_count(32), two.with_count(1 << 16)),
+            (Some(one), Some(PackedCopies::NONE), None, None)
         );
-        assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !Brief::NONE.serves(Tier::Hbm));
-        for place in [HOST, WINDOW, Place { kind: SpecKind::Window, ..HBM }] {
-            assert_eq!(one.more(place), None, "another place");
+        assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !PackedCopies::NONE.serves(Tier::Hbm));
+        for place in [HOST, WINDOW, CopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
+            assert_eq!(one.incremented(place), None, "another place");
         }
-        let full = one.with(31).unwrap();
+        let full = one.with_count(31).unwrap();
         assert_eq!(
-            (full.more(HBM), Brief::ELSEWHERE.more(HBM), Brief::NONE.more(Place { group: 32, ..HBM })),
+            (
+                full.incremented(HBM),
+                PackedCopies::OVERFLOW.incremented(HBM),
+                PackedCopies::NONE.incremented(CopyLocation { group: 32, ..HBM })
+            ),
             (None, None, None)
         );
         // Group 32 of device memory is not group 0 of the host's.
-        let host = Brief::NONE.more(HOST).unwrap();
+        let host = PackedCopies::NONE.incremented(HOST).unwrap();
         assert_eq!(
-            (host.all_in(Tier::Hbm, 32), host.all_in(Tier::Host, 0), host.all_in(Tier::Host, 1)),
+            (host.count_in(Tier::Hbm, 32), host.count_in(Tier::Host, 0), host.count_in(Tier::Host, 1)),
             (None, Some(1), None)
         );
-        assert_eq!((Brief::NONE.all_in(Tier::Hbm, 0), Brief::ELSEWHERE.all_in(Tier::Hbm, 0)), (None, None));
-        let window = Brief::NONE.more(WINDOW).unwrap();
-        assert_eq!((window.all_in(Tier::Hbm, 1), window.serves(Tier::Hbm)), (Some(1), false));
+        assert_eq!(
+            (PackedCopies::NONE.count_in(Tier::Hbm, 0), PackedCopies::OVERFLOW.count_in(Tier::Hbm, 0)),
+            (None, None)
+        );
+        let window = PackedCopies::NONE.incremented(WINDOW).unwrap();
+        assert_eq!((window.count_in(Tier::Hbm, 1), window.serves(Tier::Hbm)), (Some(1), false));
     }
 
     #[test]
-    fn what_is_taken_over_is_counted_on_and_no_place_is_taken_over_twice() {
-        let mut copies = Copies::default();
-        assert!(!copies.begin(Counted { place: HBM, count: 0 }), "no copies are none");
-        assert!(copies.begin(Counted { place: HBM, count: 2 }) && copies.begin(Counted { place: WINDOW, count: 1 }));
-        assert!(!copies.begin(Counted { place: HBM, count: 1 }));
-        copies.add(HBM);
-        assert_eq!(copies.counted().map(|counted| counted.count).collect::<Vec<_>>(), [3, 1]);
+    fn adopted_count_continues_and_a_location_is_adopted_once() {
+        let mut copies = BlockCopies::default();
+        assert!(!copies.insert_location(CopyCount { location: HBM, count: 0 }), "no copies are none");
+        assert!(
+            copies.insert_location(CopyCount { location: HBM, count: 2 })
+                && copies.insert_location(CopyCount { location: WINDOW, count: 1 })
+        );
+        assert!(!copies.insert_location(CopyCount { location: HBM, count: 1 }));
+        copies.add_copy(HBM);
+        assert_eq!(copies.counts().map(|counted| counted.count).collect::<Vec<_>>(), [3, 1]);
         assert!(remove(&mut copies, HBM) && remove(&mut copies, HBM) && copies.serves(Tier::Hbm));
         assert!(remove(&mut copies, HBM) && !copies.serves(Tier::Hbm) && !copies.is_empty());
     }

@@ -3,11 +3,11 @@
 use crate::decode::DecodeError;
 
 /// How deep unknown values may nest before they are refused.
-const DEEPEST: u32 = 16;
+const MAX_DEPTH: u32 = 16;
 
 /// What comes next, its head already read.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Item<'a> {
+pub(crate) enum MsgpackItem<'a> {
     Nil,
     Bool(bool),
     Unsigned(u64),
@@ -22,16 +22,16 @@ pub(crate) enum Item<'a> {
 
 /// A position in a message.
 #[derive(Clone, Copy)]
-pub(crate) struct Cursor<'a> {
+pub(crate) struct MsgpackCursor<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> MsgpackCursor<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.rest.len()
     }
 
@@ -48,54 +48,54 @@ impl<'a> Cursor<'a> {
         Ok(head.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
 
-    fn text<const N: usize>(&mut self) -> Result<Item<'a>, DecodeError> {
+    fn text<const N: usize>(&mut self) -> Result<MsgpackItem<'a>, DecodeError> {
         let length = self.number::<N>()? as usize;
-        Ok(Item::Text(self.take(length)?))
+        Ok(MsgpackItem::Text(self.take(length)?))
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<Item<'a>, DecodeError> {
+    fn bytes<const N: usize>(&mut self) -> Result<MsgpackItem<'a>, DecodeError> {
         let length = self.number::<N>()? as usize;
-        Ok(Item::Bytes(self.take(length)?))
+        Ok(MsgpackItem::Bytes(self.take(length)?))
     }
 
     /// Entries of at least `each` bytes: a count that cannot fit in what is left is refused before anything trusts it.
     fn entries<const N: usize>(&mut self, each: usize) -> Result<u32, DecodeError> {
         let count = self.number::<N>()?;
-        self.fits(count, each)
+        self.check_fits(count, each)
     }
 
-    fn fits(&self, count: u64, each: usize) -> Result<u32, DecodeError> {
+    fn check_fits(&self, count: u64, each: usize) -> Result<u32, DecodeError> {
         if count.saturating_mul(each as u64) > self.rest.len() as u64 {
             return Err(DecodeError::Truncated);
         }
         Ok(count as u32)
     }
 
-    fn signed(value: i64) -> Item<'a> {
-        if value < 0 { Item::Negative(value) } else { Item::Unsigned(value as u64) }
+    fn signed(value: i64) -> MsgpackItem<'a> {
+        if value < 0 { MsgpackItem::Negative(value) } else { MsgpackItem::Unsigned(value as u64) }
     }
 
-    pub(crate) fn item(&mut self) -> Result<Item<'a>, DecodeError> {
+    pub(crate) fn item(&mut self) -> Result<MsgpackItem<'a>, DecodeError> {
         let head = self.take(1)?[0];
         Ok(match head {
-            0x00..=0x7f => Item::Unsigned(u64::from(head)),
-            0x80..=0x8f => Item::Map(self.fits(u64::from(head & 0x0f), 2)?),
-            0x90..=0x9f => Item::Array(self.fits(u64::from(head & 0x0f), 1)?),
-            0xa0..=0xbf => Item::Text(self.take(usize::from(head & 0x1f))?),
-            0xc0 => Item::Nil,
+            0x00..=0x7f => MsgpackItem::Unsigned(u64::from(head)),
+            0x80..=0x8f => MsgpackItem::Map(self.check_fits(u64::from(head & 0x0f), 2)?),
+            0x90..=0x9f => MsgpackItem::Array(self.check_fits(u64::from(head & 0x0f), 1)?),
+            0xa0..=0xbf => MsgpackItem::Text(self.take(usize::from(head & 0x1f))?),
+            0xc0 => MsgpackItem::Nil,
             0xc1 => return Err(DecodeError::Malformed),
-            0xc2 => Item::Bool(false),
-            0xc3 => Item::Bool(true),
+            0xc2 => MsgpackItem::Bool(false),
+            0xc3 => MsgpackItem::Bool(true),
             0xc4 => self.bytes::<1>()?,
             0xc5 => self.bytes::<2>()?,
             0xc6 => self.bytes::<4>()?,
             0xc7..=0xc9 => self.extension(head)?,
-            0xca => Item::Float(f64::from(f32::from_bits(self.number::<4>()? as u32))),
-            0xcb => Item::Float(f64::from_bits(self.number::<8>()?)),
-            0xcc => Item::Unsigned(self.number::<1>()?),
-            0xcd => Item::Unsigned(self.number::<2>()?),
-            0xce => Item::Unsigned(self.number::<4>()?),
-            0xcf => Item::Unsigned(self.number::<8>()?),
+            0xca => MsgpackItem::Float(f64::from(f32::from_bits(self.number::<4>()? as u32))),
+            0xcb => MsgpackItem::Float(f64::from_bits(self.number::<8>()?)),
+            0xcc => MsgpackItem::Unsigned(self.number::<1>()?),
+            0xcd => MsgpackItem::Unsigned(self.number::<2>()?),
+            0xce => MsgpackItem::Unsigned(self.number::<4>()?),
+            0xcf => MsgpackItem::Unsigned(self.number::<8>()?),
             0xd0 => Self::signed(i64::from(self.number::<1>()? as i8)),
             0xd1 => Self::signed(i64::from(self.number::<2>()? as i16)),
             0xd2 => Self::signed(i64::from(self.number::<4>()? as i32)),
@@ -104,11 +104,11 @@ impl<'a> Cursor<'a> {
             0xd9 => self.text::<1>()?,
             0xda => self.text::<2>()?,
             0xdb => self.text::<4>()?,
-            0xdc => Item::Array(self.entries::<2>(1)?),
-            0xdd => Item::Array(self.entries::<4>(1)?),
-            0xde => Item::Map(self.entries::<2>(2)?),
-            0xdf => Item::Map(self.entries::<4>(2)?),
-            0xe0..=0xff => Item::Negative(i64::from(head as i8)),
+            0xdc => MsgpackItem::Array(self.entries::<2>(1)?),
+            0xdd => MsgpackItem::Array(self.entries::<4>(1)?),
+            0xde => MsgpackItem::Map(self.entries::<2>(2)?),
+            0xdf => MsgpackItem::Map(self.entries::<4>(2)?),
+            0xe0..=0xff => MsgpackItem::Negative(i64::from(head as i8)),
         })
     }
 
@@ -156,7 +156,7 @@ impl<'a> Cursor<'a> {
 
     /// The next item where it is a number of eight bytes, as hashes are; where it is not, nothing is read.
     #[inline]
-    pub(crate) fn long(&mut self) -> Option<u64> {
+    pub(crate) fn wide_number(&mut self) -> Option<u64> {
         let [0xcf, rest @ ..] = self.rest else { return None };
         let (number, rest) = rest.split_first_chunk()?;
         self.rest = rest;
@@ -164,7 +164,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// An extension of any kind, skipped: nobody sends them.
-    fn extension(&mut self, head: u8) -> Result<Item<'a>, DecodeError> {
+    fn extension(&mut self, head: u8) -> Result<MsgpackItem<'a>, DecodeError> {
         let length = match head {
             0xc7 => self.number::<1>()? as usize,
             0xc8 => self.number::<2>()? as usize,
@@ -173,18 +173,18 @@ impl<'a> Cursor<'a> {
         };
         self.take(1)?;
         self.take(length)?;
-        Ok(Item::Extension)
+        Ok(MsgpackItem::Extension)
     }
 
     /// Steps over one value.
     pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
-        self.skip_within(DEEPEST)
+        self.skip_within(MAX_DEPTH)
     }
 
     fn skip_within(&mut self, depth: u32) -> Result<(), DecodeError> {
         let values = match self.item()? {
-            Item::Array(count) => u64::from(count),
-            Item::Map(count) => 2 * u64::from(count),
+            MsgpackItem::Array(count) => u64::from(count),
+            MsgpackItem::Map(count) => 2 * u64::from(count),
             _ => return Ok(()),
         };
         let depth = depth.checked_sub(1).ok_or(DecodeError::TooDeep)?;

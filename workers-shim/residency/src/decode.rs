@@ -1,4 +1,4 @@
-//! From the bytes of a KV-event message to a [`Batch`]: vLLM's and SGLang's maps and the older positional arrays.
+//! From the bytes of a KV-event message to a [`KvEventBatch`]: vLLM's and SGLang's maps and the older positional arrays.
 //!
 //! Unknown fields and events are stepped over; a field of the wrong type refuses the whole batch, so that nothing is
 //! half applied.
@@ -6,8 +6,10 @@
 use smart_default::SmartDefault;
 use vocabulary::DpRank;
 
-use crate::cursor::{Cursor, Item};
-use crate::event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored, tier_of};
+use crate::cursor::{MsgpackCursor, MsgpackItem};
+use crate::event::{
+    BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch, tier_of,
+};
 
 /// Why a message could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -34,7 +36,7 @@ pub enum DecodeError {
 
 /// What one message may contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
-pub struct Limits {
+pub struct DecodeLimits {
     /// Bytes of the message.
     #[default(64 << 20)]
     pub bytes: usize,
@@ -50,18 +52,18 @@ pub struct Limits {
 }
 
 /// Reads one message: `[timestamp, [event, ...], rank?]`.
-pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Batch, DecodeError> {
+pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<KvEventBatch, DecodeError> {
     if bytes.len() > limits.bytes {
         return Err(DecodeError::TooMany("bytes"));
     }
-    let mut reader = Reader { cursor: Cursor::new(bytes), limits };
-    let Item::Array(fields @ 2..) = reader.cursor.item()? else { return Err(DecodeError::Type("batch")) };
+    let mut reader = EventReader { cursor: MsgpackCursor::new(bytes), limits };
+    let MsgpackItem::Array(fields @ 2..) = reader.cursor.item()? else { return Err(DecodeError::Type("batch")) };
     let timestamp = match reader.cursor.item()? {
-        Item::Float(seconds) => seconds,
-        Item::Unsigned(seconds) => seconds as f64,
+        MsgpackItem::Float(seconds) => seconds,
+        MsgpackItem::Unsigned(seconds) => seconds as f64,
         _ => return Err(DecodeError::Type("timestamp")),
     };
-    let Item::Array(count) = reader.cursor.item()? else { return Err(DecodeError::Type("events")) };
+    let MsgpackItem::Array(count) = reader.cursor.item()? else { return Err(DecodeError::Type("events")) };
     if count > limits.events {
         return Err(DecodeError::TooMany("events"));
     }
@@ -70,16 +72,16 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Batch, DecodeError> {
     for _ in 3..fields {
         reader.cursor.skip()?;
     }
-    if reader.cursor.left() > 0 {
+    if reader.cursor.remaining() > 0 {
         return Err(DecodeError::Trailing);
     }
     let rank = rank.map(|rank| u16::try_from(rank).map(DpRank).map_err(|_| DecodeError::TooMany("ranks")));
-    Ok(Batch { timestamp, events, rank: rank.transpose()? })
+    Ok(KvEventBatch { timestamp, events, rank: rank.transpose()? })
 }
 
 /// The fields of every kind of event, not yet given a meaning.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     hashes: Vec<EngineHash>,
     parent: Option<EngineHash>,
     tokens: Vec<u32>,
@@ -109,58 +111,58 @@ const STORED: [&str; 10] = [
 ];
 const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-struct Reader<'a, 'l> {
-    cursor: Cursor<'a>,
-    limits: &'l Limits,
+struct EventReader<'a, 'l> {
+    cursor: MsgpackCursor<'a>,
+    limits: &'l DecodeLimits,
 }
 
-impl<'a> Reader<'a, '_> {
-    fn event(&mut self) -> Result<Event, DecodeError> {
+impl<'a> EventReader<'a, '_> {
+    fn event(&mut self) -> Result<KvCacheEvent, DecodeError> {
         match self.cursor.item()? {
-            Item::Array(count @ 1..) => self.positional(count),
-            Item::Map(count) => self.tagged(count),
+            MsgpackItem::Array(count @ 1..) => self.positional(count),
+            MsgpackItem::Map(count) => self.tagged(count),
             _ => Err(DecodeError::Type("event")),
         }
     }
 
-    fn positional(&mut self, count: u32) -> Result<Event, DecodeError> {
-        let Item::Text(tag) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
+    fn positional(&mut self, count: u32) -> Result<KvCacheEvent, DecodeError> {
+        let MsgpackItem::Text(tag) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
         let names: &[&str] = match tag {
             b"BlockStored" => &STORED,
             b"BlockRemoved" => &REMOVED,
             _ => &[],
         };
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         for position in 0..count as usize - 1 {
             match names.get(position) {
                 Some(name) => self.field(name.as_bytes(), &mut fields)?,
                 None => self.cursor.skip()?,
             }
         }
-        meaning(tag, fields)
+        build_event(tag, fields)
     }
 
-    fn tagged(&mut self, count: u32) -> Result<Event, DecodeError> {
-        let mut fields = Fields::default();
+    fn tagged(&mut self, count: u32) -> Result<KvCacheEvent, DecodeError> {
+        let mut fields = EventFields::default();
         let mut tag: &[u8] = b"";
         for _ in 0..count {
-            let Item::Text(name) = self.cursor.item()? else { return Err(DecodeError::Type("field name")) };
+            let MsgpackItem::Text(name) = self.cursor.item()? else { return Err(DecodeError::Type("field name")) };
             if name == b"type" {
-                let Item::Text(text) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
+                let MsgpackItem::Text(text) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
                 tag = text;
             } else {
                 self.field(name, &mut fields)?;
             }
         }
-        meaning(tag, fields)
+        build_event(tag, fields)
     }
 
-    fn field(&mut self, name: &[u8], fields: &mut Fields) -> Result<(), DecodeError> {
+    fn field(&mut self, name: &[u8], fields: &mut EventFields) -> Result<(), DecodeError> {
         match name {
             b"block_hashes" => fields.hashes = self.hashes()?,
             b"parent_block_hash" => {
                 fields.parent = match self.cursor.item()? {
-                    Item::Nil => None,
+                    MsgpackItem::Nil => None,
                     item => Some(hash(item).ok_or(DecodeError::Type("parent_block_hash"))?),
                 }
             }
@@ -175,7 +177,7 @@ impl<'a> Reader<'a, '_> {
             b"kv_cache_spec_kind" => fields.kind = self.text("kv_cache_spec_kind")?,
             b"remaining_copy_counts" => {
                 fields.remaining = self.list("remaining_copy_counts", |item| match item {
-                    Item::Unsigned(count) => u32::try_from(count).ok(),
+                    MsgpackItem::Unsigned(count) => u32::try_from(count).ok(),
                     _ => None,
                 })?;
             }
@@ -185,7 +187,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// An array, or nil for an empty one, of at most as many entries as an event may have blocks.
-    fn list<T>(&mut self, what: &'static str, read: fn(Item<'a>) -> Option<T>) -> Result<Vec<T>, DecodeError> {
+    fn list<T>(&mut self, what: &'static str, read: fn(MsgpackItem<'a>) -> Option<T>) -> Result<Vec<T>, DecodeError> {
         let count = self.count(what, u64::from(self.limits.blocks))?;
         // So many fit in what is left of the message.
         let mut list = Vec::with_capacity(count as usize);
@@ -197,9 +199,9 @@ impl<'a> Reader<'a, '_> {
 
     fn count(&mut self, what: &'static str, most: u64) -> Result<u32, DecodeError> {
         match self.cursor.item()? {
-            Item::Nil => Ok(0),
-            Item::Array(count) if u64::from(count) <= most => Ok(count),
-            Item::Array(_) => Err(DecodeError::TooMany(what)),
+            MsgpackItem::Nil => Ok(0),
+            MsgpackItem::Array(count) if u64::from(count) <= most => Ok(count),
+            MsgpackItem::Array(_) => Err(DecodeError::TooMany(what)),
             _ => Err(DecodeError::Type(what)),
         }
     }
@@ -210,7 +212,7 @@ impl<'a> Reader<'a, '_> {
         // So many fit in what is left of the message.
         let mut hashes = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            hashes.push(match self.cursor.long() {
+            hashes.push(match self.cursor.wide_number() {
                 Some(number) => EngineHash(number),
                 None => hash(self.cursor.item()?).ok_or(DecodeError::Type(what))?,
             });
@@ -237,7 +239,7 @@ impl<'a> Reader<'a, '_> {
     #[cold]
     fn unusual_token(&mut self) -> Result<u32, DecodeError> {
         match self.cursor.item()? {
-            Item::Unsigned(token) => u32::try_from(token).map_err(|_| DecodeError::Type("token_ids")),
+            MsgpackItem::Unsigned(token) => u32::try_from(token).map_err(|_| DecodeError::Type("token_ids")),
             _ => Err(DecodeError::Type("token_ids")),
         }
     }
@@ -257,25 +259,25 @@ impl<'a> Reader<'a, '_> {
         if raw.len() > self.limits.text + 8 {
             return Err(DecodeError::TooMany("bytes of an extra key"));
         }
-        Ok(match Cursor::new(raw).item()? {
-            Item::Text(text) => ExtraKey::Text(utf8(text, "extra_keys")?.into()),
+        Ok(match MsgpackCursor::new(raw).item()? {
+            MsgpackItem::Text(text) => ExtraKey::Text(utf8(text, "extra_keys")?.into()),
             _ => ExtraKey::Raw(raw.into()),
         })
     }
 
     fn number(&mut self, what: &'static str) -> Result<Option<u64>, DecodeError> {
         match self.cursor.item()? {
-            Item::Nil => Ok(None),
-            Item::Unsigned(value) => Ok(Some(value)),
+            MsgpackItem::Nil => Ok(None),
+            MsgpackItem::Unsigned(value) => Ok(Some(value)),
             _ => Err(DecodeError::Type(what)),
         }
     }
 
     fn text(&mut self, what: &'static str) -> Result<Option<Box<str>>, DecodeError> {
         match self.cursor.item()? {
-            Item::Nil => Ok(None),
-            Item::Text(text) if text.len() > self.limits.text => Err(DecodeError::TooMany("characters")),
-            Item::Text(text) => Ok(Some(utf8(text, what)?.into())),
+            MsgpackItem::Nil => Ok(None),
+            MsgpackItem::Text(text) if text.len() > self.limits.text => Err(DecodeError::TooMany("characters")),
+            MsgpackItem::Text(text) => Ok(Some(utf8(text, what)?.into())),
             _ => Err(DecodeError::Type(what)),
         }
     }
@@ -285,34 +287,36 @@ fn utf8<'a>(text: &'a [u8], what: &'static str) -> Result<&'a str, DecodeError> 
     std::str::from_utf8(text).map_err(|_| DecodeError::Type(what))
 }
 
-fn hash(item: Item<'_>) -> Option<EngineHash> {
+fn hash(item: MsgpackItem<'_>) -> Option<EngineHash> {
     match item {
-        Item::Unsigned(value) => Some(EngineHash(value)),
-        Item::Negative(value) => Some(EngineHash::signed(value)),
-        Item::Bytes(digest) => Some(EngineHash::digest(digest)),
+        MsgpackItem::Unsigned(value) => Some(EngineHash(value)),
+        MsgpackItem::Negative(value) => Some(EngineHash::signed(value)),
+        MsgpackItem::Bytes(digest) => Some(EngineHash::digest(digest)),
         _ => None,
     }
 }
 
-fn meaning(tag: &[u8], fields: Fields) -> Result<Event, DecodeError> {
+fn build_event(tag: &[u8], fields: EventFields) -> Result<KvCacheEvent, DecodeError> {
     let group = u32::try_from(fields.group).map_err(|_| DecodeError::TooMany("groups"))?;
     let tier = tier_of(fields.medium.as_deref());
     Ok(match tag {
-        b"BlockStored" => Event::Stored(Stored {
+        b"BlockStored" => KvCacheEvent::Stored(BlockStored {
             hashes: fields.hashes,
             parent: fields.parent,
             tokens: fields.tokens,
             block_size: u32::try_from(fields.block_size).map_err(|_| DecodeError::TooMany("tokens a block"))?,
             tier,
             group,
-            kind: SpecKind::named(fields.kind.as_deref()),
+            kind: KvCacheSpecKind::from_name(fields.kind.as_deref()),
             adapter: fields.lora_name.or_else(|| fields.lora_id.map(|id| format!("#{id}").into())),
             salt: fields.salt,
             extra: fields.extra,
         }),
-        b"BlockRemoved" => Event::Removed(Removed { hashes: fields.hashes, tier, group, remaining: fields.remaining }),
-        b"AllBlocksCleared" => Event::Cleared,
-        _ => Event::Other,
+        b"BlockRemoved" => {
+            KvCacheEvent::Removed(BlockRemoved { hashes: fields.hashes, tier, group, remaining: fields.remaining })
+        }
+        b"AllBlocksCleared" => KvCacheEvent::Cleared,
+        _ => KvCacheEvent::Other,
     })
 }
 

@@ -1,6 +1,6 @@
 //! What engines say about their blocks, in one shape for all encodings and dialects.
 
-use vocabulary::{DpRank, PrefixId, Seed, Tier};
+use vocabulary::{DpRank, HashSeed, PrefixId, Tier};
 
 /// An engine's own name for a block. Opaque; means something only together with the process that said it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -14,47 +14,47 @@ impl EngineHash {
 
     /// From a digest: hashed down, so that nothing depends on which of its bytes are random.
     pub fn digest(bytes: &[u8]) -> Self {
-        Self(PrefixId(0).extend_bytes(Seed(0), bytes).block_hash().0)
+        Self(PrefixId(0).extend_bytes(HashSeed(0), bytes).block_hash().0)
     }
 }
 
 /// One message of an engine.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Batch {
+pub struct KvEventBatch {
     /// The engine's wall clock, seconds since the epoch. For lag only.
     pub timestamp: f64,
     /// In the order in which they happened.
-    pub events: Vec<Event>,
+    pub events: Vec<KvCacheEvent>,
     /// The rank that speaks, where it says so.
     pub rank: Option<DpRank>,
 }
 
 /// One change of an engine's cache.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Event {
+pub enum KvCacheEvent {
     /// Blocks were added.
-    Stored(Stored),
+    Stored(BlockStored),
     /// Copies of blocks are gone.
-    Removed(Removed),
+    Removed(BlockRemoved),
     /// Nothing is left.
     Cleared,
     /// A kind that is not known here, and does not change residency as far as is known.
     Other,
 }
 
-impl Event {
+impl KvCacheEvent {
     /// Copies that were stored, and where.
-    pub fn stored(&self) -> Option<(Tier, u64)> {
+    pub fn stored_copies(&self) -> Option<(Tier, u64)> {
         match self {
-            Event::Stored(stored) => Some((stored.tier, stored.hashes.len() as u64)),
-            Event::Removed(_) | Event::Cleared | Event::Other => None,
+            KvCacheEvent::Stored(stored) => Some((stored.tier, stored.hashes.len() as u64)),
+            KvCacheEvent::Removed(_) | KvCacheEvent::Cleared | KvCacheEvent::Other => None,
         }
     }
 }
 
 /// Consecutive blocks of one prompt that an engine now holds one more copy of.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Stored {
+pub struct BlockStored {
     /// First block first.
     pub hashes: Vec<EngineHash>,
     /// The block before the first one; none at the start of a prompt.
@@ -68,7 +68,7 @@ pub struct Stored {
     /// KV cache group.
     pub group: u32,
     /// What kind of attention the group serves.
-    pub kind: SpecKind,
+    pub kind: KvCacheSpecKind,
     /// LoRA adapter name (or `#id` from engines that only tell the number).
     pub adapter: Option<Box<str>>,
     /// Cache salt, where it is a field of its own (SGLang).
@@ -79,7 +79,7 @@ pub struct Stored {
 
 /// Copies that are gone.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Removed {
+pub struct BlockRemoved {
     /// One entry a copy.
     pub hashes: Vec<EngineHash>,
     /// Where they lay.
@@ -101,20 +101,20 @@ pub enum ExtraKey {
 
 /// The attention that a KV cache group serves, as far as it matters for prefix reuse.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum SpecKind {
+pub enum KvCacheSpecKind {
     /// All earlier blocks are needed: a leading run of these is a reusable prefix.
     Full,
     /// Only a window or a running state is kept: says nothing about the prefix.
     Window,
 }
 
-impl SpecKind {
+impl KvCacheSpecKind {
     /// From `kv_cache_spec_kind`; engines that do not tell have one kind, full attention.
-    pub fn named(name: Option<&str>) -> Self {
+    pub fn from_name(name: Option<&str>) -> Self {
         match name {
-            None => SpecKind::Full,
-            Some(name) if name.contains("full") || name.contains("mla") => SpecKind::Full,
-            Some(_) => SpecKind::Window,
+            None => KvCacheSpecKind::Full,
+            Some(name) if name.contains("full") || name.contains("mla") => KvCacheSpecKind::Full,
+            Some(_) => KvCacheSpecKind::Window,
         }
     }
 }

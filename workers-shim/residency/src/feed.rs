@@ -1,20 +1,20 @@
 //! From a source's events to the shared index, with the index touched only in bounded portions.
 //!
-//! [`Feed::take`] does the hashing and needs no index; [`Feed::settle`] is what runs under the index's write lock.
+//! [`ResidencyFeed::ingest`] does the hashing and needs no index; [`ResidencyFeed::settle`] is what runs under the index's write lock.
 
 use std::collections::VecDeque;
 
-use vocabulary::{DpRank, Incarnation, Knowledge, WorkerId};
+use vocabulary::{DpRank, Incarnation, KvIndexState, WorkerId};
 
-use crate::closure::Shape;
-use crate::event::Event;
-use crate::imprint::{Imprint, ImprintHead, ImprintWriter};
-use crate::index::{Change, Index, Slot, TooManySources};
-use crate::source::{Source, SourceCounts, SourceRules};
+use crate::closure::PrefixClosure;
+use crate::event::KvCacheEvent;
+use crate::imprint::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
+use crate::index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};
 
 /// Whether everything has reached the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settled {
+pub enum SettleProgress {
     /// It has.
     Done,
     /// Call again.
@@ -22,46 +22,46 @@ pub enum Settled {
 }
 
 /// Events whose names are looked for at once: most have one block or a few.
-const LOOK: usize = 32;
+const LOOKAHEAD_EVENTS: usize = 32;
 
-type Gone = Box<dyn Iterator<Item = Change> + Send + Sync>;
+type RemovalIter = Box<dyn Iterator<Item = ResidencyChange> + Send + Sync>;
 
 /// A step that waits to be applied, in order.
-enum Step {
+enum IndexUpdate {
     /// And how many of them are applied already.
-    Changes(Vec<Change>, usize),
+    Changes(Vec<ResidencyChange>, usize),
     /// All blocks at once are gone: a new place is taken, the old one swept later.
-    Anew(Gone),
-    Leave(Gone),
-    Know(Knowledge),
-    Shape(Shape),
+    Reset(RemovalIter),
+    Leave(RemovalIter),
+    Knowledge(KvIndexState),
+    Closure(PrefixClosure),
 }
 
 /// One rank of one worker: its source and its place in the index.
-pub struct Feed {
+pub struct ResidencyFeed {
     worker: WorkerId,
     rank: DpRank,
-    source: Source,
-    slot: Option<Slot>,
-    knowledge: Knowledge,
+    source: SourceBlocks,
+    slot: Option<SourceSlot>,
+    knowledge: KvIndexState,
     /// What the index is, or will be, told.
-    shape: Shape,
+    closure: PrefixClosure,
     /// Of the event that is being taken.
-    changes: Vec<Change>,
-    steps: VecDeque<Step>,
-    sweeps: VecDeque<(Slot, Gone)>,
+    changes: Vec<ResidencyChange>,
+    steps: VecDeque<IndexUpdate>,
+    sweeps: VecDeque<(SourceSlot, RemovalIter)>,
 }
 
-impl Feed {
+impl ResidencyFeed {
     /// A feed that has no place in the index before its first `settle`.
     pub fn new(worker: WorkerId, rank: DpRank, rules: SourceRules) -> Self {
         let mut feed = Self {
             worker,
             rank,
-            source: Source::new(rules),
+            source: SourceBlocks::new(rules),
             slot: None,
-            knowledge: Knowledge::Degraded,
-            shape: Shape::Holed,
+            knowledge: KvIndexState::Degraded,
+            closure: PrefixClosure::Holed,
             changes: Vec::new(),
             steps: VecDeque::new(),
             sweeps: VecDeque::new(),
@@ -71,82 +71,85 @@ impl Feed {
     }
 
     /// Works out what events mean, in their order.
-    pub fn take_all(&mut self, events: &[Event]) {
-        for events in events.chunks(LOOK) {
-            self.source.glance(events);
-            events.iter().for_each(|event| self.work_out(event));
+    pub fn ingest_all(&mut self, events: &[KvCacheEvent]) {
+        for events in events.chunks(LOOKAHEAD_EVENTS) {
+            self.source.warm_cpu_cache(events);
+            events.iter().for_each(|event| self.resolve_event(event));
         }
     }
 
     /// Works out what an event means.
-    pub fn take(&mut self, event: &Event) {
-        self.take_all(std::slice::from_ref(event));
+    pub fn ingest(&mut self, event: &KvCacheEvent) {
+        self.ingest_all(std::slice::from_ref(event));
     }
 
-    fn work_out(&mut self, event: &Event) {
+    fn resolve_event(&mut self, event: &KvCacheEvent) {
         match event {
-            Event::Stored(event) => self.source.store(event, &mut self.changes),
-            Event::Removed(event) => self.source.remove(event, &mut self.changes),
-            Event::Cleared => return self.reset(),
-            Event::Other => return,
+            KvCacheEvent::Stored(event) => self.source.store(event, &mut self.changes),
+            KvCacheEvent::Removed(event) => self.source.remove(event, &mut self.changes),
+            KvCacheEvent::Cleared => return self.reset(),
+            KvCacheEvent::Other => return,
         }
         // The index must know of a hole before it opens, and may forget it only after it closed.
-        if self.source.worst_shape() == Shape::Holed {
-            self.tell(Shape::Holed);
+        if self.source.take_worst_closure() == PrefixClosure::Holed {
+            self.set_closure(PrefixClosure::Holed);
         }
         match self.steps.back_mut() {
-            Some(Step::Changes(last, _)) => last.extend_from_slice(&self.changes),
-            _ => self.steps.push_back(Step::Changes(std::mem::take(&mut self.changes), 0)),
+            Some(IndexUpdate::Changes(last, _)) => last.extend_from_slice(&self.changes),
+            _ => self.steps.push_back(IndexUpdate::Changes(std::mem::take(&mut self.changes), 0)),
         }
         self.changes.clear();
-        self.tell(self.source.shape());
+        self.set_closure(self.source.closure_state());
     }
 
-    fn tell(&mut self, shape: Shape) {
-        if self.shape != shape {
-            self.shape = shape;
-            self.steps.push_back(Step::Shape(shape));
+    fn set_closure(&mut self, shape: PrefixClosure) {
+        if self.closure != shape {
+            self.closure = shape;
+            self.steps.push_back(IndexUpdate::Closure(shape));
         }
     }
 
     /// Forgets all blocks: the engine cleared its cache, or is another process now.
     pub fn reset(&mut self) {
         let gone = Box::new(self.source.clear());
-        self.steps.push_back(Step::Anew(gone));
+        self.steps.push_back(IndexUpdate::Reset(gone));
         // A new place begins as one that may have holes.
-        self.shape = Shape::Holed;
-        self.tell(Shape::Whole);
+        self.closure = PrefixClosure::Holed;
+        self.set_closure(PrefixClosure::Whole);
     }
 
     /// Forgets all blocks and knows those of an imprint instead.
-    pub fn adopt(&mut self, imprint: Imprint) {
+    pub fn adopt(&mut self, imprint: ResidencySnapshot) {
         self.reset();
         self.source = imprint.source;
         // Blocks come in any order, so there are holes until the last one is in its place.
-        self.tell(Shape::Holed);
-        self.steps.push_back(Step::Changes(imprint.changes, 0));
-        self.source.worst_shape();
-        self.tell(self.source.shape());
+        self.set_closure(PrefixClosure::Holed);
+        self.steps.push_back(IndexUpdate::Changes(imprint.changes, 0));
+        self.source.take_worst_closure();
+        self.set_closure(self.source.closure_state());
     }
 
     /// Everything that is known of the source before message `next`, which must be the first that was not taken yet.
-    pub fn imprint(&self, process: Incarnation, next: u64) -> ImprintWriter<'_> {
-        ImprintWriter::new(&self.source, ImprintHead { worker: self.worker, rank: self.rank, process, next })
+    pub fn snapshot(&self, process: Incarnation, next: u64) -> ResidencySnapshotWriter<'_> {
+        ResidencySnapshotWriter::new(
+            &self.source,
+            ResidencySnapshotHeader { worker: self.worker, rank: self.rank, process, next },
+        )
     }
 
     /// Forgets all blocks and gives the place in the index away.
     pub fn leave(&mut self) {
         let gone = Box::new(self.source.clear());
-        self.steps.push_back(Step::Leave(gone));
+        self.steps.push_back(IndexUpdate::Leave(gone));
     }
 
     /// Says how far the index can be believed.
-    pub fn know(&mut self, knowledge: Knowledge) {
-        self.steps.push_back(Step::Know(knowledge));
+    pub fn set_knowledge(&mut self, knowledge: KvIndexState) {
+        self.steps.push_back(IndexUpdate::Knowledge(knowledge));
     }
 
     /// What went wrong in the events so far.
-    pub fn counts(&self) -> SourceCounts {
+    pub fn counts(&self) -> SourceAnomalies {
         self.source.counts()
     }
 
@@ -156,7 +159,7 @@ impl Feed {
     }
 
     #[cfg(test)]
-    pub(crate) fn source(&self) -> &Source {
+    pub(crate) fn source(&self) -> &SourceBlocks {
         &self.source
     }
 
@@ -166,33 +169,33 @@ impl Feed {
     }
 
     /// Fetches what the next [`Self::settle`] of `budget` changes, while others read on.
-    pub fn look_ahead(&self, index: &Index, budget: usize) {
-        if let Some(Step::Changes(changes, done)) = self.steps.front() {
-            index.glance(portion(changes, *done, budget));
+    pub fn warm_cpu_cache(&self, index: &ResidencyIndex, budget: usize) {
+        if let Some(IndexUpdate::Changes(changes, done)) = self.steps.front() {
+            index.warm_cpu_cache(chunk(changes, *done, budget));
         }
     }
 
     /// Applies at most about `budget` changes to the index.
-    pub fn settle(&mut self, index: &mut Index, budget: usize) -> Result<Settled, TooManySources> {
+    pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<SettleProgress, TooManySources> {
         let mut left = budget.max(1);
         while left > 0 {
-            let Some(step) = self.steps.pop_front() else { return Ok(self.sweep(index, left)) };
+            let Some(step) = self.steps.pop_front() else { return Ok(self.sweep_retired(index, left)) };
             left -= self.apply(step, index, left)?.min(left);
         }
-        Ok(Settled::More)
+        Ok(SettleProgress::More)
     }
 
     /// Applies one step, or as much of it as `budget` allows; returns what it cost.
-    fn apply(&mut self, step: Step, index: &mut Index, budget: usize) -> Result<usize, TooManySources> {
+    fn apply(&mut self, step: IndexUpdate, index: &mut ResidencyIndex, budget: usize) -> Result<usize, TooManySources> {
         match step {
-            Step::Changes(changes, done) => {
-                let due = portion(&changes, done, budget);
+            IndexUpdate::Changes(changes, done) => {
+                let due = chunk(&changes, done, budget);
                 let cost = due.len();
                 if let Some(slot) = self.slot {
                     index.apply(slot, due);
                 }
                 if done + cost < changes.len() {
-                    self.steps.push_front(Step::Changes(changes, done + cost));
+                    self.steps.push_front(IndexUpdate::Changes(changes, done + cost));
                 } else if self.changes.capacity() == 0 {
                     // The next event's changes go where these were.
                     self.changes = changes;
@@ -200,27 +203,27 @@ impl Feed {
                 }
                 return Ok(cost);
             }
-            Step::Anew(gone) => {
+            IndexUpdate::Reset(gone) => {
                 self.vacate(index, gone);
-                self.slot = Some(index.join(self.worker, self.rank, self.knowledge)?);
+                self.slot = Some(index.add_source(self.worker, self.rank, self.knowledge)?);
             }
-            Step::Leave(gone) => self.vacate(index, gone),
-            Step::Know(knowledge) => {
+            IndexUpdate::Leave(gone) => self.vacate(index, gone),
+            IndexUpdate::Knowledge(knowledge) => {
                 self.knowledge = knowledge;
                 if let Some(slot) = self.slot {
-                    index.know(slot, knowledge);
+                    index.set_knowledge(slot, knowledge);
                 }
             }
-            Step::Shape(shape) => {
+            IndexUpdate::Closure(shape) => {
                 if let Some(slot) = self.slot {
-                    index.shape(slot, shape);
+                    index.set_closure(slot, shape);
                 }
             }
         }
         Ok(1)
     }
 
-    fn vacate(&mut self, index: &mut Index, gone: Gone) {
+    fn vacate(&mut self, index: &mut ResidencyIndex, gone: RemovalIter) {
         if let Some(slot) = self.slot.take() {
             index.retire(slot);
             self.sweeps.push_back((slot, gone));
@@ -228,20 +231,20 @@ impl Feed {
     }
 
     /// Removes blocks of former lives.
-    fn sweep(&mut self, index: &mut Index, budget: usize) -> Settled {
-        let Some((slot, gone)) = self.sweeps.front_mut() else { return Settled::Done };
-        let portion: Vec<Change> = gone.take(budget).collect();
+    fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> SettleProgress {
+        let Some((slot, gone)) = self.sweeps.front_mut() else { return SettleProgress::Done };
+        let portion: Vec<ResidencyChange> = gone.take(budget).collect();
         index.apply(*slot, &portion);
         if portion.len() < budget {
             index.release(*slot);
             self.sweeps.pop_front();
         }
-        if self.sweeps.is_empty() { Settled::Done } else { Settled::More }
+        if self.sweeps.is_empty() { SettleProgress::Done } else { SettleProgress::More }
     }
 }
 
 /// The next of `changes`.
-fn portion(changes: &[Change], done: usize, budget: usize) -> &[Change] {
+fn chunk(changes: &[ResidencyChange], done: usize, budget: usize) -> &[ResidencyChange] {
     &changes[done..changes.len().min(done + budget)]
 }
 

@@ -5,43 +5,43 @@
 //! walking the chain while any of them is left. Nothing here walks a whole source; leaving is one bit, sweeping is the
 //! feeds' work.
 
-use vocabulary::{BlockHash, Blocks, Chain, DpRank, Knowledge, Overlap, Tier, WorkerId};
+use vocabulary::{BlockHash, Blocks, DpRank, KvIndexState, Overlap, PrefixChain, Tier, WorkerId};
 
-use crate::closure::Shape;
-use crate::holders::{MOST_SLOTS, Sets, Word, plane, tier};
-use crate::shard::{Key, Shard};
+use crate::closure::PrefixClosure;
+use crate::holders::{HolderSets, MAX_SLOTS, TierBits, plane, tier};
+use crate::shard::{IndexShard, ShardKey};
 
 /// What became of one chain block at one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum ResidencyChange {
     /// It lies there now.
-    Held(BlockHash, Tier),
+    Added(BlockHash, Tier),
     /// It no longer does.
-    Gone(BlockHash, Tier),
+    Removed(BlockHash, Tier),
 }
 
 /// A source's place in the index: one life of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Slot(u16);
+pub struct SourceSlot(u16);
 
 /// All places are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the index has no place for more than {} sources", Index::MOST_SOURCES)]
+#[error("the index has no place for more than {} sources", ResidencyIndex::MAX_SOURCES)]
 pub struct TooManySources;
 
-struct Seat {
+struct SlotEntry {
     worker: WorkerId,
     rank: DpRank,
     /// None for one beside the worker's own: it says nothing of how those are known.
-    knowledge: Option<Knowledge>,
+    knowledge: Option<KvIndexState>,
 }
 
 /// Who holds which chain block.
-pub struct Index {
-    shards: Box<[Shard]>,
-    sets: Sets,
+pub struct ResidencyIndex {
+    shards: Box<[IndexShard]>,
+    sets: HolderSets,
     /// Places of sources; none where free or retired.
-    seats: Vec<Option<Seat>>,
+    slots: Vec<Option<SlotEntry>>,
     /// Bits of the seats that are taken.
     live: Vec<u64>,
     /// Bits of the seats that are taken by whole sources.
@@ -49,134 +49,151 @@ pub struct Index {
     free: Vec<u16>,
 }
 
-impl Index {
+impl ResidencyIndex {
     /// Places for sources, retired ones that are not yet swept included.
-    pub const MOST_SOURCES: usize = MOST_SLOTS;
+    pub const MAX_SOURCES: usize = MAX_SLOTS;
 
     /// An index that knows nobody.
     pub fn new() -> Self {
-        let shards = std::iter::repeat_with(Shard::default).take(Key::SHARDS).collect();
-        Self { shards, sets: Sets::default(), seats: Vec::new(), live: Vec::new(), whole: Vec::new(), free: Vec::new() }
+        let shards = std::iter::repeat_with(IndexShard::default).take(ShardKey::SHARDS).collect();
+        Self {
+            shards,
+            sets: HolderSets::default(),
+            slots: Vec::new(),
+            live: Vec::new(),
+            whole: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     /// Takes a place for a source that holds nothing yet.
-    pub fn join(&mut self, worker: WorkerId, rank: DpRank, knowledge: Knowledge) -> Result<Slot, TooManySources> {
-        self.seat(Seat { worker, rank, knowledge: Some(knowledge) })
+    pub fn add_source(
+        &mut self,
+        worker: WorkerId,
+        rank: DpRank,
+        knowledge: KvIndexState,
+    ) -> Result<SourceSlot, TooManySources> {
+        self.allocate_slot(SlotEntry { worker, rank, knowledge: Some(knowledge) })
     }
 
     /// The same beside the worker's own sources, for what is only guessed of it: [`Self::knowledge`] does not change.
-    pub fn join_beside(&mut self, worker: WorkerId, rank: DpRank) -> Result<Slot, TooManySources> {
-        self.seat(Seat { worker, rank, knowledge: None })
+    pub fn add_approximate_source(&mut self, worker: WorkerId, rank: DpRank) -> Result<SourceSlot, TooManySources> {
+        self.allocate_slot(SlotEntry { worker, rank, knowledge: None })
     }
 
-    fn seat(&mut self, seat: Seat) -> Result<Slot, TooManySources> {
+    fn allocate_slot(&mut self, seat: SlotEntry) -> Result<SourceSlot, TooManySources> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None if self.seats.len() < Self::MOST_SOURCES => {
-                self.seats.push(None);
-                self.live.resize(self.seats.len().div_ceil(64), 0);
+            None if self.slots.len() < Self::MAX_SOURCES => {
+                self.slots.push(None);
+                self.live.resize(self.slots.len().div_ceil(64), 0);
                 self.whole.resize(self.live.len(), 0);
-                (self.seats.len() - 1) as u16
+                (self.slots.len() - 1) as u16
             }
             None => return Err(TooManySources),
         };
-        self.seats[usize::from(slot)] = Some(seat);
+        self.slots[usize::from(slot)] = Some(seat);
         self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
-        Ok(Slot(slot))
+        Ok(SourceSlot(slot))
     }
 
     /// From now on the source holds nothing. Its blocks stay until they are removed, but are not seen.
-    pub fn retire(&mut self, slot: Slot) {
-        self.seats[usize::from(slot.0)] = None;
+    pub fn retire(&mut self, slot: SourceSlot) {
+        self.slots[usize::from(slot.0)] = None;
         self.live[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
         self.whole[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
     }
 
     /// Says of which shape a source is from now on. A source that is called whole must be so after every single change
-    /// that is applied; [`Shape::Holed`] is always right, and what a new place begins with.
-    pub fn shape(&mut self, slot: Slot, shape: Shape) {
+    /// that is applied; [`PrefixClosure::Holed`] is always right, and what a new place begins with.
+    pub fn set_closure(&mut self, slot: SourceSlot, shape: PrefixClosure) {
         let (word, bit) = (usize::from(slot.0) / 64, 1 << (slot.0 % 64));
         match shape {
-            Shape::Whole => self.whole[word] |= bit & self.live[word],
-            Shape::Holed => self.whole[word] &= !bit,
+            PrefixClosure::Whole => self.whole[word] |= bit & self.live[word],
+            PrefixClosure::Holed => self.whole[word] &= !bit,
         }
     }
 
     /// Gives a retired place away; all its blocks must have been removed.
-    pub fn release(&mut self, slot: Slot) {
-        debug_assert!(self.seats[usize::from(slot.0)].is_none(), "only a retired place can be released");
+    pub fn release(&mut self, slot: SourceSlot) {
+        debug_assert!(self.slots[usize::from(slot.0)].is_none(), "only a retired place can be released");
         self.free.push(slot.0);
     }
 
     /// Fetches what [`Self::apply`] reads and writes, all at once instead of one after the other: for whoever may read, but
     /// must not write yet.
-    pub fn glance(&self, changes: &[Change]) {
+    pub fn warm_cpu_cache(&self, changes: &[ResidencyChange]) {
         let seen = changes.iter().fold(0, |seen, change| {
-            let (Change::Held(hash, _) | Change::Gone(hash, _)) = *change;
-            let key = Key::of(hash);
-            seen ^ self.shards[key.shard()].glance(key)
+            let (ResidencyChange::Added(hash, _) | ResidencyChange::Removed(hash, _)) = *change;
+            let key = ShardKey::of(hash);
+            seen ^ self.shards[key.shard()].warm_cpu_cache(key)
         });
         std::hint::black_box(seen);
     }
 
     /// Applies what became of a source's blocks. What is removed without being held is ignored.
-    pub fn apply(&mut self, slot: Slot, changes: &[Change]) {
+    pub fn apply(&mut self, slot: SourceSlot, changes: &[ResidencyChange]) {
         for change in changes {
-            let (Change::Held(hash, tier) | Change::Gone(hash, tier)) = *change;
-            let key = Key::of(hash);
+            let (ResidencyChange::Added(hash, tier) | ResidencyChange::Removed(hash, tier)) = *change;
+            let key = ShardKey::of(hash);
             let shard = &mut self.shards[key.shard()];
             match change {
-                Change::Held(..) => shard.hold(key, slot.0, tier, &mut self.sets),
-                Change::Gone(..) => shard.drop_one(key, slot.0, tier, &mut self.sets),
+                ResidencyChange::Added(..) => shard.hold(key, slot.0, tier, &mut self.sets),
+                ResidencyChange::Removed(..) => shard.release(key, slot.0, tier, &mut self.sets),
             }
         }
     }
 
-    fn reach(&self, hash: BlockHash, word: usize) -> Word {
-        let key = Key::of(hash);
+    fn holders_of(&self, hash: BlockHash, word: usize) -> TierBits {
+        let key = ShardKey::of(hash);
         self.sets.reach(self.shards[key.shard()].holders(key), word)
     }
 
     /// Changes what is known of a source.
-    pub fn know(&mut self, slot: Slot, knowledge: Knowledge) {
-        if let Some(seat) = &mut self.seats[usize::from(slot.0)] {
+    pub fn set_knowledge(&mut self, slot: SourceSlot, knowledge: KvIndexState) {
+        if let Some(seat) = &mut self.slots[usize::from(slot.0)] {
             seat.knowledge = Some(knowledge);
         }
     }
 
     /// What is known of a worker: the least that is known of any of its ranks, guesses beside them left out.
-    pub fn knowledge(&self, worker: WorkerId) -> Knowledge {
-        let seats = self.seats.iter().flatten().filter(|seat| seat.worker == worker);
+    pub fn knowledge(&self, worker: WorkerId) -> KvIndexState {
+        let seats = self.slots.iter().flatten().filter(|seat| seat.worker == worker);
         seats.filter_map(|seat| seat.knowledge).min().unwrap_or_default()
     }
 
     /// Chain blocks that anyone holds.
     pub fn blocks(&self) -> usize {
-        self.shards.iter().map(Shard::len).sum()
+        self.shards.iter().map(IndexShard::len).sum()
     }
 
     /// Sources that hold a place.
     pub fn sources(&self) -> usize {
-        self.seats.iter().flatten().count()
+        self.slots.iter().flatten().count()
     }
 
     /// Who holds the leading blocks of `chain` without a hole, and how many. A slower tier is listed where it reaches
     /// further than the faster ones alone. Sorted by worker, rank and tier; nobody is listed with nothing.
     pub fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
-        self.find(chain.len(), &[], |at| chain[at])
+        self.find_depths(chain.len(), &[], |at| chain[at])
     }
 
     /// The same for a prompt's chain.
-    pub fn overlaps_of(&self, chain: &Chain) -> Vec<Overlap> {
-        self.overlaps_near(chain, &[])
+    pub fn overlaps_of_chain(&self, chain: &PrefixChain) -> Vec<Overlap> {
+        self.overlaps_with_hint(chain, &[])
     }
 
     /// The same, told sooner where holders end at one of a few depths. What is told does not depend on them.
-    pub fn overlaps_near(&self, chain: &Chain, near: &[Blocks]) -> Vec<Overlap> {
-        self.find(chain.ids.len(), near, |at| chain.ids[at].block_hash())
+    pub fn overlaps_with_hint(&self, chain: &PrefixChain, near: &[Blocks]) -> Vec<Overlap> {
+        self.find_depths(chain.ids.len(), near, |at| chain.ids[at].block_hash())
     }
 
-    pub(crate) fn find(&self, length: usize, near: &[Blocks], chain: impl Fn(usize) -> BlockHash) -> Vec<Overlap> {
+    pub(crate) fn find_depths(
+        &self,
+        length: usize,
+        near: &[Blocks],
+        chain: impl Fn(usize) -> BlockHash,
+    ) -> Vec<Overlap> {
         let mut found = Vec::new();
         if length == 0 {
             return found;
@@ -187,38 +204,38 @@ impl Index {
         near.sort_unstable();
         // Word by word, as most fleets have one, and most words nobody who holds even the first block.
         for (word, whole) in self.whole.iter().enumerate().filter(|(_, whole)| **whole != 0) {
-            let first = self.reach(chain(0), word)[0];
-            self.bisect(Span { low: 1, high: length, near: &near }, &chain, (word, whole & first), &mut found);
+            let first = self.holders_of(chain(0), word)[0];
+            self.bisect(DepthRange { low: 1, high: length, hinted: &near }, &chain, (word, whole & first), &mut found);
         }
         if self.live != self.whole {
             let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
             self.walk((0..length).map(&chain), holed, &mut found);
         }
-        self.tidy(found)
+        self.normalize(found)
     }
 
     /// Finds the depths of the sources in one word of bits, all of them whole, which lie in `span`.
     fn bisect(
         &self,
-        mut span: Span<'_>,
+        mut span: DepthRange<'_>,
         chain: &impl Fn(usize) -> BlockHash,
         (word, mut sources): (usize, u64),
         found: &mut Vec<Overlap>,
     ) {
         while sources != 0
-            && let Some(depth) = span.next()
+            && let Some(depth) = span.next_probe()
         {
-            let deeper = sources & self.reach(chain(depth - 1), word)[0];
+            let deeper = sources & self.holders_of(chain(depth - 1), word)[0];
             if deeper == sources {
                 span.low = depth;
             } else {
                 // The greater ones of `near` were looked at.
-                self.bisect(Span { low: depth, high: span.high, near: &[] }, chain, (word, deeper), found);
+                self.bisect(DepthRange { low: depth, high: span.high, hinted: &[] }, chain, (word, deeper), found);
                 sources &= !deeper;
                 span.high = depth - 1;
             }
         }
-        self.note(sources, (word, 0, span.low as u64), found);
+        self.record_overlaps(sources, (word, 0, span.low as u64), found);
     }
 
     /// Finds the depths of `sources`, whatever their shape.
@@ -226,14 +243,14 @@ impl Index {
         if sources.iter().all(|bits| *bits == 0) {
             return;
         }
-        let mut alive: Vec<Word> = sources.into_iter().map(|bits| [bits; 3]).collect();
+        let mut alive: Vec<TierBits> = sources.into_iter().map(|bits| [bits; 3]).collect();
         let mut depth = 0;
         for hash in chain {
             let mut anyone = 0;
             for (word, alive) in alive.iter_mut().enumerate() {
-                let reach = self.reach(hash, word);
+                let reach = self.holders_of(hash, word);
                 for plane in 0..3 {
-                    self.note(alive[plane] & !reach[plane], (word, plane, depth), found);
+                    self.record_overlaps(alive[plane] & !reach[plane], (word, plane, depth), found);
                     alive[plane] &= reach[plane];
                 }
                 // The slowest plane includes the faster ones.
@@ -246,17 +263,17 @@ impl Index {
         }
         for (word, alive) in alive.iter().enumerate() {
             for (plane, &left) in alive.iter().enumerate() {
-                self.note(left, (word, plane, depth), found);
+                self.record_overlaps(left, (word, plane, depth), found);
             }
         }
     }
 
     /// Lists the sources of `bits` with the depth they reached, unless that is nothing.
-    fn note(&self, mut bits: u64, (word, plane, depth): (usize, usize, u64), found: &mut Vec<Overlap>) {
+    fn record_overlaps(&self, mut bits: u64, (word, plane, depth): (usize, usize, u64), found: &mut Vec<Overlap>) {
         while bits != 0 && depth > 0 {
             let slot = word * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            if let Some(seat) = &self.seats[slot] {
+            if let Some(seat) = &self.slots[slot] {
                 let blocks = Blocks(depth);
                 found.push(Overlap { worker: seat.worker, rank: seat.rank, tier: tier(plane), blocks });
             }
@@ -264,7 +281,7 @@ impl Index {
     }
 
     /// Sorts, and drops slower tiers that reach no further than a faster one.
-    fn tidy(&self, mut found: Vec<Overlap>) -> Vec<Overlap> {
+    fn normalize(&self, mut found: Vec<Overlap>) -> Vec<Overlap> {
         found.sort_unstable_by_key(|overlap| (overlap.worker, overlap.rank, plane(overlap.tier)));
         let mut last: Option<Overlap> = None;
         found.retain(|overlap| {
@@ -281,18 +298,18 @@ impl Index {
 }
 
 /// Depths that are still possible.
-struct Span<'a> {
+struct DepthRange<'a> {
     low: usize,
     high: usize,
     /// Depths that are likely, least first.
-    near: &'a [usize],
+    hinted: &'a [usize],
 }
 
-impl Span<'_> {
+impl DepthRange<'_> {
     /// Where to look next: at what is likely first, the greatest of it, then in the middle.
-    fn next(&mut self) -> Option<usize> {
-        while let [rest @ .., last] = self.near {
-            self.near = rest;
+    fn next_probe(&mut self) -> Option<usize> {
+        while let [rest @ .., last] = self.hinted {
+            self.hinted = rest;
             if (self.low + 1..=self.high).contains(last) {
                 return Some(*last);
             }
@@ -301,7 +318,7 @@ impl Span<'_> {
     }
 }
 
-impl Default for Index {
+impl Default for ResidencyIndex {
     fn default() -> Self {
         Self::new()
     }

@@ -3,8 +3,8 @@
 //! Pure: no IO, no clock, no lock. What an engine says is untrusted: it is bounded, checked and counted, and never
 //! panics. Engines' block hashes are opaque here; they are keyed per engine and turned into our own chain.
 //!
-//! The way of an event: [`decode`] bytes to a [`Batch`], [`Stream`] says whether its turn has come, [`Feed`] turns it
-//! into [`Change`]s outside any lock and settles them into the shared [`Index`] in bounded portions.
+//! The way of an event: [`decode`] bytes to a [`KvEventBatch`], [`SequenceTracker`] says whether its turn has come, [`ResidencyFeed`] turns it
+//! into [`ResidencyChange`]s outside any lock and settles them into the shared [`ResidencyIndex`] in bounded portions.
 
 mod blocks;
 mod closure;
@@ -27,13 +27,16 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use closure::Shape;
-pub use decode::{DecodeError, Limits, decode};
-pub use event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored};
-pub use feed::{Feed, Settled};
-pub use imprint::{Imprint, ImprintError, ImprintHead, ImprintReader, ImprintWriter, LONGEST_CHUNK, Taken};
-pub use index::{Change, Index, Slot, TooManySources};
-pub use near::Near;
-pub use routed::{Routed, RoutedLimits};
-pub use source::{Removal, Source, SourceCounts, SourceRules};
-pub use stream::{Gap, Hearing, Met, Stream, Verdict, turned_over};
+pub use closure::PrefixClosure;
+pub use decode::{DecodeError, DecodeLimits, decode};
+pub use event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
+pub use feed::{ResidencyFeed, SettleProgress};
+pub use imprint::{
+    MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
+    ResidencySnapshotReader, ResidencySnapshotWriter,
+};
+pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+pub use near::DepthHint;
+pub use routed::{RoutedBlockLimits, RoutedBlocks};
+pub use source::{RemovalSemantics, SourceAnomalies, SourceBlocks, SourceRules};
+pub use stream::{KnowledgeGap, LiveSocketHealth, ProcessMatch, SequenceAction, SequenceTracker, turnover_blocks};

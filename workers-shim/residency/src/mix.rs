@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map keyed by values that are spread evenly by their makers.
-pub(crate) type MixMap<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
+pub(crate) type FoldHashMap<K, V> = HashMap<K, V, BuildHasherDefault<FoldHasher>>;
 
 /// Multiplies and folds, so that counters used as hashes spread too.
 #[derive(Default)]
-pub(crate) struct Mix(u64);
+pub(crate) struct FoldHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for FoldHasher {
     fn write(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0u8; 8];
@@ -36,8 +36,8 @@ mod tests {
     use std::hash::BuildHasher;
 
     #[test]
-    fn counters_spread_over_low_and_high_bits() {
-        let hash = |n: u64| BuildHasherDefault::<Mix>::default().hash_one(n);
+    fn fold_hash_spreads_counters_over_low_and_high_bits() {
+        let hash = |n: u64| BuildHasherDefault::<FoldHasher>::default().hash_one(n);
         let low: HashSet<u64> = (0..256).map(|n| hash(n) & 0xff).collect();
         let high: HashSet<u64> = (0..256).map(|n| hash(n) >> 57).collect();
         assert!(low.len() > 120 && high.len() > 60, "{} {}", low.len(), high.len());

@@ -5,14 +5,14 @@ use vocabulary::{Blocks, Overlap};
 
 /// Up to three depths in one number, none of them 0.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Near(u64);
+pub struct DepthHint(u64);
 
-impl Near {
+impl DepthHint {
     const DEPTHS: usize = 3;
     const BITS: u32 = 21;
 
     /// From what was found: the deepest, and the least, where those end that only share how conversations begin.
-    pub fn of(found: &[Overlap]) -> Self {
+    pub fn from_depths(found: &[Overlap]) -> Self {
         let mut depths: Vec<u64> =
             found.iter().map(|overlap| overlap.blocks.0).filter(|n| n >> Self::BITS == 0).collect();
         depths.sort_unstable();
@@ -23,13 +23,13 @@ impl Near {
         Self(depths.into_iter().fold(0, |all, depth| all << Self::BITS | depth))
     }
 
-    /// From [`Self::number`].
-    pub fn numbered(number: u64) -> Self {
+    /// From [`Self::packed`].
+    pub fn from_packed(number: u64) -> Self {
         Self(number)
     }
 
     /// To be kept somewhere.
-    pub fn number(self) -> u64 {
+    pub fn packed(self) -> u64 {
         self.0
     }
 
@@ -48,13 +48,13 @@ mod tests {
     fn near(depths: &[u64]) -> [u64; 3] {
         let overlap =
             |blocks: &u64| Overlap { worker: WorkerId(1), rank: DpRank(0), tier: Tier::Hbm, blocks: Blocks(*blocks) };
-        let near = Near::of(&depths.iter().map(overlap).collect::<Vec<_>>());
-        assert_eq!(Near::numbered(near.number()), near);
+        let near = DepthHint::from_depths(&depths.iter().map(overlap).collect::<Vec<_>>());
+        assert_eq!(DepthHint::from_packed(near.packed()), near);
         near.depths().map(|depth| depth.0)
     }
 
     #[test]
-    fn up_to_three_depths_are_kept_and_of_more_the_deepest_and_the_least() {
+    fn depth_hint_keeps_three_depths_including_the_extremes() {
         assert_eq!(near(&[]), [0, 0, 0]);
         assert_eq!(near(&[7]), [0, 0, 7]);
         assert_eq!(near(&[8000, 512, 512]), [0, 512, 8000]);

@@ -3,9 +3,9 @@
 
 use std::collections::hash_map::Iter;
 
-use crate::copies::Copies;
+use crate::copies::BlockCopies;
 use crate::event::EngineHash;
-use crate::mix::MixMap;
+use crate::mix::FoldHashMap;
 
 /// One such block.
 #[derive(Clone, Default, Debug)]
@@ -17,14 +17,14 @@ pub(crate) struct Orphan {
     /// Its tokens; empty when they were not told.
     pub(crate) tokens: Box<[u32]>,
     /// How often it was stored since.
-    pub(crate) copies: Copies,
+    pub(crate) copies: BlockCopies,
 }
 
 /// All of them, found by their own name and by their parent's.
 #[derive(Default)]
 pub(crate) struct Orphans {
-    blocks: MixMap<EngineHash, Orphan>,
-    waiting: MixMap<EngineHash, Vec<EngineHash>>,
+    blocks: FoldHashMap<EngineHash, Orphan>,
+    waiting: FoldHashMap<EngineHash, Vec<EngineHash>>,
 }
 
 impl Orphans {
@@ -41,7 +41,7 @@ impl Orphans {
     }
 
     /// Keeps a block that is not kept yet.
-    pub(crate) fn keep(&mut self, hash: EngineHash, orphan: Orphan) {
+    pub(crate) fn insert(&mut self, hash: EngineHash, orphan: Orphan) {
         if let Some(parent) = orphan.parent.filter(|_| !orphan.tokens.is_empty()) {
             self.waiting.entry(parent).or_default().push(hash);
         }
@@ -49,7 +49,7 @@ impl Orphans {
     }
 
     /// Gives a block away.
-    pub(crate) fn take(&mut self, hash: EngineHash) -> Option<Orphan> {
+    pub(crate) fn remove(&mut self, hash: EngineHash) -> Option<Orphan> {
         let orphan = self.blocks.remove(&hash)?;
         if let Some(parent) = orphan.parent
             && let Some(siblings) = self.waiting.get_mut(&parent)

@@ -1,18 +1,18 @@
 //! A guess at what a worker without events holds: what was routed there lately, least recently used first to go.
 //!
-//! Always [`vocabulary::Knowledge::Fallback`]; never mixed with what events say.
+//! Always [`vocabulary::KvIndexState::Fallback`]; never mixed with what events say.
 
 use std::collections::VecDeque;
 
 use smart_default::SmartDefault;
-use vocabulary::{BlockHash, Chain, Micros, Tier};
+use vocabulary::{BlockHash, Micros, PrefixChain, Tier};
 
-use crate::index::Change;
-use crate::mix::MixMap;
+use crate::index::ResidencyChange;
+use crate::mix::FoldHashMap;
 
 /// How much and how long is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
-pub struct RoutedLimits {
+pub struct RoutedBlockLimits {
     /// Chain blocks: about what the worker's cache can hold.
     #[default(1 << 16)]
     pub blocks: usize,
@@ -21,48 +21,48 @@ pub struct RoutedLimits {
     pub age: Micros,
 }
 
-struct Touch {
+struct BlockTouch {
     hash: BlockHash,
     stamp: u64,
     at: Micros,
 }
 
 /// What was routed to one rank of one worker.
-pub struct Routed {
-    limits: RoutedLimits,
-    stamps: MixMap<BlockHash, u64>,
+pub struct RoutedBlocks {
+    limits: RoutedBlockLimits,
+    stamps: FoldHashMap<BlockHash, u64>,
     /// Oldest touch first; only a block's newest counts.
-    touches: VecDeque<Touch>,
+    touches: VecDeque<BlockTouch>,
     stamp: u64,
 }
 
-impl Routed {
+impl RoutedBlocks {
     /// Nothing was routed yet.
-    pub fn new(limits: RoutedLimits) -> Self {
-        Self { limits, stamps: MixMap::default(), touches: VecDeque::new(), stamp: 0 }
+    pub fn new(limits: RoutedBlockLimits) -> Self {
+        Self { limits, stamps: FoldHashMap::default(), touches: VecDeque::new(), stamp: 0 }
     }
 
     /// The worker's cache has room for so many chain blocks.
-    pub fn bound(&mut self, blocks: usize) {
+    pub fn set_limit(&mut self, blocks: usize) {
         self.limits.blocks = blocks;
     }
 
     /// Prompts of one step were served there. `now` must not go backwards.
-    pub fn note(&mut self, prompts: &[&Chain], now: Micros, out: &mut Vec<Change>) {
+    pub fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<ResidencyChange>) {
         // Deepest first, so that leaves are older than what they hang on and go before it.
         let kept = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
         for hash in kept.map(|id| id.block_hash()) {
             self.stamp += 1;
-            self.touches.push_back(Touch { hash, stamp: self.stamp, at: now });
+            self.touches.push_back(BlockTouch { hash, stamp: self.stamp, at: now });
             if self.stamps.insert(hash, self.stamp).is_none() {
-                out.push(Change::Held(hash, Tier::Hbm));
+                out.push(ResidencyChange::Added(hash, Tier::Hbm));
             }
         }
         self.expire(now, out);
     }
 
     /// Forgets what is too old or too much.
-    pub fn expire(&mut self, now: Micros, out: &mut Vec<Change>) {
+    pub fn expire(&mut self, now: Micros, out: &mut Vec<ResidencyChange>) {
         while let Some(touch) = self.touches.front() {
             let newest = self.stamps.get(&touch.hash) == Some(&touch.stamp);
             let goes = self.stamps.len() > self.limits.blocks || now - touch.at > self.limits.age;
@@ -71,7 +71,7 @@ impl Routed {
             }
             if newest {
                 self.stamps.remove(&touch.hash);
-                out.push(Change::Gone(touch.hash, Tier::Hbm));
+                out.push(ResidencyChange::Removed(touch.hash, Tier::Hbm));
             }
             self.touches.pop_front();
         }
@@ -83,9 +83,9 @@ impl Routed {
     }
 
     /// Forgets everything: the worker restarted.
-    pub fn clear(&mut self, out: &mut Vec<Change>) {
+    pub fn clear(&mut self, out: &mut Vec<ResidencyChange>) {
         self.touches.clear();
-        out.extend(self.stamps.drain().map(|(hash, _)| Change::Gone(hash, Tier::Hbm)));
+        out.extend(self.stamps.drain().map(|(hash, _)| ResidencyChange::Removed(hash, Tier::Hbm)));
     }
 }
 

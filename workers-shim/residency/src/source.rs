@@ -5,18 +5,18 @@
 
 mod adoption;
 
-use vocabulary::{Namespace, PrefixId, RootKeys, Seed, Tokens};
+use vocabulary::{ChainNamespace, HashSeed, PrefixId, RootKeys, Tokens};
 
-use crate::blocks::{At, Blocks, Placing};
-use crate::closure::Shape;
-use crate::copies::{Copies, Place};
-use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored};
-use crate::index::Change;
+use crate::blocks::{BlockHandle, BlockPlacement, BlockTree};
+use crate::closure::PrefixClosure;
+use crate::copies::{BlockCopies, CopyLocation};
+use crate::event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
+use crate::index::ResidencyChange;
 use crate::orphans::{Orphan, Orphans};
 
 /// What a removal means to an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Removal {
+pub enum RemovalSemantics {
     /// One copy less (vLLM).
     #[default]
     PerCopy,
@@ -30,27 +30,27 @@ pub struct SourceRules {
     /// Tokens a chain block; it must divide the engine's blocks.
     pub block: Tokens,
     /// The cluster's hash seed.
-    pub seed: Seed,
+    pub seed: HashSeed,
     /// The model side of the chains' roots.
-    pub namespace: Namespace,
+    pub namespace: ChainNamespace,
     /// What a removal means.
-    pub removal: Removal,
+    pub removal: RemovalSemantics,
     /// Engine blocks that are kept; more are counted and left out.
-    pub most_blocks: usize,
+    pub max_blocks: usize,
     /// Blocks without a known place that are kept.
-    pub most_orphans: usize,
+    pub max_orphans: usize,
 }
 
 impl SourceRules {
     /// Rules for vLLM with room for 4 million blocks.
-    pub fn new(block: Tokens, seed: Seed, namespace: Namespace) -> Self {
-        Self { block, seed, namespace, removal: Removal::default(), most_blocks: 4 << 20, most_orphans: 1 << 16 }
+    pub fn new(block: Tokens, seed: HashSeed, namespace: ChainNamespace) -> Self {
+        Self { block, seed, namespace, removal: RemovalSemantics::default(), max_blocks: 4 << 20, max_orphans: 1 << 16 }
     }
 }
 
 /// What went wrong, and how often; all zero on a healthy stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SourceCounts {
+pub struct SourceAnomalies {
     /// Removals of blocks that were never stored.
     pub unknown_removals: u64,
     /// Blocks that came without a known parent or without tokens.
@@ -63,14 +63,14 @@ pub struct SourceCounts {
 
 /// What a block comes after: a prefix, and the block that ends there; none at the start of a chain.
 #[derive(Clone, Copy)]
-struct Before {
-    end: PrefixId,
-    block: Option<At>,
+struct ChainParent {
+    end_prefix: PrefixId,
+    parent: Option<BlockHandle>,
 }
 
 /// A block as one event tells it.
-struct Told<'a> {
-    name: EngineHash,
+struct ReportedBlock<'a> {
+    engine_hash: EngineHash,
     parent: Option<EngineHash>,
     tokens: &'a [u32],
     /// What went into its hash besides tokens.
@@ -78,22 +78,22 @@ struct Told<'a> {
 }
 
 /// The blocks of one rank of one process.
-pub struct Source {
+pub struct SourceBlocks {
     rules: SourceRules,
-    blocks: Blocks,
+    blocks: BlockTree,
     orphans: Orphans,
-    counts: SourceCounts,
+    counts: SourceAnomalies,
 }
 
-impl Source {
+impl SourceBlocks {
     /// A source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
-        let blocks = Blocks::default();
-        Self { rules, blocks, orphans: Orphans::default(), counts: SourceCounts::default() }
+        let blocks = BlockTree::default();
+        Self { rules, blocks, orphans: Orphans::default(), counts: SourceAnomalies::default() }
     }
 
     /// What went wrong so far.
-    pub fn counts(&self) -> SourceCounts {
+    pub fn counts(&self) -> SourceAnomalies {
         self.counts
     }
 
@@ -113,30 +113,29 @@ impl Source {
     }
 
     /// Whether every held block's predecessor is held too.
-    pub fn shape(&self) -> Shape {
-        self.blocks.shape()
+    pub fn closure_state(&self) -> PrefixClosure {
+        self.blocks.closure_state()
     }
 
     /// The worst shape since this was asked last.
-    pub fn worst_shape(&mut self) -> Shape {
-        self.blocks.worst_shape()
+    pub fn take_worst_closure(&mut self) -> PrefixClosure {
+        self.blocks.take_worst_closure()
     }
 
     /// Fetches what the next few events read, all at once instead of one after the other.
-    pub fn glance(&self, events: &[Event]) {
+    pub fn warm_cpu_cache(&self, events: &[KvCacheEvent]) {
         for event in events {
             match event {
-                Event::Stored(Stored { hashes, .. }) | Event::Removed(Removed { hashes, .. }) => {
-                    self.blocks.glance(hashes)
-                }
-                Event::Cleared | Event::Other => {}
+                KvCacheEvent::Stored(BlockStored { hashes, .. })
+                | KvCacheEvent::Removed(BlockRemoved { hashes, .. }) => self.blocks.warm_cpu_cache(hashes),
+                KvCacheEvent::Cleared | KvCacheEvent::Other => {}
             }
         }
     }
 
     /// One copy more of each block of `event`.
-    pub fn store(&mut self, event: &Stored, out: &mut Vec<Change>) {
-        let place = Place { tier: event.tier, group: event.group, kind: event.kind };
+    pub fn store(&mut self, event: &BlockStored, out: &mut Vec<ResidencyChange>) {
+        let place = CopyLocation { tier: event.tier, group: event.group, kind: event.kind };
         let size = event.block_size as usize;
         if size == 0 || !u64::from(event.block_size).is_multiple_of(self.rules.block.0) {
             self.counts.indivisible += event.hashes.len() as u64;
@@ -146,69 +145,69 @@ impl Source {
         let (mut before, first_extra) = match parent {
             None => {
                 let (end, extra) = self.root(event);
-                (Some(Before { end, block: None }), extra)
+                (Some(ChainParent { end_prefix: end, parent: None }), extra)
             }
-            Some(hash) => (self.blocks.find(hash).map(|at| self.after(at)), extra_of(event, 0)),
+            Some(hash) => (self.blocks.find(hash).map(|at| self.child_of(at)), extra_of(event, 0)),
         };
         for (position, &name) in event.hashes.iter().enumerate() {
             let tokens = event.tokens.get(position * size..(position + 1) * size).unwrap_or_default();
             if let Some(at) = self.blocks.find(name) {
-                before = Some(self.after(at));
-                self.blocks.add(at, place, out);
+                before = Some(self.child_of(at));
+                self.blocks.add_copy(at, place, out);
             } else {
                 let extra = if position == 0 { first_extra.clone() } else { extra_of(event, position) };
-                let told = Told { name, parent, tokens, extra: &extra };
-                before = self.introduce(told, before, place, out);
+                let told = ReportedBlock { engine_hash: name, parent, tokens, extra: &extra };
+                before = self.insert_new(told, before, place, out);
             }
             parent = Some(name);
         }
     }
 
-    fn after(&self, at: At) -> Before {
-        Before { end: self.blocks.end(at), block: Some(at) }
+    fn child_of(&self, at: BlockHandle) -> ChainParent {
+        ChainParent { end_prefix: self.blocks.end_prefix(at), parent: Some(at) }
     }
 
     /// A block that is not placed yet: it is, if its parent and tokens are known, and kept for later otherwise.
-    fn introduce(
+    fn insert_new(
         &mut self,
-        told: Told<'_>,
-        before: Option<Before>,
-        place: Place,
-        out: &mut Vec<Change>,
-    ) -> Option<Before> {
+        told: ReportedBlock<'_>,
+        before: Option<ChainParent>,
+        place: CopyLocation,
+        out: &mut Vec<ResidencyChange>,
+    ) -> Option<ChainParent> {
         if let Some(before) = before.filter(|_| !told.tokens.is_empty()) {
-            let earlier = if self.orphans.len() == 0 { None } else { self.orphans.take(told.name) };
-            let (at, placed) = self.place(&told, before)?;
+            let earlier = if self.orphans.len() == 0 { None } else { self.orphans.remove(told.engine_hash) };
+            let (at, placed) = self.place_block(&told, before)?;
             match earlier {
-                None => self.blocks.add(at, place, out),
+                None => self.blocks.add_copy(at, place, out),
                 Some(Orphan { mut copies, .. }) => {
-                    copies.add(place);
-                    self.blocks.begin(at, copies, out);
+                    copies.add_copy(place);
+                    self.blocks.init_copies(at, copies, out);
                 }
             }
-            self.place_descendants(told.name, placed, out);
+            self.place_descendants(told.engine_hash, placed, out);
             return Some(placed);
         }
-        if let Some(earlier) = self.orphans.get_mut(told.name) {
-            earlier.copies.add(place);
+        if let Some(earlier) = self.orphans.get_mut(told.engine_hash) {
+            earlier.copies.add_copy(place);
             if earlier.tokens.is_empty() && !told.tokens.is_empty() {
                 // Told by a slower tier first, without tokens; now only its parent is missing.
-                let copies = self.orphans.take(told.name).unwrap_or_default().copies;
-                self.orphans.keep(told.name, told.orphan(copies));
+                let copies = self.orphans.remove(told.engine_hash).unwrap_or_default().copies;
+                self.orphans.insert(told.engine_hash, told.orphan(copies));
             }
-        } else if self.orphans.len() >= self.rules.most_orphans {
+        } else if self.orphans.len() >= self.rules.max_orphans {
             self.counts.over_limit += 1;
         } else {
             self.counts.orphans += 1;
-            let mut copies = Copies::default();
-            copies.add(place);
-            self.orphans.keep(told.name, told.orphan(copies));
+            let mut copies = BlockCopies::default();
+            copies.add_copy(place);
+            self.orphans.insert(told.engine_hash, told.orphan(copies));
         }
         None
     }
 
     /// Places whatever waited for a block that is placed now, and what waited for that.
-    fn place_descendants(&mut self, name: EngineHash, block: Before, out: &mut Vec<Change>) {
+    fn place_descendants(&mut self, name: EngineHash, block: ChainParent, out: &mut Vec<ResidencyChange>) {
         if self.orphans.len() == 0 {
             return;
         }
@@ -216,9 +215,9 @@ impl Source {
         while let Some((parent, before)) = ready.pop() {
             for (name, orphan) in self.orphans.take_children(parent) {
                 let Orphan { tokens, extra, copies, .. } = orphan;
-                let told = Told { name, parent: Some(parent), tokens: &tokens, extra: &extra };
-                if let Some((at, block)) = self.place(&told, before) {
-                    self.blocks.begin(at, copies, out);
+                let told = ReportedBlock { engine_hash: name, parent: Some(parent), tokens: &tokens, extra: &extra };
+                if let Some((at, block)) = self.place_block(&told, before) {
+                    self.blocks.init_copies(at, copies, out);
                     ready.push((name, block));
                 }
             }
@@ -226,13 +225,14 @@ impl Source {
     }
 
     /// Makes room for a block, if there may be one more.
-    fn place(&mut self, told: &Told<'_>, before: Before) -> Option<(At, Before)> {
-        if self.blocks.len() >= self.rules.most_blocks {
+    fn place_block(&mut self, told: &ReportedBlock<'_>, before: ChainParent) -> Option<(BlockHandle, ChainParent)> {
+        if self.blocks.len() >= self.rules.max_blocks {
             self.counts.over_limit += 1;
             return None;
         }
         let seed = self.rules.seed;
-        let start = if told.extra.is_empty() { before.end } else { before.end.extend_bytes(seed, told.extra) };
+        let start =
+            if told.extra.is_empty() { before.end_prefix } else { before.end_prefix.extend_bytes(seed, told.extra) };
         let (mut end, mut inner) = (start, Vec::new());
         for (position, tokens) in told.tokens.chunks_exact(self.rules.block.0 as usize).enumerate() {
             if position > 0 {
@@ -240,25 +240,30 @@ impl Source {
             }
             end = end.extend(seed, tokens);
         }
-        let at = self.blocks.place(Placing { name: told.name, before: before.block, end, inner: &inner });
-        Some((at, Before { end, block: Some(at) }))
+        let at = self.blocks.insert(BlockPlacement {
+            engine_hash: told.engine_hash,
+            parent: before.parent,
+            end,
+            inner_hashes: &inner,
+        });
+        Some((at, ChainParent { end_prefix: end, parent: Some(at) }))
     }
 
     /// One copy less of each block of `event`, or as many as it says.
-    pub fn remove(&mut self, event: &Removed, out: &mut Vec<Change>) {
+    pub fn remove(&mut self, event: &BlockRemoved, out: &mut Vec<ResidencyChange>) {
         let place = (event.tier, event.group);
         for (position, &name) in event.hashes.iter().enumerate() {
             let left = |count: u32| match (event.remaining.get(position), self.rules.removal) {
                 (Some(remaining), _) => *remaining,
-                (None, Removal::PerCopy) => count.saturating_sub(1),
-                (None, Removal::LastCopy) => 0,
+                (None, RemovalSemantics::PerCopy) => count.saturating_sub(1),
+                (None, RemovalSemantics::LastCopy) => 0,
             };
-            let known = if let Some(known) = self.blocks.change(name, place, left, out) {
+            let known = if let Some(known) = self.blocks.change_copies(name, place, left, out) {
                 known
             } else if let Some(orphan) = self.orphans.get_mut(name) {
-                let known = orphan.copies.change(event.tier, event.group, left);
+                let known = orphan.copies.change_copies(event.tier, event.group, left);
                 if orphan.copies.is_empty() {
-                    self.orphans.take(name);
+                    self.orphans.remove(name);
                 }
                 known
             } else {
@@ -269,19 +274,19 @@ impl Source {
     }
 
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
-    pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
+    pub fn clear(&mut self) -> impl Iterator<Item = ResidencyChange> + Send + Sync + use<> {
         self.orphans = Orphans::default();
-        std::mem::take(&mut self.blocks).into_gone()
+        std::mem::take(&mut self.blocks).into_removals()
     }
 
     /// Whether nothing is left of blocks that were there once.
     #[cfg(test)]
-    pub(crate) fn forgot_all(&self) -> bool {
-        self.blocks.forgot_all() && self.orphans.len() == 0
+    pub(crate) fn is_fully_cleared(&self) -> bool {
+        self.blocks.is_fully_cleared() && self.orphans.len() == 0
     }
 
     /// The root of the event's chain, and what of its first block's extra keys is not in that root.
-    fn root(&self, event: &Stored) -> (PrefixId, Box<[u8]>) {
+    fn root(&self, event: &BlockStored) -> (PrefixId, Box<[u8]>) {
         let adapter = event.adapter.as_deref();
         let keys: Vec<&ExtraKey> = extra_keys(event, 0).collect();
         let (salt, extra) = match (&event.salt, &*keys) {
@@ -294,20 +299,20 @@ impl Source {
     }
 }
 
-impl Told<'_> {
-    fn orphan(&self, copies: Copies) -> Orphan {
+impl ReportedBlock<'_> {
+    fn orphan(&self, copies: BlockCopies) -> Orphan {
         Orphan { parent: self.parent, extra: self.extra.into(), tokens: self.tokens.into(), copies }
     }
 }
 
 /// The extra keys of one block, less the adapter's name, which vLLM repeats there.
-fn extra_keys(event: &Stored, position: usize) -> impl Iterator<Item = &ExtraKey> {
+fn extra_keys(event: &BlockStored, position: usize) -> impl Iterator<Item = &ExtraKey> {
     let adapter = event.adapter.as_deref();
     let is_adapter = move |key: &&ExtraKey| matches!(key, ExtraKey::Text(text) if Some(&**text) == adapter);
     event.extra.get(position).into_iter().flatten().filter(move |key| !is_adapter(key))
 }
 
-fn extra_of(event: &Stored, position: usize) -> Box<[u8]> {
+fn extra_of(event: &BlockStored, position: usize) -> Box<[u8]> {
     if event.extra.is_empty() {
         return Box::default();
     }

@@ -2,16 +2,16 @@
 //!
 //! It decides; asking for a replay and reading a process's identity are the caller's work.
 
-use vocabulary::{Incarnation, Knowledge};
+use vocabulary::{Incarnation, KvIndexState};
 
 /// What to do with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum SequenceAction {
     /// Its turn has come.
     Apply,
     /// It was applied before.
-    Seen,
-    /// Something is missing: check the process's identity, ask for a replay from here, then [`Stream::after_replay`].
+    Duplicate,
+    /// Something is missing: check the process's identity, ask for a replay from here, then [`SequenceTracker::after_replay`].
     Replay {
         /// The first sequence number that is missing.
         from: u64,
@@ -22,7 +22,7 @@ pub enum Verdict {
 
 /// Whether a process is the one that is expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Met {
+pub enum ProcessMatch {
     /// It is.
     Same,
     /// Another one: what was known of the old one is void.
@@ -33,18 +33,18 @@ pub enum Met {
 
 /// Why not all is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gap {
+pub enum KnowledgeGap {
     /// Nobody knows which process speaks.
     Unidentified,
     /// What was said before was not all heard yet.
-    Behind,
+    CatchingUp,
     /// Messages are lost; the engine has stored so many blocks since.
     Lost(u64),
 }
 
 /// Whether the live socket brings what is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Hearing {
+pub enum LiveSocketHealth {
     /// As far as can be told.
     Fine,
     /// Replays bring messages that should have been heard before.
@@ -53,14 +53,14 @@ pub enum Hearing {
 
 /// Looks in a row at which only the replay brought something, before the live socket counts as deaf. What is said between a
 /// look and its replay makes one.
-const DEAF_LOOKS: u8 = 2;
+const DEAF_AFTER_CHECKS: u8 = 2;
 
 /// How often an engine must have stored as many blocks as it can hold before nothing that was lost matters.
-const TURNS: u64 = 2;
+const TURNOVERS: u64 = 2;
 
 /// One publisher's sequence.
 #[derive(Clone, Debug, Default)]
-pub struct Stream {
+pub struct SequenceTracker {
     process: Option<Incarnation>,
     /// Whether the process behind the present connection was found to be that one.
     identified: bool,
@@ -69,48 +69,48 @@ pub struct Stream {
     /// Whether all that was said before `next` was heard, or is known to be lost.
     complete: bool,
     /// While messages that still matter are lost: blocks stored since.
-    hole: Option<u64>,
+    stored_since_loss: Option<u64>,
     /// Whether the live socket brought anything since the last look.
-    heard: bool,
+    live_since_check: bool,
     /// Looks in a row at which only the replay did.
-    unheard: u8,
+    silent_checks: u8,
 }
 
-impl Stream {
+impl SequenceTracker {
     /// Nothing is known yet.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Whose stream it should be.
-    pub fn expect(&mut self, process: Incarnation) {
+    pub fn expect_process(&mut self, process: Incarnation) {
         self.process = Some(process);
     }
 
     /// Who is behind the present connection, as far as it tells.
-    pub fn meet(&mut self, process: Option<Incarnation>) -> Met {
-        let Some(process) = process else { return Met::Unknown };
+    pub fn identify_process(&mut self, process: Option<Incarnation>) -> ProcessMatch {
+        let Some(process) = process else { return ProcessMatch::Unknown };
         if self.process.is_some_and(|expected| expected != process) {
             *self = Self { process: Some(process), ..Self::default() };
-            return Met::Another;
+            return ProcessMatch::Another;
         }
         (self.process, self.identified) = (Some(process), true);
-        Met::Same
+        ProcessMatch::Same
     }
 
     /// There is no connection any more: what is said meanwhile may be missing, and whoever is there next may be another one.
-    pub fn lose(&mut self) {
+    pub fn disconnect(&mut self) {
         *self = Self {
             process: self.process,
             next: self.next,
             last_live: self.last_live,
-            hole: self.hole,
+            stored_since_loss: self.stored_since_loss,
             ..Self::default()
         };
     }
 
     /// Another process speaks, though its identity could not be read.
-    pub fn restart(&mut self) {
+    pub fn process_restarted(&mut self) {
         *self = Self { process: self.process, ..Self::default() };
     }
 
@@ -127,17 +127,17 @@ impl Stream {
     }
 
     /// A message arrived on the live socket.
-    pub fn live(&mut self, sequence: u64) -> Verdict {
+    pub fn on_live(&mut self, sequence: u64) -> SequenceAction {
         // The same message twice is a stutter of the network's; an older one cannot come over TCP.
         if self.last_live.is_some_and(|last| sequence < last) {
-            return Verdict::Restarted;
+            return SequenceAction::Restarted;
         }
-        (self.last_live, self.heard) = (Some(sequence), true);
+        (self.last_live, self.live_since_check) = (Some(sequence), true);
         if sequence < self.next {
-            return Verdict::Seen;
+            return SequenceAction::Duplicate;
         }
         if sequence > self.next {
-            return Verdict::Replay { from: self.next };
+            return SequenceAction::Replay { from: self.next };
         }
         // Nothing lies between what is known, be it nothing at all, and this.
         self.complete |= self.identified;
@@ -145,7 +145,7 @@ impl Stream {
     }
 
     /// A message arrived in a replay. What the replay leaves out is lost.
-    pub fn replayed(&mut self, sequence: u64) -> Verdict {
+    pub fn on_replayed(&mut self, sequence: u64) -> SequenceAction {
         self.after_replay(sequence)
     }
 
@@ -155,76 +155,76 @@ impl Stream {
     }
 
     /// A replay brought messages, and nobody knows of which process.
-    pub fn replay_doubted(&mut self) {
+    pub fn replay_unidentified(&mut self) {
         self.complete = false;
     }
 
     /// The message that asked for the replay, again: what is still missing before it is lost.
-    pub fn after_replay(&mut self, sequence: u64) -> Verdict {
+    pub fn after_replay(&mut self, sequence: u64) -> SequenceAction {
         if sequence < self.next {
-            return Verdict::Seen;
+            return SequenceAction::Duplicate;
         }
         if sequence > self.next {
-            self.spoiled();
+            self.record_loss();
         }
         self.advance(sequence)
     }
 
     /// A look was taken, which began when `from` was next and asked for all that was missing.
-    pub fn looked(&mut self, from: u64) -> Hearing {
-        let only_replayed = !std::mem::take(&mut self.heard) && self.next > from;
-        self.unheard = if only_replayed { self.unheard.saturating_add(1) } else { 0 };
-        if self.unheard >= DEAF_LOOKS { Hearing::Deaf } else { Hearing::Fine }
+    pub fn check_live_socket(&mut self, from: u64) -> LiveSocketHealth {
+        let only_replayed = !std::mem::take(&mut self.live_since_check) && self.next > from;
+        self.silent_checks = if only_replayed { self.silent_checks.saturating_add(1) } else { 0 };
+        if self.silent_checks >= DEAF_AFTER_CHECKS { LiveSocketHealth::Deaf } else { LiveSocketHealth::Fine }
     }
 
-    fn advance(&mut self, sequence: u64) -> Verdict {
+    fn advance(&mut self, sequence: u64) -> SequenceAction {
         self.next = sequence.saturating_add(1);
-        Verdict::Apply
+        SequenceAction::Apply
     }
 
     /// A message could not be read, or part of it could not be kept.
-    pub fn spoiled(&mut self) {
-        self.hole = Some(0);
+    pub fn record_loss(&mut self) {
+        self.stored_since_loss = Some(0);
     }
 
     /// A block came whose parent was never told: the engine still holds what was lost, so nothing was turned over yet.
-    pub fn orphaned(&mut self) {
-        self.hole = self.hole.map(|_| 0);
+    pub fn record_orphan(&mut self) {
+        self.stored_since_loss = self.stored_since_loss.map(|_| 0);
     }
 
     /// The engine stored blocks where it computes, which has room for `most`, if that is known. Of what it held when
     /// messages were lost nothing is left, but for what is used all the time, once it stored twice as many.
-    pub fn stored(&mut self, blocks: u64, most: Option<u64>) {
-        let Some(since) = self.hole.map(|since| since.saturating_add(blocks)) else { return };
-        let is_over = most.is_some_and(|most| most > 0 && since >= turned_over(most));
-        self.hole = Some(since).filter(|_| !is_over);
+    pub fn record_stored(&mut self, blocks: u64, most: Option<u64>) {
+        let Some(since) = self.stored_since_loss.map(|since| since.saturating_add(blocks)) else { return };
+        let is_over = most.is_some_and(|most| most > 0 && since >= turnover_blocks(most));
+        self.stored_since_loss = Some(since).filter(|_| !is_over);
     }
 
     /// The engine said that its cache is empty: whatever was missed no longer matters.
-    pub fn cleared(&mut self) {
+    pub fn cache_cleared(&mut self) {
         self.complete |= self.identified;
-        self.hole = None;
+        self.stored_since_loss = None;
     }
 
     /// Why not all is known; none where it is.
-    pub fn gap(&self) -> Option<Gap> {
+    pub fn gap(&self) -> Option<KnowledgeGap> {
         match self {
-            Self { identified: false, .. } => Some(Gap::Unidentified),
-            Self { hole: Some(since), .. } => Some(Gap::Lost(*since)),
-            Self { complete: false, .. } => Some(Gap::Behind),
+            Self { identified: false, .. } => Some(KnowledgeGap::Unidentified),
+            Self { stored_since_loss: Some(since), .. } => Some(KnowledgeGap::Lost(*since)),
+            Self { complete: false, .. } => Some(KnowledgeGap::CatchingUp),
             _ => None,
         }
     }
 
     /// How far the index can be believed.
-    pub fn knowledge(&self) -> Knowledge {
-        if self.gap().is_none() { Knowledge::Exact } else { Knowledge::Degraded }
+    pub fn knowledge(&self) -> KvIndexState {
+        if self.gap().is_none() { KvIndexState::Exact } else { KvIndexState::Degraded }
     }
 }
 
 /// Blocks that an engine must have stored since messages were lost, for their loss not to matter any more.
-pub fn turned_over(most: u64) -> u64 {
-    most.saturating_mul(TURNS)
+pub fn turnover_blocks(most: u64) -> u64 {
+    most.saturating_mul(TURNOVERS)
 }
 
 #[cfg(test)]

@@ -13,39 +13,39 @@ pub(crate) fn random() -> u64 {
 
 /// Spreads what is a hash already, or a counter, over the high bits. No two numbers become one.
 pub(crate) fn spread(hash: u64) -> u64 {
-    hash.wrapping_mul(ODD)
+    hash.wrapping_mul(SPREAD_FACTOR)
 }
 
 /// What [`spread`] spread.
 pub(crate) fn gather(spread: u64) -> u64 {
-    spread.wrapping_mul(INVERSE)
+    spread.wrapping_mul(SPREAD_INVERSE)
 }
 
-const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+const SPREAD_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Modulo 2^64.
-const INVERSE: u64 = 0xF1DE_83E1_9937_733D;
+const SPREAD_INVERSE: u64 = 0xF1DE_83E1_9937_733D;
 
 const SLOTS: usize = 5;
 /// Buckets below which a table does not shrink.
-const FEWEST: usize = 2;
+const MIN_BUCKETS: usize = 2;
 
 /// Entries, first slots first.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Bucket {
+struct HashBucket {
     hashes: [u64; SLOTS],
     values: [u32; SLOTS],
-    /// How many lie here, and from [`PASSED`] on how many belong here or before and lie after it.
+    /// How many lie here, and from [`OVERFLOW_UNIT`] on how many belong here or before and lie after it.
     counts: u32,
 }
 
-const PASSED: u32 = 1 << 3;
+const OVERFLOW_UNIT: u32 = 1 << 3;
 
-impl Bucket {
+impl HashBucket {
     const EMPTY: Self = Self { hashes: [0; SLOTS], values: [0; SLOTS], counts: 0 };
 
     fn len(&self) -> usize {
-        (self.counts % PASSED) as usize
+        (self.counts % OVERFLOW_UNIT) as usize
     }
 
     fn find(&self, hash: u64) -> Option<usize> {
@@ -77,41 +77,41 @@ impl Bucket {
 
 /// Numbers by hashes that are spread evenly below their first `SKIPPED` bits, in which all agree.
 #[derive(Default)]
-pub(crate) struct Table<const SKIPPED: u32> {
-    buckets: Vec<Bucket>,
+pub(crate) struct BucketTable<const SKIPPED: u32> {
+    buckets: Vec<HashBucket>,
     len: usize,
 }
 
-impl<const SKIPPED: u32> Table<SKIPPED> {
+impl<const SKIPPED: u32> BucketTable<SKIPPED> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    fn home(&self, hash: u64) -> usize {
+    fn home_bucket(&self, hash: u64) -> usize {
         ((u128::from(hash << SKIPPED) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    fn after(&self, bucket: usize) -> usize {
+    fn next_bucket(&self, bucket: usize) -> usize {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
     /// Something of where a search for `hash` begins. Asking for many first lets the processor fetch them all at once.
-    pub(crate) fn glance(&self, hash: u64) -> u32 {
-        self.buckets.get(self.home(hash)).map_or(0, |bucket| bucket.counts)
+    pub(crate) fn warm_cpu_cache(&self, hash: u64) -> u32 {
+        self.buckets.get(self.home_bucket(hash)).map_or(0, |bucket| bucket.counts)
     }
 
     fn locate(&self, hash: u64) -> Option<(usize, usize)> {
-        let mut at = self.home(hash);
+        let mut at = self.home_bucket(hash);
         // Entries may have gone on from every bucket.
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[at];
             if let Some(slot) = bucket.find(hash) {
                 return Some((at, slot));
             }
-            if bucket.counts < PASSED {
+            if bucket.counts < OVERFLOW_UNIT {
                 return None;
             }
-            at = self.after(at);
+            at = self.next_bucket(at);
         }
         None
     }
@@ -136,28 +136,28 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
     }
 
     fn put(&mut self, hash: u64, value: u32) {
-        let mut at = self.home(hash);
+        let mut at = self.home_bucket(hash);
         loop {
             let bucket = &mut self.buckets[at];
             if bucket.push(hash, value) {
                 return;
             }
-            bucket.counts += PASSED;
-            at = self.after(at);
+            bucket.counts += OVERFLOW_UNIT;
+            at = self.next_bucket(at);
         }
     }
 
     pub(crate) fn remove(&mut self, hash: u64) {
         let Some((found, slot)) = self.locate(hash) else { return };
-        let mut at = self.home(hash);
+        let mut at = self.home_bucket(hash);
         while at != found {
-            self.buckets[at].counts -= PASSED;
-            at = self.after(at);
+            self.buckets[at].counts -= OVERFLOW_UNIT;
+            at = self.next_bucket(at);
         }
         self.buckets[found].take(slot);
         self.len -= 1;
         // A quarter full, and half full then: far from where it would grow again.
-        if self.buckets.len() > FEWEST && self.len < self.buckets.len() * SLOTS / 4 {
+        if self.buckets.len() > MIN_BUCKETS && self.len < self.buckets.len() * SLOTS / 4 {
             self.resize(self.buckets.len() / 2);
         }
     }
@@ -171,13 +171,13 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
     }
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
-        self.buckets.iter().flat_map(Bucket::entries)
+        self.buckets.iter().flat_map(HashBucket::entries)
     }
 
     /// One pass, in which what is written lies in the order of what is read.
     #[cold]
     fn resize(&mut self, buckets: usize) {
-        let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; buckets]);
+        let old = std::mem::replace(&mut self.buckets, vec![HashBucket::EMPTY; buckets]);
         for bucket in &old {
             for slot in 0..bucket.len() {
                 self.put(bucket.hashes[slot], bucket.values[slot]);
@@ -196,11 +196,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_agrees_with_a_map(
+        fn bucket_table_agrees_with_a_map(
             // Few hashes, crowded at both ends, so that they go on to other buckets, also past the last one.
             steps in proptest::collection::vec((0u64..60, any::<u32>(), prop::bool::weighted(0.7)), 1..600),
         ) {
-            let (mut table, mut map) = (Table::<4>::default(), BTreeMap::new());
+            let (mut table, mut map) = (BucketTable::<4>::default(), BTreeMap::new());
             for (hash, value, add) in steps {
                 let hash = if hash < 20 { hash } else { (u64::MAX >> 4) - (hash - 20) };
                 match (add, map.contains_key(&hash)) {
@@ -224,17 +224,17 @@ mod tests {
             prop_assert!(map.iter().all(|(hash, value)| table.get(*hash) == Some(value * 3)));
             map.keys().for_each(|hash| table.remove(*hash));
             prop_assert!(table.buckets.iter().all(|bucket| bucket.counts == 0), "nothing is left of what went on");
-            prop_assert!(table.buckets.capacity() <= FEWEST);
+            prop_assert!(table.buckets.capacity() <= MIN_BUCKETS);
         }
     }
 
     #[test]
-    fn many_entries_are_found_again_and_cost_few_buckets() {
-        let mut table = Table::<0>::default();
+    fn many_entries_are_found_in_few_buckets() {
+        let mut table = BucketTable::<0>::default();
         let hashes: Vec<u64> = (1..100_000).map(spread).collect();
         hashes.iter().zip(0..).for_each(|(hash, n)| table.insert(*hash, n));
         assert!(hashes.iter().zip(0..).all(|(hash, n)| table.get(*hash) == Some(n)));
-        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
+        assert_eq!((size_of::<HashBucket>(), align_of::<HashBucket>()), (64, 64));
         assert!(table.buckets.capacity() < 29_000, "{}", table.buckets.capacity());
         hashes[..50_000].iter().for_each(|hash| table.remove(*hash));
         assert!(hashes[..50_000].iter().all(|hash| table.get(*hash).is_none()));
@@ -242,8 +242,8 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_was_large_once_is_as_small_as_what_is_left() {
-        let mut table = Table::<0>::default();
+    fn table_shrinks_after_removals() {
+        let mut table = BucketTable::<0>::default();
         (1..100_000).for_each(|n| table.insert(spread(n), n as u32));
         (1..99_000).for_each(|n| table.remove(spread(n)));
         assert!((99_000..100_000).all(|n| table.get(spread(n)) == Some(n as u32)));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spread_is_gathered_again() {
+    fn gather_inverts_spread() {
         assert!((0..64).map(|bit| 1 << bit).chain([0, 3, u64::MAX, 12345]).all(|n| gather(spread(n)) == n));
     }
 }

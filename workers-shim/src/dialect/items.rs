@@ -3,16 +3,16 @@
 use bytes::Bytes;
 
 /// An input's items, between the brackets: a text is one message of the user's. None for what is no input.
-pub fn of_input(input: &[u8]) -> Option<Bytes> {
+pub fn input_items(input: &[u8]) -> Option<Bytes> {
     match input.first()? {
         b'"' => Some([b"{\"role\":\"user\",\"content\":", input, b"}"].concat().into()),
-        b'[' => Some(Bytes::copy_from_slice(inside(std::str::from_utf8(input).ok()?)?.as_bytes())),
+        b'[' => Some(Bytes::copy_from_slice(list_content(std::str::from_utf8(input).ok()?)?.as_bytes())),
         _ => None,
     }
 }
 
 /// What stands between the brackets of a list.
-pub fn inside(list: &str) -> Option<&str> {
+pub fn list_content(list: &str) -> Option<&str> {
     Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
 }
 
@@ -26,8 +26,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_become_lists_and_lists_are_put_together() {
-        let of = |input: &str| of_input(input.as_bytes()).map(|items| String::from_utf8(items.to_vec()).unwrap());
+    fn inputs_become_lists_and_lists_are_joined() {
+        let of = |input: &str| input_items(input.as_bytes()).map(|items| String::from_utf8(items.to_vec()).unwrap());
         assert_eq!(of(r#""hi""#).as_deref(), Some(r#"{"role":"user","content":"hi"}"#));
         assert_eq!((of("[ 1, [2] ]").as_deref(), of("[]").as_deref()), (Some("1, [2]"), Some("")));
         assert_eq!([of("7"), of("{}"), of("null"), of("[1"), of("")], [const { None }; 5]);

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 /// How deep values may nest.
-pub(super) const DEEPEST: u32 = 128;
+pub(super) const MAX_DEPTH: u32 = 128;
 /// How many values a text may have, names not counted. A prompt of a million token ids has a million.
-pub(super) const MOST_VALUES: usize = 2 << 20;
+pub(super) const MAX_VALUES: usize = 2 << 20;
 
 /// Why a body is not the JSON object that it must be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum JsonError {
         expected: &'static str,
     },
     /// Values nested too deep.
-    #[error("byte {offset}: nested deeper than {DEEPEST} levels")]
+    #[error("byte {offset}: nested deeper than {MAX_DEPTH} levels")]
     TooDeep {
         /// Where.
         offset: usize,
@@ -37,44 +37,44 @@ pub enum JsonError {
         name: String,
     },
     /// A field's name that is longer than any engine's.
-    #[error("byte {offset}: a field's name has more than {most} bytes")]
+    #[error("byte {offset}: a field's name has more than {max} bytes")]
     LongName {
         /// Where.
         offset: usize,
         /// How many bytes are accepted.
-        most: usize,
+        max: usize,
     },
     /// More values than any request has: whoever builds a tree of them would need many times the memory of the text.
-    #[error("byte {offset}: more than {MOST_VALUES} values")]
+    #[error("byte {offset}: more than {MAX_VALUES} values")]
     TooManyValues {
         /// Where.
         offset: usize,
     },
     /// More fields than any request has.
-    #[error("more than {most} fields")]
+    #[error("more than {max} fields")]
     TooManyFields {
         /// How many are accepted.
-        most: usize,
+        max: usize,
     },
 }
 
 /// A field as it stands in the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Field {
+pub(super) struct FieldSpan {
     /// The name without its quotes, escapes and all.
     pub(super) name: Range<usize>,
     pub(super) value: Range<usize>,
 }
 
 /// A position in a text that is known to be UTF-8.
-pub(super) struct Walker<'a> {
+pub(super) struct JsonWalker<'a> {
     bytes: &'a [u8],
     at: usize,
     values: usize,
     containers: usize,
 }
 
-impl<'a> Walker<'a> {
+impl<'a> JsonWalker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
         std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
         Ok(Self { bytes, at: 0, values: 0, containers: 0 })
@@ -85,11 +85,11 @@ impl<'a> Walker<'a> {
         self.bytes.get(self.at).copied().unwrap_or(0)
     }
 
-    fn expected<T>(&self, expected: &'static str) -> Result<T, JsonError> {
+    fn syntax_error<T>(&self, expected: &'static str) -> Result<T, JsonError> {
         Err(JsonError::Syntax { offset: self.at, expected })
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
             self.at += 1;
         }
@@ -99,51 +99,55 @@ impl<'a> Walker<'a> {
     /// the byte after the brace, how many values there are, and how many of them hold others.
     pub(super) fn whole_object(
         mut self,
-        mut field: impl FnMut(Field) -> Result<(), JsonError>,
+        mut field: impl FnMut(FieldSpan) -> Result<(), JsonError>,
     ) -> Result<(usize, usize, usize), JsonError> {
-        self.space();
+        self.skip_space();
         if self.peek() != b'{' {
-            return self.expected("an object");
+            return self.syntax_error("an object");
         }
         let open = self.at + 1;
-        self.object(DEEPEST, &mut field)?;
-        self.space();
+        self.object(MAX_DEPTH, &mut field)?;
+        self.skip_space();
         if self.at < self.bytes.len() {
-            return self.expected("the end of the body");
+            return self.syntax_error("the end of the body");
         }
         Ok((open, self.values, self.containers))
     }
 
-    fn object(&mut self, depth: u32, field: &mut dyn FnMut(Field) -> Result<(), JsonError>) -> Result<(), JsonError> {
-        let depth = self.deeper(depth)?;
+    fn object(
+        &mut self,
+        depth: u32,
+        field: &mut dyn FnMut(FieldSpan) -> Result<(), JsonError>,
+    ) -> Result<(), JsonError> {
+        let depth = self.enter_nested(depth)?;
         self.at += 1;
-        self.space();
+        self.skip_space();
         if self.peek() == b'}' {
             self.at += 1;
             return Ok(());
         }
         loop {
-            self.space();
+            self.skip_space();
             if self.peek() != b'"' {
-                return self.expected("a field name in double quotes");
+                return self.syntax_error("a field name in double quotes");
             }
             let start = self.at;
             self.string()?;
             let name = start + 1..self.at - 1;
-            self.space();
+            self.skip_space();
             if self.peek() != b':' {
-                return self.expected("a colon");
+                return self.syntax_error("a colon");
             }
             self.at += 1;
-            self.space();
+            self.skip_space();
             let start = self.at;
             self.value(depth)?;
-            field(Field { name, value: start..self.at })?;
-            self.space();
+            field(FieldSpan { name, value: start..self.at })?;
+            self.skip_space();
             match self.peek() {
                 b',' => self.at += 1,
                 b'}' => break,
-                _ => return self.expected("a comma or a closing brace"),
+                _ => return self.syntax_error("a comma or a closing brace"),
             }
         }
         self.at += 1;
@@ -151,34 +155,34 @@ impl<'a> Walker<'a> {
     }
 
     fn array(&mut self, depth: u32) -> Result<(), JsonError> {
-        let depth = self.deeper(depth)?;
+        let depth = self.enter_nested(depth)?;
         self.at += 1;
-        self.space();
+        self.skip_space();
         if self.peek() == b']' {
             self.at += 1;
             return Ok(());
         }
         loop {
-            self.space();
+            self.skip_space();
             self.value(depth)?;
-            self.space();
+            self.skip_space();
             match self.peek() {
                 b',' => self.at += 1,
                 b']' => break,
-                _ => return self.expected("a comma or a closing bracket"),
+                _ => return self.syntax_error("a comma or a closing bracket"),
             }
         }
         self.at += 1;
         Ok(())
     }
 
-    fn deeper(&self, depth: u32) -> Result<u32, JsonError> {
+    fn enter_nested(&self, depth: u32) -> Result<u32, JsonError> {
         depth.checked_sub(1).ok_or(JsonError::TooDeep { offset: self.at })
     }
 
     fn value(&mut self, depth: u32) -> Result<(), JsonError> {
         self.values += 1;
-        if self.values > MOST_VALUES {
+        if self.values > MAX_VALUES {
             return Err(JsonError::TooManyValues { offset: self.at });
         }
         self.containers += usize::from(matches!(self.peek(), b'{' | b'['));
@@ -187,16 +191,16 @@ impl<'a> Walker<'a> {
             b'{' => self.object(depth, &mut |_| Ok(())),
             b'[' => self.array(depth),
             b'-' | b'0'..=b'9' => self.number(),
-            b't' => self.word(b"true"),
-            b'f' => self.word(b"false"),
-            b'n' => self.word(b"null"),
-            _ => self.expected("a value"),
+            b't' => self.literal(b"true"),
+            b'f' => self.literal(b"false"),
+            b'n' => self.literal(b"null"),
+            _ => self.syntax_error("a value"),
         }
     }
 
-    fn word(&mut self, word: &'static [u8]) -> Result<(), JsonError> {
+    fn literal(&mut self, word: &'static [u8]) -> Result<(), JsonError> {
         if !self.bytes[self.at..].starts_with(word) {
-            return self.expected("a value");
+            return self.syntax_error("a value");
         }
         self.at += word.len();
         Ok(())
@@ -204,7 +208,7 @@ impl<'a> Walker<'a> {
 
     fn digits(&mut self) -> Result<(), JsonError> {
         if !self.peek().is_ascii_digit() {
-            return self.expected("a digit");
+            return self.syntax_error("a digit");
         }
         while self.peek().is_ascii_digit() {
             self.at += 1;
@@ -242,8 +246,8 @@ impl<'a> Walker<'a> {
             match self.bytes.get(self.at) {
                 Some(b'"') => break,
                 Some(b'\\') => self.escape()?,
-                Some(_) => return self.expected("an escape in place of a control character"),
-                None => return self.expected("a closing double quote"),
+                Some(_) => return self.syntax_error("an escape in place of a control character"),
+                None => return self.syntax_error("a closing double quote"),
             }
         }
         self.at += 1;
@@ -258,11 +262,11 @@ impl<'a> Walker<'a> {
             b'u' => {
                 let hex = self.bytes.get(self.at + 1..self.at + 5).unwrap_or_default();
                 if hex.len() < 4 || !hex.iter().all(u8::is_ascii_hexdigit) {
-                    return self.expected("four hexadecimal digits");
+                    return self.syntax_error("four hexadecimal digits");
                 }
                 self.at += 5;
             }
-            _ => return self.expected("an escape"),
+            _ => return self.syntax_error("an escape"),
         }
         Ok(())
     }

@@ -6,94 +6,94 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use vocabulary::{Carries, DpRank, Role};
+use vocabulary::{DpRank, KvLinkMode, WorkerRole};
 
-use super::answer::Handoff;
-use super::readback::Readback;
+use super::answer::HandoffParams;
+use super::readback::ReversePullParams;
 use crate::scrape::Scrape;
 
 /// Fields of a leg's body: name, and value as JSON.
-pub(crate) type Fields = Vec<(&'static str, Vec<u8>)>;
+pub(crate) type LegFields = Vec<(&'static str, Vec<u8>)>;
 
 /// How engines of one kind hand KV over.
-pub(crate) trait Dialect: Sync {
+pub(crate) trait ConnectorProtocol: Sync {
     /// In what order the legs go; none where nothing is handed over.
-    fn order(&self) -> Option<Order>;
+    fn leg_order(&self) -> Option<LegOrder>;
 
     /// What can be handed over.
-    fn carries(&self) -> Carries {
-        Carries::Prefixes
+    fn transfer_scope(&self) -> KvLinkMode {
+        KvLinkMode::Prefixes
     }
 
     /// How long the source leg's answer is.
-    fn source_answer(&self) -> SourceAnswer {
-        SourceAnswer::OneToken
+    fn source_answer_length(&self) -> SourceAnswerLength {
+        SourceAnswerLength::OneToken
     }
 
     /// The fields that mean a transfer: what a client sends there reaches no engine.
-    fn reserved(&self) -> &'static [&'static str] {
+    fn reserved_fields(&self) -> &'static [&'static str] {
         &[]
     }
 
     /// What the source leg's body carries.
-    fn at_source(&self, _meeting: &Meeting) -> Fields {
-        Fields::new()
+    fn source_fields(&self, _meeting: &TransferHandshake) -> LegFields {
+        LegFields::new()
     }
 
     /// What the target leg's body carries. A handoff is used up: engines give wrong text for one that was used before.
-    fn at_target(&self, _meeting: &Meeting, _handoff: Option<Handoff>) -> Fields {
-        Fields::new()
+    fn target_fields(&self, _meeting: &TransferHandshake, _handoff: Option<HandoffParams>) -> LegFields {
+        LegFields::new()
     }
 
     /// Whether targets hand back what they have computed, for the source leg of the session's next step.
-    fn hands_back(&self) -> HandsBack {
-        HandsBack::Never
+    fn returns_kv(&self) -> ReturnsKv {
+        ReturnsKv::Never
     }
 
     /// What the source leg's body carries besides, to fetch that. It is used up like a handoff.
-    fn read_back(&self, _readback: Readback) -> Fields {
-        Fields::new()
+    fn reverse_pull_fields(&self, _readback: ReversePullParams) -> LegFields {
+        LegFields::new()
     }
 
     /// Whether an engine's metrics show that it speaks this.
-    fn shown_by(&self, _page: &Scrape) -> bool {
+    fn is_shown_by(&self, _page: &Scrape) -> bool {
         false
     }
 
     /// What an engine with these metrics lacks for it.
-    fn missing(&self, _page: &Scrape) -> Option<&'static str> {
+    fn missing_requirement(&self, _page: &Scrape) -> Option<&'static str> {
         None
     }
 
     /// Whether others meet a worker of this role: one that only fetches may have no such place.
-    fn is_met(&self, _role: Role) -> bool {
+    fn needs_endpoint(&self, _role: WorkerRole) -> bool {
         true
     }
 
     /// The URL at which an engine tells where legs meet, and `configured` what stands in the configuration; none where
     /// legs need no such place.
-    fn asks(&self, _endpoint: &str, _configured: Option<&str>) -> Option<String> {
+    fn discovery_url(&self, _endpoint: &str, _configured: Option<&str>) -> Option<String> {
         None
     }
 
     /// The place that the answer tells, or what is missing. `asked` is the URL.
-    fn place(&self, _asked: &str, _answer: &str) -> Result<Place, Unmet> {
-        Ok(Place::default())
+    fn parse_endpoint(&self, _asked: &str, _answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
+        Ok(TransferEndpoint::default())
     }
 }
 
 /// Why nobody knows where an engine is met.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Unmet {
+pub enum ConnectorUnavailable {
     /// Nobody answers at that place.
     #[error("it does not answer there")]
-    Silent,
+    NoAnswer,
     /// No answer of Mooncake's.
     #[error("it is no map of ranks to engines, as Mooncake's bootstrap server answers")]
     NoRanks,
     /// A bootstrap server without engines.
     #[error("no engine has registered there")]
-    Nobody,
+    NoEngines,
     /// No answer of SGLang's.
     #[error("it is not what SGLang answers")]
     NoServerInfo,
@@ -104,12 +104,12 @@ pub enum Unmet {
     #[error("it tells no disaggregation_bootstrap_port")]
     NoPort,
     /// Another role than the configured one.
-    #[error("it is a {} worker, and configured as {}: write {endpoint}#{}", is.as_str(), configured.as_str(), is.as_str())]
+    #[error("it is a {} worker, and configured as {}: write {endpoint}#{}", actual.as_str(), configured.as_str(), actual.as_str())]
     Role {
         /// What it is.
-        is: Role,
+        actual: WorkerRole,
         /// What it was taken for.
-        configured: Role,
+        configured: WorkerRole,
         /// Where it is.
         endpoint: Arc<str>,
     },
@@ -117,18 +117,18 @@ pub enum Unmet {
 
 /// In what order legs go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
+pub enum LegOrder {
     /// The source first; its answer tells what the target has to send.
-    Handed,
+    SourceFirst,
     /// The source first; the target finds the KV by the prompt.
     Stored,
     /// Both at once; they wait for each other.
-    Together,
+    Concurrent,
 }
 
 /// Whether a target hands back what it has computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HandsBack {
+pub enum ReturnsKv {
     /// It does not.
     Never,
     /// With an answer that comes whole, for the session's next step.
@@ -137,7 +137,7 @@ pub enum HandsBack {
 
 /// How long a source leg's answer is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SourceAnswer {
+pub(crate) enum SourceAnswerLength {
     /// One token, whatever it is.
     OneToken,
     /// As the client asked: the engine ends after the first token by itself, which is the answer's first.
@@ -146,7 +146,7 @@ pub(crate) enum SourceAnswer {
 
 /// Where an engine meets those who fetch from it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct TransferEndpoint {
     /// A URL or a host, as the dialect needs it.
     pub address: String,
     /// Its port, where the dialect tells it apart.
@@ -154,16 +154,16 @@ pub struct Place {
     /// Names of the engine's data-parallel ranks, where it has any.
     pub engines: Vec<(DpRank, String)>,
     /// What it is for, where it tells.
-    pub role: Option<Role>,
+    pub role: Option<WorkerRole>,
 }
 
 /// What both legs of one transfer know of each other.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Meeting {
+pub struct TransferHandshake {
     /// The transfer's number; no other has it.
     pub room: u64,
     /// Where the source is met.
-    pub place: Place,
+    pub endpoint: TransferEndpoint,
     /// The source's rank.
     pub rank: DpRank,
     /// How many ranks the source has.
@@ -172,52 +172,52 @@ pub struct Meeting {
 
 /// One transfer: the dialect, and what its legs know of each other.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Transfer {
+pub struct KvTransfer {
     /// The dialect of both workers.
-    pub spoken: Spoken,
+    pub connector: KvConnector,
     /// Where they meet.
-    pub meeting: Meeting,
+    pub handshake: TransferHandshake,
 }
 
-impl Transfer {
+impl KvTransfer {
     /// In what order its legs go; none where nothing is handed over.
-    pub fn order(&self) -> Option<Order> {
-        self.spoken.dialect().order()
+    pub fn leg_order(&self) -> Option<LegOrder> {
+        self.connector.dialect().leg_order()
     }
 
     /// Whether its target hands back what it has computed.
-    pub fn hands_back(&self) -> HandsBack {
-        self.spoken.dialect().hands_back()
+    pub fn returns_kv(&self) -> ReturnsKv {
+        self.connector.dialect().returns_kv()
     }
 }
 
 /// One line here is a dialect: its file, its arm, and its name in lower case in the configuration.
 macro_rules! dialects {
-    ($($(#[$says:meta])* $arm:ident = $file:ident),* $(,)?) => {
+    ($($(#[$says:meta])* $arm:ident = $file:ident :: $protocol:ident),* $(,)?) => {
         $(mod $file;)*
 
         /// Which dialect a worker speaks.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Deserialize)]
         #[serde(rename_all = "lowercase")]
-        pub enum Spoken {
+        pub enum KvConnector {
             $($(#[$says])* $arm),*
         }
 
-        impl Spoken {
+        impl KvConnector {
             /// All of them.
-            pub const ALL: &[Spoken] = &[$(Spoken::$arm),*];
+            pub const ALL: &[KvConnector] = &[$(KvConnector::$arm),*];
 
             /// What it means.
-            pub(crate) fn dialect(self) -> &'static dyn Dialect {
+            pub(crate) fn dialect(self) -> &'static dyn ConnectorProtocol {
                 match self {
-                    $(Spoken::$arm => &$file::Speaker),*
+                    $(KvConnector::$arm => &$file::$protocol),*
                 }
             }
 
             /// The word for configuration and logs.
             pub fn as_str(self) -> &'static str {
                 match self {
-                    $(Spoken::$arm => stringify!($file)),*
+                    $(KvConnector::$arm => stringify!($file)),*
                 }
             }
         }
@@ -227,29 +227,29 @@ macro_rules! dialects {
 dialects! {
     /// OpenAI's API and no transfers: whoever lacks KV computes it.
     #[default]
-    Plain = plain,
+    Plain = plain::PlainConnector,
     /// vLLM's NIXL connector.
-    Nixl = nixl,
+    Nixl = nixl::NixlConnector,
     /// The same where both sides run with `bidirectional_kv_xfer`.
-    Bidirectional = bidirectional,
+    Bidirectional = bidirectional::BidirectionalConnector,
     /// vLLM's Mooncake connector.
-    Mooncake = mooncake,
+    Mooncake = mooncake::MooncakeConnector,
     /// A store that workers share: vLLM's ExampleConnector, LMCache, Mooncake's store.
-    Store = store,
+    Store = store::StoreConnector,
     /// SGLang's prefill and decode workers, which meet at a bootstrap server.
-    Sglang = sglang,
+    Sglang = sglang::SglangConnector,
 }
 
-impl Spoken {
+impl KvConnector {
     /// The dialect of an engine with these metrics; plain where they show none.
-    pub fn shown_by(page: &Scrape) -> Self {
-        Self::ALL.iter().copied().find(|spoken| spoken.dialect().shown_by(page)).unwrap_or_default()
+    pub fn from_metrics(page: &Scrape) -> Self {
+        Self::ALL.iter().copied().find(|spoken| spoken.dialect().is_shown_by(page)).unwrap_or_default()
     }
 }
 
 /// All dialects' reserved fields.
-pub(super) fn reserved() -> impl Iterator<Item = &'static str> {
-    Spoken::ALL.iter().flat_map(|spoken| spoken.dialect().reserved().iter().copied())
+pub(super) fn reserved_fields() -> impl Iterator<Item = &'static str> {
+    KvConnector::ALL.iter().flat_map(|spoken| spoken.dialect().reserved_fields().iter().copied())
 }
 
 fn json(value: serde_json::Value) -> Vec<u8> {

@@ -9,24 +9,24 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
-use super::said::ShownIds;
-use super::splice::{JsonFields, Splice};
+use super::said::TokenIdVisibility;
+use super::splice::{JsonFields, JsonSplice};
 
 /// Parameters of one decode leg, for exactly one prefill leg of the session's next step, whose prompt must begin with the
 /// same tokens. It cannot be copied, and is used up where it is sent. Debug does not show them.
 #[derive(PartialEq, Eq)]
-pub struct Readback {
+pub struct ReversePullParams {
     parameters: Bytes,
     tokens: Tokens,
 }
 
-impl std::fmt::Debug for Readback {
+impl std::fmt::Debug for ReversePullParams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Readback").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 
-impl Readback {
+impl ReversePullParams {
     /// Leading tokens of prompt and answer whose KV can be fetched.
     pub fn tokens(&self) -> Tokens {
         self.tokens
@@ -39,7 +39,7 @@ impl Readback {
 
     /// None unless the engine keeps blocks, and says all that a fetcher needs: parameters that lack some hang it.
     pub(super) fn of(raw: &RawValue) -> Option<Self> {
-        let named: Parameters<'_> = serde_json::from_str(raw.get()).ok()?;
+        let named: ReversePullFields<'_> = serde_json::from_str(raw.get()).ok()?;
         let texts = [&named.remote_request_id, &named.remote_engine_id, &named.remote_host];
         let is_named = texts.iter().all(|text| text.as_ref().is_some_and(|text| !text.is_empty()));
         let keeps = named.remote_block_ids.iter().flatten().any(|group| !group.is_empty());
@@ -55,7 +55,7 @@ impl Readback {
 }
 
 #[derive(Deserialize)]
-struct Parameters<'a> {
+struct ReversePullFields<'a> {
     do_remote_prefill: Option<bool>,
     do_remote_decode: Option<bool>,
     #[serde(borrow)]
@@ -68,19 +68,19 @@ struct Parameters<'a> {
 }
 
 /// The token ids of prompt and answer as the engine tells them, where it does and there is one choice.
-pub fn said_ids(answer: &[u8]) -> Option<Vec<u32>> {
+pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]
-    struct Told {
+    struct AnswerTokenIds {
         prompt_token_ids: Option<Vec<u32>>,
         #[serde(default)]
-        choices: Vec<Choice>,
+        choices: Vec<ChoiceTokenIds>,
     }
     #[derive(Deserialize)]
-    struct Choice {
+    struct ChoiceTokenIds {
         prompt_token_ids: Option<Vec<u32>>,
         token_ids: Option<Vec<u32>>,
     }
-    let mut told: Told = serde_json::from_slice(answer).ok()?;
+    let mut told: AnswerTokenIds = serde_json::from_slice(answer).ok()?;
     let choice = told.choices.pop().filter(|_| told.choices.is_empty())?;
     let mut ids = told.prompt_token_ids.or(choice.prompt_token_ids)?;
     ids.extend(choice.token_ids?);
@@ -88,18 +88,18 @@ pub fn said_ids(answer: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// A whole answer without what its client may not see.
-pub fn for_client(answer: &Bytes, ids: ShownIds) -> Bytes {
+pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
     let Ok(fields) = JsonFields::scan(answer.clone(), &[]) else { return answer.clone() };
-    let mut splice = Splice::new(&fields);
-    let hide = |splice: &mut Splice<'_>, name| {
+    let mut splice = JsonSplice::new(&fields);
+    let hide = |splice: &mut JsonSplice<'_>, name| {
         if fields.has(name) {
             splice.set(name, b"null".as_slice());
         }
     };
     hide(&mut splice, "kv_transfer_params");
-    if ids == ShownIds::None {
+    if ids == TokenIdVisibility::None {
         hide(&mut splice, "prompt_token_ids");
-        if let Some(choices) = without_ids(&fields) {
+        if let Some(choices) = without_token_ids(&fields) {
             splice.set("choices", choices);
         }
     }
@@ -108,7 +108,7 @@ pub fn for_client(answer: &Bytes, ids: ShownIds) -> Bytes {
 
 /// An event of a stream without parameters of a transfer: vLLM tells them in the last event of `/v1/responses`. None where
 /// it has none.
-pub(super) fn event_for_client(event: &Bytes) -> Option<Bytes> {
+pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
     const NAME: &str = "\"kv_transfer_params\"";
     // Every event comes by here: a search in text looks at many bytes at once.
     let has = match std::str::from_utf8(event) {
@@ -122,23 +122,23 @@ pub(super) fn event_for_client(event: &Bytes) -> Option<Bytes> {
     let to = from + event[from..].iter().position(|byte| *byte == b'\n')?;
     let fields = JsonFields::scan(Bytes::copy_from_slice(event[from..to].trim_ascii()), &[]).ok()?;
     let inner = fields.get("response").filter(|inner| inner.starts_with(b"{"));
-    let inner = inner.map(|inner| for_client(&fields.body().slice_ref(inner), ShownIds::All));
-    let mut splice = Splice::new(&fields);
+    let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), TokenIdVisibility::All));
+    let mut splice = JsonSplice::new(&fields);
     if let Some(inner) = &inner {
         splice.set("response", &**inner);
     }
-    let payload = for_client(&splice.finish(), ShownIds::All);
+    let payload = redact_answer(&splice.finish(), TokenIdVisibility::All);
     Some([&event[..from], b" ".as_slice(), &payload, &event[to..]].concat().into())
 }
 
 /// The choices without token ids, where they have any.
-fn without_ids(answer: &JsonFields) -> Option<Vec<u8>> {
+fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
     const IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
     let choices: Vec<&RawValue> = answer.read("choices")?;
     let (mut out, mut had) = (vec![b'['], false);
     for choice in choices {
         let fields = JsonFields::scan(Bytes::copy_from_slice(choice.get().as_bytes()), &[]).ok()?;
-        let mut splice = Splice::new(&fields);
+        let mut splice = JsonSplice::new(&fields);
         for name in IDS.into_iter().filter(|name| fields.has(name)) {
             splice.set(name, b"null".as_slice());
             had = true;

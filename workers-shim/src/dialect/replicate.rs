@@ -7,8 +7,8 @@ use std::io::Write as _;
 
 use bytes::Bytes;
 
-use super::answer::Handoff;
-use super::kv::{Fields, Transfer};
+use super::answer::HandoffParams;
+use super::kv::{KvTransfer, LegFields};
 use super::request::text;
 
 /// The engine path for both legs.
@@ -16,7 +16,7 @@ pub const PATH: &str = "/v1/completions";
 
 /// What is to be copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Replica<'a> {
+pub struct ReplicationRequest<'a> {
     /// The model, or the adapter, as the engines call it.
     pub model: &'a str,
     /// Token ids of whole blocks, from the start of the prompt.
@@ -25,17 +25,20 @@ pub struct Replica<'a> {
     pub salt: Option<&'a str>,
 }
 
-/// The leg at the holder. Its answer's [`Handoff`] goes into [`replicate_decode`] with the same `replica`.
-pub fn replicate_prefill(replica: &Replica<'_>, transfer: &Transfer) -> Bytes {
-    body(replica, transfer.spoken.dialect().at_source(&transfer.meeting))
+/// The leg at the holder. Its answer's [`HandoffParams`] goes into [`replicate_decode`] with the same `replica`.
+pub fn source_leg(replica: &ReplicationRequest<'_>, transfer: &KvTransfer) -> Bytes {
+    body(replica, transfer.connector.dialect().source_fields(&transfer.handshake))
 }
 
 /// The leg at the target; the prefix is in its cache when it answers.
-pub fn replicate_decode(replica: &Replica<'_>, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
-    body(replica, transfer.spoken.dialect().at_target(&transfer.meeting, handoff))
+pub fn target_leg(
+    replica: &ReplicationRequest<'_>,
+    (transfer, handoff): (&KvTransfer, Option<HandoffParams>),
+) -> Bytes {
+    body(replica, transfer.connector.dialect().target_fields(&transfer.handshake, handoff))
 }
 
-fn body(replica: &Replica<'_>, fields: Fields) -> Bytes {
+fn body(replica: &ReplicationRequest<'_>, fields: LegFields) -> Bytes {
     let mut out = Vec::with_capacity(replica.tokens.len() * 7 + 1024);
     out.extend_from_slice(b"{\"model\":");
     out.extend_from_slice(&text(replica.model));
@@ -64,17 +67,16 @@ fn body(replica: &Replica<'_>, fields: Fields) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::{Spoken, answer::Answer};
+    use crate::dialect::{KvConnector, answer::EngineResponse};
 
     #[test]
-    fn both_legs_ask_for_the_same_tokens_and_one_token_of_answer() {
-        let replica = Replica { model: "a\"b", tokens: &[1, 20, 300], salt: Some("5a") };
-        let nixl = Transfer { spoken: Spoken::Nixl, ..Transfer::default() };
+    fn both_replication_legs_send_the_same_tokens_and_generate_one() {
+        let replica = ReplicationRequest { model: "a\"b", tokens: &[1, 20, 300], salt: Some("5a") };
+        let nixl = KvTransfer { connector: KvConnector::Nixl, ..KvTransfer::default() };
         let answer = br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_request_id":"r","x":[1]}}"#;
-        let handoff = Answer::read(&Bytes::from_static(answer)).unwrap().handoff.unwrap();
+        let handoff = EngineResponse::read(&Bytes::from_static(answer)).unwrap().handoff.unwrap();
         let read = |body: Bytes| serde_json::from_slice::<serde_json::Value>(&body).unwrap();
-        let (mut p, mut d) =
-            (read(replicate_prefill(&replica, &nixl)), read(replicate_decode(&replica, (&nixl, Some(handoff)))));
+        let (mut p, mut d) = (read(source_leg(&replica, &nixl)), read(target_leg(&replica, (&nixl, Some(handoff)))));
         let parameters = |body: &mut serde_json::Value| body.as_object_mut().unwrap().remove("kv_transfer_params");
         assert_eq!(parameters(&mut p), Some(serde_json::json!({"do_remote_decode": true, "do_remote_prefill": false})));
         let handed = serde_json::json!({"do_remote_prefill": true, "remote_request_id": "r", "x": [1]});

@@ -7,14 +7,14 @@ use std::sync::{Arc, LazyLock};
 use bytes::Bytes;
 use vocabulary::Tokens;
 
-use super::answer::Handoff;
+use super::answer::HandoffParams;
 use super::json::JsonError;
-use super::kv::{self, HandsBack, SourceAnswer, Transfer};
-use super::readback::Readback;
-use super::splice::{JsonFields, Splice};
+use super::kv::{self, KvTransfer, ReturnsKv, SourceAnswerLength};
+use super::readback::ReversePullParams;
+use super::splice::{JsonFields, JsonSplice};
 
 /// Fields that legs change or that decide something here; they may stand only once.
-const RELIED: [&str; 12] = [
+const UNIQUE_FIELDS: [&str; 12] = [
     "model",
     "stream",
     "stream_options",
@@ -45,7 +45,7 @@ pub enum Api {
 
 impl Api {
     /// The field that bounds the answer.
-    fn bound(self) -> &'static str {
+    fn length_field(self) -> &'static str {
         match self {
             Api::Chat | Api::Completions | Api::Messages => "max_tokens",
             Api::Responses => "max_output_tokens",
@@ -55,10 +55,10 @@ impl Api {
 
 /// Whether a streamed answer ends with a usage event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum UsageEvent {
+pub enum UsageEventMode {
     /// As the client asked.
     #[default]
-    AsAsked,
+    AsRequested,
     /// Always; the caller hides it from a client that did not ask.
     Always,
 }
@@ -69,37 +69,37 @@ pub struct LegOptions {
     /// Whose fields.
     pub api: Api,
     /// The tenant's cache salt, in place of any that the client sent; without one the client's stays. Where there is one,
-    /// tenants share the engines, and the fields in `REACHING` are left out too.
+    /// tenants share the engines, and the fields in `CROSS_TENANT_FIELDS` are left out too.
     pub salt: Option<Arc<str>>,
     /// Whether to ask for usage.
-    pub usage: UsageEvent,
+    pub usage: UsageEventMode,
     /// Whether to ask for token ids.
-    pub ids: TokenIds,
+    pub ids: TokenIdsMode,
 }
 
 /// Whether an answer's events hold token ids: `return_token_ids` of vLLM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TokenIds {
+pub enum TokenIdsMode {
     /// As the client asked.
     #[default]
-    AsAsked,
+    AsRequested,
     /// Always; the caller hides them from a client that did not ask.
     Always,
 }
 
 /// Where an answer goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GoOn<'a> {
+pub struct AnswerContinuation<'a> {
     /// The prompt's token ids.
     pub prompt: &'a [u32],
     /// Those of the answer so far.
-    pub said: &'a [u32],
+    pub answer: &'a [u32],
     /// The most that prompt and answer may have, for an answer that the client did not bound.
     pub context: Option<Tokens>,
 }
 
 /// Fields that say how a prompt is made, or what is made of the answer's text; a completion of token ids has none of them.
-const OF_WORDS: [&str; 25] = [
+const TEXT_FIELDS: [&str; 25] = [
     "messages",
     "tools",
     "tool_choice",
@@ -127,15 +127,15 @@ const OF_WORDS: [&str; 25] = [
     "n",
 ];
 /// What vLLM gives a completion that does not bound its answer.
-const COMPLETION: u64 = 16;
+const DEFAULT_COMPLETION_TOKENS: u64 = 16;
 
 /// Fields by which a request can reach those of other tenants at the same engine: it names itself, and with that what the
 /// engine stores (vLLM, SGLang), or it is served before them.
-const REACHING: [&str; 3] = ["request_id", "rid", "priority"];
+const CROSS_TENANT_FIELDS: [&str; 3] = ["request_id", "rid", "priority"];
 
 /// What a client sent that only routers may send, and which is left out of every leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stripped {
+pub struct StrippedFields {
     /// What means a transfer in any dialect, at the top or in `vllm_xargs`.
     pub transfer_parameters: u32,
     /// `kv_cache_report_mode` in `vllm_xargs`.
@@ -143,7 +143,7 @@ pub struct Stripped {
     /// `cache_salt`, where the tenant has one.
     pub salt: u32,
     /// `request_id` and `rid`, where tenants share the engines.
-    pub request_names: u32,
+    pub request_ids: u32,
     /// `priority`, where tenants share the engines.
     pub priority: u32,
 }
@@ -154,20 +154,21 @@ pub struct RequestBody {
     fields: JsonFields,
     /// `vllm_xargs` without what clients may not send; none when it stays as it is.
     xargs: Option<Bytes>,
-    stripped: Stripped,
+    stripped: StrippedFields,
 }
 
 impl RequestBody {
     /// Scans a body.
     pub fn read(body: Bytes) -> Result<Self, JsonError> {
-        static ONCE: LazyLock<Vec<&str>> = LazyLock::new(|| RELIED.into_iter().chain(kv::reserved()).collect());
+        static ONCE: LazyLock<Vec<&str>> =
+            LazyLock::new(|| UNIQUE_FIELDS.into_iter().chain(kv::reserved_fields()).collect());
         let fields = JsonFields::scan(body, &ONCE)?;
-        let mut stripped = Stripped::default();
-        stripped.transfer_parameters += reserved().filter(|name| fields.get(name).is_some()).count() as u32;
+        let mut stripped = StrippedFields::default();
+        stripped.transfer_parameters += router_only_fields().filter(|name| fields.get(name).is_some()).count() as u32;
         let xargs = match fields.get("vllm_xargs") {
             Some(xargs) if xargs.starts_with(b"{") => {
                 let inner = JsonFields::scan(fields.body().slice_ref(xargs), &[])?;
-                let mut splice = Splice::new(&inner);
+                let mut splice = JsonSplice::new(&inner);
                 let transfer = splice.remove("kv_transfer_params");
                 let report = splice.remove("kv_cache_report_mode");
                 stripped.transfer_parameters += u32::from(transfer);
@@ -189,19 +190,19 @@ impl RequestBody {
     }
 
     /// The fields, for whoever has to look at more of them.
-    pub fn fields(&self) -> &JsonFields {
+    pub fn json_fields(&self) -> &JsonFields {
         &self.fields
     }
 
     /// What is left out of every leg.
-    pub fn stripped(&self, options: &LegOptions) -> Stripped {
+    pub fn stripped(&self, options: &LegOptions) -> StrippedFields {
         if options.salt.is_none() {
             return self.stripped;
         }
         let stands = |name: &str| u32::from(self.fields.get(name).is_some());
-        Stripped {
+        StrippedFields {
             salt: u32::from(self.fields.has("cache_salt")),
-            request_names: stands("request_id") + stands("rid"),
+            request_ids: stands("request_id") + stands("rid"),
             priority: stands("priority"),
             ..self.stripped
         }
@@ -214,22 +215,22 @@ impl RequestBody {
 
     /// One leg that does it all: the client's body, less what clients may not send.
     pub fn plain(&self, options: &LegOptions) -> Bytes {
-        let mut splice = self.cleaned(options);
-        self.ask(&mut splice, options);
+        let mut splice = self.without_reserved(options);
+        self.request_extras(&mut splice, options);
         splice.finish()
     }
 
     /// The request for the rest of an answer of which a part was said: a completion of token ids. None where nobody says
     /// how long it may be.
-    pub fn going_on(&self, api: Api, at: GoOn<'_>) -> Option<Self> {
-        let mut splice = Splice::new(&self.fields);
-        for name in OF_WORDS {
+    pub fn continuation(&self, api: Api, at: AnswerContinuation<'_>) -> Option<Self> {
+        let mut splice = JsonSplice::new(&self.fields);
+        for name in TEXT_FIELDS {
             splice.remove(name);
         }
         let count = |name| self.fields.read::<u64>(name);
-        let (prompt, said) = (at.prompt.len() as u64, at.said.len() as u64);
+        let (prompt, said) = (at.prompt.len() as u64, at.answer.len() as u64);
         let most = match api {
-            Api::Completions => count("max_tokens").unwrap_or(COMPLETION),
+            Api::Completions => count("max_tokens").unwrap_or(DEFAULT_COMPLETION_TOKENS),
             _ => {
                 let room = at.context.map(|context| context.0.saturating_sub(prompt));
                 count("max_completion_tokens").or(count("max_tokens")).or(room)?
@@ -240,29 +241,33 @@ impl RequestBody {
         if let Some(least) = count("min_tokens") {
             splice.set("min_tokens", least.saturating_sub(said).to_string().into_bytes());
         }
-        let ids: Vec<_> = at.prompt.iter().chain(at.said).collect();
+        let ids: Vec<_> = at.prompt.iter().chain(at.answer).collect();
         splice.set("prompt", serde_json::to_vec(&ids).expect("numbers are always JSON"));
         Self::read(splice.finish()).ok()
     }
 
     /// The leg that computes the prompt for another worker: never streamed (a streaming vLLM does not return the
     /// parameters), and one token where the dialect does not want more.
-    pub fn prefill(&self, options: &LegOptions, (transfer, readback): (&Transfer, Option<Readback>)) -> Bytes {
-        let (mut splice, dialect) = (self.cleaned(options), transfer.spoken.dialect());
-        if dialect.source_answer() == SourceAnswer::OneToken {
-            self.one_token(&mut splice, options);
+    pub fn prefill(
+        &self,
+        options: &LegOptions,
+        (transfer, readback): (&KvTransfer, Option<ReversePullParams>),
+    ) -> Bytes {
+        let (mut splice, dialect) = (self.without_reserved(options), transfer.connector.dialect());
+        if dialect.source_answer_length() == SourceAnswerLength::OneToken {
+            self.limit_to_one_token(&mut splice, options);
         }
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
-        set(&mut splice, dialect.at_source(&transfer.meeting));
+        set_fields(&mut splice, dialect.source_fields(&transfer.handshake));
         if let Some(readback) = readback {
-            set(&mut splice, dialect.read_back(readback));
+            set_fields(&mut splice, dialect.reverse_pull_fields(readback));
         }
         splice.finish()
     }
 
-    fn one_token(&self, splice: &mut Splice<'_>, options: &LegOptions) {
-        splice.set(options.api.bound(), b"1".as_slice());
+    fn limit_to_one_token(&self, splice: &mut JsonSplice<'_>, options: &LegOptions) {
+        splice.set(options.api.length_field(), b"1".as_slice());
         if options.api == Api::Chat || self.fields.has("max_completion_tokens") {
             splice.set("max_completion_tokens", b"1".as_slice());
         }
@@ -278,23 +283,23 @@ impl RequestBody {
 
     /// The leg that answers from what the prefill leg has computed. The handoff is used up: engines give wrong text for
     /// one that was used before.
-    pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
-        let mut splice = self.cleaned(options);
-        self.ask(&mut splice, options);
+    pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, Option<HandoffParams>)) -> Bytes {
+        let mut splice = self.without_reserved(options);
+        self.request_extras(&mut splice, options);
         let tells = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
-        if transfer.hands_back() == HandsBack::WithWholeAnswers && tells {
+        if transfer.returns_kv() == ReturnsKv::WithWholeAnswers && tells {
             // What is handed back is good only where these go on.
             splice.set("return_token_ids", b"true".as_slice());
         }
-        set(&mut splice, transfer.spoken.dialect().at_target(&transfer.meeting, handoff));
+        set_fields(&mut splice, transfer.connector.dialect().target_fields(&transfer.handshake, handoff));
         splice.finish()
     }
 
     /// The decode leg when nobody waits for the answer any more: one token, so that what the prefill leg computed is
     /// fetched and its blocks are freed.
-    pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&Transfer, Handoff)) -> Bytes {
-        let mut splice = self.cleaned(options);
-        splice.set(options.api.bound(), b"1".as_slice());
+    pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, HandoffParams)) -> Bytes {
+        let mut splice = self.without_reserved(options);
+        splice.set(options.api.length_field(), b"1".as_slice());
         if self.fields.has("max_completion_tokens") {
             splice.set("max_completion_tokens", b"1".as_slice());
         }
@@ -304,13 +309,13 @@ impl RequestBody {
         if options.api == Api::Responses {
             splice.set("store", b"false".as_slice());
         }
-        set(&mut splice, transfer.spoken.dialect().at_target(&transfer.meeting, Some(handoff)));
+        set_fields(&mut splice, transfer.connector.dialect().target_fields(&transfer.handshake, Some(handoff)));
         splice.finish()
     }
 
-    fn cleaned(&self, options: &LegOptions) -> Splice<'_> {
-        let mut splice = Splice::new(&self.fields);
-        for name in reserved() {
+    fn without_reserved(&self, options: &LegOptions) -> JsonSplice<'_> {
+        let mut splice = JsonSplice::new(&self.fields);
+        for name in router_only_fields() {
             splice.remove(name);
         }
         if let Some(xargs) = &self.xargs {
@@ -318,22 +323,22 @@ impl RequestBody {
         }
         if let Some(salt) = &options.salt {
             splice.set("cache_salt", text(salt));
-            for name in REACHING {
+            for name in CROSS_TENANT_FIELDS {
                 splice.remove(name);
             }
         }
         splice
     }
 
-    fn ask(&self, splice: &mut Splice<'_>, options: &LegOptions) {
-        if options.ids == TokenIds::Always {
+    fn request_extras(&self, splice: &mut JsonSplice<'_>, options: &LegOptions) {
+        if options.ids == TokenIdsMode::Always {
             splice.set("return_token_ids", b"true".as_slice());
         }
-        self.ask_usage(splice, options);
+        self.request_usage(splice, options);
     }
 
-    fn ask_usage(&self, splice: &mut Splice<'_>, options: &LegOptions) {
-        if options.usage == UsageEvent::AsAsked || !self.streams() {
+    fn request_usage(&self, splice: &mut JsonSplice<'_>, options: &LegOptions) {
+        if options.usage == UsageEventMode::AsRequested || !self.streams() {
             return;
         }
         let asked = self.fields.get("stream_options").filter(|asked| asked.starts_with(b"{"));
@@ -341,7 +346,7 @@ impl RequestBody {
         let with_usage = match &scanned {
             None => USAGE.to_vec(),
             Some(inner) => {
-                let mut inner = Splice::new(inner);
+                let mut inner = JsonSplice::new(inner);
                 inner.set("include_usage", b"true".as_slice());
                 inner.finish().to_vec()
             }
@@ -351,12 +356,12 @@ impl RequestBody {
 }
 
 /// Fields that only routers may send, each once.
-fn reserved() -> impl Iterator<Item = &'static str> {
-    static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| kv::reserved().collect());
+fn router_only_fields() -> impl Iterator<Item = &'static str> {
+    static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| kv::reserved_fields().collect());
     NAMES.iter().copied()
 }
 
-fn set(splice: &mut Splice<'_>, fields: kv::Fields) {
+fn set_fields(splice: &mut JsonSplice<'_>, fields: kv::LegFields) {
     for (name, value) in fields {
         splice.set(name, value);
     }

@@ -13,153 +13,157 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value};
 
 use super::request::Api;
-use super::said::{Lost, Passage, ShownIds};
-use tape::Tape;
+use super::said::{EventRewrite, NotResumable, TokenIdVisibility};
+use tape::ReplayBuffer;
 
 /// How alike the answers to one request are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Repeats {
+pub enum AnswerDeterminism {
     /// It is greedy or has a seed.
     Always,
     /// It is drawn: only what comes before its first word is the same.
-    UntilItSpeaks,
+    UntilFirstOutput,
 }
 
 /// Whose events come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Turn {
+enum ReplayPhase {
     First,
-    Again,
+    Replay,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Left {
-    Something,
-    Nothing,
+enum EventRemainder {
+    New,
+    Known,
 }
 
 /// One answer as far as the client has it.
 #[derive(Debug)]
-pub struct Retold {
+pub struct ReplayVerifier {
     api: Api,
-    shown: ShownIds,
-    repeats: Repeats,
-    turn: Turn,
-    tape: Tape,
+    shown: TokenIdVisibility,
+    determinism: AnswerDeterminism,
+    phase: ReplayPhase,
+    buffer: ReplayBuffer,
     /// Fields that all events share, as the first engine wrote them.
     head: Map<String, Value>,
     /// The first engine's ids by place, and those of the one that tells now that stand for them.
     ids: BTreeMap<String, String>,
-    renamed: HashMap<String, String>,
+    renamed_ids: HashMap<String, String>,
     /// The number of the next event, where events have one.
-    number: u64,
-    lost: Option<Lost>,
+    next_number: u64,
+    failure: Option<NotResumable>,
 }
 
-impl Retold {
+impl ReplayVerifier {
     /// Nothing yet. Ids that are not shown were asked for here.
-    pub fn new(api: Api, shown: ShownIds, repeats: Repeats) -> Self {
+    pub fn new(api: Api, shown: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
             shown,
-            repeats,
-            turn: Turn::First,
-            tape: Tape::default(),
+            determinism,
+            phase: ReplayPhase::First,
+            buffer: ReplayBuffer::default(),
             head: Map::new(),
             ids: BTreeMap::new(),
-            renamed: HashMap::new(),
-            number: 0,
-            lost: None,
+            renamed_ids: HashMap::new(),
+            next_number: 0,
+            failure: None,
         }
     }
 
     /// Whether it can be made again.
-    pub(super) fn repeatable(&self) -> Result<(), Lost> {
-        if let Some(lost) = self.lost {
+    pub(super) fn check_replayable(&self) -> Result<(), NotResumable> {
+        if let Some(lost) = self.failure {
             Err(lost)
-        } else if self.tape.is_full() {
-            Err(Lost::TooLong)
-        } else if self.repeats == Repeats::UntilItSpeaks && self.tape.speaks() {
-            Err(Lost::Drawn)
+        } else if self.buffer.is_full() {
+            Err(NotResumable::TooLong)
+        } else if self.determinism == AnswerDeterminism::UntilFirstOutput && self.buffer.has_output() {
+            Err(NotResumable::Sampled)
         } else {
             Ok(())
         }
     }
 
     /// What comes next is another engine's answer to the same request.
-    pub(super) fn go_on(&mut self) {
-        self.tape.rewind();
-        self.renamed.clear();
-        if !self.tape.is_empty() {
-            self.turn = Turn::Again;
+    pub(super) fn switch_engine(&mut self) {
+        self.buffer.rewind();
+        self.renamed_ids.clear();
+        if !self.buffer.is_empty() {
+            self.phase = ReplayPhase::Replay;
         }
     }
 
     /// Whether what comes was told before, or may have been.
-    pub(super) fn is_again(&self) -> bool {
-        self.turn == Turn::Again
+    pub(super) fn is_replaying(&self) -> bool {
+        self.phase == ReplayPhase::Replay
     }
 
     /// Events are lost that nobody could read.
-    pub(super) fn unread(&mut self) {
-        self.lose(if self.turn == Turn::First { Lost::TooLong } else { Lost::Differs });
+    pub(super) fn record_unreadable(&mut self) {
+        self.stop_verifying(if self.phase == ReplayPhase::First {
+            NotResumable::TooLong
+        } else {
+            NotResumable::Diverged
+        });
     }
 
     /// The stream is over. What the client has must have come again.
-    pub(super) fn over(&mut self) -> Result<(), Lost> {
-        if self.turn == Turn::Again && self.lost.is_some() {
-            return Err(Lost::Differs);
+    pub(super) fn finish_stream(&mut self) -> Result<(), NotResumable> {
+        if self.phase == ReplayPhase::Replay && self.failure.is_some() {
+            return Err(NotResumable::Diverged);
         }
-        self.tape.complete("").inspect_err(|lost| self.lose(*lost))
+        self.buffer.check_complete("").inspect_err(|lost| self.stop_verifying(*lost))
     }
 
     /// Notes what an event tells, and says what becomes of it.
-    pub(super) fn take(&mut self, payload: &[u8]) -> Passage {
-        if self.lost.is_some() {
-            return if self.turn == Turn::First { Passage::Same } else { Passage::Hidden };
+    pub(super) fn rewrite_event(&mut self, payload: &[u8]) -> EventRewrite {
+        if self.failure.is_some() {
+            return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         }
         let Ok(Value::Object(mut event)) = serde_json::from_slice(payload) else {
-            self.unread();
-            return if self.turn == Turn::First { Passage::Same } else { Passage::Hidden };
+            self.record_unreadable();
+            return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         };
         let left = match self.api {
             Api::Chat | Api::Completions => self.choices(&mut event),
             Api::Messages => self.message(&mut event),
             Api::Responses => self.response(&mut event),
         };
-        match (self.turn, left) {
-            (Turn::First, left) => {
-                self.noted(left.map(drop));
-                Passage::Same
+        match (self.phase, left) {
+            (ReplayPhase::First, left) => {
+                self.record_first_attempt(left.map(drop));
+                EventRewrite::Unchanged
             }
-            (Turn::Again, Ok(Left::Something)) => Passage::As(self.written(event)),
-            (Turn::Again, Ok(Left::Nothing)) => Passage::Hidden,
-            (Turn::Again, Err(_)) => {
-                self.lose(Lost::Differs);
-                Passage::Hidden
+            (ReplayPhase::Replay, Ok(EventRemainder::New)) => EventRewrite::Replaced(self.serialize_event(event)),
+            (ReplayPhase::Replay, Ok(EventRemainder::Known)) => EventRewrite::Hidden,
+            (ReplayPhase::Replay, Err(_)) => {
+                self.stop_verifying(NotResumable::Diverged);
+                EventRewrite::Hidden
             }
         }
     }
 
     /// Whether what the first engine has told so far is to be kept.
-    fn noted(&mut self, understood: Result<(), Lost>) {
+    fn record_first_attempt(&mut self, understood: Result<(), NotResumable>) {
         if understood.is_err() {
-            self.lose(Lost::Strange);
-        } else if let Err(lost) = self.repeatable() {
-            self.lose(lost);
+            self.stop_verifying(NotResumable::Unreadable);
+        } else if let Err(lost) = self.check_replayable() {
+            self.stop_verifying(lost);
         }
     }
 
     /// Nothing is compared any more.
-    fn lose(&mut self, lost: Lost) {
-        self.lost = self.lost.or(Some(lost));
-        self.tape = Tape::default();
+    fn stop_verifying(&mut self, lost: NotResumable) {
+        self.failure = self.failure.or(Some(lost));
+        self.buffer = ReplayBuffer::default();
     }
 
-    fn written(&mut self, mut event: Map<String, Value>) -> Vec<u8> {
+    fn serialize_event(&mut self, mut event: Map<String, Value>) -> Vec<u8> {
         if let Some(number) = event.get_mut("sequence_number") {
-            *number = self.number.into();
-            self.number += 1;
+            *number = self.next_number.into();
+            self.next_number += 1;
         }
         let name = match (self.api, event.get("type").and_then(Value::as_str)) {
             (Api::Messages | Api::Responses, Some(kind)) => format!("event: {kind}\n"),

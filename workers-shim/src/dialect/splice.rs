@@ -5,15 +5,15 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::json::{Field, JsonError, Walker};
+use super::json::{FieldSpan, JsonError, JsonWalker};
 
 /// Most fields an object may have at its top.
-const MOST_FIELDS: usize = 1024;
+const MAX_FIELDS: usize = 1024;
 
 /// Most bytes of the name of a field at an object's top.
-const LONGEST_NAME: usize = 4096;
+const MAX_NAME: usize = 4096;
 /// Bytes of `\uXXXX`, which stands for at least one byte of text.
-const LONGEST_ESCAPE: usize = 6;
+const MAX_ESCAPE: usize = 6;
 
 /// A body that is one JSON object, checked throughout, with its top fields' places.
 #[derive(Clone, Debug)]
@@ -22,25 +22,25 @@ pub struct JsonFields {
     open: usize,
     values: usize,
     containers: usize,
-    fields: Vec<Field>,
+    fields: Vec<FieldSpan>,
 }
 
 impl JsonFields {
     /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
         let mut fields = Vec::with_capacity(24);
-        let (open, values, containers) = Walker::new(&body)?.whole_object(|field| {
-            if field.name.len() > LONGEST_NAME {
-                return Err(JsonError::LongName { offset: field.name.start, most: LONGEST_NAME });
+        let (open, values, containers) = JsonWalker::new(&body)?.whole_object(|field| {
+            if field.name.len() > MAX_NAME {
+                return Err(JsonError::LongName { offset: field.name.start, max: MAX_NAME });
             }
-            if fields.len() == MOST_FIELDS {
-                return Err(JsonError::TooManyFields { most: MOST_FIELDS });
+            if fields.len() == MAX_FIELDS {
+                return Err(JsonError::TooManyFields { max: MAX_FIELDS });
             }
             fields.push(field);
             Ok(())
         })?;
         let scanned = Self { body, open, values, containers, fields };
-        match relied.iter().find(|name| scanned.places(name).nth(1).is_some()) {
+        match relied.iter().find(|name| scanned.positions(name).nth(1).is_some()) {
             Some(name) => Err(JsonError::Duplicate { name: (*name).to_owned() }),
             None => Ok(scanned),
         }
@@ -72,7 +72,7 @@ impl JsonFields {
 
     /// The text of the value of `name`, as the client wrote it; `null` is a value too.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        self.place(name).map(|place| &self.body[self.fields[place].value.clone()])
+        self.position(name).map(|place| &self.body[self.fields[place].value.clone()])
     }
 
     /// The value of `name`, read as a `T`; none where it is missing, null or something else.
@@ -85,41 +85,41 @@ impl JsonFields {
         self.get(name).is_some_and(|value| value != b"null")
     }
 
-    fn place(&self, name: &str) -> Option<usize> {
-        self.places(name).last()
+    fn position(&self, name: &str) -> Option<usize> {
+        self.positions(name).last()
     }
 
-    fn places<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+    fn positions<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
         (0..self.fields.len()).filter(move |place| self.is_named(&self.fields[*place], name))
     }
 
     /// Compares names as a JSON reader would: an escaped letter is that letter.
-    fn is_named(&self, field: &Field, name: &str) -> bool {
+    fn is_named(&self, field: &FieldSpan, name: &str) -> bool {
         let written = &self.body[field.name.clone()];
         if written == name.as_bytes() {
             return true;
         }
         // Names are asked for many times, and may be as long as a body: what is too short or too long for the name is
         // not read.
-        let may_be_it = (name.len() + 1..=name.len() * LONGEST_ESCAPE).contains(&written.len());
+        let may_be_it = (name.len() + 1..=name.len() * MAX_ESCAPE).contains(&written.len());
         may_be_it && written.contains(&b'\\') && self.read_name(field).is_some_and(|read| read == name)
     }
 
     /// A name with its escapes read; none where they are no text.
-    fn read_name(&self, field: &Field) -> Option<String> {
+    fn read_name(&self, field: &FieldSpan) -> Option<String> {
         serde_json::from_slice(&self.body[field.name.start - 1..field.name.end + 1]).ok()
     }
 }
 
 /// A new body in the making. What is not mentioned stays as it is, byte for byte.
 #[derive(Debug)]
-pub struct Splice<'a> {
+pub struct JsonSplice<'a> {
     fields: &'a JsonFields,
     replaced: Vec<(usize, Option<Cow<'a, [u8]>>)>,
     appended: Vec<(&'static str, Cow<'a, [u8]>)>,
 }
 
-impl<'a> Splice<'a> {
+impl<'a> JsonSplice<'a> {
     /// Starts from what was scanned.
     pub fn new(fields: &'a JsonFields) -> Self {
         Self { fields, replaced: Vec::new(), appended: Vec::new() }
@@ -128,7 +128,7 @@ impl<'a> Splice<'a> {
     /// Gives the field this value, where it stands or at the end. `value` must be JSON text, `name` free of escapes.
     pub fn set(&mut self, name: &'static str, value: impl Into<Cow<'a, [u8]>>) {
         let value = value.into();
-        match self.fields.place(name) {
+        match self.fields.position(name) {
             Some(last) => {
                 self.remove(name);
                 self.replaced.retain(|(place, _)| *place != last);
@@ -143,7 +143,7 @@ impl<'a> Splice<'a> {
 
     /// Leaves the field out, however often it stands there; returns whether it stood there.
     pub fn remove(&mut self, name: &str) -> bool {
-        let places: Vec<usize> = self.fields.places(name).collect();
+        let places: Vec<usize> = self.fields.positions(name).collect();
         self.replaced.retain(|(place, _)| !places.contains(place));
         self.replaced.extend(places.iter().map(|place| (*place, None)));
         self.appended.retain(|(appended, _)| *appended != name);

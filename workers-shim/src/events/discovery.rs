@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use vocabulary::DpRank;
 
-use crate::fleet::EventsAt;
+use crate::fleet::EventSourceSetting;
 
 /// Most ranks of one worker.
-const MOST_SOURCES: usize = 1024;
+const MAX_SOURCES: usize = 1024;
 
 /// One rank's publisher.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,12 +23,12 @@ pub struct EventSource {
 
 impl EventSource {
     /// As configured; none where it is the worker that knows, or nobody.
-    pub(super) fn configured(at: &EventsAt) -> Option<Self> {
+    pub(super) fn configured(at: &EventSourceSetting) -> Option<Self> {
         match at {
-            EventsAt::Configured { live, replay } => {
+            EventSourceSetting::Configured { live, replay } => {
                 Some(Self { rank: DpRank(0), live: live.clone(), replay: replay.clone() })
             }
-            EventsAt::Discovered | EventsAt::Ignored => None,
+            EventSourceSetting::Discovered | EventSourceSetting::Ignored => None,
         }
     }
 
@@ -36,35 +36,35 @@ impl EventSource {
     /// rank. What is not reachable by TCP is left out. Addresses that name no host mean the worker's own.
     pub(super) fn read_all(text: &str, worker: &str) -> Vec<Self> {
         let listed: Vec<_> = match serde_json::from_str(text) {
-            Ok(Answer::ByRank(by_rank)) => {
+            Ok(EventSourceList::ByRank(by_rank)) => {
                 by_rank.into_iter().filter_map(|(rank, listed)| Some((rank.parse().ok()?, listed))).collect()
             }
-            Ok(Answer::List(list)) => {
+            Ok(EventSourceList::List(list)) => {
                 list.into_iter().map(|listed| (listed.data_parallel_rank.unwrap_or(0), listed)).collect()
             }
             Err(_) => Vec::new(),
         };
         let host = host_of(worker);
-        let source = |(rank, listed): (u16, Listed)| {
+        let source = |(rank, listed): (u16, EventSourceEntry)| {
             Some(Self {
                 rank: DpRank(rank),
-                live: reachable(&listed.endpoint, host)?,
-                replay: listed.replay_endpoint.and_then(|endpoint| reachable(&endpoint, host)),
+                live: resolve_endpoint(&listed.endpoint, host)?,
+                replay: listed.replay_endpoint.and_then(|endpoint| resolve_endpoint(&endpoint, host)),
             })
         };
-        listed.into_iter().take(MOST_SOURCES).filter_map(source).collect()
+        listed.into_iter().take(MAX_SOURCES).filter_map(source).collect()
     }
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Answer {
-    ByRank(BTreeMap<String, Listed>),
-    List(Vec<Listed>),
+enum EventSourceList {
+    ByRank(BTreeMap<String, EventSourceEntry>),
+    List(Vec<EventSourceEntry>),
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct EventSourceEntry {
     endpoint: String,
     replay_endpoint: Option<String>,
     data_parallel_rank: Option<u16>,
@@ -80,7 +80,7 @@ pub(crate) fn host_of(url: &str) -> &str {
     }
 }
 
-fn reachable(endpoint: &str, worker: &str) -> Option<String> {
+fn resolve_endpoint(endpoint: &str, worker: &str) -> Option<String> {
     let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;
     let host = if matches!(host, "*" | "0.0.0.0" | "::" | "[::]") { worker } else { host };
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_mean_the_worker_itself() {
+    fn wildcard_endpoints_resolve_to_the_worker() {
         let text = r#"[{"data_parallel_rank":1,"endpoint":"tcp://*:5558","replay_endpoint":"tcp://0.0.0.0:5568",
                         "topic":"kv","transport":"zmq"},{"endpoint":"tcp://10.0.0.9:7","replay_endpoint":null}]"#;
         let expected = [
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_a_real_engine_is_read_by_rank() {
+    fn recorded_source_list_is_read_by_rank() {
         let text = r#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:39345",
             "replay_endpoint":"tcp://127.0.0.1:51229","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,
             "topic":"kv"},"1":{"endpoint":"tcp://*:39346","replay_endpoint":null}}"#;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_or_read_is_left_out() {
+    fn unreachable_or_unreadable_sources_are_skipped() {
         for text in
             ["", "null", "{}", "[]", "[1]", r#"[{"endpoint":"ipc:///tmp/x"}]"#, r#"[{"endpoint":"tcp://*:0x"}]"#]
         {

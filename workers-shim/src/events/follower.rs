@@ -11,166 +11,169 @@ mod taking;
 use std::sync::Arc;
 use std::time::Duration;
 
-use residency::{RoutedLimits, SourceRules};
+use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use vocabulary::{Incarnation, Tokens};
 
 use super::discovery::EventSource;
-use super::imprints::Imprints;
+use super::imprints::SnapshotProvider;
 use super::shared::SharedIndex;
-use super::sources::Doubt;
-use crate::fleet::member::Member;
+use super::sources::InexactReason;
+use crate::fleet::member::WorkerHandle;
 use crate::fleet::probe::get;
-use crate::fleet::{EventsAt, RulesOf};
-use rank::{End, Rank};
+use crate::fleet::{EventSourceSetting, SourceRulesResolver};
+use rank::{FollowEnd, RankFollower};
 
 /// What all followers of a fleet share.
 #[derive(Clone)]
-pub(crate) struct Following {
+pub(crate) struct FollowerEnvironment {
     /// For questions to the workers.
     pub(crate) client: reqwest::Client,
     /// Where events go.
     pub(crate) index: SharedIndex,
-    pub(crate) rules: RulesOf,
+    pub(crate) rules: SourceRulesResolver,
     /// How much is remembered of what was routed to workers without events.
-    pub(crate) routed: RoutedLimits,
+    pub(crate) routed_limits: RoutedBlockLimits,
     /// The other routers, where there are any.
-    pub(crate) imprints: Option<Arc<dyn Imprints>>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotProvider>>,
     /// Between two looks for a worker's sources when it had none.
-    pub(crate) look_again: Duration,
+    pub(crate) rediscover_after: Duration,
 }
 
 /// Follows a worker until it has left, and forgets then what it holds.
-pub(crate) async fn follow(member: Arc<Member>, with: Following) {
-    with.index.admit(member.id, with.routed);
-    let mut life = member.life();
+pub(crate) async fn follow(member: Arc<WorkerHandle>, with: FollowerEnvironment) {
+    with.index.admit(member.id, with.routed_limits);
+    let mut life = member.watch_incarnation();
     // The life without events of which something may have been guessed.
     let mut guessed = None;
     while !member.has_left() {
         let Some(incarnation) = *life.borrow_and_update() else {
             // Without an identity whoever answers next may be another one.
             guessed = guessed.filter(|life| *life != Incarnation(0));
-            member.events.sources.follow_none(Doubt::Unreached);
+            member.events.sources.set_no_sources(InexactReason::Unreachable);
             tokio::select! {
                 // The sender is the member's.
                 _ = life.changed() => {}
-                () = member.left() => {}
+                () = member.wait_left() => {}
             }
             continue;
         };
-        let worker = Worker { member: member.clone(), with: with.clone(), incarnation };
+        let worker = FollowedWorker { member: member.clone(), environment: with.clone(), incarnation };
         if guessed == Some(incarnation) {
-            with.index.age(member.id);
+            with.index.expire(member.id);
         } else {
-            with.index.guessed(member.id);
+            with.index.use_approximation(member.id);
         }
-        let (sources, rules) = (worker.sources().await, worker.rules());
+        let (sources, rules) = (worker.discover_sources().await, worker.rules());
         guessed = match rules.filter(|_| !sources.is_empty()) {
             Some(rules) => {
-                worker.observe(sources, rules).await;
+                worker.follow_ranks(sources, rules).await;
                 None
             }
             None => {
-                member.events.sources.follow_none(worker.why_guessed(&sources));
-                timeout(with.look_again, ended(&member, incarnation)).await.is_err().then_some(incarnation)
+                member.events.sources.set_no_sources(worker.approximation_reason(&sources));
+                timeout(with.rediscover_after, wait_incarnation_end(&member, incarnation))
+                    .await
+                    .is_err()
+                    .then_some(incarnation)
             }
         };
     }
-    with.index.dismiss(member.id);
-    member.forget();
+    with.index.remove_worker(member.id);
+    member.mark_forgotten();
 }
 
 /// Waits for the end of a life, or until the worker has left. A worker that is only unreachable may still be the same; one
 /// without an identity is never the same again.
-async fn ended(member: &Member, incarnation: Incarnation) {
+async fn wait_incarnation_end(member: &WorkerHandle, incarnation: Incarnation) {
     let over = |now: &Option<Incarnation>| now.map_or(incarnation == Incarnation(0), |now| now != incarnation);
-    let mut life = member.life();
+    let mut life = member.watch_incarnation();
     tokio::select! {
         // The sender lives as long as the worker does.
         _ = life.wait_for(over) => {}
-        () = member.left() => {}
+        () = member.wait_left() => {}
     }
 }
 
 /// Blocks of so many tokens cannot be placed.
-fn misfit(rules: &SourceRules, block: Tokens) -> Doubt {
-    Doubt::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
+fn misfit_reason(rules: &SourceRules, block: Tokens) -> InexactReason {
+    InexactReason::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
 }
 
 #[derive(Clone)]
-struct Worker {
-    member: Arc<Member>,
-    with: Following,
+struct FollowedWorker {
+    member: Arc<WorkerHandle>,
+    environment: FollowerEnvironment,
     incarnation: Incarnation,
 }
 
-impl Worker {
-    async fn sources(&self) -> Vec<EventSource> {
+impl FollowedWorker {
+    async fn discover_sources(&self) -> Vec<EventSource> {
         if let Some(configured) = EventSource::configured(&self.member.spec.events) {
             return vec![configured];
         }
-        match (&self.member.spec.events, get(&self.with.client, &self.member, "/kv_event_sources").await) {
-            (EventsAt::Discovered, Ok(text)) => EventSource::read_all(&text, &self.member.spec.endpoint),
+        match (&self.member.spec.events, get(&self.environment.client, &self.member, "/kv_event_sources").await) {
+            (EventSourceSetting::Discovered, Ok(text)) => EventSource::read_all(&text, &self.member.spec.endpoint),
             _ => Vec::new(),
         }
     }
 
     fn rules(&self) -> Option<SourceRules> {
-        self.member.seen().models.iter().find_map(|model| (self.with.rules)(model))
+        self.member.probed_state().models.iter().find_map(|model| (self.environment.rules)(model))
     }
 
-    fn why_guessed(&self, sources: &[EventSource]) -> Doubt {
+    fn approximation_reason(&self, sources: &[EventSource]) -> InexactReason {
         if sources.is_empty() {
-            return Doubt::Silent;
+            return InexactReason::NoEvents;
         }
-        Doubt::Wordless(self.member.seen().models.first().cloned())
+        InexactReason::NoTextModel(self.member.probed_state().models.first().cloned())
     }
 
     /// Follows all ranks until this life ends.
-    async fn observe(&self, sources: Vec<EventSource>, rules: SourceRules) {
-        self.with.index.observed(self.member.id);
-        self.member.events.sources.follow(&sources);
+    async fn follow_ranks(&self, sources: Vec<EventSource>, rules: SourceRules) {
+        self.environment.index.use_events(self.member.id);
+        self.member.events.sources.set_sources(&sources);
         // Ranks of one engine have one block size: what one of them cannot go on with, the others would find as they speak.
         let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
         for source in sources {
-            let rank = Rank::new(self.clone(), source, rules.clone());
+            let rank = RankFollower::new(self.clone(), source, rules.clone());
             let misfit = misfit.clone();
             ranks.spawn(async move {
                 let mut told = misfit.subscribe();
                 let end = rank.run(&mut told).await;
-                if let End::Misfit(block) = end {
+                if let FollowEnd::Misfit(block) = end {
                     misfit.send_replace(Some(block));
                 }
             });
         }
         loop {
-            match timeout(self.with.look_again, ranks.join_next()).await {
+            match timeout(self.environment.rediscover_after, ranks.join_next()).await {
                 // Whoever keeps this task tells of it, and begins it anew.
                 Ok(Some(Err(error))) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // What is guessed beside the events grows old.
-                Err(_) => self.with.index.age(self.member.id),
+                Err(_) => self.environment.index.expire(self.member.id),
             }
         }
         let block = *misfit.borrow();
         if let Some(block) = block {
-            self.guess(rules, block);
+            self.fall_back_to_approximation(rules, block);
         }
-        self.member.changed();
+        self.member.invalidate_views();
         if block.is_some() {
-            ended(&self.member, self.incarnation).await;
+            wait_incarnation_end(&self.member, self.incarnation).await;
         }
     }
 
     /// Nothing can be made of the worker's events.
-    fn guess(&self, rules: SourceRules, block: Tokens) {
-        let doubt = misfit(&rules, block);
+    fn fall_back_to_approximation(&self, rules: SourceRules, block: Tokens) {
+        let doubt = misfit_reason(&rules, block);
         tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
-        self.with.index.guessed(self.member.id);
-        self.member.events.sources.follow_none(doubt);
+        self.environment.index.use_approximation(self.member.id);
+        self.member.events.sources.set_no_sources(doubt);
     }
 }

@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use vocabulary::Micros;
 
-use super::sources::Sources;
+use super::sources::WorkerEventSources;
 
 /// What came of a worker's events so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,13 +31,13 @@ pub struct EventCounts {
 }
 
 #[derive(Default)]
-pub(crate) struct EventLog {
+pub(crate) struct WorkerEventStatus {
     /// Where the events come from, and how well that is heard.
-    pub(crate) sources: Sources,
+    pub(crate) sources: WorkerEventSources,
     pub(super) counts: Mutex<EventCounts>,
 }
 
-impl EventLog {
+impl WorkerEventStatus {
     pub(crate) fn counts(&self) -> EventCounts {
         *self.counts.lock()
     }

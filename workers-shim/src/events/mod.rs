@@ -11,10 +11,10 @@ mod sources;
 
 pub use discovery::EventSource;
 pub(crate) use discovery::host_of;
-pub(crate) use follower::{Following, follow};
-pub(crate) use imprints::Exports;
-pub use imprints::{Exported, Imprints, Wanted};
+pub(crate) use follower::{FollowerEnvironment, follow};
+pub(crate) use imprints::SnapshotExporters;
+pub use imprints::{EncodedSnapshot, SnapshotProvider, SnapshotRequest};
 pub use log::EventCounts;
-pub(crate) use log::EventLog;
-pub use shared::{KnownBy, Served, SharedIndex};
-pub use sources::{Doubt, SourceCount};
+pub(crate) use log::WorkerEventStatus;
+pub use shared::{ChainBasis, ServedPrompts, SharedIndex};
+pub use sources::{EventSourceCount, InexactReason};

@@ -11,7 +11,7 @@ use super::discovery::EventSource;
 
 /// How many event sources a worker has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SourceCount {
+pub struct EventSourceCount {
     /// Configured, or told by the worker.
     pub configured: usize,
     /// Of these, the ones that are heard.
@@ -20,14 +20,14 @@ pub struct SourceCount {
 
 /// Why a worker's blocks are not known exactly. As text it says what to do.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Doubt {
+pub enum InexactReason {
     /// It was not reached yet, or is not any more.
     #[default]
-    Unreached,
+    Unreachable,
     /// It tells no events.
-    Silent,
+    NoEvents,
     /// Its models' tokens are not known here.
-    Wordless(Option<ModelId>),
+    NoTextModel(Option<ModelId>),
     /// Its blocks are not made of whole chain blocks.
     Misfit {
         /// What it serves.
@@ -58,74 +58,78 @@ pub enum Doubt {
         /// Engine blocks stored since.
         stored: u64,
         /// How many end the doubt, where that is known.
-        enough: Option<u64>,
+        needed: Option<u64>,
         /// Whether somebody can be asked for what was missed.
         replays: bool,
     },
 }
 
-impl fmt::Display for Doubt {
+impl fmt::Display for InexactReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Doubt::Unreached => {
+            InexactReason::Unreachable => {
                 write!(f, "it was not reached yet, or is not any more: see that it answers GET /health")
             }
-            Doubt::Silent => write!(
+            InexactReason::NoEvents => write!(
                 f,
                 "it tells no KV events: start it with --kv-events-config, and set `events` and `replay` of its [[workers]] \
                  entry where it does not answer GET /kv_event_sources"
             ),
-            Doubt::Wordless(model) => {
+            InexactReason::NoTextModel(model) => {
                 let name = model.as_ref().map_or("NAME", |model| &model.0);
                 write!(
                     f,
                     "the tokens of its prompts are not known here: set `models.{name}.text` to the model's folder"
                 )
             }
-            Doubt::Misfit { model, block, chain } => write!(
+            InexactReason::Misfit { model, block, chain } => write!(
                 f,
                 "its blocks of {} tokens are not whole chain blocks of {}: set `models.{}.block` to a number that divides {}, \
                  and the block of every other engine of the model",
                 block.0, chain.0, model.0, block.0
             ),
-            Doubt::Unconnected { live } => write!(
+            InexactReason::Unconnected { live } => write!(
                 f,
                 "nothing answers at {live}, where its KV events should come from: see that the engine publishes there \
                  (--kv-events-config), that this host reaches it, and that `events` of its [[workers]] entry, if set, is right"
             ),
-            Doubt::Replaced => write!(
+            InexactReason::Replaced => write!(
                 f,
                 "another process answers GET /metrics than the one whose events were followed: it is followed as soon as a \
                  probe has met it; if that stays so, see that only one engine is behind its URL"
             ),
-            Doubt::Unidentified => write!(
+            InexactReason::Unidentified => write!(
                 f,
                 "GET /metrics does not tell which process it is (process_start_time_seconds), so a restart would not be \
                  noticed: see that this host can read it, and that the engine runs one API server"
             ),
-            Doubt::Replaying { replay } => write!(
+            InexactReason::Replaying { replay } => write!(
                 f,
                 "what it said before is not replayed yet: if that stays so, see that {replay} answers (`replay_endpoint` of \
                  --kv-events-config, `replay` of its [[workers]] entry)"
             ),
-            Doubt::NoReplay => write!(
+            InexactReason::NoReplay => write!(
                 f,
                 "nobody can be asked for what it said before: set `replay_endpoint` of its --kv-events-config, and `replay` of \
                  its [[workers]] entry where `events` is set"
             ),
-            Doubt::Lost { stored, enough, replays: true } => lost(f, (*stored, *enough), TOO_LONG_AGO),
-            Doubt::Lost { stored, enough, replays: false } => lost(f, (*stored, *enough), NOBODY_TO_ASK),
+            InexactReason::Lost { stored, needed: enough, replays: true } => {
+                write_loss(f, (*stored, *enough), RAISE_BUFFER_ADVICE)
+            }
+            InexactReason::Lost { stored, needed: enough, replays: false } => {
+                write_loss(f, (*stored, *enough), SET_REPLAY_ADVICE)
+            }
         }
     }
 }
 
 /// So that no events are lost again: where they are replayed, and where they are not.
-const TOO_LONG_AGO: &str = "raise `buffer_steps` of its --kv-events-config";
-const NOBODY_TO_ASK: &str =
+const RAISE_BUFFER_ADVICE: &str = "raise `buffer_steps` of its --kv-events-config";
+const SET_REPLAY_ADVICE: &str =
     "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set";
 
 /// Of events that are lost for good.
-fn lost(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice: &str) -> fmt::Result {
+fn write_loss(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice: &str) -> fmt::Result {
     write!(f, "events were lost for good; ")?;
     match enough {
         Some(enough) => write!(f, "it has stored {stored} of the {enough} blocks that end this")?,
@@ -138,56 +142,60 @@ fn lost(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice
     )
 }
 
-impl Doubt {
+impl InexactReason {
     /// Whether nobody listens to the source.
-    fn is_unheard(&self) -> bool {
-        matches!(self, Doubt::Unconnected { .. } | Doubt::Replaced | Doubt::Misfit { .. })
+    fn is_disconnected(&self) -> bool {
+        matches!(self, InexactReason::Unconnected { .. } | InexactReason::Replaced | InexactReason::Misfit { .. })
     }
 }
 
 /// All sources of a worker, as they stand.
 #[derive(Default)]
-pub(crate) struct Sources(Mutex<State>);
+pub(crate) struct WorkerEventSources(Mutex<EventSourceState>);
 
 #[derive(Default)]
-struct State {
+struct EventSourceState {
     /// Why the blocks of each rank are not known exactly; none where they are.
-    doubts: BTreeMap<DpRank, Option<Doubt>>,
+    reasons: BTreeMap<DpRank, Option<InexactReason>>,
     /// While no source is followed.
-    why_none: Doubt,
+    no_sources_reason: InexactReason,
 }
 
-impl Sources {
+impl WorkerEventSources {
     /// These are followed from now on; none is heard yet.
-    pub(super) fn follow(&self, sources: &[EventSource]) {
-        let unheard = |source: &EventSource| (source.rank, Some(Doubt::Unconnected { live: source.live.clone() }));
-        self.0.lock().doubts = sources.iter().map(unheard).collect();
+    pub(super) fn set_sources(&self, sources: &[EventSource]) {
+        let unheard =
+            |source: &EventSource| (source.rank, Some(InexactReason::Unconnected { live: source.live.clone() }));
+        self.0.lock().reasons = sources.iter().map(unheard).collect();
     }
 
-    pub(super) fn follow_none(&self, why: Doubt) {
-        *self.0.lock() = State { doubts: BTreeMap::new(), why_none: why };
+    pub(super) fn set_no_sources(&self, why: InexactReason) {
+        *self.0.lock() = EventSourceState { reasons: BTreeMap::new(), no_sources_reason: why };
     }
 
     /// How well a rank is known now.
-    pub(super) fn doubt_of(&self, rank: DpRank, doubt: Option<Doubt>) {
-        if let Some(known) = self.0.lock().doubts.get_mut(&rank) {
+    pub(super) fn set_reason(&self, rank: DpRank, doubt: Option<InexactReason>) {
+        if let Some(known) = self.0.lock().reasons.get_mut(&rank) {
             *known = doubt;
         }
     }
 
-    pub(crate) fn count(&self) -> SourceCount {
+    pub(crate) fn count(&self) -> EventSourceCount {
         let state = self.0.lock();
-        let is_connected = |doubt: &&Option<Doubt>| !doubt.as_ref().is_some_and(Doubt::is_unheard);
-        SourceCount { configured: state.doubts.len(), connected: state.doubts.values().filter(is_connected).count() }
+        let is_connected = |doubt: &&Option<InexactReason>| !doubt.as_ref().is_some_and(InexactReason::is_disconnected);
+        EventSourceCount {
+            configured: state.reasons.len(),
+            connected: state.reasons.values().filter(is_connected).count(),
+        }
     }
 
     /// Why the worker's blocks are not known exactly: of several ranks the first that is in doubt. None where they are.
-    pub(crate) fn doubt(&self) -> Option<Doubt> {
+    pub(crate) fn inexact_reason(&self) -> Option<InexactReason> {
         let state = self.0.lock();
-        if state.doubts.is_empty() {
-            return Some(state.why_none.clone());
+        if state.reasons.is_empty() {
+            return Some(state.no_sources_reason.clone());
         }
-        state.doubts.values().flatten().next().cloned()
+        state.reasons.values().flatten().next().cloned()
     }
 }
 
@@ -200,44 +208,50 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_in_doubt_until_each_of_its_sources_is_not() {
-        let sources = Sources::default();
-        assert_eq!((sources.count(), sources.doubt()), (SourceCount::default(), Some(Doubt::Unreached)));
-        sources.follow(&[source(0), source(1)]);
-        sources.doubt_of(DpRank(0), None);
-        assert_eq!(sources.count(), SourceCount { configured: 2, connected: 1 });
-        assert_eq!(sources.doubt(), Some(Doubt::Unconnected { live: "tcp://a:1".into() }));
-        sources.doubt_of(DpRank(1), Some(Doubt::NoReplay));
-        assert_eq!((sources.count().connected, sources.doubt()), (2, Some(Doubt::NoReplay)));
-        sources.doubt_of(DpRank(1), Some(Doubt::Replaced));
+    fn worker_is_inexact_until_every_event_source_is_exact() {
+        let sources = WorkerEventSources::default();
+        assert_eq!(
+            (sources.count(), sources.inexact_reason()),
+            (EventSourceCount::default(), Some(InexactReason::Unreachable))
+        );
+        sources.set_sources(&[source(0), source(1)]);
+        sources.set_reason(DpRank(0), None);
+        assert_eq!(sources.count(), EventSourceCount { configured: 2, connected: 1 });
+        assert_eq!(sources.inexact_reason(), Some(InexactReason::Unconnected { live: "tcp://a:1".into() }));
+        sources.set_reason(DpRank(1), Some(InexactReason::NoReplay));
+        assert_eq!((sources.count().connected, sources.inexact_reason()), (2, Some(InexactReason::NoReplay)));
+        sources.set_reason(DpRank(1), Some(InexactReason::Replaced));
         assert_eq!(sources.count().connected, 1, "nobody listens to it");
-        sources.doubt_of(DpRank(1), None);
-        assert_eq!(sources.doubt(), None);
-        sources.follow_none(Doubt::Silent);
-        assert_eq!((sources.count(), sources.doubt()), (SourceCount::default(), Some(Doubt::Silent)));
+        sources.set_reason(DpRank(1), None);
+        assert_eq!(sources.inexact_reason(), None);
+        sources.set_no_sources(InexactReason::NoEvents);
+        assert_eq!(
+            (sources.count(), sources.inexact_reason()),
+            (EventSourceCount::default(), Some(InexactReason::NoEvents))
+        );
     }
 
     #[test]
-    fn each_doubt_names_what_to_look_at() {
-        let text = |doubt: Doubt| doubt.to_string();
+    fn every_inexact_reason_names_what_to_check() {
+        let text = |doubt: InexactReason| doubt.to_string();
         let model = ModelId::from("tiny");
-        let misfit = Doubt::Misfit { model: model.clone(), block: Tokens(10), chain: Tokens(4) };
-        let lost = |enough| Doubt::Lost { stored: 7, enough, replays: true };
+        let misfit = InexactReason::Misfit { model: model.clone(), block: Tokens(10), chain: Tokens(4) };
+        let lost = |enough| InexactReason::Lost { stored: 7, needed: enough, replays: true };
         let all = [
-            (Doubt::Unreached, "GET /health"),
-            (Doubt::Silent, "--kv-events-config"),
-            (Doubt::Wordless(Some(model)), "`models.tiny.text`"),
-            (Doubt::Wordless(None), "`models.NAME.text`"),
+            (InexactReason::Unreachable, "GET /health"),
+            (InexactReason::NoEvents, "--kv-events-config"),
+            (InexactReason::NoTextModel(Some(model)), "`models.tiny.text`"),
+            (InexactReason::NoTextModel(None), "`models.NAME.text`"),
             (misfit, "`models.tiny.block` to a number that divides 10"),
-            (Doubt::Unconnected { live: "tcp://a:1".into() }, "tcp://a:1"),
-            (Doubt::Replaced, "one engine is behind its URL"),
-            (Doubt::Unidentified, "GET /metrics"),
-            (Doubt::Replaying { replay: "tcp://a:2".into() }, "tcp://a:2"),
-            (Doubt::NoReplay, "`replay_endpoint`"),
+            (InexactReason::Unconnected { live: "tcp://a:1".into() }, "tcp://a:1"),
+            (InexactReason::Replaced, "one engine is behind its URL"),
+            (InexactReason::Unidentified, "GET /metrics"),
+            (InexactReason::Replaying { replay: "tcp://a:2".into() }, "tcp://a:2"),
+            (InexactReason::NoReplay, "`replay_endpoint`"),
             (lost(Some(20)), "7 of the 20 blocks"),
             (lost(None), "POST /reset_prefix_cache"),
             (lost(None), "`buffer_steps`"),
-            (Doubt::Lost { stored: 7, enough: None, replays: false }, "`replay_endpoint`"),
+            (InexactReason::Lost { stored: 7, needed: None, replays: false }, "`replay_endpoint`"),
         ];
         for (doubt, named) in all {
             assert!(text(doubt.clone()).contains(named), "{doubt:?}: {doubt}");

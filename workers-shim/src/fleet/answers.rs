@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use vocabulary::{ModelId, Tokens};
 
-use super::flight::Mark;
-use super::speech::Speech;
-use crate::scrape::{Scrape, Wakefulness};
+use super::flight::CounterSnapshot;
+use super::speech::ConnectorState;
+use crate::scrape::{Scrape, SleepState};
 
 /// Why there is no answer to a question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Silence {
+pub(crate) enum ProbeFailure {
     /// It does not know the path, or answers something else there.
     Absent,
-    Sick,
+    Unhealthy,
     Refused,
     /// Nothing in time, or a connection that broke.
-    Broken,
+    Unanswered,
 }
 
-pub(crate) type Reply<T> = Result<T, Silence>;
+pub(crate) type ProbeReply<T> = Result<T, ProbeFailure>;
 
 /// A LoRA adapter that an engine lists.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -32,7 +32,7 @@ pub struct Adapter {
 
 /// What `GET /v1/models` lists.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Models {
+pub(super) struct ServedModels {
     /// Base models first, then adapters.
     pub(super) names: Arc<[ModelId]>,
     /// The adapters again, with what they are on top of.
@@ -43,26 +43,26 @@ pub(super) struct Models {
 
 /// One round of questions.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Answers {
+pub(super) struct ProbeRound {
     /// Our own requests when the metrics were asked for.
-    pub(super) at: Mark,
+    pub(super) counters: CounterSnapshot,
     /// How often the worker had been reported unreachable before the first question.
-    pub(super) blames: u64,
+    pub(super) failure_reports: u64,
     /// `GET /health`.
-    pub(super) health: Reply<()>,
+    pub(super) health: ProbeReply<()>,
     /// `GET /v1/models`.
-    pub(super) models: Reply<Models>,
+    pub(super) models: ProbeReply<ServedModels>,
     /// `GET /metrics`.
-    pub(super) metrics: Reply<Arc<Scrape>>,
+    pub(super) metrics: ProbeReply<Arc<Scrape>>,
     /// `GET /version`, where it was asked.
     pub(super) version: Option<Arc<str>>,
     /// Its dialect, where it was asked.
-    pub(super) speech: Option<Speech>,
+    pub(super) connector: Option<ConnectorState>,
 }
 
 /// What a round means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum ProbeVerdict {
     Alive,
     /// Another round may tell.
     Unsure,
@@ -71,116 +71,149 @@ pub(super) enum Verdict {
 
 /// What was known of the worker before the round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Acquaintance {
+pub(super) enum IdentificationStage {
     /// No model is known.
-    Stranger,
+    Unknown,
     /// Models are known, by configuration or from before, but not which process it is.
-    Named,
+    ModelsKnown,
     /// The process too.
-    Settled,
+    Identified,
 }
 
-impl Answers {
+impl ProbeRound {
     /// Whether it lives. A worker that was out of reach must answer `/metrics` first, be it with a 404: who comes back
     /// may be another process.
-    pub(super) fn verdict(&self, known: Acquaintance) -> Verdict {
-        match self.reached(known) {
-            Verdict::Alive => self.settled(known),
+    pub(super) fn verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+        match self.reachability_verdict(known) {
+            ProbeVerdict::Alive => self.metrics_verdict(known),
             other => other,
         }
     }
 
-    fn reached(&self, known: Acquaintance) -> Verdict {
-        use Silence::{Absent, Broken, Refused, Sick};
+    fn reachability_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+        use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
         match (&self.health, &self.models) {
-            (Err(Refused | Sick), _) => Verdict::Dead,
-            (Ok(()) | Err(Absent), Ok(_)) => Verdict::Alive,
-            (Ok(()), Err(_)) if known != Acquaintance::Stranger => Verdict::Alive,
+            (Err(Refused | Unhealthy), _) => ProbeVerdict::Dead,
+            (Ok(()) | Err(Absent), Ok(_)) => ProbeVerdict::Alive,
+            (Ok(()), Err(_)) if known != IdentificationStage::Unknown => ProbeVerdict::Alive,
             // Not every OpenAI-compatible server has a health page; the list of models decides then.
-            (Err(Absent), Err(Refused | Sick)) => Verdict::Dead,
-            (Ok(()) | Err(Absent | Broken), _) => Verdict::Unsure,
+            (Err(Absent), Err(Refused | Unhealthy)) => ProbeVerdict::Dead,
+            (Ok(()) | Err(Absent | Unanswered), _) => ProbeVerdict::Unsure,
         }
     }
 
-    fn settled(&self, known: Acquaintance) -> Verdict {
+    fn metrics_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
         match &self.metrics {
-            Ok(scrape) if scrape.wakefulness == Wakefulness::Asleep => Verdict::Dead,
-            Ok(_) | Err(Silence::Absent) => Verdict::Alive,
-            Err(_) if known == Acquaintance::Settled => Verdict::Alive,
-            Err(_) => Verdict::Unsure,
+            Ok(scrape) if scrape.sleep_state == SleepState::Asleep => ProbeVerdict::Dead,
+            Ok(_) | Err(ProbeFailure::Absent) => ProbeVerdict::Alive,
+            Err(_) if known == IdentificationStage::Identified => ProbeVerdict::Alive,
+            Err(_) => ProbeVerdict::Unsure,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use Silence::{Absent, Broken, Refused, Sick};
+    use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
 
     use super::*;
 
-    fn verdict(health: Reply<()>, models: Reply<()>, metrics: Reply<()>, known: Acquaintance) -> Verdict {
-        let models = models.map(|()| Models::default());
+    fn verdict(
+        health: ProbeReply<()>,
+        models: ProbeReply<()>,
+        metrics: ProbeReply<()>,
+        known: IdentificationStage,
+    ) -> ProbeVerdict {
+        let models = models.map(|()| ServedModels::default());
         let metrics = metrics.map(|()| Arc::default());
-        Answers { at: Mark::default(), blames: 0, health, models, metrics, version: None, speech: None }.verdict(known)
+        ProbeRound {
+            counters: CounterSnapshot::default(),
+            failure_reports: 0,
+            health,
+            models,
+            metrics,
+            version: None,
+            connector: None,
+        }
+        .verdict(known)
     }
 
     #[test]
-    fn an_engine_that_answers_everything_is_alive() {
-        for known in [Acquaintance::Stranger, Acquaintance::Named, Acquaintance::Settled] {
-            assert_eq!(verdict(Ok(()), Ok(()), Ok(()), known), Verdict::Alive);
+    fn engine_that_answers_every_probe_is_alive() {
+        for known in [IdentificationStage::Unknown, IdentificationStage::ModelsKnown, IdentificationStage::Identified] {
+            assert_eq!(verdict(Ok(()), Ok(()), Ok(()), known), ProbeVerdict::Alive);
         }
     }
 
     #[test]
-    fn a_list_of_models_is_enough() {
-        assert_eq!(verdict(Err(Absent), Ok(()), Err(Absent), Acquaintance::Stranger), Verdict::Alive);
+    fn model_list_alone_means_alive() {
+        assert_eq!(verdict(Err(Absent), Ok(()), Err(Absent), IdentificationStage::Unknown), ProbeVerdict::Alive);
     }
 
     #[test]
-    fn a_refused_connection_and_an_engines_own_word_end_it_at_once() {
-        for health in [Refused, Sick] {
-            assert_eq!(verdict(Err(health), Ok(()), Ok(()), Acquaintance::Settled), Verdict::Dead, "{health:?}");
+    fn refused_connection_or_reported_failure_means_dead_at_once() {
+        for health in [Refused, Unhealthy] {
+            assert_eq!(
+                verdict(Err(health), Ok(()), Ok(()), IdentificationStage::Identified),
+                ProbeVerdict::Dead,
+                "{health:?}"
+            );
         }
-        for models in [Refused, Sick] {
-            assert_eq!(verdict(Err(Absent), Err(models), Ok(()), Acquaintance::Settled), Verdict::Dead, "{models:?}");
+        for models in [Refused, Unhealthy] {
+            assert_eq!(
+                verdict(Err(Absent), Err(models), Ok(()), IdentificationStage::Identified),
+                ProbeVerdict::Dead,
+                "{models:?}"
+            );
         }
     }
 
     #[test]
-    fn a_slow_answer_is_no_death() {
-        assert_eq!(verdict(Err(Broken), Ok(()), Ok(()), Acquaintance::Settled), Verdict::Unsure);
-        assert_eq!(verdict(Ok(()), Err(Broken), Ok(()), Acquaintance::Settled), Verdict::Alive);
-        assert_eq!(verdict(Ok(()), Ok(()), Err(Sick), Acquaintance::Settled), Verdict::Alive);
+    fn slow_answer_is_not_death() {
+        assert_eq!(verdict(Err(Unanswered), Ok(()), Ok(()), IdentificationStage::Identified), ProbeVerdict::Unsure);
+        assert_eq!(verdict(Ok(()), Err(Unanswered), Ok(()), IdentificationStage::Identified), ProbeVerdict::Alive);
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Unhealthy), IdentificationStage::Identified), ProbeVerdict::Alive);
     }
 
     #[test]
-    fn a_worker_without_any_model_is_of_no_use() {
-        for models in [Absent, Sick, Refused, Broken] {
-            assert_ne!(verdict(Ok(()), Err(models), Ok(()), Acquaintance::Stranger), Verdict::Alive, "{models:?}");
+    fn worker_without_models_is_not_alive() {
+        for models in [Absent, Unhealthy, Refused, Unanswered] {
+            assert_ne!(
+                verdict(Ok(()), Err(models), Ok(()), IdentificationStage::Unknown),
+                ProbeVerdict::Alive,
+                "{models:?}"
+            );
         }
-        assert_eq!(verdict(Err(Absent), Err(Absent), Err(Absent), Acquaintance::Named), Verdict::Unsure);
+        assert_eq!(
+            verdict(Err(Absent), Err(Absent), Err(Absent), IdentificationStage::ModelsKnown),
+            ProbeVerdict::Unsure
+        );
     }
 
     #[test]
-    fn who_comes_back_must_say_which_process_it_is() {
-        for metrics in [Sick, Refused, Broken] {
-            assert_eq!(verdict(Ok(()), Ok(()), Err(metrics), Acquaintance::Named), Verdict::Unsure, "{metrics:?}");
+    fn returning_worker_must_identify_its_process() {
+        for metrics in [Unhealthy, Refused, Unanswered] {
+            assert_eq!(
+                verdict(Ok(()), Ok(()), Err(metrics), IdentificationStage::ModelsKnown),
+                ProbeVerdict::Unsure,
+                "{metrics:?}"
+            );
         }
-        assert_eq!(verdict(Ok(()), Ok(()), Err(Absent), Acquaintance::Named), Verdict::Alive);
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Absent), IdentificationStage::ModelsKnown), ProbeVerdict::Alive);
     }
 
     #[test]
-    fn a_sleeping_engine_takes_no_work() {
-        let asleep = Scrape { wakefulness: Wakefulness::Asleep, ..Scrape::default() };
-        let answers = Answers {
-            at: Mark::default(),
-            blames: 0,
+    fn sleeping_engine_is_not_alive() {
+        let asleep = Scrape { sleep_state: SleepState::Asleep, ..Scrape::default() };
+        let answers = ProbeRound {
+            counters: CounterSnapshot::default(),
+            failure_reports: 0,
             health: Ok(()),
-            models: Ok(Models::default()),
+            models: Ok(ServedModels::default()),
             metrics: Ok(Arc::new(asleep)),
             version: None,
-            speech: None,
+            connector: None,
         };
-        assert_eq!(answers.verdict(Acquaintance::Settled), Verdict::Dead);
+        assert_eq!(answers.verdict(IdentificationStage::Identified), ProbeVerdict::Dead);
     }
 }

@@ -5,36 +5,36 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::{Bytes, Micros, ModelId, Role, Speeds, Tokens};
+use vocabulary::{Bytes, EngineSpeed, Micros, ModelId, Tokens, WorkerRole};
 
-use crate::dialect::Spoken;
+use crate::dialect::KvConnector;
 
 /// One worker.
 #[derive(Clone, PartialEq, Debug)]
-pub struct WorkerSpec {
+pub struct WorkerDefinition {
     /// Scheme, host and port.
     pub endpoint: Arc<str>,
     /// What it is for.
-    pub role: Role,
+    pub role: WorkerRole,
     /// The models it serves; asked from it when empty.
     pub models: Vec<ModelId>,
     /// Sent to it as a bearer token.
     pub api_key: Option<Arc<str>>,
     /// Where it tells its KV events.
-    pub events: EventsAt,
+    pub events: EventSourceSetting,
     /// What is assumed of it.
     pub profile: WorkerProfile,
 }
 
-impl WorkerSpec {
+impl WorkerDefinition {
     /// A worker of which nothing but URL and role is known.
-    pub fn at(endpoint: &str, role: Role) -> Self {
+    pub fn at(endpoint: &str, role: WorkerRole) -> Self {
         Self {
             endpoint: endpoint.trim_end_matches('/').into(),
             role,
             models: Vec::new(),
             api_key: None,
-            events: EventsAt::Discovered,
+            events: EventSourceSetting::Discovered,
             profile: WorkerProfile::default(),
         }
     }
@@ -42,7 +42,7 @@ impl WorkerSpec {
 
 /// Where a worker tells its KV events.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum EventsAt {
+pub enum EventSourceSetting {
     /// As it says at `GET /kv_event_sources`; without an answer it is known by what was routed to it.
     #[default]
     Discovered,
@@ -79,7 +79,7 @@ pub struct WorkerProfile {
 /// Whether a worker exchanges KV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Transfers {
+pub enum KvExchangeMode {
     /// When a fabric is configured, or its metrics show a KV connector (vLLM's `vllm:nixl_*`, there from its start).
     #[default]
     Auto,
@@ -94,12 +94,12 @@ pub enum Transfers {
 #[serde(deny_unknown_fields, default)]
 pub struct LinkProfile {
     /// Whether it exchanges KV at all.
-    #[default(Transfers::Auto)]
-    pub transfers: Transfers,
+    #[default(KvExchangeMode::Auto)]
+    pub transfers: KvExchangeMode,
     /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
     pub fabric: Option<String>,
     /// How it is spoken to; from its metrics where it is missing.
-    pub dialect: Option<Spoken>,
+    pub dialect: Option<KvConnector>,
     /// URL of Mooncake's bootstrap server; port 8998 of its host where it is missing.
     pub bootstrap: Option<String>,
     /// Microseconds of any transfer.
@@ -112,11 +112,11 @@ pub struct LinkProfile {
 
 impl WorkerProfile {
     /// KV of a token where neither profile nor engine tells: an 8B model with grouped queries, in 16 bits.
-    pub const USUAL_KV_BYTES: Bytes = Bytes(128 << 10);
+    pub const DEFAULT_KV_BYTES: Bytes = Bytes(128 << 10);
 
     /// The speeds that it assumes.
-    pub fn speeds(&self) -> Speeds {
-        Speeds {
+    pub fn speeds(&self) -> EngineSpeed {
+        EngineSpeed {
             prefill_tokens_per_second: self.prefill_tokens_per_second.max(1.0),
             decode_step: Micros(self.decode_step_us),
             decode_slowdown: Micros(self.decode_slowdown_us),
@@ -126,7 +126,7 @@ impl WorkerProfile {
 
 /// How often and how patiently workers are asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
-pub struct Pace {
+pub struct ProbeSettings {
     /// Between two probes of a healthy worker.
     #[default(Duration::from_secs(1))]
     pub every: Duration,

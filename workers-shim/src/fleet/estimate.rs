@@ -10,9 +10,9 @@
 
 pub(super) const WEIGHT: f64 = 0.2;
 /// A sample counts as at most this many times the estimate, or one part in as many of it.
-pub(super) const FURTHEST: f64 = 4.0;
+pub(super) const MAX_RATIO: f64 = 4.0;
 /// Fewer samples say nothing of how far they lie apart.
-const LEAST_SAMPLES: u64 = 5;
+const MIN_SAMPLES: u64 = 5;
 
 /// How sure an estimate is.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -20,7 +20,7 @@ pub struct Confidence {
     /// What it was learnt from; with none it is the profile's.
     pub samples: u64,
     /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
-    pub within: Option<f64>,
+    pub factor: Option<f64>,
 }
 
 /// How sure a worker's speeds are.
@@ -38,18 +38,18 @@ pub struct SpeedConfidence {
 
 /// A quantity of at least 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Estimate {
+pub(super) struct LogMovingAverage {
     value: f64,
-    most: f64,
+    max: f64,
     variance: f64,
     samples: u64,
 }
 
-impl Estimate {
+impl LogMovingAverage {
     /// Begins with what a profile says, 1 where that is no number, and stays at or below `most`.
-    pub(super) fn new(start: f64, most: f64) -> Self {
-        let value = if start.is_finite() { start.clamp(1.0, most) } else { 1.0 };
-        Self { value, most, variance: 0.0, samples: 0 }
+    pub(super) fn new(start: f64, max: f64) -> Self {
+        let value = if start.is_finite() { start.clamp(1.0, max) } else { 1.0 };
+        Self { value, max, variance: 0.0, samples: 0 }
     }
 
     pub(super) fn value(&self) -> f64 {
@@ -58,19 +58,19 @@ impl Estimate {
 
     /// Learns from a sample, which is positive.
     pub(super) fn learn(&mut self, sample: f64) {
-        let ratio = (sample / self.value).clamp(1.0 / FURTHEST, FURTHEST);
+        let ratio = (sample / self.value).clamp(1.0 / MAX_RATIO, MAX_RATIO);
         if ratio.is_nan() {
             return;
         }
         self.samples += 1;
         let weight = WEIGHT.max(1.0 / self.samples as f64);
         self.variance += weight * (ratio.ln().powi(2) - self.variance);
-        self.value = (self.value * ratio.powf(WEIGHT)).clamp(1.0, self.most);
+        self.value = (self.value * ratio.powf(WEIGHT)).clamp(1.0, self.max);
     }
 
     pub(super) fn confidence(&self) -> Confidence {
         let spread = || (1.96 * (self.variance * WEIGHT / (2.0 - WEIGHT)).sqrt()).exp();
-        Confidence { samples: self.samples, within: (self.samples >= LEAST_SAMPLES).then(spread) }
+        Confidence { samples: self.samples, factor: (self.samples >= MIN_SAMPLES).then(spread) }
     }
 }
 
@@ -78,30 +78,30 @@ impl Estimate {
 mod tests {
     use super::*;
 
-    fn taught(samples: impl IntoIterator<Item = f64>) -> Estimate {
-        let mut estimate = Estimate::new(1_000.0, 1e12);
+    fn taught(samples: impl IntoIterator<Item = f64>) -> LogMovingAverage {
+        let mut estimate = LogMovingAverage::new(1_000.0, 1e12);
         samples.into_iter().for_each(|sample| estimate.learn(sample));
         estimate
     }
 
     #[test]
-    fn equal_samples_are_sure_and_few_ones_say_nothing() {
-        assert_eq!(taught([]).confidence(), Confidence { samples: 0, within: None });
-        assert_eq!(taught([500.0; 4]).confidence().within, None);
+    fn equal_samples_are_confident_and_few_samples_are_not() {
+        assert_eq!(taught([]).confidence(), Confidence { samples: 0, factor: None });
+        assert_eq!(taught([500.0; 4]).confidence().factor, None);
         let sure = taught([500.0; 200]).confidence();
         assert_eq!(sure.samples, 200);
-        assert!((sure.within.unwrap() - 1.0).abs() < 0.01, "{sure:?}");
+        assert!((sure.factor.unwrap() - 1.0).abs() < 0.01, "{sure:?}");
     }
 
     #[test]
-    fn a_profile_that_was_wrong_makes_it_unsure_until_it_is_learnt() {
-        let within = |samples: usize| taught(vec![4_000.0; samples]).confidence().within.unwrap();
+    fn wrong_profile_lowers_confidence_until_learned() {
+        let within = |samples: usize| taught(vec![4_000.0; samples]).confidence().factor.unwrap();
         assert!(within(6) > 1.5, "{}", within(6));
         assert!(within(60) < within(20) && within(20) < within(6));
     }
 
     #[test]
-    fn the_truth_is_within_the_factor_in_about_95_of_100_cases() {
+    fn true_value_lies_within_the_factor_95_percent_of_the_time() {
         // Samples spread by 30 % around the truth, in the logarithm: sums of twelve uniform numbers are nearly normal.
         let mut state = 7u64;
         let mut uniform = move || {
@@ -112,7 +112,7 @@ mod tests {
         let mut estimate = taught((0..100).map(|_| 1_000.0 * (0.3 * normal()).exp()));
         let covered = (0..2_000).filter(|_| {
             (0..10).for_each(|_| estimate.learn(1_000.0 * (0.3 * normal()).exp()));
-            let within = estimate.confidence().within.unwrap();
+            let within = estimate.confidence().factor.unwrap();
             (1_000.0 / within..=1_000.0 * within).contains(&estimate.value())
         });
         let covered = covered.count();
@@ -120,16 +120,16 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_a_number_within_its_bounds() {
+    fn estimate_stays_finite_and_bounded() {
         for start in [f64::NAN, f64::INFINITY, -3.0, 0.0] {
-            let mut estimate = Estimate::new(start, 100.0);
+            let mut estimate = LogMovingAverage::new(start, 100.0);
             [f64::NAN, f64::INFINITY, 0.0, 1e300]
                 .into_iter()
                 .cycle()
                 .take(400)
                 .for_each(|sample| estimate.learn(sample));
             assert!((1.0..=100.0).contains(&estimate.value()), "{estimate:?}");
-            assert!(estimate.confidence().within.unwrap().is_finite());
+            assert!(estimate.confidence().factor.unwrap().is_finite());
         }
     }
 }

@@ -6,7 +6,7 @@
 //! load = scrape(t) + own dispatched since its answer - own finished since t, and at least own in flight
 //! ```
 //!
-//! where *own* means all routers' together, those of the others as they last told them (see [`super::overlay`]);
+//! where *own* means all routers' together, those of the others as they last told them (see [`super::set_peer_in_flight`]);
 //! (one that is in flight may not have reached the engine's queue by t). Those of them that have no first token
 //! yet wait, the others run. What leaves while a scrape is on its way may be counted in it: were it taken for somebody else's,
 //! its worker would seem to have a queue until the next one. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
@@ -24,118 +24,118 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use vocabulary::{DpRank, Load, Micros, Speeds, Tokens, WorkerId};
+use vocabulary::{DpRank, EngineSpeed, Micros, Tokens, WorkerId, WorkerLoad};
 
 use super::estimate::Confidence;
-use super::overlay::{Flow, Others};
-use super::speeds::{Observation, SpeedEstimate};
-use crate::dialect::Usage;
+use super::overlay::{InFlightEntry, PeerInFlight};
+use super::speeds::{SpeedEstimate, SpeedSample};
+use crate::dialect::TokenUsage;
 use crate::scrape::Scrape;
 
 /// Tokens by which a good plan may miss: engines reuse whole blocks only.
-const BLOCKS: u64 = 64;
+const PLAN_TOLERANCE: u64 = 64;
 
 /// Requests and tokens since start; only ever growing, so that differences need no lock.
 #[derive(Default, Debug)]
-pub(super) struct Counters {
+pub(super) struct InFlightCounters {
     dispatched: AtomicU64,
     finished: AtomicU64,
     /// Requests that have their first token, or ended without one.
     begun: AtomicU64,
     /// Prompt tokens that are not known to be computed.
-    pending: AtomicU64,
+    pending_tokens: AtomicU64,
     /// The other routers' requests.
-    others: ArcSwap<Others>,
+    peers: ArcSwap<PeerInFlight>,
 }
 
 /// What the counters said when a scrape was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Mark {
+pub(super) struct CounterSnapshot {
     dispatched: u64,
     finished: u64,
     begun: u64,
-    others: Others,
+    peers: PeerInFlight,
     /// Own requests that left between that and the scrape's answer: it may count them or not.
-    between: u64,
+    dispatched_during: u64,
     /// Own requests that ended then: of those that left then, or of older ones.
-    ended: u64,
+    finished_during: u64,
 }
 
-impl Counters {
-    pub(super) fn mark(&self) -> Mark {
+impl InFlightCounters {
+    pub(super) fn snapshot(&self) -> CounterSnapshot {
         // Ends are read before starts, so that no request seems to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
-        let (dispatched, others) = (self.dispatched.load(Relaxed), **self.others.load());
-        Mark { finished, begun, dispatched, others, between: 0, ended: 0 }
+        let (dispatched, others) = (self.dispatched.load(Relaxed), **self.peers.load());
+        CounterSnapshot { finished, begun, dispatched, peers: others, dispatched_during: 0, finished_during: 0 }
     }
 
     /// The other routers said something else than before; whether it is something else.
-    pub(super) fn overlay(&self, others: Others) -> bool {
-        let news = **self.others.load() != others;
+    pub(super) fn set_peer_in_flight(&self, others: PeerInFlight) -> bool {
+        let news = **self.peers.load() != others;
         if news {
-            self.others.store(Arc::new(others));
+            self.peers.store(Arc::new(others));
         }
         news
     }
 
     /// The load now: the scrape, plus what we dispatched and less what we saw finished since it was sent.
-    pub(super) fn load(&self, scrape: &Scrape, at: Mark, usual_prompt: Tokens) -> Load {
-        let now = self.mark();
+    pub(super) fn load(&self, scrape: &Scrape, at: CounterSnapshot, usual_prompt: Tokens) -> WorkerLoad {
+        let now = self.snapshot();
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
-        let (came, went) = now.others.since(&at.others);
+        let (came, went) = now.peers.change_since(&at.peers);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
             // One that ended as well is taken off below.
-            .saturating_sub(at.between.saturating_sub(at.ended))
+            .saturating_sub(at.dispatched_during.saturating_sub(at.finished_during))
             .saturating_add(came)
             .saturating_sub(now.finished.saturating_sub(at.finished))
             .saturating_sub(went)
             .max(now.in_flight());
-        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.between));
+        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.dispatched_during));
         let waiting = now.prefilling().saturating_add(foreign).min(total);
-        let strangers = scrape.usual_work().unwrap_or(usual_prompt) * foreign;
-        Load {
+        let strangers = scrape.mean_prefill_tokens().unwrap_or(usual_prompt) * foreign;
+        WorkerLoad {
             running: u32::try_from(total - waiting).unwrap_or(u32::MAX),
             waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
-            backlog: Tokens(self.pending.load(Relaxed)) + now.others.pending + strangers,
+            backlog: Tokens(self.pending_tokens.load(Relaxed)) + now.peers.pending + strangers,
             kv_usage: scrape.kv_usage,
         }
     }
 
     /// Whether no router's request waits for its prompt.
     fn is_idle(&self) -> bool {
-        self.pending.load(Relaxed) == 0 && self.others.load().pending == Tokens::ZERO
+        self.pending_tokens.load(Relaxed) == 0 && self.peers.load().pending == Tokens::ZERO
     }
 }
 
-impl Mark {
+impl CounterSnapshot {
     /// The same for a scrape whose answer came when the counters said that.
-    pub(super) fn until(self, answered: Mark) -> Self {
+    pub(super) fn with_response(self, answered: CounterSnapshot) -> Self {
         let between = answered.dispatched.saturating_sub(self.dispatched);
-        Self { between, ended: answered.finished.saturating_sub(self.finished), ..self }
+        Self { dispatched_during: between, finished_during: answered.finished.saturating_sub(self.finished), ..self }
     }
 
     /// All routers' requests that are not over.
     fn in_flight(&self) -> u64 {
-        self.dispatched.saturating_sub(self.finished).saturating_add(self.others.in_flight())
+        self.dispatched.saturating_sub(self.finished).saturating_add(self.peers.in_flight())
     }
 
     /// Of those, the ones without a first token.
     fn prefilling(&self) -> u64 {
-        self.dispatched.saturating_sub(self.begun).saturating_add(self.others.prefilling())
+        self.dispatched.saturating_sub(self.begun).saturating_add(self.peers.prefilling())
     }
 
     /// Of those, the ones with one.
     fn decoding(&self) -> u64 {
-        self.begun.saturating_sub(self.finished).saturating_add(self.others.decoding())
+        self.begun.saturating_sub(self.finished).saturating_add(self.peers.decoding())
     }
 }
 
 /// What a request changes at its worker.
 #[derive(Debug)]
-pub(super) struct Desk {
-    pub(super) counters: Counters,
+pub(super) struct InFlightTracker {
+    pub(super) counters: InFlightCounters,
     /// The same by rank, as the other routers are told.
-    flows: Mutex<Vec<Flow>>,
+    entries: Mutex<Vec<InFlightEntry>>,
     estimate: Mutex<SpeedEstimate>,
     /// Requests that waited there at the last scrape.
     pub(super) scraped_waiting: AtomicU64,
@@ -143,11 +143,11 @@ pub(super) struct Desk {
     revision: Arc<AtomicU64>,
 }
 
-impl Desk {
-    pub(super) fn new(speeds: Speeds, revision: Arc<AtomicU64>) -> Self {
+impl InFlightTracker {
+    pub(super) fn new(speeds: EngineSpeed, revision: Arc<AtomicU64>) -> Self {
         Self {
-            counters: Counters::default(),
-            flows: Mutex::default(),
+            counters: InFlightCounters::default(),
+            entries: Mutex::default(),
             estimate: Mutex::new(SpeedEstimate::new(speeds)),
             scraped_waiting: AtomicU64::new(0),
             revision,
@@ -155,7 +155,7 @@ impl Desk {
     }
 
     /// How fast the worker is believed to be.
-    pub(super) fn speeds(&self) -> Speeds {
+    pub(super) fn speeds(&self) -> EngineSpeed {
         self.estimate.lock().speeds()
     }
 
@@ -165,30 +165,37 @@ impl Desk {
     }
 
     /// What this router has in flight there, by rank.
-    pub(super) fn flows(&self) -> Vec<Flow> {
-        self.flows.lock().clone()
+    pub(super) fn entries(&self) -> Vec<InFlightEntry> {
+        self.entries.lock().clone()
     }
 
-    fn flow(&self, rank: DpRank, change: impl FnOnce(&mut Flow)) {
-        let mut flows = self.flows.lock();
+    fn update_entry(&self, rank: DpRank, change: impl FnOnce(&mut InFlightEntry)) {
+        let mut flows = self.entries.lock();
         let known = flows.iter().position(|flow| flow.rank == rank);
         let at = known.unwrap_or_else(|| {
             // Which worker it is, is for the fleet to say.
-            let none = Flow { worker: WorkerId(0), rank, dispatched: 0, begun: 0, finished: 0, pending: Tokens::ZERO };
+            let none = InFlightEntry {
+                worker: WorkerId(0),
+                rank,
+                dispatched: 0,
+                begun: 0,
+                finished: 0,
+                pending: Tokens::ZERO,
+            };
             flows.push(none);
             flows.len() - 1
         });
         change(&mut flows[at]);
     }
 
-    pub(super) fn changed(&self) {
+    pub(super) fn invalidate_views(&self) {
         // What was changed must be seen by whoever sees the new revision.
         self.revision.fetch_add(1, Release);
     }
 }
 
 #[cfg(test)]
-impl Default for Desk {
+impl Default for InFlightTracker {
     fn default() -> Self {
         Self::new(super::WorkerProfile::default().speeds(), Arc::default())
     }
@@ -197,94 +204,94 @@ impl Default for Desk {
 /// One of our requests at a worker. Dropping it is its end, whatever the end was.
 #[derive(Debug)]
 #[must_use = "a request that is dropped at once counts as finished"]
-pub struct InFlight {
+pub struct InFlightRequest {
     /// None for a worker that left the fleet.
-    desk: Option<Arc<Desk>>,
+    tracker: Option<Arc<InFlightTracker>>,
     rank: DpRank,
     tokens: Tokens,
     sent: Instant,
     /// Nothing else stood before it.
-    alone: Alone,
+    idle_start: IdleStart,
     /// When the first token came, and how many requests ran there then.
-    first: Option<Instant>,
+    first_token_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Alone {
+enum IdleStart {
     Yes,
     No,
 }
 
-impl InFlight {
-    pub(super) fn new(desk: Option<Arc<Desk>>, rank: DpRank, tokens: Tokens) -> Self {
-        let mut alone = Alone::No;
-        if let Some(desk) = &desk {
+impl InFlightRequest {
+    pub(super) fn new(tracker: Option<Arc<InFlightTracker>>, rank: DpRank, tokens: Tokens) -> Self {
+        let mut idle_start = IdleStart::No;
+        if let Some(desk) = &tracker {
             if desk.counters.is_idle() && desk.scraped_waiting.load(Relaxed) == 0 {
-                alone = Alone::Yes;
+                idle_start = IdleStart::Yes;
             }
-            desk.counters.pending.fetch_add(tokens.0, Relaxed);
+            desk.counters.pending_tokens.fetch_add(tokens.0, Relaxed);
             desk.counters.dispatched.fetch_add(1, Relaxed);
-            desk.flow(rank, |flow| {
+            desk.update_entry(rank, |flow| {
                 flow.dispatched += 1;
                 flow.pending += tokens;
             });
-            desk.changed();
+            desk.invalidate_views();
         }
-        Self { desk, rank, tokens, sent: Instant::now(), alone, first: None }
+        Self { tracker, rank, tokens, sent: Instant::now(), idle_start, first_token_at: None }
     }
 
     /// It leaves only now: what came before (another leg, a transfer) says nothing of this worker's speed.
-    pub fn sent(&mut self) {
+    pub fn mark_sent(&mut self) {
         self.sent = Instant::now();
     }
 
     /// The first token came: the prompt is computed. Repeated calls change nothing.
-    pub fn first_token(&mut self) {
-        if self.first.is_none() {
-            self.first = Some(Instant::now());
-            self.begun();
+    pub fn record_first_token(&mut self) {
+        if self.first_token_at.is_none() {
+            self.first_token_at = Some(Instant::now());
+            self.record_prefilled();
         }
     }
 
     /// The answer is complete; what it cost teaches how fast the worker is.
-    pub fn complete(&mut self, usage: &Usage) {
-        let (Some(desk), Some(first)) = (&self.desk, self.first) else { return };
+    pub fn complete(&mut self, usage: &TokenUsage) {
+        let (Some(desk), Some(first)) = (&self.tracker, self.first_token_at) else { return };
         let told = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
         // Much more than was planned: either it came from elsewhere, which usage does not tell, or a prefix was lost.
-        let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + BLOCKS { told } else { Tokens::ZERO };
-        let batch = desk.counters.mark().decoding().max(1);
-        desk.estimate.lock().observe(&Observation {
-            computed: if self.alone == Alone::Yes { computed } else { Tokens::ZERO },
+        let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + PLAN_TOLERANCE { told } else { Tokens::ZERO };
+        let batch = desk.counters.snapshot().decoding().max(1);
+        desk.estimate.lock().observe(&SpeedSample {
+            computed: if self.idle_start == IdleStart::Yes { computed } else { Tokens::ZERO },
             first_token: Micros::of(first - self.sent),
             batch: u32::try_from(batch).unwrap_or(u32::MAX),
             decoded: usage.completion - Tokens(1),
             decoding: Micros::of(first.elapsed()),
         });
-        desk.changed();
+        desk.invalidate_views();
     }
 
-    fn begun(&self) {
-        if let Some(desk) = &self.desk {
-            desk.counters.pending.fetch_sub(self.tokens.0, Relaxed);
+    fn record_prefilled(&self) {
+        if let Some(desk) = &self.tracker {
+            desk.counters.pending_tokens.fetch_sub(self.tokens.0, Relaxed);
             desk.counters.begun.fetch_add(1, Relaxed);
-            desk.flow(self.rank, |flow| {
+            desk.update_entry(self.rank, |flow| {
                 flow.begun += 1;
                 flow.pending -= self.tokens;
             });
-            desk.changed();
+            desk.invalidate_views();
         }
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        if self.first.is_none() {
-            self.begun();
+        if self.first_token_at.is_none() {
+            self.record_prefilled();
         }
-        if let Some(desk) = &self.desk {
+        if let Some(desk) = &self.tracker {
             desk.counters.finished.fetch_add(1, Relaxed);
-            desk.flow(self.rank, |flow| flow.finished += 1);
-            desk.changed();
+            desk.update_entry(self.rank, |flow| flow.finished += 1);
+            desk.invalidate_views();
         }
     }
 }

@@ -8,31 +8,31 @@
 
 use std::sync::Arc;
 
-use vocabulary::{Bytes, Carries, Link, Micros, ModelId};
+use vocabulary::{Bytes, KvLink, KvLinkMode, Micros, ModelId};
 
 use super::config::LinkProfile;
-use super::estimate::{Confidence, Estimate};
-use super::speech::spoken;
-use crate::dialect::Spoken;
+use super::estimate::{Confidence, LogMovingAverage};
+use super::speech::connector_of;
+use crate::dialect::KvConnector;
 use crate::scrape::Scrape;
 
 /// Longest part of a fabric's name that counts; longer ones are cut.
-const MOST: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 /// Believed of nothing: faster than any link.
-const FASTEST: f64 = 1e15;
+const MAX_BYTES_PER_SECOND: f64 = 1e15;
 
 /// Cost of transfers to one worker as it is believed now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LinkEstimate {
-    fixed: Estimate,
-    rate: Estimate,
+    fixed: LogMovingAverage,
+    rate: LogMovingAverage,
 }
 
 impl LinkEstimate {
     pub(super) fn new(start: &LinkProfile) -> Self {
         Self {
-            fixed: Estimate::new(start.fixed_us as f64, f64::MAX),
-            rate: Estimate::new(start.bytes_per_second, FASTEST),
+            fixed: LogMovingAverage::new(start.fixed_us as f64, f64::MAX),
+            rate: LogMovingAverage::new(start.bytes_per_second, MAX_BYTES_PER_SECOND),
         }
     }
 
@@ -56,16 +56,16 @@ impl LinkEstimate {
     }
 
     /// As a link of `fabric`.
-    pub(super) fn link(&self, fabric: Arc<str>, carries: Carries) -> Link {
+    pub(super) fn link(&self, fabric: Arc<str>, carries: KvLinkMode) -> KvLink {
         let fixed = Micros(self.fixed.value().round() as u64);
-        Link { fabric, fixed, bytes_per_second: self.rate.value(), carries }
+        KvLink { fabric, fixed, bytes_per_second: self.rate.value(), carries }
     }
 }
 
 /// The fabric that a worker belongs to, if it exchanges KV at all. `models`: what it serves, the base model first.
 pub(super) fn fabric(profile: &LinkProfile, scrape: &Scrape, models: &[ModelId], version: &str) -> Option<Arc<str>> {
-    let spoken = spoken(profile, scrape);
-    if spoken == Spoken::Plain {
+    let spoken = connector_of(profile, scrape);
+    if spoken == KvConnector::Plain {
         return None;
     }
     if let Some(fabric) = &profile.fabric {
@@ -79,11 +79,11 @@ pub(super) fn fabric(profile: &LinkProfile, scrape: &Scrape, models: &[ModelId],
         &if block > 0 { block.to_string() } else { String::new() },
         models.first().map_or("", |model| &model.0),
     ];
-    Some(parts.map(named).join(" ").into())
+    Some(parts.map(name_part).join(" ").into())
 }
 
-fn named(part: &str) -> &str {
-    if part.is_empty() { "?" } else { &part[..part.floor_char_boundary(MOST)] }
+fn name_part(part: &str) -> &str {
+    if part.is_empty() { "?" } else { &part[..part.floor_char_boundary(MAX_NAME_BYTES)] }
 }
 
 #[cfg(test)]
@@ -91,13 +91,13 @@ mod tests {
     use vocabulary::Tokens;
 
     use super::*;
-    use crate::fleet::Transfers;
+    use crate::fleet::KvExchangeMode;
 
-    fn taught(seen: impl IntoIterator<Item = (u64, u64)>) -> Link {
+    fn taught(seen: impl IntoIterator<Item = (u64, u64)>) -> KvLink {
         let start = LinkProfile { fixed_us: 2_000, bytes_per_second: 1e9, ..LinkProfile::default() };
         let mut estimate = LinkEstimate::new(&start);
         seen.into_iter().for_each(|(bytes, took)| estimate.observe(Bytes(bytes), Micros(took)));
-        estimate.link("f".into(), Carries::Prefixes)
+        estimate.link("f".into(), KvLinkMode::Prefixes)
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stuck_transfer_changes_little_and_an_empty_one_nothing() {
+    fn one_outlier_transfer_changes_little_and_an_empty_one_nothing() {
         let link = taught([(1 << 30, 600_000_000)]);
         assert!(link.bytes_per_second > 7e8, "{link:?}");
         assert_eq!(taught([(0, 5), (5, 0)]), taught([]));
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    fn of(transfers: Transfers, scrape: &Scrape) -> Option<Arc<str>> {
+    fn of(transfers: KvExchangeMode, scrape: &Scrape) -> Option<Arc<str>> {
         let profile = LinkProfile { transfers, ..LinkProfile::default() };
         fabric(&profile, scrape, &[ModelId::from("tiny")], "0.32.0")
     }
@@ -132,17 +132,17 @@ mod tests {
     }
 
     #[test]
-    fn by_themselves_only_workers_that_show_a_connector_exchange() {
+    fn auto_mode_needs_a_visible_connector() {
         let (with, without) = (page(32, Some("nixl")), page(32, None));
-        assert_eq!(of(Transfers::Auto, &with).as_deref(), Some("nixl 0.32.0 auto 32 tiny"));
-        assert_eq!(of(Transfers::Auto, &without), None);
-        assert_eq!(of(Transfers::On, &without), of(Transfers::Auto, &with));
-        assert_eq!(of(Transfers::On, &Scrape::default()).as_deref(), Some("nixl 0.32.0 ? ? tiny"));
-        assert_eq!(of(Transfers::Off, &with), None);
+        assert_eq!(of(KvExchangeMode::Auto, &with).as_deref(), Some("nixl 0.32.0 auto 32 tiny"));
+        assert_eq!(of(KvExchangeMode::Auto, &without), None);
+        assert_eq!(of(KvExchangeMode::On, &without), of(KvExchangeMode::Auto, &with));
+        assert_eq!(of(KvExchangeMode::On, &Scrape::default()).as_deref(), Some("nixl 0.32.0 ? ? tiny"));
+        assert_eq!(of(KvExchangeMode::Off, &with), None);
     }
 
     #[test]
-    fn other_block_sizes_models_and_versions_are_other_fabrics() {
+    fn block_size_model_and_version_separate_fabrics() {
         let profile = LinkProfile::default();
         let name =
             |block, model, version| fabric(&profile, &page(block, Some("nixl")), &[ModelId::from(model)], version);
@@ -153,18 +153,18 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_fabric_is_taken_as_it_is_and_switched_off_like_any() {
+    fn configured_fabric_is_used_verbatim_and_can_be_switched_off() {
         let mut profile = LinkProfile { fabric: Some("mine".into()), ..LinkProfile::default() };
         assert_eq!(fabric(&profile, &Scrape::default(), &[], "").as_deref(), Some("mine"));
-        profile.transfers = Transfers::Off;
+        profile.transfers = KvExchangeMode::Off;
         assert_eq!(fabric(&profile, &Scrape::default(), &[], ""), None);
     }
 
     #[test]
-    fn endless_names_are_cut_at_a_character() {
+    fn long_fabric_names_are_cut_at_a_character_boundary() {
         let name = "ü".repeat(500);
-        let profile = LinkProfile { transfers: Transfers::On, ..LinkProfile::default() };
+        let profile = LinkProfile { transfers: KvExchangeMode::On, ..LinkProfile::default() };
         let long = fabric(&profile, &Scrape::default(), &[ModelId::from(&*name)], &name).unwrap();
-        assert!(long.len() <= 5 * (MOST + 1), "{}", long.len());
+        assert!(long.len() <= 5 * (MAX_NAME_BYTES + 1), "{}", long.len());
     }
 }

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, NodeId, Tokens, WorkerId};
 
 /// A router that is silent for so long has nothing in flight any more, as far as anybody knows.
-pub const SILENCE: Duration = Duration::from_secs(1);
+pub const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Routers that are heard at once; more are left out.
-const MOST_ROUTERS: usize = 256;
+const MAX_ROUTERS: usize = 256;
 
 /// One router's requests at one rank of one worker since that router started.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Flow {
+pub struct InFlightEntry {
     /// Where.
     pub worker: WorkerId,
     /// At which rank.
@@ -40,23 +40,23 @@ pub struct InFlightTable {
     /// Grows with every table of a life.
     pub sequence: u64,
     /// One for each rank that anything was ever sent to.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<InFlightEntry>,
 }
 
 /// What became of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum MergeOutcome {
     /// It counts from now on.
-    News,
+    Changed,
     /// A newer one is known already.
-    Old,
+    Stale,
     /// Too many routers are heard.
     TooMany,
 }
 
 /// The sum over all other routers, at one worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Others {
+pub(super) struct PeerInFlight {
     /// Sums of one generation can be compared: they are over the same lives of the same routers.
     pub(super) generation: u64,
     pub(super) dispatched: u64,
@@ -65,7 +65,7 @@ pub(super) struct Others {
     pub(super) pending: Tokens,
 }
 
-impl Others {
+impl PeerInFlight {
     /// Requests that are not over.
     pub(super) fn in_flight(&self) -> u64 {
         self.dispatched.saturating_sub(self.finished)
@@ -82,14 +82,14 @@ impl Others {
     }
 
     /// Sent and ended since `earlier`; nothing is known of that when other routers were summed up then.
-    pub(super) fn since(&self, earlier: &Self) -> (u64, u64) {
+    pub(super) fn change_since(&self, earlier: &Self) -> (u64, u64) {
         if self.generation != earlier.generation {
             return (0, 0);
         }
         (self.dispatched.saturating_sub(earlier.dispatched), self.finished.saturating_sub(earlier.finished))
     }
 
-    fn add(&mut self, flow: &Flow) {
+    fn add(&mut self, flow: &InFlightEntry) {
         self.dispatched = self.dispatched.saturating_add(flow.dispatched);
         self.begun = self.begun.saturating_add(flow.begun);
         self.finished = self.finished.saturating_add(flow.finished);
@@ -99,64 +99,64 @@ impl Others {
 
 /// The newest table of each router that is heard.
 #[derive(Debug, Default)]
-pub(super) struct Overlay {
-    routers: BTreeMap<NodeId, Spoken>,
+pub(super) struct PeerInFlightTables {
+    routers: BTreeMap<NodeId, KvConnector>,
     generation: u64,
 }
 
 #[derive(Debug)]
-struct Spoken {
+struct KvConnector {
     table: InFlightTable,
-    at: Instant,
+    received: Instant,
 }
 
-impl Overlay {
+impl PeerInFlightTables {
     /// A router's table arrived.
-    pub(super) fn hear(&mut self, router: NodeId, table: InFlightTable, now: Instant) -> Heard {
+    pub(super) fn merge(&mut self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         self.expire(now);
         let known = self.routers.get(&router).map(|known| (known.table.boot, known.table.sequence));
         if known.is_some_and(|known| (table.boot, table.sequence) <= known) {
-            return Heard::Old;
+            return MergeOutcome::Stale;
         }
-        if known.is_none() && self.routers.len() >= MOST_ROUTERS {
-            return Heard::TooMany;
+        if known.is_none() && self.routers.len() >= MAX_ROUTERS {
+            return MergeOutcome::TooMany;
         }
         self.generation += u64::from(known.is_none_or(|(boot, _)| boot != table.boot));
-        self.routers.insert(router, Spoken { table, at: now });
-        Heard::News
+        self.routers.insert(router, KvConnector { table, received: now });
+        MergeOutcome::Changed
     }
 
     /// Forgets routers that are silent; whether there were any.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let before = self.routers.len();
-        self.routers.retain(|_, spoken| now.saturating_duration_since(spoken.at) < SILENCE);
+        self.routers.retain(|_, spoken| now.saturating_duration_since(spoken.received) < SILENCE_TIMEOUT);
         let gone = self.routers.len() < before;
         self.generation += u64::from(gone);
         gone
     }
 
     /// How many routers are heard.
-    pub(super) fn heard(&self) -> usize {
+    pub(super) fn live_routers(&self) -> usize {
         self.routers.len()
     }
 
     /// The routers that are heard, and how old their tables are.
     pub(super) fn ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
-        self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.at))).collect()
+        self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.received))).collect()
     }
 
-    pub(super) fn sums(&self) -> BTreeMap<WorkerId, Others> {
+    pub(super) fn sums(&self) -> BTreeMap<WorkerId, PeerInFlight> {
         let mut sums = BTreeMap::new();
         for flow in self.routers.values().flat_map(|spoken| &spoken.table.flows) {
-            let none = Others { generation: self.generation, ..Others::default() };
+            let none = PeerInFlight { generation: self.generation, ..PeerInFlight::default() };
             sums.entry(flow.worker).or_insert(none).add(flow);
         }
         sums
     }
 
     /// The sum for a worker that nobody has sent anything to.
-    pub(super) fn none(&self) -> Others {
-        Others { generation: self.generation, ..Others::default() }
+    pub(super) fn empty_sum(&self) -> PeerInFlight {
+        PeerInFlight { generation: self.generation, ..PeerInFlight::default() }
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
     const WORKER: WorkerId = WorkerId(1);
 
     fn table(boot: u64, sequence: u64, dispatched: u64) -> InFlightTable {
-        let flow = Flow {
+        let flow = InFlightEntry {
             worker: WORKER,
             rank: DpRank(0),
             dispatched,
@@ -175,55 +175,55 @@ mod tests {
             finished: 0,
             pending: Tokens(10) * dispatched,
         };
-        InFlightTable { boot, sequence, flows: vec![flow, Flow { rank: DpRank(1), ..flow }] }
+        InFlightTable { boot, sequence, flows: vec![flow, InFlightEntry { rank: DpRank(1), ..flow }] }
     }
 
-    fn sum(overlay: &Overlay) -> (u64, u64) {
+    fn sum(overlay: &PeerInFlightTables) -> (u64, u64) {
         overlay.sums().get(&WORKER).map_or((0, 0), |others| (others.in_flight(), others.pending.0))
     }
 
     #[test]
-    fn tables_are_absolute_and_the_newest_of_each_router_counts() {
-        let (mut overlay, now) = (Overlay::default(), Instant::now());
-        assert_eq!(overlay.hear(NodeId(1), table(5, 1, 3), now), Heard::News);
-        assert_eq!(overlay.hear(NodeId(1), table(5, 1, 3), now), Heard::Old);
+    fn newest_table_of_each_router_counts_in_full() {
+        let (mut overlay, now) = (PeerInFlightTables::default(), Instant::now());
+        assert_eq!(overlay.merge(NodeId(1), table(5, 1, 3), now), MergeOutcome::Changed);
+        assert_eq!(overlay.merge(NodeId(1), table(5, 1, 3), now), MergeOutcome::Stale);
         assert_eq!(sum(&overlay), (6, 60), "over both ranks");
-        assert_eq!(overlay.hear(NodeId(2), table(9, 1, 1), now), Heard::News);
-        assert_eq!(overlay.hear(NodeId(1), table(5, 3, 2), now), Heard::News);
-        assert_eq!(overlay.hear(NodeId(1), table(5, 2, 9), now), Heard::Old, "it was overtaken");
+        assert_eq!(overlay.merge(NodeId(2), table(9, 1, 1), now), MergeOutcome::Changed);
+        assert_eq!(overlay.merge(NodeId(1), table(5, 3, 2), now), MergeOutcome::Changed);
+        assert_eq!(overlay.merge(NodeId(1), table(5, 2, 9), now), MergeOutcome::Stale, "it was overtaken");
         assert_eq!(sum(&overlay), (6, 60));
     }
 
     #[test]
-    fn a_silent_router_no_longer_counts() {
-        let (mut overlay, now) = (Overlay::default(), Instant::now());
-        overlay.hear(NodeId(1), table(5, 1, 3), now);
-        overlay.hear(NodeId(2), table(5, 1, 1), now + SILENCE / 2);
-        assert!(!overlay.expire(now + SILENCE / 2));
-        assert!(overlay.expire(now + SILENCE));
+    fn silent_router_expires() {
+        let (mut overlay, now) = (PeerInFlightTables::default(), Instant::now());
+        overlay.merge(NodeId(1), table(5, 1, 3), now);
+        overlay.merge(NodeId(2), table(5, 1, 1), now + SILENCE_TIMEOUT / 2);
+        assert!(!overlay.expire(now + SILENCE_TIMEOUT / 2));
+        assert!(overlay.expire(now + SILENCE_TIMEOUT));
         assert_eq!(sum(&overlay), (2, 20));
-        assert_eq!(overlay.ages(now + SILENCE), [(NodeId(2), SILENCE / 2)]);
+        assert_eq!(overlay.ages(now + SILENCE_TIMEOUT), [(NodeId(2), SILENCE_TIMEOUT / 2)]);
     }
 
     #[test]
-    fn another_life_of_a_router_begins_anew_and_is_not_compared_with_the_last() {
-        let (mut overlay, now) = (Overlay::default(), Instant::now());
-        overlay.hear(NodeId(1), table(5, 70, 300), now);
+    fn restarted_router_starts_a_new_baseline() {
+        let (mut overlay, now) = (PeerInFlightTables::default(), Instant::now());
+        overlay.merge(NodeId(1), table(5, 70, 300), now);
         let before = overlay.sums()[&WORKER];
-        assert_eq!(overlay.hear(NodeId(1), table(6, 1, 2), now), Heard::News);
+        assert_eq!(overlay.merge(NodeId(1), table(6, 1, 2), now), MergeOutcome::Changed);
         let after = overlay.sums()[&WORKER];
-        assert_eq!((after.in_flight(), after.since(&before)), (4, (0, 0)));
-        assert_eq!(overlay.hear(NodeId(1), table(5, 71, 300), now), Heard::Old, "a message of the last life");
-        overlay.hear(NodeId(1), table(6, 2, 5), now);
-        assert_eq!(overlay.sums()[&WORKER].since(&after), (6, 0));
+        assert_eq!((after.in_flight(), after.change_since(&before)), (4, (0, 0)));
+        assert_eq!(overlay.merge(NodeId(1), table(5, 71, 300), now), MergeOutcome::Stale, "a message of the last life");
+        overlay.merge(NodeId(1), table(6, 2, 5), now);
+        assert_eq!(overlay.sums()[&WORKER].change_since(&after), (6, 0));
     }
 
     #[test]
-    fn numbers_beyond_all_bounds_saturate() {
-        let (mut overlay, now) = (Overlay::default(), Instant::now());
+    fn overflowing_counts_saturate_and_routers_are_bounded() {
+        let (mut overlay, now) = (PeerInFlightTables::default(), Instant::now());
         for router in 0..300 {
-            let expected = if router < MOST_ROUTERS as u64 { Heard::News } else { Heard::TooMany };
-            assert_eq!(overlay.hear(NodeId(router), table(1, 1, u64::MAX / 8), now), expected);
+            let expected = if router < MAX_ROUTERS as u64 { MergeOutcome::Changed } else { MergeOutcome::TooMany };
+            assert_eq!(overlay.merge(NodeId(router), table(1, 1, u64::MAX / 8), now), expected);
         }
         assert_eq!(sum(&overlay).0, u64::MAX);
     }

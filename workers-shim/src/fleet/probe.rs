@@ -10,20 +10,20 @@ use tokio::time::{sleep, timeout};
 use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::answers::{Adapter, Answers, Models, Reply, Silence};
-use super::config::Pace;
-use super::member::Member;
-use super::{Alive, FleetError, speech};
-use crate::scrape::{Engine, MOST_BYTES, Scrape};
+use super::answers::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
+use super::config::ProbeSettings;
+use super::member::WorkerHandle;
+use super::{FleetError, LivenessReport, speech};
+use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
 
 /// Models and adapters that are remembered of one worker, and the longest name.
-const MOST_MODELS: usize = 1024;
-const LONGEST_NAME: usize = 256;
+const MAX_MODELS: usize = 1024;
+const MAX_NAME: usize = 256;
 /// Between two probes, whoever asks for them.
-const LEAST_PAUSE: Duration = Duration::from_millis(20);
+const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 /// One pooled client for all probes, apart from the one that carries requests. No proxy and no redirects.
-pub(super) fn client(pace: Pace) -> Result<reqwest::Client, FleetError> {
+pub(super) fn client(pace: ProbeSettings) -> Result<reqwest::Client, FleetError> {
     // An error means that a provider is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
@@ -41,15 +41,15 @@ pub(super) fn client(pace: Pace) -> Result<reqwest::Client, FleetError> {
 }
 
 /// GET of a small text.
-pub(crate) async fn get(client: &reqwest::Client, member: &Member, path: &str) -> Reply<String> {
+pub(crate) async fn get(client: &reqwest::Client, member: &WorkerHandle, path: &str) -> ProbeReply<String> {
     get_url(client, &format!("{}{path}", member.spec.endpoint), member.spec.api_key.as_ref()).await
 }
 
 /// GET of a small text, with a key or without.
-pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Arc<str>>) -> Reply<String> {
+pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Arc<str>>) -> ProbeReply<String> {
     let silence = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
-        true => Silence::Refused,
-        false => Silence::Broken,
+        true => ProbeFailure::Refused,
+        false => ProbeFailure::Unanswered,
     };
     let mut request = client.get(url);
     if let Some(key) = key {
@@ -57,15 +57,15 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
     }
     let mut answer = request.send().await.map_err(silence)?;
     match answer.status() {
-        StatusCode::NOT_IMPLEMENTED => return Err(Silence::Absent),
-        status if status.is_server_error() => return Err(Silence::Sick),
-        status if !status.is_success() => return Err(Silence::Absent),
+        StatusCode::NOT_IMPLEMENTED => return Err(ProbeFailure::Absent),
+        status if status.is_server_error() => return Err(ProbeFailure::Unhealthy),
+        status if !status.is_success() => return Err(ProbeFailure::Absent),
         _ => {}
     }
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(silence)? {
-        if body.len() + chunk.len() > MOST_BYTES {
-            return Err(Silence::Absent);
+        if body.len() + chunk.len() > MAX_BYTES {
+            return Err(ProbeFailure::Absent);
         }
         body.extend_from_slice(&chunk);
     }
@@ -73,67 +73,79 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
 }
 
 /// The process behind a worker, asked now.
-pub(crate) async fn life_of(client: &reqwest::Client, member: &Member) -> Option<Incarnation> {
+pub(crate) async fn current_incarnation(client: &reqwest::Client, member: &WorkerHandle) -> Option<Incarnation> {
     Scrape::read(&get(client, member, "/metrics").await.ok()?).process
 }
 
 /// One worker's probes.
 #[derive(Clone)]
 pub(super) struct Prober {
-    pub(super) member: Arc<Member>,
+    pub(super) member: Arc<WorkerHandle>,
     pub(super) client: reqwest::Client,
-    pub(super) pace: Pace,
-    pub(super) alive: Option<mpsc::Sender<Alive>>,
+    pub(super) pace: ProbeSettings,
+    pub(super) liveness: Option<mpsc::Sender<LivenessReport>>,
 }
 
 impl Prober {
     /// Runs until the worker has left and nothing of ours is there any more. One that left is reported by nobody.
     pub(super) async fn run(self) {
         for round in 0_u64.. {
-            if self.member.is_done() {
+            if self.member.is_finished() {
                 return;
             }
-            let answers = self.ask().await;
-            let report = self.member.met(&answers, self.pace);
+            let answers = self.probe_all().await;
+            let report = self.member.apply_probe(&answers, self.pace);
             let report = report.filter(|_| !self.member.has_left());
-            if let (Some(report), Some(alive)) = (report, &self.alive) {
+            if let (Some(report), Some(alive)) = (report, &self.liveness) {
                 // A full queue means that nobody renews just now; the next probe reports again.
                 let _ = alive.try_send(report);
             }
-            sleep(LEAST_PAUSE).await;
+            sleep(MIN_PAUSE).await;
             let chance = xxh3_64_with_seed(&round.to_le_bytes(), self.member.id.0);
-            let wait = pause(self.pace, self.member.failures(), chance).saturating_sub(LEAST_PAUSE);
+            let wait = pause(self.pace, self.member.failures(), chance).saturating_sub(MIN_PAUSE);
             // Whether it was hurried or has slept: the next probe is due.
-            let _ = timeout(wait, self.member.hurry.notified()).await;
+            let _ = timeout(wait, self.member.probe_now.notified()).await;
         }
     }
 
     /// Asks everything at once.
-    async fn ask(&self) -> Answers {
-        let (at, blames) = self.member.mark();
+    async fn probe_all(&self) -> ProbeRound {
+        let (at, blames) = self.member.probe_start();
         let get = |path| get(&self.client, &self.member, path);
-        let metrics = async { (get("/metrics").await, self.member.mark().0) };
+        let metrics = async { (get("/metrics").await, self.member.probe_start().0) };
         let (health, models, (metrics, answered)) = tokio::join!(get("/health"), get("/v1/models"), metrics);
-        let at = at.until(answered);
+        let at = at.with_response(answered);
         let metrics = metrics.and_then(|page| read_metrics(&page));
         let version = match &metrics {
-            Ok(scrape) if self.member.asks_version(scrape) => {
+            Ok(scrape) if self.member.needs_version(scrape) => {
                 get("/version").await.ok().and_then(|text| read_version(&text))
             }
             _ => None,
         };
         let speech = match &metrics {
-            Ok(scrape) if self.member.asks_place(scrape) => Some(speech::ask(&self.client, &self.member, scrape).await),
-            Err(Silence::Absent) => Some(speech::ask(&self.client, &self.member, &Scrape::default()).await),
+            Ok(scrape) if self.member.needs_endpoint(scrape) => {
+                Some(speech::discover_endpoint(&self.client, &self.member, scrape).await)
+            }
+            Err(ProbeFailure::Absent) => {
+                Some(speech::discover_endpoint(&self.client, &self.member, &Scrape::default()).await)
+            }
             _ => None,
         };
         let models = models.and_then(|text| read_models(&text));
-        Answers { at, blames, health: health.map(drop), models, metrics, version, speech }
+        ProbeRound {
+            counters: at,
+            failure_reports: blames,
+            health: health.map(drop),
+            models,
+            metrics,
+            version,
+            connector: speech,
+        }
     }
 }
 
 /// Until the next probe: `every` give or take a tenth; after failures `again`, doubled for each, up to `every`.
-fn pause(pace: Pace, failures: u32, chance: u64) -> Duration {
+fn pause(pace: ProbeSettings, failures: u32, chance: u64) -> Duration {
     let tenths = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
     let usual = match failures {
         0 => pace.every,
@@ -143,7 +155,7 @@ fn pause(pace: Pace, failures: u32, chance: u64) -> Duration {
 }
 
 #[derive(Deserialize)]
-struct ModelList {
+struct ModelsResponse {
     data: Vec<ModelEntry>,
 }
 
@@ -155,17 +167,17 @@ struct ModelEntry {
     max_model_len: Option<u64>,
 }
 
-fn read_models(text: &str) -> Reply<Models> {
-    let list: ModelList = serde_json::from_str(text).map_err(|_| Silence::Absent)?;
-    let named = list.data.into_iter().filter(|entry| entry.id.len() <= LONGEST_NAME);
-    let mut entries: Vec<ModelEntry> = named.take(MOST_MODELS).collect();
+fn read_models(text: &str) -> ProbeReply<ServedModels> {
+    let list: ModelsResponse = serde_json::from_str(text).map_err(|_| ProbeFailure::Absent)?;
+    let named = list.data.into_iter().filter(|entry| entry.id.len() <= MAX_NAME);
+    let mut entries: Vec<ModelEntry> = named.take(MAX_MODELS).collect();
     entries.sort_by_key(|entry| entry.parent.is_some());
     let context = entries.iter().filter_map(|entry| entry.max_model_len).filter(|length| *length > 0).min();
     let adapter = |entry: &ModelEntry| {
-        let base = entry.parent.as_deref().filter(|base| base.len() <= LONGEST_NAME)?;
+        let base = entry.parent.as_deref().filter(|base| base.len() <= MAX_NAME)?;
         Some(Adapter { name: entry.id.as_str().into(), base: base.into() })
     };
-    Ok(Models {
+    Ok(ServedModels {
         adapters: entries.iter().filter_map(adapter).collect(),
         names: entries.iter().map(|entry| ModelId::from(entry.id.as_str())).collect(),
         context: Tokens(context.unwrap_or(0)),
@@ -173,19 +185,19 @@ fn read_models(text: &str) -> Reply<Models> {
 }
 
 /// A page that shows neither an engine nor a process is no metrics page.
-fn read_metrics(page: &str) -> Reply<Arc<Scrape>> {
+fn read_metrics(page: &str) -> ProbeReply<Arc<Scrape>> {
     let scrape = Scrape::read(page);
-    let tells = scrape.engine != Engine::Other || scrape.process.is_some();
-    if tells { Ok(Arc::new(scrape)) } else { Err(Silence::Absent) }
+    let tells = scrape.engine != EngineKind::Other || scrape.process.is_some();
+    if tells { Ok(Arc::new(scrape)) } else { Err(ProbeFailure::Absent) }
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct VersionResponse {
     version: String,
 }
 
 fn read_version(text: &str) -> Option<Arc<str>> {
-    serde_json::from_str::<Version>(text).ok().map(|version| version.version.into())
+    serde_json::from_str::<VersionResponse>(text).ok().map(|version| version.version.into())
 }
 
 #[cfg(test)]
@@ -193,42 +205,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_come_faster_after_a_failure_and_then_slow_down_again() {
-        let pace = Pace::default();
+    fn probes_speed_up_after_a_failure_and_slow_down_again() {
+        let pace = ProbeSettings::default();
         let pauses: Vec<u128> = (0..8).map(|failures| pause(pace, failures, 500).as_millis()).collect();
         assert_eq!(pauses, [1000, 100, 200, 400, 800, 1000, 1000, 1000]);
         assert_eq!(pause(pace, u32::MAX, 500), pace.every);
     }
 
     #[test]
-    fn probes_of_many_workers_spread_over_a_fifth_of_the_interval() {
-        let spread: Vec<u128> = (0..1000).map(|chance| pause(Pace::default(), 0, chance).as_millis()).collect();
+    fn probe_times_are_jittered_by_a_fifth_of_the_interval() {
+        let spread: Vec<u128> =
+            (0..1000).map(|chance| pause(ProbeSettings::default(), 0, chance).as_millis()).collect();
         assert_eq!((spread.iter().min(), spread.iter().max()), (Some(&900), Some(&1099)));
     }
 
     #[test]
-    fn base_models_come_before_adapters_and_the_shortest_context_counts() {
+    fn base_models_precede_adapters_and_the_shortest_context_counts() {
         let text =
             r#"{"data":[{"id":"lora","parent":"base","max_model_len":4096},{"id":"base","max_model_len":8192}]}"#;
         let (base, lora) = (ModelId::from("base"), ModelId::from("lora"));
         let adapters = [Adapter { name: lora.clone(), base: base.clone() }].into();
-        let expected = Models { names: [base, lora].into(), adapters, context: Tokens(4096) };
+        let expected = ServedModels { names: [base, lora].into(), adapters, context: Tokens(4096) };
         assert_eq!(read_models(text), Ok(expected));
     }
 
     #[test]
-    fn what_is_no_list_of_models_is_no_answer() {
+    fn invalid_model_list_is_refused_and_a_long_one_bounded() {
         for text in ["", "<html>", "{}", r#"{"data":[{"name":"x"}]}"#, r#"{"data":7}"#, "[[[["] {
-            assert_eq!(read_models(text), Err(Silence::Absent), "{text}");
+            assert_eq!(read_models(text), Err(ProbeFailure::Absent), "{text}");
         }
         let endless = format!(r#"{{"data":[{}{{"id":"b"}}]}}"#, r#"{"id":"a"},"#.repeat(5000));
-        assert_eq!(read_models(&endless).unwrap().names.len(), MOST_MODELS);
+        assert_eq!(read_models(&endless).unwrap().names.len(), MAX_MODELS);
     }
 
     #[test]
-    fn a_page_that_tells_neither_engine_nor_process_is_no_metrics_page() {
+    fn page_without_engine_or_process_is_no_metrics_page() {
         for page in ["http_requests_total 4\n", "<html>welcome</html>", ""] {
-            assert_eq!(read_metrics(page), Err(Silence::Absent), "{page}");
+            assert_eq!(read_metrics(page), Err(ProbeFailure::Absent), "{page}");
         }
         assert_eq!(read_metrics("process_start_time_seconds 1.5\n").unwrap().process, Some(Incarnation(1_500_000)));
         assert_eq!(read_metrics("vllm:num_requests_running 2\n").unwrap().running, 2);

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use vocabulary::WorkerId;
 
 use super::FleetError;
-use super::config::WorkerSpec;
-use super::member::Member;
+use super::config::WorkerDefinition;
+use super::member::WorkerHandle;
 
 /// What a change of the fleet came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Turnover {
+pub struct FleetDiff {
     /// Workers that were not there.
     pub joined: usize,
     /// Workers that are described otherwise, and so begin anew.
@@ -27,63 +27,63 @@ pub struct Turnover {
 
 /// The workers at one moment.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct WorkerTable {
     /// Those that get work, in the order of their list.
-    pub(super) members: Vec<Arc<Member>>,
+    pub(super) members: Vec<Arc<WorkerHandle>>,
     /// Those that left and are not at their end yet, the longest gone first.
-    pub(super) leaving: Vec<Arc<Member>>,
-    places: HashMap<WorkerId, Arc<Member>>,
+    pub(super) leaving: Vec<Arc<WorkerHandle>>,
+    by_id: HashMap<WorkerId, Arc<WorkerHandle>>,
 }
 
-impl Table {
-    fn of(members: Vec<Arc<Member>>, leaving: Vec<Arc<Member>>) -> Self {
+impl WorkerTable {
+    fn of(members: Vec<Arc<WorkerHandle>>, leaving: Vec<Arc<WorkerHandle>>) -> Self {
         // Whoever came back goes before who left.
         let all = leaving.iter().chain(&members);
-        let places = all.map(|member| (member.id, member.clone())).collect();
-        Self { members, leaving, places }
+        let by_id = all.map(|member| (member.id, member.clone())).collect();
+        Self { members, leaving, by_id }
     }
 
     /// The worker, also one that is leaving.
-    pub(super) fn member(&self, worker: WorkerId) -> Option<&Arc<Member>> {
-        self.places.get(&worker)
+    pub(super) fn member(&self, worker: WorkerId) -> Option<&Arc<WorkerHandle>> {
+        self.by_id.get(&worker)
     }
 
-    fn serving(&self, worker: WorkerId) -> Option<&Arc<Member>> {
+    fn serving(&self, worker: WorkerId) -> Option<&Arc<WorkerHandle>> {
         self.member(worker).filter(|member| !member.has_left())
     }
 }
 
 /// Somebody who joins, and who is to be forgotten before.
-pub(super) struct Newcomer {
-    pub(super) member: Arc<Member>,
-    pub(super) before: Option<Arc<Member>>,
+pub(super) struct JoinedWorker {
+    pub(super) member: Arc<WorkerHandle>,
+    pub(super) predecessor: Option<Arc<WorkerHandle>>,
 }
 
 /// The table, and the way to change it.
 #[derive(Default)]
-pub(super) struct Roll {
-    table: ArcSwap<Table>,
+pub(super) struct WorkerRegistry {
+    table: ArcSwap<WorkerTable>,
     changing: Mutex<()>,
 }
 
-impl Roll {
-    pub(super) fn load(&self) -> Guard<Arc<Table>> {
+impl WorkerRegistry {
+    pub(super) fn load(&self) -> Guard<Arc<WorkerTable>> {
         self.table.load()
     }
 
     /// Makes these the workers, in this order. Those who are described as before stay as they are; all others leave.
-    pub(super) fn set(
+    pub(super) fn set_workers(
         &self,
-        specs: Vec<WorkerSpec>,
-        member_of: impl Fn(WorkerSpec) -> Member,
-    ) -> Result<(Turnover, Vec<Newcomer>), FleetError> {
+        specs: Vec<WorkerDefinition>,
+        member_of: impl Fn(WorkerDefinition) -> WorkerHandle,
+    ) -> Result<(FleetDiff, Vec<JoinedWorker>), FleetError> {
         let _changing = self.changing.lock();
         let table = self.table.load_full();
         let mut seen = HashSet::new();
         if let Some(spec) = specs.iter().find(|spec| !seen.insert(WorkerId::of_endpoint(&spec.endpoint))) {
-            return Err(FleetError::Twice(spec.endpoint.clone()));
+            return Err(FleetError::DuplicateWorker(spec.endpoint.clone()));
         }
-        let (mut turnover, mut newcomers) = (Turnover::default(), Vec::new());
+        let (mut turnover, mut newcomers) = (FleetDiff::default(), Vec::new());
         let mut members = Vec::with_capacity(specs.len());
         for spec in specs {
             let id = WorkerId::of_endpoint(&spec.endpoint);
@@ -95,27 +95,27 @@ impl Roll {
             turnover.joined += usize::from(known.is_none());
             turnover.changed += usize::from(known.is_some());
             let member = Arc::new(member_of(spec));
-            known.into_iter().for_each(|known| member.describes_anew(known));
-            newcomers.push(Newcomer { member: member.clone(), before: table.member(id).cloned() });
+            known.into_iter().for_each(|known| member.carry_over(known));
+            newcomers.push(JoinedWorker { member: member.clone(), predecessor: table.member(id).cloned() });
             members.push(member);
         }
         turnover.left = table.members.len() + turnover.joined - members.len();
-        let stays = |old: &Arc<Member>| members.iter().any(|member| Arc::ptr_eq(member, old));
+        let stays = |old: &Arc<WorkerHandle>| members.iter().any(|member| Arc::ptr_eq(member, old));
         let gone: Vec<_> = match turnover.changed + turnover.left {
             0 => Vec::new(),
             _ => table.members.iter().filter(|old| !stays(old)).cloned().collect(),
         };
         let leaving = table.leaving.iter().chain(&gone).cloned().collect();
-        self.table.store(Arc::new(Table::of(members, leaving)));
-        gone.iter().for_each(|member| member.leave());
+        self.table.store(Arc::new(WorkerTable::of(members, leaving)));
+        gone.iter().for_each(|member| member.mark_left());
         Ok((turnover, newcomers))
     }
 
     /// Takes out somebody who left and has brought everything to its end.
-    pub(super) fn strike(&self, gone: &Arc<Member>) {
+    pub(super) fn remove(&self, gone: &Arc<WorkerHandle>) {
         let _changing = self.changing.lock();
         let table = self.table.load_full();
         let leaving = table.leaving.iter().filter(|member| !Arc::ptr_eq(member, gone)).cloned().collect();
-        self.table.store(Arc::new(Table::of(table.members.clone(), leaving)));
+        self.table.store(Arc::new(WorkerTable::of(table.members.clone(), leaving)));
     }
 }

@@ -6,63 +6,67 @@ use std::time::{Duration, Instant};
 use vocabulary::{DpRank, NodeId, WorkerId};
 
 use super::Fleet;
-use super::overlay::{Flow, Heard, InFlightTable};
-use crate::events::Exported;
+use super::overlay::{InFlightEntry, InFlightTable, MergeOutcome};
+use crate::events::EncodedSnapshot;
 
 impl Fleet {
     /// What this router has in flight, one line for each rank that anything was ever sent to.
-    pub fn in_flight(&self) -> Vec<Flow> {
-        let flows = |member: &std::sync::Arc<super::member::Member>| {
+    pub fn in_flight(&self) -> Vec<InFlightEntry> {
+        let flows = |member: &std::sync::Arc<super::member::WorkerHandle>| {
             let worker = member.id;
-            member.desk.flows().into_iter().map(move |flow| Flow { worker, ..flow })
+            member.in_flight.entries().into_iter().map(move |flow| InFlightEntry { worker, ..flow })
         };
-        let table = self.roll.load();
+        let table = self.registry.load();
         table.members.iter().chain(&table.leaving).flat_map(flows).collect()
     }
 
     /// Another router told what it has in flight. It counts in the workers' load until it is silent for
     /// [`super::SILENCE`].
-    pub fn hear(&self, router: NodeId, table: InFlightTable, now: Instant) -> Heard {
-        let mut overlay = self.overlay.lock();
-        let heard = overlay.hear(router, table, now);
-        if heard == Heard::News {
-            self.spread(&overlay);
+    pub fn merge_peer_table(&self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
+        let mut overlay = self.peers.lock();
+        let heard = overlay.merge(router, table, now);
+        if heard == MergeOutcome::Changed {
+            self.update_peer_in_flight(&overlay);
         }
         heard
     }
 
     /// Forgets routers that are silent. To be called now and then.
-    pub fn forget_silent(&self, now: Instant) {
-        let mut overlay = self.overlay.lock();
+    pub fn expire_peers(&self, now: Instant) {
+        let mut overlay = self.peers.lock();
         if overlay.expire(now) {
-            self.spread(&overlay);
+            self.update_peer_in_flight(&overlay);
         }
     }
 
     /// How many other routers are heard.
-    pub fn routers(&self) -> usize {
-        self.routers.load(Ordering::Relaxed)
+    pub fn peer_count(&self) -> usize {
+        self.peer_count.load(Ordering::Relaxed)
     }
 
     /// The routers that are heard, and how old their tables are.
-    pub fn heard(&self, now: Instant) -> Vec<(NodeId, Duration)> {
-        self.overlay.lock().ages(now)
+    pub fn peer_ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
+        self.peers.lock().ages(now)
     }
 
     /// What is known of a rank's blocks, for another router; none unless all of it is known.
-    pub fn imprint(&self, worker: WorkerId, rank: DpRank) -> impl Future<Output = Option<Exported>> + Send + 'static {
-        let asked = self.member(worker).map(|member| member.exports.ask(rank));
+    pub fn residency_snapshot(
+        &self,
+        worker: WorkerId,
+        rank: DpRank,
+    ) -> impl Future<Output = Option<EncodedSnapshot>> + Send + 'static {
+        let asked = self.member(worker).map(|member| member.exports.request(rank));
         async move { asked?.await }
     }
 
-    fn spread(&self, overlay: &super::overlay::Overlay) {
-        self.routers.store(overlay.heard(), Ordering::Relaxed);
+    fn update_peer_in_flight(&self, overlay: &super::overlay::PeerInFlightTables) {
+        self.peer_count.store(overlay.live_routers(), Ordering::Relaxed);
         let sums = overlay.sums();
-        let table = self.roll.load();
+        let table = self.registry.load();
         for member in table.members.iter().chain(&table.leaving) {
-            let others = sums.get(&member.id).copied().unwrap_or(overlay.none());
-            if member.desk.counters.overlay(others) {
-                member.changed();
+            let others = sums.get(&member.id).copied().unwrap_or(overlay.empty_sum());
+            if member.in_flight.counters.set_peer_in_flight(others) {
+                member.invalidate_views();
             }
         }
     }

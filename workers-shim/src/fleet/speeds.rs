@@ -12,20 +12,20 @@
 //!
 //! An answer that came in one piece (not streamed, or buffered on the way) tells neither.
 
-use vocabulary::{Micros, Speeds, Tokens};
+use vocabulary::{EngineSpeed, Micros, Tokens};
 
-use super::estimate::{Confidence, Estimate, FURTHEST, WEIGHT};
+use super::estimate::{Confidence, LogMovingAverage, MAX_RATIO, WEIGHT};
 
 /// Fewer computed tokens say more about overheads than about the rate.
-const LEAST_COMPUTED: u64 = 256;
+const MIN_COMPUTED: u64 = 256;
 /// Fewer generated tokens say more about chance.
-const LEAST_DECODED: u64 = 8;
+const MIN_DECODED: u64 = 8;
 /// No engine generates a token in less; what comes faster was kept back.
-const FASTEST_TOKEN: Micros = Micros(20);
+const MIN_TOKEN_TIME: Micros = Micros(20);
 
 /// One step at one worker as it went. Zeros where something was not seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Observation {
+pub(super) struct SpeedSample {
     /// Prompt tokens that it computed, where no other prompt was in the way; 0 where one was.
     pub(super) computed: Tokens,
     pub(super) first_token: Micros,
@@ -40,32 +40,32 @@ pub(super) struct Observation {
 /// A worker's speeds as they are believed now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct SpeedEstimate {
-    prefill: Estimate,
-    step: Estimate,
+    prefill: LogMovingAverage,
+    step: LogMovingAverage,
     slowdown: f64,
 }
 
 impl SpeedEstimate {
     /// Begins with a profile. Rates that are none become 1 token a second.
-    pub(super) fn new(start: Speeds) -> Self {
+    pub(super) fn new(start: EngineSpeed) -> Self {
         Self {
-            prefill: Estimate::new(start.prefill_tokens_per_second, 1e12),
-            step: Estimate::new(start.decode_step.0 as f64, f64::MAX),
+            prefill: LogMovingAverage::new(start.prefill_tokens_per_second, 1e12),
+            step: LogMovingAverage::new(start.decode_step.0 as f64, f64::MAX),
             slowdown: start.decode_slowdown.0 as f64,
         }
     }
 
     /// Learns from a step what it can tell.
-    pub(super) fn observe(&mut self, seen: &Observation) {
-        if seen.decoding < FASTEST_TOKEN * seen.decoded.0 {
+    pub(super) fn observe(&mut self, seen: &SpeedSample) {
+        if seen.decoding < MIN_TOKEN_TIME * seen.decoded.0 {
             return;
         }
         self.learn_prefill(seen);
         self.learn_decode(seen);
     }
 
-    pub(super) fn speeds(&self) -> Speeds {
-        Speeds {
+    pub(super) fn speeds(&self) -> EngineSpeed {
+        EngineSpeed {
             prefill_tokens_per_second: self.prefill.value(),
             decode_step: Micros(self.step.value().round() as u64),
             decode_slowdown: Micros(self.slowdown.round() as u64),
@@ -77,24 +77,24 @@ impl SpeedEstimate {
         (self.prefill.confidence(), self.step.confidence())
     }
 
-    fn learn_prefill(&mut self, seen: &Observation) {
-        if seen.computed.0 < LEAST_COMPUTED || seen.first_token == Micros::ZERO {
+    fn learn_prefill(&mut self, seen: &SpeedSample) {
+        if seen.computed.0 < MIN_COMPUTED || seen.first_token == Micros::ZERO {
             return;
         }
         let waited = seen.first_token.0 as f64;
         // A decode step that is believed too long must not eat the whole sample.
-        let computing = (waited - self.step.value()).max(waited / FURTHEST);
+        let computing = (waited - self.step.value()).max(waited / MAX_RATIO);
         self.prefill.learn(seen.computed.0 as f64 * 1e6 / computing);
     }
 
-    fn learn_decode(&mut self, seen: &Observation) {
-        if seen.decoded.0 < LEAST_DECODED || seen.decoding == Micros::ZERO || seen.batch == 0 {
+    fn learn_decode(&mut self, seen: &SpeedSample) {
+        if seen.decoded.0 < MIN_DECODED || seen.decoding == Micros::ZERO || seen.batch == 0 {
             return;
         }
         let token = seen.decoding.0 as f64 / seen.decoded.0 as f64;
         let others = f64::from(seen.batch - 1);
         if seen.batch <= 2 {
-            let alone = (token - self.slowdown * others).max(token / FURTHEST);
+            let alone = (token - self.slowdown * others).max(token / MAX_RATIO);
             self.step.learn(alone);
         } else {
             let step = self.step.value();
@@ -108,32 +108,32 @@ impl SpeedEstimate {
 mod tests {
     use super::*;
 
-    const START: Speeds =
-        Speeds { prefill_tokens_per_second: 10_000.0, decode_step: Micros(10_000), decode_slowdown: Micros(200) };
+    const START: EngineSpeed =
+        EngineSpeed { prefill_tokens_per_second: 10_000.0, decode_step: Micros(10_000), decode_slowdown: Micros(200) };
 
-    fn prefill(computed: u64, first_token: u64) -> Observation {
-        Observation { computed: Tokens(computed), first_token: Micros(first_token), batch: 1, ..Observation::default() }
+    fn prefill(computed: u64, first_token: u64) -> SpeedSample {
+        SpeedSample { computed: Tokens(computed), first_token: Micros(first_token), batch: 1, ..SpeedSample::default() }
     }
 
-    fn decode(batch: u32, token: u64) -> Observation {
-        Observation { batch, decoded: Tokens(100), decoding: Micros(100 * token), ..Observation::default() }
+    fn decode(batch: u32, token: u64) -> SpeedSample {
+        SpeedSample { batch, decoded: Tokens(100), decoding: Micros(100 * token), ..SpeedSample::default() }
     }
 
-    fn after(seen: &[Observation]) -> Speeds {
+    fn after(seen: &[SpeedSample]) -> EngineSpeed {
         let mut estimate = SpeedEstimate::new(START);
         seen.iter().for_each(|seen| estimate.observe(seen));
         estimate.speeds()
     }
 
     #[test]
-    fn many_equal_steps_are_believed() {
+    fn many_equal_steps_set_the_estimate() {
         // 5,000 tokens in 1 s and a decode step of 10 ms.
         let rate = after(&[prefill(5_000, 1_010_000); 60]).prefill_tokens_per_second;
         assert!((rate - 5_000.0).abs() < 50.0, "{rate}");
     }
 
     #[test]
-    fn one_absurd_step_changes_little() {
+    fn one_outlier_changes_little() {
         let slower = after(&[prefill(300, 3_600_000_000)]).prefill_tokens_per_second;
         assert!((7_500.0..8_000.0).contains(&slower), "{slower}");
         let faster = after(&[prefill(1 << 40, 1)]).prefill_tokens_per_second;
@@ -141,31 +141,31 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_from_a_right_estimate_leaves_it_where_it_is() {
+    fn correct_estimate_is_a_fixed_point() {
         // The planner predicts computed / rate + decode step.
         let rate = after(&[prefill(20_000, 2_000_000 + 10_000)]).prefill_tokens_per_second;
         assert!((rate - 10_000.0).abs() < 1e-6, "{rate}");
     }
 
     #[test]
-    fn steps_that_cannot_tell_teach_nothing() {
-        let taught = after(&[prefill(255, 1_000_000), prefill(5_000, 0), Observation::default()]);
+    fn uninformative_steps_are_ignored() {
+        let taught = after(&[prefill(255, 1_000_000), prefill(5_000, 0), SpeedSample::default()]);
         assert_eq!(taught, START);
-        let short = Observation { decoded: Tokens(7), ..decode(1, 50_000) };
-        let nobody = Observation { batch: 0, ..decode(1, 50_000) };
+        let short = SpeedSample { decoded: Tokens(7), ..decode(1, 50_000) };
+        let nobody = SpeedSample { batch: 0, ..decode(1, 50_000) };
         assert_eq!(after(&[short, nobody]), START);
     }
 
     #[test]
-    fn an_answer_that_came_in_one_piece_teaches_nothing() {
-        let whole = Observation { decoded: Tokens(40), decoding: Micros(15), ..prefill(5_000, 2_000_000) };
+    fn unstreamed_answer_yields_no_prefill_sample() {
+        let whole = SpeedSample { decoded: Tokens(40), decoding: Micros(15), ..prefill(5_000, 2_000_000) };
         assert_eq!(after(&[whole; 10]), START);
-        let streamed = Observation { decoding: Micros(400_000), ..whole };
+        let streamed = SpeedSample { decoding: Micros(400_000), ..whole };
         assert_ne!(after(&[streamed]), START);
     }
 
     #[test]
-    fn step_and_slowdown_are_told_apart_by_the_batch() {
+    fn batch_size_separates_step_and_slowdown() {
         let truth = |batch: u32| decode(batch, 20_000 + 500 * u64::from(batch - 1));
         let seen: Vec<_> = (0..200).map(|turn| truth(if turn % 2 == 0 { 1 } else { 9 })).collect();
         let speeds = after(&seen);
@@ -174,15 +174,16 @@ mod tests {
     }
 
     #[test]
-    fn slowdown_may_vanish_and_stays_below_a_step() {
+    fn slowdown_stays_between_zero_and_a_step() {
         assert!(after(&[decode(9, 10_000); 100]).decode_slowdown <= Micros(1));
         assert!(after(&[decode(3, 1 << 40); 1000]).decode_slowdown <= START.decode_step);
     }
 
     #[test]
-    fn no_profile_makes_an_estimate_that_is_not_a_number() {
+    fn invalid_profile_still_gives_finite_estimates() {
         for rate in [f64::NAN, f64::INFINITY, -3.0, 0.0] {
-            let start = Speeds { prefill_tokens_per_second: rate, decode_step: Micros(0), decode_slowdown: Micros(0) };
+            let start =
+                EngineSpeed { prefill_tokens_per_second: rate, decode_step: Micros(0), decode_slowdown: Micros(0) };
             let mut estimate = SpeedEstimate::new(start);
             for seen in [prefill(u64::MAX, u64::MAX), prefill(256, 1), decode(1, 1), decode(u32::MAX, 1)] {
                 estimate.observe(&seen);

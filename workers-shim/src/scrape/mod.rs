@@ -9,17 +9,17 @@ mod tally;
 
 use std::sync::Arc;
 
-use vocabulary::{Bytes, Capacity, Incarnation, Tokens};
+use vocabulary::{Bytes, Incarnation, Tokens, WorkerCapacity};
 
 pub use sample::Sample;
-use tally::Tally;
+use tally::ScrapeAggregator;
 
 /// Longest page that is read; what lies behind is ignored. vLLM's are 50 KB, SGLang's 85 KB.
-pub const MOST_BYTES: usize = 4 << 20;
+pub const MAX_BYTES: usize = 4 << 20;
 
 /// Whose metrics they are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Engine {
+pub enum EngineKind {
     /// Neither of the following.
     #[default]
     Other,
@@ -31,7 +31,7 @@ pub enum Engine {
 
 /// Whether the engine holds its weights and KV.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Wakefulness {
+pub enum SleepState {
     /// It works, or says nothing of sleeping.
     #[default]
     Awake,
@@ -52,11 +52,11 @@ pub struct PromptSources {
 
 /// How the KV cache is laid out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct CacheShape {
+pub struct KvCacheLayout {
     /// What fits, in the smallest rank.
-    pub capacity: Capacity,
+    pub capacity: WorkerCapacity,
     /// Blocks that fit into the largest rank: no rank holds more. 0 is unknown.
-    pub most_blocks: u64,
+    pub max_blocks: u64,
     /// KV of a token, where it can be told.
     pub bytes_per_token: Option<Bytes>,
     /// Precision as configured (`auto`, `fp8`).
@@ -67,7 +67,7 @@ pub struct CacheShape {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Scrape {
     /// Whose page it is.
-    pub engine: Engine,
+    pub engine: EngineKind,
     /// Process identity; none where the page does not tell (SGLang, several API server processes).
     pub process: Option<Incarnation>,
     /// Data-parallel ranks that report, at least 1.
@@ -83,11 +83,11 @@ pub struct Scrape {
     /// Where prompts came from.
     pub prompts: PromptSources,
     /// Layout of the cache.
-    pub cache: CacheShape,
+    pub cache: KvCacheLayout,
     /// How it hands KV over where metrics show it: `nixl`, or `sglang` at its prefill and decode workers.
     pub connector: Option<&'static str>,
     /// Whether it sleeps.
-    pub wakefulness: Wakefulness,
+    pub sleep_state: SleepState,
     /// Transfers whose blocks nobody fetched in time.
     pub expired_transfers: u64,
 }
@@ -95,8 +95,8 @@ pub struct Scrape {
 impl Scrape {
     /// Reads a page.
     pub fn read(page: &str) -> Self {
-        let mut tally = Tally::default();
-        let lines = head(page).lines().map(str::trim_ascii).filter(|line| !line.starts_with('#'));
+        let mut tally = ScrapeAggregator::default();
+        let lines = truncate_to_lines(page).lines().map(str::trim_ascii).filter(|line| !line.starts_with('#'));
         for sample in lines.filter_map(Sample::read) {
             tally.add(&sample);
         }
@@ -104,7 +104,7 @@ impl Scrape {
     }
 
     /// What a prompt has to compute on average: the mean prompt x the share of prompt tokens that was computed there.
-    pub fn usual_work(&self) -> Option<Tokens> {
+    pub fn mean_prefill_tokens(&self) -> Option<Tokens> {
         let PromptSources { computed, cached, transferred } = self.prompts;
         let all = computed + cached + transferred;
         let share = if all == Tokens::ZERO { 1.0 } else { computed.0 as f64 / all.0 as f64 };
@@ -113,11 +113,11 @@ impl Scrape {
 }
 
 /// The whole lines within the limit.
-fn head(page: &str) -> &str {
-    if page.len() <= MOST_BYTES {
+fn truncate_to_lines(page: &str) -> &str {
+    if page.len() <= MAX_BYTES {
         return page;
     }
-    let end = page.as_bytes()[..MOST_BYTES].iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let end = page.as_bytes()[..MAX_BYTES].iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
     // A newline is a character of its own, so this is a boundary.
     page.get(..end).unwrap_or_default()
 }

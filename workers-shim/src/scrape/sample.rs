@@ -1,7 +1,7 @@
 //! One line of Prometheus text: `name{label="value",...} number [timestamp]`. It judges no name.
 
 /// Labels that are read; vLLM's longest line has 40.
-const MOST_LABELS: usize = 128;
+const MAX_LABELS: usize = 128;
 
 /// One sample. Label values keep their escapes: the ones that are read here have none.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,7 +23,7 @@ impl<'a> Sample<'a> {
         }
         let (labels, rest) = match rest.strip_prefix('{') {
             Some(inside) => {
-                let close = closing(inside)?;
+                let close = closing_brace(inside)?;
                 (&inside[..close], &inside[close + 1..])
             }
             None => ("", rest),
@@ -35,7 +35,7 @@ impl<'a> Sample<'a> {
     /// The value of the label `wanted`.
     pub fn label(&self, wanted: &str) -> Option<&'a str> {
         let mut rest = self.labels;
-        for _ in 0..MOST_LABELS {
+        for _ in 0..MAX_LABELS {
             let (name, after) = rest.split_once("=\"")?;
             let end = closing_quote(after)?;
             if name.trim_start_matches([',', ' ']).trim_end() == wanted {
@@ -48,7 +48,7 @@ impl<'a> Sample<'a> {
 }
 
 /// Where the brace closes that opened before `text`: braces inside quotes do not count.
-fn closing(text: &str) -> Option<usize> {
+fn closing_brace(text: &str) -> Option<usize> {
     let mut at = 0;
     loop {
         let next = at + text.get(at..)?.find(['"', '}'])?;

@@ -1,35 +1,35 @@
 //! Samples, added up to what a worker as a whole does. Older and newer names of one thing meet here.
 
-use vocabulary::{Bytes, Capacity, Incarnation, Tokens};
+use vocabulary::{Bytes, Incarnation, Tokens, WorkerCapacity};
 
 use super::sample::Sample;
-use super::{CacheShape, Engine, PromptSources, Scrape, Wakefulness};
+use super::{EngineKind, KvCacheLayout, PromptSources, Scrape, SleepState};
 
 /// Largest count that is believed. Microseconds of this century are above 1e15.
-const MOST: f64 = 4e15;
+const MAX_COUNT: f64 = 4e15;
 /// Ranks that are told apart.
-const MOST_RANKS: usize = 256;
+const MAX_RANKS: usize = 256;
 /// Longest name of a precision.
-const LONGEST_DTYPE: usize = 32;
+const MAX_DTYPE_BYTES: usize = 32;
 
 #[derive(Default)]
-pub(super) struct Tally<'a> {
-    engine: Engine,
+pub(super) struct ScrapeAggregator<'a> {
+    engine: EngineKind,
     process: Option<Incarnation>,
     ranks: Vec<&'a str>,
-    requests: Requests,
+    requests: RequestGauges,
     /// Sum and count.
     usage: (f64, u32),
     prompt: (f64, f64),
     prompts: PromptSources,
-    memory: Memory<'a>,
+    memory: CacheGauges<'a>,
     connector: Option<&'static str>,
-    wakefulness: Wakefulness,
+    sleep_state: SleepState,
     expired_transfers: u64,
 }
 
 #[derive(Default)]
-struct Requests {
+struct RequestGauges {
     running: f64,
     waiting: f64,
     /// Those of `waiting` that wait for KV from elsewhere and not for a place.
@@ -38,7 +38,7 @@ struct Requests {
 
 /// The smallest of all ranks; 0 is unknown.
 #[derive(Default)]
-struct Memory<'a> {
+struct CacheGauges<'a> {
     /// Said as tokens; goes before blocks x block.
     tokens: u64,
     block: u64,
@@ -47,16 +47,16 @@ struct Memory<'a> {
     bytes: u64,
     dtype: Option<&'a str>,
     /// Of tokens and of blocks the largest of all ranks.
-    most: (u64, u64),
+    max_blocks: (u64, u64),
 }
 
-impl<'a> Tally<'a> {
+impl<'a> ScrapeAggregator<'a> {
     pub(super) fn add(&mut self, sample: &Sample<'a>) {
         if let Some(name) = sample.name.strip_prefix("vllm:") {
-            self.engine = Engine::Vllm;
+            self.engine = EngineKind::Vllm;
             self.vllm(name, sample);
         } else if let Some(name) = sample.name.strip_prefix("sglang:") {
-            self.engine = Engine::Sglang;
+            self.engine = EngineKind::Sglang;
             // Every rank of one model replica tells the same; the first speaks for all.
             if ["tp_rank", "pp_rank", "moe_ep_rank"].iter().all(|rank| sample.label(rank).is_none_or(|is| is == "0")) {
                 self.sglang(name, sample);
@@ -88,7 +88,7 @@ impl<'a> Tally<'a> {
                 }
             }
             "engine_sleep_state" if sample.label("sleep_state") == Some("awake") && value == 0.0 => {
-                self.wakefulness = Wakefulness::Asleep;
+                self.sleep_state = SleepState::Asleep;
             }
             _ if name.starts_with("nixl_") => {
                 self.connector = Some("nixl");
@@ -110,9 +110,9 @@ impl<'a> Tally<'a> {
             "num_queue_reqs" => self.requests.waiting += positive(value),
             "token_usage" => self.usage(value),
             "max_total_num_tokens" => self.memory.tokens(count(value)),
-            "page_size" => least(&mut self.memory.block, count(value)),
+            "page_size" => lower_to(&mut self.memory.block, count(value)),
             "num_pages" => self.memory.blocks(count(value)),
-            "context_len" => least(&mut self.memory.context, count(value)),
+            "context_len" => lower_to(&mut self.memory.context, count(value)),
             "prompt_tokens_histogram_sum" => self.prompt.0 += positive(value),
             "prompt_tokens_histogram_count" => self.prompt.1 += positive(value),
             "prefill_effective_tokens_total" => match sample.label("mode") {
@@ -127,7 +127,7 @@ impl<'a> Tally<'a> {
     fn running(&mut self, value: f64, rank: Option<&'a str>) {
         self.requests.running += positive(value);
         if let Some(rank) = rank
-            && self.ranks.len() < MOST_RANKS
+            && self.ranks.len() < MAX_RANKS
             && !self.ranks.contains(&rank)
         {
             self.ranks.push(rank);
@@ -141,7 +141,7 @@ impl<'a> Tally<'a> {
     }
 
     pub(super) fn total(self) -> Scrape {
-        let Requests { running, waiting, pulling } = self.requests;
+        let RequestGauges { running, waiting, pulling } = self.requests;
         let pulling = pulling.min(waiting);
         Scrape {
             engine: self.engine,
@@ -155,42 +155,42 @@ impl<'a> Tally<'a> {
             prompts: self.prompts,
             cache: self.memory.shape(),
             connector: self.connector,
-            wakefulness: self.wakefulness,
+            sleep_state: self.sleep_state,
             expired_transfers: self.expired_transfers,
         }
     }
 }
 
-impl<'a> Memory<'a> {
+impl<'a> CacheGauges<'a> {
     fn tokens(&mut self, told: u64) {
-        least(&mut self.tokens, told);
-        self.most.0 = self.most.0.max(told);
+        lower_to(&mut self.tokens, told);
+        self.max_blocks.0 = self.max_blocks.0.max(told);
     }
 
     fn blocks(&mut self, told: u64) {
-        least(&mut self.blocks, told);
-        self.most.1 = self.most.1.max(told);
+        lower_to(&mut self.blocks, told);
+        self.max_blocks.1 = self.max_blocks.1.max(told);
     }
 
     /// vLLM's `cache_config_info`: everything stands in labels.
     fn configured(&mut self, sample: &Sample<'a>) {
         let number = |name| sample.label(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
         self.tokens(number("kv_cache_size_tokens"));
-        least(&mut self.block, number("block_size"));
+        lower_to(&mut self.block, number("block_size"));
         self.blocks(number("num_gpu_blocks"));
         // Blocks that were set by hand need not fill the bytes that were.
         if number("num_gpu_blocks_override") == 0 {
-            least(&mut self.bytes, number("kv_cache_memory_bytes"));
+            lower_to(&mut self.bytes, number("kv_cache_memory_bytes"));
         }
-        self.dtype = sample.label("cache_dtype").filter(|name| name.len() <= LONGEST_DTYPE);
+        self.dtype = sample.label("cache_dtype").filter(|name| name.len() <= MAX_DTYPE_BYTES);
     }
 
-    fn shape(&self) -> CacheShape {
+    fn shape(&self) -> KvCacheLayout {
         let tokens = if self.tokens > 0 { self.tokens } else { self.block.saturating_mul(self.blocks) };
         let each = self.bytes.checked_div(tokens).filter(|bytes| *bytes > 0);
-        CacheShape {
-            capacity: Capacity { kv: Tokens(tokens), block: Tokens(self.block), context: Tokens(self.context) },
-            most_blocks: self.most.1.max(self.most.0.checked_div(self.block).unwrap_or_default()),
+        KvCacheLayout {
+            capacity: WorkerCapacity { kv: Tokens(tokens), block: Tokens(self.block), context: Tokens(self.context) },
+            max_blocks: self.max_blocks.1.max(self.max_blocks.0.checked_div(self.block).unwrap_or_default()),
             bytes_per_token: each.map(Bytes),
             dtype: self.dtype.map(Into::into),
         }
@@ -202,11 +202,11 @@ fn positive(value: f64) -> f64 {
 }
 
 fn count(value: f64) -> u64 {
-    positive(value).round().min(MOST) as u64
+    positive(value).round().min(MAX_COUNT) as u64
 }
 
 /// Takes `value` when it is known and below what was known.
-fn least(known: &mut u64, value: u64) {
+fn lower_to(known: &mut u64, value: u64) {
     if value > 0 && (*known == 0 || value < *known) {
         *known = value;
     }

@@ -1,6 +1,6 @@
 //! Real pages, and pages that no engine wrote.
 
-use vocabulary::{Capacity, Incarnation, Tokens};
+use vocabulary::{Incarnation, Tokens, WorkerCapacity};
 
 use super::*;
 
@@ -10,14 +10,14 @@ const DECODE: &str = include_str!("../../testdata/vllm_0_32_nixl_decode.txt");
 const OLD: &str = include_str!("../../testdata/vllm_0_6.txt");
 const SGLANG: &str = include_str!("../../testdata/sglang_0_5.txt");
 
-fn capacity(kv: u64, block: u64, context: u64) -> Capacity {
-    Capacity { kv: Tokens(kv), block: Tokens(block), context: Tokens(context) }
+fn capacity(kv: u64, block: u64, context: u64) -> WorkerCapacity {
+    WorkerCapacity { kv: Tokens(kv), block: Tokens(block), context: Tokens(context) }
 }
 
 #[test]
-fn a_page_of_todays_vllm_tells_process_memory_and_prompts() {
+fn current_vllm_page_gives_process_memory_and_prompts() {
     let scrape = Scrape::read(HYBRID);
-    assert_eq!(scrape.engine, Engine::Vllm);
+    assert_eq!(scrape.engine, EngineKind::Vllm);
     assert_eq!(scrape.process, Some(Incarnation(1_795_225_071_620_000)));
     assert_eq!(scrape.cache.capacity, capacity(1536, 32, 0));
     assert_eq!(scrape.cache.dtype.as_deref(), Some("auto"));
@@ -25,19 +25,19 @@ fn a_page_of_todays_vllm_tells_process_memory_and_prompts() {
     let prompts = PromptSources { computed: Tokens(2696), cached: Tokens(352), transferred: Tokens::ZERO };
     assert_eq!(scrape.prompts, prompts);
     assert_eq!(scrape.mean_prompt, Some(Tokens(203)), "3048 tokens of 15 prompts");
-    assert_eq!(scrape.usual_work(), Some(Tokens(203 * 2696 / 3048)), "what it found in its cache is no work");
-    assert_eq!((scrape.ranks, scrape.wakefulness), (1, Wakefulness::Awake));
+    assert_eq!(scrape.mean_prefill_tokens(), Some(Tokens(203 * 2696 / 3048)), "what it found in its cache is no work");
+    assert_eq!((scrape.ranks, scrape.sleep_state), (1, SleepState::Awake));
 }
 
 #[test]
-fn bytes_that_were_not_filled_do_not_make_tokens_larger() {
+fn overridden_block_count_gives_no_bytes_per_token() {
     assert_eq!(Scrape::read(HYBRID).cache.bytes_per_token, None, "the page has num_gpu_blocks_override");
     let honest = HYBRID.replace(r#"num_gpu_blocks_override="48""#, r#"num_gpu_blocks_override="None""#);
     assert_eq!(Scrape::read(&honest).cache.bytes_per_token, Some(Bytes(67_108_864 / 1536)));
 }
 
 #[test]
-fn only_an_engine_with_a_connector_shows_one_and_does_so_before_the_first_transfer() {
+fn connector_shows_before_the_first_transfer_and_only_if_configured() {
     assert_eq!(Scrape::read(HYBRID).connector, None);
     assert_eq!(Scrape::read(PREFILL).connector, Some("nixl"));
     assert!(PREFILL.contains("vllm:nixl_bytes_transferred_count{engine=\"0\",model_name=\"tiny\"} 0.0"));
@@ -47,7 +47,7 @@ fn only_an_engine_with_a_connector_shows_one_and_does_so_before_the_first_transf
 }
 
 #[test]
-fn older_names_mean_the_same() {
+fn older_metric_names_are_equivalent() {
     let scrape = Scrape::read(OLD);
     assert_eq!((scrape.running, scrape.waiting, scrape.kv_usage), (3, 2, 0.4186));
     assert_eq!(scrape.cache.capacity, capacity(27_896 * 16, 16, 0));
@@ -55,12 +55,12 @@ fn older_names_mean_the_same() {
 }
 
 #[test]
-fn sglang_is_read_by_its_own_names() {
+fn sglang_metrics_are_read_by_their_own_names() {
     let scrape = Scrape::read(SGLANG);
-    assert_eq!(scrape.engine, Engine::Sglang);
+    assert_eq!(scrape.engine, EngineKind::Sglang);
     assert_eq!(scrape.process, None, "it tells no process");
     assert_eq!(scrape.cache.capacity, capacity(32_768, 32, 32_768));
-    assert_eq!(scrape.cache.most_blocks, 1_024);
+    assert_eq!(scrape.cache.max_blocks, 1_024);
     assert_eq!(scrape.prompts.computed, Tokens(110));
     assert_eq!(scrape.mean_prompt, Some(Tokens(18)), "109 tokens of 6 prompts");
     let twice = SGLANG.replace(r#"tp_rank="0""#, r#"tp_rank="1""#) + "sglang:num_running_reqs{tp_rank=\"0\"} 4\n";
@@ -82,14 +82,14 @@ vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="90"} 1.0
     let scrape = Scrape::read(page);
     assert_eq!((scrape.ranks, scrape.running, scrape.waiting, scrape.kv_usage), (2, 7, 1, 0.75));
     assert_eq!(
-        (scrape.cache.capacity.kv, scrape.cache.most_blocks),
+        (scrape.cache.capacity.kv, scrape.cache.max_blocks),
         (Tokens(1440), 100),
         "for room the least, for age the most"
     );
 }
 
 #[test]
-fn who_waits_for_blocks_from_elsewhere_does_not_wait_for_a_place() {
+fn requests_deferred_for_remote_blocks_count_as_running() {
     let page = "vllm:num_requests_running 1\nvllm:num_requests_waiting 5\n\
                 vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\n\
                 vllm:num_requests_waiting_by_reason{reason=\"deferred\"} 3\n";
@@ -98,13 +98,13 @@ fn who_waits_for_blocks_from_elsewhere_does_not_wait_for_a_place() {
 }
 
 #[test]
-fn an_engine_that_sleeps_says_so() {
+fn sleeping_engine_is_detected() {
     let asleep = HYBRID.replace(r#"sleep_state="awake"} 1.0"#, r#"sleep_state="awake"} 0.0"#);
-    assert_eq!(Scrape::read(&asleep).wakefulness, Wakefulness::Asleep);
+    assert_eq!(Scrape::read(&asleep).sleep_state, SleepState::Asleep);
 }
 
 #[test]
-fn braces_quotes_spaces_and_timestamps_in_a_line_do_not_confuse() {
+fn unusual_label_syntax_is_parsed() {
     let page = "vllm:num_requests_running{a=\"}\",b=\"x\\\"}{\",model_name=\"a b, c=\\\"d\\\"\"} 7 1395066363000\n\
                 \t vllm:num_requests_waiting\t2 \r\n\
                 vllm:num_requests_waiting_by_reason{ reason=\"capacity\" , reason2=\"deferred\",} 2\n";
@@ -113,7 +113,7 @@ fn braces_quotes_spaces_and_timestamps_in_a_line_do_not_confuse() {
 }
 
 #[test]
-fn numbers_that_make_no_sense_are_left_out() {
+fn invalid_numbers_are_ignored() {
     for value in ["NaN", "-5", "-Inf", "+Inf", "x", "", "1e999", "\u{661}"] {
         let page = format!(
             "vllm:num_requests_running {value}\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc {value}\n\
@@ -132,7 +132,7 @@ fn numbers_that_make_no_sense_are_left_out() {
 }
 
 #[test]
-fn no_page_makes_it_panic_or_forget_what_came_before() {
+fn broken_line_neither_panics_nor_drops_other_lines() {
     let broken = [
         "{",
         "}",
@@ -168,17 +168,17 @@ fn no_page_makes_it_panic_or_forget_what_came_before() {
 }
 
 #[test]
-fn what_lies_behind_the_limit_is_not_read() {
+fn page_is_read_only_up_to_the_limit() {
     let line = "vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 0.0\n";
-    let page = line.repeat(MOST_BYTES / line.len() + 1) + "vllm:num_requests_running 9\n";
+    let page = line.repeat(MAX_BYTES / line.len() + 1) + "vllm:num_requests_running 9\n";
     let started = std::time::Instant::now();
     assert_eq!(Scrape::read(&page).running, 0);
-    assert_eq!(Scrape::read(&"x".repeat(MOST_BYTES + 1)), Scrape { ranks: 1, ..Scrape::default() });
+    assert_eq!(Scrape::read(&"x".repeat(MAX_BYTES + 1)), Scrape { ranks: 1, ..Scrape::default() });
     assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 #[test]
-fn endless_ranks_are_bounded() {
+fn number_of_ranks_is_bounded() {
     let page: String = (0..20_000).map(|rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 1\n")).collect();
     let scrape = Scrape::read(&page);
     assert_eq!((scrape.ranks, scrape.running), (256, 20_000));

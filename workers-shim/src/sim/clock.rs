@@ -6,12 +6,12 @@ use vocabulary::Micros;
 
 /// Runs from its making.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct EngineClock {
     start: Instant,
     speed_up: f64,
 }
 
-impl Clock {
+impl EngineClock {
     pub(crate) fn new(speed_up: f64) -> Self {
         Self { start: Instant::now(), speed_up }
     }
@@ -21,12 +21,12 @@ impl Clock {
     }
 
     /// When engine time will be `at`.
-    pub(crate) fn instant(&self, at: Micros) -> Instant {
-        self.start + self.real(at)
+    pub(crate) fn instant_at(&self, at: Micros) -> Instant {
+        self.start + self.real_duration(at)
     }
 
     /// How long a span of engine time takes.
-    pub(crate) fn real(&self, span: Micros) -> Duration {
+    pub(crate) fn real_duration(&self, span: Micros) -> Duration {
         const YEAR: f64 = 31_536_000.0;
         Duration::from_secs_f64((span.0 as f64 / 1e6 / self.speed_up).min(YEAR))
     }

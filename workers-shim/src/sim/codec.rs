@@ -3,7 +3,7 @@
 
 /// Whose words a conversation comes in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ChatWords {
+pub enum ConversationApi {
     /// `/v1/chat/completions`, and what `/tokenize` takes of it.
     Chat,
     /// `/v1/messages`.
@@ -14,7 +14,7 @@ pub enum ChatWords {
 
 /// Whether a text gets what the tokenizer puts around plain prompts, as begin-of-text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Framing {
+pub enum AddSpecialTokens {
     /// It does.
     Framed,
     /// Its own tokens only.
@@ -29,11 +29,11 @@ pub struct CodecError(pub String);
 /// A model's tokenizer and chat template.
 pub trait TextCodec: Send + Sync {
     /// The tokens of a conversation's prompt, by the request's whole body as the client sent it.
-    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError>;
+    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError>;
     /// The tokens of each prompt of a completion's whole body: one, but for a batch.
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError>;
     /// A text's tokens; special tokens in it are recognised.
-    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, CodecError>;
+    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, CodecError>;
     /// The text of tokens, special ones left out. Bytes that are no character yet become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;
     /// Tokens in the vocabulary.

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use engine_model::{BlockImage, Engine, Finish, Output, OutputKind, Refused, Request, RequestId, Source, Stats};
+use engine_model::{
+    BlockImage, Engine, EngineOutput, EngineOutputKind, EngineRequest, EngineStats, FinishedRequest, RemoteBlocks,
+    RequestRejection, SequenceId,
+};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use vocabulary::Micros;
 
-use super::clock::Clock;
+use super::clock::EngineClock;
 use super::histogram::Histogram;
-use super::publisher::Publisher;
+use super::publisher::EventPublisher;
 use super::side_channel;
 
 /// Steps that end within this much real time are told together: the timer knows no shorter span.
@@ -21,76 +24,76 @@ const TICK: Duration = Duration::from_millis(1);
 
 /// What a request's client is told.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Update {
+pub(crate) enum RequestUpdate {
     Token(u32),
-    Finished(Finish),
+    Finished(FinishedRequest),
 }
 
 /// An engine in real time.
 #[derive(Clone)]
-pub(crate) struct Driver {
-    shared: Arc<Shared>,
+pub(crate) struct EngineDriver {
+    shared: Arc<DriverCore>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct DriverCore {
+    state: Mutex<DriverState>,
     wake: Notify,
-    clock: Clock,
-    publisher: Publisher,
-    turns: AtomicU64,
+    clock: EngineClock,
+    publisher: EventPublisher,
+    wakeups: AtomicU64,
 }
 
-struct State {
+struct DriverState {
     engine: Engine,
-    clients: HashMap<RequestId, mpsc::Sender<Update>>,
-    latencies: Latencies,
+    clients: HashMap<SequenceId, mpsc::Sender<RequestUpdate>>,
+    latencies: LatencyHistograms,
 }
 
 /// How long things took, in real time.
 #[derive(Clone, Default)]
-pub(crate) struct Latencies {
+pub(crate) struct LatencyHistograms {
     pub(crate) first_token: Histogram,
     pub(crate) per_token: Histogram,
-    pub(crate) whole: Histogram,
+    pub(crate) total: Histogram,
 }
 
 /// A request under way. Dropped before its end, it is cancelled: the client has left.
-pub(crate) struct Ticket {
-    id: RequestId,
-    updates: mpsc::Receiver<Update>,
-    driver: Driver,
+pub(crate) struct RequestHandle {
+    id: SequenceId,
+    updates: mpsc::Receiver<RequestUpdate>,
+    driver: EngineDriver,
 }
 
-impl Ticket {
+impl RequestHandle {
     /// Everything said since the last call; waits for at least one update, none after the end.
-    pub(crate) async fn updates(&mut self) -> Vec<Update> {
-        const AT_ONCE: usize = 256;
+    pub(crate) async fn updates(&mut self) -> Vec<RequestUpdate> {
+        const MAX_UPDATES: usize = 256;
         let mut updates = Vec::new();
-        self.updates.recv_many(&mut updates, AT_ONCE).await;
+        self.updates.recv_many(&mut updates, MAX_UPDATES).await;
         updates
     }
 
     /// End it here; its counts still come.
     pub(crate) fn stop(&self) {
-        self.driver.with(|engine, now| engine.cancel(now, self.id));
+        self.driver.with_engine(|engine, now| engine.cancel(now, self.id));
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
         self.driver.cancel(self.id);
     }
 }
 
-impl Driver {
-    pub(crate) fn new(engine: Engine, clock: Clock, publisher: Publisher) -> Self {
-        let state = State { engine, clients: HashMap::new(), latencies: Latencies::default() };
+impl EngineDriver {
+    pub(crate) fn new(engine: Engine, clock: EngineClock, publisher: EventPublisher) -> Self {
+        let state = DriverState { engine, clients: HashMap::new(), latencies: LatencyHistograms::default() };
         let (state, wake, turns) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
-        Self { shared: Arc::new(Shared { state, wake, clock, publisher, turns }) }
+        Self { shared: Arc::new(DriverCore { state, wake, clock, publisher, wakeups: turns }) }
     }
 
     /// Hand a request to the engine.
-    pub(crate) fn submit(&self, request: Request) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestRejection> {
         // Tokens and the end; the engine holds the same bound.
         let room = request.sampling.max_tokens as usize + 2;
         let (sender, updates) = mpsc::channel(room);
@@ -101,10 +104,10 @@ impl Driver {
             id
         };
         self.shared.wake.notify_one();
-        Ok(Ticket { id, updates, driver: self.clone() })
+        Ok(RequestHandle { id, updates, driver: self.clone() })
     }
 
-    fn cancel(&self, id: RequestId) {
+    fn cancel(&self, id: SequenceId) {
         let mut state = self.shared.state.lock();
         if state.clients.remove(&id).is_some() {
             state.engine.cancel(self.shared.clock.now(), id);
@@ -114,13 +117,13 @@ impl Driver {
     }
 
     /// Do something to the engine at the present engine time.
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Engine, Micros) -> T) -> T {
+    pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut Engine, Micros) -> T) -> T {
         let done = act(&mut self.shared.state.lock().engine, self.shared.clock.now());
         self.shared.wake.notify_one();
         done
     }
 
-    pub(crate) fn measures(&self) -> (Stats, Latencies) {
+    pub(crate) fn stats_and_latencies(&self) -> (EngineStats, LatencyHistograms) {
         let state = self.shared.state.lock();
         (state.engine.stats(), state.latencies.clone())
     }
@@ -131,8 +134,8 @@ impl Driver {
     }
 
     /// How often the engine was looked at.
-    pub(crate) fn turns(&self) -> u64 {
-        self.shared.turns.load(Ordering::Relaxed)
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.shared.wakeups.load(Ordering::Relaxed)
     }
 
     /// Run the engine. Ends only by being aborted.
@@ -143,53 +146,55 @@ impl Driver {
                 let outputs = state.engine.advance(self.shared.clock.now());
                 (outputs, state.engine.next_event())
             };
-            self.shared.turns.fetch_add(1, Ordering::Relaxed);
-            self.tell(outputs);
+            self.shared.wakeups.fetch_add(1, Ordering::Relaxed);
+            self.dispatch_output(outputs);
             let woken = self.shared.wake.notified();
-            match next.map(|at| self.shared.clock.instant(at).max(Instant::now() + TICK)) {
+            match next.map(|at| self.shared.clock.instant_at(at).max(Instant::now() + TICK)) {
                 Some(at) => drop(tokio::time::timeout_at(at.into(), woken).await),
                 None => woken.await,
             }
         }
     }
 
-    fn tell(&self, outputs: Vec<Output>) {
+    fn dispatch_output(&self, outputs: Vec<EngineOutput>) {
         for output in outputs {
             match output.kind {
-                OutputKind::Token { request, token } => self.tell_client(request, Update::Token(token)),
-                OutputKind::Finished { request, finish } => self.finish(request, finish, output.at),
-                OutputKind::Events(events) => self.shared.publisher.publish(events),
-                OutputKind::Pull { request, source } => drop(tokio::spawn(self.clone().pull(request, source))),
-                OutputKind::Pulled { source, .. } => drop(tokio::spawn(side_channel::release(source))),
+                EngineOutputKind::Token { request, token } => self.send_update(request, RequestUpdate::Token(token)),
+                EngineOutputKind::Finished { request, finish } => self.finish_request(request, finish, output.at),
+                EngineOutputKind::Events(events) => self.shared.publisher.publish(events),
+                EngineOutputKind::Pull { request, source } => {
+                    drop(tokio::spawn(self.clone().pull_blocks(request, source)))
+                }
+                EngineOutputKind::Pulled { source, .. } => drop(tokio::spawn(side_channel::release(source))),
             }
         }
     }
 
-    fn tell_client(&self, request: RequestId, update: Update) {
+    fn send_update(&self, request: SequenceId, update: RequestUpdate) {
         if let Some(client) = self.shared.state.lock().clients.get(&request) {
             // A client that is gone cancels by itself.
             let _ = client.try_send(update);
         }
     }
 
-    fn finish(&self, request: RequestId, finish: Finish, at: Micros) {
+    fn finish_request(&self, request: SequenceId, finish: FinishedRequest, at: Micros) {
         let mut state = self.shared.state.lock();
         let clock = self.shared.clock;
         if finish.generated > 0 {
             let decode = Micros((at - finish.first_token).0 / u64::from(finish.generated.max(2) - 1));
-            state.latencies.first_token.observe(clock.real(finish.first_token - finish.arrived));
-            state.latencies.per_token.observe(clock.real(decode));
-            state.latencies.whole.observe(clock.real(at - finish.arrived));
+            state.latencies.first_token.observe(clock.real_duration(finish.first_token - finish.arrived));
+            state.latencies.per_token.observe(clock.real_duration(decode));
+            state.latencies.total.observe(clock.real_duration(at - finish.arrived));
         }
         if let Some(client) = state.clients.remove(&request) {
-            let _ = client.try_send(Update::Finished(finish));
+            let _ = client.try_send(RequestUpdate::Finished(finish));
         }
     }
 
-    async fn pull(self, request: RequestId, source: Source) {
+    async fn pull_blocks(self, request: SequenceId, source: RemoteBlocks) {
         let images: Option<Vec<BlockImage>> = side_channel::fetch(&source).await.ok();
-        self.with(|engine, now| match images {
-            Some(images) => engine.arrived(now, request, images),
+        self.with_engine(|engine, now| match images {
+            Some(images) => engine.pull_arrived(now, request, images),
             None => engine.pull_failed(now, request),
         });
     }

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use engine_model::{KvEvent, StoredBlocks};
+use engine_model::{PrefixCacheChange, StoredBlocks};
 use serde::Serialize;
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
-enum Event<'a> {
-    BlockStored(Stored<'a>),
+enum KvEventFrame<'a> {
+    BlockStored(BlockStoredFrame<'a>),
     BlockRemoved { block_hashes: [u64; 1], medium: &'static str, group_idx: u32 },
     AllBlocksCleared {},
 }
 
 #[derive(Serialize)]
-struct Stored<'a> {
+struct BlockStoredFrame<'a> {
     block_hashes: &'a [u64],
     parent_block_hash: Option<u64>,
     token_ids: &'a [u32],
@@ -28,26 +28,28 @@ struct Stored<'a> {
 }
 
 /// One batch; `time` in seconds since the epoch.
-pub(crate) fn encode(time: f64, events: &[KvEvent], block_tokens: u32) -> Vec<u8> {
-    let events: Vec<Event<'_>> = events.iter().map(|event| wire(event, block_tokens)).collect();
+pub(crate) fn encode(time: f64, events: &[PrefixCacheChange], block_tokens: u32) -> Vec<u8> {
+    let events: Vec<KvEventFrame<'_>> = events.iter().map(|event| wire(event, block_tokens)).collect();
     rmp_serde::to_vec_named(&(time, events, 0u32)).expect("plain numbers and strings always encode")
 }
 
-fn wire(event: &KvEvent, block_tokens: u32) -> Event<'_> {
+fn wire(event: &PrefixCacheChange, block_tokens: u32) -> KvEventFrame<'_> {
     match event {
-        KvEvent::Stored(stored) => Event::BlockStored(stored_wire(stored, block_tokens)),
-        KvEvent::Removed(hash) => Event::BlockRemoved { block_hashes: [*hash], medium: "GPU", group_idx: 0 },
-        KvEvent::Cleared => Event::AllBlocksCleared {},
+        PrefixCacheChange::Stored(stored) => KvEventFrame::BlockStored(stored_wire(stored, block_tokens)),
+        PrefixCacheChange::Removed(hash) => {
+            KvEventFrame::BlockRemoved { block_hashes: [*hash], medium: "GPU", group_idx: 0 }
+        }
+        PrefixCacheChange::Cleared => KvEventFrame::AllBlocksCleared {},
     }
 }
 
-fn stored_wire(stored: &StoredBlocks, block_tokens: u32) -> Stored<'_> {
+fn stored_wire(stored: &StoredBlocks, block_tokens: u32) -> BlockStoredFrame<'_> {
     let keys = |at: usize| {
         let salt = stored.salt.as_deref().filter(|_| at == 0);
         let keys: Vec<&str> = stored.adapter.as_deref().into_iter().chain(salt).collect();
         (!keys.is_empty()).then_some(keys)
     };
-    Stored {
+    BlockStoredFrame {
         block_hashes: &stored.hashes,
         parent_block_hash: stored.parent,
         token_ids: &stored.tokens,

@@ -17,10 +17,10 @@ mod speech;
 mod tests;
 mod worker;
 
-pub use codec::{ChatWords, CodecError, Framing, TextCodec};
-pub use engine_model::Profile;
+pub use codec::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
+pub use engine_model::EngineProfile;
 pub use error::SimError;
 pub use options::{
-    EventFault, EventFaultError, EventOptions, HandingOptions, SimOptions, TransferFault, TransferFaultError,
+    EventFault, EventFaultError, EventOptions, SimOptions, TransferFault, TransferFaultError, TransferOptions,
 };
 pub use worker::{SimWorker, WORKER_HEADER};

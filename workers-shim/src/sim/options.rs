@@ -5,11 +5,11 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
-use engine_model::Profile;
+use engine_model::EngineProfile;
 use smart_default::SmartDefault;
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use crate::dialect::Spoken;
+use crate::dialect::KvConnector;
 
 /// Everything about one simulated worker.
 #[derive(Clone, Debug, SmartDefault)]
@@ -23,10 +23,10 @@ pub struct SimOptions {
     /// LoRA adapters on top of it, each served under its name; at most 64.
     pub adapters: Vec<String>,
     /// A label: it changes what the worker says of itself, not what it can do.
-    #[default(Role::Hybrid)]
-    pub role: Role,
+    #[default(WorkerRole::Hybrid)]
+    pub role: WorkerRole,
     /// How fast and how large.
-    pub profile: Profile,
+    pub profile: EngineProfile,
     /// Engine seconds that pass in a real one.
     #[default(1.0)]
     pub speed_up: f64,
@@ -36,7 +36,7 @@ pub struct SimOptions {
     #[default(ANY)]
     pub side_channel: SocketAddr,
     /// How it hands KV over.
-    pub handing: HandingOptions,
+    pub handing: TransferOptions,
     /// What goes wrong with KV on its way to consumers.
     pub transfer_fault: TransferFault,
     /// Whether it keeps all prompts in one cache, whatever salt they come with, as engines do that do not know salts.
@@ -48,10 +48,10 @@ pub struct SimOptions {
 
 /// How a worker hands KV over.
 #[derive(Clone, Copy, Debug, SmartDefault)]
-pub struct HandingOptions {
+pub struct TransferOptions {
     /// The dialect; there is no simulated store.
-    #[default(Spoken::Nixl)]
-    pub dialect: Spoken,
+    #[default(KvConnector::Nixl)]
+    pub dialect: KvConnector,
     /// Where the bootstrap server listens; port 0 takes any free one.
     #[default(ANY)]
     pub bootstrap: SocketAddr,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use engine_model::KvEvent;
+use engine_model::PrefixCacheChange;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
@@ -17,16 +17,16 @@ use tokio::sync::broadcast;
 use super::error::SimError;
 use super::event_frames;
 use super::options::{EventFault, EventOptions};
-use crate::zmtp::{Connection, SocketType, publish, serve};
+use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
 
 /// Batches that may wait for a subscriber.
-const QUEUE: usize = 4096;
+const QUEUE_LENGTH: usize = 4096;
 /// A replay's last message has this sequence, -1, and no payload.
-const END: u64 = u64::MAX;
+const END_SEQUENCE: u64 = u64::MAX;
 
 /// Where the sockets listen.
 #[derive(Clone, Debug)]
-pub(crate) struct Endpoints {
+pub(crate) struct EventEndpoints {
     pub(crate) events: String,
     pub(crate) replay: String,
     pub(crate) topic: Arc<str>,
@@ -34,7 +34,7 @@ pub(crate) struct Endpoints {
 
 /// Numbers batches and hands them to the socket.
 #[derive(Clone)]
-pub(crate) struct Publisher {
+pub(crate) struct EventPublisher {
     outbox: Arc<Mutex<Outbox>>,
     block_tokens: u32,
 }
@@ -43,52 +43,55 @@ struct Outbox {
     live: broadcast::Sender<Arc<[Bytes]>>,
     topic: Bytes,
     /// The latest batches, oldest first.
-    kept: VecDeque<Batch>,
-    keep: usize,
+    replay_buffer: VecDeque<PublishedBatch>,
+    buffer_limit: usize,
     next: u64,
     fault: EventFault,
 }
 
 #[derive(Clone)]
-struct Batch {
+struct PublishedBatch {
     sequence: u64,
     payload: Bytes,
 }
 
-pub(crate) struct Sockets {
+pub(crate) struct PublisherSockets {
     events: TcpListener,
     replay: TcpListener,
     live: broadcast::Sender<Arc<[Bytes]>>,
     outbox: Arc<Mutex<Outbox>>,
 }
 
-impl Publisher {
+impl EventPublisher {
     /// Bind the sockets. `topic` is used where the options name none.
     pub(crate) async fn bind(
         options: &EventOptions,
         block_tokens: u32,
         topic: Arc<str>,
-    ) -> Result<(Self, Sockets, Endpoints), SimError> {
+    ) -> Result<(Self, PublisherSockets, EventEndpoints), SimError> {
         let topic = options.topic.as_deref().map(Arc::from).unwrap_or(topic);
         let (events, replay) = (bind(options.listen).await?, bind(options.replay).await?);
-        let endpoints =
-            Endpoints { events: endpoint(&events, options.listen)?, replay: endpoint(&replay, options.replay)?, topic };
-        let (live, _) = broadcast::channel(QUEUE);
+        let endpoints = EventEndpoints {
+            events: endpoint(&events, options.listen)?,
+            replay: endpoint(&replay, options.replay)?,
+            topic,
+        };
+        let (live, _) = broadcast::channel(QUEUE_LENGTH);
         let outbox = Outbox {
             live: live.clone(),
             topic: Bytes::copy_from_slice(endpoints.topic.as_bytes()),
-            kept: VecDeque::new(),
-            keep: options.buffer.max(1),
+            replay_buffer: VecDeque::new(),
+            buffer_limit: options.buffer.max(1),
             next: 0,
             fault: options.fault,
         };
         let outbox = Arc::new(Mutex::new(outbox));
-        let sockets = Sockets { events, replay, live, outbox: outbox.clone() };
+        let sockets = PublisherSockets { events, replay, live, outbox: outbox.clone() };
         Ok((Self { outbox, block_tokens }, sockets, endpoints))
     }
 
     /// One batch. Never waits.
-    pub(crate) fn publish(&self, events: Vec<KvEvent>) {
+    pub(crate) fn publish(&self, events: Vec<PrefixCacheChange>) {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let payload = event_frames::encode(time, &events, self.block_tokens).into();
         self.outbox.lock().push(payload);
@@ -97,12 +100,12 @@ impl Publisher {
 
 impl Outbox {
     fn push(&mut self, payload: Bytes) {
-        let batch = Batch { sequence: self.next, payload };
+        let batch = PublishedBatch { sequence: self.next, payload };
         self.next += 1;
-        if self.kept.len() == self.keep {
-            self.kept.pop_front();
+        if self.replay_buffer.len() == self.buffer_limit {
+            self.replay_buffer.pop_front();
         }
-        self.kept.push_back(batch.clone());
+        self.replay_buffer.push_back(batch.clone());
         let struck = |every: Option<NonZeroU64>| every.is_some_and(|every| self.next.is_multiple_of(every.get()));
         if struck(self.fault.gap) {
             return;
@@ -115,14 +118,14 @@ impl Outbox {
         let _ = self.live.send(message);
     }
 
-    fn frames(&self, batch: Batch) -> [Bytes; 3] {
+    fn frames(&self, batch: PublishedBatch) -> [Bytes; 3] {
         [self.topic.clone(), number(batch.sequence), batch.payload]
     }
 
     /// What a replay answers: a delimiter before each message, and the end marker.
     fn replay(&self, from: u64) -> Vec<[Bytes; 4]> {
-        let kept = self.kept.iter().filter(|batch| batch.sequence >= from).cloned();
-        let end = Batch { sequence: END, payload: Bytes::new() };
+        let kept = self.replay_buffer.iter().filter(|batch| batch.sequence >= from).cloned();
+        let end = PublishedBatch { sequence: END_SEQUENCE, payload: Bytes::new() };
         let delimited = |batch| {
             let [topic, number, payload] = self.frames(batch);
             [Bytes::new(), topic, number, payload]
@@ -131,10 +134,10 @@ impl Outbox {
     }
 }
 
-impl Sockets {
+impl PublisherSockets {
     /// Publish and replay. Ends only by being aborted.
     pub(crate) async fn run(self) {
-        let Sockets { events, replay, live, outbox } = self;
+        let PublisherSockets { events, replay, live, outbox } = self;
         tokio::join!(
             serve(events, SocketType::Pub, move |connection| publish(connection, live.subscribe())),
             serve(replay, SocketType::Router, move |connection| answer_replays(connection, outbox.clone())),
@@ -142,7 +145,7 @@ impl Sockets {
     }
 }
 
-async fn answer_replays(mut connection: Connection, outbox: Arc<Mutex<Outbox>>) {
+async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<Outbox>>) {
     while let Ok(asked) = connection.recv().await {
         // An empty delimiter, the first sequence that is wanted.
         let [delimiter, start] = asked.as_slice() else { continue };
@@ -157,14 +160,14 @@ async fn answer_replays(mut connection: Connection, outbox: Arc<Mutex<Outbox>>) 
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, SimError> {
-    TcpListener::bind(address).await.map_err(|source| unbound(address, source))
+    TcpListener::bind(address).await.map_err(|source| bind_error(address, source))
 }
 
 fn endpoint(listener: &TcpListener, asked: SocketAddr) -> Result<String, SimError> {
-    listener.local_addr().map(|bound| format!("tcp://{bound}")).map_err(|source| unbound(asked, source))
+    listener.local_addr().map(|bound| format!("tcp://{bound}")).map_err(|source| bind_error(asked, source))
 }
 
-fn unbound(address: SocketAddr, source: io::Error) -> SimError {
+fn bind_error(address: SocketAddr, source: io::Error) -> SimError {
     SimError::Bind { endpoint: format!("tcp://{address}"), source }
 }
 

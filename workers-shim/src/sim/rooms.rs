@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 /// How far the legs of one transfer are.
 #[derive(Clone, PartialEq, Debug, Default)]
-enum Stage {
+enum BootstrapRoomState {
     #[default]
     Open,
     /// The source has computed the prompt.
@@ -25,41 +25,47 @@ enum Stage {
 
 /// Where the legs of transfers meet.
 #[derive(Clone)]
-pub(crate) struct Rooms {
+pub(crate) struct BootstrapRooms {
     engine: Arc<str>,
     /// How long one leg waits for the other.
-    patience: Duration,
-    rooms: Arc<Mutex<HashMap<String, watch::Sender<Stage>>>>,
+    timeout: Duration,
+    rooms: Arc<Mutex<HashMap<String, watch::Sender<BootstrapRoomState>>>>,
 }
 
-impl Rooms {
-    pub(crate) fn new(engine: Arc<str>, patience: Duration) -> Self {
-        Self { engine, patience, rooms: Arc::default() }
+impl BootstrapRooms {
+    pub(crate) fn new(engine: Arc<str>, timeout: Duration) -> Self {
+        Self { engine, timeout, rooms: Arc::default() }
     }
 
     /// Offers what the source computed; returns whether somebody came for it in time.
     pub(crate) async fn offer(&self, name: &str, parameters: Value) -> bool {
         let room = self.room(name);
-        room.send_replace(Stage::Offered(parameters));
-        self.reaches(name, |stage| *stage == Stage::Taken).await.is_some()
+        room.send_replace(BootstrapRoomState::Offered(parameters));
+        self.wait_for_state(name, |stage| *stage == BootstrapRoomState::Taken).await.is_some()
     }
 
-    async fn take(&self, name: &str) -> Option<Value> {
-        let Stage::Offered(parameters) = self.reaches(name, |stage| matches!(stage, Stage::Offered(_))).await? else {
+    async fn take_offer(&self, name: &str) -> Option<Value> {
+        let BootstrapRoomState::Offered(parameters) =
+            self.wait_for_state(name, |stage| matches!(stage, BootstrapRoomState::Offered(_))).await?
+        else {
             return None;
         };
         let room = self.rooms.lock().remove(name)?;
-        room.send_replace(Stage::Taken);
+        room.send_replace(BootstrapRoomState::Taken);
         Some(parameters)
     }
 
-    fn room(&self, name: &str) -> watch::Sender<Stage> {
+    fn room(&self, name: &str) -> watch::Sender<BootstrapRoomState> {
         self.rooms.lock().entry(name.to_owned()).or_default().clone()
     }
 
-    async fn reaches(&self, name: &str, wanted: impl FnMut(&Stage) -> bool) -> Option<Stage> {
+    async fn wait_for_state(
+        &self,
+        name: &str,
+        wanted: impl FnMut(&BootstrapRoomState) -> bool,
+    ) -> Option<BootstrapRoomState> {
         let mut stage = self.room(name).subscribe();
-        let reached = tokio::time::timeout(self.patience, stage.wait_for(wanted)).await;
+        let reached = tokio::time::timeout(self.timeout, stage.wait_for(wanted)).await;
         let reached = reached.ok().and_then(|reached| reached.ok().map(|stage| stage.clone()));
         if reached.is_none() {
             self.rooms.lock().remove(name);
@@ -73,16 +79,16 @@ impl Rooms {
     }
 }
 
-async fn query(State(rooms): State<Rooms>) -> Json<Value> {
+async fn query(State(rooms): State<BootstrapRooms>) -> Json<Value> {
     Json(json!({"0": {"engine_id": rooms.engine, "worker_addr": {}}}))
 }
 
 async fn take(
-    State(rooms): State<Rooms>,
+    State(rooms): State<BootstrapRooms>,
     Path((engine, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, StatusCode> {
     if engine != *rooms.engine && engine != "any" {
         return Err(StatusCode::CONFLICT);
     }
-    rooms.take(&name).await.map(Json).ok_or(StatusCode::REQUEST_TIMEOUT)
+    rooms.take_offer(&name).await.map(Json).ok_or(StatusCode::REQUEST_TIMEOUT)
 }

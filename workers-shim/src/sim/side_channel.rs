@@ -5,26 +5,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use engine_model::{BlockImage, Source};
+use engine_model::{BlockImage, RemoteBlocks};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::driver::Driver;
+use super::driver::EngineDriver;
 use super::options::TransferFault;
 
 /// Largest frame that is read.
-const FRAME_LIMIT: u32 = 256 << 20;
+const MAX_FRAME_BYTES: u32 = 256 << 20;
 /// A peer that takes longer for one exchange is taken for dead.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Readers at a time.
-const READERS: usize = 256;
+const MAX_READERS: usize = 256;
 
 /// What a consumer asks.
 #[derive(serde::Serialize, serde::Deserialize)]
-enum Asked {
+enum SideChannelRequest {
     /// Read the blocks of a request.
     Read { engine: Arc<str>, request: Arc<str>, blocks: Vec<u32> },
     /// The blocks of a request may be freed.
@@ -32,7 +32,7 @@ enum Asked {
 }
 
 /// What a producer answers; none if it is another engine.
-type Answered = Option<Vec<BlockImage>>;
+type SideChannelReply = Option<Vec<BlockImage>>;
 
 /// Why blocks did not come.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ pub(crate) enum PullError {
     Io(#[from] std::io::Error),
     /// The peer did not answer in time.
     #[error("no answer")]
-    Silent,
+    TimedOut,
     /// The peer speaks something else.
     #[error("not a side channel")]
     Foreign,
@@ -52,56 +52,56 @@ pub(crate) enum PullError {
 }
 
 /// Read the blocks that `source` names.
-pub(crate) async fn fetch(source: &Source) -> Result<Vec<BlockImage>, PullError> {
-    let Source { engine, request, blocks, .. } = source.clone();
-    exchange(source, &Asked::Read { engine, request, blocks }).await?.ok_or(PullError::OtherEngine)
+pub(crate) async fn fetch(source: &RemoteBlocks) -> Result<Vec<BlockImage>, PullError> {
+    let RemoteBlocks { engine, request, blocks, .. } = source.clone();
+    exchange(source, &SideChannelRequest::Read { engine, request, blocks }).await?.ok_or(PullError::OtherEngine)
 }
 
 /// Tell the producer that its blocks may go. If that fails, its lease ends by itself.
-pub(crate) async fn release(source: Source) {
-    let asked = Asked::Done { engine: source.engine.clone(), request: source.request.clone() };
+pub(crate) async fn release(source: RemoteBlocks) {
+    let asked = SideChannelRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
     if let Err(error) = exchange(&source, &asked).await {
         tracing::debug!(%error, host = %source.host, port = source.port, "producer not told of the transfer's end");
     }
 }
 
-async fn exchange(source: &Source, asked: &Asked) -> Result<Answered, PullError> {
+async fn exchange(source: &RemoteBlocks, asked: &SideChannelRequest) -> Result<SideChannelReply, PullError> {
     let talk = async {
         let mut stream = TcpStream::connect((source.host.as_ref(), source.port)).await?;
         stream.set_nodelay(true)?;
         write_frame(&mut stream, asked).await?;
         read_frame(&mut stream).await
     };
-    tokio::time::timeout(PATIENCE, talk).await.map_err(|_| PullError::Silent)?
+    tokio::time::timeout(EXCHANGE_TIMEOUT, talk).await.map_err(|_| PullError::TimedOut)?
 }
 
 /// A producer as its consumers reach it.
 #[derive(Clone)]
-pub(crate) struct Producer {
+pub(crate) struct KvProducer {
     pub(crate) engine: Arc<str>,
-    pub(crate) driver: Driver,
+    pub(crate) driver: EngineDriver,
     pub(crate) fault: TransferFault,
     /// Reads so far.
-    pub(crate) reads: Arc<AtomicU64>,
+    pub(crate) read_count: Arc<AtomicU64>,
 }
 
-impl Producer {
+impl KvProducer {
     fn read(&self, request: &str, blocks: &[u32]) -> Vec<BlockImage> {
-        let images = self.driver.with(|engine, _| engine.export(request, blocks));
-        let count = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
+        let images = self.driver.with_engine(|engine, _| engine.export(request, blocks));
+        let count = self.read_count.fetch_add(1, Ordering::Relaxed) + 1;
         match self.fault.corrupt {
-            Some(every) if count.is_multiple_of(every.get()) => images.into_iter().map(BlockImage::damaged).collect(),
+            Some(every) if count.is_multiple_of(every.get()) => images.into_iter().map(BlockImage::corrupted).collect(),
             _ => images,
         }
     }
 }
 
 /// Answer consumers. Ends only by being aborted.
-pub(crate) async fn serve(listener: TcpListener, producer: Producer) {
+pub(crate) async fn serve(listener: TcpListener, producer: KvProducer) {
     let mut readers = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if readers.len() < READERS => match accepted {
+            accepted = listener.accept(), if readers.len() < MAX_READERS => match accepted {
                 Ok((stream, _)) => drop(readers.spawn(serve_one(stream, producer.clone()))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
@@ -110,21 +110,21 @@ pub(crate) async fn serve(listener: TcpListener, producer: Producer) {
     }
 }
 
-async fn serve_one(mut stream: TcpStream, producer: Producer) {
+async fn serve_one(mut stream: TcpStream, producer: KvProducer) {
     let talk = async {
-        let answer: Answered = match read_frame(&mut stream).await? {
-            Asked::Read { engine, request, blocks } if engine == producer.engine => {
+        let answer: SideChannelReply = match read_frame(&mut stream).await? {
+            SideChannelRequest::Read { engine, request, blocks } if engine == producer.engine => {
                 Some(producer.read(&request, &blocks))
             }
-            Asked::Done { engine, request } if engine == producer.engine => {
-                producer.driver.with(|engine, _| engine.release(&request));
+            SideChannelRequest::Done { engine, request } if engine == producer.engine => {
+                producer.driver.with_engine(|engine, _| engine.release(&request));
                 Some(Vec::new())
             }
             _ => None,
         };
         write_frame(&mut stream, &answer).await
     };
-    match tokio::time::timeout(PATIENCE, talk).await {
+    match tokio::time::timeout(EXCHANGE_TIMEOUT, talk).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "side channel"),
         Err(_) => tracing::debug!("side channel: a silent peer"),
@@ -141,7 +141,7 @@ async fn write_frame(stream: &mut TcpStream, value: &impl Serialize) -> Result<(
 
 async fn read_frame<T: DeserializeOwned>(stream: &mut TcpStream) -> Result<T, PullError> {
     let length = stream.read_u32().await?;
-    if length > FRAME_LIMIT {
+    if length > MAX_FRAME_BYTES {
         return Err(PullError::Foreign);
     }
     let mut body = Vec::new();

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use engine_model::{ModelError, Voice};
+use engine_model::{ModelError, TokenGenerator};
 
-use super::codec::{Framing, TextCodec};
+use super::codec::{AddSpecialTokens, TextCodec};
 
 /// A voice that says words any sequence of which is encoded back to itself, so that an answer that comes back in the
 /// next step's prompt has the tokens it was generated as. Without enough such words, everything that is not special.
-pub(crate) fn voice_of(codec: &dyn TextCodec) -> Result<Voice, ModelError> {
-    const ENOUGH: usize = 64;
+pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator, ModelError> {
+    const MIN_WORDS: usize = 64;
     let specials = codec.specials();
     let plain: Vec<u32> = (0..codec.vocabulary_size()).filter(|id| !specials.contains(id)).collect();
     let words: Vec<u32> = plain.iter().copied().filter(|id| is_word(codec, *id)).collect();
-    let said = if words.len() >= ENOUGH { &words } else { &plain };
-    Voice::new(said, codec.eos(), &specials)
+    let said = if words.len() >= MIN_WORDS { &words } else { &plain };
+    TokenGenerator::new(said, codec.eos(), &specials)
 }
 
 /// A space and small letters: where such tokens meet, byte-level tokenizers always cut.
@@ -22,7 +22,7 @@ fn is_word(codec: &dyn TextCodec, id: u32) -> bool {
     let text = codec.decode(&[id]);
     let letters = text.strip_prefix(' ').unwrap_or_default();
     let plain = letters.len() > 1 && letters.bytes().all(|byte| byte.is_ascii_lowercase());
-    plain && codec.encode(&text, Framing::Bare).is_ok_and(|ids| ids == [id])
+    plain && codec.encode(&text, AddSpecialTokens::Bare).is_ok_and(|ids| ids == [id])
 }
 
 /// The text of a growing answer, told in whole characters.
@@ -31,33 +31,33 @@ pub(crate) struct Detokenizer {
     ids: Vec<u32>,
     /// Tokens before this are told; those after `told` may be half a character.
     anchor: usize,
-    told: usize,
+    emitted: usize,
 }
 
 impl Detokenizer {
     pub(crate) fn new(codec: Arc<dyn TextCodec>) -> Self {
-        Self { codec, ids: Vec::new(), anchor: 0, told: 0 }
+        Self { codec, ids: Vec::new(), anchor: 0, emitted: 0 }
     }
 
     /// What one more token adds; nothing while a character is incomplete.
     pub(crate) fn push(&mut self, id: u32) -> String {
         self.ids.push(id);
-        let before = self.codec.decode(&self.ids[self.anchor..self.told]);
+        let before = self.codec.decode(&self.ids[self.anchor..self.emitted]);
         let after = self.codec.decode(&self.ids[self.anchor..]);
         if after.len() <= before.len() || after.ends_with('\u{fffd}') {
             return String::new();
         }
-        self.anchor = self.told;
-        self.told = self.ids.len();
+        self.anchor = self.emitted;
+        self.emitted = self.ids.len();
         after.get(before.len()..).unwrap_or_default().to_owned()
     }
 
     /// What is left at the end, complete or not.
-    pub(crate) fn rest(&mut self) -> String {
-        let before = self.codec.decode(&self.ids[self.anchor..self.told]);
+    pub(crate) fn finish(&mut self) -> String {
+        let before = self.codec.decode(&self.ids[self.anchor..self.emitted]);
         let after = self.codec.decode(&self.ids[self.anchor..]);
         self.anchor = self.ids.len();
-        self.told = self.ids.len();
+        self.emitted = self.ids.len();
         after.get(before.len()..).unwrap_or_default().to_owned()
     }
 }

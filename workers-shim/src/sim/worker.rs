@@ -15,25 +15,25 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::clock::Clock;
+use super::clock::EngineClock;
 use super::codec::TextCodec;
-use super::driver::Driver;
+use super::driver::EngineDriver;
 use super::error::SimError;
 use super::event_frames::default_topic;
-use super::http::{Adapters, App, Changing, Handing, Identity, routes};
-use super::options::{HandingOptions, SimOptions};
-use super::publisher::{Endpoints, Publisher};
-use super::rooms::Rooms;
-use super::side_channel::{self, Producer};
-use super::speech::voice_of;
+use super::http::{AdapterNames, AdminState, SideChannelIdentity, SimState, TransferService, routes};
+use super::options::{SimOptions, TransferOptions};
+use super::publisher::{EventEndpoints, EventPublisher};
+use super::rooms::BootstrapRooms;
+use super::side_channel::{self, KvProducer};
+use super::speech::token_generator_of;
 
-const CONNECTIONS: usize = 4096;
+const MAX_CONNECTIONS: usize = 4096;
 /// A client that takes longer for its headers is cut off.
-const HEADER_PATIENCE: Duration = Duration::from_secs(30);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a stop waits for answers under way.
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The header of every answer that says which worker made it. Engines have none like it.
 pub const WORKER_HEADER: &str = "x-sim-worker";
@@ -41,8 +41,8 @@ pub const WORKER_HEADER: &str = "x-sim-worker";
 /// A running simulated worker. Dropped, it is killed: connections break as if the process had died.
 pub struct SimWorker {
     address: SocketAddr,
-    endpoints: Endpoints,
-    app: Arc<App>,
+    endpoints: EventEndpoints,
+    app: Arc<SimState>,
     stop: watch::Sender<()>,
     server: JoinHandle<()>,
     _tasks: JoinSet<()>,
@@ -54,28 +54,29 @@ impl SimWorker {
         if !(options.speed_up > 0.0 && options.speed_up.is_finite()) {
             return Err(SimError::Option { option: "speed_up", must: "positive" });
         }
-        let adapters = Adapters::of(&options.model, options.adapters)?;
+        let adapters = AdapterNames::of(&options.model, options.adapters)?;
         let (listener, address) = listen(options.listen).await?;
         let (side, side_address) = listen(options.side_channel).await?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let life = started.to_bits() ^ u64::from(address.port());
         let profile = Arc::new(options.profile);
-        let engine = Engine::new(profile.clone(), voice_of(&*codec)?, life)?;
+        let engine = Engine::new(profile.clone(), token_generator_of(&*codec)?, life)?;
         let topic = default_topic(address, &options.model);
-        let (publisher, sockets, endpoints) = Publisher::bind(&options.events, profile.block_tokens, topic).await?;
-        let clock = Clock::new(options.speed_up);
-        let driver = Driver::new(engine, clock, publisher);
-        let identity = Identity { engine: engine_id(life).into(), side_channel: side_address };
+        let (publisher, sockets, endpoints) =
+            EventPublisher::bind(&options.events, profile.block_tokens, topic).await?;
+        let clock = EngineClock::new(options.speed_up);
+        let driver = EngineDriver::new(engine, clock, publisher);
+        let identity = SideChannelIdentity { engine: engine_id(life).into(), side_channel: side_address };
         tracing::info!(%address, role = options.role.as_str(), model = options.model, "simulated worker");
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.clone().run());
         tasks.spawn(sockets.run());
         let (fault, reads) = (options.transfer_fault, Arc::default());
-        let producer = Producer { engine: identity.engine.clone(), driver: driver.clone(), fault, reads };
+        let producer = KvProducer { engine: identity.engine.clone(), driver: driver.clone(), fault, read_count: reads };
         tasks.spawn(side_channel::serve(side, producer));
-        let handing = Arc::new(handing(&options.handing, options.role, &identity, &mut tasks).await?);
-        let app = Arc::new(App {
-            handing,
+        let handing = Arc::new(start_transfer_service(&options.handing, options.role, &identity, &mut tasks).await?);
+        let app = Arc::new(SimState {
+            transfers: handing,
             driver,
             codec,
             identity,
@@ -85,10 +86,10 @@ impl SimWorker {
             endpoints: endpoints.clone(),
             clock,
             started,
-            state: Changing::with(adapters),
+            state: AdminState::with_adapters(adapters),
         });
         let (stop, stopped) = watch::channel(());
-        let routes = named(address, routes(app.clone(), options.body_limit));
+        let routes = with_worker_header(address, routes(app.clone(), options.body_limit));
         let server = tokio::spawn(serve(listener, routes, stopped));
         Ok(Self { address, endpoints, app, stop, server, _tasks: tasks })
     }
@@ -100,7 +101,7 @@ impl SimWorker {
 
     /// Where its bootstrap server listens.
     pub fn bootstrap(&self) -> SocketAddr {
-        self.app.handing.bootstrap
+        self.app.transfers.bootstrap
     }
 
     /// Where it publishes KV events.
@@ -114,24 +115,24 @@ impl SimWorker {
     }
 
     /// How often engine administration was asked of it, by any path.
-    pub fn administrations(&self) -> u64 {
-        self.app.administrations()
+    pub fn admin_requests(&self) -> u64 {
+        self.app.admin_requests()
     }
 
     /// How often the engine was looked at: an idle one is left alone.
-    pub fn turns(&self) -> u64 {
-        self.app.driver.turns()
+    pub fn wakeups(&self) -> u64 {
+        self.app.driver.wakeups()
     }
 
     /// Let the engine die and the server live on, as a crashed engine core does.
     pub fn break_engine(&self) {
-        self.app.driver.with(|engine, now| engine.die(now));
+        self.app.driver.with_engine(|engine, now| engine.crash(now));
     }
 
     /// Take no more connections, finish answers under way, end.
     pub async fn stop(mut self) {
         drop(std::mem::replace(&mut self.stop, watch::channel(()).0));
-        let _ = tokio::time::timeout(STOP_PATIENCE, &mut self.server).await;
+        let _ = tokio::time::timeout(STOP_TIMEOUT, &mut self.server).await;
     }
 }
 
@@ -142,15 +143,15 @@ impl Drop for SimWorker {
 }
 
 /// Binds the bootstrap server.
-async fn handing(
-    options: &HandingOptions,
-    role: Role,
-    own: &Identity,
+async fn start_transfer_service(
+    options: &TransferOptions,
+    role: WorkerRole,
+    own: &SideChannelIdentity,
     tasks: &mut JoinSet<()>,
-) -> Result<Handing, SimError> {
-    let HandingOptions { dialect: spoken, patience, .. } = *options;
+) -> Result<TransferService, SimError> {
+    let TransferOptions { dialect: spoken, patience, .. } = *options;
     let (listener, bootstrap) = listen(options.bootstrap).await?;
-    let rooms = Rooms::new(own.engine.clone(), patience);
+    let rooms = BootstrapRooms::new(own.engine.clone(), patience);
     let served = axum::serve(listener, rooms.clone().routes());
     tasks.spawn(async move {
         if let Err(error) = served.await {
@@ -162,11 +163,11 @@ async fn handing(
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
     let client =
         client.map_err(|_| SimError::Option { option: "dialect", must: "used where HTTP clients can be made" })?;
-    Ok(Handing { spoken, role, bootstrap, rooms, client, patience })
+    Ok(TransferService { connector: spoken, role, bootstrap, rooms, client, timeout: patience })
 }
 
 /// Every answer says which worker made it, so that whoever plays the client can tell where a proxy sent it.
-fn named(address: SocketAddr, routes: Router) -> Router {
+fn with_worker_header(address: SocketAddr, routes: Router) -> Router {
     let name = HeaderValue::try_from(address.to_string()).expect("an address is plain text");
     routes.layer(map_response(move |mut response: Response| {
         response.headers_mut().insert(WORKER_HEADER, name.clone());
@@ -192,7 +193,7 @@ async fn serve(listener: TcpListener, routes: Router, mut stopped: watch::Receiv
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(serve_one(stream, routes.clone(), graceful.watcher()))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
@@ -211,7 +212,7 @@ async fn serve_one(stream: TcpStream, routes: Router, watcher: hyper_util::serve
     }
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_PATIENCE)
+        .header_read_timeout(HEADER_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "connection");

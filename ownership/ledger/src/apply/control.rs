@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use vocabulary::{ArtifactId, NodeId, TenantId};
 
-use super::Answer;
+use super::CommandResult;
 use crate::artifact::Artifact;
-use crate::control::{AdmitNode, DrainWorker, NEXT_LEVEL, Pin, SetQuota};
+use crate::control::{AdmitNode, DrainWorker, NEXT_LEVEL, PinArtifact, SetQuota};
 use crate::ledger::Ledger;
-use crate::limits::Limits;
-use crate::node::{Cluster, FOUNDER, Membership, Node};
+use crate::limits::LedgerLimits;
+use crate::node::{ClusterRecords, FOUNDER, MembershipStatus, Node};
 use crate::outcome::{Outcome, Refusal};
 use crate::record::Worker;
 
@@ -19,12 +19,12 @@ pub(crate) const MAX_NODES: usize = 1_024;
 pub(crate) const MAX_QUOTAS: usize = 1 << 16;
 
 /// Bytes of a node's address.
-const MAX_ADDRESS: usize = 256;
+const MAX_ADDRESS_BYTES: usize = 256;
 
 impl Ledger {
     /// Ids only grow: a node whose nonce is not known is a new one, whatever address it has.
-    pub(super) fn admit_node(&mut self, admit: &AdmitNode) -> Answer {
-        if admit.address.is_empty() || admit.address.len() > MAX_ADDRESS {
+    pub(super) fn admit_node(&mut self, admit: &AdmitNode) -> CommandResult {
+        if admit.address.is_empty() || admit.address.len() > MAX_ADDRESS_BYTES {
             return Err(Refusal::BadAddress);
         }
         let known = self.nodes().find(|node| node.nonce == admit.nonce && node.nonce != 0).cloned();
@@ -44,45 +44,45 @@ impl Ledger {
         let Some(cluster) = &mut self.records.cluster else { return Err(Refusal::Full) };
         let node = NodeId(cluster.last_node.0 + 1);
         cluster.last_node = node;
-        let membership = Membership::Admitted { at: self.now() };
+        let membership = MembershipStatus::Admitted { at: self.now() };
         self.put_node(Node { id: node, nonce: admit.nonce, address: admit.address.clone(), membership });
         Ok(Outcome::Admitted { node })
     }
 
-    pub(super) fn retire_node(&mut self, id: NodeId) -> Answer {
+    pub(super) fn retire_node(&mut self, id: NodeId) -> CommandResult {
         let node = self.node(id).ok_or(Refusal::UnknownNode)?.clone();
         if node.is_member() {
-            self.put_node(Node { membership: Membership::Retired { at: self.now() }, ..node });
+            self.put_node(Node { membership: MembershipStatus::Retired { at: self.now() }, ..node });
         }
         Ok(Outcome::Done)
     }
 
     /// Only upwards, and only to what this code knows: whoever applies an entry has checked that it does.
-    pub(super) fn raise_level(&mut self, level: u32) -> Answer {
+    pub(super) fn raise_level(&mut self, level: u32) -> CommandResult {
         let current = self.level();
         if level > NEXT_LEVEL {
             return Err(Refusal::Level { needed: level, current });
         }
         let now = self.now();
         if self.records.cluster.is_none() && level > current {
-            self.changes.put(crate::Key::Node(FOUNDER));
+            self.changes.put(crate::RecordKey::Node(FOUNDER));
         }
         if level > current {
-            self.records.cluster.get_or_insert_with(|| Cluster::founded(level, now)).level = level;
+            self.records.cluster.get_or_insert_with(|| ClusterRecords::with_founder(level, now)).level = level;
         }
         Ok(Outcome::Done)
     }
 
     /// Bounds only widen, so that no entry has to forget more than a sweep may.
-    pub(super) fn set_limits(&mut self, limits: &Limits) -> Answer {
-        if !limits.holds(self.limits()) {
+    pub(super) fn set_limits(&mut self, limits: &LedgerLimits) -> CommandResult {
+        if !limits.covers(self.limits()) {
             return Err(Refusal::BadLimits);
         }
         self.records.limits = *limits;
         Ok(Outcome::Done)
     }
 
-    pub(super) fn pin(&mut self, pin: Pin) -> Answer {
+    pub(super) fn pin(&mut self, pin: PinArtifact) -> CommandResult {
         let artifact = self.artifact(pin.artifact).ok_or(Refusal::UnknownArtifact)?;
         if artifact.pinned != pin.pinned {
             self.put_artifact(Artifact { pinned: pin.pinned, ..artifact });
@@ -90,7 +90,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    pub(super) fn evict(&mut self, id: ArtifactId) -> Answer {
+    pub(super) fn evict(&mut self, id: ArtifactId) -> CommandResult {
         let artifact = self.artifact(id).ok_or(Refusal::UnknownArtifact)?;
         if !artifact.pinned.is_no() {
             return Err(Refusal::Pinned);
@@ -102,7 +102,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    pub(super) fn drain_worker(&mut self, drain: DrainWorker) -> Answer {
+    pub(super) fn drain_worker(&mut self, drain: DrainWorker) -> CommandResult {
         let worker = self.worker(drain.worker).ok_or(Refusal::UnknownWorker)?.clone();
         if worker.draining != drain.draining {
             self.put_worker(Worker { draining: drain.draining, ..worker });
@@ -110,7 +110,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    pub(super) fn set_quota(&mut self, set: &SetQuota) -> Answer {
+    pub(super) fn set_quota(&mut self, set: &SetQuota) -> CommandResult {
         let known = self.quota(&set.tenant).is_some();
         if set.artifacts.is_some() && !known && self.quota_count() >= MAX_QUOTAS {
             return Err(Refusal::Full);
@@ -120,7 +120,7 @@ impl Ledger {
     }
 
     /// Whether a tenant may have one extent more.
-    pub(super) fn check_extent_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
+    pub(super) fn check_artifact_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
         let quota = self.quota(tenant).unwrap_or(u64::MAX);
         if self.usage(tenant).artifacts < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
     }
@@ -135,8 +135,8 @@ impl Ledger {
     /// Forgets the node that was retired first; false when none is.
     fn forget_retired_node(&mut self) -> bool {
         let retired = |node: &Node| match node.membership {
-            Membership::Admitted { .. } => None,
-            Membership::Retired { at } => Some((at, node.id)),
+            MembershipStatus::Admitted { .. } => None,
+            MembershipStatus::Retired { at } => Some((at, node.id)),
         };
         let first = self.nodes().filter_map(retired).min();
         first.map(|(_, id)| self.remove_node(id)).is_some()
@@ -144,14 +144,14 @@ impl Ledger {
 
     fn put_node(&mut self, node: Node) {
         if let Some(cluster) = &mut self.records.cluster {
-            self.changes.put(crate::Key::Node(node.id));
+            self.changes.put(crate::RecordKey::Node(node.id));
             cluster.nodes.insert(node.id, Arc::new(node));
         }
     }
 
     fn remove_node(&mut self, id: NodeId) {
         if let Some(cluster) = &mut self.records.cluster {
-            self.changes.gone(crate::Key::Node(id));
+            self.changes.gone(crate::RecordKey::Node(id));
             cluster.nodes.remove(&id);
         }
     }
@@ -161,12 +161,12 @@ impl Ledger {
         match quota {
             Some(quota) => {
                 if cluster.quotas.insert(tenant.clone(), quota) != Some(quota) {
-                    self.changes.put(crate::Key::Quota(tenant.clone()));
+                    self.changes.put(crate::RecordKey::Quota(tenant.clone()));
                 }
             }
             None => {
                 if cluster.quotas.remove(tenant).is_some() {
-                    self.changes.gone(crate::Key::Quota(tenant.clone()));
+                    self.changes.gone(crate::RecordKey::Quota(tenant.clone()));
                 }
             }
         }

@@ -2,43 +2,43 @@
 
 use vocabulary::{ArtifactId, Epoch, Owner};
 
-use super::Answer;
+use super::CommandResult;
 use crate::artifact::Artifact;
-use crate::command::{ClaimOwner, Migrate, Release, SetGroup, Subject};
+use crate::command::{ClaimOwner, MigrateSession, OwnershipSubject, ReleaseOwner, SetGroup};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 use crate::record::Session;
 
 impl Ledger {
-    pub(super) fn claim_owner(&mut self, epoch: Epoch, claim: ClaimOwner) -> Answer {
+    pub(super) fn claim_owner(&mut self, epoch: Epoch, claim: ClaimOwner) -> CommandResult {
         self.check_live(claim.owner)?;
-        let (owner, granted) = self.holder(claim.subject)?;
+        let (owner, granted) = self.owner_and_epoch(claim.subject)?;
         match owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) if owner == claim.owner => Ok(Outcome::Granted { epoch: granted }),
             Some(by) => Err(Refusal::Owned { by, epoch: granted }),
             None => {
-                self.check_takes(claim.owner)?;
-                self.set_holder(epoch, claim.subject, Some(claim.owner));
+                self.check_not_draining(claim.owner)?;
+                self.set_owner(epoch, claim.subject, Some(claim.owner));
                 Ok(Outcome::Granted { epoch })
             }
         }
     }
 
-    pub(super) fn release(&mut self, epoch: Epoch, release: Release) -> Answer {
-        let (owner, granted) = self.holder(release.subject)?;
+    pub(super) fn release(&mut self, epoch: Epoch, release: ReleaseOwner) -> CommandResult {
+        let (owner, granted) = self.owner_and_epoch(release.subject)?;
         if owner != Some(release.owner) {
             return Ok(Outcome::Done);
         }
         if granted != release.seen {
             return Err(Refusal::Stale { current: granted });
         }
-        self.set_holder(epoch, release.subject, None);
+        self.set_owner(epoch, release.subject, None);
         Ok(Outcome::Done)
     }
 
     /// Moves a session to a worker that has its blocks: the decode ownership, and the extents up to the named head that
     /// nobody else references. What others share keeps its owner.
-    pub(super) fn migrate(&mut self, epoch: Epoch, migrate: Migrate) -> Answer {
+    pub(super) fn migrate(&mut self, epoch: Epoch, migrate: MigrateSession) -> CommandResult {
         self.check_live(migrate.to)?;
         let session = self.session(migrate.session).ok_or(Refusal::UnknownSession)?;
         let current = session.epoch;
@@ -49,44 +49,48 @@ impl Ledger {
         let head = session.heads.iter().find(|head| Some(head.point.id) == migrate.head).copied();
         let moves = session.owner != Some(migrate.to);
         if moves {
-            self.check_takes(migrate.to)?;
+            self.check_not_draining(migrate.to)?;
         }
-        for id in head.map_or_else(Vec::new, |head| self.exclusive(head.artifact)) {
+        for id in head.map_or_else(Vec::new, |head| self.exclusive_artifacts(head.artifact)) {
             let artifact = self.artifact(id).filter(|artifact| artifact.owner != Some(migrate.to));
             if let Some(artifact) = artifact {
                 self.grant(epoch, artifact, migrate.to);
             }
         }
         if moves {
-            self.set_holder(epoch, Subject::Session(migrate.session), Some(migrate.to));
+            self.set_owner(epoch, OwnershipSubject::Session(migrate.session), Some(migrate.to));
         }
         Ok(Outcome::Granted { epoch: if moves { epoch } else { current } })
     }
 
     /// The extents from `id` upwards that a single session goes through.
-    fn exclusive(&self, id: ArtifactId) -> Vec<ArtifactId> {
+    fn exclusive_artifacts(&self, id: ArtifactId) -> Vec<ArtifactId> {
         let end = self.artifact(id).map(|artifact| artifact.end());
         let path = end.map_or_else(Vec::new, |end| self.path(id, end));
         let alone = |artifact: Artifact| artifact.sessions.len() + artifact.children.len() == 1;
         path.iter().map(|here| here.artifact).take_while(|id| self.artifact(*id).is_some_and(alone)).collect()
     }
 
-    fn holder(&self, subject: Subject) -> Result<(Option<Owner>, Epoch), Refusal> {
+    fn owner_and_epoch(&self, subject: OwnershipSubject) -> Result<(Option<Owner>, Epoch), Refusal> {
         match subject {
-            Subject::Session(id) => self.session(id).map(|s| (s.owner, s.epoch)).ok_or(Refusal::UnknownSession),
-            Subject::Artifact(id) => self.artifact(id).map(|a| (a.owner, a.epoch)).ok_or(Refusal::UnknownArtifact),
+            OwnershipSubject::Session(id) => {
+                self.session(id).map(|s| (s.owner, s.epoch)).ok_or(Refusal::UnknownSession)
+            }
+            OwnershipSubject::Artifact(id) => {
+                self.artifact(id).map(|a| (a.owner, a.epoch)).ok_or(Refusal::UnknownArtifact)
+            }
         }
     }
 
-    fn set_holder(&mut self, epoch: Epoch, subject: Subject, owner: Option<Owner>) {
+    fn set_owner(&mut self, epoch: Epoch, subject: OwnershipSubject, owner: Option<Owner>) {
         let touched = self.now();
         match subject {
-            Subject::Session(id) => {
+            OwnershipSubject::Session(id) => {
                 if let Some(session) = self.session(id) {
                     self.put_session(Session { owner, epoch, touched, ..session });
                 }
             }
-            Subject::Artifact(id) => {
+            OwnershipSubject::Artifact(id) => {
                 if let Some(mut artifact) = self.artifact(id) {
                     artifact.replicas.retain(|copy| Some(copy.holder) != owner);
                     self.put_artifact(Artifact { owner, epoch, touched, ..artifact });
@@ -95,7 +99,7 @@ impl Ledger {
         }
     }
 
-    pub(super) fn set_group(&mut self, set: SetGroup) -> Answer {
+    pub(super) fn set_group(&mut self, set: SetGroup) -> CommandResult {
         let artifact = self.artifact(set.artifact).ok_or(Refusal::UnknownArtifact)?;
         self.put_artifact(Artifact { group: set.group, ..artifact });
         Ok(Outcome::Done)

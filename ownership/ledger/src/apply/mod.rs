@@ -11,8 +11,8 @@ mod workers;
 use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
 
 use crate::artifact::Artifact;
-use crate::clients::{Client, Keep, Recall};
-use crate::command::{Command, Entry, Place, Submission};
+use crate::clients::{ClientRecord, OutcomeRetention, SerialStatus};
+use crate::command::{Command, LedgerEntry, PrefixRef, Submission};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 
@@ -21,16 +21,16 @@ pub const MAX_CLOCK_STEP: Micros = Micros(1_000_000);
 
 /// Bytes of outcomes that are remembered for one client: at the usual number of them, steps take a tenth of it, and only
 /// batches of hundreds of commands come near it.
-const OUTCOME_BYTES: u64 = 4 << 20;
+const MAX_OUTCOME_BYTES: u64 = 4 << 20;
 
 /// The answer, or why nothing was changed.
-type Answer = Result<Outcome, Refusal>;
+type CommandResult = Result<Outcome, Refusal>;
 
 impl Ledger {
     /// Executes the entry at `index` of the Raft log; one outcome for each submission, in order.
     ///
     /// The clock takes the entry's time, but never goes back and never more than a second forward. Indexes must rise.
-    pub fn apply(&mut self, index: u64, entry: &Entry) -> Vec<Outcome> {
+    pub fn apply(&mut self, index: u64, entry: &LedgerEntry) -> Vec<Outcome> {
         assert!(index > self.records.applied || self.records.applied == 0, "entry {index} is applied twice");
         let clock = self.records.clock;
         self.changes.clear();
@@ -42,7 +42,7 @@ impl Ledger {
     }
 
     /// Takes note of an entry that holds no commands (a new term, a membership), so that every index is accounted for.
-    pub fn skip(&mut self, index: u64) {
+    pub fn apply_empty(&mut self, index: u64) {
         self.changes.clear();
         self.records.applied = self.records.applied.max(index);
     }
@@ -51,10 +51,10 @@ impl Ledger {
     fn submit(&mut self, epoch: &mut Epoch, submission: &Submission) -> Outcome {
         let Submission { client, serial, command } = submission;
         if let Some(known) = self.records.clients.get(client) {
-            match known.recall(*serial) {
-                Recall::Answered(outcome) => return outcome,
-                Recall::Forgotten => return Outcome::Forgotten,
-                Recall::Fresh => {}
+            match known.serial_status(*serial) {
+                SerialStatus::Executed(outcome) => return outcome,
+                SerialStatus::Forgotten => return Outcome::Forgotten,
+                SerialStatus::Fresh => {}
             }
         }
         if let Command::OpenClient(node) = command {
@@ -64,14 +64,14 @@ impl Ledger {
         }
         let outcome = match command {
             Command::Batch(commands) => self.batch(epoch, commands),
-            single => self.execute(next(epoch), single),
+            single => self.execute(next_epoch(epoch), single),
         };
         // The release before levels counted outcomes only, and a ledger at level 1 decides as it did.
-        let bytes = if self.level() < 2 { u64::MAX } else { OUTCOME_BYTES };
-        let keep = Keep { outcomes: self.records.limits.outcomes, bytes };
+        let bytes = if self.level() < 2 { u64::MAX } else { MAX_OUTCOME_BYTES };
+        let keep = OutcomeRetention { max_outcomes: self.records.limits.outcomes, max_bytes: bytes };
         if let Some(client) = self.records.clients.get_mut(client) {
             client.wrote = *epoch;
-            client.remember(*serial, outcome.clone(), keep);
+            client.record_outcome(*serial, outcome.clone(), keep);
         }
         outcome
     }
@@ -81,7 +81,7 @@ impl Ledger {
         if nested || commands.len() > self.records.limits.batch as usize {
             return Outcome::Refused(Refusal::BadBatch);
         }
-        Outcome::Batch(commands.iter().map(|command| self.execute(next(epoch), command)).collect())
+        Outcome::Batch(commands.iter().map(|command| self.execute(next_epoch(epoch), command)).collect())
     }
 
     fn execute(&mut self, epoch: Epoch, command: &Command) -> Outcome {
@@ -119,7 +119,7 @@ impl Ledger {
             Command::Evict(artifact) => self.evict(*artifact),
             Command::DrainWorker(drain) => self.drain_worker(*drain),
             Command::SetQuota(set) => self.set_quota(set),
-            Command::RetireLife(retire) => self.retire_life(*retire),
+            Command::RetireLife(retire) => self.retire_incarnation(*retire),
         };
         answer.unwrap_or_else(Outcome::Refused)
     }
@@ -133,45 +133,46 @@ impl Ledger {
             let silent = self.records.clients.iter().map(|(id, client)| (client.wrote, *id)).min();
             silent.map(|(_, id)| self.records.clients.remove(&id));
         }
-        self.records.clients.insert(client, Client::new(node, epoch, serial));
+        self.records.clients.insert(client, ClientRecord::new(node, epoch, serial));
     }
 
     /// The extent that keeps a place as a boundary.
-    fn resolve(&self, place: Place) -> Result<Artifact, Unresolved> {
-        if let Some(artifact) = self.keeper(place.point.id, place.scope) {
-            let exact = artifact.kept(place.point.blocks).is_some_and(|kept| kept.point == place.point);
-            return if exact { Ok(artifact) } else { Err(Unresolved::Refused(Refusal::BadRun)) };
+    fn resolve_prefix(&self, place: PrefixRef) -> Result<Artifact, UnresolvedPrefix> {
+        if let Some(artifact) = self.artifact_with_prefix(place.point.id, place.scope) {
+            let exact =
+                artifact.boundary_at_or_before(place.point.blocks).is_some_and(|kept| kept.point == place.point);
+            return if exact { Ok(artifact) } else { Err(UnresolvedPrefix::Refused(Refusal::BadRun)) };
         }
         let hint = place.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == place.scope);
         match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {
-            None => Err(Unresolved::Refused(Refusal::UnknownPrefix)),
+            None => Err(UnresolvedPrefix::Refused(Refusal::UnknownPrefix)),
             Some(extent) => {
-                let kept = extent.kept(place.point.blocks).map(|kept| kept.point);
-                Err(Unresolved::Merged(Outcome::Merged { extent: extent.id, kept }))
+                let kept = extent.boundary_at_or_before(place.point.blocks).map(|kept| kept.point);
+                Err(UnresolvedPrefix::Merged(Outcome::Merged { extent: extent.id, kept }))
             }
         }
     }
 }
 
 /// A place that is no kept boundary.
-enum Unresolved {
+enum UnresolvedPrefix {
     /// It lies inside an extent.
     Merged(Outcome),
     /// It is not known, or contradicts what is.
     Refused(Refusal),
 }
 
-impl From<Unresolved> for Answer {
-    fn from(unresolved: Unresolved) -> Self {
+impl From<UnresolvedPrefix> for CommandResult {
+    fn from(unresolved: UnresolvedPrefix) -> Self {
         match unresolved {
-            Unresolved::Merged(outcome) => Ok(outcome),
-            Unresolved::Refused(refusal) => Err(refusal),
+            UnresolvedPrefix::Merged(outcome) => Ok(outcome),
+            UnresolvedPrefix::Refused(refusal) => Err(refusal),
         }
     }
 }
 
 /// The epoch of the next command in an entry.
-fn next(epoch: &mut Epoch) -> Epoch {
+fn next_epoch(epoch: &mut Epoch) -> Epoch {
     let current = *epoch;
     epoch.position += 1;
     current

@@ -1,16 +1,16 @@
 //! Read-only copies. A copied prefix is recorded on every extent it goes through, as far as it goes there.
 
-use super::Answer;
-use crate::artifact::{Attached, Replica};
+use super::CommandResult;
+use crate::artifact::{ParentPoint, Replica};
 use crate::command::{DropReplica, ReplicateReadonly};
 use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 
 impl Ledger {
-    pub(super) fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> Answer {
+    pub(super) fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> CommandResult {
         self.check_live(copy.holder)?;
-        self.check_takes(copy.holder)?;
-        let artifact = match self.resolve(copy.place) {
+        self.check_not_draining(copy.holder)?;
+        let artifact = match self.resolve_prefix(copy.place) {
             Ok(artifact) => artifact.id,
             Err(unresolved) => return unresolved.into(),
         };
@@ -21,7 +21,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    fn add_replica(&mut self, here: Attached, mut copy: Replica) {
+    fn add_replica(&mut self, here: ParentPoint, mut copy: Replica) {
         let owned = |holder| move |artifact: &crate::Artifact| artifact.owner != Some(holder);
         let Some(mut artifact) = self.artifact(here.artifact).filter(owned(copy.holder)) else { return };
         if let Some(known) = artifact.replicas.iter().find(|known| known.holder == copy.holder) {
@@ -40,8 +40,8 @@ impl Ledger {
         self.put_artifact(artifact);
     }
 
-    pub(super) fn drop_replica(&mut self, copy: DropReplica) -> Answer {
-        let artifact = match self.resolve(copy.place) {
+    pub(super) fn drop_replica(&mut self, copy: DropReplica) -> CommandResult {
+        let artifact = match self.resolve_prefix(copy.place) {
             Ok(artifact) => artifact.id,
             Err(unresolved) => return unresolved.into(),
         };

@@ -4,80 +4,80 @@ use std::sync::Arc;
 
 use vocabulary::{ArtifactId, Epoch, LedgerTime, Owner};
 
-use super::{Answer, Unresolved};
-use crate::Point;
-use crate::artifact::{Artifact, Attached, Boundary, Scope};
-use crate::command::{Place, Seal};
+use super::{CommandResult, UnresolvedPrefix};
+use crate::PrefixPoint;
+use crate::artifact::{Artifact, Boundary, ParentPoint, Scope};
+use crate::command::{PrefixRef, SealBlocks};
 use crate::ledger::Ledger;
-use crate::locate::Standing;
-use crate::outcome::{Outcome, Refusal, Stored};
+use crate::locate::OwnershipStatus;
+use crate::outcome::{Outcome, Refusal, SealResult};
 use crate::point::WAYPOINT;
 
 /// How many of an extent's newest boundaries are kept besides its waypoints.
-const KEPT_BOUNDARIES: usize = 8;
+const RETAINED_BOUNDARIES: usize = 8;
 
 /// How far up a path of extents one command may write.
-const MAX_PATH: usize = 256;
+const MAX_PATH_ARTIFACTS: usize = 256;
 
 /// Where a run's new blocks hang on.
-struct Start {
+struct SealStart {
     /// The kept point before them; none at the root.
-    attached: Option<Attached>,
+    parent: Option<ParentPoint>,
     /// Points of the run before its new blocks.
-    known: usize,
+    known_points: usize,
 }
 
 impl Ledger {
-    pub(super) fn seal(&mut self, epoch: Epoch, seal: &Seal) -> Answer {
+    pub(super) fn seal(&mut self, epoch: Epoch, seal: &SealBlocks) -> CommandResult {
         if !seal.run.is_well_formed() || seal.origin.shape.block.0 == 0 {
             return Err(Refusal::BadRun);
         }
         self.check_live(seal.owner)?;
-        let start = match self.start(seal) {
+        let start = match self.seal_start(seal) {
             Ok(start) => start,
             Err(unresolved) => return unresolved.into(),
         };
-        let new = &seal.run.points[start.known..];
-        if let Some(attached) = start.attached {
+        let new = &seal.run.points[start.known_points..];
+        if let Some(attached) = start.parent {
             self.adopt_path(epoch, attached.artifact, seal.owner);
         }
-        let (artifact, stored) = match (start.attached, new) {
-            (Some(attached), []) => (attached.artifact, Stored::Known),
-            (Some(attached), _) if self.may_join(attached, seal) => {
-                self.join(attached.artifact, kept(new, epoch));
-                (attached.artifact, Stored::Joined)
+        let (artifact, stored) = match (start.parent, new) {
+            (Some(attached), []) => (attached.artifact, SealResult::Known),
+            (Some(attached), _) if self.can_extend(attached, seal) => {
+                self.extend_artifact(attached.artifact, retained_boundaries(new, epoch));
+                (attached.artifact, SealResult::Joined)
             }
-            (attached, _) => (self.add_extent(epoch, seal, attached, new)?, Stored::New),
+            (attached, _) => (self.add_artifact(epoch, seal, attached, new)?, SealResult::New),
         };
         Ok(Outcome::Sealed { artifact, end: seal.run.end(), stored, epoch })
     }
 
     /// The deepest point of the run that is kept already, so that equal histories are one path of extents.
-    fn start(&self, seal: &Seal) -> Result<Start, Unresolved> {
+    fn seal_start(&self, seal: &SealBlocks) -> Result<SealStart, UnresolvedPrefix> {
         let scope = seal.origin.scope();
-        let known = self.known(seal, scope);
+        let known = self.known_points(seal, scope);
         let point = if known > 0 { seal.run.points[known - 1] } else { seal.run.base };
         if known == 0 && point.blocks.0 == 0 {
             let agrees = point.id == seal.origin.root;
             return if agrees {
-                Ok(Start { attached: None, known })
+                Ok(SealStart { parent: None, known_points: known })
             } else {
-                Err(Unresolved::Refused(Refusal::BadRun))
+                Err(UnresolvedPrefix::Refused(Refusal::BadRun))
             };
         }
-        let artifact = self.resolve(Place { scope, point, extent: seal.extent })?;
+        let artifact = self.resolve_prefix(PrefixRef { scope, point, extent: seal.extent })?;
         let (old, new) = (&artifact.origin, &seal.origin);
         if old.root != new.root || old.model != new.model || old.shape.block != new.shape.block {
-            return Err(Unresolved::Refused(Refusal::BadRun));
+            return Err(UnresolvedPrefix::Refused(Refusal::BadRun));
         }
-        Ok(Start { attached: Some(Attached { artifact: artifact.id, at: point }), known })
+        Ok(SealStart { parent: Some(ParentPoint { artifact: artifact.id, at: point }), known_points: known })
     }
 
     /// How many points of the run are kept already: waypoints are without a gap, so halving over them finds the last,
     /// and what is deeper lies before the next.
-    fn known(&self, seal: &Seal, scope: Scope) -> usize {
+    fn known_points(&self, seal: &SealBlocks, scope: Scope) -> usize {
         let points = &seal.run.points;
-        let is_kept = |point: &Point| self.keeps(point.id, scope);
+        let is_kept = |point: &PrefixPoint| self.has_boundary(point.id, scope);
         let waypoints: Vec<usize> =
             (0..points.len()).filter(|n| points[*n].blocks.0.is_multiple_of(WAYPOINT)).collect();
         let passed = waypoints.partition_point(|place| is_kept(&points[*place]));
@@ -88,7 +88,7 @@ impl Ledger {
 
     /// Whether new blocks may become part of the extent before them: equal owner and shape, no copies, and no one but
     /// this session, whose head is at its end, references it.
-    fn may_join(&self, attached: Attached, seal: &Seal) -> bool {
+    fn can_extend(&self, attached: ParentPoint, seal: &SealBlocks) -> bool {
         let Some(extent) = self.artifact(attached.artifact) else { return false };
         let head_at_end = |session| {
             let heads = self.session(session).map_or_else(Vec::new, |session| session.heads);
@@ -102,10 +102,10 @@ impl Ledger {
             && extent.sessions.iter().all(|session| Some(session) == seal.session && head_at_end(session))
     }
 
-    fn join(&mut self, id: ArtifactId, new: Vec<Boundary>) {
+    fn extend_artifact(&mut self, id: ArtifactId, new: Vec<Boundary>) {
         let Some(mut extent) = self.artifact(id) else { return };
         extent.boundaries.extend(new);
-        let newest = extent.boundaries.len().saturating_sub(KEPT_BOUNDARIES);
+        let newest = extent.boundaries.len().saturating_sub(RETAINED_BOUNDARIES);
         let mut place = 0;
         extent.boundaries.retain(|boundary| {
             place += 1;
@@ -116,23 +116,23 @@ impl Ledger {
         self.put_artifact(extent);
     }
 
-    fn add_extent(
+    fn add_artifact(
         &mut self,
         epoch: Epoch,
-        seal: &Seal,
-        parent: Option<Attached>,
-        new: &[Point],
+        seal: &SealBlocks,
+        parent: Option<ParentPoint>,
+        new: &[PrefixPoint],
     ) -> Result<ArtifactId, Refusal> {
-        let boundaries = kept(new, epoch);
+        let boundaries = retained_boundaries(new, epoch);
         let from = parent.map_or(seal.run.base, |parent| parent.at).blocks;
         let first = boundaries.first().ok_or(Refusal::BadRun)?.point;
-        let id = seal.origin.scope().artifact(from, first.id, epoch);
-        self.check_extent_quota(&seal.origin.tenant)?;
+        let id = seal.origin.scope().artifact_id(from, first.id, epoch);
+        self.check_artifact_quota(&seal.origin.tenant)?;
         let touched = self.now();
         // The parent is linked before anything is evicted, so that it is not.
         self.link(parent, id, touched);
         while self.artifact_count() >= self.records.limits.artifacts as usize {
-            if !self.make_room_for_extent(&seal.origin.tenant) {
+            if !self.make_room_for_artifact(&seal.origin.tenant) {
                 self.unlink(parent, id);
                 return Err(Refusal::Full);
             }
@@ -154,7 +154,7 @@ impl Ledger {
         Ok(id)
     }
 
-    fn link(&mut self, parent: Option<Attached>, child: ArtifactId, touched: LedgerTime) {
+    fn link(&mut self, parent: Option<ParentPoint>, child: ArtifactId, touched: LedgerTime) {
         if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.insert(child);
             parent.touched = touched;
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    fn unlink(&mut self, parent: Option<Attached>, child: ArtifactId) {
+    fn unlink(&mut self, parent: Option<ParentPoint>, child: ArtifactId) {
         if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.remove(child);
             self.put_artifact(parent);
@@ -173,14 +173,14 @@ impl Ledger {
     /// has becomes `owner`'s, who holds the whole prefix.
     fn adopt_path(&mut self, epoch: Epoch, id: ArtifactId, owner: Owner) {
         let mut next = Some(id);
-        for _ in 0..MAX_PATH {
+        for _ in 0..MAX_PATH_ARTIFACTS {
             let Some(artifact) = next.and_then(|id| self.artifact(id)) else { return };
             next = artifact.parent.map(|parent| parent.artifact);
-            let heir = match self.standing(&artifact) {
-                Standing::Owned(_) => continue,
-                Standing::Copied(copy) => copy,
-                Standing::Stored(_) | Standing::Unowned if self.is_draining(owner) => continue,
-                Standing::Stored(_) | Standing::Unowned => owner,
+            let heir = match self.ownership_status(&artifact) {
+                OwnershipStatus::Owned(_) => continue,
+                OwnershipStatus::Replicated(copy) => copy,
+                OwnershipStatus::InStore(_) | OwnershipStatus::Unowned if self.is_draining(owner) => continue,
+                OwnershipStatus::InStore(_) | OwnershipStatus::Unowned => owner,
             };
             self.grant(epoch, artifact, heir);
         }
@@ -196,10 +196,10 @@ impl Ledger {
     }
 
     /// Extents from `id` up to the root, each with its deepest kept point on the path to `point`.
-    pub(super) fn path(&self, id: ArtifactId, point: Point) -> Vec<Attached> {
+    pub(super) fn path(&self, id: ArtifactId, point: PrefixPoint) -> Vec<ParentPoint> {
         let mut path = Vec::new();
-        let mut next = Some(Attached { artifact: id, at: point });
-        while let Some(here) = next.filter(|_| path.len() < MAX_PATH) {
+        let mut next = Some(ParentPoint { artifact: id, at: point });
+        while let Some(here) = next.filter(|_| path.len() < MAX_PATH_ARTIFACTS) {
             path.push(here);
             next = self.artifact(here.artifact).and_then(|artifact| artifact.parent);
         }
@@ -208,8 +208,8 @@ impl Ledger {
 }
 
 /// The points of new blocks that are kept: waypoints and the end.
-fn kept(new: &[Point], epoch: Epoch) -> Vec<Boundary> {
+fn retained_boundaries(new: &[PrefixPoint], epoch: Epoch) -> Vec<Boundary> {
     let end = new.last().map(|end| end.blocks);
-    let keep = |point: &&Point| point.blocks.0.is_multiple_of(WAYPOINT) || Some(point.blocks) == end;
+    let keep = |point: &&PrefixPoint| point.blocks.0.is_multiple_of(WAYPOINT) || Some(point.blocks) == end;
     new.iter().filter(keep).map(|point| Boundary { point: *point, epoch }).collect()
 }

@@ -2,16 +2,16 @@
 
 use vocabulary::{Epoch, NodeId, PrefixId, SessionId};
 
-use super::{Answer, Unresolved};
-use crate::command::{Advance, Fork, OpenSession, Place, SetIntent};
+use super::{CommandResult, UnresolvedPrefix};
+use crate::command::{AdvanceHead, ForkSession, OpenSession, PrefixRef, SetIntent};
 use crate::ledger::Ledger;
-use crate::outcome::{Movement, Outcome, Refusal};
+use crate::outcome::{HeadMovement, Outcome, Refusal};
 use crate::record::{Head, Intent, Session};
 
 const MAX_INTENTS: usize = 8;
 
 impl Ledger {
-    pub(super) fn open_session(&mut self, epoch: Epoch, open: &OpenSession) -> Answer {
+    pub(super) fn open_session(&mut self, epoch: Epoch, open: &OpenSession) -> CommandResult {
         if let Some(session) = self.session(open.session) {
             let same = session.tenant == open.tenant && session.model == open.model;
             return if same { Ok(Outcome::Opened { epoch: session.epoch }) } else { Err(Refusal::ForeignSession) };
@@ -34,58 +34,58 @@ impl Ledger {
         Ok(Outcome::Opened { epoch })
     }
 
-    pub(super) fn advance(&mut self, advance: Advance) -> Answer {
+    pub(super) fn advance(&mut self, advance: AdvanceHead) -> CommandResult {
         if let Some((base, router)) = advance.intent {
-            self.withdraw(advance.session, router, |known| known == base);
+            self.withdraw_intents(advance.session, router, |known| known == base);
         }
         let session = self.session(advance.session).ok_or(Refusal::UnknownSession)?;
         let head = match self.head_at(&session, advance.head) {
             Ok(head) => head,
             Err(unresolved) => return unresolved.into(),
         };
-        let (heads, movement) = self.moved(&session, head, advance.replaces);
+        let (heads, movement) = self.heads_after_move(&session, head, advance.replaces);
         let session = Session { heads, touched: self.now(), ..session };
         self.put_session(session);
         // What this router announced without a base is over too.
         let root = self.artifact(head.artifact).map(|artifact| artifact.origin.root);
         if let Some((_, router)) = advance.intent {
-            self.withdraw(advance.session, router, |known| Some(known) == root);
+            self.withdraw_intents(advance.session, router, |known| Some(known) == root);
         }
         Ok(Outcome::Advanced { movement })
     }
 
-    pub(super) fn fork(&mut self, epoch: Epoch, fork: Fork) -> Answer {
+    pub(super) fn fork(&mut self, epoch: Epoch, fork: ForkSession) -> CommandResult {
         let parent = self.session(fork.parent).ok_or(Refusal::UnknownSession)?;
         let head = match self.head_at(&parent, fork.at) {
             Ok(head) => head,
             Err(unresolved) => return unresolved.into(),
         };
-        if !parent.heads.iter().any(|known| self.descends(known, &head)) {
+        if !parent.heads.iter().any(|known| self.descends_from(known, &head)) {
             return Err(Refusal::UnknownPrefix);
         }
         let (tenant, model) = (parent.tenant, parent.model);
         self.open_session(epoch, &OpenSession { session: fork.child, tenant, model, parent: Some(fork.parent) })?;
-        self.advance(Advance { session: fork.child, head: fork.at, replaces: None, intent: None })
+        self.advance(AdvanceHead { session: fork.child, head: fork.at, replaces: None, intent: None })
     }
 
-    fn head_at(&self, session: &Session, place: Place) -> Result<Head, Unresolved> {
-        let artifact = self.resolve(place)?;
+    fn head_at(&self, session: &Session, place: PrefixRef) -> Result<Head, UnresolvedPrefix> {
+        let artifact = self.resolve_prefix(place)?;
         if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {
-            return Err(Unresolved::Refused(Refusal::ForeignSession));
+            return Err(UnresolvedPrefix::Refused(Refusal::ForeignSession));
         }
         Ok(Head { point: place.point, artifact: artifact.id, scope: place.scope, touched: self.now() })
     }
 
     /// A session's heads after it reached `new`.
-    fn moved(&self, session: &Session, new: Head, replaces: Option<PrefixId>) -> (Vec<Head>, Movement) {
+    fn heads_after_move(&self, session: &Session, new: Head, replaces: Option<PrefixId>) -> (Vec<Head>, HeadMovement) {
         let mut heads = session.heads.clone();
-        if let Some(known) = heads.iter().position(|head| self.descends(head, &new)) {
+        if let Some(known) = heads.iter().position(|head| self.descends_from(head, &new)) {
             let head = heads.remove(known);
             heads.push(Head { touched: new.touched, ..head });
-            return (heads, Movement::Unchanged);
+            return (heads, HeadMovement::Unchanged);
         }
         let before = heads.len();
-        heads.retain(|head| !self.descends(&new, head));
+        heads.retain(|head| !self.descends_from(&new, head));
         let forwarded = heads.len() < before;
         let before = heads.len();
         heads.retain(|head| replaces != Some(head.point.id));
@@ -94,16 +94,16 @@ impl Ledger {
         let surplus = heads.len().saturating_sub(self.records.limits.heads.max(1) as usize);
         heads.drain(..surplus);
         let movement = match (session.heads.is_empty(), forwarded, replaced) {
-            (true, ..) => Movement::First,
-            (_, true, _) => Movement::FastForward,
-            (.., true) => Movement::Replaced,
-            _ => Movement::Diverged,
+            (true, ..) => HeadMovement::First,
+            (_, true, _) => HeadMovement::FastForward,
+            (.., true) => HeadMovement::Replaced,
+            _ => HeadMovement::Diverged,
         };
         (heads, movement)
     }
 
     /// Whether `head` is `ancestor` or lies beyond it on the same chain.
-    pub(crate) fn descends(&self, head: &Head, ancestor: &Head) -> bool {
+    pub(crate) fn descends_from(&self, head: &Head, ancestor: &Head) -> bool {
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while upto >= ancestor.point.blocks {
             if id == ancestor.artifact {
@@ -115,9 +115,9 @@ impl Ledger {
         false
     }
 
-    pub(super) fn set_intent(&mut self, set: SetIntent) -> Answer {
+    pub(super) fn set_intent(&mut self, set: SetIntent) -> CommandResult {
         let Some((worker, ttl)) = set.step else {
-            self.withdraw(set.session, set.router, |known| known == set.base);
+            self.withdraw_intents(set.session, set.router, |known| known == set.base);
             return Ok(Outcome::Done);
         };
         let known = self.records.intents.get(&set.session);
@@ -133,7 +133,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    fn withdraw(&mut self, session: SessionId, router: NodeId, is_over: impl Fn(PrefixId) -> bool) {
+    fn withdraw_intents(&mut self, session: SessionId, router: NodeId, is_over: impl Fn(PrefixId) -> bool) {
         let Some(known) = self.records.intents.get(&session) else { return };
         let mut intents = (**known).clone();
         intents.retain(|intent| intent.router != router || !is_over(intent.base));

@@ -32,7 +32,12 @@ impl Ledger {
             .is_some_and(|([touched, ..], ())| is_idle(LedgerTime(*touched), limits.session_idle, now))
         {
             self.close_coldest_session();
-        } else if self.index.idle.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now)) {
+        } else if self
+            .index
+            .idle_artifacts
+            .get_min()
+            .is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now))
+        {
             self.evict_coldest_artifact();
         } else {
             return false;

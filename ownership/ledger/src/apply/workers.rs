@@ -2,9 +2,9 @@
 
 use vocabulary::{Epoch, Owner, WorkerId};
 
-use super::Answer;
-use crate::command::{Expire, RegisterWorker, RenewLease};
-use crate::control::RetireLife;
+use super::CommandResult;
+use crate::command::{ExpireLease, RegisterWorker, RenewLease};
+use crate::control::RetireIncarnation;
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 use crate::record::{Lease, Worker, WorkerSpec};
@@ -13,7 +13,7 @@ impl Ledger {
     /// Grants a lease to a life of a worker. The life that already holds one keeps its epoch.
     ///
     /// An older life is refused while a newer one's lease is held; after that it may be a clock that was set back.
-    pub(super) fn register_worker(&mut self, epoch: Epoch, register: &RegisterWorker) -> Answer {
+    pub(super) fn register_worker(&mut self, epoch: Epoch, register: &RegisterWorker) -> CommandResult {
         let until = self.now().after(register.ttl);
         let spec = WorkerSpec { ranks: register.spec.ranks.max(1), ..register.spec.clone() };
         let known = self.worker(register.worker).filter(|worker| worker.is_live());
@@ -55,7 +55,7 @@ impl Ledger {
     }
 
     /// O(1): who is the effective owner of what this worker owned follows from the worker table.
-    pub(super) fn expire(&mut self, expire: Expire) -> Answer {
+    pub(super) fn expire(&mut self, expire: ExpireLease) -> CommandResult {
         let mut worker = self.worker(expire.worker).ok_or(Refusal::UnknownWorker)?.clone();
         let seen = worker.lease == Lease::Held { until: expire.deadline } && worker.epoch == expire.epoch;
         if !seen || self.now() < expire.deadline {
@@ -76,7 +76,7 @@ impl Ledger {
         Outcome::Done
     }
 
-    pub(super) fn retire_life(&mut self, retire: RetireLife) -> Answer {
+    pub(super) fn retire_incarnation(&mut self, retire: RetireIncarnation) -> CommandResult {
         match self.worker(retire.worker).map(|worker| worker.epoch) {
             Some(current) if current != retire.seen => Err(Refusal::Stale { current }),
             _ => Ok(self.retire_worker(retire.worker)),
@@ -84,7 +84,7 @@ impl Ledger {
     }
 
     /// Whether `owner` may be granted what it does not have: not while its worker is being emptied.
-    pub(super) fn check_takes(&self, owner: Owner) -> Result<(), Refusal> {
+    pub(super) fn check_not_draining(&self, owner: Owner) -> Result<(), Refusal> {
         if self.is_draining(owner) { Err(Refusal::Draining) } else { Ok(()) }
     }
 
@@ -95,7 +95,7 @@ impl Ledger {
     /// Whether `owner` lives and may say what it has.
     pub(super) fn check_live(&self, owner: Owner) -> Result<(), Refusal> {
         let worker = self.worker(owner.worker).ok_or(Refusal::UnknownWorker)?;
-        if !worker.is(owner) {
+        if !worker.matches(owner) {
             return Err(Refusal::StaleIncarnation);
         }
         if worker.is_live() { Ok(()) } else { Err(Refusal::LeaseOver) }

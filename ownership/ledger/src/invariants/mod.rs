@@ -3,7 +3,7 @@
 /// Fails a check unless something holds.
 macro_rules! ensure {
     ($holds:expr, $($detail:tt)+) => {
-        if $holds { Ok(()) } else { Err(Broken(format!($($detail)+))) }
+        if $holds { Ok(()) } else { Err(InvariantFailure(format!($($detail)+))) }
     };
 }
 
@@ -25,16 +25,16 @@ pub struct Violation {
 /// Where a check found its property broken.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Broken(pub String);
+pub struct InvariantFailure(pub String);
 
 /// What a check says.
-pub type Checked = Result<(), Broken>;
+pub type InvariantResult = Result<(), InvariantFailure>;
 
 /// A property of one state.
-pub type StateCheck = fn(&Ledger) -> Checked;
+pub type StateCheck = fn(&Ledger) -> InvariantResult;
 
 /// A property of two states, the second of which came out of the first.
-pub type StepCheck = fn(&Ledger, &Ledger) -> Checked;
+pub type StepCheck = fn(&Ledger, &Ledger) -> InvariantResult;
 
 /// Properties of every state.
 pub const STATE: &[(&str, StateCheck)] = &[
@@ -74,6 +74,6 @@ pub fn check(ledger: &Ledger) -> Result<(), Violation> {
 
 /// Checks a step from one state to a later one.
 pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
-    let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
+    let violation = |invariant, broken: InvariantFailure| Violation { invariant, detail: broken.0 };
     STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))
 }

@@ -4,26 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vocabulary::{ArtifactId, Epoch};
 
-use super::{Broken, Checked};
+use super::{InvariantFailure, InvariantResult};
 use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
-use crate::ledger::{Indexes, Ledger};
+use crate::ledger::{Ledger, LedgerIndexes};
 use crate::point::WAYPOINT;
 use crate::record::{Lease, Session};
-use crate::sessions::Sessions;
-use crate::stored::Artifacts;
+use crate::sessions::SessionTable;
+use crate::stored::ArtifactTable;
 
-pub(super) fn indexes_follow(ledger: &Ledger) -> Checked {
-    ensure!(ledger.index == Indexes::of(&ledger.records), "an index differs from what the records say")
+pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantResult {
+    ensure!(ledger.index == LedgerIndexes::of(&ledger.records), "an index differs from what the records say")
 }
 
-pub(super) fn digest_follows(ledger: &Ledger) -> Checked {
-    let artifacts: Artifacts = ledger.artifacts().collect();
-    let sessions: Sessions = ledger.sessions().collect();
+pub(super) fn digest_follows(ledger: &Ledger) -> InvariantResult {
+    let artifacts: ArtifactTable = ledger.artifacts().collect();
+    let sessions: SessionTable = ledger.sessions().collect();
     let kept = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
     ensure!(kept == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
 }
 
-pub(super) fn leases_are_inverses(ledger: &Ledger) -> Checked {
+pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantResult {
     let held = ledger.workers().filter(|worker| worker.is_live()).count();
     ensure!(held == ledger.index.leases.len(), "{held} held, {} indexed", ledger.index.leases.len())?;
     ledger.index.leases.iter().try_for_each(|(until, id)| {
@@ -32,7 +32,7 @@ pub(super) fn leases_are_inverses(ledger: &Ledger) -> Checked {
     })
 }
 
-pub(super) fn references_are_exact(ledger: &Ledger) -> Checked {
+pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantResult {
     let (mut sessions, mut children) = (BTreeMap::new(), BTreeMap::new());
     for (session, head) in ledger.sessions().flat_map(|s| s.heads.into_iter().map(move |head| (s.id, head))) {
         sessions.entry(head.artifact).or_insert_with(BTreeSet::new).insert(session);
@@ -51,24 +51,25 @@ pub(super) fn references_are_exact(ledger: &Ledger) -> Checked {
 }
 
 /// A child starts after its parent's start, so no path of parents is a ring.
-pub(super) fn forks_are_acyclic(ledger: &Ledger) -> Checked {
+pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantResult {
     ledger.artifacts().try_for_each(|child| {
         let Some(attached) = child.parent else { return Ok(()) };
-        let parent =
-            ledger.artifact(attached.artifact).ok_or_else(|| Broken(format!("{} hangs on nothing", child.id)))?;
+        let parent = ledger
+            .artifact(attached.artifact)
+            .ok_or_else(|| InvariantFailure(format!("{} hangs on nothing", child.id)))?;
         let kept = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
         ensure!(kept, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
         ensure!(parent.from() < child.from() && child.from() < child.end().blocks, "{} is empty", child.id)
     })
 }
 
-pub(super) fn boundaries_are_unique(ledger: &Ledger) -> Checked {
+pub(super) fn boundaries_are_unique(ledger: &Ledger) -> InvariantResult {
     let kept: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let indexed = ledger.index.boundaries.len();
     ensure!(kept == indexed, "{kept} boundaries are kept, {indexed} can be found")
 }
 
-pub(super) fn waypoints_are_kept(ledger: &Ledger) -> Checked {
+pub(super) fn waypoints_are_kept(ledger: &Ledger) -> InvariantResult {
     ledger.artifacts().try_for_each(|artifact| {
         let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
         let wanted = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
@@ -77,7 +78,7 @@ pub(super) fn waypoints_are_kept(ledger: &Ledger) -> Checked {
     })
 }
 
-pub(super) fn copies_match(ledger: &Ledger) -> Checked {
+pub(super) fn copies_match(ledger: &Ledger) -> InvariantResult {
     ledger.artifacts().try_for_each(|artifact| {
         let sealed = |point| artifact.boundaries.iter().any(|boundary| boundary.point == point);
         let match_all = artifact.replicas.iter().all(|copy| sealed(copy.upto) && artifact.owner != Some(copy.holder));
@@ -86,16 +87,16 @@ pub(super) fn copies_match(ledger: &Ledger) -> Checked {
     })
 }
 
-pub(super) fn heads_are_apart(ledger: &Ledger) -> Checked {
+pub(super) fn heads_are_apart(ledger: &Ledger) -> InvariantResult {
     ledger.sessions().try_for_each(|session| {
         let heads = &session.heads;
-        let apart = |a: usize, b: usize| a == b || !ledger.descends(&heads[a], &heads[b]);
+        let apart = |a: usize, b: usize| a == b || !ledger.descends_from(&heads[a], &heads[b]);
         let all = (0..heads.len()).all(|a| (0..heads.len()).all(|b| apart(a, b)));
         ensure!(all, "heads of {}", session.id)
     })
 }
 
-pub(super) fn tenants_are_apart(ledger: &Ledger) -> Checked {
+pub(super) fn tenants_are_apart(ledger: &Ledger) -> InvariantResult {
     let tenant = |id: ArtifactId| ledger.records.artifacts.origin(id);
     ledger.artifacts().try_for_each(|artifact| {
         let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
@@ -109,7 +110,7 @@ pub(super) fn tenants_are_apart(ledger: &Ledger) -> Checked {
     })
 }
 
-pub(super) fn grants_are_past(ledger: &Ledger) -> Checked {
+pub(super) fn grants_are_past(ledger: &Ledger) -> InvariantResult {
     let now = (ledger.generation(), ledger.applied());
     let past = |epoch: Epoch| (epoch.generation, epoch.index) <= now;
     let workers = ledger.workers().map(|worker| worker.epoch);
@@ -119,7 +120,7 @@ pub(super) fn grants_are_past(ledger: &Ledger) -> Checked {
     ensure!(all.all(past), "a grant lies in the future")
 }
 
-pub(super) fn tables_are_bounded(ledger: &Ledger) -> Checked {
+pub(super) fn tables_are_bounded(ledger: &Ledger) -> InvariantResult {
     let (limits, records) = (ledger.limits(), &ledger.records);
     let within = [
         (records.workers.len(), limits.workers),

@@ -12,19 +12,19 @@ use std::sync::Arc;
 const SLOTS: usize = 16;
 
 /// A key, and the digits by which it is found; they order keys as `Ord` does.
-pub(crate) trait Digits: Ord + Copy {
+pub(crate) trait RadixKey: Ord + Copy {
     /// The four bits at `depth`, the highest ones first.
     fn digit(&self, depth: u32) -> usize;
 }
 
-impl Digits for u128 {
+impl RadixKey for u128 {
     fn digit(&self, depth: u32) -> usize {
         (self.unbounded_shr(124_u32.saturating_sub(4 * depth)) & 15) as usize
     }
 }
 
 /// Words, the first one counting most. Packs beside values of three words where a `u128` would leave a gap.
-impl<const N: usize> Digits for [u64; N] {
+impl<const N: usize> RadixKey for [u64; N] {
     fn digit(&self, depth: u32) -> usize {
         let word = self.get(depth as usize / 16).copied().unwrap_or(0);
         (word >> (60 - 4 * (depth % 16)) & 15) as usize
@@ -32,35 +32,35 @@ impl<const N: usize> Digits for [u64; N] {
 }
 
 #[derive(Clone)]
-pub(crate) struct Radix<K, V, const MAX: usize> {
-    root: Slot<K, V>,
+pub(crate) struct RadixMap<K, V, const MAX: usize> {
+    root: RadixSlot<K, V>,
     len: usize,
 }
 
 /// What a slot of a branch leads to.
 #[derive(Clone)]
-enum Slot<K, V> {
-    Leaf(Leaf<K, V>),
-    Branch(Arc<Branch<K, V>>),
+enum RadixSlot<K, V> {
+    Leaf(RadixLeaf<K, V>),
+    Branch(Arc<RadixBranch<K, V>>),
 }
 
 /// Neighbours in order, in one allocation with their count.
-type Leaf<K, V> = Arc<[(K, V)]>;
+type RadixLeaf<K, V> = Arc<[(K, V)]>;
 
 #[derive(Clone)]
-struct Branch<K, V> {
+struct RadixBranch<K, V> {
     /// The slots in which a subtree starts, a bit each. It covers the slots from there to the next one; those are empty.
-    starts: u16,
-    slots: [Slot<K, V>; SLOTS],
+    start_bits: u16,
+    slots: [RadixSlot<K, V>; SLOTS],
 }
 
-impl<K: Digits, V: Clone, const MAX: usize> Default for Radix<K, V, MAX> {
+impl<K: RadixKey, V: Clone, const MAX: usize> Default for RadixMap<K, V, MAX> {
     fn default() -> Self {
-        Self { root: Slot::Leaf(Arc::default()), len: 0 }
+        Self { root: RadixSlot::Leaf(Arc::default()), len: 0 }
     }
 }
 
-impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
+impl<K: RadixKey, V: Clone, const MAX: usize> RadixMap<K, V, MAX> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -82,12 +82,12 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
         let (mut slot, mut depth, mut part) = (&self.root, 0, 0.5);
         loop {
             match slot {
-                Slot::Leaf(leaf) => return (leaf, lower_bound(leaf, key, part)),
-                Slot::Branch(branch) => {
+                RadixSlot::Leaf(leaf) => return (leaf, lower_bound(leaf, key, part)),
+                RadixSlot::Branch(branch) => {
                     let digit = key.digit(depth);
                     let place = branch.place(digit);
                     slot = &branch.slots[place];
-                    if matches!(slot, Slot::Leaf(_)) {
+                    if matches!(slot, RadixSlot::Leaf(_)) {
                         let below = key.digit(depth + 1) << 4 | key.digit(depth + 2);
                         part = (((digit - place) << 8 | below) as f32) / (branch.width(place) << 8) as f32;
                     }
@@ -117,7 +117,7 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     /// All entries in the order of their keys.
     pub(crate) fn iter(&self) -> Iter<'_, K, V> {
         let mut iter = Iter { branches: Vec::new(), leaf: None };
-        iter.enter(&self.root);
+        iter.descend(&self.root);
         iter
     }
 
@@ -125,12 +125,12 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     pub(crate) fn iter_from(&self, key: &K) -> Iter<'_, K, V> {
         let mut iter = Iter { branches: Vec::new(), leaf: None };
         let (mut slot, mut depth) = (&self.root, 0);
-        while let Slot::Branch(branch) = slot {
+        while let RadixSlot::Branch(branch) = slot {
             let place = branch.place(key.digit(depth));
             iter.branches.push((branch, place + 1));
             (slot, depth) = (&branch.slots[place], depth + 1);
         }
-        if let Slot::Leaf(leaf) = slot {
+        if let RadixSlot::Leaf(leaf) = slot {
             iter.leaf = Some((leaf, lower_bound(leaf, key, 0.5)));
         }
         iter
@@ -150,25 +150,25 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     }
 }
 
-impl<K: Digits, V: Clone> Slot<K, V> {
+impl<K: RadixKey, V: Clone> RadixSlot<K, V> {
     fn empty() -> Self {
-        Slot::Leaf(Arc::default())
+        RadixSlot::Leaf(Arc::default())
     }
 
     fn insert<const MAX: usize>(&mut self, depth: u32, key: K, value: V) -> Option<V> {
         match self {
-            Slot::Leaf(leaf) => {
+            RadixSlot::Leaf(leaf) => {
                 let old = insert(leaf, key, value);
                 if leaf.len() > MAX {
                     let full = std::mem::take(leaf);
-                    *self = Branch::over::<MAX>(full, depth);
+                    *self = RadixBranch::from_full_leaf::<MAX>(full, depth);
                 }
                 old
             }
-            Slot::Branch(branch) => {
+            RadixSlot::Branch(branch) => {
                 let branch = Arc::make_mut(branch);
                 let place = branch.place(key.digit(depth));
-                if let Slot::Leaf(leaf) = &mut branch.slots[place] {
+                if let RadixSlot::Leaf(leaf) = &mut branch.slots[place] {
                     let old = insert(leaf, key, value);
                     if leaf.len() > MAX {
                         let full = std::mem::take(leaf);
@@ -183,14 +183,14 @@ impl<K: Digits, V: Clone> Slot<K, V> {
 
     fn remove<const MAX: usize>(&mut self, depth: u32, key: &K) -> Option<V> {
         match self {
-            Slot::Leaf(leaf) => remove(leaf, key),
-            Slot::Branch(branch) => {
+            RadixSlot::Leaf(leaf) => remove(leaf, key),
+            RadixSlot::Branch(branch) => {
                 let inner = Arc::make_mut(branch);
                 let place = inner.place(key.digit(depth));
                 let old = inner.slots[place].remove::<MAX>(depth + 1, key);
                 inner.join::<MAX>(place);
-                if let (Slot::Leaf(leaf), SLOTS) = (&inner.slots[0], inner.width(0)) {
-                    *self = Slot::Leaf(leaf.clone());
+                if let (RadixSlot::Leaf(leaf), SLOTS) = (&inner.slots[0], inner.width(0)) {
+                    *self = RadixSlot::Leaf(leaf.clone());
                 }
                 old
             }
@@ -198,39 +198,39 @@ impl<K: Digits, V: Clone> Slot<K, V> {
     }
 }
 
-impl<K: Digits, V: Clone> Branch<K, V> {
+impl<K: RadixKey, V: Clone> RadixBranch<K, V> {
     /// The slot whose subtree covers a digit.
     fn place(&self, digit: usize) -> usize {
-        let upto = self.starts & u16::MAX >> (SLOTS - 1 - digit);
+        let upto = self.start_bits & u16::MAX >> (SLOTS - 1 - digit);
         SLOTS - 1 - upto.leading_zeros() as usize
     }
 
     /// How many slots the subtree at `place` covers.
     fn width(&self, place: usize) -> usize {
-        let after = u32::from(self.starts) >> (place + 1);
+        let after = u32::from(self.start_bits) >> (place + 1);
         (after.trailing_zeros() as usize + 1).min(SLOTS - place)
     }
 
-    fn over<const MAX: usize>(full: Leaf<K, V>, depth: u32) -> Slot<K, V> {
-        let mut branch = Branch { starts: 1, slots: std::array::from_fn(|_| Slot::empty()) };
+    fn from_full_leaf<const MAX: usize>(full: RadixLeaf<K, V>, depth: u32) -> RadixSlot<K, V> {
+        let mut branch = RadixBranch { start_bits: 1, slots: std::array::from_fn(|_| RadixSlot::empty()) };
         branch.split::<MAX>(0, depth, full);
-        Slot::Branch(Arc::new(branch))
+        RadixSlot::Branch(Arc::new(branch))
     }
 
     /// Puts the halves of a full leaf where it was, or a branch where one slot is too narrow for it.
-    fn split<const MAX: usize>(&mut self, place: usize, depth: u32, full: Leaf<K, V>) {
+    fn split<const MAX: usize>(&mut self, place: usize, depth: u32, full: RadixLeaf<K, V>) {
         if full.len() <= MAX {
-            self.slots[place] = Slot::Leaf(full);
+            self.slots[place] = RadixSlot::Leaf(full);
             return;
         }
         let width = self.width(place);
         if width == 1 {
-            self.slots[place] = Branch::over::<MAX>(full, depth + 1);
+            self.slots[place] = RadixBranch::from_full_leaf::<MAX>(full, depth + 1);
             return;
         }
         let half = place + width / 2;
         let (left, right) = full.split_at(full.partition_point(|(key, _)| key.digit(depth) < half));
-        self.starts |= 1 << half;
+        self.start_bits |= 1 << half;
         self.split::<MAX>(place, depth, left.into());
         self.split::<MAX>(half, depth, right.into());
     }
@@ -244,20 +244,20 @@ impl<K: Digits, V: Clone> Branch<K, V> {
                 return;
             }
             let (left, right) = (place.min(other), place.max(other));
-            let (Slot::Leaf(low), Slot::Leaf(high)) = (&self.slots[left], &self.slots[right]) else { return };
+            let (RadixSlot::Leaf(low), RadixSlot::Leaf(high)) = (&self.slots[left], &self.slots[right]) else { return };
             if low.len() + high.len() > MAX / 2 {
                 return;
             }
-            self.slots[left] = Slot::Leaf(low.iter().chain(high.iter()).cloned().collect());
-            self.slots[right] = Slot::empty();
-            self.starts &= !(1 << right);
+            self.slots[left] = RadixSlot::Leaf(low.iter().chain(high.iter()).cloned().collect());
+            self.slots[right] = RadixSlot::empty();
+            self.start_bits &= !(1 << right);
             place = left;
         }
     }
 }
 
 /// The place of the first entry that is not before `key`: looks where it should be, then in widening steps.
-fn lower_bound<K: Digits, V>(leaf: &[(K, V)], key: &K, part: f32) -> usize {
+fn lower_bound<K: RadixKey, V>(leaf: &[(K, V)], key: &K, part: f32) -> usize {
     let is_before = |place: usize| leaf[place].0 < *key;
     let (mut low, mut high, mut step) = (0, leaf.len(), 1);
     let guess = ((part * high as f32) as usize).min(high.saturating_sub(1));
@@ -277,7 +277,7 @@ fn lower_bound<K: Digits, V>(leaf: &[(K, V)], key: &K, part: f32) -> usize {
     low + leaf[low..high].partition_point(|(known, _)| known < key)
 }
 
-fn insert<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: K, value: V) -> Option<V> {
+fn insert<K: RadixKey, V: Clone>(leaf: &mut RadixLeaf<K, V>, key: K, value: V) -> Option<V> {
     match leaf.binary_search_by_key(&key, |(key, _)| *key) {
         Ok(place) => Some(std::mem::replace(&mut Arc::make_mut(leaf)[place].1, value)),
         Err(place) => {
@@ -289,7 +289,7 @@ fn insert<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: K, value: V) -> Optio
     }
 }
 
-fn remove<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: &K) -> Option<V> {
+fn remove<K: RadixKey, V: Clone>(leaf: &mut RadixLeaf<K, V>, key: &K) -> Option<V> {
     let place = leaf.binary_search_by_key(key, |(key, _)| *key).ok()?;
     let old = leaf[place].1.clone();
     *leaf = leaf[..place].iter().chain(&leaf[place + 1..]).cloned().collect();
@@ -298,17 +298,17 @@ fn remove<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: &K) -> Option<V> {
 
 /// Entries in order.
 pub(crate) struct Iter<'a, K, V> {
-    branches: Vec<(&'a Branch<K, V>, usize)>,
+    branches: Vec<(&'a RadixBranch<K, V>, usize)>,
     leaf: Option<(&'a [(K, V)], usize)>,
 }
 
 impl<'a, K, V> Iter<'a, K, V> {
-    fn enter(&mut self, mut slot: &'a Slot<K, V>) {
-        while let Slot::Branch(branch) = slot {
+    fn descend(&mut self, mut slot: &'a RadixSlot<K, V>) {
+        while let RadixSlot::Branch(branch) = slot {
             self.branches.push((branch, 1));
             slot = &branch.slots[0];
         }
-        if let Slot::Leaf(leaf) = slot {
+        if let RadixSlot::Leaf(leaf) = slot {
             self.leaf = Some((leaf, 0));
         }
     }
@@ -326,13 +326,13 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
                 return Some((key, value));
             }
             let (branch, next) = self.branches.last_mut()?;
-            let branch: &'a Branch<K, V> = branch;
+            let branch: &'a RadixBranch<K, V> = branch;
             match branch.slots.get(*next) {
                 None => drop(self.branches.pop()),
                 Some(slot) => {
                     *next += 1;
                     self.leaf = None;
-                    self.enter(slot);
+                    self.descend(slot);
                 }
             }
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-type Small = Radix<u128, u32, 4>;
+type SmallRadixMap = RadixMap<u128, u32, 4>;
 
 /// Keys that crowd into few leaves, and keys that spread.
 fn keys() -> impl Strategy<Value = u128> {
@@ -17,8 +17,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_holds_what_an_ordered_map_holds(writes in prop::collection::vec((keys(), any::<bool>(), any::<u32>()), 1..400)) {
-        let (mut radix, mut map) = (Small::default(), BTreeMap::new());
+    fn the_radix_map_equals_an_ordered_map(writes in prop::collection::vec((keys(), any::<bool>(), any::<u32>()), 1..400)) {
+        let (mut radix, mut map) = (SmallRadixMap::default(), BTreeMap::new());
         let mut views = Vec::new();
         for (key, put, value) in &writes {
             match put {
@@ -43,9 +43,9 @@ proptest! {
     }
 
     #[test]
-    fn equal_contents_are_equal_whatever_came_before(keep in prop::collection::btree_set(keys(), 0..60), extra in prop::collection::btree_set(keys(), 0..60)) {
-        let straight: Small = keep.iter().map(|key| (*key, 1)).collect();
-        let mut winding: Small = extra.iter().chain(&keep).rev().map(|key| (*key, 1)).collect();
+    fn equal_contents_compare_equal_whatever_the_insertion_history(keep in prop::collection::btree_set(keys(), 0..60), extra in prop::collection::btree_set(keys(), 0..60)) {
+        let straight: SmallRadixMap = keep.iter().map(|key| (*key, 1)).collect();
+        let mut winding: SmallRadixMap = extra.iter().chain(&keep).rev().map(|key| (*key, 1)).collect();
         for key in extra.difference(&keep) {
             winding.remove(key);
         }
@@ -54,20 +54,20 @@ proptest! {
 }
 
 #[test]
-fn keys_of_several_words_are_in_the_order_of_all() {
+fn multi_word_keys_are_ordered_across_all_words() {
     let keys = [[0, u64::MAX, 7], [1, 0, 0], [1, 1 << 63, 0], [u64::MAX, 0, 3], [0, 0, 0], [7, 7, 7], [7, 7, 6]];
-    let radix: Radix<[u64; 3], (), 1> = keys.iter().map(|key| (*key, ())).collect();
+    let radix: RadixMap<[u64; 3], (), 1> = keys.iter().map(|key| (*key, ())).collect();
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     assert!(radix.iter().map(|(key, ())| *key).eq(sorted));
 }
 
 #[test]
-fn what_is_emptied_leaves_no_branches_behind() {
-    let mut radix: Small = (0..10_000u128).map(|n| (n << 70, 0)).collect();
+fn removing_entries_collapses_empty_branches() {
+    let mut radix: SmallRadixMap = (0..10_000u128).map(|n| (n << 70, 0)).collect();
     for n in 0..9_999u128 {
         radix.remove(&(n << 70));
     }
-    assert!(matches!(radix.root, Slot::Leaf(_)), "one entry is one leaf again");
+    assert!(matches!(radix.root, RadixSlot::Leaf(_)), "one entry is one leaf again");
     assert_eq!(radix.len(), 1);
 }

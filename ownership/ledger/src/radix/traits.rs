@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-use super::{Digits, Radix};
+use super::{RadixKey, RadixMap};
 
-impl<K: Digits, V: Clone + PartialEq, const MAX: usize> PartialEq for Radix<K, V, MAX> {
+impl<K: RadixKey, V: Clone + PartialEq, const MAX: usize> PartialEq for RadixMap<K, V, MAX> {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().eq(other.iter())
     }
 }
 
-impl<K: Digits, V: Clone + Eq, const MAX: usize> Eq for Radix<K, V, MAX> {}
+impl<K: RadixKey, V: Clone + Eq, const MAX: usize> Eq for RadixMap<K, V, MAX> {}
 
-impl<K: Digits + fmt::Debug, V: Clone + fmt::Debug, const MAX: usize> fmt::Debug for Radix<K, V, MAX> {
+impl<K: RadixKey + fmt::Debug, V: Clone + fmt::Debug, const MAX: usize> fmt::Debug for RadixMap<K, V, MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
 }
 
-impl<K: Digits, V: Clone, const MAX: usize> FromIterator<(K, V)> for Radix<K, V, MAX> {
+impl<K: RadixKey, V: Clone, const MAX: usize> FromIterator<(K, V)> for RadixMap<K, V, MAX> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut radix = Self::default();
         for (key, value) in entries {

@@ -4,8 +4,8 @@ fn admit(nonce: u128, address: &str) -> Command {
     Command::AdmitNode(AdmitNode { nonce, address: address.into() })
 }
 
-fn pin(artifact: vocabulary::ArtifactId, pinned: Pinned) -> Command {
-    Command::Pin(Pin { artifact, pinned })
+fn pin(artifact: vocabulary::ArtifactId, pinned: PinFlag) -> Command {
+    Command::Pin(PinArtifact { artifact, pinned })
 }
 
 fn quota(artifacts: Option<u64>) -> Command {
@@ -13,8 +13,8 @@ fn quota(artifacts: Option<u64>) -> Command {
 }
 
 #[test]
-fn node_ids_only_grow_and_a_nonce_keeps_its_id() {
-    let mut bench = Bench::new();
+fn node_ids_only_grow_and_a_nonce_always_gets_the_same_id() {
+    let mut bench = LedgerFixture::new();
     assert_eq!(bench.ledger.node(FOUNDER).map(Node::is_member), Some(true));
     assert_eq!(bench.run(admit(7, "a:1")), Outcome::Admitted { node: NodeId(2) });
     assert_eq!(bench.run(admit(8, "a:1")), Outcome::Admitted { node: NodeId(3) }, "another node, wherever it runs");
@@ -25,8 +25,8 @@ fn node_ids_only_grow_and_a_nonce_keeps_its_id() {
 }
 
 #[test]
-fn a_node_that_was_taken_out_stays_out() {
-    let mut bench = Bench::new();
+fn a_retired_node_is_not_admitted_again() {
+    let mut bench = LedgerFixture::new();
     bench.run(admit(7, "a:1"));
     assert_eq!(bench.run(Command::RetireNode(NodeId(2))), Outcome::Done);
     assert_eq!(bench.run(Command::RetireNode(NodeId(2))), Outcome::Done, "said twice");
@@ -35,8 +35,8 @@ fn a_node_that_was_taken_out_stays_out() {
 }
 
 #[test]
-fn an_address_must_be_there_and_short() {
-    let mut bench = Bench::new();
+fn an_empty_or_overlong_address_is_refused() {
+    let mut bench = LedgerFixture::new();
     for bad in [String::new(), "x".repeat(257)] {
         assert_eq!(bench.run(admit(7, &bad)), Outcome::Refused(Refusal::BadAddress));
     }
@@ -44,8 +44,8 @@ fn an_address_must_be_there_and_short() {
 }
 
 #[test]
-fn the_node_table_forgets_who_was_retired_first_and_is_full_without_any() {
-    let mut bench = Bench::new();
+fn a_full_node_table_forgets_the_first_retired_node_or_refuses() {
+    let mut bench = LedgerFixture::new();
     let batch = |from: u128, to: u128| Command::Batch((from..to).map(|n| admit(n, "a:1")).collect());
     bench.run(batch(1, 1_024));
     assert_eq!(bench.ledger.nodes().count(), 1_024);
@@ -57,28 +57,28 @@ fn the_node_table_forgets_who_was_retired_first_and_is_full_without_any() {
 }
 
 #[test]
-fn a_pinned_extent_outlives_its_references_and_the_sweep() {
-    let mut bench = Bench::new();
+fn a_pinned_artifact_outlives_its_references_and_the_sweep() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
-    let id = bench.extent(session(1)).id;
-    assert_eq!(bench.run(pin(id, Pinned::Yes)), Outcome::Done);
+    let id = bench.head_artifact(session(1)).id;
+    assert_eq!(bench.run(pin(id, PinFlag::Yes)), Outcome::Done);
     bench.run(Command::CloseSession(session(1)));
     let idle = bench.ledger.limits().artifact_idle;
-    bench.pass(idle + TTL);
+    bench.advance_time(idle + TTL);
     assert!(bench.ledger.artifact(id).is_some());
     assert_eq!(bench.run(Command::Evict(id)), Outcome::Refused(Refusal::Pinned));
-    assert_eq!(bench.run(pin(id, Pinned::No)), Outcome::Done);
-    bench.pass(TTL);
+    assert_eq!(bench.run(pin(id, PinFlag::No)), Outcome::Done);
+    bench.advance_time(TTL);
     assert!(bench.ledger.artifact(id).is_none());
-    assert_eq!(bench.run(pin(id, Pinned::Yes)), Outcome::Refused(Refusal::UnknownArtifact));
+    assert_eq!(bench.run(pin(id, PinFlag::Yes)), Outcome::Refused(Refusal::UnknownArtifact));
 }
 
 #[test]
-fn only_what_nothing_references_can_be_evicted() {
-    let mut bench = Bench::new();
+fn only_an_unreferenced_artifact_can_be_evicted() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 64), ('b', 10)]), 0, 1));
     bench.step(step(2, &chain(&[('a', 64), ('c', 10)]), 0, 1));
-    let (parent, child) = (bench.extent(session(1)).id, bench.extent(session(2)).id);
+    let (parent, child) = (bench.head_artifact(session(1)).id, bench.head_artifact(session(2)).id);
     let refused = Outcome::Refused(Refusal::Referenced);
     assert_eq!(bench.run(Command::Evict(child)), refused, "a session's head is in it");
     bench.run(Command::CloseSession(session(1)));
@@ -91,58 +91,60 @@ fn only_what_nothing_references_can_be_evicted() {
 }
 
 #[test]
-fn a_draining_worker_keeps_what_it_has_and_is_granted_nothing_more() {
-    let mut bench = Bench::new();
+fn a_draining_worker_keeps_its_grants_and_gets_no_new_ones() {
+    let mut bench = LedgerFixture::new();
     let (mine, theirs) = (chain(&[('a', 30)]), chain(&[('b', 30)]));
     let granted = bench.step(step(1, &mine, 0, 1)).granted.unwrap();
     bench.step(step(2, &theirs, 0, 2));
     let drain = |draining| Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining });
-    assert_eq!(bench.run(drain(Draining::Yes)), Outcome::Done);
-    let claim = |id| Command::ClaimOwner(ClaimOwner { subject: Subject::Session(session(id)), owner: owner(1) });
+    assert_eq!(bench.run(drain(DrainFlag::Yes)), Outcome::Done);
+    let claim =
+        |id| Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(session(id)), owner: owner(1) });
     assert_eq!(bench.run(claim(1)), Outcome::Granted { epoch: granted });
     let refused = Outcome::Refused(Refusal::Draining);
     let seen = bench.session(session(2)).epoch;
-    let to = Migrate { session: session(2), to: owner(1), head: Some(theirs.head()), seen };
+    let to = MigrateSession { session: session(2), to: owner(1), head: Some(theirs.head()), seen };
     assert_eq!(bench.run(Command::Migrate(to)), refused);
-    let copy = ReplicateReadonly { place: place(&theirs, 30), holder: owner(1), ttl: TTL };
+    let copy = ReplicateReadonly { place: prefix_ref(&theirs, 30), holder: owner(1), ttl: TTL };
     assert_eq!(bench.run(Command::ReplicateReadonly(copy)), refused);
     // A step that was on its way when it began still says where its blocks are.
     let late = bench.step(step(3, &chain(&[('c', 30)]), 0, 1));
     assert_eq!((late.sealed, late.granted), (true, None));
     // A new life drains as the old one did, until somebody takes it back.
     bench.run(register(1, 2));
-    assert_eq!(bench.ledger.worker(WorkerId(1)).unwrap().draining, Draining::Yes);
-    assert_eq!(bench.run(drain(Draining::No)), Outcome::Done);
+    assert_eq!(bench.ledger.worker(WorkerId(1)).unwrap().draining, DrainFlag::Yes);
+    assert_eq!(bench.run(drain(DrainFlag::No)), Outcome::Done);
     let reborn = Owner { incarnation: Incarnation(2), ..owner(1) };
-    let outcome = bench.run(Command::ClaimOwner(ClaimOwner { subject: Subject::Session(session(3)), owner: reborn }));
+    let outcome =
+        bench.run(Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(session(3)), owner: reborn }));
     assert!(matches!(outcome, Outcome::Granted { .. }), "{outcome:?}");
-    let nobody = DrainWorker { worker: WorkerId(9), draining: Draining::Yes };
+    let nobody = DrainWorker { worker: WorkerId(9), draining: DrainFlag::Yes };
     assert_eq!(bench.run(Command::DrainWorker(nobody)), Outcome::Refused(Refusal::UnknownWorker));
 }
 
 #[test]
-fn a_draining_worker_inherits_nothing() {
-    let mut bench = Bench::new();
+fn a_draining_worker_adopts_no_orphaned_artifacts() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 2));
-    bench.end_lease(2);
+    bench.expire_lease(2);
     bench.run(register(1, 1));
-    bench.run(Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining: Draining::Yes }));
+    bench.run(Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining: DrainFlag::Yes }));
     bench.step(step(1, &chain(&[('a', 60)]), 30, 1));
     let path: Vec<_> = bench.ledger.artifacts().map(|extent| (extent.end().blocks.0, extent.owner)).collect();
     assert!(path.contains(&(30, Some(owner(2)))) && path.contains(&(60, Some(owner(1)))), "{path:?}");
 }
 
 #[test]
-fn beyond_its_quota_a_tenant_seals_and_opens_nothing_new() {
-    let mut bench = Bench::new();
+fn a_tenant_over_its_quota_seals_and_opens_nothing_new() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 64), ('b', 10)]), 0, 1));
-    assert_eq!(bench.ledger.usage(&tenant()), Usage { artifacts: 1, sessions: 1 });
+    assert_eq!(bench.ledger.usage(&tenant()), TenantUsage { artifacts: 1, sessions: 1 });
     assert_eq!(bench.run(quota(Some(1))), Outcome::Done);
     let refused = Refusal::OverQuota { quota: 1 };
     let text = chain(&[('a', 64), ('c', 10)]);
     let outcome = bench.run(Command::commit_step(step(2, &text, 0, 1)).unwrap());
     assert_eq!(outcome.refusals()[..2], [&refused, &refused]);
-    assert!(!StepOutcome::of(&outcome).must_restart, "from the root it is no less beyond the quota");
+    assert!(!StepOutcome::of(&outcome).restart_from_root, "from the root it is no less beyond the quota");
     // What it has goes on growing.
     assert!(bench.step(step(1, &chain(&[('a', 64), ('b', 40)]), 74, 1)).sealed);
     assert_eq!(bench.run(quota(Some(2))), Outcome::Done);
@@ -155,64 +157,67 @@ fn beyond_its_quota_a_tenant_seals_and_opens_nothing_new() {
 }
 
 #[test]
-fn bounds_only_widen() {
-    let mut bench = Bench::new();
-    let wide = Limits { artifacts: 1 << 24, ..*bench.ledger.limits() };
+fn limits_only_widen() {
+    let mut bench = LedgerFixture::new();
+    let wide = LedgerLimits { artifacts: 1 << 24, ..*bench.ledger.limits() };
     assert_eq!(bench.run(Command::SetLimits(Box::new(wide))), Outcome::Done);
     assert_eq!(bench.ledger.limits(), &wide);
-    let narrow = Limits { sessions: 1, ..wide };
+    let narrow = LedgerLimits { sessions: 1, ..wide };
     assert_eq!(bench.run(Command::SetLimits(Box::new(narrow))), Outcome::Refused(Refusal::BadLimits));
     assert_eq!(bench.ledger.limits(), &wide);
 }
 
 #[test]
-fn changes_name_each_record_once_as_it_is_now() {
-    let mut bench = Bench::new();
+fn changes_list_each_record_once_in_its_current_state() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
-    let extent = bench.extent(session(1)).id;
-    let put = |key| Changed { key, op: Op::Put };
+    let extent = bench.head_artifact(session(1)).id;
+    let put = |key| RecordUpdate { key, op: ChangeOp::Put };
     assert_eq!(bench.ledger.take_changes().len(), 2, "a session and an extent");
     assert_eq!(bench.ledger.take_changes(), []);
     bench.run(Command::CloseSession(session(1)));
-    let gone = Changed { key: Key::Session(session(1)), op: Op::Gone };
-    assert_eq!(bench.ledger.take_changes(), [gone, put(Key::Artifact(extent))]);
+    let gone = RecordUpdate { key: RecordKey::Session(session(1)), op: ChangeOp::Removed };
+    assert_eq!(bench.ledger.take_changes(), [gone, put(RecordKey::Artifact(extent))]);
     bench.run(Command::Batch(vec![Command::Evict(extent), quota(Some(9)), admit(3, "a:1")]));
-    let evicted = Changed { key: Key::Artifact(extent), op: Op::Gone };
-    assert_eq!(bench.ledger.take_changes(), [evicted, put(Key::Quota(tenant())), put(Key::Node(NodeId(2)))]);
+    let evicted = RecordUpdate { key: RecordKey::Artifact(extent), op: ChangeOp::Removed };
+    assert_eq!(
+        bench.ledger.take_changes(),
+        [evicted, put(RecordKey::Quota(tenant())), put(RecordKey::Node(NodeId(2)))]
+    );
 }
 
 #[test]
-fn a_renewed_lease_is_no_change_and_an_ended_one_is() {
-    let mut bench = Bench::new();
+fn lease_expiry_is_a_change_and_renewal_is_not() {
+    let mut bench = LedgerFixture::new();
     let alive = vec![(WorkerId(1), Incarnation(1))];
     bench.run(Command::RenewLease(RenewLease { alive, ttl: TTL }));
     assert_eq!(bench.ledger.take_changes(), []);
-    bench.end_lease(1);
-    assert_eq!(bench.ledger.take_changes(), [Changed { key: Key::Worker(WorkerId(1)), op: Op::Put }]);
+    bench.expire_lease(1);
+    assert_eq!(bench.ledger.take_changes(), [RecordUpdate { key: RecordKey::Worker(WorkerId(1)), op: ChangeOp::Put }]);
     bench.run(register(1, 1));
     assert_eq!(bench.ledger.take_changes().len(), 1);
 }
 
 #[test]
-fn changes_of_an_entry_that_nobody_took_are_gone_with_the_next() {
-    let mut bench = Bench::new();
+fn untaken_changes_are_dropped_at_the_next_entry() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
     bench.entry(Micros(1), Vec::new());
     assert_eq!(bench.ledger.take_changes(), []);
     bench.step(step(2, &chain(&[('b', 30)]), 0, 1));
     assert_eq!(bench.ledger.clone().take_changes(), [], "a view has none");
-    bench.ledger.skip(1_000);
+    bench.ledger.apply_empty(1_000);
     assert_eq!(bench.ledger.take_changes(), []);
 }
 
 #[test]
-fn a_restored_ledger_outranks_whatever_the_lost_cluster_granted() {
-    let mut bench = Bench::new();
+fn a_restored_ledger_outranks_every_grant_of_the_lost_cluster() {
+    let mut bench = LedgerFixture::new();
     let one = chain(&[('a', 30)]);
     bench.step(step(1, &one, 0, 1));
     bench.run(quota(Some(9)));
     bench.run(admit(7, "a:1"));
-    let restored = bench.ledger.restored(Restore { applied: 3, clock: LedgerTime(1_000_000), generation: 0 });
+    let restored = bench.ledger.restored(RestorePoint { applied: 3, clock: LedgerTime(1_000_000), generation: 0 });
     invariants::check(&restored).unwrap();
     assert_eq!((restored.generation(), restored.applied(), restored.now()), (1, 3, LedgerTime(1_000_000)));
     let lost = Epoch { generation: 0, index: u64::MAX, position: u32::MAX };
@@ -225,12 +230,16 @@ fn a_restored_ledger_outranks_whatever_the_lost_cluster_granted() {
     assert_eq!(bench.run(register(1, 1)), Outcome::Refused(Refusal::UnknownClient));
     assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
     assert!(bench.step(step(1, &chain(&[('a', 60)]), 30, 1)).sealed);
-    let back = bench.ledger.restored(Restore::default());
+    let back = bench.ledger.restored(RestorePoint::default());
     assert_eq!((back.generation(), back.now()), (2, bench.ledger.now()), "the clock never runs backwards");
     // Of one backup, the later restore outranks whatever the earlier one's cluster granted.
-    let at = |generation| bench.ledger.restored(Restore { generation, ..Restore::default() });
+    let at = |generation| bench.ledger.restored(RestorePoint { generation, ..RestorePoint::default() });
     let (first, second) = (at(1_800_000_000), at(1_800_000_001));
     let granted = Epoch { generation: first.generation(), index: u64::MAX, position: u32::MAX };
     assert!(second.workers().all(|worker| worker.epoch > granted));
-    assert_eq!(first.restored(Restore::default()).generation(), 1_800_000_001, "also by a clock that stands still");
+    assert_eq!(
+        first.restored(RestorePoint::default()).generation(),
+        1_800_000_001,
+        "also by a clock that stands still"
+    );
 }

@@ -11,26 +11,26 @@ fn group(artifact: ArtifactId, group: u128) -> Command {
 }
 
 /// A text of its own for a session.
-fn text(letter: char) -> Chain {
+fn text(letter: char) -> PrefixChain {
     chain(&[(letter, 30)])
 }
 
 /// Seals an extent that nothing references any more.
-fn idle(bench: &mut Bench, id: u128, letter: char) -> ArtifactId {
+fn seal_unreferenced(bench: &mut LedgerFixture, id: u128, letter: char) -> ArtifactId {
     bench.step(step(id, &text(letter), 0, 1));
-    let extent = bench.extent(session(id)).id;
+    let extent = bench.head_artifact(session(id)).id;
     bench.run(Command::CloseSession(session(id)));
     extent
 }
 
 #[test]
-fn a_copy_is_believed_until_its_time_and_not_after() {
-    let mut bench = Bench::new();
+fn a_replica_is_listed_until_it_expires() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &text('a'), 0, 1));
-    let copy = ReplicateReadonly { place: place(&text('a'), 30), holder: owner(2), ttl: SECOND * 2 };
+    let copy = ReplicateReadonly { place: prefix_ref(&text('a'), 30), holder: owner(2), ttl: SECOND * 2 };
     bench.run(Command::ReplicateReadonly(copy));
-    let copies = |bench: &Bench| bench.locate(None, &text('a')).sealed.unwrap().replicas.len();
-    let expires = bench.extent(session(1)).replicas[0].expires;
+    let copies = |bench: &LedgerFixture| bench.locate(None, &text('a')).sealed.unwrap().replicas.len();
+    let expires = bench.head_artifact(session(1)).replicas[0].expires;
     while bench.ledger.now().after(Micros(1)) < expires {
         assert_eq!(copies(&bench), 1);
         let left = (expires - bench.ledger.now()).0 - 1;
@@ -42,77 +42,77 @@ fn a_copy_is_believed_until_its_time_and_not_after() {
 }
 
 #[test]
-fn a_copy_told_again_reaches_as_far_and_as_long_as_the_best_telling() {
-    let mut bench = Bench::new();
+fn a_repeated_replica_report_keeps_the_longest_prefix_and_expiry() {
+    let mut bench = LedgerFixture::new();
     let long = chain(&[('a', 130)]);
     bench.step(step(1, &long, 0, 1));
     let copy = |blocks, ttl| {
-        let place = place(&long, blocks);
+        let place = prefix_ref(&long, blocks);
         Command::ReplicateReadonly(ReplicateReadonly { place, holder: owner(2), ttl })
     };
     bench.run(copy(130, SECOND));
     bench.run(copy(64, SECOND * 9));
-    let known = bench.extent(session(1)).replicas;
+    let known = bench.head_artifact(session(1)).replicas;
     assert_eq!(known.len(), 1);
     assert_eq!(known[0].upto.blocks, Blocks(130));
     assert!(known[0].expires > bench.ledger.now().after(SECOND * 8));
 }
 
 #[test]
-fn of_too_many_copies_the_one_that_ends_first_goes() {
-    let mut bench = Bench::empty(Limits { replicas: 1, ..Limits::default() });
+fn the_replica_that_expires_first_is_dropped_at_the_bound() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { replicas: 1, ..LedgerLimits::default() });
     for n in 1..=3 {
         bench.run(register(n, 1));
     }
     bench.step(step(1, &text('a'), 0, 1));
     for (n, ttl) in [(2, SECOND), (3, SECOND * 5)] {
-        let place = place(&text('a'), 30);
+        let place = prefix_ref(&text('a'), 30);
         bench.run(Command::ReplicateReadonly(ReplicateReadonly { place, holder: owner(n), ttl }));
     }
-    assert_eq!(bench.extent(session(1)).replicas.iter().map(|copy| copy.holder).collect::<Vec<_>>(), [owner(3)]);
+    assert_eq!(bench.head_artifact(session(1)).replicas.iter().map(|copy| copy.holder).collect::<Vec<_>>(), [owner(3)]);
 }
 
 #[test]
-fn an_extent_goes_an_idle_time_after_its_last_write_once_nothing_references_it() {
-    let mut bench = Bench::empty(Limits { artifact_idle: SECOND * 10, ..Limits::default() });
+fn an_unreferenced_artifact_expires_an_idle_time_after_its_last_write() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifact_idle: SECOND * 10, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     bench.run(register(2, 1));
     // Two extents, because two workers computed them; the child keeps its parent.
     bench.step(step(1, &text('a'), 0, 1));
-    bench.step(StepCommit { custody: Custody::Stays, ..step(1, &chain(&[('a', 50)]), 30, 2) });
+    bench.step(StepCommit { ownership: OwnershipTransition::Unchanged, ..step(1, &chain(&[('a', 50)]), 30, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
-    bench.pass(SECOND * 20);
+    bench.advance_time(SECOND * 20);
     assert_eq!(bench.ledger.artifact_count(), 2, "a session references them");
-    bench.step(StepCommit { custody: Custody::Stays, ..step(1, &chain(&[('a', 60)]), 50, 2) });
+    bench.step(StepCommit { ownership: OwnershipTransition::Unchanged, ..step(1, &chain(&[('a', 60)]), 50, 2) });
     bench.run(Command::CloseSession(session(1)));
-    bench.pass(SECOND * 9);
+    bench.advance_time(SECOND * 9);
     assert_eq!(bench.ledger.artifact_count(), 2);
-    bench.pass(SECOND * 3);
+    bench.advance_time(SECOND * 3);
     assert_eq!(bench.ledger.artifact_count(), 0, "the parent follows its child");
 }
 
 #[test]
-fn an_idle_session_is_closed_and_an_active_one_is_not() {
-    let mut bench = Bench::empty(Limits { session_idle: SECOND * 10, ..Limits::default() });
+fn an_idle_session_is_closed_and_an_active_session_is_not() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { session_idle: SECOND * 10, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     bench.step(step(1, &text('a'), 0, 1));
     bench.step(step(2, &text('b'), 0, 1));
-    bench.pass(SECOND * 6);
+    bench.advance_time(SECOND * 6);
     bench.step(step(2, &chain(&[('b', 40)]), 30, 1));
-    bench.pass(SECOND * 6);
+    bench.advance_time(SECOND * 6);
     assert!(bench.ledger.session(session(1)).is_none());
     assert!(bench.ledger.session(session(2)).is_some());
 }
 
 #[test]
-fn at_the_bound_the_coldest_unreferenced_extent_goes_and_no_other() {
-    let mut bench = Bench::empty(Limits { artifacts: 3, ..Limits::default() });
+fn a_full_table_evicts_only_the_coldest_unreferenced_artifact() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 3, ..LedgerLimits::default() });
     bench.run(register(1, 1));
-    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    let (old, young) = (seal_unreferenced(&mut bench, 1, 'a'), seal_unreferenced(&mut bench, 2, 'b'));
     bench.step(step(3, &text('c'), 0, 1));
-    let used = bench.extent(session(3)).id;
+    let used = bench.head_artifact(session(3)).id;
     bench.step(step(4, &text('d'), 0, 1));
-    let there = |bench: &Bench, id| bench.ledger.artifact(id).is_some();
+    let there = |bench: &LedgerFixture, id| bench.ledger.artifact(id).is_some();
     assert_eq!([old, young, used].map(|id| there(&bench, id)), [false, true, true]);
     bench.step(step(5, &text('e'), 0, 1));
     assert_eq!([young, used].map(|id| there(&bench, id)), [false, true]);
@@ -122,22 +122,22 @@ fn at_the_bound_the_coldest_unreferenced_extent_goes_and_no_other() {
 }
 
 #[test]
-fn a_pinned_extent_is_not_the_coldest() {
-    let mut bench = Bench::empty(Limits { artifacts: 2, ..Limits::default() });
+fn a_pinned_artifact_is_never_the_coldest() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 2, ..LedgerLimits::default() });
     bench.run(register(1, 1));
-    let (pinned, other) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
-    bench.run(Command::Pin(Pin { artifact: pinned, pinned: Pinned::Yes }));
+    let (pinned, other) = (seal_unreferenced(&mut bench, 1, 'a'), seal_unreferenced(&mut bench, 2, 'b'));
+    bench.run(Command::Pin(PinArtifact { artifact: pinned, pinned: PinFlag::Yes }));
     bench.step(step(3, &text('c'), 0, 1));
     assert!(bench.ledger.artifact(pinned).is_some() && bench.ledger.artifact(other).is_none());
 }
 
 #[test]
-fn an_extent_of_a_warm_group_outlives_a_younger_one_without() {
-    let mut bench = Bench::empty(Limits { artifacts: 3, ..Limits::default() });
+fn an_artifact_of_an_active_group_outlives_a_younger_ungrouped_artifact() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 3, ..LedgerLimits::default() });
     bench.run(register(1, 1));
-    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    let (old, young) = (seal_unreferenced(&mut bench, 1, 'a'), seal_unreferenced(&mut bench, 2, 'b'));
     bench.step(step(3, &text('c'), 0, 1));
-    let active = bench.extent(session(3)).id;
+    let active = bench.head_artifact(session(3)).id;
     for artifact in [old, active] {
         bench.run(group(artifact, 7));
     }
@@ -149,12 +149,12 @@ fn an_extent_of_a_warm_group_outlives_a_younger_one_without() {
 }
 
 #[test]
-fn at_level_1_groups_do_not_count_for_eviction() {
-    let mut bench = Bench::level1(Limits { artifacts: 3, ..Limits::default() });
+fn groups_do_not_affect_eviction_at_level_1() {
+    let mut bench = LedgerFixture::level1(LedgerLimits { artifacts: 3, ..LedgerLimits::default() });
     bench.run(register(1, 1));
-    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    let (old, young) = (seal_unreferenced(&mut bench, 1, 'a'), seal_unreferenced(&mut bench, 2, 'b'));
     bench.step(step(3, &text('c'), 0, 1));
-    for artifact in [old, bench.extent(session(3)).id] {
+    for artifact in [old, bench.head_artifact(session(3)).id] {
         bench.run(group(artifact, 7));
     }
     bench.step(step(3, &chain(&[('c', 40)]), 30, 1));
@@ -163,28 +163,28 @@ fn at_level_1_groups_do_not_count_for_eviction() {
 }
 
 #[test]
-fn a_group_lists_its_extents_and_who_works_on_them() {
-    let mut bench = Bench::new();
+fn a_group_lists_its_artifacts_and_their_workers() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 64), ('b', 9)]), 0, 1));
     bench.step(step(2, &chain(&[('a', 64), ('c', 9)]), 0, 1));
     bench.step(step(3, &text('d'), 0, 1));
     for id in [1, 2] {
-        let artifact = bench.extent(session(id)).id;
+        let artifact = bench.head_artifact(session(id)).id;
         bench.run(group(artifact, 7));
     }
     let listed: Vec<_> = bench.ledger.group(GroupId(7)).map(|artifact| artifact.id).collect();
-    let mut wanted = [bench.extent(session(1)).id, bench.extent(session(2)).id];
+    let mut wanted = [bench.head_artifact(session(1)).id, bench.head_artifact(session(2)).id];
     wanted.sort_unstable();
     assert_eq!(listed, wanted);
     assert_eq!((bench.ledger.group(GroupId(8)).count(), bench.ledger.group_touched(GroupId(8))), (0, None));
 }
 
 #[test]
-fn a_sweep_forgets_no_more_than_its_bound_an_entry() {
-    let mut bench = Bench::empty(Limits { artifact_idle: SECOND, sweep: 2, ..Limits::default() });
+fn a_sweep_is_bounded_per_entry() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifact_idle: SECOND, sweep: 2, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     for (id, letter) in (1..).zip('a'..='g') {
-        idle(&mut bench, id, letter);
+        seal_unreferenced(&mut bench, id, letter);
     }
     let mut left = bench.ledger.artifact_count();
     assert_eq!(left, 7);
@@ -197,43 +197,43 @@ fn a_sweep_forgets_no_more_than_its_bound_an_entry() {
     }
 }
 
-fn of(tenant: &str) -> TenantId {
+fn tenant_named(tenant: &str) -> TenantId {
     TenantId(tenant.into())
 }
 
-fn open(bench: &mut Bench, id: u128, tenant: &TenantId) {
+fn open_session_of(bench: &mut LedgerFixture, id: u128, tenant: &TenantId) {
     let open = OpenSession { session: session(id), tenant: tenant.clone(), model: ModelId::from("tiny"), parent: None };
     assert!(matches!(bench.run(Command::OpenSession(open)), Outcome::Opened { .. }));
 }
 
 #[test]
-fn a_tenant_that_opens_many_sessions_closes_its_own_and_makes_room_for_the_others() {
-    let mut bench = Bench::empty(Limits { sessions: 8, ..Limits::default() });
-    let (small, large, late) = (of("small"), of("large"), of("late"));
-    open(&mut bench, 1, &small);
-    open(&mut bench, 2, &small);
+fn a_tenant_over_its_share_of_sessions_closes_its_own_coldest() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { sessions: 8, ..LedgerLimits::default() });
+    let (small, large, late) = (tenant_named("small"), tenant_named("large"), tenant_named("late"));
+    open_session_of(&mut bench, 1, &small);
+    open_session_of(&mut bench, 2, &small);
     for id in 100..140 {
-        open(&mut bench, id, &large);
+        open_session_of(&mut bench, id, &large);
     }
-    let held = |bench: &Bench, tenant| bench.ledger.usage(tenant).sessions;
+    let held = |bench: &LedgerFixture, tenant| bench.ledger.usage(tenant).sessions;
     assert_eq!((held(&bench, &small), held(&bench, &large)), (2, 6));
     assert!(bench.ledger.session(session(1)).is_some(), "the coldest of all, and within its tenant's share");
     // Those that come later get their shares from the one that has most, the coldest first.
     for id in 200..203 {
-        open(&mut bench, id, &late);
+        open_session_of(&mut bench, id, &late);
     }
     assert_eq!([&small, &large, &late].map(|tenant| held(&bench, tenant)), [2, 3, 3]);
     assert!(bench.ledger.session(session(139)).is_some() && bench.ledger.session(session(134)).is_none());
-    open(&mut bench, 203, &late);
+    open_session_of(&mut bench, 203, &late);
     assert_eq!([&small, &large, &late].map(|tenant| held(&bench, tenant)), [2, 3, 3], "all have their shares");
 }
 
 #[test]
-fn a_tenant_that_seals_many_extents_evicts_its_own_and_is_refused_where_it_uses_them_all() {
-    let mut bench = Bench::empty(Limits { artifacts: 4, ..Limits::default() });
+fn a_tenant_over_its_share_of_artifacts_evicts_its_own_or_is_refused() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 4, ..LedgerLimits::default() });
     bench.run(register(1, 1));
-    let (small, large) = (of("small"), of("large"));
-    let seal = |bench: &mut Bench, id: u128, letter: char, tenant: &TenantId, closes: bool| {
+    let (small, large) = (tenant_named("small"), tenant_named("large"));
+    let seal = |bench: &mut LedgerFixture, id: u128, letter: char, tenant: &TenantId, closes: bool| {
         let text = text(letter);
         let outcome = bench.run(Command::commit_step(StepCommit { tenant, ..step(id, &text, 0, 1) }).unwrap());
         if closes {
@@ -245,7 +245,7 @@ fn a_tenant_that_seals_many_extents_evicts_its_own_and_is_refused_where_it_uses_
     for (id, letter) in (10..).zip('b'..='h') {
         seal(&mut bench, id, letter, &large, true);
     }
-    let held = |bench: &Bench, tenant| bench.ledger.usage(tenant).artifacts;
+    let held = |bench: &LedgerFixture, tenant| bench.ledger.usage(tenant).artifacts;
     assert_eq!((held(&bench, &small), held(&bench, &large)), (1, 3), "the small one's was idle longest");
     for (id, letter) in (20..).zip('i'..='k') {
         seal(&mut bench, id, letter, &large, false);
@@ -259,10 +259,10 @@ fn a_tenant_that_seals_many_extents_evicts_its_own_and_is_refused_where_it_uses_
 }
 
 #[test]
-fn at_level_1_tenants_have_no_shares() {
-    let mut bench = Bench::level1(Limits { sessions: 2, ..Limits::default() });
-    open(&mut bench, 1, &of("small"));
-    open(&mut bench, 2, &of("large"));
-    open(&mut bench, 3, &of("large"));
+fn tenants_have_no_shares_at_level_1() {
+    let mut bench = LedgerFixture::level1(LedgerLimits { sessions: 2, ..LedgerLimits::default() });
+    open_session_of(&mut bench, 1, &tenant_named("small"));
+    open_session_of(&mut bench, 2, &tenant_named("large"));
+    open_session_of(&mut bench, 3, &tenant_named("large"));
     assert!(bench.ledger.session(session(1)).is_none());
 }

@@ -6,7 +6,7 @@ use vocabulary::GroupId;
 use super::*;
 
 /// Tables small enough to overflow.
-const TIGHT: Limits = Limits {
+const SMALL_LIMITS: LedgerLimits = LedgerLimits {
     workers: 4,
     sessions: 6,
     artifacts: 12,
@@ -22,7 +22,7 @@ const TIGHT: Limits = Limits {
 };
 
 /// Texts that share prefixes at and between waypoints.
-fn text() -> impl Strategy<Value = Chain> {
+fn text() -> impl Strategy<Value = PrefixChain> {
     let part = (prop::sample::select(vec!['a', 'b']), prop::sample::select(vec![1, 3, 20, 64, 90]));
     prop::collection::vec(part, 1..4).prop_map(|parts| {
         // The letter of each part is offset by its place, so that equal starts are equal and the rest is not.
@@ -41,31 +41,31 @@ fn conversation(session: u128, blocks: u64) -> Vec<(char, u64)> {
 
 /// What the next prompt of a session is.
 #[derive(Clone, Debug)]
-enum Turn {
-    Goes(u64),
+enum NextPrompt {
+    Extends(u64),
     Rewrites(u64, u64),
-    Says(Chain),
+    Arbitrary(PrefixChain),
 }
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn next_prompt() -> impl Strategy<Value = NextPrompt> {
     prop_oneof![
-        6 => (0..40u64).prop_map(Turn::Goes),
-        2 => (1..30u64, 1..20u64).prop_map(|(back, new)| Turn::Rewrites(back, new)),
-        2 => text().prop_map(Turn::Says),
+        6 => (0..40u64).prop_map(NextPrompt::Extends),
+        2 => (1..30u64, 1..20u64).prop_map(|(back, new)| NextPrompt::Rewrites(back, new)),
+        2 => text().prop_map(NextPrompt::Arbitrary),
     ]
 }
 
-fn prompt(ledger: &Ledger, session: u128, turn: &Turn) -> Chain {
+fn prompt(ledger: &Ledger, session: u128, turn: &NextPrompt) -> PrefixChain {
     let head =
         ledger.session(SessionId(session)).and_then(|session| session.head()).map_or(0, |head| head.point.blocks.0);
     match turn {
-        Turn::Goes(on) => chain(&conversation(session, (head + on).max(1))),
-        Turn::Rewrites(back, new) => {
+        NextPrompt::Extends(on) => chain(&conversation(session, (head + on).max(1))),
+        NextPrompt::Rewrites(back, new) => {
             let mut parts = conversation(session, head.saturating_sub(*back).max(1));
             parts.push(('x', *new));
             chain(&parts)
         }
-        Turn::Says(text) => text.clone(),
+        NextPrompt::Arbitrary(text) => text.clone(),
     }
 }
 
@@ -81,89 +81,97 @@ fn owners() -> impl Strategy<Value = Owner> {
 
 /// What a command is, before it is filled in with what a writer would have seen.
 #[derive(Clone, Debug)]
-enum Wish {
-    Step { session: u128, turn: Turn, owner: Option<Owner>, custody: u8, whim: u8 },
-    Lifecycle { session: u128, other: u128, text: Chain, kind: u8 },
+enum CommandDraft {
+    Step { session: u128, turn: NextPrompt, owner: Option<Owner>, custody: u8, whim: u8 },
+    Lifecycle { session: u128, other: u128, text: PrefixChain, kind: u8 },
     Copy { session: u128, at: u64, holder: Owner, ttl: u64, drop: bool },
     Worker { worker: u64, incarnation: u64, kind: u8 },
     Owner { session: u128, owner: Owner, kind: u8 },
     Control { session: u128, n: u64, kind: u8 },
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn command_draft() -> impl Strategy<Value = CommandDraft> {
     let elsewhere = prop::option::weighted(0.3, owners());
     prop_oneof![
-        16 => (0..8u128, turn(), elsewhere, 0..3u8, 0..8u8).prop_map(
-            |(session, turn, owner, custody, whim)| Wish::Step { session, turn, owner, custody, whim }),
+        16 => (0..8u128, next_prompt(), elsewhere, 0..3u8, 0..8u8).prop_map(
+            |(session, turn, owner, custody, whim)| CommandDraft::Step { session, turn, owner, custody, whim }),
         2 => (0..8u128, 0..8u128, text(), 0..5u8)
-            .prop_map(|(session, other, text, kind)| Wish::Lifecycle { session, other, text, kind }),
+            .prop_map(|(session, other, text, kind)| CommandDraft::Lifecycle { session, other, text, kind }),
         2 => (0..8u128, 0..200u64, owners(), 1..20_000_000u64, any::<bool>())
-            .prop_map(|(session, at, holder, ttl, drop)| Wish::Copy { session, at, holder, ttl, drop }),
-        3 => (1..6u64, 1..4u64, 0..6u8).prop_map(|(worker, incarnation, kind)| Wish::Worker { worker, incarnation, kind }),
-        2 => (0..8u128, owners(), 0..4u8).prop_map(|(session, owner, kind)| Wish::Owner { session, owner, kind }),
-        6 => (0..8u128, 0..12u64, 0..9u8).prop_map(|(session, n, kind)| Wish::Control { session, n, kind }),
+            .prop_map(|(session, at, holder, ttl, drop)| CommandDraft::Copy { session, at, holder, ttl, drop }),
+        3 => (1..6u64, 1..4u64, 0..6u8).prop_map(|(worker, incarnation, kind)| CommandDraft::Worker { worker, incarnation, kind }),
+        2 => (0..8u128, owners(), 0..4u8).prop_map(|(session, owner, kind)| CommandDraft::Owner { session, owner, kind }),
+        6 => (0..8u128, 0..12u64, 0..9u8).prop_map(|(session, n, kind)| CommandDraft::Control { session, n, kind }),
     ]
 }
 
 /// The command that a writer who looks at `ledger` would send.
-fn command(ledger: &Ledger, wish: &Wish) -> Command {
+fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
     match wish {
-        Wish::Step { session: id, turn, owner: elsewhere, custody, whim } => {
+        CommandDraft::Step { session: id, turn, owner: elsewhere, custody, whim } => {
             let text = prompt(ledger, *id, turn);
             let session = ledger.session(session(*id));
             let usual = session.as_ref().and_then(|session| session.owner).unwrap_or(owner(1 + *id as u64 % 3));
             let seen = session.filter(|_| *whim != 1).map_or(Epoch::default(), |session| session.epoch);
-            let query = Query { scope: scope(), session: Some(SessionId(*id)), chain: &text, preamble: Blocks(0) };
+            let query =
+                LocateQuery { scope: scope(), session: Some(SessionId(*id)), chain: &text, shared_prefix: Blocks(0) };
             let located = ledger.locate(query);
-            let custody = [Custody::Stays, Custody::Claims, Custody::Moves { seen }][*custody as usize % 3];
+            let custody =
+                [OwnershipTransition::Unchanged, OwnershipTransition::Claim, OwnershipTransition::Migrate { seen }]
+                    [*custody as usize % 3];
             // Now and then the writer's view was old: it knew less, or what is no longer so.
             let base = match whim {
                 2 => Blocks(0),
                 3 => Blocks(text.blocks().0 / 2),
-                _ => located.known(),
+                _ => located.known_blocks(),
             };
-            let replaces = located.rewrites().filter(|_| *whim != 4);
+            let replaces = located.replaced_head().filter(|_| *whim != 4);
             let owner = elsewhere.unwrap_or(usual);
-            let commit = StepCommit { owner, custody, base, replaces, ..step(*id, &text, 0, 1) };
+            let commit =
+                StepCommit { owner, ownership: custody, base, replaced_head: replaces, ..step(*id, &text, 0, 1) };
             Command::commit_step(commit).expect("texts have blocks")
         }
-        Wish::Lifecycle { session: id, other, text, kind } => lifecycle(session(*id), session(*other), text, *kind),
-        Wish::Copy { session: id, at, holder, ttl, drop } => {
+        CommandDraft::Lifecycle { session: id, other, text, kind } => {
+            lifecycle(session(*id), session(*other), text, *kind)
+        }
+        CommandDraft::Copy { session: id, at, holder, ttl, drop } => {
             let text = chain(&conversation(*id, 200));
             let extent = ledger.session(session(*id)).and_then(|session| session.head()).map(|head| head.artifact);
-            let kept = ledger.deepest(scope(), &text).map_or(1, |kept| kept.at.blocks.0);
-            let place = Place { extent, ..place(&text, if at % 2 == 0 { kept } else { *at }) };
+            let kept = ledger.deepest_boundary(scope(), &text).map_or(1, |kept| kept.point.blocks.0);
+            let place = PrefixRef { extent, ..prefix_ref(&text, if at % 2 == 0 { kept } else { *at }) };
             match drop {
                 true => Command::DropReplica(DropReplica { place, holder: *holder }),
                 false => Command::ReplicateReadonly(ReplicateReadonly { place, holder: *holder, ttl: Micros(*ttl) }),
             }
         }
-        Wish::Control { session: id, n, kind } => control(ledger, session(*id), *n, *kind),
-        Wish::Worker { worker, incarnation, kind } => worker_command(ledger, *worker, *incarnation, *kind),
-        Wish::Owner { session: id, owner, kind } => {
+        CommandDraft::Control { session: id, n, kind } => control(ledger, session(*id), *n, *kind),
+        CommandDraft::Worker { worker, incarnation, kind } => worker_command(ledger, *worker, *incarnation, *kind),
+        CommandDraft::Owner { session: id, owner, kind } => {
             let session = ledger.session(session(*id));
-            let artifact =
-                session.as_ref().and_then(|session| session.head()).map(|head| Subject::Artifact(head.artifact));
-            let subject = artifact.filter(|_| kind % 2 == 0).unwrap_or(Subject::Session(SessionId(*id)));
+            let artifact = session
+                .as_ref()
+                .and_then(|session| session.head())
+                .map(|head| OwnershipSubject::Artifact(head.artifact));
+            let subject = artifact.filter(|_| kind % 2 == 0).unwrap_or(OwnershipSubject::Session(SessionId(*id)));
             let (owned, seen) = match subject {
-                Subject::Session(_) => session.map(|s| (s.owner, s.epoch)),
-                Subject::Artifact(id) => ledger.artifact(id).map(|a| (a.owner, a.epoch)),
+                OwnershipSubject::Session(_) => session.map(|s| (s.owner, s.epoch)),
+                OwnershipSubject::Artifact(id) => ledger.artifact(id).map(|a| (a.owner, a.epoch)),
             }
             .unwrap_or_default();
             match kind {
                 0 | 1 => Command::ClaimOwner(ClaimOwner { subject, owner: *owner }),
-                _ => Command::Release(Release { subject, owner: owned.unwrap_or(*owner), seen }),
+                _ => Command::Release(ReleaseOwner { subject, owner: owned.unwrap_or(*owner), seen }),
             }
         }
     }
 }
 
-fn lifecycle(session: SessionId, other: SessionId, text: &Chain, kind: u8) -> Command {
-    let at = place(text, text.blocks().0);
+fn lifecycle(session: SessionId, other: SessionId, text: &PrefixChain, kind: u8) -> Command {
+    let at = prefix_ref(text, text.blocks().0);
     match kind {
         0 => Command::CloseSession(session),
-        1 => Command::Fork(Fork { parent: session, child: other, at }),
-        2 => Command::Advance(Advance { session, head: at, replaces: None, intent: None }),
+        1 => Command::Fork(ForkSession { parent: session, child: other, at }),
+        2 => Command::Advance(AdvanceHead { session, head: at, replaces: None, intent: None }),
         3 => Command::SetGroup(SetGroup { artifact: vocabulary::ArtifactId(session.0), group: Some(GroupId(1)) }),
         _ => Command::Intent(SetIntent {
             session,
@@ -180,15 +188,15 @@ fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
     let idle = ledger.artifacts().find(|artifact| artifact.sessions.is_empty() && artifact.children.is_empty());
     let artifact = head.or(idle.as_ref().map(|artifact| artifact.id)).unwrap_or(vocabulary::ArtifactId(n.into()));
     let (pinned, draining) = match n % 3 {
-        0 => (Pinned::Yes, Draining::Yes),
-        _ => (Pinned::No, Draining::No),
+        0 => (PinFlag::Yes, DrainFlag::Yes),
+        _ => (PinFlag::No, DrainFlag::No),
     };
     match kind {
         0 => Command::AdmitNode(AdmitNode { nonce: 1 + u128::from(n % 3), address: format!("node-{n}:1").into() }),
         1 => Command::RetireNode(NodeId(n % 5)),
         2 => Command::RaiseLevel(1 + (n % 2) as u32 * NEXT_LEVEL),
-        3 => Command::SetLimits(Box::new(Limits { workers: 3 + n as u32 % 2, ..*ledger.limits() })),
-        4 => Command::Pin(Pin { artifact, pinned }),
+        3 => Command::SetLimits(Box::new(LedgerLimits { workers: 3 + n as u32 % 2, ..*ledger.limits() })),
+        4 => Command::Pin(PinArtifact { artifact, pinned }),
         5 => Command::Evict(idle.filter(|_| !n.is_multiple_of(3)).map_or(artifact, |idle| idle.id)),
         6 => Command::DrainWorker(DrainWorker { worker: WorkerId(n % 4), draining }),
         7 => Command::SetQuota(SetQuota { tenant: tenant(), artifacts: n.is_multiple_of(3).then_some(n) }),
@@ -200,13 +208,15 @@ fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> C
     let known = ledger.worker(WorkerId(worker));
     match (kind, known.map(|known| (known.epoch, known.lease))) {
         (0, Some((epoch, Lease::Held { until }))) => {
-            Command::Expire(Expire { worker: WorkerId(worker), epoch, deadline: until })
+            Command::Expire(ExpireLease { worker: WorkerId(worker), epoch, deadline: until })
         }
         (1 | 2, _) => Command::RenewLease(RenewLease {
             alive: ledger.workers().map(|worker| (worker.id, worker.incarnation)).collect(),
             ttl: TTL,
         }),
-        (3, Some((seen, _))) if incarnation == 2 => Command::RetireLife(RetireLife { worker: WorkerId(worker), seen }),
+        (3, Some((seen, _))) if incarnation == 2 => {
+            Command::RetireLife(RetireIncarnation { worker: WorkerId(worker), seen })
+        }
         (3, _) if incarnation == 3 => Command::RetireWorker(WorkerId(worker)),
         (4, Some(_)) => register(worker, incarnation),
         _ => register(worker, known.map_or(1, |known| known.incarnation.0)),
@@ -214,21 +224,21 @@ fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> C
 }
 
 /// The entry of a sequence that raises the level.
-const RAISED: usize = 6;
+const LEVEL_RAISE_AT: usize = 6;
 
 /// One entry: who writes with which serial, what, and how much later.
-type Written = (Vec<(u128, u64, Wish)>, u64);
+type GeneratedEntry = (Vec<(u128, u64, CommandDraft)>, u64);
 
-fn written() -> impl Strategy<Value = Written> {
+fn generated_entry() -> impl Strategy<Value = GeneratedEntry> {
     (
-        prop::collection::vec((prop_oneof![4 => Just(1u128), 1 => 1..5u128], 0..10u64, wish()), 1..4),
+        prop::collection::vec((prop_oneof![4 => Just(1u128), 1 => 1..5u128], 0..10u64, command_draft()), 1..4),
         prop_oneof![5 => 0..100_000u64, 1 => 0..3_000_000u64],
     )
 }
 
 /// A tight ledger with three workers, at level 1.
-fn begun() -> Bench {
-    let mut bench = Bench::level1(TIGHT);
+fn small_ledger() -> LedgerFixture {
+    let mut bench = LedgerFixture::level1(SMALL_LIMITS);
     for n in 1..4 {
         bench.run(register(n, 1));
     }
@@ -236,8 +246,8 @@ fn begun() -> Bench {
 }
 
 /// Runs a sequence, checking every invariant; returns the entries as they were, all outcomes, and the end.
-fn play(sequence: &[Written]) -> (Vec<(u64, Entry)>, Vec<Vec<Outcome>>, Ledger) {
-    let mut bench = begun();
+fn run_sequence(sequence: &[GeneratedEntry]) -> (Vec<(u64, LedgerEntry)>, Vec<Vec<Outcome>>, Ledger) {
+    let mut bench = small_ledger();
     let opened = |client| Submission {
         client: ClientId(client),
         serial: ClientSerial(0),
@@ -254,7 +264,7 @@ fn play(sequence: &[Written]) -> (Vec<(u64, Entry)>, Vec<Vec<Outcome>>, Ledger) 
                 command: command(&ledger, wish),
             })
             .collect();
-        if n == RAISED {
+        if n == LEVEL_RAISE_AT {
             let command = Command::RaiseLevel(LEVEL);
             submissions.insert(0, Submission { client: ClientId(1), serial: ClientSerial(1_000_000), command });
         }
@@ -263,7 +273,7 @@ fn play(sequence: &[Written]) -> (Vec<(u64, Entry)>, Vec<Vec<Outcome>>, Ledger) 
         }
         log.push((
             bench.index + 1,
-            Entry { time: ledger.now().after(Micros(*after)), submissions: submissions.clone() },
+            LedgerEntry { time: ledger.now().after(Micros(*after)), submissions: submissions.clone() },
         ));
         outcomes.push(bench.entry(Micros(*after), submissions));
         ledger = bench.ledger.clone();
@@ -275,9 +285,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn invariants_hold_and_the_same_log_gives_the_same_bits(sequence in prop::collection::vec(written(), 1..60)) {
-        let (log, outcomes, end) = play(&sequence);
-        let mut replayed = begun().ledger;
+    fn invariants_hold_and_equal_logs_give_equal_states(sequence in prop::collection::vec(generated_entry(), 1..60)) {
+        let (log, outcomes, end) = run_sequence(&sequence);
+        let mut replayed = small_ledger().ledger;
         let mut through_snapshots = replayed.clone();
         for ((index, entry), expected) in log.iter().zip(&outcomes) {
             prop_assert_eq!(&replayed.apply(*index, entry), expected);
@@ -292,22 +302,22 @@ proptest! {
     }
 
     #[test]
-    fn what_locate_finds_is_the_deepest_kept_prefix(
-        sequence in prop::collection::vec(written(), 1..40),
+    fn locate_finds_the_deepest_retained_prefix(
+        sequence in prop::collection::vec(generated_entry(), 1..40),
         prompt in text(),
     ) {
-        let (_, _, ledger) = play(&sequence);
+        let (_, _, ledger) = run_sequence(&sequence);
         let kept = |blocks: u64| {
-            let point = Point::on(&prompt, Blocks(blocks)).unwrap();
+            let point = PrefixPoint::on_chain(&prompt, Blocks(blocks)).unwrap();
             ledger.artifacts().any(|a| a.boundaries.iter().any(|b| b.point == point))
         };
         let deepest = (1..=prompt.blocks().0).rev().find(|n| kept(*n)).unwrap_or(0);
-        let query = Query { scope: scope(), session: None, chain: &prompt, preamble: Blocks(0) };
+        let query = LocateQuery { scope: scope(), session: None, chain: &prompt, shared_prefix: Blocks(0) };
         let located = ledger.locate(query);
-        prop_assert_eq!(located.known(), Blocks(deepest));
+        prop_assert_eq!(located.known_blocks(), Blocks(deepest));
         // A session that is named is a shortcut to the same.
         for session in ledger.sessions() {
-            let named = ledger.locate(Query { session: Some(session.id), ..query });
+            let named = ledger.locate(LocateQuery { session: Some(session.id), ..query });
             prop_assert_eq!(&named.sealed, &located.sealed);
         }
     }
@@ -315,16 +325,16 @@ proptest! {
 
 /// Sequences that only ever hit refusals would prove little.
 #[test]
-fn generated_sequences_reach_every_kind_of_outcome() {
+fn generated_sequences_reach_every_outcome_kind() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    let strategy = prop::collection::vec(written(), 40..60);
+    let strategy = prop::collection::vec(generated_entry(), 40..60);
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..60 {
         let sequence = strategy.new_tree(&mut runner).unwrap().current();
-        let (_, outcomes, _) = play(&sequence);
-        outcomes.iter().flatten().for_each(|outcome| kinds(outcome, &mut seen));
+        let (_, outcomes, _) = run_sequence(&sequence);
+        outcomes.iter().flatten().for_each(|outcome| collect_outcome_kinds(outcome, &mut seen));
     }
     let wanted = [
         "Done",
@@ -365,9 +375,9 @@ fn generated_sequences_reach_every_kind_of_outcome() {
     assert!(missing.is_empty(), "never seen: {missing:?}");
 }
 
-fn kinds(outcome: &Outcome, seen: &mut std::collections::BTreeSet<String>) {
+fn collect_outcome_kinds(outcome: &Outcome, seen: &mut std::collections::BTreeSet<String>) {
     match outcome {
-        Outcome::Batch(parts) => parts.iter().for_each(|part| kinds(part, seen)),
+        Outcome::Batch(parts) => parts.iter().for_each(|part| collect_outcome_kinds(part, seen)),
         Outcome::Sealed { stored, .. } => drop(seen.insert(format!("{stored:?}"))),
         Outcome::Advanced { movement } => drop(seen.insert(format!("{movement:?}"))),
         Outcome::Refused(refusal) => drop(seen.insert(refusal.cause().to_owned())),
@@ -380,8 +390,8 @@ fn kinds(outcome: &Outcome, seen: &mut std::collections::BTreeSet<String>) {
 }
 
 #[test]
-fn a_clone_is_a_view_that_later_entries_do_not_touch() {
-    let mut bench = Bench::new();
+fn a_clone_is_unaffected_by_later_entries() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 70)]), 0, 1));
     let (view, hash) = (bench.ledger.clone(), bench.ledger.state_hash());
     bench.step(step(1, &chain(&[('a', 90)]), 70, 1));

@@ -3,18 +3,18 @@
 use vocabulary::{ArtifactId, GroupId};
 
 use super::*;
-use crate::clients::Keep;
-use crate::ledger::Indexes;
+use crate::clients::OutcomeRetention;
+use crate::ledger::LedgerIndexes;
 
-type Flip<R> = (&'static str, fn(&mut R));
+type RecordMutation<R> = (&'static str, fn(&mut R));
 
 /// A ledger with something in every table.
-fn bench() -> Bench {
-    let mut bench = Bench::new();
+fn populated_ledger() -> LedgerFixture {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 70)]), 0, 1));
     let forked = chain(&[('a', 64), ('b', 9)]);
     bench.step(step(2, &forked, 0, 2));
-    let copy = ReplicateReadonly { place: place(&forked, 73), holder: owner(3), ttl: TTL };
+    let copy = ReplicateReadonly { place: prefix_ref(&forked, 73), holder: owner(3), ttl: TTL };
     bench.run(Command::ReplicateReadonly(copy));
     let intent = SetIntent { session: session(2), base: forked.head(), router: NodeId(1), step: Some((owner(2), TTL)) };
     bench.run(Command::Intent(intent));
@@ -23,7 +23,7 @@ fn bench() -> Bench {
     bench
 }
 
-const ARTIFACT: &[Flip<Artifact>] = &[
+const ARTIFACT_MUTATIONS: &[RecordMutation<Artifact>] = &[
     ("tenant", |it| Arc::make_mut(&mut it.origin).tenant = TenantId("x".into())),
     ("model", |it| Arc::make_mut(&mut it.origin).model = ModelId::from("x")),
     ("root", |it| Arc::make_mut(&mut it.origin).root.0 ^= 1),
@@ -45,7 +45,7 @@ const ARTIFACT: &[Flip<Artifact>] = &[
     ("generation", |it| it.epoch.generation += 1),
     ("epoch", |it| it.epoch.index += 1),
     ("a session more", |it| assert!(it.sessions.insert(SessionId(77)))),
-    ("no session", |it| it.sessions = Refs::default()),
+    ("no session", |it| it.sessions = RefSet::default()),
     ("a child more", |it| assert!(it.children.insert(ArtifactId(77)))),
     ("a copy's holder", |it| it.replicas[0].holder.rank.0 ^= 1),
     ("a copy's reach", |it| it.replicas[0].upto.blocks += Blocks(1)),
@@ -53,10 +53,10 @@ const ARTIFACT: &[Flip<Artifact>] = &[
     ("no copy", |it| it.replicas.clear()),
     ("group", |it| it.group = Some(GroupId(1))),
     ("touched", |it| it.touched.0 += 1),
-    ("pinned", |it| it.pinned = Pinned::Yes),
+    ("pinned", |it| it.pinned = PinFlag::Yes),
 ];
 
-const SESSION: &[Flip<Session>] = &[
+const SESSION_MUTATIONS: &[RecordMutation<Session>] = &[
     ("tenant", |it| it.tenant = TenantId("x".into())),
     ("model", |it| it.model = ModelId::from("x")),
     ("parent", |it| it.parent = Some(SessionId(9))),
@@ -70,7 +70,7 @@ const SESSION: &[Flip<Session>] = &[
     ("touched", |it| it.touched.0 += 1),
 ];
 
-const REST: &[Flip<Ledger>] = &[
+const OTHER_MUTATIONS: &[RecordMutation<Ledger>] = &[
     ("a limit", |it| it.records.limits.sweep += 1),
     ("the generation", |it| it.records.generation += 1),
     ("the clock", |it| it.records.clock.0 += 1),
@@ -81,14 +81,14 @@ const REST: &[Flip<Ledger>] = &[
     }),
     ("a drain", |it| {
         let worker = it.worker(WorkerId(1)).unwrap().clone();
-        it.put_worker(Worker { draining: Draining::Yes, ..worker });
+        it.put_worker(Worker { draining: DrainFlag::Yes, ..worker });
     }),
     ("an intent", |it| it.put_intents(session(2), Vec::new())),
     ("an answer", |it| {
-        it.records.clients.get_mut(&CLIENT).unwrap().remember(
+        it.records.clients.get_mut(&CLIENT).unwrap().record_outcome(
             ClientSerial(1),
             Outcome::Forgotten,
-            Keep { outcomes: 1_024, bytes: u64::MAX },
+            OutcomeRetention { max_outcomes: 1_024, max_bytes: u64::MAX },
         );
     }),
     ("the level", |it| it.records.cluster.as_mut().unwrap().level += 1),
@@ -98,8 +98,8 @@ const REST: &[Flip<Ledger>] = &[
 ];
 
 #[test]
-fn every_field_of_every_record_is_in_the_hash() {
-    let bench = bench();
+fn the_state_hash_covers_every_field_of_every_record() {
+    let bench = populated_ledger();
     let hash = bench.ledger.state_hash();
     let after = |flip: &dyn Fn(&mut Ledger)| {
         let mut other = bench.ledger.clone();
@@ -107,26 +107,26 @@ fn every_field_of_every_record_is_in_the_hash() {
         other.state_hash()
     };
     let mut seen = std::collections::BTreeSet::from([hash]);
-    for (field, flip) in ARTIFACT {
-        let mut artifact = bench.extent(session(2));
+    for (field, flip) in ARTIFACT_MUTATIONS {
+        let mut artifact = bench.head_artifact(session(2));
         flip(&mut artifact);
         assert!(seen.insert(after(&|ledger| ledger.records.artifacts.insert(&artifact))), "{field} of an extent");
     }
-    for (field, flip) in SESSION {
+    for (field, flip) in SESSION_MUTATIONS {
         let mut record = bench.session(session(2));
         flip(&mut record);
         assert!(seen.insert(after(&|ledger| ledger.records.sessions.insert(&record))), "{field}");
     }
-    for (field, flip) in REST {
+    for (field, flip) in OTHER_MUTATIONS {
         assert!(seen.insert(after(flip)), "{field}");
     }
 }
 
 #[test]
-fn a_record_that_comes_and_goes_leaves_the_hash_as_it_was() {
-    let bench = bench();
+fn adding_and_removing_a_record_restores_the_state_hash() {
+    let bench = populated_ledger();
     let mut ledger = bench.ledger.clone();
-    let (artifact, record) = (bench.extent(session(2)), bench.session(session(2)));
+    let (artifact, record) = (bench.head_artifact(session(2)), bench.session(session(2)));
     ledger.records.artifacts.insert(&Artifact { id: ArtifactId(5), ..artifact.clone() });
     ledger.records.sessions.insert(&Session { id: SessionId(5), ..record });
     assert_ne!(ledger.state_hash(), bench.ledger.state_hash());
@@ -138,16 +138,16 @@ fn a_record_that_comes_and_goes_leaves_the_hash_as_it_was() {
 }
 
 #[test]
-fn the_hash_is_the_same_after_a_snapshot_was_read_and_does_not_depend_on_indexes() {
-    let mut bench = bench();
+fn the_state_hash_survives_serialization_and_ignores_indexes() {
+    let mut bench = populated_ledger();
     let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&bench.ledger).unwrap()).unwrap();
     assert_eq!(read.state_hash(), bench.ledger.state_hash());
-    let restored = bench.ledger.restored(Restore::default());
+    let restored = bench.ledger.restored(RestorePoint::default());
     let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&restored).unwrap()).unwrap();
     assert_eq!(read.state_hash(), restored.state_hash());
     assert_ne!(restored.state_hash(), bench.ledger.state_hash());
     let hash = bench.ledger.state_hash();
-    bench.ledger.index = Indexes::default();
+    bench.ledger.index = LedgerIndexes::default();
     assert_eq!(bench.ledger.state_hash(), hash);
     assert!(!bench.ledger.take_changes().is_empty());
     assert_eq!(bench.ledger.state_hash(), hash);

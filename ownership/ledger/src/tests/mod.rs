@@ -18,8 +18,8 @@ mod workers;
 use std::sync::Arc;
 
 use vocabulary::{
-    Blocks, Bytes, Chain, ClientId, ClientSerial, DpRank, Epoch, Incarnation, LedgerTime, Micros, ModelId, NodeId,
-    Owner, PrefixId, Role, Seed, SessionId, TenantId, Tokens, WorkerId,
+    Blocks, Bytes, ClientId, ClientSerial, DpRank, Epoch, HashSeed, Incarnation, LedgerTime, Micros, ModelId, NodeId,
+    Owner, PrefixChain, PrefixId, SessionId, TenantId, Tokens, WorkerId, WorkerRole,
 };
 
 use crate::*;
@@ -30,23 +30,23 @@ pub(crate) const TTL: Micros = Micros(15_000_000);
 const CLIENT: ClientId = ClientId(1);
 
 /// A ledger with its log: every entry is checked against all invariants.
-pub(crate) struct Bench {
+pub(crate) struct LedgerFixture {
     pub(crate) ledger: Ledger,
     index: u64,
     serial: u64,
 }
 
-impl Bench {
+impl LedgerFixture {
     /// An empty ledger as the release before feature levels founded it.
-    pub(crate) fn level1(limits: Limits) -> Self {
+    pub(crate) fn level1(limits: LedgerLimits) -> Self {
         let mut bench =
-            Self { ledger: crate::ledger::Records { limits, ..Default::default() }.into(), index: 0, serial: 0 };
+            Self { ledger: crate::ledger::LedgerRecords { limits, ..Default::default() }.into(), index: 0, serial: 0 };
         assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
         bench
     }
 
     /// An empty ledger at the highest level.
-    pub(crate) fn empty(limits: Limits) -> Self {
+    pub(crate) fn empty(limits: LedgerLimits) -> Self {
         let mut bench = Self::level1(limits);
         assert_eq!(bench.run(Command::RaiseLevel(LEVEL)), Outcome::Done);
         bench
@@ -54,7 +54,7 @@ impl Bench {
 
     /// A ledger with three workers.
     pub(crate) fn new() -> Self {
-        let mut bench = Self::empty(Limits::default());
+        let mut bench = Self::empty(LedgerLimits::default());
         for n in 1..=3 {
             let outcome = bench.run(register(n, 1));
             assert!(matches!(outcome, Outcome::Granted { .. }), "{outcome:?}");
@@ -66,11 +66,11 @@ impl Bench {
     pub(crate) fn entry(&mut self, after: Micros, submissions: Vec<Submission>) -> Vec<Outcome> {
         let before = self.ledger.clone();
         self.index += 1;
-        let entry = Entry { time: before.now().after(after), submissions };
+        let entry = LedgerEntry { time: before.now().after(after), submissions };
         let outcomes = self.ledger.apply(self.index, &entry);
         invariants::check(&self.ledger).unwrap();
         invariants::check_step(&before, &self.ledger).unwrap();
-        told::check_changes(&before, &self.ledger, &self.ledger.changed()).unwrap();
+        told::check_changes(&before, &self.ledger, &self.ledger.pending_changes()).unwrap();
         outcomes
     }
 
@@ -82,10 +82,10 @@ impl Bench {
     }
 
     /// Lets time pass, a second an entry.
-    pub(crate) fn pass(&mut self, time: Micros) {
+    pub(crate) fn advance_time(&mut self, time: Micros) {
         let end = self.ledger.now().after(time);
         while self.ledger.now() < end {
-            self.entry(end_step(end, self.ledger.now()), Vec::new());
+            self.entry(clock_step(end, self.ledger.now()), Vec::new());
         }
     }
 
@@ -100,28 +100,28 @@ impl Bench {
     }
 
     /// The extent of the session's newest head.
-    pub(crate) fn extent(&self, id: SessionId) -> Artifact {
+    pub(crate) fn head_artifact(&self, id: SessionId) -> Artifact {
         let head = self.session(id).head().expect("the session has a head");
         self.ledger.artifact(head.artifact).expect("heads point at extents")
     }
 
     /// Ends a worker's lease as the leader would.
-    pub(crate) fn end_lease(&mut self, n: u64) {
+    pub(crate) fn expire_lease(&mut self, n: u64) {
         let worker = self.ledger.worker(WorkerId(n)).expect("the worker is registered").clone();
         let Lease::Held { until } = worker.lease else { panic!("no lease is held") };
         while self.ledger.now() < until {
             self.entry(MAX_CLOCK_STEP, Vec::new());
         }
-        let expire = Expire { worker: worker.id, epoch: worker.epoch, deadline: until };
+        let expire = ExpireLease { worker: worker.id, epoch: worker.epoch, deadline: until };
         assert_eq!(self.run(Command::Expire(expire)), Outcome::Done);
     }
 
-    pub(crate) fn locate(&self, session: Option<SessionId>, chain: &Chain) -> Located {
-        self.ledger.locate(Query { scope: scope(), session, chain, preamble: Blocks(0) })
+    pub(crate) fn locate(&self, session: Option<SessionId>, chain: &PrefixChain) -> LocateResult {
+        self.ledger.locate(LocateQuery { scope: scope(), session, chain, shared_prefix: Blocks(0) })
     }
 }
 
-fn end_step(end: LedgerTime, now: LedgerTime) -> Micros {
+fn clock_step(end: LedgerTime, now: LedgerTime) -> Micros {
     Micros((end - now).0.min(MAX_CLOCK_STEP.0))
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn owner(n: u64) -> Owner {
 pub(crate) fn spec(kind: WorkerKind) -> WorkerSpec {
     WorkerSpec {
         endpoint: "http://worker".into(),
-        role: Role::Hybrid,
+        role: WorkerRole::Hybrid,
         kind,
         models: Arc::from([ModelId::from("tiny")]),
         ranks: 2,
@@ -161,14 +161,18 @@ pub(crate) fn scope() -> Scope {
 }
 
 /// A chain of one-token blocks; each letter stands for its count of blocks: `[('a', 10), ('b', 5)]`.
-pub(crate) fn chain(parts: &[(char, u64)]) -> Chain {
+pub(crate) fn chain(parts: &[(char, u64)]) -> PrefixChain {
     let tokens = parts.iter().flat_map(|(letter, n)| (0..*n as u32).map(|i| (*letter as u32) << 16 | i));
-    Chain::over_tokens(PrefixId(9), Seed(1), Tokens(1), &tokens.collect::<Vec<_>>())
+    PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens.collect::<Vec<_>>())
 }
 
 /// A place on a chain.
-pub(crate) fn place(chain: &Chain, blocks: u64) -> Place {
-    Place { scope: scope(), point: Point::on(chain, Blocks(blocks)).expect("on the chain"), extent: None }
+pub(crate) fn prefix_ref(chain: &PrefixChain, blocks: u64) -> PrefixRef {
+    PrefixRef {
+        scope: scope(),
+        point: PrefixPoint::on_chain(chain, Blocks(blocks)).expect("on the chain"),
+        extent: None,
+    }
 }
 
 pub(crate) fn session(n: u128) -> SessionId {
@@ -176,7 +180,7 @@ pub(crate) fn session(n: u128) -> SessionId {
 }
 
 /// A step of `session` at worker `n` that knew `base` blocks and sealed the whole chain.
-pub(crate) fn step(id: u128, chain: &Chain, base: u64, n: u64) -> StepCommit<'_> {
+pub(crate) fn step(id: u128, chain: &PrefixChain, base: u64, n: u64) -> StepCommit<'_> {
     static TENANT: std::sync::LazyLock<TenantId> = std::sync::LazyLock::new(tenant);
     static MODEL: std::sync::LazyLock<ModelId> = std::sync::LazyLock::new(|| ModelId::from("tiny"));
     StepCommit {
@@ -187,9 +191,9 @@ pub(crate) fn step(id: u128, chain: &Chain, base: u64, n: u64) -> StepCommit<'_>
         chain,
         sealed: chain.blocks(),
         base: Blocks(base),
-        replaces: None,
+        replaced_head: None,
         owner: owner(n),
-        custody: Custody::Claims,
+        ownership: OwnershipTransition::Claim,
         shape: shape(),
         router: NodeId(1),
     }

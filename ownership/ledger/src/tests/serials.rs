@@ -6,7 +6,7 @@ fn submission(client: u128, serial: u64, command: Command) -> Submission {
 
 #[test]
 fn a_replayed_serial_returns_the_first_outcome_and_changes_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = LedgerFixture::new();
     let one = chain(&[('a', 30)]);
     let commit = Command::commit_step(step(1, &one, 0, 1)).unwrap();
     let first = bench.entry(Micros(1), vec![submission(1, 900, commit.clone())]);
@@ -17,8 +17,8 @@ fn a_replayed_serial_returns_the_first_outcome_and_changes_nothing() {
 }
 
 #[test]
-fn a_forgotten_serial_is_an_unknown_outcome() {
-    let mut bench = Bench::empty(Limits { outcomes: 4, ..Limits::default() });
+fn a_forgotten_serial_has_an_unknown_outcome() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { outcomes: 4, ..LedgerLimits::default() });
     for n in 100..110 {
         bench.entry(Micros(1), vec![submission(1, n, register(1, 1))]);
     }
@@ -28,8 +28,8 @@ fn a_forgotten_serial_is_an_unknown_outcome() {
 }
 
 #[test]
-fn a_client_must_open_first_and_too_many_cost_the_most_silent_one() {
-    let mut bench = Bench::empty(Limits { clients: 2, ..Limits::default() });
+fn a_client_must_open_first_and_a_full_table_evicts_the_longest_idle() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { clients: 2, ..LedgerLimits::default() });
     let refused = [Outcome::Refused(Refusal::UnknownClient)];
     assert_eq!(bench.entry(Micros(1), vec![submission(2, 1, register(1, 1))]), refused);
     for client in [2, 3] {
@@ -42,13 +42,14 @@ fn a_client_must_open_first_and_too_many_cost_the_most_silent_one() {
 }
 
 #[test]
-fn a_batch_has_one_outcome_for_each_command_and_is_not_atomic() {
-    let mut bench = Bench::new();
+fn a_batch_is_not_atomic_and_has_one_outcome_for_each_command() {
+    let mut bench = LedgerFixture::new();
     let open = |id| {
         let (tenant, model) = (tenant(), ModelId::from("tiny"));
         Command::OpenSession(OpenSession { session: session(id), tenant, model, parent: None })
     };
-    let claim = |id| Command::ClaimOwner(ClaimOwner { subject: Subject::Session(session(id)), owner: owner(1) });
+    let claim =
+        |id| Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(session(id)), owner: owner(1) });
     let outcome = bench.run(Command::Batch(vec![open(1), claim(7), claim(1)]));
     let Outcome::Batch(outcomes) = &outcome else { panic!("{outcome:?}") };
     assert_eq!(outcomes[1], Outcome::Refused(Refusal::UnknownSession));
@@ -58,7 +59,7 @@ fn a_batch_has_one_outcome_for_each_command_and_is_not_atomic() {
 
 #[test]
 fn nested_and_oversized_batches_are_refused() {
-    let mut bench = Bench::empty(Limits { batch: 3, ..Limits::default() });
+    let mut bench = LedgerFixture::empty(LedgerLimits { batch: 3, ..LedgerLimits::default() });
     let bad = Outcome::Refused(Refusal::BadBatch);
     assert_eq!(bench.run(Command::Batch(vec![Command::Batch(Vec::new())])), bad);
     assert_eq!(bench.run(Command::Batch(vec![Command::OpenClient(NodeId(3))])), bad);
@@ -69,7 +70,7 @@ fn nested_and_oversized_batches_are_refused() {
 #[test]
 #[should_panic(expected = "applied twice")]
 fn an_entry_is_not_applied_twice() {
-    let mut bench = Bench::new();
+    let mut bench = LedgerFixture::new();
     let index = bench.ledger.applied();
-    bench.ledger.apply(index, &Entry { time: LedgerTime(0), submissions: Vec::new() });
+    bench.ledger.apply(index, &LedgerEntry { time: LedgerTime(0), submissions: Vec::new() });
 }

@@ -2,111 +2,112 @@ use super::*;
 
 #[test]
 fn a_first_step_opens_claims_seals_and_advances() {
-    let mut bench = Bench::new();
+    let mut bench = LedgerFixture::new();
     let chain = chain(&[('a', 100)]);
     let outcome = bench.step(step(1, &chain, 0, 1));
-    assert!(outcome.sealed && outcome.granted.is_some() && !outcome.must_restart);
-    assert_eq!(outcome.movement, Some(Movement::First));
+    assert!(outcome.sealed && outcome.granted.is_some() && !outcome.restart_from_root);
+    assert_eq!(outcome.movement, Some(HeadMovement::First));
     let session = bench.session(session(1));
     assert_eq!((session.owner, Some(session.epoch)), (Some(owner(1)), outcome.granted));
-    let extent = bench.extent(session.id);
+    let extent = bench.head_artifact(session.id);
     assert_eq!((extent.from(), extent.end().id, extent.bytes()), (Blocks(0), chain.head(), Bytes(10_000)));
 }
 
 #[test]
-fn steps_join_into_one_extent_that_keeps_waypoints_and_the_newest_boundaries() {
-    let mut bench = Bench::new();
+fn steps_merge_into_one_artifact_with_waypoints_and_newest_boundaries() {
+    let mut bench = LedgerFixture::new();
     let mut base = 0;
     for n in 1..=40 {
         let chain = chain(&[('a', n * 10)]);
         let outcome = bench.step(step(1, &chain, base, 1));
-        let movement = if n == 1 { Movement::First } else { Movement::FastForward };
+        let movement = if n == 1 { HeadMovement::First } else { HeadMovement::FastForward };
         assert_eq!((outcome.sealed, outcome.movement), (true, Some(movement)));
         base = n * 10;
     }
     assert_eq!(bench.ledger.artifact_count(), 1);
-    let kept: Vec<u64> = bench.extent(session(1)).boundaries.iter().map(|b| b.point.blocks.0).collect();
+    let kept: Vec<u64> = bench.head_artifact(session(1)).boundaries.iter().map(|b| b.point.blocks.0).collect();
     assert_eq!(kept, [64, 128, 192, 256, 320, 340, 350, 360, 370, 380, 384, 390, 400]);
 }
 
 #[test]
-fn the_same_commit_again_changes_nothing() {
-    let mut bench = Bench::new();
+fn a_repeated_commit_changes_nothing() {
+    let mut bench = LedgerFixture::new();
     let chain = chain(&[('a', 100)]);
     let first = bench.step(step(1, &chain, 0, 1));
     let (epoch, extents) = (bench.session(session(1)).epoch, bench.ledger.artifact_count());
     let again = bench.step(step(1, &chain, 0, 1));
-    assert_eq!(again.movement, Some(Movement::Unchanged));
+    assert_eq!(again.movement, Some(HeadMovement::Unchanged));
     assert_eq!(again.granted, first.granted);
     assert_eq!((bench.session(session(1)).epoch, bench.ledger.artifact_count()), (epoch, extents));
 }
 
 #[test]
-fn a_step_planned_on_an_old_view_does_not_fork() {
-    let mut bench = Bench::new();
+fn a_step_planned_on_a_stale_view_does_not_fork() {
+    let mut bench = LedgerFixture::new();
     let (one, two, three) = (chain(&[('a', 30)]), chain(&[('a', 50)]), chain(&[('a', 90)]));
     bench.step(step(1, &one, 0, 1));
     bench.step(step(1, &two, 30, 1));
     // The third step's router has not seen the second yet, but its chain goes through it.
     let outcome = bench.step(step(1, &three, 30, 1));
-    assert_eq!(outcome.movement, Some(Movement::FastForward));
+    assert_eq!(outcome.movement, Some(HeadMovement::FastForward));
     assert_eq!((bench.session(session(1)).heads.len(), bench.ledger.artifact_count()), (1, 1));
 }
 
 #[test]
-fn steps_that_diverge_are_two_heads_and_each_goes_on_by_itself() {
-    let mut bench = Bench::new();
+fn diverging_steps_become_two_heads_that_advance_independently() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
     bench.step(step(1, &chain(&[('a', 30), ('b', 10)]), 30, 1));
     let outcome = bench.step(step(1, &chain(&[('a', 30), ('c', 10)]), 30, 2));
-    assert_eq!(outcome.movement, Some(Movement::Diverged));
+    assert_eq!(outcome.movement, Some(HeadMovement::Diverged));
     assert_eq!(bench.session(session(1)).heads.len(), 2);
     let outcome = bench.step(step(1, &chain(&[('a', 30), ('b', 20)]), 40, 1));
-    assert_eq!(outcome.movement, Some(Movement::FastForward));
+    assert_eq!(outcome.movement, Some(HeadMovement::FastForward));
     assert_eq!(bench.session(session(1)).heads.len(), 2);
 }
 
 #[test]
-fn an_ancestor_of_a_head_changes_nothing() {
-    let mut bench = Bench::new();
+fn a_commit_of_an_ancestor_of_a_head_changes_nothing() {
+    let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
     bench.step(step(1, &chain(&[('a', 60)]), 30, 1));
     let outcome = bench.step(step(1, &chain(&[('a', 30)]), 0, 2));
-    assert_eq!(outcome.movement, Some(Movement::Unchanged));
+    assert_eq!(outcome.movement, Some(HeadMovement::Unchanged));
     assert_eq!(bench.session(session(1)).head().unwrap().point.blocks, Blocks(60));
 }
 
 #[test]
-fn a_rewritten_history_replaces_the_head_that_it_was_planned_on() {
-    let mut bench = Bench::new();
+fn a_rewritten_history_replaces_the_head_it_was_planned_on() {
+    let mut bench = LedgerFixture::new();
     let old = chain(&[('a', 200)]);
     bench.step(step(1, &old, 0, 1));
     let new = chain(&[('a', 150), ('b', 20)]);
     let located = bench.locate(Some(session(1)), &new);
-    assert_eq!(located.rewrites(), Some(old.head()));
-    assert_eq!(located.known(), Blocks(128));
-    let outcome = bench.step(StepCommit { replaces: located.rewrites(), ..step(1, &new, located.known().0, 1) });
-    assert_eq!(outcome.movement, Some(Movement::Replaced));
+    assert_eq!(located.replaced_head(), Some(old.head()));
+    assert_eq!(located.known_blocks(), Blocks(128));
+    let outcome =
+        bench.step(StepCommit { replaced_head: located.replaced_head(), ..step(1, &new, located.known_blocks().0, 1) });
+    assert_eq!(outcome.movement, Some(HeadMovement::Replaced));
     let session = bench.session(session(1));
     assert_eq!(session.heads.len(), 1);
     assert_eq!(session.head().unwrap().point.id, new.head());
 }
 
 #[test]
-fn a_rewrite_of_a_head_that_moved_meanwhile_becomes_a_second_head() {
-    let mut bench = Bench::new();
+fn a_rewrite_of_a_moved_head_becomes_a_second_head() {
+    let mut bench = LedgerFixture::new();
     let old = chain(&[('a', 100)]);
     bench.step(step(1, &old, 0, 1));
     bench.step(step(1, &chain(&[('a', 120)]), 100, 1));
     let new = chain(&[('a', 90), ('b', 20)]);
-    let outcome = bench.step(StepCommit { replaces: Some(old.head()), ..step(1, &new, 64, 1) });
-    assert_eq!(outcome.movement, Some(Movement::Diverged));
+    let outcome = bench.step(StepCommit { replaced_head: Some(old.head()), ..step(1, &new, 64, 1) });
+    assert_eq!(outcome.movement, Some(HeadMovement::Diverged));
     assert_eq!(bench.session(session(1)).heads.len(), 2);
 }
 
 #[test]
-fn heads_beyond_the_bound_go_the_coldest_first() {
-    let mut bench = Bench::empty(Limits { heads: 2, ..Limits::default() });
+fn the_coldest_head_is_dropped_at_the_bound() {
+    let mut bench = LedgerFixture::empty(LedgerLimits { heads: 2, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     for letter in ['b', 'c', 'd'] {
         bench.step(step(1, &chain(&[('a', 10), (letter, 5)]), 0, 1));
@@ -116,7 +117,7 @@ fn heads_beyond_the_bound_go_the_coldest_first() {
 }
 
 #[test]
-fn nothing_sealed_is_nothing_to_say() {
+fn a_step_that_sealed_no_blocks_has_no_commit() {
     let chain = chain(&[('a', 5)]);
     assert_eq!(Command::commit_step(StepCommit { sealed: Blocks(0), ..step(1, &chain, 0, 1) }), None);
     assert_eq!(Command::commit_step(StepCommit { sealed: Blocks(6), ..step(1, &chain, 0, 1) }), None);
@@ -125,35 +126,35 @@ fn nothing_sealed_is_nothing_to_say() {
 }
 
 #[test]
-fn a_base_that_is_not_known_asks_for_a_restart_from_the_root_which_succeeds() {
-    let mut bench = Bench::new();
+fn an_unknown_base_requests_a_restart_from_the_root_that_succeeds() {
+    let mut bench = LedgerFixture::new();
     let chain = chain(&[('a', 300)]);
     let outcome = bench.step(step(1, &chain, 250, 1));
-    assert!(outcome.must_restart && !outcome.sealed);
+    assert!(outcome.restart_from_root && !outcome.sealed);
     let outcome = bench.step(step(1, &chain, 0, 1));
-    assert!(outcome.sealed && !outcome.must_restart);
+    assert!(outcome.sealed && !outcome.restart_from_root);
 }
 
 #[test]
-fn a_commit_of_a_dead_life_is_refused_and_not_to_be_repeated() {
-    let mut bench = Bench::new();
+fn a_commit_of_a_stale_incarnation_is_refused_without_a_restart() {
+    let mut bench = LedgerFixture::new();
     let (one, two) = (chain(&[('a', 30)]), chain(&[('a', 60)]));
     bench.step(step(1, &one, 0, 1));
     bench.run(register(1, 2));
     let outcome = bench.step(step(1, &two, 30, 1));
-    assert!(!outcome.sealed && !outcome.must_restart);
+    assert!(!outcome.sealed && !outcome.restart_from_root);
     assert_eq!(bench.session(session(1)).head().unwrap().point.id, one.head());
 }
 
 #[test]
-fn an_intent_is_advice_until_its_step_commits_or_its_time_ends() {
-    let mut bench = Bench::new();
+fn an_intent_lasts_until_its_step_commits_or_it_expires() {
+    let mut bench = LedgerFixture::new();
     let (one, two) = (chain(&[('a', 30)]), chain(&[('a', 60)]));
     bench.step(step(1, &one, 0, 1));
     let intent = |router, step| {
         Command::Intent(SetIntent { session: session(1), base: one.head(), router: NodeId(router), step })
     };
-    let seen = |bench: &Bench| bench.ledger.intents(session(1)).map(|i| i.router.0).collect::<Vec<_>>();
+    let seen = |bench: &LedgerFixture| bench.ledger.intents(session(1)).map(|i| i.router.0).collect::<Vec<_>>();
     bench.run(intent(1, Some((owner(1), Micros(30_000_000)))));
     bench.run(intent(2, Some((owner(2), Micros(5_000_000)))));
     bench.run(intent(2, Some((owner(3), Micros(5_000_000)))));
@@ -161,7 +162,7 @@ fn an_intent_is_advice_until_its_step_commits_or_its_time_ends() {
     assert_eq!(bench.session(session(1)).owner, Some(owner(1)), "an intent owns nothing");
     bench.step(step(1, &two, 30, 1));
     assert_eq!(seen(&bench), [2], "the seal replaces it");
-    bench.pass(Micros(6_000_000));
+    bench.advance_time(Micros(6_000_000));
     assert_eq!(seen(&bench), Vec::<u64>::new());
     let root = SetIntent { session: session(1), base: one.root, router: NodeId(1), step: Some((owner(1), TTL)) };
     bench.run(Command::Intent(root));

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use vocabulary::{ArtifactId, GroupId};
 
 use super::*;
-use crate::boundaries::Boundaries;
-use crate::interned::Interned;
-use crate::sessions::Sessions;
-use crate::stored::{Artifacts, Stored};
+use crate::boundaries::BoundaryIndex;
+use crate::interned::OriginInterner;
+use crate::sessions::SessionTable;
+use crate::stored::{ArtifactTable, PackedArtifact};
 
 fn epochs() -> impl Strategy<Value = Epoch> {
     let index = prop_oneof![0..300u64, Just(u64::MAX)];
@@ -24,8 +24,8 @@ fn owners() -> impl Strategy<Value = Owner> {
     })
 }
 
-fn points() -> impl Strategy<Value = Point> {
-    (0..1u64 << 40, any::<u128>()).prop_map(|(blocks, id)| Point { blocks: Blocks(blocks), id: PrefixId(id) })
+fn points() -> impl Strategy<Value = PrefixPoint> {
+    (0..1u64 << 40, any::<u128>()).prop_map(|(blocks, id)| PrefixPoint { blocks: Blocks(blocks), id: PrefixId(id) })
 }
 
 /// Points that rise from `from` on.
@@ -41,8 +41,8 @@ fn replicas() -> impl Strategy<Value = Vec<Replica>> {
     })
 }
 
-fn origin() -> Arc<Origin> {
-    Arc::new(Origin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() })
+fn origin() -> Arc<KvOrigin> {
+    Arc::new(KvOrigin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() })
 }
 
 prop_compose! {
@@ -55,13 +55,13 @@ prop_compose! {
         replicas in replicas(),
         (group, touched, pinned) in (prop::option::of(any::<u128>()), any::<u64>(), any::<bool>()),
     ) -> Artifact {
-        let parent = parent.map(|(artifact, at)| Attached { artifact: ArtifactId(artifact), at });
+        let parent = parent.map(|(artifact, at)| ParentPoint { artifact: ArtifactId(artifact), at });
         let mut blocks = parent.map_or(Blocks::ZERO, |parent| parent.at.blocks);
         let boundaries = kept.into_iter().map(|(step, id, epoch)| {
             blocks += Blocks(step);
-            Boundary { point: Point { blocks, id: PrefixId(id) }, epoch }
+            Boundary { point: PrefixPoint { blocks, id: PrefixId(id) }, epoch }
         });
-        let pinned = if pinned { Pinned::Yes } else { Pinned::No };
+        let pinned = if pinned { PinFlag::Yes } else { PinFlag::No };
         Artifact {
             id: ArtifactId(id),
             origin: origin(),
@@ -109,13 +109,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_packed_extent_unpacks_to_itself(artifact in artifacts(), other in any::<u128>()) {
-        let stored = Stored::pack(&artifact);
+    fn a_packed_artifact_unpacks_to_itself(artifact in artifacts(), other in any::<u128>()) {
+        let stored = PackedArtifact::pack(&artifact);
         prop_assert_eq!(&stored.unpack(artifact.id), &artifact);
         for prefix in artifact.boundaries.iter().map(|boundary| boundary.point.id).chain([PrefixId(other)]) {
             let point = artifact.boundaries.iter().map(|boundary| boundary.point).find(|point| point.id == prefix);
-            let kept = stored.kept(artifact.id, prefix);
-            prop_assert_eq!(kept.map(|kept| kept.at), point);
+            let kept = stored.boundary(artifact.id, prefix);
+            prop_assert_eq!(kept.map(|kept| kept.point), point);
             if let Some(kept) = kept {
                 prop_assert_eq!((kept.id, kept.owner, kept.epoch), (artifact.id, artifact.owner, artifact.epoch));
                 prop_assert_eq!(kept.has_children(), !artifact.children.is_empty());
@@ -125,13 +125,13 @@ proptest! {
     }
 
     #[test]
-    fn sessions_come_out_of_their_table_and_its_bytes_as_they_went_in(all in prop::collection::vec(sessions(), 0..20)) {
-        let table: Sessions = all.iter().cloned().collect();
+    fn the_session_table_and_its_encoding_round_trip(all in prop::collection::vec(sessions(), 0..20)) {
+        let table: SessionTable = all.iter().cloned().collect();
         let plain: std::collections::BTreeMap<_, _> = all.iter().map(|session| (session.id, session.clone())).collect();
         prop_assert!(table.iter().eq(plain.values().cloned()));
         let bytes = rmp_serde::to_vec(&table).unwrap();
         prop_assert_eq!(&bytes, &rmp_serde::to_vec(&plain).unwrap(), "as plain records would be");
-        let mut read: Sessions = rmp_serde::from_slice(&bytes).unwrap();
+        let mut read: SessionTable = rmp_serde::from_slice(&bytes).unwrap();
         prop_assert_eq!((&read, read.digest), (&table, table.digest));
         for session in &all {
             prop_assert_eq!(read.get(session.id), plain.get(&session.id).cloned());
@@ -143,10 +143,10 @@ proptest! {
     }
 
     #[test]
-    fn a_table_of_extents_is_read_as_it_was_written(all in prop::collection::vec(artifacts(), 0..20)) {
-        let table: Artifacts = all.iter().cloned().collect();
+    fn the_artifact_table_encoding_round_trips(all in prop::collection::vec(artifacts(), 0..20)) {
+        let table: ArtifactTable = all.iter().cloned().collect();
         let bytes = rmp_serde::to_vec(&table).unwrap();
-        let read: Artifacts = rmp_serde::from_slice(&bytes).unwrap();
+        let read: ArtifactTable = rmp_serde::from_slice(&bytes).unwrap();
         prop_assert_eq!(&read, &table);
         prop_assert_eq!(rmp_serde::to_vec(&read).unwrap(), bytes);
         let ids: Vec<_> = read.iter().map(|artifact| artifact.id).collect();
@@ -157,9 +157,9 @@ proptest! {
     }
 
     #[test]
-    fn an_extent_is_written_as_a_plain_record_would_be(artifact in artifacts()) {
+    fn an_artifact_is_encoded_as_a_plain_record(artifact in artifacts()) {
         // The table's own bytes: one entry, its id, then the record.
-        let table: Artifacts = [artifact.clone()].into_iter().collect();
+        let table: ArtifactTable = [artifact.clone()].into_iter().collect();
         let plain = std::collections::BTreeMap::from([(artifact.id, artifact)]);
         prop_assert_eq!(rmp_serde::to_vec(&table).unwrap(), rmp_serde::to_vec(&plain).unwrap());
     }
@@ -167,56 +167,56 @@ proptest! {
 
 /// Extents whose ids share their upper half cannot be told apart by the index alone.
 #[test]
-fn a_boundary_is_found_by_its_whole_name_even_where_half_of_it_is_shared() {
+fn a_boundary_lookup_compares_the_full_prefix_id() {
     let twin = |low: u128, kept: u128| {
-        let point = Point { blocks: Blocks(64), id: PrefixId(kept) };
+        let point = PrefixPoint { blocks: Blocks(64), id: PrefixId(kept) };
         let boundaries = vec![Boundary { point, epoch: Epoch::default() }];
         Artifact { boundaries, ..Artifact::empty(ArtifactId(7 << 64 | low), origin()) }
     };
     // The same upper half of the extents' ids and of the prefixes.
     let twins = [twin(1, 5 << 64 | 1), twin(2, 5 << 64 | 2), twin(3, 5 << 64 | 3)];
-    let table: Artifacts = twins.iter().cloned().collect();
-    let mut index = Boundaries::default();
+    let table: ArtifactTable = twins.iter().cloned().collect();
+    let mut index = BoundaryIndex::default();
     for artifact in &twins {
         index.insert(artifact.boundaries[0].point.id, scope(), artifact.id);
     }
     for artifact in &twins {
         assert_eq!(
-            index.keeper(artifact.boundaries[0].point.id, scope(), &table).map(|found| found.id),
+            index.find(artifact.boundaries[0].point.id, scope(), &table).map(|found| found.id),
             Some(artifact.id)
         );
     }
-    assert!(index.keeper(PrefixId(5 << 64 | 4), scope(), &table).is_none());
+    assert!(index.find(PrefixId(5 << 64 | 4), scope(), &table).is_none());
     let elsewhere = Scope::of(&TenantId("other".into()), KvFormat(0));
-    assert!(index.keeper(PrefixId(5 << 64 | 1), elsewhere, &table).is_none(), "nothing is looked up across tenants");
+    assert!(index.find(PrefixId(5 << 64 | 1), elsewhere, &table).is_none(), "nothing is looked up across tenants");
 }
 
 #[test]
-fn equal_origins_are_kept_once_and_given_back_with_the_last_extent() {
-    let mut interned = Interned::default();
+fn equal_origins_are_interned_and_released_with_their_last_artifact() {
+    let mut interned = OriginInterner::default();
     let (mut first, mut second) = (origin(), origin());
-    interned.share(&mut first);
-    interned.share(&mut second);
+    interned.intern(&mut first);
+    interned.intern(&mut second);
     assert!(Arc::ptr_eq(&first, &second));
-    let different = Origin { shape: KvShape { block_bytes: Bytes(1), ..shape() }, ..(*first).clone() };
+    let different = KvOrigin { shape: KvShape { block_bytes: Bytes(1), ..shape() }, ..(*first).clone() };
     let mut third = Arc::new(different);
-    interned.share(&mut third);
+    interned.intern(&mut third);
     assert!(!Arc::ptr_eq(&first, &third), "the same root and scope, but other blocks");
     interned.release(&third);
     interned.release(&first);
     let mut fourth = origin();
-    interned.share(&mut fourth);
+    interned.intern(&mut fourth);
     assert!(Arc::ptr_eq(&fourth, &second), "somebody still holds it");
     interned.release(&second);
     interned.release(&fourth);
     let mut fifth = origin();
-    interned.share(&mut fifth);
+    interned.intern(&mut fifth);
     assert!(!Arc::ptr_eq(&fifth, &second), "nobody held it any more");
 }
 
 #[test]
-fn sessions_of_one_tenant_and_model_share_the_names() {
-    let mut bench = Bench::new();
+fn sessions_of_one_tenant_and_model_share_their_names() {
+    let mut bench = LedgerFixture::new();
     for id in 1..=2 {
         bench.step(step(id, &chain(&[('a', 30 + id as u64)]), 0, 1));
     }
@@ -229,8 +229,8 @@ fn sessions_of_one_tenant_and_model_share_the_names() {
 }
 
 #[test]
-fn an_extent_with_very_many_references_keeps_them_all() {
-    let mut bench = Bench::new();
+fn an_artifact_with_very_many_references_round_trips() {
+    let mut bench = LedgerFixture::new();
     for id in 0..200 {
         bench.step(step(id, &chain(&[('a', 64), ((b'b' + (id % 20) as u8) as char, 1 + id as u64)]), 0, 1));
     }

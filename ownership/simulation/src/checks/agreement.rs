@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use consensus::Applied;
-use ledger::{Entry, Ledger, Outcome, invariants};
+use consensus::AppliedEntry;
+use ledger::{Ledger, LedgerEntry, Outcome, invariants};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::book::{Broken, Checked};
-use crate::checks::order::Leadership;
+use crate::book::{PropertyResult, PropertyViolation};
+use crate::checks::order::TermLeader;
 use crate::ensure;
 
 const STATES: &str = "at equal applied index, state hashes are equal";
@@ -19,22 +19,22 @@ const OUTCOMES: &str = "at equal index, every node has the same outcomes";
 const HASH_EVERY: u64 = 8;
 
 #[derive(Debug)]
-struct Slot {
-    leadership: Leadership,
-    entry: Option<Entry>,
+struct LogSlot {
+    leadership: TermLeader,
+    entry: Option<LedgerEntry>,
     outcomes: Vec<Outcome>,
     state: Option<u128>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Agreement {
-    slots: BTreeMap<u64, Slot>,
+pub(crate) struct AgreementCheck {
+    slots: BTreeMap<u64, LogSlot>,
     newest: Ledger,
 }
 
-impl Agreement {
+impl AgreementCheck {
     /// A node applied an entry. True when it is the first to do so.
-    pub(crate) fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Result<bool, Broken> {
+    pub(crate) fn on_applied(&mut self, node: u64, applied: &AppliedEntry<'_>) -> Result<bool, PropertyViolation> {
         let index = applied.id.index;
         let leadership = (applied.id.leader_id.term, applied.id.leader_id.node_id);
         let state = index.is_multiple_of(HASH_EVERY).then(|| applied.ledger.state_hash());
@@ -59,20 +59,20 @@ impl Agreement {
         )?;
         let sound =
             invariants::check(applied.ledger).and_then(|()| invariants::check_step(&self.newest, applied.ledger));
-        sound.map_err(|violation| Broken {
+        sound.map_err(|violation| PropertyViolation {
             check: violation.invariant,
             detail: format!("after entry {index} at node {node}: {}", violation.detail),
         })?;
         self.newest = applied.ledger.clone();
         self.slots.insert(
             index,
-            Slot { leadership, entry: applied.entry.cloned(), outcomes: applied.outcomes.to_vec(), state },
+            LogSlot { leadership, entry: applied.entry.cloned(), outcomes: applied.outcomes.to_vec(), state },
         );
         Ok(true)
     }
 
     /// A node replaced its state by a snapshot's.
-    pub(crate) fn installed(&self, node: u64, ledger: &Ledger) -> Checked {
+    pub(crate) fn on_installed(&self, node: u64, ledger: &Ledger) -> PropertyResult {
         let index = ledger.applied();
         let known = self.slots.get(&index).and_then(|slot| slot.state);
         ensure!(

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 
 /// Which nodes surely keep an entry.
-pub(crate) type Keepers = BTreeMap<u64, bool>;
+pub(crate) type DurableCopies = BTreeMap<u64, bool>;
 
 /// Checks that a quorum of each set of voters keeps entry `index`.
-pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &Keepers) -> Checked {
+pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &DurableCopies) -> PropertyResult {
     let has_quorum = |set: &BTreeSet<u64>| {
         let kept = set.iter().filter(|node| keepers.get(node).copied().unwrap_or(false)).count();
         kept * 2 > set.len()
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_majority_of_every_set_must_keep_it() {
+    fn a_majority_of_every_voter_set_must_have_the_entry() {
         let keepers = BTreeMap::from([(1, true), (2, true), (3, false), (4, false)]);
         assert_eq!(check(1, &[BTreeSet::from([1, 2, 3])], &keepers), Ok(()));
         assert!(check(1, &[BTreeSet::from([1, 3, 4])], &keepers).is_err());

@@ -5,27 +5,27 @@ use std::collections::BTreeMap;
 use ledger::{AdmitNode, Command, Outcome};
 use vocabulary::NodeId;
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const ONCE: &str = "a node's id is given once";
 
 #[derive(Debug, Default)]
-pub(crate) struct Ids {
-    given: BTreeMap<u128, NodeId>,
+pub(crate) struct NodeIdCheck {
+    id_by_nonce: BTreeMap<u128, NodeId>,
     last: NodeId,
 }
 
-impl Ids {
-    pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+impl NodeIdCheck {
+    pub(crate) fn on_applied(&mut self, command: &Command, outcome: &Outcome) -> PropertyResult {
         let (Command::AdmitNode(AdmitNode { nonce, .. }), Outcome::Admitted { node }) = (command, outcome) else {
             return Ok(());
         };
-        if let Some(first) = self.given.get(nonce) {
+        if let Some(first) = self.id_by_nonce.get(nonce) {
             return ensure!(first == node, ONCE, "folder {nonce} was given {first}, then {node}");
         }
         let last = std::mem::replace(&mut self.last, *node);
-        self.given.insert(*nonce, *node);
+        self.id_by_nonce.insert(*nonce, *node);
         ensure!(last < *node, ONCE, "folder {nonce} was given {node} after {last} had been given")
     }
 }
@@ -35,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_keeps_its_id_and_no_other_folder_gets_it() {
-        let mut ids = Ids::default();
+    fn a_node_id_belongs_to_one_data_directory() {
+        let mut ids = NodeIdCheck::default();
         let mut admit = |nonce, node| {
             let command = Command::AdmitNode(AdmitNode { nonce, address: "a:1".into() });
-            ids.applied(&command, &Outcome::Admitted { node: NodeId(node) })
+            ids.on_applied(&command, &Outcome::Admitted { node: NodeId(node) })
         };
         assert_eq!([admit(7, 2), admit(8, 3), admit(7, 2), admit(9, 4)], [Ok(()), Ok(()), Ok(()), Ok(())]);
         assert!(admit(8, 5).is_err() && admit(10, 4).is_err() && admit(11, 3).is_err());

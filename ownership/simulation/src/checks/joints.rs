@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::book::Checked;
-use crate::checks::order::Leadership;
+use crate::book::PropertyResult;
+use crate::checks::order::TermLeader;
 use crate::ensure;
 
 const FINISHED: &str = "whoever leads finishes a change of the voters";
 
 /// So often a leader may have committed something more, four times a second at most, and still have two sets of voters.
-const MOST: u32 = 60;
+const MAX_COMMITS_IN_JOINT: u32 = 60;
 
 /// What a leader says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Leads {
-    pub(crate) leadership: Leadership,
+pub(crate) struct LeaderReport {
+    pub(crate) leadership: TermLeader,
     /// The entry that made its membership a joint one, if it is.
     pub(crate) joint: Option<u64>,
     /// The last entry that it knows to be committed.
@@ -23,10 +23,10 @@ pub(crate) struct Leads {
 
 /// Joint configurations of leaders, and how often each was seen with something new committed.
 #[derive(Debug, Default)]
-pub(crate) struct Joints(BTreeMap<u64, (Leads, u32)>);
+pub(crate) struct JointConfigCheck(BTreeMap<u64, (LeaderReport, u32)>);
 
-impl Joints {
-    pub(crate) fn check(&mut self, node: u64, now: Option<Leads>) -> Checked {
+impl JointConfigCheck {
+    pub(crate) fn check(&mut self, node: u64, now: Option<LeaderReport>) -> PropertyResult {
         let Some(now) = now.filter(|now| now.joint.is_some()) else {
             self.0.remove(&node);
             return Ok(());
@@ -34,7 +34,7 @@ impl Joints {
         let before = self.0.get(&node).filter(|(then, _)| (then.leadership, then.joint) == (now.leadership, now.joint));
         let seen = before.map_or(0, |(then, seen)| seen + u32::from(then.committed < now.committed));
         self.0.insert(node, (now, seen));
-        ensure!(seen <= MOST, FINISHED, "node {node} leads {now:?} with two sets of voters")
+        ensure!(seen <= MAX_COMMITS_IN_JOINT, FINISHED, "node {node} leads {now:?} with two sets of voters")
     }
 }
 
@@ -43,15 +43,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_leader_that_commits_and_leaves_its_joint_membership_as_it_is_is_found() {
-        let at = |joint, committed| Some(Leads { leadership: (1, 1), joint, committed });
-        let mut joints = Joints::default();
+    fn a_leader_that_commits_but_leaves_a_joint_membership_is_a_violation() {
+        let at = |joint, committed| Some(LeaderReport { leadership: (1, 1), joint, committed });
+        let mut joints = JointConfigCheck::default();
         for n in 0..1_000 {
             assert_eq!(joints.check(1, at(Some(7), 9)), Ok(()), "nothing can be committed");
             assert_eq!(joints.check(2, at(None, n)), Ok(()));
             assert_eq!(joints.check(3, at(Some(n), n)), Ok(()), "every one is finished");
         }
         let found = (0..100).position(|n| joints.check(4, at(Some(7), 9 + n)).is_err());
-        assert_eq!(found, Some(MOST as usize + 1));
+        assert_eq!(found, Some(MAX_COMMITS_IN_JOINT as usize + 1));
     }
 }

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ledger::{Command, Entry, Outcome};
+use ledger::{Command, LedgerEntry, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
-use crate::book::Checked;
-use crate::checks::order::Leadership;
+use crate::book::PropertyResult;
+use crate::checks::order::TermLeader;
 use crate::ensure;
 use crate::node::LEASE;
 use crate::runtime::true_time;
@@ -19,59 +19,59 @@ use crate::runtime::true_time;
 const BORROWED: &str = "the ledger's clock keeps up with its leader's";
 const EARLY: &str = "no lease ends early on the holder's clock";
 
-type Life = (WorkerId, Incarnation);
+type LeaseHolder = (WorkerId, Incarnation);
 
 #[derive(Debug, Default)]
-pub(crate) struct Leases {
+pub(crate) struct LeaseCheck {
     /// When entries with this time were proposed: the first of them.
-    proposed: BTreeMap<LedgerTime, Duration>,
+    proposed_at: BTreeMap<LedgerTime, Duration>,
     /// The highest office that anybody took.
-    office: Leadership,
-    promised: BTreeMap<Life, Duration>,
-    lives: BTreeMap<WorkerId, Incarnation>,
+    leadership: TermLeader,
+    promised_until: BTreeMap<LeaseHolder, Duration>,
+    incarnations: BTreeMap<WorkerId, Incarnation>,
     ending: BTreeSet<WorkerId>,
     /// When the entry that is being applied was proposed.
-    entry: Option<Duration>,
+    entry_proposed_at: Option<Duration>,
 }
 
 /// The shortest true time that a lease may last: a leader's clock may run fast, by 2 % at most.
-fn shortest() -> Duration {
+fn min_lease() -> Duration {
     LEASE.mul_f64(0.97)
 }
 
-impl Leases {
-    pub(crate) fn proposed(&mut self, time: LedgerTime, office: Leadership) {
-        self.office = self.office.max(office);
-        self.proposed.entry(time).or_insert_with(true_time);
+impl LeaseCheck {
+    pub(crate) fn on_entry_proposed(&mut self, time: LedgerTime, office: TermLeader) {
+        self.leadership = self.leadership.max(office);
+        self.proposed_at.entry(time).or_insert_with(true_time);
     }
 
-    pub(crate) fn reported(&mut self, life: Life, office: Leadership) {
-        if office >= self.office && !self.ending.contains(&life.0) {
-            self.promise(life, true_time());
+    pub(crate) fn on_liveness_report(&mut self, life: LeaseHolder, office: TermLeader) {
+        if office >= self.leadership && !self.ending.contains(&life.0) {
+            self.extend_promise(life, true_time());
         }
     }
 
-    pub(crate) fn ending(&mut self, worker: WorkerId) {
+    pub(crate) fn on_expiry_proposed(&mut self, worker: WorkerId) {
         self.ending.insert(worker);
     }
 
-    fn promise(&mut self, life: Life, since: Duration) {
-        let until = since + shortest();
-        let promised = self.promised.entry(life).or_insert(until);
+    fn extend_promise(&mut self, life: LeaseHolder, since: Duration) {
+        let until = since + min_lease();
+        let promised = self.promised_until.entry(life).or_insert(until);
         *promised = until.max(*promised);
     }
 
     /// An entry is applied for the first time, and brings the ledger's clock to `now`. Behind the leader's clock, it
     /// would catch up later, faster than time passes, and whatever is granted here would end early.
-    pub(crate) fn applying(&mut self, entry: &Entry, now: LedgerTime) -> Checked {
-        self.entry = self.proposed.get(&entry.time).copied();
+    pub(crate) fn before_apply(&mut self, entry: &LedgerEntry, now: LedgerTime) -> PropertyResult {
+        self.entry_proposed_at = self.proposed_at.get(&entry.time).copied();
         ensure!(entry.time <= now, BORROWED, "an entry of {} is applied at {now}", entry.time)
     }
 
-    pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+    pub(crate) fn on_applied(&mut self, command: &Command, outcome: &Outcome) -> PropertyResult {
         match (command, outcome) {
             (Command::RegisterWorker(worker), Outcome::Granted { .. }) => {
-                self.lives.insert(worker.worker, worker.incarnation);
+                self.incarnations.insert(worker.worker, worker.incarnation);
                 if worker.ttl.duration() >= LEASE {
                     self.renew((worker.worker, worker.incarnation));
                 }
@@ -80,22 +80,22 @@ impl Leases {
                 let renewed = renewal.alive.iter().filter(|(worker, _)| !refused.contains(worker));
                 renewed.for_each(|life| self.renew(*life));
             }
-            (Command::Expire(expire), Outcome::Done) => return self.ended(expire.worker),
+            (Command::Expire(expire), Outcome::Done) => return self.check_expiry(expire.worker),
             _ => {}
         }
         Ok(())
     }
 
-    fn renew(&mut self, life: Life) {
+    fn renew(&mut self, life: LeaseHolder) {
         self.ending.remove(&life.0);
-        if let Some(since) = self.entry {
-            self.promise(life, since);
+        if let Some(since) = self.entry_proposed_at {
+            self.extend_promise(life, since);
         }
     }
 
-    fn ended(&self, worker: WorkerId) -> Checked {
-        let life = self.lives.get(&worker).map(|incarnation| (worker, *incarnation));
-        let promised = life.and_then(|life| self.promised.get(&life)).copied().unwrap_or_default();
+    fn check_expiry(&self, worker: WorkerId) -> PropertyResult {
+        let life = self.incarnations.get(&worker).map(|incarnation| (worker, *incarnation));
+        let promised = life.and_then(|life| self.promised_until.get(&life)).copied().unwrap_or_default();
         let now = true_time();
         ensure!(promised <= now, EARLY, "{worker} was promised its lease until {promised:?}, it ended at {now:?}")
     }

@@ -1,24 +1,24 @@
 //! No node is given what its release cannot read: neither in an entry nor in a snapshot.
 
-use consensus::{Levels, Unreadable};
-use ledger::{Entry, Ledger};
+use consensus::{SupportedLevels, UnsupportedLevel};
+use ledger::{Ledger, LedgerEntry};
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const READABLE: &str = "no node is given what its release cannot read";
 
-pub(crate) fn check_entry(node: u64, levels: Levels, entry: &Entry) -> Checked {
+pub(crate) fn check_entry(node: u64, levels: SupportedLevels, entry: &LedgerEntry) -> PropertyResult {
     let read = levels.check(entry);
     ensure!(read.is_ok(), READABLE, "node {node}: {read:?}")
 }
 
 /// A node was given what it could not read, and stopped there.
-pub(crate) fn given(node: u64, unreadable: Unreadable) -> Checked {
+pub(crate) fn unreadable_violation(node: u64, unreadable: UnsupportedLevel) -> PropertyResult {
     ensure!(false, READABLE, "node {node}: {unreadable}")
 }
 
-pub(crate) fn check_state(node: u64, levels: Levels, ledger: &Ledger) -> Checked {
+pub(crate) fn check_state(node: u64, levels: SupportedLevels, ledger: &Ledger) -> PropertyResult {
     ensure!(
         levels.contains(ledger.level()),
         READABLE,
@@ -35,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_and_a_snapshot_of_a_newer_release_are_found() {
-        let (old, new) = (Levels { lowest: 1, highest: 1 }, Levels { lowest: 1, highest: 2 });
+    fn an_entry_or_snapshot_of_a_newer_release_is_a_violation() {
+        let (old, new) = (SupportedLevels { lowest: 1, highest: 1 }, SupportedLevels { lowest: 1, highest: 2 });
         let command = Command::RaiseLevel(2);
         let submissions = vec![Submission { client: ClientId(1), serial: ClientSerial(1), command }];
-        let entry = Entry { time: LedgerTime(0), submissions };
+        let entry = LedgerEntry { time: LedgerTime(0), submissions };
         assert_eq!(check_entry(1, new, &entry), Ok(()));
         assert!(check_entry(1, old, &entry).is_err());
         let mut ledger = Ledger::default();
@@ -50,7 +50,7 @@ mod tests {
             command: Command::OpenClient(vocabulary::NodeId(1)),
         };
         let submissions = [vec![open], entry.submissions].concat();
-        ledger.apply(1, &Entry { time: LedgerTime(0), submissions });
+        ledger.apply(1, &LedgerEntry { time: LedgerTime(0), submissions });
         assert!(check_state(1, old, &ledger).is_err() && check_state(1, new, &ledger).is_ok());
     }
 }

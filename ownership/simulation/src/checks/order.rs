@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 use crate::process::Pid;
 
@@ -13,7 +13,7 @@ const RECOVERED: &str = "a restarted node shows what it had committed";
 const RESTART: &str = "what a node wrote brings it up again";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Marks {
+pub(crate) struct LogProgress {
     pub(crate) purged: u64,
     pub(crate) snapshot: u64,
     pub(crate) applied: u64,
@@ -22,15 +22,15 @@ pub(crate) struct Marks {
     pub(crate) last: u64,
 }
 
-pub(crate) fn check(node: u64, marks: Marks) -> Checked {
-    let Marks { purged, snapshot, applied, committed, last } = marks;
+pub(crate) fn check(node: u64, marks: LogProgress) -> PropertyResult {
+    let LogProgress { purged, snapshot, applied, committed, last } = marks;
     let ordered = purged <= snapshot && snapshot <= applied && applied <= committed && committed <= last;
     ensure!(ordered, ORDER, "node {node}: {marks:?}")
 }
 
 /// What a restarted node finds must reach from its snapshot to what it had committed.
-pub(crate) fn check_restart(node: u64, marks: Marks) -> Checked {
-    let Marks { purged, snapshot, committed, last, .. } = marks;
+pub(crate) fn check_restart(node: u64, marks: LogProgress) -> PropertyResult {
+    let LogProgress { purged, snapshot, committed, last, .. } = marks;
     ensure!(
         purged <= snapshot,
         RESTART,
@@ -41,28 +41,28 @@ pub(crate) fn check_restart(node: u64, marks: Marks) -> Checked {
 }
 
 /// A leadership: the term, and the node that leads in it. Two nodes may lead in one term, the second over the first.
-pub(crate) type Leadership = (u64, u64);
+pub(crate) type TermLeader = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(crate) struct Leaders(BTreeMap<Leadership, Pid>);
+pub(crate) struct LeaderCheck(BTreeMap<TermLeader, Pid>);
 
-impl Leaders {
-    pub(crate) fn check(&mut self, leadership: Leadership, process: Pid) -> Checked {
+impl LeaderCheck {
+    pub(crate) fn check(&mut self, leadership: TermLeader, process: Pid) -> PropertyResult {
         let first = *self.0.entry(leadership).or_insert(process);
         ensure!(first == process, LEADERS, "two lives of node {} lead in term {}", leadership.1, leadership.0)
     }
 }
 
 /// Checks what a node shows when it came up: everything that it knew to be committed.
-pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> Checked {
+pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> PropertyResult {
     ensure!(committed <= applied, RECOVERED, "node {node} shows {applied}, it had committed {committed}")
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Views(BTreeMap<(u64, u64), u64>);
+pub(crate) struct ViewOrderCheck(BTreeMap<(u64, u64), u64>);
 
-impl Views {
-    pub(crate) fn check(&mut self, life: (u64, u64), applied: u64) -> Checked {
+impl ViewOrderCheck {
+    pub(crate) fn check(&mut self, life: (u64, u64), applied: u64) -> PropertyResult {
         let before = self.0.insert(life, applied).unwrap_or(0);
         ensure!(before <= applied, FORWARD, "node {} went from {before} to {applied}", life.0)
     }
@@ -73,32 +73,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_out_of_order_is_found() {
-        let good = Marks { purged: 1, snapshot: 2, applied: 3, committed: 4, last: 5 };
+    fn every_misordered_pair_of_log_marks_is_a_violation() {
+        let good = LogProgress { purged: 1, snapshot: 2, applied: 3, committed: 4, last: 5 };
         assert_eq!(check(1, good), Ok(()));
         for bad in [
-            Marks { purged: 3, ..good },
-            Marks { snapshot: 4, ..good },
-            Marks { applied: 5, ..good },
-            Marks { committed: 6, ..good },
+            LogProgress { purged: 3, ..good },
+            LogProgress { snapshot: 4, ..good },
+            LogProgress { applied: 5, ..good },
+            LogProgress { committed: 6, ..good },
         ] {
             assert_eq!(check(1, bad).unwrap_err().check, ORDER);
         }
     }
 
     #[test]
-    fn a_restart_needs_snapshot_and_log_to_meet() {
-        let good = Marks { purged: 3, snapshot: 3, applied: 0, committed: 7, last: 9 };
+    fn a_restarted_log_must_meet_its_snapshot() {
+        let good = LogProgress { purged: 3, snapshot: 3, applied: 0, committed: 7, last: 9 };
         assert_eq!(check_restart(1, good), Ok(()));
-        assert!(check_restart(1, Marks { snapshot: 2, ..good }).is_err());
-        assert!(check_restart(1, Marks { last: 6, ..good }).is_err());
+        assert!(check_restart(1, LogProgress { snapshot: 2, ..good }).is_err());
+        assert!(check_restart(1, LogProgress { last: 6, ..good }).is_err());
     }
 
     #[test]
-    fn a_leadership_that_outlives_its_process_is_found() {
+    fn a_leadership_that_outlives_its_process_is_a_violation() {
         crate::process::reset();
         let (first, second) = (crate::process::begin(0), crate::process::begin(0));
-        let mut leaders = Leaders::default();
+        let mut leaders = LeaderCheck::default();
         assert_eq!(leaders.check((1, 1), first), Ok(()));
         assert_eq!(leaders.check((1, 1), first), Ok(()));
         assert_eq!(leaders.check((1, 2), second), Ok(()));
@@ -107,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn a_view_that_goes_back_is_found() {
-        let mut views = Views::default();
+    fn a_view_that_goes_back_is_a_violation() {
+        let mut views = ViewOrderCheck::default();
         assert_eq!(views.check((1, 1), 5), Ok(()));
         assert_eq!(views.check((1, 2), 3), Ok(()));
         assert!(views.check((1, 1), 4).is_err());

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use ledger::{Outcome, Refusal, Submission};
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::book::Broken;
+use crate::book::PropertyViolation;
 use crate::ensure;
 
 const CHECK: &str = "a replayed serial returns the first outcome";
 
 #[derive(Debug, Default)]
-pub(crate) struct Serials(BTreeMap<(ClientId, ClientSerial), Outcome>);
+pub(crate) struct SerialCheck(BTreeMap<(ClientId, ClientSerial), Outcome>);
 
-impl Serials {
-    pub(crate) fn applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, Broken> {
+impl SerialCheck {
+    pub(crate) fn on_applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, PropertyViolation> {
         let key = (submission.client, submission.serial);
         // Before a client opens nothing is executed, so nothing is remembered.
         let unopened = matches!(outcome, Outcome::Refused(Refusal::UnknownClient));

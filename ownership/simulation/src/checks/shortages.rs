@@ -1,16 +1,16 @@
 //! A process that lacks file handles, memory or threads for a while waits for them: it stops for nothing that passes.
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const STOPPED: &str = "a shortage stops no node";
 
 /// EAGAIN, ENOMEM, EMFILE.
-const SHORT: [i32; 3] = [11, 12, 24];
+const SHORTAGE_ERRNOS: [i32; 3] = [11, 12, 24];
 
 /// Checks why a node's Raft has ended.
-pub(crate) fn check(node: u64, why: &str) -> Checked {
-    let is_short = SHORT.iter().any(|error| why.contains(&format!("(os error {error})")));
+pub(crate) fn check(node: u64, why: &str) -> PropertyResult {
+    let is_short = SHORTAGE_ERRNOS.iter().any(|error| why.contains(&format!("(os error {error})")));
     ensure!(!is_short, STOPPED, "node {node}: {why}")
 }
 
@@ -19,8 +19,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_passes_may_not_stop_a_node() {
-        for error in SHORT {
+    fn a_transient_shortage_must_not_stop_a_node() {
+        for error in SHORTAGE_ERRNOS {
             assert!(check(1, &format!("when Write: {}", std::io::Error::from_raw_os_error(error))).is_err());
         }
         assert_eq!(check(1, &format!("when Write: {}", std::io::Error::from_raw_os_error(28))), Ok(()));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const BOUNDED: &str = "a bounded read is no older than its bound";
@@ -10,18 +10,18 @@ const STATED: &str = "a stated staleness is true";
 
 /// What somebody says of a view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Claim {
+pub(crate) enum StalenessClaim {
     /// A read that began then asked for this bound.
-    Within(Duration),
+    BoundedRead(Duration),
     /// It is so old at most.
-    Age(Duration),
+    StatedStaleness(Duration),
 }
 
 /// The highest index that had been acknowledged by a time.
 #[derive(Debug, Default)]
-pub(crate) struct Acknowledged(Vec<(Duration, u64)>);
+pub(crate) struct AcknowledgedIndexes(Vec<(Duration, u64)>);
 
-impl Acknowledged {
+impl AcknowledgedIndexes {
     /// Somebody is told that this entry is applied.
     pub(crate) fn add(&mut self, now: Duration, index: u64) {
         if index > self.last() {
@@ -33,18 +33,18 @@ impl Acknowledged {
         self.0.last().map_or(0, |(_, index)| *index)
     }
 
-    fn before(&self, time: Duration) -> u64 {
+    fn last_before(&self, time: Duration) -> u64 {
         let known = self.0.partition_point(|(at, _)| *at < time);
         known.checked_sub(1).and_then(|last| self.0.get(last)).map_or(0, |(_, index)| *index)
     }
 
     /// Checks a claim, seen from `since`, about a view that shows `applied`. Clocks drift by 2 % at most.
-    pub(crate) fn check(&self, node: u64, (claim, since): (Claim, Duration), applied: u64) -> Checked {
+    pub(crate) fn check(&self, node: u64, (claim, since): (StalenessClaim, Duration), applied: u64) -> PropertyResult {
         let (check, span) = match claim {
-            Claim::Within(bound) => (BOUNDED, bound),
-            Claim::Age(age) => (STATED, age),
+            StalenessClaim::BoundedRead(bound) => (BOUNDED, bound),
+            StalenessClaim::StatedStaleness(age) => (STATED, age),
         };
-        let due = self.before(since.saturating_sub(span.mul_f64(1.03)));
+        let due = self.last_before(since.saturating_sub(span.mul_f64(1.03)));
         ensure!(due <= applied, check, "node {node} shows {applied}, and {claim:?} before {since:?} {due} was there")
     }
 }
@@ -54,16 +54,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_acknowledged_before_the_bound_must_be_there_and_nothing_later() {
+    fn a_view_must_contain_everything_acknowledged_before_its_bound() {
         let second = Duration::from_secs;
-        let mut acknowledged = Acknowledged::default();
+        let mut acknowledged = AcknowledgedIndexes::default();
         [(1, 10), (2, 20), (2, 15), (3, 30)].into_iter().for_each(|(at, index)| acknowledged.add(second(at), index));
         assert_eq!(acknowledged.last(), 30);
-        for claim in [Claim::Within(second(1)), Claim::Age(second(1))] {
+        for claim in [StalenessClaim::BoundedRead(second(1)), StalenessClaim::StatedStaleness(second(1))] {
             assert_eq!(acknowledged.check(1, (claim, second(3)), 10), Ok(()));
             assert!(acknowledged.check(1, (claim, second(4)), 19).is_err());
             assert_eq!(acknowledged.check(1, (claim, second(4)), 20), Ok(()));
         }
-        assert!(acknowledged.check(1, (Claim::Within(Duration::ZERO), second(4)), 29).is_err());
+        assert!(acknowledged.check(1, (StalenessClaim::BoundedRead(Duration::ZERO), second(4)), 29).is_err());
     }
 }

@@ -2,48 +2,50 @@
 
 use std::collections::BTreeMap;
 
-use ledger::{Command, Outcome, Subject};
+use ledger::{Command, Outcome, OwnershipSubject};
 use vocabulary::{ArtifactId, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
-use crate::book::Checked;
+use crate::book::PropertyResult;
 use crate::ensure;
 
 const RISE: &str = "fencing tokens rise";
 const ONE: &str = "at most one owner per epoch";
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Thing {
+enum GrantSubject {
     Session(SessionId),
     Artifact(ArtifactId),
     Worker(WorkerId),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holder {
+enum GrantHolder {
     Owner(Owner),
-    Life(Incarnation),
+    Incarnation(Incarnation),
 }
 
-impl From<Subject> for Thing {
-    fn from(subject: Subject) -> Self {
+impl From<OwnershipSubject> for GrantSubject {
+    fn from(subject: OwnershipSubject) -> Self {
         match subject {
-            Subject::Session(id) => Thing::Session(id),
-            Subject::Artifact(id) => Thing::Artifact(id),
+            OwnershipSubject::Session(id) => GrantSubject::Session(id),
+            OwnershipSubject::Artifact(id) => GrantSubject::Artifact(id),
         }
     }
 }
 
 /// The newest grant of everything.
 #[derive(Debug, Default)]
-pub(crate) struct Tokens(BTreeMap<Thing, (Epoch, Holder)>);
+pub(crate) struct FencingTokenCheck(BTreeMap<GrantSubject, (Epoch, GrantHolder)>);
 
-impl Tokens {
-    pub(crate) fn granted(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+impl FencingTokenCheck {
+    pub(crate) fn on_granted(&mut self, command: &Command, outcome: &Outcome) -> PropertyResult {
         let Outcome::Granted { epoch } = outcome else { return Ok(()) };
         let (thing, holder) = match command {
-            Command::ClaimOwner(claim) => (claim.subject.into(), Holder::Owner(claim.owner)),
-            Command::Migrate(migrate) => (Thing::Session(migrate.session), Holder::Owner(migrate.to)),
-            Command::RegisterWorker(worker) => (Thing::Worker(worker.worker), Holder::Life(worker.incarnation)),
+            Command::ClaimOwner(claim) => (claim.subject.into(), GrantHolder::Owner(claim.owner)),
+            Command::Migrate(migrate) => (GrantSubject::Session(migrate.session), GrantHolder::Owner(migrate.to)),
+            Command::RegisterWorker(worker) => {
+                (GrantSubject::Worker(worker.worker), GrantHolder::Incarnation(worker.incarnation))
+            }
             _ => return Ok(()),
         };
         if let Some((old, before)) = self.0.get(&thing) {

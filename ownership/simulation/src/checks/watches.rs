@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use consensus::{Change, Compacted};
-use ledger::{Changed, Key, Op};
+use consensus::{ChangeEvent, CompactedRevision};
+use ledger::{ChangeOp, RecordKey, RecordUpdate};
 
-use crate::book::{Broken, Checked};
+use crate::book::{PropertyResult, PropertyViolation};
 use crate::ensure;
 
 const SAME: &str = "at equal index, every node has the same changes";
@@ -15,23 +15,23 @@ const COMPACTED: &str = "a watch is cut off only where something is gone, and to
 const SHOWN: &str = "what a watch tells, the view shows";
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Told {
+pub(crate) struct WatchProgress {
     pub(crate) revision: u64,
     changes: usize,
 }
 
-impl Told {
+impl WatchProgress {
     /// Somebody who asks for everything from `revision` on.
-    pub(crate) fn before(revision: u64) -> Self {
+    pub(crate) fn starting_at(revision: u64) -> Self {
         Self { revision, changes: 0 }
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct History(BTreeMap<u64, Vec<(Key, Op)>>);
+pub(crate) struct ChangeHistory(BTreeMap<u64, Vec<(RecordKey, ChangeOp)>>);
 
-impl History {
-    pub(crate) fn applied(&mut self, node: u64, index: u64, changes: &[Changed]) -> Checked {
+impl ChangeHistory {
+    pub(crate) fn on_applied(&mut self, node: u64, index: u64, changes: &[RecordUpdate]) -> PropertyResult {
         let changes: Vec<_> = changes.iter().map(|change| (change.key.clone(), change.op)).collect();
         match self.0.get(&index) {
             Some(first) => ensure!(*first == changes, SAME, "node {node} at {index}: {first:?}, then {changes:?}"),
@@ -43,54 +43,59 @@ impl History {
     }
 
     /// What comes next, if there was anything: the position before it.
-    fn next(&self, told: Told) -> Option<(Told, &(Key, Op))> {
+    fn next_change(&self, told: WatchProgress) -> Option<(WatchProgress, &(RecordKey, ChangeOp))> {
         let first = self.0.get(&told.revision).and_then(|all| all.get(told.changes)).map(|change| (told, change));
         let later = || {
             let mut rest = self.0.range(told.revision + 1..);
-            rest.find_map(|(revision, all)| all.first().map(|change| (Told::before(*revision), change)))
+            rest.find_map(|(revision, all)| all.first().map(|change| (WatchProgress::starting_at(*revision), change)))
         };
         first.or_else(later)
     }
 
-    pub(crate) fn tell(&self, who: &str, told: &mut Told, change: &Change) -> Checked {
-        let next = self.next(*told);
+    pub(crate) fn check_change(&self, who: &str, told: &mut WatchProgress, change: &ChangeEvent) -> PropertyResult {
+        let next = self.next_change(*told);
         let is_next = next
             .is_some_and(|(at, (key, op))| at.revision == change.revision && *key == change.key && *op == change.op);
         ensure!(is_next, ORDER, "{who} was told {change:?}, and next was {next:?}")?;
-        *told = next.map_or(*told, |(at, _)| Told { changes: at.changes + 1, ..at });
+        *told = next.map_or(*told, |(at, _)| WatchProgress { changes: at.changes + 1, ..at });
         Ok(())
     }
 
     /// Nothing more came at once: then what came was whole revisions.
-    pub(crate) fn pause(&self, who: &str, told: &mut Told) -> Checked {
+    pub(crate) fn check_whole_revision(&self, who: &str, told: &mut WatchProgress) -> PropertyResult {
         let all = self.0.get(&told.revision).map_or(0, Vec::len);
         ensure!(told.changes == 0 || told.changes == all, WHOLE, "{who} was told {told:?} of {all} changes")?;
         if told.changes > 0 {
-            *told = Told::before(told.revision + 1);
+            *told = WatchProgress::starting_at(told.revision + 1);
         }
         Ok(())
     }
 
     /// Whether all that happened up to `index` was told.
-    pub(crate) fn is_told(&self, told: Told, index: u64) -> bool {
-        self.next(told).is_none_or(|(next, _)| next.revision > index)
+    pub(crate) fn has_received_all(&self, told: WatchProgress, index: u64) -> bool {
+        self.next_change(told).is_none_or(|(next, _)| next.revision > index)
     }
 
     /// Somebody reads along whenever something is published: what the view shows must be there to be told.
-    pub(crate) fn check_published(&self, who: &str, told: Told, index: u64) -> Checked {
-        ensure!(self.is_told(told, index), ORDER, "{who}: {index} is published, and told is {told:?} only")
+    pub(crate) fn check_published(&self, who: &str, told: WatchProgress, index: u64) -> PropertyResult {
+        ensure!(self.has_received_all(told, index), ORDER, "{who}: {index} is published, and told is {told:?} only")
     }
 }
 
 /// Somebody is cut off by a node that shows `applied`.
-pub(crate) fn check_cut(who: &str, told: Told, compacted: Compacted, applied: u64) -> Checked {
-    let Compacted { oldest } = compacted;
+pub(crate) fn check_compaction(
+    who: &str,
+    told: WatchProgress,
+    compacted: CompactedRevision,
+    applied: u64,
+) -> PropertyResult {
+    let CompactedRevision { oldest } = compacted;
     ensure!(oldest > told.revision, COMPACTED, "{who} was told {told:?}, and cut off before {oldest}")?;
     ensure!(oldest <= applied + 1, COMPACTED, "{who} is sent to {oldest} by a node that shows {applied}")
 }
 
 /// Somebody is told of a revision by a node that shows `applied`.
-pub(crate) fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), Broken> {
+pub(crate) fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), PropertyViolation> {
     ensure!(revision <= applied, SHOWN, "{who} was told of {revision}, the view shows {applied}")
 }
 
@@ -100,40 +105,42 @@ mod tests {
 
     use super::*;
 
-    fn changed(n: u128) -> Changed {
-        Changed { key: Key::Session(SessionId(n)), op: Op::Put }
+    fn record_update(n: u128) -> RecordUpdate {
+        RecordUpdate { key: RecordKey::Session(SessionId(n)), op: ChangeOp::Put }
     }
 
-    fn change(revision: u64, n: u128) -> Change {
-        Change { revision, op: Op::Put, key: Key::Session(SessionId(n)) }
+    fn change(revision: u64, n: u128) -> ChangeEvent {
+        ChangeEvent { revision, op: ChangeOp::Put, key: RecordKey::Session(SessionId(n)) }
     }
 
-    fn history() -> History {
-        let mut history = History::default();
-        for (index, changes) in [(1, vec![changed(1), changed(2)]), (2, vec![]), (3, vec![changed(3)])] {
-            assert_eq!(history.applied(1, index, &changes), Ok(()));
+    fn history() -> ChangeHistory {
+        let mut history = ChangeHistory::default();
+        for (index, changes) in
+            [(1, vec![record_update(1), record_update(2)]), (2, vec![]), (3, vec![record_update(3)])]
+        {
+            assert_eq!(history.on_applied(1, index, &changes), Ok(()));
         }
         history
     }
 
-    fn told(from: u64, changes: &[Change]) -> Result<Told, Broken> {
-        let (history, mut told) = (history(), Told::before(from));
-        changes.iter().try_for_each(|change| history.tell("a watcher", &mut told, change))?;
-        history.pause("a watcher", &mut told)?;
+    fn progress_after(from: u64, changes: &[ChangeEvent]) -> Result<WatchProgress, PropertyViolation> {
+        let (history, mut told) = (history(), WatchProgress::starting_at(from));
+        changes.iter().try_for_each(|change| history.check_change("a watcher", &mut told, change))?;
+        history.check_whole_revision("a watcher", &mut told)?;
         Ok(told)
     }
 
     #[test]
-    fn everything_once_and_in_order_is_fine() {
-        let all = told(0, &[change(1, 1), change(1, 2), change(3, 3)]).unwrap();
-        assert!(history().is_told(all, 3) && history().check_published("a watcher", all, 3).is_ok());
-        assert_eq!(told(2, &[change(3, 3)]).unwrap(), all);
-        assert!(!history().is_told(told(0, &[]).unwrap(), 1));
-        assert!(history().check_published("a watcher", told(0, &[]).unwrap(), 1).is_err());
+    fn a_watch_with_each_change_once_in_order_passes() {
+        let all = progress_after(0, &[change(1, 1), change(1, 2), change(3, 3)]).unwrap();
+        assert!(history().has_received_all(all, 3) && history().check_published("a watcher", all, 3).is_ok());
+        assert_eq!(progress_after(2, &[change(3, 3)]).unwrap(), all);
+        assert!(!history().has_received_all(progress_after(0, &[]).unwrap(), 1));
+        assert!(history().check_published("a watcher", progress_after(0, &[]).unwrap(), 1).is_err());
     }
 
     #[test]
-    fn gaps_repetitions_parts_and_inventions_are_found() {
+    fn missing_repeated_partial_and_invented_changes_are_violations() {
         for (from, changes, check) in [
             (0, vec![change(3, 3)], ORDER),
             (0, vec![change(1, 2)], ORDER),
@@ -142,17 +149,20 @@ mod tests {
             (0, vec![change(1, 1), change(1, 2), change(3, 3), change(4, 4)], ORDER),
             (0, vec![change(1, 1)], WHOLE),
         ] {
-            assert_eq!(told(from, &changes).unwrap_err().check, check, "{changes:?}");
+            assert_eq!(progress_after(from, &changes).unwrap_err().check, check, "{changes:?}");
         }
-        assert!(history().applied(2, 3, &[changed(4)]).is_err() && history().applied(2, 3, &[changed(3)]).is_ok());
+        assert!(
+            history().on_applied(2, 3, &[record_update(4)]).is_err()
+                && history().on_applied(2, 3, &[record_update(3)]).is_ok()
+        );
     }
 
     #[test]
-    fn a_cut_must_have_a_cause_and_a_way_on() {
-        let at = Told::before(5);
-        assert_eq!(check_cut("a watcher", at, Compacted { oldest: 9 }, 8), Ok(()));
-        assert!(check_cut("a watcher", at, Compacted { oldest: 5 }, 8).is_err());
-        assert!(check_cut("a watcher", at, Compacted { oldest: 9 }, 7).is_err());
+    fn a_compacted_watch_needs_a_cause_and_a_resume_revision() {
+        let at = WatchProgress::starting_at(5);
+        assert_eq!(check_compaction("a watcher", at, CompactedRevision { oldest: 9 }, 8), Ok(()));
+        assert!(check_compaction("a watcher", at, CompactedRevision { oldest: 5 }, 8).is_err());
+        assert!(check_compaction("a watcher", at, CompactedRevision { oldest: 9 }, 7).is_err());
         assert!(check_shown("a watcher", 9, 8).is_err() && check_shown("a watcher", 8, 8).is_ok());
     }
 }

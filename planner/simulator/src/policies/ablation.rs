@@ -29,7 +29,7 @@ pub enum Ablation {
     UnevenBelief,
     /// What workers hold is known a second late.
     #[strum(serialize = "late_by_1s")]
-    Late,
+    DelayedResidency,
     /// The length of every answer is known, which no router knows.
     ToldLength,
     /// What sessions keep is sent ahead while they are between two steps, where that pays.
@@ -46,7 +46,7 @@ impl Ablation {
     }
 
     /// What it does, for people.
-    pub fn what(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::NoFetch => "nothing is sent between workers before a prompt begins",
             Self::NoRemotePrefill => "nobody computes a prompt for somebody else",
@@ -57,7 +57,7 @@ impl Ablation {
             Self::SlowBelief => "workers are believed to compute half as fast as they do",
             Self::FastBelief => "workers are believed to compute twice as fast as they do",
             Self::UnevenBelief => "every other worker is believed twice as fast as it is, those between half as fast",
-            Self::Late => "what workers hold in device memory is known a second late",
+            Self::DelayedResidency => "what workers hold in device memory is known a second late",
             Self::ToldLength => "the length of every answer is known, which no router knows",
             Self::Ahead => "what sessions keep is sent ahead while they are between two steps, where that pays",
         }
@@ -76,7 +76,7 @@ impl Ablation {
     }
 
     /// Makes what is known of a worker wrong.
-    pub(super) fn mislead(self, place: usize, view: &mut WorkerView) {
+    pub(super) fn falsify_speed(self, place: usize, view: &mut WorkerView) {
         let times = match self {
             Self::SlowBelief => 0.5,
             Self::FastBelief => 2.0,
@@ -88,7 +88,7 @@ impl Ablation {
     }
 
     /// How long ago that was which is known of what workers hold.
-    pub(crate) fn lateness(self) -> Option<Seconds> {
-        (self == Self::Late).then_some(Seconds(1.0))
+    pub(crate) fn residency_delay(self) -> Option<Seconds> {
+        (self == Self::DelayedResidency).then_some(Seconds(1.0))
     }
 }

@@ -1,13 +1,13 @@
 //! Placement where every worker finds the same: the least work.
 
-use super::{Ask, Dispatch, Fleet, Policy, least};
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 
 /// The least work, then the fewest answers.
-pub(super) struct Bound;
+pub(super) struct LeastWork;
 
-impl Policy for Bound {
-    fn place(&mut self, _ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+impl RoutingPolicy for LeastWork {
+    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let key = |worker: usize| (fleet.workers[worker].load().work, fleet.workers[worker].batch().0);
-        Dispatch::at(least(fleet.all(), key))
+        Dispatch::at(argmin(fleet.all(), key))
     }
 }

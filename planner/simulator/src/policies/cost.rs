@@ -2,18 +2,18 @@
 
 use vocabulary::Tokens;
 
-use super::{Ask, Dispatch, Fleet, Policy, least};
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 
 /// Prompt tokens to compute, this one's included, plus the contexts that are decoded, with overlap weight 1.
-pub(super) fn dynamo(ask: &Ask<'_>, fleet: &Fleet<'_>, worker: usize) -> Tokens {
+pub(super) fn dynamo(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, worker: usize) -> Tokens {
     let load = fleet.workers[worker].load();
-    load.prompt + ask.missing(worker) + load.context + ask.step.prompt
+    load.prompt + ask.uncached_tokens(worker) + load.context + ask.step.prompt
 }
 
 pub(super) struct Dynamo;
 
-impl Policy for Dynamo {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        Dispatch::at(least(fleet.all(), |worker| dynamo(ask, fleet, worker)))
+impl RoutingPolicy for Dynamo {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        Dispatch::at(argmin(fleet.all(), |worker| dynamo(ask, fleet, worker)))
     }
 }

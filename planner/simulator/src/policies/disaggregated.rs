@@ -4,26 +4,26 @@ use std::ops::Range;
 
 use vocabulary::Tokens;
 
-use super::{Ask, Dispatch, Fleet, Policy, Ship, cost, least};
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, TransferScope, argmin, cost};
 
-fn halves(fleet: &Fleet<'_>) -> (Range<usize>, Range<usize>) {
+fn halves(fleet: &FleetView<'_>) -> (Range<usize>, Range<usize>) {
     let all = fleet.workers.len();
     (0..all / 2, all / 2..all)
 }
 
 /// Where the fewest prompt tokens would be computed.
-fn prefiller(ask: &Ask<'_>, fleet: &Fleet<'_>, among: Range<usize>) -> usize {
-    least(among, |worker| fleet.workers[worker].load().prompt + ask.missing(worker))
+fn prefiller(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, among: Range<usize>) -> usize {
+    argmin(among, |worker| fleet.workers[worker].load().prompt + ask.uncached_tokens(worker))
 }
 
 /// Every prompt is computed by one half and sent to the other, all of it.
 pub(super) struct StaticPd;
 
-impl Policy for StaticPd {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+impl RoutingPolicy for StaticPd {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (prefill, decode) = halves(fleet);
-        let decode = least(decode, |worker| (fleet.workers[worker].load().context, fleet.requests(worker)));
-        Dispatch { prefill: prefiller(ask, fleet, prefill), decode, ship: Ship::Whole, ..Dispatch::at(decode) }
+        let decode = argmin(decode, |worker| (fleet.workers[worker].load().context, fleet.requests(worker)));
+        Dispatch { prefill: prefiller(ask, fleet, prefill), decode, ship: TransferScope::Whole, ..Dispatch::at(decode) }
     }
 }
 
@@ -31,16 +31,17 @@ impl Policy for StaticPd {
 pub(super) struct ConditionalPd;
 
 impl ConditionalPd {
-    const SHORT: Tokens = Tokens(2_048);
-    const MOSTLY_NEW: f64 = 0.7;
+    const MAX_LOCAL_PROMPT: Tokens = Tokens(2_048);
+    const MAX_LOCAL_NEW_SHARE: f64 = 0.7;
 }
 
-impl Policy for ConditionalPd {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+impl RoutingPolicy for ConditionalPd {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (prefill, decode) = halves(fleet);
-        let decode = least(decode, |worker| cost::dynamo(ask, fleet, worker));
-        let missing = ask.missing(decode);
-        let local = missing <= Self::SHORT && missing.0 as f64 <= Self::MOSTLY_NEW * ask.step.prompt.0 as f64;
+        let decode = argmin(decode, |worker| cost::dynamo(ask, fleet, worker));
+        let missing = ask.uncached_tokens(decode);
+        let local = missing <= Self::MAX_LOCAL_PROMPT
+            && missing.0 as f64 <= Self::MAX_LOCAL_NEW_SHARE * ask.step.prompt.0 as f64;
         let prefill = if local { decode } else { prefiller(ask, fleet, prefill) };
         Dispatch { prefill, decode, ..Dispatch::at(decode) }
     }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use engine_model::runs::{RunEngine, Seconds};
 
-use super::{Ablation, Policy, bound, cost, disaggregated, own, plain, scored, thunder};
+use super::{Ablation, RoutingPolicy, bound, cost, disaggregated, own, plain, scored, thunder};
 
 /// Every policy that is simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr)]
@@ -37,17 +37,17 @@ pub enum PolicyKind {
     ConditionalPd,
     /// ThunderAgent's program-aware admission: programs are pinned, and wait while their contexts do not fit.
     #[strum(serialize = "thunder_agent")]
-    Thunder,
+    ThunderAgent,
     /// The planner, as routers run it.
     #[strum(serialize = "ownerserve")]
     OwnerServe,
     /// A bound: one cache of all workers' size, from which everything is there at once, and no interference.
     #[strum(serialize = "pooled_memory")]
-    Pooled,
+    PooledMemory,
     /// A bound: the same without end.
     Oracle,
     /// OwnerServe with one part gone or wrong.
-    Without(Ablation),
+    Ablated(Ablation),
     /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
     #[strum(serialize = "llm_d_cached_counts")]
     LlmdCachedCounts,
@@ -73,59 +73,59 @@ impl PolicyKind {
         Self::Dynamo,
         Self::StaticPd,
         Self::ConditionalPd,
-        Self::Thunder,
+        Self::ThunderAgent,
         Self::OwnerServe,
-        Self::Pooled,
+        Self::PooledMemory,
         Self::Oracle,
     ];
 
     /// Variants that one has to ask for: `ALL` is without them.
-    pub fn aside() -> impl Iterator<Item = Self> {
-        Ablation::ALL.into_iter().map(Self::Without).chain([Self::LlmdCachedCounts])
+    pub fn opt_in() -> impl Iterator<Item = Self> {
+        Ablation::ALL.into_iter().map(Self::Ablated).chain([Self::LlmdCachedCounts])
     }
 
     /// OwnerServe whole, and with each part gone or wrong.
     pub fn ablations() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::OwnerServe).chain(Ablation::ALL.into_iter().map(Self::Without))
+        std::iter::once(Self::OwnerServe).chain(Ablation::ALL.into_iter().map(Self::Ablated))
     }
 
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Without(ablation) => ablation.as_str(),
+            Self::Ablated(ablation) => ablation.as_str(),
             kind => kind.into(),
         }
     }
 
     /// Whether OwnerServe is held against it: it is neither OwnerServe nor a bound nor an ablation.
     pub fn is_baseline(self) -> bool {
-        Self::ALL.contains(&self) && !matches!(self, Self::OwnerServe | Self::Pooled | Self::Oracle)
+        Self::ALL.contains(&self) && !matches!(self, Self::OwnerServe | Self::PooledMemory | Self::Oracle)
     }
 
     /// Whether workers compute prompts and answer.
-    pub(crate) fn mixes(self) -> bool {
+    pub(crate) fn is_colocated(self) -> bool {
         !matches!(self, Self::StaticPd | Self::ConditionalPd)
     }
 
     /// How long ago that was which it is shown of what workers hold.
-    pub(crate) fn lateness(self) -> Option<Seconds> {
+    pub(crate) fn residency_delay(self) -> Option<Seconds> {
         match self {
-            Self::Without(ablation) => ablation.lateness(),
+            Self::Ablated(ablation) => ablation.residency_delay(),
             _ => None,
         }
     }
 
     /// The shared cache of a bound, by the workers' memory in all; none where workers have their own.
-    pub(crate) fn shared(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
+    pub(crate) fn shared_pool_capacity(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
         match self {
-            Self::Pooled => Some(Some(all)),
+            Self::PooledMemory => Some(Some(all)),
             Self::Oracle => Some(None),
             _ => None,
         }
     }
 
     /// A policy that has seen nothing yet.
-    pub(crate) fn make(self, seed: u64) -> Box<dyn Policy> {
+    pub(crate) fn build(self, seed: u64) -> Box<dyn RoutingPolicy> {
         match self {
             Self::RoundRobin => Box::new(plain::RoundRobin::default()),
             Self::LeastLoaded => Box::new(plain::LeastLoaded),
@@ -135,32 +135,32 @@ impl PolicyKind {
             Self::MatchRateMinusLoad => Box::new(scored::MatchRateMinusLoad),
             Self::MultiOwner => Box::new(scored::MultiOwner),
             Self::Sglang => Box::new(scored::Sglang::default()),
-            Self::Llmd => Box::new(scored::Llmd { memory: RunEngine::memory_in_use }),
-            Self::LlmdCachedCounts => Box::new(scored::Llmd { memory: RunEngine::memory_taken }),
+            Self::Llmd => Box::new(scored::Llmd { used_memory: RunEngine::memory_in_use }),
+            Self::LlmdCachedCounts => Box::new(scored::Llmd { used_memory: RunEngine::memory_used }),
             Self::Dynamo => Box::new(cost::Dynamo),
             Self::StaticPd => Box::new(disaggregated::StaticPd),
             Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
-            Self::Thunder => Box::new(thunder::Thunder::default()),
-            Self::OwnerServe => Box::new(own::Own::default()),
-            Self::Without(ablation) => Box::new(own::Own::without(ablation)),
-            Self::Pooled | Self::Oracle => Box::new(bound::Bound),
+            Self::ThunderAgent => Box::new(thunder::ThunderAgent::default()),
+            Self::OwnerServe => Box::new(own::OwnerServe::default()),
+            Self::Ablated(ablation) => Box::new(own::OwnerServe::without(ablation)),
+            Self::PooledMemory | Self::Oracle => Box::new(bound::LeastWork),
         }
     }
 }
 
 /// All of them, those that have to be asked for last.
-pub(crate) fn every() -> impl Iterator<Item = PolicyKind> {
-    PolicyKind::ALL.into_iter().chain(PolicyKind::aside())
+pub(crate) fn all_policies() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::ALL.into_iter().chain(PolicyKind::opt_in())
 }
 
 fn names() -> String {
-    every().map(PolicyKind::as_str).collect::<Vec<_>>().join(", ")
+    all_policies().map(PolicyKind::as_str).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        every().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+        all_policies().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }

@@ -13,17 +13,17 @@ mod thunder;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use engine_model::runs::{Memory, RunEngine, RunId, Runs, Seconds};
+use engine_model::runs::{RunEngine, RunId, RunTree, Seconds, TierDepths};
 use ledger::Ledger;
 pub(crate) use planner::Action;
 use planner::AttentionSpec;
 use vocabulary::Tokens;
 
-use crate::spec::Spec;
-use crate::trace::Step;
+use crate::spec::HardwareProfile;
+use crate::trace::TraceStep;
 
 pub use ablation::Ablation;
-pub(crate) use kind::every;
+pub(crate) use kind::all_policies;
 pub use kind::{PolicyKind, UnknownPolicy};
 
 /// A step of a trace.
@@ -37,42 +37,42 @@ pub struct StepRef {
 
 /// A step that wants to be served.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct PlacementRequest<'a> {
     /// Which.
     pub at: StepRef,
     /// What it is.
-    pub step: &'a Step,
+    pub step: &'a TraceStep,
     /// Whether it is on its own: its session says nothing of it.
-    pub alone: bool,
+    pub is_independent: bool,
     /// What of its prompt lies at each worker.
-    pub held: &'a [Memory],
+    pub memory_by_worker: &'a [TierDepths],
 }
 
-impl Ask<'_> {
+impl PlacementRequest<'_> {
     /// Prompt tokens that a worker would compute.
-    pub(crate) fn missing(&self, worker: usize) -> Tokens {
-        self.step.prompt - self.held[worker].with_disk
+    pub(crate) fn uncached_tokens(&self, worker: usize) -> Tokens {
+        self.step.prompt - self.memory_by_worker[worker].with_disk
     }
 }
 
 /// The fleet as a policy sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Fleet<'a> {
+pub struct FleetView<'a> {
     /// When.
     pub now: Seconds,
     /// The workers.
     pub workers: &'a [&'a RunEngine],
     /// What each of them is.
-    pub spec: &'a Spec,
+    pub spec: &'a HardwareProfile,
     /// What prompts are made of.
-    pub runs: &'a Runs,
+    pub runs: &'a RunTree,
     /// Tokens in a block of them.
     pub block: Tokens,
     /// What their model's layers keep, where that is known.
     pub attention: Option<&'a AttentionSpec>,
 }
 
-impl Fleet<'_> {
+impl FleetView<'_> {
     pub(crate) fn all(&self) -> std::ops::Range<usize> {
         0..self.workers.len()
     }
@@ -90,16 +90,16 @@ pub struct Dispatch {
     /// Who generates the answer.
     pub decode: usize,
     /// What is sent to the prefill worker first.
-    pub fetch: Option<Fetch>,
+    pub fetch: Option<PrefixFetch>,
     /// What is sent to the decode worker where it is another.
-    pub ship: Ship,
+    pub ship: TransferScope,
     /// What the policy calls it and expects of it, where it has words for that.
-    pub foretold: Option<Foretold>,
+    pub prediction: Option<StepPrediction>,
 }
 
 /// What a policy expects of a step that it placed.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Foretold {
+pub struct StepPrediction {
     /// What it calls the way of serving.
     pub action: Action,
     /// From being placed to the first token.
@@ -109,13 +109,13 @@ pub struct Foretold {
 impl Dispatch {
     /// One leg at one worker.
     pub fn at(worker: usize) -> Self {
-        Self { prefill: worker, decode: worker, fetch: None, ship: Ship::Missing, foretold: None }
+        Self { prefill: worker, decode: worker, fetch: None, ship: TransferScope::Missing, prediction: None }
     }
 }
 
 /// Leading tokens that are sent before the prompt begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fetch {
+pub struct PrefixFetch {
     /// By whom.
     pub from: usize,
     /// How many of the prompt; what is there already does not move.
@@ -124,7 +124,7 @@ pub struct Fetch {
 
 /// What a prefill worker sends to a decode worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ship {
+pub enum TransferScope {
     /// What lacks there.
     Missing,
     /// The whole prompt, every time.
@@ -133,7 +133,7 @@ pub enum Ship {
 
 /// What is sent before a step asks for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ahead {
+pub struct ReplicationOrder {
     /// The last step of the session's agent.
     pub after: StepRef,
     /// Whole blocks that the next one begins with.
@@ -148,7 +148,7 @@ pub struct Ahead {
 
 /// Whether a step is placed now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Admission {
+pub enum PlacementTiming {
     /// Now.
     Now,
     /// When the policy's clock says so; it remembers the step.
@@ -164,23 +164,23 @@ pub trait Stopwatch {
 }
 
 /// Where every step goes. Deterministic: chance comes from the seed it was made with.
-pub trait Policy {
+pub trait RoutingPolicy {
     /// Whether a step may go on now.
-    fn admit(&mut self, _ask: &Ask<'_>, _fleet: &Fleet<'_>) -> Admission {
-        Admission::Now
+    fn admit(&mut self, _ask: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> PlacementTiming {
+        PlacementTiming::Now
     }
 
     /// Who serves it.
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch;
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch;
 
     /// A step is over.
-    fn finished(&mut self, _at: StepRef, _step: &Step, _now: Seconds) {}
+    fn step_finished(&mut self, _at: StepRef, _step: &TraceStep, _now: Seconds) {}
 
     /// A session is over.
-    fn session_over(&mut self, _session: usize) {}
+    fn session_finished(&mut self, _session: usize) {}
 
     /// Steps that it had no plan of its own for.
-    fn unplanned(&self) -> usize {
+    fn unplanned_steps(&self) -> usize {
         0
     }
 
@@ -190,33 +190,33 @@ pub trait Policy {
     }
 
     /// How often `due` is asked.
-    fn period(&self) -> Option<Seconds> {
+    fn poll_interval(&self) -> Option<Seconds> {
         None
     }
 
     /// In how long `due` is to be asked once more, after a step was told to wait; none when that was said before.
-    fn look_again(&mut self) -> Option<Seconds> {
+    fn poll_after(&mut self) -> Option<Seconds> {
         None
     }
 
     /// How often `ahead` is asked.
-    fn looks_ahead(&self) -> Option<Seconds> {
+    fn replication_interval(&self) -> Option<Seconds> {
         None
     }
 
     /// What is to be sent now, at most so much at once.
-    fn ahead(&mut self, _most: usize, _fleet: &Fleet<'_>) -> Vec<Ahead> {
+    fn replications(&mut self, _most: usize, _fleet: &FleetView<'_>) -> Vec<ReplicationOrder> {
         Vec::new()
     }
 
     /// Steps that were to wait and may now go on.
-    fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
+    fn due_steps(&mut self, _fleet: &FleetView<'_>) -> Vec<StepRef> {
         Vec::new()
     }
 }
 
 /// The first of the smallest.
-pub(crate) fn least<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, key: impl Fn(usize) -> K) -> usize {
+pub(crate) fn argmin<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, key: impl Fn(usize) -> K) -> usize {
     let keyed = workers.into_iter().map(|worker| (worker, key(worker)));
     let least = keyed.min_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
     least.map_or(0, |(worker, _)| worker)

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use super::{Ask, Dispatch, Fleet, Policy, least};
-use crate::Chance;
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
+use crate::SeededRng;
 
 /// One worker after the other.
 #[derive(Default)]
@@ -12,8 +12,8 @@ pub(super) struct RoundRobin {
     turn: usize,
 }
 
-impl Policy for RoundRobin {
-    fn place(&mut self, _ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+impl RoutingPolicy for RoundRobin {
+    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let worker = self.turn % fleet.workers.len();
         self.turn += 1;
         Dispatch::at(worker)
@@ -23,29 +23,29 @@ impl Policy for RoundRobin {
 /// The fewest requests, then the least memory taken.
 pub(super) struct LeastLoaded;
 
-impl Policy for LeastLoaded {
-    fn place(&mut self, _ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        Dispatch::at(least(fleet.all(), |worker| (fleet.requests(worker), fleet.workers[worker].memory_taken())))
+impl RoutingPolicy for LeastLoaded {
+    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        Dispatch::at(argmin(fleet.all(), |worker| (fleet.requests(worker), fleet.workers[worker].memory_used())))
     }
 }
 
 /// The better of two random ones.
 pub(super) struct PowerOfTwo {
-    chance: Chance,
+    rng: SeededRng,
 }
 
 impl PowerOfTwo {
     pub(super) fn new(seed: u64) -> Self {
-        Self { chance: Chance::new(seed) }
+        Self { rng: SeededRng::new(seed) }
     }
 }
 
-impl Policy for PowerOfTwo {
-    fn place(&mut self, _ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+impl RoutingPolicy for PowerOfTwo {
+    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let workers = fleet.workers.len() as u64;
-        let one = self.chance.below(workers);
-        let other = (one + 1 + self.chance.below(workers.saturating_sub(1))) % workers;
-        Dispatch::at(least([one as usize, other as usize], |worker| fleet.requests(worker)))
+        let one = self.rng.below(workers);
+        let other = (one + 1 + self.rng.below(workers.saturating_sub(1))) % workers;
+        Dispatch::at(argmin([one as usize, other as usize], |worker| fleet.requests(worker)))
     }
 }
 
@@ -56,22 +56,22 @@ pub(super) struct SessionPinning {
     sessions: Vec<u32>,
 }
 
-impl Policy for SessionPinning {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        if ask.alone {
+impl RoutingPolicy for SessionPinning {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        if ask.is_independent {
             return PrefixAffinity.place(ask, fleet);
         }
         self.sessions.resize(fleet.workers.len(), 0);
         let sessions = &mut self.sessions;
         let home = self.homes.entry(ask.at.session).or_insert_with(|| {
-            let home = least(fleet.all(), |worker| (sessions[worker], fleet.requests(worker)));
+            let home = argmin(fleet.all(), |worker| (sessions[worker], fleet.requests(worker)));
             sessions[home] += 1;
             home
         });
         Dispatch::at(*home)
     }
 
-    fn session_over(&mut self, session: usize) {
+    fn session_finished(&mut self, session: usize) {
         if let Some(home) = self.homes.remove(&session) {
             self.sessions[home] -= 1;
         }
@@ -81,9 +81,9 @@ impl Policy for SessionPinning {
 /// Most of the prompt, then the fewest requests.
 pub(super) struct PrefixAffinity;
 
-impl Policy for PrefixAffinity {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        let key = |worker: usize| (Reverse(ask.held[worker].with_disk), fleet.requests(worker));
-        Dispatch::at(least(fleet.all(), key))
+impl RoutingPolicy for PrefixAffinity {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let key = |worker: usize| (Reverse(ask.memory_by_worker[worker].with_disk), fleet.requests(worker));
+        Dispatch::at(argmin(fleet.all(), key))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Cell, Figures, Mean, Metric};
+use super::{Mean, Metric, PolicySummary, RunFigures};
 use crate::policies::{Ablation, PolicyKind};
 
 /// How a ratio comes about, in words.
@@ -16,7 +16,7 @@ const FIGURES: [&str; 7] =
 
 /// OwnerServe without one part, at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Worth {
+pub struct AblationResult {
     /// Sessions at once, or the factor on the recorded rate.
     pub load: f64,
     /// Its name as a policy.
@@ -28,13 +28,13 @@ pub struct Worth {
 }
 
 /// One of every ablation that ran beside OwnerServe whole, by load.
-pub fn ablations(runs: &[Figures], cells: &[Cell]) -> Vec<Worth> {
+pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationResult> {
     let ran = |load: f64, policy: &str| cells.iter().any(|cell| cell.load == load && cell.policy == policy);
     let whole = cells.iter().filter(|cell| cell.policy == PolicyKind::OwnerServe.as_str());
     let worth = |load: f64, ablation: Ablation| {
         let ratio = |name: &&'static str| (*name, ratio(runs, load, (ablation.as_str(), name)));
         let ratios = FIGURES.iter().map(ratio).collect();
-        Worth { load, policy: ablation.as_str(), what: ablation.what(), ratios }
+        AblationResult { load, policy: ablation.as_str(), what: ablation.description(), ratios }
     };
     whole
         .flat_map(|cell| Ablation::ALL.iter().map(|ablation| (cell.load, *ablation)))
@@ -44,11 +44,11 @@ pub fn ablations(runs: &[Figures], cells: &[Cell]) -> Vec<Worth> {
 }
 
 /// The mean over seeds of what a policy's figure is by that of OwnerServe whole.
-fn ratio(runs: &[Figures], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
-    let metric = Metric::named(figure)?;
-    let of = |run: &&Figures, policy: &str| run.policy == policy && run.traffic.load == load;
+fn ratio(runs: &[RunFigures], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
+    let metric = Metric::by_name(figure)?;
+    let of = |run: &&RunFigures, policy: &str| run.policy == policy && run.traffic.load == load;
     let whole = PolicyKind::OwnerServe.as_str();
-    let ratio = |run: &Figures| {
+    let ratio = |run: &RunFigures| {
         let seed = run.traffic.seed;
         let whole = runs.iter().find(|other| of(other, whole) && other.traffic.seed == seed)?;
         let whole = (metric.value)(whole).filter(|value| *value > 0.0)?;
@@ -59,11 +59,11 @@ fn ratio(runs: &[Figures], load: f64, (policy, figure): (&str, &str)) -> Option<
 }
 
 /// One row an ablation, below the columns' names; `-` where there is no ratio.
-pub fn ablation_table(ablations: &[Worth]) -> Vec<Vec<String>> {
+pub fn ablation_table(ablations: &[AblationResult]) -> Vec<Vec<String>> {
     let names = ["ablation", "load"].into_iter().chain(FIGURES).map(str::to_owned).collect();
-    let row = |worth: &Worth| {
+    let row = |worth: &AblationResult| {
         let said =
-            |figure: &&str| worth.ratios.get(*figure).copied().flatten().map_or("-".to_owned(), |mean| mean.said(3));
+            |figure: &&str| worth.ratios.get(*figure).copied().flatten().map_or("-".to_owned(), |mean| mean.format(3));
         [worth.policy.to_owned(), worth.load.to_string()].into_iter().chain(FIGURES.iter().map(said)).collect()
     };
     std::iter::once(names).chain(ablations.iter().map(row)).collect()

@@ -1,6 +1,6 @@
 //! What managing the cache in other ways comes to: every policy at every load, under each.
 
-use super::Cell;
+use super::PolicySummary;
 use super::cells::with_confidence;
 
 const FIGURES: [&str; 13] = [
@@ -20,8 +20,8 @@ const FIGURES: [&str; 13] = [
 ];
 
 /// One row a cell, below the columns' names; `-` where nothing was measured.
-pub fn cache_table(cells: &[Cell]) -> Vec<Vec<String>> {
-    let cache = |cell: &Cell| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
+pub fn cache_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
+    let cache = |cell: &PolicySummary| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
     let caches = std::iter::once("cache".to_owned()).chain(cells.iter().map(cache));
     caches.zip(with_confidence(cells, &FIGURES)).map(|(cache, row)| [vec![cache], row].concat()).collect()
 }

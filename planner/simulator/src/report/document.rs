@@ -4,49 +4,52 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{Cell, Definition, Figures, Times, Verdict, Worth, ablations, cells, definitions, notes, verdicts};
-use crate::Spec;
-use crate::trace::{Arrivals, Trace};
+use super::{
+    AblationResult, BaselineVerdict, MetricDefinition, PolicySummary, RunFigures, TimeDistribution, ablations,
+    definitions, notes, summarize_policies, verdicts,
+};
+use crate::HardwareProfile;
+use crate::trace::{ArrivalProcess, Trace};
 
 /// All runs, what they come to, and what the words mean.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Report {
+pub struct SimulationReport {
     /// What was replayed on what.
     #[serde(flatten)]
-    pub subject: Subject,
+    pub subject: ReportSubject,
     /// Every run.
-    pub runs: Vec<Figures>,
+    pub runs: Vec<RunFigures>,
     /// Every policy at every load, over its seeds.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<PolicySummary>,
     /// The same under every cache management, where several were asked for: everything else is under the first one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub caches: Vec<Cell>,
+    pub caches: Vec<PolicySummary>,
     /// OwnerServe beside the best baseline.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<BaselineVerdict>,
     /// OwnerServe without parts of it beside the whole, where that was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ablations: Vec<Worth>,
+    pub ablations: Vec<AblationResult>,
     /// What must be known before the figures are believed.
     pub notes: Vec<String>,
     /// What the words mean.
-    pub definitions: Vec<Definition>,
+    pub definitions: Vec<MetricDefinition>,
     /// How long decisions took on the machine that ran this, where somebody looked: all else is the same everywhere.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub planning: Vec<Planning>,
+    pub planning: Vec<DecisionLatency>,
 }
 
 /// How long a policy took to place a step, by a real clock.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Planning {
+pub struct DecisionLatency {
     /// Who decided.
     pub policy: &'static str,
     /// Microseconds of a decision.
-    pub micros: Times,
+    pub micros: TimeDistribution,
 }
 
 /// What was replayed on what.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Subject {
+pub struct ReportSubject {
     /// The trace as it was named.
     pub trace: String,
     /// Its sessions within the limits; recordings where requests come at recorded times.
@@ -69,12 +72,12 @@ pub struct Subject {
     pub disk_tokens: u64,
 }
 
-impl Subject {
+impl ReportSubject {
     /// Of a trace as it is replayed.
-    pub fn new(name: String, trace: &Trace, (workers, spec): (usize, &Spec)) -> Self {
+    pub fn new(name: String, trace: &Trace, (workers, spec): (usize, &HardwareProfile)) -> Self {
         let load_is = match trace.arrivals {
-            Arrivals::AfterOthers => "sessions at once",
-            Arrivals::Recorded => "times the recorded rate",
+            ArrivalProcess::AfterDependencies => "sessions at once",
+            ArrivalProcess::Recorded => "times the recorded rate",
         };
         Self {
             trace: name,
@@ -91,13 +94,14 @@ impl Subject {
     }
 }
 
-impl Report {
+impl SimulationReport {
     /// Of runs in any order of loads, policies and seeds. What is to be known of the trace comes first.
-    pub fn of(subject: Subject, of_trace: Vec<String>, runs: Vec<Figures>) -> Self {
-        let all = cells(&runs);
+    pub fn of(subject: ReportSubject, of_trace: Vec<String>, runs: Vec<RunFigures>) -> Self {
+        let all = summarize_policies(&runs);
         let first = runs.first().and_then(|run| run.traffic.cache);
-        let of_first: Vec<Figures> = runs.iter().filter(|run| run.traffic.cache == first).cloned().collect();
-        let (cells, others): (Vec<Cell>, Vec<Cell>) = all.iter().cloned().partition(|cell| cell.cache == first);
+        let of_first: Vec<RunFigures> = runs.iter().filter(|run| run.traffic.cache == first).cloned().collect();
+        let (cells, others): (Vec<PolicySummary>, Vec<PolicySummary>) =
+            all.iter().cloned().partition(|cell| cell.cache == first);
         let verdicts = verdicts(&of_first, &cells);
         let mut notes: Vec<String> = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
         if let Some(first) = first.filter(|_| !others.is_empty()) {
@@ -132,7 +136,7 @@ impl Report {
         loads
     }
 
-    pub(super) fn at(&self, load: f64) -> Vec<&Cell> {
+    pub(super) fn at(&self, load: f64) -> Vec<&PolicySummary> {
         self.cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq()).collect()
     }
 }

@@ -9,57 +9,57 @@ use serde::Serialize;
 use super::times::percentile;
 
 /// How every step is called together.
-pub(super) const ALL: &str = "all";
+pub(super) const ALL_ACTIONS: &str = "all";
 
 /// What was foretold and what came, while it is counted.
 #[derive(Debug, Default)]
-pub(crate) struct Foretellings(BTreeMap<Action, Vec<Pair>>);
+pub(crate) struct PredictionSamples(BTreeMap<Action, Vec<PredictionSample>>);
 
 #[derive(Clone, Copy, Debug)]
-struct Pair {
-    foretold: f64,
-    seen: f64,
+struct PredictionSample {
+    predicted: f64,
+    observed: f64,
 }
 
-impl Pair {
+impl PredictionSample {
     /// How far off it was, by what came; below zero where the price was too low.
-    fn off(self) -> Option<f64> {
-        (self.seen > 0.0).then(|| (self.foretold - self.seen) / self.seen)
+    fn relative_error(self) -> Option<f64> {
+        (self.observed > 0.0).then(|| (self.predicted - self.observed) / self.observed)
     }
 }
 
 /// How well the first tokens of some steps were foretold.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Foretelling {
+pub struct PredictionQuality {
     /// Steps.
     pub steps: usize,
     /// Seconds that were foretold, mean.
     pub foretold_mean: f64,
     /// Seconds until they came, mean.
     pub seen_mean: f64,
-    /// Median of `|foretold - seen| / seen`.
+    /// Median of `|predicted - observed| / observed`.
     pub error_p50: f64,
     /// Nine of ten were nearer.
     pub error_p90: f64,
-    /// Median of `(foretold - seen) / seen`: below zero, the way of serving is flattered.
+    /// Median of `(predicted - observed) / observed`: below zero, the way of serving is flattered.
     pub bias_p50: f64,
 }
 
-impl Foretellings {
+impl PredictionSamples {
     pub(crate) fn add(&mut self, action: Action, (foretold, seen): (Seconds, Seconds)) {
-        self.0.entry(action).or_default().push(Pair { foretold: foretold.0, seen: seen.0 });
+        self.0.entry(action).or_default().push(PredictionSample { predicted: foretold.0, observed: seen.0 });
     }
 
     /// By the action's word, and of all steps together.
-    pub(crate) fn figures(&self) -> BTreeMap<&'static str, Foretelling> {
-        let every: Vec<Pair> = self.0.values().flatten().copied().collect();
+    pub(crate) fn figures(&self) -> BTreeMap<&'static str, PredictionQuality> {
+        let every: Vec<PredictionSample> = self.0.values().flatten().copied().collect();
         let by_action = self.0.iter().map(|(action, pairs)| (action.as_str(), pairs.as_slice()));
-        let all = by_action.chain([(ALL, every.as_slice())]);
-        all.filter_map(|(name, pairs)| Some((name, Foretelling::of(pairs)?))).collect()
+        let all = by_action.chain([(ALL_ACTIONS, every.as_slice())]);
+        all.filter_map(|(name, pairs)| Some((name, PredictionQuality::of(pairs)?))).collect()
     }
 }
 
-impl Foretelling {
+impl PredictionQuality {
     /// Of several runs, each by its steps.
     pub(super) fn mean(runs: &[Self]) -> Self {
         let steps: usize = runs.iter().map(|run| run.steps).sum();
@@ -76,8 +76,8 @@ impl Foretelling {
         }
     }
 
-    fn of(pairs: &[Pair]) -> Option<Self> {
-        let mut offs: Vec<f64> = pairs.iter().filter_map(|pair| pair.off()).collect();
+    fn of(pairs: &[PredictionSample]) -> Option<Self> {
+        let mut offs: Vec<f64> = pairs.iter().filter_map(|pair| pair.relative_error()).collect();
         if offs.is_empty() {
             return None;
         }
@@ -85,11 +85,11 @@ impl Foretelling {
         let bias_p50 = percentile(&offs, 0.5);
         let mut errors: Vec<f64> = offs.iter().map(|off| off.abs()).collect();
         errors.sort_by(f64::total_cmp);
-        let mean = |of: fn(&Pair) -> f64| pairs.iter().map(of).sum::<f64>() / pairs.len() as f64;
+        let mean = |of: fn(&PredictionSample) -> f64| pairs.iter().map(of).sum::<f64>() / pairs.len() as f64;
         Some(Self {
             steps: pairs.len(),
-            foretold_mean: mean(|pair| pair.foretold),
-            seen_mean: mean(|pair| pair.seen),
+            foretold_mean: mean(|pair| pair.predicted),
+            seen_mean: mean(|pair| pair.observed),
             error_p50: percentile(&errors, 0.5),
             error_p90: percentile(&errors, 0.9),
             bias_p50,
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_and_bias_are_by_what_came() {
-        let mut all = Foretellings::default();
+    fn prediction_error_and_bias_are_relative_to_the_observed_time() {
+        let mut all = PredictionSamples::default();
         for (foretold, seen) in [(1.0, 2.0), (0.9, 1.0), (1.2, 1.0)] {
             all.add(Action::ColocatedPrefill, (Seconds(foretold), Seconds(seen)));
         }
@@ -111,11 +111,11 @@ mod tests {
         // Nothing came of it: it cannot be held against anything.
         all.add(Action::StateMigration, (Seconds(3.0), Seconds::ZERO));
         let figures = all.figures();
-        assert_eq!(figures.keys().copied().collect::<Vec<_>>(), [ALL, "artifact_fetch", "colocated_prefill"]);
+        assert_eq!(figures.keys().copied().collect::<Vec<_>>(), [ALL_ACTIONS, "artifact_fetch", "colocated_prefill"]);
         let one = figures["colocated_prefill"];
         assert_eq!(one.steps, 3);
         assert!((one.error_p50 - 0.2).abs() < 1e-9 && (one.error_p90 - 0.5).abs() < 1e-9, "{one:?}");
         assert!((one.bias_p50 + 0.1).abs() < 1e-9, "half of the steps took longer than was foretold: {one:?}");
-        assert_eq!((figures["artifact_fetch"].bias_p50, figures[ALL].steps), (2.0, 5));
+        assert_eq!((figures["artifact_fetch"].bias_p50, figures[ALL_ACTIONS].steps), (2.0, 5));
     }
 }

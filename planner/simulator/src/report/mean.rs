@@ -24,13 +24,13 @@ impl Mean {
         let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
         let confidence = (seeds > 1).then(|| {
             let deviation = (squares / (seeds - 1) as f64).sqrt();
-            student(seeds - 1) * deviation / (seeds as f64).sqrt()
+            student_t(seeds - 1) * deviation / (seeds as f64).sqrt()
         });
         Some(Self { mean, confidence, seeds })
     }
 
     /// With so many digits behind the point.
-    pub fn said(&self, digits: usize) -> String {
+    pub fn format(&self, digits: usize) -> String {
         match self.confidence {
             Some(confidence) => format!("{:.digits$} ±{confidence:.digits$}", self.mean),
             None => format!("{:.digits$}", self.mean),
@@ -39,7 +39,7 @@ impl Mean {
 }
 
 /// Student's t of 97.5 % for so many degrees of freedom; from a table, of which the nearest smaller one is taken.
-pub fn student(freedom: usize) -> f64 {
+pub fn student_t(freedom: usize) -> f64 {
     const FREEDOM: [usize; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 24, 29, 39, 59, 119];
     const T: [f64; 22] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -53,20 +53,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn confidence_is_students_and_one_seed_has_none() {
+    fn confidence_interval_uses_students_t_and_needs_two_seeds() {
         assert_eq!(Mean::of(&[]), None);
         assert_eq!(Mean::of(&[3.0]), Some(Mean { mean: 3.0, confidence: None, seeds: 1 }));
         // Deviation 1.5811, divided by the root of five, times 2.776.
         let five = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
         assert_eq!((five.mean, five.seeds), (3.0, 5));
         assert!((five.confidence.unwrap() - 1.963).abs() < 1e-3, "{five:?}");
-        assert_eq!(five.said(2), "3.00 ±1.96");
+        assert_eq!(five.format(2), "3.00 ±1.96");
         let two = Mean::of(&[1.0, 3.0]).unwrap();
         assert!((two.confidence.unwrap() - 12.706).abs() < 1e-3, "{two:?}");
     }
 
     #[test]
-    fn between_two_rows_of_the_table_the_wider_one_counts() {
-        assert_eq!((student(4), student(16), student(1_000)), (2.776, 2.131, 1.980));
+    fn students_t_rounds_down_to_the_next_table_row() {
+        assert_eq!((student_t(4), student_t(16), student_t(1_000)), (2.776, 2.131, 1.980));
     }
 }

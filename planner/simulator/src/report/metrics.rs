@@ -3,69 +3,69 @@
 use serde::Serialize;
 
 use super::ablations::ABLATION;
-use super::foretold::ALL;
-use super::times::{PERCENTILE, WINDOW};
+use super::foretold::ALL_ACTIONS;
+use super::times::{MEASUREMENT_WINDOW, PERCENTILE};
 use super::verdicts::VERDICT;
-use super::{Figures, Foretelling, Restore, Spent};
+use super::{PredictionQuality, RestoreBreakdown, RunFigures, StepBreakdown};
 
 /// One figure of a run.
 pub struct Metric {
     /// Its column.
     pub name: &'static str,
     /// What it is.
-    pub what: &'static str,
+    pub description: &'static str,
     /// Where people see it.
-    pub(super) seen: Seen,
+    pub(super) visibility: MetricVisibility,
     /// Digits behind the point that it deserves.
     pub digits: usize,
     /// Its value; none where nothing was measured.
-    pub value: fn(&Figures) -> Option<f64>,
+    pub value: fn(&RunFigures) -> Option<f64>,
 }
 
 /// Whether a figure is worth a person's width.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum MetricVisibility {
     /// In the table, with its confidence.
-    Surely,
+    InTableWithConfidence,
     InTable,
     /// In files only.
-    InFull,
+    InFiles,
 }
 
 /// What a figure means.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct Definition {
+pub struct MetricDefinition {
     /// Its column.
     pub name: &'static str,
     /// What it is.
     pub what: &'static str,
 }
 
-fn ahead_share(figures: &Figures, moves: usize) -> Option<f64> {
+fn replication_share(figures: &RunFigures, moves: usize) -> Option<f64> {
     let all = figures.service.ahead.moves;
     (all > 0).then(|| moves as f64 / all as f64)
 }
 
 impl Metric {
-    const fn new(seen: Seen, name: &'static str, what: &'static str) -> Self {
-        Self { name, what, seen, digits: 0, value: |_| None }
+    const fn new(visibility: MetricVisibility, name: &'static str, description: &'static str) -> Self {
+        Self { name, description, visibility, digits: 0, value: |_| None }
     }
 
-    const fn of(self, digits: usize, value: fn(&Figures) -> Option<f64>) -> Self {
+    const fn of(self, digits: usize, value: fn(&RunFigures) -> Option<f64>) -> Self {
         Self { digits, value, ..self }
     }
 }
 
-const fn surely(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(Seen::Surely, name, what)
+const fn in_table_with_confidence(name: &'static str, what: &'static str) -> Metric {
+    Metric::new(MetricVisibility::InTableWithConfidence, name, what)
 }
 
 const fn in_table(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(Seen::InTable, name, what)
+    Metric::new(MetricVisibility::InTable, name, what)
 }
 
-const fn in_full(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(Seen::InFull, name, what)
+const fn in_files_only(name: &'static str, what: &'static str) -> Metric {
+    Metric::new(MetricVisibility::InFiles, name, what)
 }
 
 const FIRST: &str = "seconds from a step's arrival to its first token";
@@ -79,16 +79,16 @@ const SESSION_HBM: &str = "gigabytes of device memory that an active session tak
     sessions' latest prompts, each as often as it lies in the fleet and at least once, by the sessions; looked at every 400 \
     steps";
 
-const FORETOLD: &str = "median of |foretold - seen| / seen, of the seconds from being placed to the first token as the policy \
+const PREDICTION_ERROR: &str = "median of |foretold - seen| / seen, of the seconds from being placed to the first token as the policy \
     priced them and as they came";
 
 /// How well first tokens were foretold; none where the policy foretells none.
-fn foretold(figures: &Figures, part: fn(&Foretelling) -> f64) -> Option<f64> {
-    figures.service.foretold.get(ALL).map(part)
+fn prediction(figures: &RunFigures, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
+    figures.service.foretold.get(ALL_ACTIONS).map(part)
 }
 
 /// A part of a step's time; none where no step was measured.
-fn spent(figures: &Figures, part: fn(&Spent) -> f64) -> Option<f64> {
+fn spent(figures: &RunFigures, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
     (figures.step.count > 0).then(|| part(&figures.service.spent))
 }
 
@@ -99,7 +99,7 @@ const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of the
     each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
 
 /// A part of what first tokens of restored steps waited for; none without such steps.
-fn restore(figures: &Figures, part: fn(&Restore) -> f64) -> Option<f64> {
+fn restore(figures: &RunFigures, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
     (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
 }
 
@@ -117,7 +117,7 @@ const SPENT_HANDOFF_S: &str = "of these: the prompt's KV went to the worker that
 const SPENT_ANSWER_S: &str = "of these: the answer was generated, waiting beside others' prompts included; the eight \
     parts are the mean step time";
 const RESTORE_HOST_S: &str = "seconds of such a step's time to first token, mean: KV came from the host tier";
-const FORETOLD_BIAS: &str =
+const PREDICTION_BIAS: &str =
     "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced";
 
 fn gigabytes(bytes: u64) -> f64 {
@@ -127,117 +127,120 @@ fn gigabytes(bytes: u64) -> f64 {
 impl Metric {
     /// All of them, in the order of the columns.
     pub const ALL: &[Self] = &[
-        in_full("steps", "steps that were served").of(0, |f| Some(f.steps as f64)),
-        in_full("unserved", "steps that were not when nothing happened any more").of(0, |f| Some(f.unserved as f64)),
-        surely("ttft_mean_s", FIRST).of(3, |f| f.first_token.some(|times| times.mean)),
-        surely("ttft_p95_s", FIRST).of(3, |f| f.first_token.some(|times| times.p95)),
-        in_table("ttft_p99_s", FIRST).of(3, |f| f.first_token.some(|times| times.p99)),
-        in_table("small_p95_s", SMALL).of(3, |f| f.small_first_token.some(|times| times.p95)),
-        in_full("small_p99_s", SMALL).of(3, |f| f.small_first_token.some(|times| times.p99)),
-        surely("step_mean_s", STEP).of(3, |f| f.step.some(|times| times.mean)),
-        in_full("step_p95_s", STEP).of(3, |f| f.step.some(|times| times.p95)),
-        surely("session_mean_s", "the sum of its steps' times, of each session that came to its end")
-            .of(1, |f| f.session.some(|times| times.mean)),
+        in_files_only("steps", "steps that were served").of(0, |f| Some(f.steps as f64)),
+        in_files_only("unserved", "steps that were not when nothing happened any more")
+            .of(0, |f| Some(f.unserved as f64)),
+        in_table_with_confidence("ttft_mean_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.mean)),
+        in_table_with_confidence("ttft_p95_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.p95)),
+        in_table("ttft_p99_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.p99)),
+        in_table("small_p95_s", SMALL).of(3, |f| f.small_first_token.if_measured(|times| times.p95)),
+        in_files_only("small_p99_s", SMALL).of(3, |f| f.small_first_token.if_measured(|times| times.p99)),
+        in_table_with_confidence("step_mean_s", STEP).of(3, |f| f.step.if_measured(|times| times.mean)),
+        in_files_only("step_p95_s", STEP).of(3, |f| f.step.if_measured(|times| times.p95)),
+        in_table_with_confidence("session_mean_s", "the sum of its steps' times, of each session that came to its end")
+            .of(1, |f| f.session.if_measured(|times| times.mean)),
         in_table("prefill_mtok", "millions of prompt tokens that were computed")
             .of(2, |f| Some(f.reuse.prefill_tokens as f64 / 1e6)),
-        in_full("hit", "share of prompt tokens found in the memory of the worker that computed the rest")
+        in_files_only("hit", "share of prompt tokens found in the memory of the worker that computed the rest")
             .of(4, |f| Some(f.reuse.hit_rate)),
         in_table("owner_hit", OWNER_HIT).of(4, |f| Some(f.reuse.owner_hit_rate)),
-        in_full("fetched", "share of prompt tokens that another worker sent before the prompt began")
+        in_files_only("fetched", "share of prompt tokens that another worker sent before the prompt began")
             .of(4, |f| Some(f.reuse.fetched_rate)),
         in_table("duplicates", DUPLICATES).of(3, |f| (f.memory.looks > 0).then_some(f.memory.duplicate_factor)),
         in_table("moved_gb", "gigabytes of KV that went over links")
             .of(1, |f| Some(f.memory.kv_bytes_moved as f64 / 1e9)),
-        in_full("tpot_mean_ms", TOKEN).of(2, |f| f.token.some(|times| times.mean * 1e3)),
-        in_table("tpot_p99_ms", TOKEN).of(2, |f| f.token.some(|times| times.p99 * 1e3)),
+        in_files_only("tpot_mean_ms", TOKEN).of(2, |f| f.token.if_measured(|times| times.mean * 1e3)),
+        in_table("tpot_p99_ms", TOKEN).of(2, |f| f.token.if_measured(|times| times.p99 * 1e3)),
         in_table("stall", "share of the time of answers in which they waited for a prompt's chunk beside them")
             .of(4, |f| Some(f.service.decode_stall)),
-        in_full("prefill_use", "share of the workers' time in which they computed prompts")
+        in_files_only("prefill_use", "share of the workers' time in which they computed prompts")
             .of(4, |f| Some(f.service.prefill_use)),
-        in_full("ahead_moves", "how often KV was sent while its session was between two steps")
+        in_files_only("ahead_moves", "how often KV was sent while its session was between two steps")
             .of(0, |f| Some(f.service.ahead.moves as f64)),
-        in_full("ahead_used", "share of these whose next step went where the KV lay then")
-            .of(4, |f| ahead_share(f, f.service.ahead.used)),
-        in_full("ahead_late", "share of these still under way when the next step was placed")
-            .of(4, |f| ahead_share(f, f.service.ahead.late)),
-        in_full("unplanned", UNPLANNED).of(0, |f| Some(f.service.unplanned as f64)),
+        in_files_only("ahead_used", "share of these whose next step went where the KV lay then")
+            .of(4, |f| replication_share(f, f.service.ahead.used)),
+        in_files_only("ahead_late", "share of these still under way when the next step was placed")
+            .of(4, |f| replication_share(f, f.service.ahead.late)),
+        in_files_only("unplanned", UNPLANNED).of(0, |f| Some(f.service.unplanned as f64)),
         in_table("sessions_per_gpu_hour", "sessions that came to their end, by the hours of all workers' GPUs")
             .of(3, |f| Some(f.service.sessions_per_gpu_hour)),
-        in_full("occupancy", "sessions at once x mean prompt / memory of all workers")
+        in_files_only("occupancy", "sessions at once x mean prompt / memory of all workers")
             .of(3, |f| Some(f.memory.occupancy)),
         in_table("measured", "steps whose times were measured").of(0, |f| Some(f.step.count as f64)),
-        in_full("saved_mtok", "millions of prompt tokens that were not computed")
+        in_files_only("saved_mtok", "millions of prompt tokens that were not computed")
             .of(2, |f| Some(f.reuse.saved_tokens as f64 / 1e6)),
-        in_full("recomputed_mtok", "millions of the computed prompt tokens that had been computed before")
+        in_files_only("recomputed_mtok", "millions of the computed prompt tokens that had been computed before")
             .of(2, |f| Some(f.reuse.recomputed_tokens as f64 / 1e6)),
-        in_full("best_holder", BEST_HOLDER).of(4, |f| Some(f.reuse.best_holder_rate)),
-        in_full("session_hbm_gb", SESSION_HBM)
+        in_files_only("best_holder", BEST_HOLDER).of(4, |f| Some(f.reuse.best_holder_rate)),
+        in_files_only("session_hbm_gb", SESSION_HBM)
             .of(2, |f| (f.memory.session_bytes > 0.0).then_some(f.memory.session_bytes / 1e9)),
         in_table("sessions_fit", "device memory of all workers, by what an active session takes of it")
             .of(1, |f| (f.memory.sessions_fit > 0.0).then_some(f.memory.sessions_fit)),
-        in_full("busy", "share of the workers' time in which they computed or answered")
+        in_files_only("busy", "share of the workers' time in which they computed or answered")
             .of(4, |f| Some(f.service.busy)),
-        in_full("gap_use", GAP_USE).of(4, |f| f.service.gap_use),
-        in_full("spent_held_back_s", "seconds of a measured step, mean: the policy let it wait")
+        in_files_only("gap_use", GAP_USE).of(4, |f| f.service.gap_use),
+        in_files_only("spent_held_back_s", "seconds of a measured step, mean: the policy let it wait")
             .of(3, |f| spent(f, |spent| spent.held_back)),
-        in_full("spent_fetch_s", "of these: KV of its prompt was on its way from another worker")
+        in_files_only("spent_fetch_s", "of these: KV of its prompt was on its way from another worker")
             .of(3, |f| spent(f, |spent| spent.fetch)),
-        in_full("spent_queue_s", "of these: it waited behind others or for memory")
+        in_files_only("spent_queue_s", "of these: it waited behind others or for memory")
             .of(3, |f| spent(f, |spent| spent.queue)),
-        in_full("spent_restore_s", "of these: KV came back from slower tiers")
+        in_files_only("spent_restore_s", "of these: KV came back from slower tiers")
             .of(3, |f| spent(f, |spent| spent.restore)),
-        in_full("spent_recompute_s", SPENT_RECOMPUTE_S).of(3, |f| spent(f, |spent| spent.recompute)),
-        in_full("spent_compute_s", "of these: prompt tokens were computed for the first time")
+        in_files_only("spent_recompute_s", SPENT_RECOMPUTE_S).of(3, |f| spent(f, |spent| spent.recompute)),
+        in_files_only("spent_compute_s", "of these: prompt tokens were computed for the first time")
             .of(3, |f| spent(f, |spent| spent.compute)),
-        in_full("spent_handoff_s", SPENT_HANDOFF_S).of(3, |f| spent(f, |spent| spent.handoff)),
-        in_full("spent_answer_s", SPENT_ANSWER_S).of(3, |f| spent(f, |spent| spent.answer)),
-        in_full("restored_mtok", "millions of prompt tokens that came back from slower tiers")
+        in_files_only("spent_handoff_s", SPENT_HANDOFF_S).of(3, |f| spent(f, |spent| spent.handoff)),
+        in_files_only("spent_answer_s", SPENT_ANSWER_S).of(3, |f| spent(f, |spent| spent.answer)),
+        in_files_only("restored_mtok", "millions of prompt tokens that came back from slower tiers")
             .of(2, |f| Some(f.reuse.restored_tokens as f64 / 1e6)),
-        in_full("restored_steps", RESTORED).of(0, |f| Some(f.reuse.restores.steps as f64)),
-        in_full("restore_host_s", RESTORE_HOST_S).of(3, |f| restore(f, |split| split.host)),
-        in_full("restore_disk_s", "of these: KV came from disk, waiting for it included")
+        in_files_only("restored_steps", RESTORED).of(0, |f| Some(f.reuse.restores.steps as f64)),
+        in_files_only("restore_host_s", RESTORE_HOST_S).of(3, |f| restore(f, |split| split.host)),
+        in_files_only("restore_disk_s", "of these: KV came from disk, waiting for it included")
             .of(3, |f| restore(f, |split| split.disk)),
-        in_full("restore_network_s", "of these: KV came from another worker")
+        in_files_only("restore_network_s", "of these: KV came from another worker")
             .of(3, |f| restore(f, |split| split.network)),
-        in_full("restore_compute_s", "of these: the rest of the prompt was computed")
+        in_files_only("restore_compute_s", "of these: the rest of the prompt was computed")
             .of(3, |f| restore(f, |split| split.compute)),
-        in_full("disk_written_gb", "gigabytes of KV that were written to disks")
+        in_files_only("disk_written_gb", "gigabytes of KV that were written to disks")
             .of(1, |f| Some(gigabytes(f.memory.disk.written_bytes))),
-        in_full("disk_read_gb", "gigabytes of KV that were read from disks")
+        in_files_only("disk_read_gb", "gigabytes of KV that were read from disks")
             .of(1, |f| Some(gigabytes(f.memory.disk.read_bytes))),
-        in_full("disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write")
+        in_files_only("disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write")
             .of(1, |f| Some(gigabytes(f.memory.disk.dropped_bytes))),
-        in_full("write_amplification", WRITE_AMPLIFICATION).of(3, |f| f.memory.disk.write_amplification()),
-        in_table("foretold_error", FORETOLD).of(3, |f| foretold(f, |all| all.error_p50)),
-        in_full("foretold_bias", FORETOLD_BIAS).of(3, |f| foretold(f, |all| all.bias_p50)),
+        in_files_only("write_amplification", WRITE_AMPLIFICATION).of(3, |f| f.memory.disk.write_amplification()),
+        in_table("foretold_error", PREDICTION_ERROR).of(3, |f| prediction(f, |all| all.error_p50)),
+        in_files_only("foretold_bias", PREDICTION_BIAS).of(3, |f| prediction(f, |all| all.bias_p50)),
     ];
 
     /// By its column's name.
-    pub fn named(name: &str) -> Option<&'static Self> {
+    pub fn by_name(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|metric| metric.name == name)
     }
 
     /// A value as it is written; `nothing` where nothing was measured.
-    pub(super) fn said(&self, figures: &Figures, nothing: &str) -> String {
+    pub(super) fn format(&self, figures: &RunFigures, nothing: &str) -> String {
         (self.value)(figures).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
     }
 }
 
 /// What every column means, and what is meant by words in them.
-pub fn definitions() -> Vec<Definition> {
+pub fn definitions() -> Vec<MetricDefinition> {
     let words = [
         ("percentile", PERCENTILE),
-        ("measured window", WINDOW),
+        ("measured window", MEASUREMENT_WINDOW),
         ("verdict", VERDICT),
         ("ablation", ABLATION),
         ("planning overhead", PLANNING),
     ];
-    let words = words.into_iter().map(|(name, what)| Definition { name, what });
-    words.chain(Metric::ALL.iter().map(|metric| Definition { name: metric.name, what: metric.what })).collect()
+    let words = words.into_iter().map(|(name, what)| MetricDefinition { name, what });
+    words
+        .chain(Metric::ALL.iter().map(|metric| MetricDefinition { name: metric.name, what: metric.description }))
+        .collect()
 }
 
 /// Every run as comma-separated values, below the columns' names. A figure of which nothing was measured is empty.
-pub fn csv(runs: &[Figures]) -> String {
+pub fn csv(runs: &[RunFigures]) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name);
     // Last, and only where it was asked for: columns stay where they are.
     let caches = runs.iter().any(|run| run.traffic.cache.is_some()).then_some("cache");
@@ -245,7 +248,7 @@ pub fn csv(runs: &[Figures]) -> String {
     let mut text = head.collect::<Vec<_>>().join(",") + "\n";
     for run in runs {
         let who = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
-        let figures = Metric::ALL.iter().map(|metric| metric.said(run, ""));
+        let figures = Metric::ALL.iter().map(|metric| metric.format(run, ""));
         let cache = caches.map(|_| run.traffic.cache.map(|cache| cache.to_string()).unwrap_or_default());
         text += &(who.into_iter().chain(figures).chain(cache).collect::<Vec<_>>().join(",") + "\n");
     }

@@ -19,68 +19,68 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cache::Cache;
+use crate::cache::CacheStrategy;
 
-pub use ablations::{Worth, ablation_table, ablations};
+pub use ablations::{AblationResult, ablation_table, ablations};
 pub use caches::cache_table;
-pub use cells::{Cell, cells, table};
-pub use document::{Planning, Report, Subject};
-pub use foretold::Foretelling;
-pub(crate) use foretold::Foretellings;
-pub use mean::{Mean, student};
-pub use metrics::{Definition, Metric, csv, definitions};
+pub use cells::{PolicySummary, summarize_policies, summary_table};
+pub use document::{DecisionLatency, ReportSubject, SimulationReport};
+pub use foretold::PredictionQuality;
+pub(crate) use foretold::PredictionSamples;
+pub use mean::{Mean, student_t};
+pub use metrics::{Metric, MetricDefinition, csv, definitions};
 pub use notes::notes;
 pub use page::page;
-pub use restores::{Restore, Restores};
-pub use spent::Spent;
-pub use times::{Times, percentile};
-pub use verdicts::{Verdict, verdict_table, verdicts};
+pub use restores::{RestoreBreakdown, RestoreFigures};
+pub use spent::StepBreakdown;
+pub use times::{TimeDistribution, percentile};
+pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
 
 /// What one run came to. Times are seconds of virtual time; those of steps stop being counted when fewer sessions run
 /// than were asked for.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Figures {
+pub struct RunFigures {
     /// Who decided.
     pub policy: &'static str,
     /// What it was given.
-    pub traffic: Traffic,
+    pub traffic: RunParameters,
     /// Steps that were served.
     pub steps: usize,
     /// Steps that were not when nothing happened any more.
     pub unserved: usize,
     /// From a step's arrival to its first token.
-    pub first_token: Times,
+    pub first_token: TimeDistribution,
     /// The same, of steps that add at most 1,024 tokens to what their session had.
-    pub small_first_token: Times,
+    pub small_first_token: TimeDistribution,
     /// From a step's arrival to the end of its answer.
-    pub step: Times,
+    pub step: TimeDistribution,
     /// The sum of its steps' times, of each session.
-    pub session: Times,
+    pub session: TimeDistribution,
     /// Between two tokens of an answer: its time after the first token by its tokens.
-    pub token: Times,
+    pub token: TimeDistribution,
     /// What was computed and what was not.
-    pub reuse: Reuse,
+    pub reuse: ReuseFigures,
     /// Where KV lay and moved.
-    pub memory: Memory,
+    pub memory: MemoryFigures,
     /// What the workers did.
-    pub service: Service,
+    pub service: FleetFigures,
 }
 
 /// Which traffic, which chance, and which cache below device memory.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Traffic {
+pub struct RunParameters {
     /// Sessions at once, or the factor on the recorded rate.
     pub load: f64,
     /// What chance was drawn from.
     pub seed: u64,
     /// How slower tiers are kept, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache: Option<Cache>,
+    pub cache: Option<CacheStrategy>,
 }
 
 /// What was computed and what was not.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Reuse {
+pub struct ReuseFigures {
     /// Prompt tokens that were computed.
     pub prefill_tokens: u64,
     /// Prompt tokens that were not.
@@ -98,12 +98,12 @@ pub struct Reuse {
     /// Prompt tokens that came back from slower tiers.
     pub restored_tokens: u64,
     /// Measured steps that were loaded or sent KV, and the mean of what their first tokens waited for.
-    pub restores: Restores,
+    pub restores: RestoreFigures,
 }
 
 /// Where KV lay and moved.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Memory {
+pub struct MemoryFigures {
     /// How often copies were looked at: every 400 steps, and never in the one memory of a bound.
     pub looks: usize,
     /// Cached tokens of all workers by the distinct ones among them; 0 without looks.
@@ -117,14 +117,14 @@ pub struct Memory {
     /// Tokens that lost their place in device memory.
     pub evicted_tokens: u64,
     /// What went to disks and came from them.
-    pub disk: Disk,
+    pub disk: DiskFigures,
     /// Sessions at once times their mean prompt, by the memory of all workers; 0 where requests come at recorded times.
     pub occupancy: f64,
 }
 
 /// What went to the workers' disks and came from them.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Disk {
+pub struct DiskFigures {
     /// Bytes of KV that were written.
     pub written_bytes: u64,
     /// Bytes of KV that were read.
@@ -135,7 +135,7 @@ pub struct Disk {
     pub dropped_bytes: u64,
 }
 
-impl Disk {
+impl DiskFigures {
     /// Bytes written by those that were ever of use; none where none was.
     pub fn write_amplification(&self) -> Option<f64> {
         (self.useful_bytes > 0).then(|| self.written_bytes as f64 / self.useful_bytes as f64)
@@ -144,7 +144,7 @@ impl Disk {
 
 /// What was sent while sessions were between two steps.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
-pub struct SentAhead {
+pub struct ReplicationFigures {
     /// How often.
     pub moves: usize,
     /// Tokens of KV.
@@ -157,7 +157,7 @@ pub struct SentAhead {
 
 /// What the workers did.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Service {
+pub struct FleetFigures {
     /// Until the last answer was whole.
     pub seconds: f64,
     /// Sessions that came to their end.
@@ -173,13 +173,13 @@ pub struct Service {
     /// The same while a session is between its steps, each second as often as sessions are; none without such seconds.
     pub gap_use: Option<f64>,
     /// Where a step's time went.
-    pub spent: Spent,
+    pub spent: StepBreakdown,
     /// What was sent before a step asked for it.
-    pub ahead: SentAhead,
+    pub ahead: ReplicationFigures,
     /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
     pub unplanned: usize,
     /// How often each way of serving was taken.
     pub actions: BTreeMap<&'static str, usize>,
     /// How well first tokens were foretold, by the way of serving and of `all`; empty where the policy foretells none.
-    pub foretold: BTreeMap<&'static str, Foretelling>,
+    pub foretold: BTreeMap<&'static str, PredictionQuality>,
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Figures, Times, Verdict};
+use super::{BaselineVerdict, RunFigures, TimeDistribution};
 
 /// A run's distribution, and what it is of.
-type Set = (&'static str, fn(&Figures) -> &Times);
+type NamedDistribution = (&'static str, fn(&RunFigures) -> &TimeDistribution);
 
-const SETS: [Set; 5] = [
+const DISTRIBUTIONS: [NamedDistribution; 5] = [
     ("time to the first token", |run| &run.first_token),
     ("time to the first token of small steps", |run| &run.small_first_token),
     ("step time", |run| &run.step),
@@ -16,10 +16,10 @@ const SETS: [Set; 5] = [
 ];
 
 /// Steps that were never served, sets of which nothing was measured, and what the runs are too few for.
-pub fn notes(runs: &[Figures], verdicts: &[Verdict]) -> Vec<String> {
+pub fn notes(runs: &[RunFigures], verdicts: &[BaselineVerdict]) -> Vec<String> {
     let mut notes: Vec<String> = runs.iter().filter(|run| run.unserved > 0).map(unserved).collect();
-    for (name, times) in SETS {
-        let empty: Vec<&Figures> = runs.iter().filter(|run| times(run).count == 0).collect();
+    for (name, times) in DISTRIBUTIONS {
+        let empty: Vec<&RunFigures> = runs.iter().filter(|run| times(run).count == 0).collect();
         if let Some(first) = empty.first() {
             let of = if empty.len() == runs.len() { "any run".to_owned() } else { named(&empty, first) };
             notes.push(format!("no {name} was measured in {of}: `-` there, and no part of a mean"));
@@ -35,8 +35,8 @@ pub fn notes(runs: &[Figures], verdicts: &[Verdict]) -> Vec<String> {
     notes
 }
 
-fn unserved(run: &Figures) -> String {
-    let Figures { policy, traffic, steps, unserved, .. } = run;
+fn unserved(run: &RunFigures) -> String {
+    let RunFigures { policy, traffic, steps, unserved, .. } = run;
     format!(
         "{policy} at load {} with seed {} never served {unserved} of {} steps: its times are of the others only",
         traffic.load,
@@ -45,7 +45,7 @@ fn unserved(run: &Figures) -> String {
     )
 }
 
-fn named(empty: &[&Figures], first: &Figures) -> String {
+fn named(empty: &[&RunFigures], first: &RunFigures) -> String {
     let one = format!("{} at load {} with seed {}", first.policy, first.traffic.load, first.traffic.seed);
     match empty.len() - 1 {
         0 => one,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Seconds of the time to a first token by what they were spent on, besides waiting for others.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct Restore {
+pub struct RestoreBreakdown {
     /// What was not brought was computed.
     pub compute: f64,
     /// KV came back from the host tier.
@@ -17,16 +17,16 @@ pub struct Restore {
 
 /// Steps that were brought KV, and their mean or, while they are counted, their sum.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct Restores {
+pub struct RestoreFigures {
     /// How many.
     pub steps: usize,
     /// Where their time went.
     #[serde(flatten)]
-    pub split: Restore,
+    pub split: RestoreBreakdown,
 }
 
-impl Restores {
-    pub(crate) fn add(&mut self, step: &Restore) {
+impl RestoreFigures {
+    pub(crate) fn add(&mut self, step: &RestoreBreakdown) {
         self.steps += 1;
         self.split.compute += step.compute;
         self.split.host += step.host;
@@ -37,8 +37,8 @@ impl Restores {
     /// Of a sum, the mean step; zeros of none.
     pub(crate) fn mean(&self) -> Self {
         let by = self.steps.max(1) as f64;
-        let Restore { compute, host, disk, network } = self.split;
-        let split = Restore { compute: compute / by, host: host / by, disk: disk / by, network: network / by };
+        let RestoreBreakdown { compute, host, disk, network } = self.split;
+        let split = RestoreBreakdown { compute: compute / by, host: host / by, disk: disk / by, network: network / by };
         Self { split, ..*self }
     }
 }

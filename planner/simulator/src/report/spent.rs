@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Seconds of a step by what they were spent on, or the sum of several.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct Spent {
+pub struct StepBreakdown {
     /// The policy let it wait.
     pub held_back: f64,
     /// KV of its prompt was on its way from another worker.
@@ -23,7 +23,7 @@ pub struct Spent {
     pub answer: f64,
 }
 
-impl Spent {
+impl StepBreakdown {
     /// The parts' names, in the order of `parts`.
     pub const PARTS: [&str; 8] =
         ["held back", "fetch", "queue", "restore", "recompute", "compute", "handoff", "answer"];
@@ -47,7 +47,7 @@ impl Spent {
     }
 
     /// The mean of so many; zeros of none.
-    pub(crate) fn by(&self, steps: usize) -> Self {
+    pub(crate) fn mean_over(&self, steps: usize) -> Self {
         Self::of(self.parts().map(|part| part / steps.max(1) as f64))
     }
 }

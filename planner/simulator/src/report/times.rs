@@ -8,13 +8,13 @@ pub(super) const PERCENTILE: &str = "pN of n times is the one that floor(N/100 *
     several seeds the mean of each seed's pN, with the half width of its 95 % confidence interval by Student's t";
 
 /// What is measured when, in words.
-pub(super) const WINDOW: &str = "times of steps are measured from the beginning until fewer sessions run than were asked for, that \
+pub(super) const MEASUREMENT_WINDOW: &str = "times of steps are measured from the beginning until fewer sessions run than were asked for, that \
     is until the trace has no next session (requests at recorded times: all of them); session times, tokens, bytes and \
     shares are of the whole run";
 
 /// A distribution of times, in seconds. Without any all are zero, and JSON says `null`.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Times {
+pub struct TimeDistribution {
     /// How many were measured.
     pub count: usize,
     /// The mean.
@@ -29,7 +29,7 @@ pub struct Times {
     pub curve: Vec<f64>,
 }
 
-impl Times {
+impl TimeDistribution {
     /// Of times in any order.
     pub fn of(mut times: Vec<f64>) -> Self {
         if times.is_empty() {
@@ -44,19 +44,19 @@ impl Times {
     }
 
     /// One of its figures; none when nothing was measured.
-    pub fn some(&self, figure: fn(&Self) -> f64) -> Option<f64> {
+    pub fn if_measured(&self, figure: fn(&Self) -> f64) -> Option<f64> {
         (self.count > 0).then(|| figure(self))
     }
 }
 
-impl Serialize for Times {
+impl Serialize for TimeDistribution {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut all = serializer.serialize_struct("Times", 5)?;
         all.serialize_field("count", &self.count)?;
-        all.serialize_field("mean", &self.some(|times| times.mean))?;
-        all.serialize_field("p50", &self.some(|times| times.p50))?;
-        all.serialize_field("p95", &self.some(|times| times.p95))?;
-        all.serialize_field("p99", &self.some(|times| times.p99))?;
+        all.serialize_field("mean", &self.if_measured(|times| times.mean))?;
+        all.serialize_field("p50", &self.if_measured(|times| times.p50))?;
+        all.serialize_field("p95", &self.if_measured(|times| times.p95))?;
+        all.serialize_field("p99", &self.if_measured(|times| times.p99))?;
         all.end()
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Cell, Figures, Mean, Metric};
+use super::{Mean, Metric, PolicySummary, RunFigures};
 use crate::policies::PolicyKind;
 
 /// How a verdict comes about, in words.
@@ -16,7 +16,7 @@ const BOUNDS: [(&str, f64); 3] = [("step_mean_s", 1.03), ("session_mean_s", 1.03
 
 /// OwnerServe at one load, by one figure.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Verdict {
+pub struct BaselineVerdict {
     /// Sessions at once, or the factor on the recorded rate.
     pub load: f64,
     /// Which figure.
@@ -35,41 +35,45 @@ pub struct Verdict {
     pub holds: bool,
 }
 
-impl Verdict {
+impl BaselineVerdict {
     /// `PASS` or `SHORT`.
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         if self.holds { "PASS" } else { "SHORT" }
     }
 
     /// Whether the confidence interval lies on one side of the bound; none of one seed.
-    pub fn is_sure(&self) -> Option<bool> {
+    pub fn is_significant(&self) -> Option<bool> {
         self.ratio.confidence.map(|confidence| (self.ratio.mean - self.bound).abs() > confidence)
     }
 }
 
 /// Every load's verdicts; none where OwnerServe or every baseline is missing.
-pub fn verdicts(runs: &[Figures], cells: &[Cell]) -> Vec<Verdict> {
+pub fn verdicts(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<BaselineVerdict> {
     let own = PolicyKind::OwnerServe.as_str();
     let ours = cells.iter().filter(|cell| cell.policy == own);
     ours.flat_map(|ours| BOUNDS.iter().filter_map(|bound| verdict(runs, (cells, ours), *bound))).collect()
 }
 
-fn verdict(runs: &[Figures], (cells, own): (&[Cell], &Cell), (figure, bound): (&'static str, f64)) -> Option<Verdict> {
-    let complete = |cell: &&Cell| cell.load == own.load && cell.unserved == 0 && is_baseline(cell.policy);
+fn verdict(
+    runs: &[RunFigures],
+    (cells, own): (&[PolicySummary], &PolicySummary),
+    (figure, bound): (&'static str, f64),
+) -> Option<BaselineVerdict> {
+    let complete = |cell: &&PolicySummary| cell.load == own.load && cell.unserved == 0 && is_baseline(cell.policy);
     // A seed without a value would make a mean of other traffic.
-    let whole = |cell: &Cell| cell.mean(figure).filter(|mean| mean.seeds == cell.seeds);
+    let whole = |cell: &PolicySummary| cell.mean(figure).filter(|mean| mean.seeds == cell.seeds);
     let others = cells.iter().filter(complete).filter_map(|cell| Some((cell.policy, whole(cell)?)));
     let (best, theirs) = others.min_by(|(_, a), (_, b)| a.mean.total_cmp(&b.mean))?;
     let ours = whole(own)?;
     let values = |policy: &str| -> Vec<f64> {
-        let metric = Metric::named(figure);
+        let metric = Metric::by_name(figure);
         let cell = runs.iter().filter(|run| run.policy == policy && run.traffic.load == own.load);
         cell.filter_map(|run| (metric?.value)(run)).collect()
     };
     let ratios: Vec<f64> = values(own.policy).iter().zip(values(best)).map(|(ours, theirs)| ours / theirs).collect();
     let ratio = Mean { mean: ours.mean / theirs.mean, ..Mean::of(&ratios)? };
     let holds = own.unserved == 0 && ratio.mean <= bound;
-    Some(Verdict { load: own.load, figure, best, theirs, ours, ratio, bound, holds })
+    Some(BaselineVerdict { load: own.load, figure, best, theirs, ours, ratio, bound, holds })
 }
 
 fn is_baseline(policy: &str) -> bool {
@@ -77,20 +81,20 @@ fn is_baseline(policy: &str) -> bool {
 }
 
 /// One row a verdict, below the columns' names.
-pub fn verdict_table(verdicts: &[Verdict]) -> Vec<Vec<String>> {
+pub fn verdict_table(verdicts: &[BaselineVerdict]) -> Vec<Vec<String>> {
     let names = ["load", "figure", "best baseline", "best", "ownerserve", "ratio", "bound", "verdict"];
-    let row = |verdict: &Verdict| {
-        let digits = Metric::named(verdict.figure).map_or(3, |metric| metric.digits);
-        let unsure = if verdict.is_sure() == Some(false) { " (within confidence)" } else { "" };
+    let row = |verdict: &BaselineVerdict| {
+        let digits = Metric::by_name(verdict.figure).map_or(3, |metric| metric.digits);
+        let unsure = if verdict.is_significant() == Some(false) { " (within confidence)" } else { "" };
         vec![
             verdict.load.to_string(),
             verdict.figure.to_owned(),
             verdict.best.to_owned(),
-            verdict.theirs.said(digits),
-            verdict.ours.said(digits),
-            verdict.ratio.said(3),
+            verdict.theirs.format(digits),
+            verdict.ours.format(digits),
+            verdict.ratio.format(3),
             format!("{:.2}", verdict.bound),
-            format!("{}{unsure}", verdict.word()),
+            format!("{}{unsure}", verdict.label()),
         ]
     };
     std::iter::once(names.map(str::to_owned).to_vec()).chain(verdicts.iter().map(row)).collect()

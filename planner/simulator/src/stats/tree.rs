@@ -1,14 +1,14 @@
 //! The tree of all prompts with how often each run was visited: where it forks, and how much of it repeats.
 
-use engine_model::runs::{RunId, Runs};
+use engine_model::runs::{RunId, RunTree};
 use serde::Serialize;
 use smart_default::SmartDefault;
 use vocabulary::Tokens;
 
-use super::Spread;
+use super::Percentiles;
 
 /// Depth below which a fork is more than another first message.
-const DEEP: Tokens = Tokens(4_096);
+const MIN_DEEP_FORK: Tokens = Tokens(4_096);
 
 /// Where prompts part.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
@@ -18,12 +18,12 @@ pub struct Forks {
     /// Of those, such that end at least 4,096 tokens deep.
     pub deep_nodes: usize,
     /// Different runs that follow them.
-    pub children: Spread,
+    pub children: Percentiles,
 }
 
 /// What counts as a repeated prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, SmartDefault)]
-pub struct RepetitionOf {
+pub struct RepetitionCriteria {
     /// Runs that fewer prompts go through are pruned.
     #[default(2)]
     pub visits: u32,
@@ -37,7 +37,7 @@ pub struct RepetitionOf {
 pub struct Repetition {
     /// What was counted.
     #[serde(flatten)]
-    pub of: RepetitionOf,
+    pub of: RepetitionCriteria,
     /// Leaves of the pruned tree that are long enough.
     pub prefixes: usize,
     /// By conversations.
@@ -45,18 +45,18 @@ pub struct Repetition {
 }
 
 /// How often each run was visited.
-pub(super) struct Visits {
+pub(super) struct VisitCounts {
     counts: Vec<u32>,
     children: Vec<u32>,
 }
 
-impl Visits {
+impl VisitCounts {
     pub(super) fn new(runs: usize) -> Self {
         Self { counts: vec![0; runs], children: vec![0; runs] }
     }
 
     /// Counts a prompt. Whether it is the first to leave a path that `had` has, before its end.
-    pub(super) fn visit(&mut self, runs: &Runs, path: &[RunId], had: impl Fn(RunId) -> bool) -> bool {
+    pub(super) fn visit(&mut self, runs: &RunTree, path: &[RunId], had: impl Fn(RunId) -> bool) -> bool {
         let mut forked = false;
         for run in path {
             let at = run.0 as usize;
@@ -71,16 +71,16 @@ impl Visits {
         forked
     }
 
-    pub(super) fn forks(&self, runs: &Runs) -> Forks {
+    pub(super) fn forks(&self, runs: &RunTree) -> Forks {
         let forks = || self.children.iter().zip(0..).filter(|(children, _)| **children >= 2);
         Forks {
             nodes: forks().count(),
-            deep_nodes: forks().filter(|(_, run)| runs.depth(RunId(*run)) >= DEEP).count(),
-            children: Spread::of(forks().map(|(children, _)| f64::from(*children)).collect()),
+            deep_nodes: forks().filter(|(_, run)| runs.depth(RunId(*run)) >= MIN_DEEP_FORK).count(),
+            children: Percentiles::of(forks().map(|(children, _)| f64::from(*children)).collect()),
         }
     }
 
-    pub(super) fn repetition(&self, runs: &Runs, of: RepetitionOf, conversations: usize) -> Repetition {
+    pub(super) fn repetition(&self, runs: &RunTree, of: RepetitionCriteria, conversations: usize) -> Repetition {
         let stays = |run: usize| self.counts[run] >= of.visits.max(1);
         let mut inner = vec![false; self.counts.len()];
         for run in (0..self.counts.len()).filter(|run| stays(*run)) {

@@ -1,34 +1,34 @@
 use crate::policies::{Ablation, PolicyKind};
-use crate::report::{Figures, ablation_table, ablations, cells};
+use crate::report::{RunFigures, ablation_table, ablations, summarize_policies};
 use crate::tests::sessions;
-use crate::trace::Limits;
-use crate::{Setup, Spec, World};
+use crate::trace::ReplayLimits;
+use crate::{HardwareProfile, Simulation, SimulationSetup};
 
 /// Sessions at once.
 const LOAD: f64 = 7.0;
 
 /// Three workers without room for all sessions, so that state moves.
-fn run(kind: PolicyKind) -> Figures {
+fn run(kind: PolicyKind) -> RunFigures {
     run_at(kind, LOAD)
 }
 
-fn run_at(kind: PolicyKind, load: f64) -> Figures {
-    let trace = sessions().within(&Limits::default());
-    let mut spec = Spec::H100_8B;
+fn run_at(kind: PolicyKind, load: f64) -> RunFigures {
+    let trace = sessions().apply_limits(&ReplayLimits::default());
+    let mut spec = HardwareProfile::H100_8B;
     spec.sizes.device = vocabulary::Tokens(200_000);
-    World::new(&trace, kind, Setup { workers: 3, spec, load, seed: 1 }).unwrap().run(&mut |_, _| {})
+    Simulation::new(&trace, kind, SimulationSetup { workers: 3, spec, load, seed: 1 }).unwrap().run(&mut |_, _| {})
 }
 
-fn without(ablation: Ablation) -> Figures {
-    run(PolicyKind::Without(ablation))
+fn without(ablation: Ablation) -> RunFigures {
+    run(PolicyKind::Ablated(ablation))
 }
 
-fn taken(figures: &Figures, action: &str) -> usize {
+fn taken(figures: &RunFigures, action: &str) -> usize {
     figures.service.actions.get(action).copied().unwrap_or_default()
 }
 
 #[test]
-fn what_is_switched_off_is_not_done_and_all_is_served() {
+fn ablated_features_are_unused_and_every_step_is_served() {
     let whole = run(PolicyKind::OwnerServe);
     assert!(taken(&whole, "state_migration") > 0 && whole.reuse.fetched_rate > 0.0, "{:?}", whole.service.actions);
     let no_fetch = without(Ablation::NoFetch);
@@ -43,7 +43,7 @@ fn what_is_switched_off_is_not_done_and_all_is_served() {
 }
 
 #[test]
-fn wrong_beliefs_and_missing_prices_give_other_plans() {
+fn wrong_inputs_and_missing_costs_change_the_plans() {
     let whole = run(PolicyKind::OwnerServe);
     for ablation in [
         Ablation::NoEvictionPrice,
@@ -58,9 +58,9 @@ fn wrong_beliefs_and_missing_prices_give_other_plans() {
 }
 
 #[test]
-fn only_what_is_shown_is_late() {
+fn delayed_residency_affects_only_what_the_policy_sees() {
     // A second decides little where pauses are longer, at some loads nothing.
-    let [whole, late] = [PolicyKind::OwnerServe, PolicyKind::Without(Ablation::Late)]
+    let [whole, late] = [PolicyKind::OwnerServe, PolicyKind::Ablated(Ablation::DelayedResidency)]
         .map(|policy| [7.0, 9.0, 11.0, 14.0, 18.0, 22.0, 26.0].map(|load| run_at(policy, load)));
     let pairs = || late.iter().zip(&whole);
     // It is shown otherwise, and so decides otherwise; engines find what they have.
@@ -72,16 +72,16 @@ fn only_what_is_shown_is_late() {
 }
 
 #[test]
-fn each_ablation_is_a_row_beside_the_whole() {
+fn each_ablation_is_a_row_of_ratios_to_the_full_planner() {
     let whole = run(PolicyKind::OwnerServe);
-    let mut other = Figures { policy: Ablation::NoFetch.as_str(), ..whole.clone() };
+    let mut other = RunFigures { policy: Ablation::NoFetch.as_str(), ..whole.clone() };
     other.step.mean *= 2.0;
     other.reuse.prefill_tokens *= 4;
     let runs = [whole, other.clone()];
-    let worth = ablations(&runs, &cells(&runs));
+    let worth = ablations(&runs, &summarize_policies(&runs));
     assert_eq!((worth.len(), worth[0].policy, worth[0].load), (1, "ownerserve_no_fetch", LOAD));
     let ratio = |figure: &str| worth[0].ratios[figure].map(|mean| mean.mean);
     assert_eq!([ratio("step_mean_s"), ratio("prefill_mtok"), ratio("ttft_mean_s")], [2.0, 4.0, 1.0].map(Some));
     assert_eq!(ablation_table(&worth)[1][4], "2.000");
-    assert_eq!(ablations(&[other.clone()], &cells(&[other])), [], "there is nothing to hold it against");
+    assert_eq!(ablations(&[other.clone()], &summarize_policies(&[other])), [], "there is nothing to hold it against");
 }

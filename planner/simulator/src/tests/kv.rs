@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use planner::{AttentionSpec, Checkpoints, Heads, LayerState, Windowed};
+use planner::{AttentionSpec, CheckpointInterval, DenseKv, LayerState, WindowKv};
 use vocabulary::{Bytes, Tokens};
 
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
-use crate::report::Figures;
-use crate::trace::{Limits, Trace};
-use crate::{Cache, KvModel, Setup, Spec, World};
+use crate::report::RunFigures;
+use crate::trace::{ReplayLimits, Trace};
+use crate::{CacheStrategy, HardwareProfile, KvModel, Simulation, SimulationSetup};
 
-const HEADS: Heads = Heads { kv_heads: 8, head_dim: 128, bits: 16 };
+const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
 
 /// 128 KiB a token, as the usual worker's model.
 fn dense() -> AttentionSpec {
@@ -20,21 +20,26 @@ fn dense() -> AttentionSpec {
 
 /// Half of its layers keep 128 tokens: 64 KiB a token and 8 MiB of windows, which reach back over 2,048 tokens.
 fn hybrid() -> AttentionSpec {
-    let Heads { kv_heads, head_dim, bits } = HEADS;
-    let window = LayerState::Window(Windowed { kv_heads, head_dim, bits, window: Tokens(128) });
+    let DenseKv { kv_heads, head_dim, bits } = HEADS;
+    let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
     AttentionSpec::new([LayerState::Dense(HEADS), window].repeat(16), Bytes(1)).unwrap()
 }
 
 /// One run of a model.
-fn run(model: &AttentionSpec, cache: Cache, (trace, kind): (&Trace, PolicyKind), setup: Setup) -> Figures {
+fn run(
+    model: &AttentionSpec,
+    cache: CacheStrategy,
+    (trace, kind): (&Trace, PolicyKind),
+    setup: SimulationSetup,
+) -> RunFigures {
     let model = Arc::new(KvModel::new(model, cache, setup.spec, trace).unwrap());
-    let trace = model.weigh(trace.clone());
-    let setup = Setup { spec: model.worker(), ..setup };
-    World::new(&trace, kind, setup).unwrap().serving(&model).run(&mut |_, _| {})
+    let trace = model.scale_trace(trace.clone());
+    let setup = SimulationSetup { spec: model.worker(), ..setup };
+    Simulation::new(&trace, kind, setup).unwrap().with_model(&model).run(&mut |_, _| {})
 }
 
 /// Two conversations of three steps at one worker, each of which pushes the other out: 100, 110 and 120 blocks of 64.
-fn in_turn() -> Trace {
+fn alternating_conversations() -> Trace {
     let session = |name: &str, first: u64| {
         let step = |at: u64, blocks: u64, par: i64, keep: u64| {
             let (tokens, new, run) = (blocks * 64, blocks - keep, first + 1_000 * at);
@@ -49,41 +54,41 @@ fn in_turn() -> Trace {
 }
 
 /// A worker for one of them, 9,000 tokens of the hybrid model, with slower tiers of so many.
-fn small(host: u64, disk: u64) -> Setup {
-    let mut spec = Spec::H100_8B;
+fn small(host: u64, disk: u64) -> SimulationSetup {
+    let mut spec = HardwareProfile::H100_8B;
     let sizes = &mut spec.sizes;
     (sizes.device, sizes.host, sizes.disk) = (Tokens(4_500), Tokens(host), Tokens(disk));
-    Setup { workers: 1, spec, load: 2.0, seed: 1 }
+    SimulationSetup { workers: 1, spec, load: 2.0, seed: 1 }
 }
 
-fn kept(cache: Cache, setup: Setup) -> Figures {
-    run(&hybrid(), cache, (&in_turn(), PolicyKind::RoundRobin), setup)
+fn run_hybrid(cache: CacheStrategy, setup: SimulationSetup) -> RunFigures {
+    run(&hybrid(), cache, (&alternating_conversations(), PolicyKind::RoundRobin), setup)
 }
 
-fn periodic(tokens: u64) -> Cache {
-    Cache::Periodic(Tokens(tokens))
+fn periodic(tokens: u64) -> CacheStrategy {
+    CacheStrategy::Periodic(Tokens(tokens))
 }
 
 #[test]
-fn a_dense_model_serves_as_without_a_description() {
-    let trace = sessions().within(&Limits::default());
-    let mut spec = Spec::H100_8B;
+fn explicit_dense_model_matches_the_default_model() {
+    let trace = sessions().apply_limits(&ReplayLimits::default());
+    let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.device, spec.sizes.host, spec.sizes.disk) = (Tokens(160_000), Tokens(100_000), Tokens(300_000));
-    let setup = Setup { workers: 3, spec, load: 8.0, seed: 1 };
+    let setup = SimulationSetup { workers: 3, spec, load: 8.0, seed: 1 };
     for kind in PolicyKind::ALL {
-        let plain = World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});
-        assert_eq!(run(&dense(), Cache::Lru, (&trace, kind), setup), plain, "{kind:?}");
+        let plain = Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});
+        assert_eq!(run(&dense(), CacheStrategy::Lru, (&trace, kind), setup), plain, "{kind:?}");
     }
 }
 
 #[test]
-fn more_sessions_of_a_hybrid_model_fit_into_the_same_memory() {
-    let trace = sessions().within(&Limits::default());
-    let mut spec = Spec::H100_8B;
+fn memory_fits_more_sessions_of_a_hybrid_model() {
+    let trace = sessions().apply_limits(&ReplayLimits::default());
+    let mut spec = HardwareProfile::H100_8B;
     spec.sizes.device = Tokens(200_000);
     let of = |model: &AttentionSpec| {
-        let setup = Setup { workers: 2, spec, load: 6.0, seed: 1 };
-        let figures = run(model, Cache::Lru, (&trace, PolicyKind::SessionPinning), setup);
+        let setup = SimulationSetup { workers: 2, spec, load: 6.0, seed: 1 };
+        let figures = run(model, CacheStrategy::Lru, (&trace, PolicyKind::SessionPinning), setup);
         assert_eq!(figures.unserved, 0);
         figures
     };
@@ -94,10 +99,10 @@ fn more_sessions_of_a_hybrid_model_fit_into_the_same_memory() {
 }
 
 #[test]
-fn a_worker_has_the_same_bytes_whatever_the_model() {
-    let mut spec = Spec::H100_8B;
+fn worker_memory_bytes_do_not_depend_on_the_model() {
+    let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.host, spec.sizes.disk) = (Tokens(10), Tokens(20));
-    let worker = KvModel::new(&hybrid(), Cache::Lru, spec, &in_turn()).unwrap().worker();
+    let worker = KvModel::new(&hybrid(), CacheStrategy::Lru, spec, &alternating_conversations()).unwrap().worker();
     assert_eq!(worker.kv_bytes * 2, spec.kv_bytes);
     let sizes = worker.sizes;
     assert_eq!((sizes.device, sizes.host, sizes.disk), (Tokens(800_000), Tokens(20), Tokens(40)));
@@ -107,32 +112,37 @@ fn a_worker_has_the_same_bytes_whatever_the_model() {
 }
 
 #[test]
-fn what_windows_are_not_stored_with_is_computed_again() {
+fn restored_steps_recompute_windows_that_were_not_stored() {
     for (host, disk) in [(100_000, 0), (0, 100_000), (4_000, 100_000)] {
         let again = |cache| {
-            let figures = kept(cache, small(host, disk));
+            let figures = run_hybrid(cache, small(host, disk));
             assert_eq!((figures.steps, figures.unserved), (6, 0), "{cache}");
             figures.reuse.recomputed_tokens
         };
-        assert_eq!(again(Cache::Full), 0);
-        assert_eq!(again(Cache::Lru), 0, "as the model says, which is all windows");
-        assert_eq!(again(Cache::Zero), 4 * 2_048, "n_win x L");
+        assert_eq!(again(CacheStrategy::Full), 0);
+        assert_eq!(again(CacheStrategy::Lru), 0, "as the model says, which is all windows");
+        assert_eq!(again(CacheStrategy::Zero), 4 * 2_048, "n_win x L");
         // Both go on from 6,400 and 7,040 tokens.
         assert_eq!(again(periodic(4_096)), 2 * (2_304 + 2_944));
         assert_eq!(again(periodic(64)), 0);
         assert_eq!(again(periodic(8_192)), 4 * 2_048, "no window is stored so early");
-        assert_eq!(again(Cache::Hbm), 2 * (6_400 + 7_040), "nothing comes back");
+        assert_eq!(again(CacheStrategy::Hbm), 2 * (6_400 + 7_040), "nothing comes back");
     }
 }
 
 #[test]
-fn windows_that_are_stored_more_often_are_written_and_take_room() {
-    let written = [Cache::Full, periodic(64), periodic(640), periodic(6_400), Cache::Zero, Cache::Hbm].map(|cache| {
-        let figures = kept(cache, small(0, 100_000));
-        let disk = figures.memory.disk;
-        assert!(disk.useful_bytes <= disk.read_bytes && disk.useful_bytes <= disk.written_bytes, "{cache} {disk:?}");
-        disk.written_bytes
-    });
+fn denser_window_checkpoints_write_more_bytes() {
+    let written =
+        [CacheStrategy::Full, periodic(64), periodic(640), periodic(6_400), CacheStrategy::Zero, CacheStrategy::Hbm]
+            .map(|cache| {
+                let figures = run_hybrid(cache, small(0, 100_000));
+                let disk = figures.memory.disk;
+                assert!(
+                    disk.useful_bytes <= disk.read_bytes && disk.useful_bytes <= disk.written_bytes,
+                    "{cache} {disk:?}"
+                );
+                disk.written_bytes
+            });
     // The tokens of both prompts but the last step's, at 64 KiB each; every token's windows are as much again.
     let kept = 2 * 7_040 * 65_536;
     assert!((kept..kept * 11 / 10).contains(&written[4]) && written[5] == 0, "{written:?}");
@@ -142,38 +152,42 @@ fn windows_that_are_stored_more_often_are_written_and_take_room() {
 }
 
 #[test]
-fn the_cheapest_way_is_hardly_ever_behind_the_best_fixed_one() {
-    let fixed = [Cache::Full, Cache::Zero, periodic(256), periodic(1_024), periodic(4_096)];
+fn cost_strategy_is_close_to_the_best_fixed_strategy() {
+    let fixed = [CacheStrategy::Full, CacheStrategy::Zero, periodic(256), periodic(1_024), periodic(4_096)];
     for (host, disk) in [(100_000, 0), (0, 100_000), (4_000, 100_000)] {
         // Seconds that first tokens waited for, and that the disk wrote.
         let seconds = |cache| {
-            let figures = kept(cache, small(host, disk));
+            let figures = run_hybrid(cache, small(host, disk));
             let written = figures.memory.disk.written_bytes as f64 / 3e9;
             figures.first_token.mean * figures.first_token.count as f64 + written
         };
         let best = fixed.map(seconds).into_iter().fold(f64::INFINITY, f64::min);
-        let (cost, none) = (seconds(Cache::Cost), seconds(Cache::Hbm));
+        let (cost, none) = (seconds(CacheStrategy::Cost), seconds(CacheStrategy::Hbm));
         assert!(cost <= 1.03 * best && cost < none, "{host} {disk}: {cost} beside {best} and {none}");
     }
 }
 
 #[test]
-fn a_disk_that_is_slower_than_computing_is_left_alone_where_costs_count() {
+fn cost_strategy_ignores_a_disk_slower_than_computing() {
     let mut setup = small(0, 100_000);
-    (setup.spec.sizes.disk_speed.read, setup.spec.sizes.disk_speed.written) = (100.0, 1e6);
-    let (all, cost, none) = (kept(Cache::Full, setup), kept(Cache::Cost, setup), kept(Cache::Hbm, setup));
+    (setup.spec.sizes.disk_speed.read, setup.spec.sizes.disk_speed.write) = (100.0, 1e6);
+    let (all, cost, none) = (
+        run_hybrid(CacheStrategy::Full, setup),
+        run_hybrid(CacheStrategy::Cost, setup),
+        run_hybrid(CacheStrategy::Hbm, setup),
+    );
     assert!(all.first_token.mean > 10.0 * none.first_token.mean);
     assert_eq!((cost.first_token, cost.memory.disk.read_bytes), (none.first_token, 0));
 }
 
 #[test]
-fn whatever_is_kept_every_policy_serves_every_step() {
-    let trace = sessions().within(&Limits::default());
-    let mut spec = Spec::H100_8B;
+fn every_policy_serves_every_step_under_every_cache_strategy() {
+    let trace = sessions().apply_limits(&ReplayLimits::default());
+    let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.device, spec.sizes.host, spec.sizes.disk) = (Tokens(90_000), Tokens(30_000), Tokens(100_000));
-    let setup = Setup { workers: 2, spec, load: 6.0, seed: 1 };
+    let setup = SimulationSetup { workers: 2, spec, load: 6.0, seed: 1 };
     for kind in PolicyKind::ALL {
-        for cache in [Cache::Hbm, Cache::Zero, periodic(4_096), Cache::Cost] {
+        for cache in [CacheStrategy::Hbm, CacheStrategy::Zero, periodic(4_096), CacheStrategy::Cost] {
             let figures = run(&hybrid(), cache, (&trace, kind), setup);
             assert_eq!((figures.steps, figures.unserved), (778, 0), "{kind:?} {cache}");
             assert_eq!(figures, run(&hybrid(), cache, (&trace, kind), setup), "{kind:?} {cache}");
@@ -182,20 +196,25 @@ fn whatever_is_kept_every_policy_serves_every_step() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_with_what_can() {
+fn unsupported_cache_strategy_is_rejected_with_the_accepted_ones() {
     let refused = |model: &AttentionSpec, cache| {
-        KvModel::new(model, cache, Spec::H100_8B, &in_turn()).map(|_| ()).unwrap_err().to_string()
+        KvModel::new(model, cache, HardwareProfile::H100_8B, &alternating_conversations())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
     };
-    for cache in [Cache::Full, Cache::Zero, periodic(64)] {
+    for cache in [CacheStrategy::Full, CacheStrategy::Zero, periodic(64)] {
         let said = refused(&dense(), cache);
         assert!(said.contains("and the model has none; accepted: hbm, lru, cost"), "{said}");
     }
-    let Heads { kv_heads, head_dim, bits } = HEADS;
-    let window = LayerState::Window(Windowed { kv_heads, head_dim, bits, window: Tokens(128) });
-    let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), Cache::Lru);
+    let DenseKv { kv_heads, head_dim, bits } = HEADS;
+    let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
+    let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), CacheStrategy::Lru);
     assert!(said.contains("accepted: at least one that keeps something of every token"), "{said}");
     let said = refused(&hybrid(), periodic(1 << 30));
     assert!(said.starts_with("the cache management `periodic:1073741824`: checkpoints.every"), "{said}");
-    let chosen = KvModel::new(&dense(), Cache::Cost, Spec::H100_8B, &in_turn()).unwrap().checkpoints();
-    assert_eq!(chosen, Checkpoints::Full, "no windows, no cost");
+    let chosen = KvModel::new(&dense(), CacheStrategy::Cost, HardwareProfile::H100_8B, &alternating_conversations())
+        .unwrap()
+        .checkpoints();
+    assert_eq!(chosen, CheckpointInterval::Full, "no windows, no cost");
 }

@@ -1,10 +1,10 @@
 use std::io::Read as _;
 
-use engine_model::runs::Runs;
+use engine_model::runs::RunTree;
 use flate2::read::GzDecoder;
 use vocabulary::{Micros, Tokens};
 
-use crate::trace::{Arrivals, Limits, ListError, Reader, Step, Trace, TraceError};
+use crate::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace, TraceError, TraceReader, TraceStep};
 
 /// The committed agent sessions.
 pub(crate) fn sessions() -> Trace {
@@ -19,19 +19,19 @@ pub(crate) fn read(text: &str) -> Trace {
 }
 
 fn try_read(text: &str) -> Result<Trace, TraceError> {
-    let mut reader = Reader::default();
+    let mut reader = TraceReader::default();
     reader.read("t", text)?;
     Ok(reader.finish()?.unwrap())
 }
 
 #[track_caller]
-fn refused(text: &str, expected: &str) {
+fn assert_rejected(text: &str, expected: &str) {
     let said = try_read(text).map(|trace| trace.sessions).unwrap_err().to_string();
     assert_eq!(said, expected);
 }
 
 /// The lengths of a prompt's runs.
-fn runs(runs: &Runs, step: &Step) -> Vec<u64> {
+fn runs(runs: &RunTree, step: &TraceStep) -> Vec<u64> {
     step.path.iter().map(|run| runs.tokens(*run).0).collect()
 }
 
@@ -48,7 +48,7 @@ const DOCUMENT: &str = r#"{"id": "a", "models": [], "block_size": 64, "tool_toke
 ]}"#;
 
 #[test]
-fn a_parent_waits_for_its_sub_agents_and_they_for_theirs() {
+fn parent_step_waits_for_its_sub_agents() {
     let trace = read(DOCUMENT);
     let steps = &trace.sessions[0].steps;
     let after: Vec<&[usize]> = steps.iter().map(|step| &step.after[..]).collect();
@@ -57,24 +57,24 @@ fn a_parent_waits_for_its_sub_agents_and_they_for_theirs() {
     assert_eq!(agents, [0, 1, 2, 1, 0]);
     let at: Vec<u64> = steps.iter().map(|step| step.at.0 / 1_000_000).collect();
     assert_eq!(at, [0, 5, 10, 25, 40], "a sub-agent's times are its own");
-    assert_eq!(steps[4].think, Micros(8_000_000), "of the recorded 38 s, the sub-agent ran 30");
-    assert_eq!((steps[3].answer, trace.arrivals), (Tokens(1), Arrivals::AfterOthers));
+    assert_eq!(steps[4].pause, Micros(8_000_000), "of the recorded 38 s, the sub-agent ran 30");
+    assert_eq!((steps[3].answer, trace.arrivals), (Tokens(1), ArrivalProcess::AfterDependencies));
 }
 
 #[test]
-fn prompts_are_cut_where_others_end_and_answers_are_found_again() {
+fn runs_end_where_prompts_diverge_and_resent_answers_are_found() {
     let trace = read(DOCUMENT);
     let steps = &trace.sessions[0].steps;
     // The tools' first block is a run of its own; the answer of 60 tokens fills the fourth block.
     assert_eq!(runs(&trace.runs, &steps[0]), [64, 128]);
     assert_eq!(runs(&trace.runs, &steps[4]), [64, 128, 64, 64]);
-    assert_eq!(steps[0].resent.as_deref(), Some(&steps[4].path[..3]));
-    assert_eq!(steps[4].resent, None);
+    assert_eq!(steps[0].resent_path.as_deref(), Some(&steps[4].path[..3]));
+    assert_eq!(steps[4].resent_path, None);
     assert_eq!(steps[1].path[..], steps[3].path[..1]);
 }
 
 #[test]
-fn what_a_request_adds_reads_like_the_whole_of_it() {
+fn delta_session_reads_like_the_full_document() {
     let lines = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": [
         {"t": 0.0, "agent": 0, "in": 200, "out": 60, "think": 0.0, "api": 2.0, "par": -1, "keep": 0, "runs": [[1, 3]]},
         {"t": 5.0, "agent": 1, "in": 140, "out": 9, "think": 0.0, "api": 1.0, "par": -1, "keep": 0, "runs": [[50, 2]],
@@ -91,8 +91,8 @@ fn what_a_request_adds_reads_like_the_whole_of_it() {
 }
 
 #[test]
-fn sessions_with_the_same_tools_begin_with_the_same_run() {
-    let (mut reader, other) = (Reader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
+fn sessions_with_the_same_tools_share_their_first_run() {
+    let (mut reader, other) = (TraceReader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
     reader.read("a", DOCUMENT).unwrap();
     reader.read("b", &other).unwrap();
     let trace = reader.finish().unwrap().unwrap();
@@ -102,7 +102,7 @@ fn sessions_with_the_same_tools_begin_with_the_same_run() {
 }
 
 #[test]
-fn mooncake_requests_come_in_the_order_of_their_times_with_whole_blocks() {
+fn mooncake_requests_are_sorted_by_time_and_cut_to_whole_blocks() {
     let trace = read(concat!(
         r#"{"timestamp": 3000, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 9]}"#,
         "\n\n",
@@ -111,7 +111,7 @@ fn mooncake_requests_come_in_the_order_of_their_times_with_whole_blocks() {
     let steps = &trace.sessions[0].steps;
     assert_eq!([steps[0].at, steps[1].at], [Micros(0), Micros(2_000_000)]);
     assert_eq!((runs(&trace.runs, &steps[0]), runs(&trace.runs, &steps[1])), (vec![1_024], vec![1_024, 512]));
-    assert_eq!((trace.arrivals, trace.block), (Arrivals::Recorded, Tokens(512)));
+    assert_eq!((trace.arrivals, trace.block), (ArrivalProcess::Recorded, Tokens(512)));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn azure_requests_share_nothing() {
 }
 
 #[test]
-fn texts_are_runs_that_equal_beginnings_share() {
+fn equal_text_prefixes_share_runs() {
     let row = |at: u64, input: &str| {
         format!(r#"{{"timestamp": {at}, "session_id": "s", "input": "{input}", "output": "x"}}"#)
     };
@@ -132,9 +132,9 @@ fn texts_are_runs_that_equal_beginnings_share() {
     let trace = read(&rows.join("\n"));
     let steps = &trace.sessions[0].steps;
     assert_eq!((runs(&trace.runs, &steps[0]), runs(&trace.runs, &steps[1])), (vec![48], vec![48, 16]));
-    assert_eq!((steps[1].after.as_slice(), steps[1].think.0 / 100_000), (&[0][..], 79));
+    assert_eq!((steps[1].after.as_slice(), steps[1].pause.0 / 100_000), (&[0][..], 79));
 
-    refused(
+    assert_rejected(
         &row(1 << 60, &history),
         "t:1: `timestamp` is 1152921504606846976; accepted: microseconds since 1970, to the year 2200",
     );
@@ -146,18 +146,21 @@ fn texts_are_runs_that_equal_beginnings_share() {
     let trace = read(dialogues);
     let [a, b] = &trace.sessions[..] else { panic!("two dialogues") };
     assert_eq!(a.steps[0].path[0], b.steps[0].path[0], "the same rules");
-    assert_eq!(a.steps[0].resent.as_deref(), Some(&a.steps[1].path[..3]));
-    assert_eq!(a.steps[1].think, Micros(1_000_000));
+    assert_eq!(a.steps[0].resent_path.as_deref(), Some(&a.steps[1].path[..3]));
+    assert_eq!(a.steps[1].pause, Micros(1_000_000));
 }
 
 #[test]
-fn a_bad_line_is_named_with_what_is_accepted() {
+fn malformed_line_error_names_the_line_and_accepted_values() {
     let good = r#"{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}"#;
     let bad = |from: &str, to: &str| format!("{good}\n{}", good.replace(from, to));
     let form = r#"accepted: {"timestamp": MILLISECONDS, "input_length": TOKENS, "output_length": TOKENS, "hash_ids": [ID, ...]} on each line"#;
-    refused(&bad(": 1,", ": -1,"), "t:2: `timestamp (in seconds)` is -0.001; accepted: 0 to 315576000 s (ten years)");
-    refused(&bad("600", "99000000000"), "t:2: `input_length` is 99000000000; accepted: 1 to 16777216 tokens");
-    refused(
+    assert_rejected(
+        &bad(": 1,", ": -1,"),
+        "t:2: `timestamp (in seconds)` is -0.001; accepted: 0 to 315576000 s (ten years)",
+    );
+    assert_rejected(&bad("600", "99000000000"), "t:2: `input_length` is 99000000000; accepted: 1 to 16777216 tokens");
+    assert_rejected(
         &bad("[0, 1]", "[0, 1, 2, 3]"),
         "t:2: `hash_ids` is 4 ids for 600 tokens; accepted: one for each 512 tokens of input_length, the last one \
          perhaps partial",
@@ -171,14 +174,14 @@ fn a_bad_line_is_named_with_what_is_accepted() {
 }
 
 #[test]
-fn a_bad_request_within_a_document_is_named_by_its_line() {
+fn malformed_request_in_a_document_is_reported_with_its_line() {
     let bad = |from: &str, to: &str| DOCUMENT.replacen(from, to, 1);
-    refused(&bad("\"t\": 20", "\"t\": -20"), "t:8: `t` is -20; accepted: 0 to 315576000 s (ten years)");
-    refused(
+    assert_rejected(&bad("\"t\": 20", "\"t\": -20"), "t:8: `t` is -20; accepted: 0 to 315576000 s (ten years)");
+    assert_rejected(
         &bad("[50, 51]", "[50, 51, 52]"),
         "t:4: `hash_ids` is 3 whole blocks in a prompt of 140 tokens; accepted: ids of whole blocks of 64 tokens",
     );
-    refused(&bad("\"block_size\": 64", "\"block_size\": 16"), "t:1: `block_size` is 16; accepted: 64");
+    assert_rejected(&bad("\"block_size\": 64", "\"block_size\": 16"), "t:1: `block_size` is 16; accepted: 64");
     let unknown = try_read(&bad("api_time", "api_thyme")).unwrap_err().to_string();
     assert!(unknown.starts_with("t:2: unknown field `api_thyme`, expected one of `t`"), "{unknown}");
     let cut = try_read(&DOCUMENT[..DOCUMENT.len() - 60]).unwrap_err().to_string();
@@ -190,17 +193,17 @@ fn ids(field: &str, id: u64) -> String {
 }
 
 #[test]
-fn ids_that_cannot_be_counted_on_from_are_refused() {
+fn block_ids_above_the_maximum_are_rejected() {
     let end = (1 << 63) - 1;
     let (good, bad) = (format!("[1, 2, {end}]"), format!("[1, 2, {}]", end + 1));
     assert!(try_read(&DOCUMENT.replacen("[1, 2, 3]", &good, 1)).is_ok());
-    refused(&DOCUMENT.replacen("[1, 2, 3]", &bad, 1), &ids("hash_ids", end + 1));
+    assert_rejected(&DOCUMENT.replacen("[1, 2, 3]", &bad, 1), &ids("hash_ids", end + 1));
     let row = r#"{"timestamp": 1, "input_length": 1536, "output_length": 5, "hash_ids": IDS}"#;
-    refused(&["[1, 2, 3]", &bad].map(|all| row.replace("IDS", all)).join("\n"), &ids("hash_ids", end + 1));
+    assert_rejected(&["[1, 2, 3]", &bad].map(|all| row.replace("IDS", all)).join("\n"), &ids("hash_ids", end + 1));
 }
 
 #[test]
-fn sub_agents_lie_within_each_other_sixteen_deep() {
+fn sub_agents_nest_at_most_sixteen_deep() {
     let nested = |depth: usize| {
         let open = "{\"t\": 0, \"type\": \"subagent\", \"requests\": [\n".repeat(depth);
         let inner = r#"{"t": 1, "type": "s", "in": 64, "out": 9, "hash_ids": [70]}"#;
@@ -209,13 +212,13 @@ fn sub_agents_lie_within_each_other_sixteen_deep() {
     };
     assert_eq!(read(&nested(16)).sessions[0].steps[0].agent, 16);
     let deep = "`requests` is a sub-agent 17 deep; accepted: sub-agents within each other, 16 deep";
-    refused(&nested(17), &format!("t:17: {deep}"));
+    assert_rejected(&nested(17), &format!("t:17: {deep}"));
     // A file of less than a megabyte that once took more stack than there is.
-    refused(&nested(15_000), &format!("t:17: {deep}"));
+    assert_rejected(&nested(15_000), &format!("t:17: {deep}"));
 }
 
 #[test]
-fn a_small_file_that_comes_to_gigabytes_is_refused() {
+fn trace_that_expands_beyond_the_budget_is_rejected() {
     let accepted = "accepted: prompts of 33554432 runs in all; split the trace";
     // Each request goes on from the one before with forty blocks that are no neighbours.
     let delta = |n: u64| {
@@ -229,61 +232,70 @@ fn a_small_file_that_comes_to_gigabytes_is_refused() {
         format!(r#"{{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, all.join(","))
     };
     assert_eq!(read(&lines(100)).sessions[0].steps[99].path.len(), 100);
-    refused(&lines(1_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
+    assert_rejected(&lines(1_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
     let message = |n: usize| format!(r#"{{"role": "assistant", "content": "{n}"}}"#);
     let dialogue = |most: usize| {
         let all: Vec<String> = (0..most).map(message).collect();
         format!(r#"[{{"task_id": 1, "traj": [{}]}}]"#, all.join(","))
     };
     assert_eq!(read(&dialogue(100)).sessions[0].steps.len(), 99);
-    refused(&dialogue(6_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
+    assert_rejected(&dialogue(6_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
 }
 
 #[test]
-fn a_bad_delta_is_refused() {
+fn malformed_delta_is_rejected() {
     let line = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": [{"t": 0.0, "agent": 0, "in": 200, "out": 60, "par": -1, "keep": 0, "runs": [[1, 3]]}]}"#;
     let bad = |from: &str, to: &str| format!("\n{}", line.replacen(from, to, 1));
-    refused(&bad("\"par\": -1", "\"par\": 0"), "t:2: `par` is 0; accepted: -1, or the index of an earlier request");
-    refused(&bad("\"keep\": 0", "\"keep\": 1"), "t:2: `keep` is 1; accepted: at most the blocks of the request `par`");
+    assert_rejected(
+        &bad("\"par\": -1", "\"par\": 0"),
+        "t:2: `par` is 0; accepted: -1, or the index of an earlier request",
+    );
+    assert_rejected(
+        &bad("\"keep\": 0", "\"keep\": 1"),
+        "t:2: `keep` is 1; accepted: at most the blocks of the request `par`",
+    );
     let fit = |blocks: u64| {
         format!(
             "t:2: `runs` is {blocks} whole blocks with those kept in a prompt of 200 tokens; accepted: counts of blocks \
              that fit into the prompt"
         )
     };
-    refused(&bad("[[1, 3]]", "[[1, 4]]"), &fit(4));
-    refused(&bad("[[1, 3]]", "[[1, 2], [9, 2]]"), &fit(4));
+    assert_rejected(&bad("[[1, 3]]", "[[1, 4]]"), &fit(4));
+    assert_rejected(&bad("[[1, 3]]", "[[1, 2], [9, 2]]"), &fit(4));
     let wrapped: Vec<String> = (0..2_048).map(|run| format!("[{}, 2097152]", run * 4_194_304_u64)).collect();
-    refused(&bad("[[1, 3]]", &format!("[{}, [1, 3]]", wrapped.join(","))), &fit((1 << 32) + 3));
-    refused(&bad("[[1, 3]]", "[[9223372036854775806, 3]]"), &ids("runs", (1 << 63) - 2));
-    refused(&bad("[[1, 3]]", "[[18446744073709551615, 1]]"), &ids("runs", u64::MAX));
+    assert_rejected(&bad("[[1, 3]]", &format!("[{}, [1, 3]]", wrapped.join(","))), &fit((1 << 32) + 3));
+    assert_rejected(&bad("[[1, 3]]", "[[9223372036854775806, 3]]"), &ids("runs", (1 << 63) - 2));
+    assert_rejected(&bad("[[1, 3]]", "[[18446744073709551615, 1]]"), &ids("runs", u64::MAX));
     assert!(try_read(&bad("[[1, 3]]", "[[9223372036854775805, 3]]")).is_ok());
-    refused(&bad("\"agent\": 0", "\"agent\": 5"), "t:2: `agent` is 5; accepted: 0, or the next sub-agent's number");
-    refused(
+    assert_rejected(
+        &bad("\"agent\": 0", "\"agent\": 5"),
+        "t:2: `agent` is 5; accepted: 0, or the next sub-agent's number",
+    );
+    assert_rejected(
         &bad("{\"t\": 0.0", "{\"t\": 1e99"),
         &format!("t:2: `t` is 1{}; accepted: 0 to 315576000 s (ten years)", "0".repeat(99)),
     );
     let none = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": []}"#;
-    refused(none, "t:1: holds no request; accepted: at least one");
+    assert_rejected(none, "t:1: holds no request; accepted: at least one");
 }
 
 #[test]
-fn a_bad_csv_line_or_an_unknown_file_is_refused() {
+fn malformed_csv_line_and_unknown_format_are_rejected() {
     let azure = |line: &str| format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{line}\n");
     let accepted =
         "accepted: TIMESTAMP,ContextTokens,GeneratedTokens first, then lines such as 2023-11-16 18:17:03.979,4808,10";
-    refused(&azure("2023-11-16 18:17:03,5"), &format!("t:2: 2 columns where 3 belong; {accepted}"));
-    refused(
+    assert_rejected(&azure("2023-11-16 18:17:03,5"), &format!("t:2: 2 columns where 3 belong; {accepted}"));
+    assert_rejected(
         &azure("2023-11-16 18:17:03,-5,1"),
         &format!("t:2: ContextTokens `-5` is not a whole number from 0 on; {accepted}"),
     );
-    refused(&azure("yesterday,5,1"), &format!("t:2: `yesterday` is not a time; {accepted}"));
-    refused(
+    assert_rejected(&azure("yesterday,5,1"), &format!("t:2: `yesterday` is not a time; {accepted}"));
+    assert_rejected(
         &azure("2023-11-16 18:17:03,5,1\n1970-01-01 00:00:00,5,1"),
         "t:2: `TIMESTAMP (seconds after the first)` is 1700158623; accepted: 0 to 315576000 s (ten years)",
     );
-    refused("TIMESTAMP,Tokens\n", &format!("t:1: the first line names other columns; {accepted}"));
-    refused(" \n", "t:1: holds no request; accepted: at least one");
+    assert_rejected("TIMESTAMP,Tokens\n", &format!("t:1: the first line names other columns; {accepted}"));
+    assert_rejected(" \n", "t:1: holds no request; accepted: at least one");
     for odd in ["hello", "{\"a\": 1}", "[1, 2]", "\u{e9}"] {
         assert!(
             try_read(odd).unwrap_err().to_string().starts_with("t:1: not a trace that is known here; accepted are")
@@ -292,8 +304,8 @@ fn a_bad_csv_line_or_an_unknown_file_is_refused() {
 }
 
 #[test]
-fn files_of_one_trace_are_of_one_kind() {
-    let mut reader = Reader::default();
+fn files_of_one_trace_must_share_a_format() {
+    let mut reader = TraceReader::default();
     reader.read("a", DOCUMENT).unwrap();
     let error = reader.read("b", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,1").unwrap_err();
     assert_eq!(
@@ -301,23 +313,29 @@ fn files_of_one_trace_are_of_one_kind() {
         "b:1: `the form` is unlike the files before (steps that wait for others, blocks of 64 tokens); accepted: one \
          form in all files of a trace"
     );
-    assert!(Reader::default().finish().unwrap().is_none());
+    assert!(TraceReader::default().finish().unwrap().is_none());
 }
 
 #[test]
-fn what_does_not_fit_goes_with_what_waits_for_it() {
+fn oversized_steps_are_dropped_with_their_dependents() {
     let trace = read(DOCUMENT);
-    let limits = |context, steps, shortest| Limits { context: Tokens(context), steps, shortest, ..Limits::default() };
-    let left = |limits: &Limits| trace.clone().within(limits).sessions.first().map(|session| session.steps.len());
+    let limits = |context, steps, shortest| ReplayLimits {
+        max_context: Tokens(context),
+        max_steps: steps,
+        min_steps: shortest,
+        ..ReplayLimits::default()
+    };
+    let left =
+        |limits: &ReplayLimits| trace.clone().apply_limits(limits).sessions.first().map(|session| session.steps.len());
     assert_eq!(left(&limits(335, 9, 1)), Some(5));
     assert_eq!(left(&limits(260, 9, 1)), Some(3), "without its second step the sub-agent never ends");
     assert_eq!((left(&limits(335, 2, 1)), left(&limits(260, 9, 4)), left(&limits(10, 9, 1))), (Some(2), None, None));
-    let short = trace.clone().within(&Limits { longest_pause: Micros(5_000_000), ..limits(335, 9, 1) });
-    assert_eq!(short.sessions[0].steps[4].think, Micros(5_000_000));
+    let short = trace.clone().apply_limits(&ReplayLimits { max_pause: Micros(5_000_000), ..limits(335, 9, 1) });
+    assert_eq!(short.sessions[0].steps[4].pause, Micros(5_000_000));
 }
 
 #[test]
-fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
+fn sessions_replay_in_the_order_of_a_list_or_a_seed() {
     let trace = sessions();
     let ids = |trace: &Trace| trace.sessions.iter().map(|session| session.id.to_string()).collect::<Vec<_>>();
     let listed = trace.clone().in_order("trace_0291\n\n trace_0016 \n").unwrap();
@@ -329,7 +347,7 @@ fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
         twice.to_string(),
         "line 3 of the list names the session `trace_0016` again; accepted: each session once"
     );
-    assert_eq!(trace.clone().in_order(" \n").unwrap_err(), ListError::Empty);
+    assert_eq!(trace.clone().in_order(" \n").unwrap_err(), SessionListError::Empty);
     let (once, again, other) = (trace.clone().shuffled(3), trace.clone().shuffled(3), trace.clone().shuffled(4));
     assert_eq!(ids(&once), ids(&again));
     assert_ne!(ids(&once), ids(&other));
@@ -341,7 +359,7 @@ fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
 }
 
 #[test]
-fn another_seed_is_another_order_of_gaps_where_times_are_recorded() {
+fn shuffling_recorded_requests_permutes_the_gaps_between_them() {
     let row = |at: u64| {
         format!(r#"{{"timestamp": {at}, "input_length": {}, "output_length": 5, "hash_ids": [9]}}"#, 100 + at)
     };
@@ -375,7 +393,7 @@ pub(crate) fn log(steps: &[(&str, u64, u64, u64, u64)]) -> String {
 }
 
 #[test]
-fn a_decision_log_is_replayed_as_the_sessions_that_it_tells_of() {
+fn decision_log_replays_its_recorded_sessions() {
     let steps = [
         ("s-1", 10_000, 1_280, 0, 64),
         ("s-2", 11_000, 1_280, 640, 64),
@@ -385,25 +403,25 @@ fn a_decision_log_is_replayed_as_the_sessions_that_it_tells_of() {
         ("s-1", 20_000, 1_920, 1_280, 64),
     ];
     let trace = read(&log(&steps));
-    assert_eq!((trace.arrivals, trace.block), (Arrivals::AfterOthers, Tokens(16)));
+    assert_eq!((trace.arrivals, trace.block), (ArrivalProcess::AfterDependencies, Tokens(16)));
     let ids: Vec<&str> = trace.sessions.iter().map(|session| &*session.id).collect();
     assert_eq!(ids, ["s-1", "s-2", "s-3"]);
     let [first, second, third] = [0, 1, 2].map(|at| &trace.sessions[at].steps);
-    assert_eq!(first.iter().map(|step| step.think.0 / 1_000_000).collect::<Vec<_>>(), [0, 5, 1]);
-    let shared = |a: &Step, b: &Step| {
+    assert_eq!(first.iter().map(|step| step.pause.0 / 1_000_000).collect::<Vec<_>>(), [0, 5, 1]);
+    let shared = |a: &TraceStep, b: &TraceStep| {
         let same = a.path.iter().zip(&*b.path).take_while(|(a, b)| a == b).map(|(run, _)| *run);
         same.map(|run| trace.runs.tokens(run).0).sum::<u64>()
     };
     assert_eq!((shared(&first[0], &first[1]), shared(&first[1], &first[2])), (1_280, 1_280));
     assert_eq!((shared(&first[0], &second[0]), shared(&second[0], &third[0])), (640, 640));
-    let resent = first[0].resent.as_ref().expect("the second step resends the first one's answer");
-    assert_eq!(trace.runs.end(resent), Tokens(1_344));
-    assert_eq!(first[1].resent, None);
+    let resent = first[0].resent_path.as_ref().expect("the second step resends the first one's answer");
+    assert_eq!(trace.runs.end_depth(resent), Tokens(1_344));
+    assert_eq!(first[1].resent_path, None);
 }
 
 #[test]
-fn a_session_goes_on_in_the_next_file_of_its_log() {
-    let mut reader = Reader::default();
+fn session_continues_in_the_next_file_of_its_log() {
+    let mut reader = TraceReader::default();
     reader.read("a", &log(&[("s-1", 1_000, 640, 0, 64)])).unwrap();
     reader.read("b", &log(&[("s-1", 9_000, 1_280, 704, 64)])).unwrap();
     let trace = reader.finish().unwrap().unwrap();
@@ -412,7 +430,7 @@ fn a_session_goes_on_in_the_next_file_of_its_log() {
 }
 
 #[test]
-fn of_a_decision_log_only_the_line_that_a_kill_cut_off_is_forgiven() {
+fn decision_log_tolerates_only_a_truncated_last_line() {
     let whole = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 704, 64)]);
     let torn = &whole[..whole.len() - 20];
     assert_eq!(read(torn).sessions[0].steps.len(), 1);

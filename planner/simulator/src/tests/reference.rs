@@ -6,12 +6,12 @@ use vocabulary::Tokens;
 
 use super::readers::sessions;
 use crate::policies::PolicyKind;
-use crate::report::Figures;
-use crate::trace::Limits;
-use crate::{Setup, Spec, World};
+use crate::report::RunFigures;
+use crate::trace::ReplayLimits;
+use crate::{HardwareProfile, Simulation, SimulationSetup};
 
 #[derive(Deserialize, Debug)]
-struct Cell {
+struct ReferenceResult {
     policy: String,
     sessions: f64,
     host_tokens: u64,
@@ -31,21 +31,21 @@ struct Cell {
     restored: u64,
 }
 
-impl Cell {
-    fn ours(&self, trace: &crate::trace::Trace) -> Figures {
-        let mut spec = Spec::H100_8B;
+impl ReferenceResult {
+    fn ours(&self, trace: &crate::trace::Trace) -> RunFigures {
+        let mut spec = HardwareProfile::H100_8B;
         (spec.sizes.device, spec.sizes.host) = (Tokens(200_000), Tokens(self.host_tokens));
-        let setup = Setup { workers: 3, spec, load: self.sessions, seed: 1 };
+        let setup = SimulationSetup { workers: 3, spec, load: self.sessions, seed: 1 };
         let kind = match self.policy.parse().unwrap() {
             // There, evictable cache counts as memory that is taken, which no engine reports.
             PolicyKind::Llmd => PolicyKind::LlmdCachedCounts,
             kind => kind,
         };
-        World::new(trace, kind, setup).unwrap().run(&mut |_, _| {})
+        Simulation::new(trace, kind, setup).unwrap().run(&mut |_, _| {})
     }
 
     /// Name, ours, theirs.
-    fn pairs(&self, ours: &Figures) -> [(&'static str, f64, f64); 14] {
+    fn pairs(&self, ours: &RunFigures) -> [(&'static str, f64, f64); 14] {
         let tokens = |tokens: u64| tokens as f64;
         [
             ("first token mean", ours.first_token.mean, self.first_token_mean),
@@ -68,9 +68,9 @@ impl Cell {
 }
 
 #[test]
-fn every_figure_of_the_baselines_is_that_of_another_implementation() {
-    let cells: Vec<Cell> = serde_json::from_str(include_str!("reference.json")).unwrap();
-    let trace = sessions().within(&Limits::default());
+fn baseline_figures_match_the_reference_implementation() {
+    let cells: Vec<ReferenceResult> = serde_json::from_str(include_str!("reference.json")).unwrap();
+    let trace = sessions().apply_limits(&ReplayLimits::default());
     assert_eq!((cells.len(), trace.sessions.len()), (40, 35));
     let mut apart = Vec::new();
     for cell in &cells {
@@ -78,7 +78,7 @@ fn every_figure_of_the_baselines_is_that_of_another_implementation() {
         assert_eq!(ours.unserved, 0, "{cell:?}");
         for (name, seen, expected) in cell.pairs(&ours) {
             if (seen - expected).abs() > 1e-3 * expected.abs().max(1e-3) {
-                let Cell { policy, sessions, host_tokens, .. } = cell;
+                let ReferenceResult { policy, sessions, host_tokens, .. } = cell;
                 apart.push(format!("{policy} {sessions} {host_tokens}: {name} is {seen}, there {expected}"));
             }
         }

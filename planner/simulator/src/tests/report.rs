@@ -1,32 +1,33 @@
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
 use crate::report::{
-    Figures, Metric, Report, Subject, Times, cache_table, cells, csv, notes, page, table, verdict_table, verdicts,
+    Metric, ReportSubject, RunFigures, SimulationReport, TimeDistribution, cache_table, csv, notes, page,
+    summarize_policies, summary_table, verdict_table, verdicts,
 };
-use crate::trace::Limits;
-use crate::{Cache, Setup, Spec, World};
+use crate::trace::ReplayLimits;
+use crate::{CacheStrategy, HardwareProfile, Simulation, SimulationSetup};
 
-fn run(kind: PolicyKind, seed: u64) -> Figures {
-    let trace = sessions().within(&Limits::default()).shuffled(seed);
-    let setup = Setup { workers: 2, spec: Spec::A100_8B, load: 4.0, seed };
-    World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
+fn run(kind: PolicyKind, seed: u64) -> RunFigures {
+    let trace = sessions().apply_limits(&ReplayLimits::default()).shuffled(seed);
+    let setup = SimulationSetup { workers: 2, spec: HardwareProfile::A100_8B, load: 4.0, seed };
+    Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
 }
 
-fn figures() -> Figures {
+fn figures() -> RunFigures {
     run(PolicyKind::PrefixAffinity, 1)
 }
 
 /// The same run with other times of its steps.
-fn as_if(figures: &Figures, policy: PolicyKind, seed: u64, step: f64) -> Figures {
-    let mut other = Figures { policy: policy.as_str(), ..figures.clone() };
+fn as_if(figures: &RunFigures, policy: PolicyKind, seed: u64, step: f64) -> RunFigures {
+    let mut other = RunFigures { policy: policy.as_str(), ..figures.clone() };
     other.traffic.seed = seed;
-    (other.step, other.session) = (Times::of(vec![step]), Times::of(vec![10.0 * step]));
-    other.first_token = Times::of(vec![step / 2.0]);
+    (other.step, other.session) = (TimeDistribution::of(vec![step]), TimeDistribution::of(vec![10.0 * step]));
+    other.first_token = TimeDistribution::of(vec![step / 2.0]);
     other
 }
 
 #[test]
-fn a_run_is_a_row_of_values_under_its_columns() {
+fn csv_has_one_row_per_run() {
     let figures = figures();
     let csv = csv(std::slice::from_ref(&figures));
     let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
@@ -39,11 +40,11 @@ fn a_run_is_a_row_of_values_under_its_columns() {
 }
 
 #[test]
-fn the_seeds_of_a_policy_at_a_load_are_one_row_with_their_confidence() {
+fn seeds_of_a_policy_and_load_are_one_row_with_confidence() {
     let one = figures();
     let runs = [1, 2].map(|seed| as_if(&one, PolicyKind::Dynamo, seed, seed as f64));
-    let cells = cells(&runs);
-    let rows = table(&cells);
+    let cells = summarize_policies(&runs);
+    let rows = summary_table(&cells);
     assert_eq!((cells.len(), rows.len(), rows[0].len()), (1, 2, rows[1].len()));
     let at = |name: &str| rows[1][rows[0].iter().position(|column| column == name).unwrap()].clone();
     assert_eq!((at("policy"), at("step_mean_s")), ("dynamo".to_owned(), "1.500 ±6.353".to_owned()));
@@ -51,7 +52,7 @@ fn the_seeds_of_a_policy_at_a_load_are_one_row_with_their_confidence() {
 }
 
 #[test]
-fn the_best_baseline_of_each_load_and_figure_is_what_counts() {
+fn verdict_compares_with_the_best_baseline_per_load_and_figure() {
     let one = figures();
     let runs = [
         as_if(&one, PolicyKind::Dynamo, 1, 2.0),
@@ -60,38 +61,38 @@ fn the_best_baseline_of_each_load_and_figure_is_what_counts() {
         as_if(&one, PolicyKind::LlmdCachedCounts, 1, 0.1),
         as_if(&one, PolicyKind::OwnerServe, 1, 1.04),
     ];
-    let all = verdicts(&runs, &cells(&runs));
-    let said: Vec<_> = all.iter().map(|one| (one.figure, one.best, one.word())).collect();
+    let all = verdicts(&runs, &summarize_policies(&runs));
+    let said: Vec<_> = all.iter().map(|one| (one.figure, one.best, one.label())).collect();
     let best = PolicyKind::SessionPinning.as_str();
     let expected = [("step_mean_s", best, "SHORT"), ("session_mean_s", best, "SHORT"), ("ttft_p95_s", best, "PASS")];
     assert_eq!(said, expected, "neither bounds nor ablations are baselines");
-    assert!((all[0].ratio.mean - 1.04).abs() < 1e-12 && all[0].is_sure().is_none());
+    assert!((all[0].ratio.mean - 1.04).abs() < 1e-12 && all[0].is_significant().is_none());
     assert_eq!(verdict_table(&all)[1][7], "SHORT");
 }
 
 #[test]
-fn a_ratio_is_of_the_same_seeds_traffic_and_says_when_it_is_unsure() {
+fn ratio_pairs_equal_seeds_and_reports_uncertainty() {
     let one = figures();
     let pair = |seed, theirs: f64, ratio: f64| {
         [as_if(&one, PolicyKind::Sglang, seed, theirs), as_if(&one, PolicyKind::OwnerServe, seed, theirs * ratio)]
     };
     let steady = [pair(1, 1.0, 1.01), pair(2, 9.0, 1.01), pair(3, 4.0, 1.01)].concat();
-    let sure = verdicts(&steady, &cells(&steady));
-    assert!(sure[0].holds && sure[0].is_sure() == Some(true), "{:?}", sure[0]);
+    let sure = verdicts(&steady, &summarize_policies(&steady));
+    assert!(sure[0].holds && sure[0].is_significant() == Some(true), "{:?}", sure[0]);
     let shaky = [pair(1, 1.0, 0.9), pair(2, 1.0, 1.1), pair(3, 1.0, 1.0)].concat();
-    let unsure = verdicts(&shaky, &cells(&shaky));
-    assert_eq!((unsure[0].holds, unsure[0].is_sure()), (true, Some(false)), "{:?}", unsure[0]);
+    let unsure = verdicts(&shaky, &summarize_policies(&shaky));
+    assert_eq!((unsure[0].holds, unsure[0].is_significant()), (true, Some(false)), "{:?}", unsure[0]);
     assert_eq!(verdict_table(&unsure)[1][7], "PASS (within confidence)");
 }
 
 #[test]
-fn unserved_steps_are_told_and_never_win() {
+fn unserved_steps_are_reported_and_never_win() {
     let one = figures();
-    let (mut lame, slow) = (as_if(&one, PolicyKind::Thunder, 1, 0.5), as_if(&one, PolicyKind::Dynamo, 1, 1.0));
+    let (mut lame, slow) = (as_if(&one, PolicyKind::ThunderAgent, 1, 0.5), as_if(&one, PolicyKind::Dynamo, 1, 1.0));
     let mut own = as_if(&one, PolicyKind::OwnerServe, 1, 0.9);
     lame.unserved = 7;
     let runs = [lame, slow.clone(), own.clone()];
-    let all = verdicts(&runs, &cells(&runs));
+    let all = verdicts(&runs, &summarize_policies(&runs));
     assert_eq!((all[0].best, all[0].holds), ("dynamo", true));
     let told = notes(&runs, &all);
     let steps = one.steps + 7;
@@ -103,11 +104,11 @@ fn unserved_steps_are_told_and_never_win() {
     );
     own.unserved = 1;
     let runs = [slow, own];
-    assert!(verdicts(&runs, &cells(&runs)).iter().all(|verdict| !verdict.holds));
+    assert!(verdicts(&runs, &summarize_policies(&runs)).iter().all(|verdict| !verdict.holds));
 }
 
 #[test]
-fn ways_to_keep_slower_tiers_are_told_apart_and_the_first_is_what_the_rest_is_about() {
+fn cache_strategies_are_reported_apart_and_the_first_is_the_default() {
     let one = figures();
     let under = |cache, policy, step| {
         let mut other = as_if(&one, policy, 1, step);
@@ -116,13 +117,13 @@ fn ways_to_keep_slower_tiers_are_told_apart_and_the_first_is_what_the_rest_is_ab
     };
     let (own, pinned) = (PolicyKind::OwnerServe, PolicyKind::SessionPinning);
     let runs = vec![
-        under(Cache::Cost, own, 1.0),
-        under(Cache::Cost, pinned, 2.0),
-        under(Cache::Hbm, own, 3.0),
-        under(Cache::Hbm, pinned, 1.5),
+        under(CacheStrategy::Cost, own, 1.0),
+        under(CacheStrategy::Cost, pinned, 2.0),
+        under(CacheStrategy::Hbm, own, 3.0),
+        under(CacheStrategy::Hbm, pinned, 1.5),
     ];
-    let subject = || Subject::new("t".to_owned(), &sessions(), (2, &Spec::A100_8B));
-    let report = Report::of(subject(), Vec::new(), runs.clone());
+    let subject = || ReportSubject::new("t".to_owned(), &sessions(), (2, &HardwareProfile::A100_8B));
+    let report = SimulationReport::of(subject(), Vec::new(), runs.clone());
     let shown: Vec<_> = report.cells.iter().map(|cell| (cell.policy, cell.mean("step_mean_s").unwrap().mean)).collect();
     assert_eq!(shown, [("ownerserve", 1.0), ("session_pinning", 2.0)]);
     assert!(report.verdicts.iter().all(|verdict| verdict.holds && verdict.theirs.mean > verdict.ours.mean));
@@ -136,17 +137,17 @@ fn ways_to_keep_slower_tiers_are_told_apart_and_the_first_is_what_the_rest_is_ab
     assert!(text.lines().next().unwrap().ends_with(",cache") && text.lines().nth(3).unwrap().ends_with(",hbm"));
     let page = page(&report);
     assert!(page.contains("aria-label=\"Cache management\"") && page.contains(">hbm</th>"), "{page}");
-    let alone = Report::of(subject(), Vec::new(), runs[..2].to_vec());
+    let alone = SimulationReport::of(subject(), Vec::new(), runs[..2].to_vec());
     assert!(alone.caches.is_empty() && alone.cells.len() == 2, "of one there is nothing to compare");
 }
 
 #[test]
-fn what_was_not_measured_is_said_and_not_averaged() {
+fn unmeasured_values_are_reported_and_left_out_of_means() {
     let one = figures();
     let mut empty = as_if(&one, PolicyKind::Dynamo, 2, 3.0);
-    empty.small_first_token = Times::default();
+    empty.small_first_token = TimeDistribution::default();
     let runs = [as_if(&one, PolicyKind::Dynamo, 1, 3.0), empty];
-    let cells = cells(&runs);
+    let cells = summarize_policies(&runs);
     let small = cells[0].mean("small_p95_s").unwrap();
     assert_eq!((small.mean, small.seeds), (one.small_first_token.p95, 1));
     let told = notes(&runs, &[]).join("; ");
@@ -161,17 +162,17 @@ fn what_was_not_measured_is_said_and_not_averaged() {
 }
 
 #[test]
-fn requests_on_their_own_have_no_session_times() {
+fn independent_requests_have_no_session_times() {
     let rows = r#"{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}"#;
-    let setup = Setup { workers: 1, spec: Spec::A100_8B, load: 1.0, seed: 1 };
-    let run = World::new(&read(rows), PolicyKind::LeastLoaded, setup).unwrap().run(&mut |_, _| {});
+    let setup = SimulationSetup { workers: 1, spec: HardwareProfile::A100_8B, load: 1.0, seed: 1 };
+    let run = Simulation::new(&read(rows), PolicyKind::LeastLoaded, setup).unwrap().run(&mut |_, _| {});
     assert_eq!((run.steps, run.first_token.count, run.session.count, run.small_first_token.count), (1, 1, 0, 0));
     assert_eq!(serde_json::to_value(&run).unwrap()["session"]["mean"], serde_json::Value::Null);
-    assert_eq!(table(&cells(&[run]))[1][7], "-");
+    assert_eq!(summary_table(&summarize_policies(&[run]))[1][7], "-");
 }
 
 #[test]
-fn the_json_names_every_figure() {
+fn json_report_names_every_figure() {
     let json = serde_json::to_value(figures()).unwrap();
     for place in [
         "/first_token/p95",
@@ -188,24 +189,24 @@ fn the_json_names_every_figure() {
 }
 
 #[test]
-fn a_percentile_is_the_time_that_this_share_comes_before() {
-    assert_eq!(Times::of(Vec::new()), Times::default());
-    let times = Times::of((0..100).rev().map(f64::from).collect());
+fn percentile_is_the_value_above_that_share_of_samples() {
+    assert_eq!(TimeDistribution::of(Vec::new()), TimeDistribution::default());
+    let times = TimeDistribution::of((0..100).rev().map(f64::from).collect());
     assert_eq!((times.count, times.mean, times.p50, times.p95, times.p99), (100, 49.5, 50.0, 95.0, 99.0));
     assert_eq!((times.curve.len(), times.curve[0], times.curve[95], times.curve[100]), (101, 0.0, 95.0, 99.0));
 }
 
 #[test]
-fn every_figure_has_a_name_of_its_own_and_a_meaning() {
+fn every_metric_has_a_unique_name_and_a_description() {
     let names: std::collections::BTreeSet<_> = Metric::ALL.iter().map(|metric| metric.name).collect();
     assert_eq!(names.len(), Metric::ALL.len());
-    assert!(Metric::ALL.iter().all(|metric| metric.what.len() > 20), "a meaning is a phrase");
+    assert!(Metric::ALL.iter().all(|metric| metric.description.len() > 20), "a meaning is a phrase");
 }
 
 #[test]
-fn every_kind_of_worker_is_found_by_its_name() {
-    for spec in Spec::ALL {
-        assert_eq!(Spec::named(spec.name), Some(spec));
+fn hardware_profiles_are_found_by_name() {
+    for spec in HardwareProfile::ALL {
+        assert_eq!(HardwareProfile::by_name(spec.name), Some(spec));
     }
-    assert_eq!(Spec::named("none"), None);
+    assert_eq!(HardwareProfile::by_name("none"), None);
 }

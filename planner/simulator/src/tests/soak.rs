@@ -1,17 +1,17 @@
 use super::readers::read;
 use crate::policies::PolicyKind;
 use crate::trace::Trace;
-use crate::{Chance, Setup, Spec, World};
+use crate::{HardwareProfile, SeededRng, Simulation, SimulationSetup};
 use vocabulary::Tokens;
 
 /// Sessions with sub-agents, forks and rewritten histories, at random.
 fn random(seed: u64) -> Trace {
-    let mut chance = Chance::new(seed);
+    let mut chance = SeededRng::new(seed);
     let sessions: Vec<String> = (0..12).map(|number| session(&mut chance, number)).collect();
     read(&sessions.join("\n"))
 }
 
-fn session(chance: &mut Chance, number: u64) -> String {
+fn session(chance: &mut SeededRng, number: u64) -> String {
     let (mut requests, mut lengths, mut agents) = (Vec::new(), Vec::<u64>::new(), 1);
     for index in 0..5 + chance.below(20) {
         let (agent, fresh) = match chance.below(8) {
@@ -39,15 +39,15 @@ fn session(chance: &mut Chance, number: u64) -> String {
 }
 
 #[test]
-fn whatever_the_traffic_every_step_is_served_and_no_bound_is_beaten() {
+fn random_traffic_is_fully_served_and_never_beats_the_bounds() {
     for seed in 0..6 {
         let trace = random(seed);
         let longest = trace.steps().map(|step| (step.prompt + step.answer).0).max().unwrap();
-        let mut spec = Spec::H100_8B;
+        let mut spec = HardwareProfile::H100_8B;
         // Hardly more memory than the longest step needs: a worker can do little else beside it.
         (spec.sizes.device, spec.sizes.host) = (Tokens(longest + 2_000), Tokens(seed % 2 * 20_000));
-        let setup = Setup { workers: 4, spec, load: 6.0, seed };
-        let run = |kind| World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});
+        let setup = SimulationSetup { workers: 4, spec, load: 6.0, seed };
+        let run = |kind| Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});
         let oracle = run(PolicyKind::Oracle);
         for kind in PolicyKind::ALL {
             let figures = run(kind);
@@ -62,26 +62,28 @@ fn whatever_the_traffic_every_step_is_served_and_no_bound_is_beaten() {
 }
 
 #[test]
-fn more_workers_never_make_the_oracle_slower() {
+fn more_workers_never_slow_the_oracle() {
     let trace = random(3);
     let steps = [1, 2, 4].map(|workers| {
-        let setup = Setup { workers, spec: Spec::H100_8B, load: 6.0, seed: 1 };
-        World::new(&trace, PolicyKind::Oracle, setup).unwrap().run(&mut |_, _| {}).step.mean
+        let setup = SimulationSetup { workers, spec: HardwareProfile::H100_8B, load: 6.0, seed: 1 };
+        Simulation::new(&trace, PolicyKind::Oracle, setup).unwrap().run(&mut |_, _| {}).step.mean
     });
     assert!(steps[0] > steps[1] && steps[1] >= steps[2], "{steps:?}");
 }
 
 #[test]
-fn workers_that_are_twice_as_fast_take_half_the_time() {
+fn workers_twice_as_fast_take_half_the_time() {
     let trace = random(5);
     let run = |factor: f64| {
-        let mut spec = Spec::H100_8B;
+        let mut spec = HardwareProfile::H100_8B;
         let timing = &mut spec.timing;
-        for speed in [&mut timing.token, &mut timing.pair, &mut timing.step, &mut timing.context_token] {
+        for speed in
+            [&mut timing.prefill_token, &mut timing.attention_pair, &mut timing.decode_step, &mut timing.context_token]
+        {
             *speed *= factor;
         }
-        let setup = Setup { workers: 3, spec, load: 1.0, seed: 1 };
-        World::new(&trace, PolicyKind::SessionPinning, setup).unwrap().run(&mut |_, _| {})
+        let setup = SimulationSetup { workers: 3, spec, load: 1.0, seed: 1 };
+        Simulation::new(&trace, PolicyKind::SessionPinning, setup).unwrap().run(&mut |_, _| {})
     };
     let (once, twice) = (run(1.0), run(2.0));
     assert_eq!(once.reuse.prefill_tokens, twice.reuse.prefill_tokens);

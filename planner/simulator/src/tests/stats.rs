@@ -1,8 +1,8 @@
 use super::readers::{log, read, sessions};
-use crate::stats::{RepetitionOf, Spread, TraceStats};
+use crate::stats::{Percentiles, RepetitionCriteria, TraceStats};
 
 fn of(text: &str) -> TraceStats {
-    TraceStats::of(&read(text), RepetitionOf { visits: 2, longer_than: 100 })
+    TraceStats::of(&read(text), RepetitionCriteria { visits: 2, longer_than: 100 })
 }
 
 fn near(seen: f64, expected: f64) {
@@ -21,7 +21,7 @@ const FORKED: &str = concat!(
 );
 
 #[test]
-fn ideal_hits_are_counted_for_all_and_for_each_session() {
+fn ideal_hit_rates_are_computed_globally_and_per_conversation() {
     let stats = of(FORKED);
     assert_eq!((stats.requests, stats.conversations), (4, 2));
     let total = 256.0 + 260.0 + 6_400.0 + 6_600.0;
@@ -33,7 +33,7 @@ fn ideal_hits_are_counted_for_all_and_for_each_session() {
 }
 
 #[test]
-fn forks_kinds_and_gaps_are_told() {
+fn trace_stats_report_forks_step_kinds_and_pauses() {
     let stats = of(FORKED);
     // The tools' run is followed by both sessions; the first session parts after its second block.
     assert_eq!((stats.forks.nodes, stats.forks.deep_nodes), (2, 0));
@@ -47,19 +47,19 @@ fn forks_kinds_and_gaps_are_told() {
 }
 
 #[test]
-fn repeated_prefixes_are_the_long_leaves_that_enough_prompts_go_through() {
+fn repeated_prefixes_are_long_leaves_with_enough_visits() {
     let stats = of(FORKED);
     // Of the first session its first two blocks (128 tokens), of the second its first prompt.
     assert_eq!(stats.repetition.prefixes, 2);
     near(stats.repetition.ratio, 1.0);
-    let longer = TraceStats::of(&read(FORKED), RepetitionOf { visits: 2, longer_than: 128 });
+    let longer = TraceStats::of(&read(FORKED), RepetitionCriteria { visits: 2, longer_than: 128 });
     assert_eq!(longer.repetition.prefixes, 1);
-    let often = TraceStats::of(&read(FORKED), RepetitionOf { visits: 3, longer_than: 10 });
+    let often = TraceStats::of(&read(FORKED), RepetitionCriteria { visits: 3, longer_than: 10 });
     assert_eq!(often.repetition.prefixes, 1, "only the tools are visited that often");
 }
 
 #[test]
-fn requests_at_recorded_times_form_chains() {
+fn requests_at_recorded_times_form_conversations() {
     let row = |at: u64, blocks: &str, tokens: u64| {
         format!(r#"{{"timestamp": {at}, "input_length": {tokens}, "output_length": 1, "hash_ids": [{blocks}]}}"#)
     };
@@ -79,19 +79,19 @@ fn requests_at_recorded_times_form_chains() {
 }
 
 #[test]
-fn the_committed_sessions_reuse_nearly_everything_within_themselves() {
-    let stats = TraceStats::of(&sessions(), RepetitionOf::default());
+fn committed_sessions_reuse_nearly_all_of_their_own_tokens() {
+    let stats = TraceStats::of(&sessions(), RepetitionCriteria::default());
     assert_eq!((stats.requests, stats.conversations, stats.with_sub_agents), (950, 35, 2));
     assert!((0.85..0.99).contains(&stats.ideal_hits.within_conversations), "{stats:#?}");
     assert!(stats.ideal_hits.everywhere >= stats.ideal_hits.within_conversations);
     near(stats.kinds.values().sum(), 1.0);
-    assert_eq!(stats, TraceStats::of(&sessions(), RepetitionOf::default()));
+    assert_eq!(stats, TraceStats::of(&sessions(), RepetitionCriteria::default()));
 }
 
 #[test]
-fn a_spread_of_nothing_is_zero() {
-    assert_eq!(Spread::of(Vec::new()), Spread::default());
-    let spread = Spread::of((0..=100).rev().map(f64::from).collect());
+fn percentiles_of_no_values_are_zero() {
+    assert_eq!(Percentiles::of(Vec::new()), Percentiles::default());
+    let spread = Percentiles::of((0..=100).rev().map(f64::from).collect());
     assert_eq!((spread.p50, spread.p90, spread.p99, spread.max, spread.mean), (50.0, 90.0, 99.0, 100.0, 50.0));
 }
 
@@ -114,7 +114,7 @@ const TALKS: [(&str, u64, u64, u64, u64); 11] = [
 ];
 
 #[test]
-fn no_step_of_a_decision_log_found_more_than_the_ideal_has() {
+fn decision_log_steps_never_find_more_than_the_ideal() {
     let stats = of(&log(&TALKS));
     let sum = |of: fn(&(&str, u64, u64, u64, u64)) -> u64| TALKS.iter().map(of).sum::<u64>() as f64;
     let found = sum(|step| step.3) / sum(|step| step.2);
@@ -129,7 +129,7 @@ fn no_step_of_a_decision_log_found_more_than_the_ideal_has() {
 }
 
 #[test]
-fn what_was_there_before_a_log_begins_is_new_in_it_and_told() {
+fn tokens_cached_before_the_log_count_as_new_and_are_reported() {
     let stats = of(&log(&[("s-1", 1_000, 1_210, 1_008, 25), ("s-2", 2_000, 1_210, 1_008, 25)]));
     near(stats.ideal_hits.everywhere, 1_008.0 / 2_420.0);
     assert!(stats.notes[0].contains("found 83.31 % of"), "{:?}", stats.notes);
@@ -137,7 +137,7 @@ fn what_was_there_before_a_log_begins_is_new_in_it_and_told() {
 }
 
 #[test]
-fn what_an_engine_found_beyond_what_its_router_knew_was_there() {
+fn engine_cache_hits_beyond_the_routers_knowledge_count() {
     let text = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 320, 64)]);
     let counted = text.replacen(
         "\"total\":2000000,\"answered\":64}},\"case\":{\"facts\":{\"reused\":320",
@@ -150,7 +150,7 @@ fn what_an_engine_found_beyond_what_its_router_knew_was_there() {
 }
 
 #[test]
-fn steps_that_were_left_out_of_a_log_are_told_with_their_sessions() {
+fn unfinished_log_steps_are_reported_with_their_sessions() {
     let steps = [("s-1", 1_000, 640, 0, 64), ("s-1", 2_000, 704, 640, 64), ("s-2", 3_000, 640, 0, 64)];
     let text = log(&steps);
     let lines: Vec<&str> = text.lines().collect();

@@ -6,7 +6,7 @@ mod decided;
 mod forms;
 mod weave;
 
-pub(super) use decided::{BLOCK as DECIDED_BLOCK, Decided, read as decisions};
-pub(super) use forms::{document, lines};
+pub(super) use decided::{BLOCK as DECIDED_BLOCK, DecisionLogSessions, read as decisions};
+pub(super) use forms::{document, read_delta_lines};
 
 pub(super) const BLOCK: u32 = 64;

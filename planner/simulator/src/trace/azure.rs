@@ -2,40 +2,40 @@
 
 use vocabulary::Micros;
 
-use super::error::{Fault, Place, TraceError};
-use super::record::{lines, time_of};
-use super::{Reader, Session, Step};
+use super::error::{TraceError, TraceFault, TraceLocation};
+use super::record::{lines, parse_time};
+use super::{TraceReader, TraceSession, TraceStep};
 
 const HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 const ACCEPTED: &str =
     "TIMESTAMP,ContextTokens,GeneratedTokens first, then lines such as 2023-11-16 18:17:03.979,4808,10";
 
 /// Reads a file as one session of independent requests.
-pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut steps = Vec::new();
     let mut rows = lines(file, text);
     let header = rows.next().filter(|(_, line)| line.trim_end() == HEADER);
     if header.is_none() {
         let why = "the first line names other columns".to_owned();
-        return Err(Place { file, line: 1 }.fault(Fault::Malformed { why, accepted: ACCEPTED }));
+        return Err(TraceLocation { file, line: 1 }.fault(TraceFault::Malformed { why, accepted: ACCEPTED }));
     }
     for (place, line) in rows {
         steps.push((step(place, line.trim_end())?, place));
     }
-    Place { file, line: 1 }.count(steps.len())?;
+    TraceLocation { file, line: 1 }.check_request_count(steps.len())?;
     steps.sort_by_key(|(step, _)| step.at);
     let begin = steps[0].0.at;
-    let since = |(step, place): (Step, Place<'_>)| {
-        let at = place.seconds("TIMESTAMP (seconds after the first)", (step.at - begin).0 as f64 / 1e6)?;
-        Ok(Step { at, ..step })
+    let since = |(step, place): (TraceStep, TraceLocation<'_>)| {
+        let at = place.check_seconds("TIMESTAMP (seconds after the first)", (step.at - begin).0 as f64 / 1e6)?;
+        Ok(TraceStep { at, ..step })
     };
     let steps = steps.into_iter().map(since).collect::<Result<_, TraceError>>()?;
-    reader.sessions.push(Session { id: file.into(), steps });
+    reader.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
-fn step(place: Place<'_>, line: &str) -> Result<Step, TraceError> {
-    let malformed = |why: String| place.fault(Fault::Malformed { why, accepted: ACCEPTED });
+fn step(place: TraceLocation<'_>, line: &str) -> Result<TraceStep, TraceError> {
+    let malformed = |why: String| place.fault(TraceFault::Malformed { why, accepted: ACCEPTED });
     let fields: Vec<&str> = line.split(',').collect();
     let [time, prompt, answer] = fields[..] else {
         return Err(malformed(format!("{} columns where 3 belong", fields.len())));
@@ -43,9 +43,9 @@ fn step(place: Place<'_>, line: &str) -> Result<Step, TraceError> {
     let number = |field: &str, text: &str| {
         text.trim().parse::<u64>().map_err(|_| malformed(format!("{field} `{text}` is not a whole number from 0 on")))
     };
-    let at = time_of(time.trim()).ok_or_else(|| malformed(format!("`{time}` is not a time")))?;
-    let prompt = place.prompt("ContextTokens", number("ContextTokens", prompt)?)?;
-    let answer = place.answer("GeneratedTokens", number("GeneratedTokens", answer)?)?;
+    let at = parse_time(time.trim()).ok_or_else(|| malformed(format!("`{time}` is not a time")))?;
+    let prompt = place.check_prompt("ContextTokens", number("ContextTokens", prompt)?)?;
+    let answer = place.check_answer("GeneratedTokens", number("GeneratedTokens", answer)?)?;
     let (after, think) = (Vec::new(), Micros::ZERO);
-    Ok(Step { agent: 0, after, think, at, prompt, answer, path: [].into(), resent: None })
+    Ok(TraceStep { agent: 0, after, pause: think, at, prompt, answer, path: [].into(), resent_path: None })
 }

@@ -47,7 +47,7 @@ impl BlockIds {
     }
 
     /// How many ids are equal from `at` here and from `there` in `other` on, at most `most`.
-    pub(crate) fn common(&self, at: u32, other: &Self, there: u32) -> u32 {
+    pub(crate) fn common_prefix_len(&self, at: u32, other: &Self, there: u32) -> u32 {
         let (Some(mut a), Some(mut b)) = (self.run(at), other.run(there)) else { return 0 };
         let mut equal = 0;
         while a < self.runs.len() && b < other.runs.len() {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_joined_and_read_back() {
+    fn adjacent_ids_merge_into_runs_and_read_back() {
         let all = ids(&[1, 2, 3, 9, 10, 4]);
         assert_eq!((all.runs.len(), all.len()), (3, 6));
         let back: Vec<_> = (0..7).map(|at| all.id(at)).collect();
@@ -100,18 +100,18 @@ mod tests {
     }
 
     #[test]
-    fn what_two_prompts_share_does_not_depend_on_how_runs_are_cut() {
+    fn common_prefix_length_does_not_depend_on_run_boundaries() {
         let a = ids(&[1, 2, 3, 4, 9, 10]);
         let mut b = BlockIds::default();
         [(1, 2), (3, 2), (9, 1), (11, 5)].into_iter().for_each(|(first, count)| b.push_run(first, count));
-        assert_eq!(a.common(0, &b, 0), 5);
-        assert_eq!(a.common(2, &b, 2), 3);
-        assert_eq!(a.common(0, &b, 1), 0);
-        assert_eq!(a.common(6, &b, 0), 0, "beyond the end nothing is shared");
+        assert_eq!(a.common_prefix_len(0, &b, 0), 5);
+        assert_eq!(a.common_prefix_len(2, &b, 2), 3);
+        assert_eq!(a.common_prefix_len(0, &b, 1), 0);
+        assert_eq!(a.common_prefix_len(6, &b, 0), 0, "beyond the end nothing is shared");
     }
 
     #[test]
-    fn a_cut_prompt_goes_on_where_it_was_cut() {
+    fn truncated_block_ids_continue_where_they_were_cut() {
         let mut all = ids(&[1, 2, 3, 9, 10]);
         all.truncate(4);
         assert_eq!(all, ids(&[1, 2, 3, 9]));

@@ -9,12 +9,12 @@ pub struct TraceError {
     /// From 1.
     pub line: usize,
     /// What is wrong.
-    pub fault: Fault,
+    pub fault: TraceFault,
 }
 
 /// What is wrong with a trace.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
-pub enum Fault {
+pub enum TraceFault {
     /// Not one of the forms that are read.
     #[error(
         "not a trace that is known here; accepted are agent sessions (a JSON document with `requests`, or JSON lines \
@@ -24,7 +24,7 @@ pub enum Fault {
          with `traj`) and a router's decision log (its folder `decisions`), \
          each plain or gzipped"
     )]
-    UnknownForm,
+    UnknownFormat,
     /// Not well-formed, or with fields that this form does not have.
     #[error("{why}; accepted: {accepted}")]
     Malformed {
@@ -49,17 +49,17 @@ pub enum Fault {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct TraceLocation<'a> {
     pub(crate) file: &'a str,
     pub(crate) line: usize,
 }
 
-impl Place<'_> {
-    pub(crate) fn fault(&self, fault: Fault) -> TraceError {
+impl TraceLocation<'_> {
+    pub(crate) fn fault(&self, fault: TraceFault) -> TraceError {
         TraceError { file: self.file.to_owned(), line: self.line, fault }
     }
 
     pub(crate) fn out_of_range(&self, field: &'static str, value: impl ToString, accepted: &'static str) -> TraceError {
-        self.fault(Fault::OutOfRange { field, value: value.to_string(), accepted })
+        self.fault(TraceFault::OutOfRange { field, value: value.to_string(), accepted })
     }
 }

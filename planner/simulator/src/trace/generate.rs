@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use crate::Chance;
+use crate::SeededRng;
 
 /// Tokens in a block of this form.
 const BLOCK: u64 = 64;
 
 /// What sessions have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shape {
+pub enum TrafficPattern {
     /// Every session begins with one of a few prefixes, the first of which are begun with the most (by 1 / rank).
     SharedPrefix {
         /// Different prefixes.
@@ -27,15 +27,15 @@ pub enum Shape {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Workload {
     /// What sessions have in common.
-    pub shape: Shape,
+    pub shape: TrafficPattern,
     /// Sessions.
     pub sessions: u32,
     /// Tokens of a prefix, or of the context that branches share; exact.
-    pub shared: u64,
+    pub shared_tokens: u64,
     /// Steps of a session, or of each branch.
     pub turns: u32,
     /// Tokens that a step adds besides the answer before it.
-    pub new: u64,
+    pub new_tokens: u64,
     /// Tokens of an answer.
     pub answer: u64,
     /// Seconds between an answer and the next step.
@@ -45,18 +45,18 @@ pub struct Workload {
 }
 
 #[derive(Serialize)]
-struct Line {
+struct GeneratedSession {
     id: String,
     block_size: u64,
     models: [&'static str; 1],
     tool_tokens: u64,
     system_tokens: u64,
-    reqs: Vec<Request>,
+    reqs: Vec<GeneratedRequest>,
 }
 
 /// A request as what it adds to an earlier one.
 #[derive(Serialize)]
-struct Request {
+struct GeneratedRequest {
     t: f64,
     agent: u32,
     #[serde(rename = "in")]
@@ -69,63 +69,64 @@ struct Request {
     keep: u64,
     runs: Vec<(u64, u64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    sub: Option<Sub>,
+    sub: Option<GeneratedSubAgent>,
 }
 
 #[derive(Serialize)]
-struct Sub {
+struct GeneratedSubAgent {
     #[serde(rename = "type")]
     kind: &'static str,
 }
 
 impl Workload {
     /// One session, as a line of JSON.
-    pub fn line(&self, session: u32) -> String {
-        let mut making = Making { of: self, chance: self.chance(session), reqs: Vec::new(), ids: 1 };
+    pub fn session_line(&self, session: u32) -> String {
+        let mut making =
+            SessionGenerator { workload: self, rng: self.session_rng(session), reqs: Vec::new(), next_id: 1 };
         let tool_tokens = match self.shape {
-            Shape::SharedPrefix { prefixes } => making.with_prefix(prefixes),
-            Shape::ForkedRollouts { branches } => making.with_branches(branches),
+            TrafficPattern::SharedPrefix { prefixes } => making.with_prefix(prefixes),
+            TrafficPattern::ForkedRollouts { branches } => making.with_branches(branches),
         };
         let (id, models) = (format!("generated-{}-{session}", self.seed), ["generated"]);
-        let line = Line { id, block_size: BLOCK, models, tool_tokens, system_tokens: 0, reqs: making.reqs };
+        let line = GeneratedSession { id, block_size: BLOCK, models, tool_tokens, system_tokens: 0, reqs: making.reqs };
         serde_json::to_string(&line).expect("numbers and words make JSON")
     }
 
     /// A stream of its own for each session: more sessions leave the first ones as they are.
-    fn chance(&self, session: u32) -> Chance {
-        Chance::new(Chance::new(self.seed).draw() ^ u64::from(session))
+    fn session_rng(&self, session: u32) -> SeededRng {
+        SeededRng::new(SeededRng::new(self.seed).draw() ^ u64::from(session))
     }
 }
 
-struct Making<'a> {
-    of: &'a Workload,
-    chance: Chance,
-    reqs: Vec<Request>,
+struct SessionGenerator<'a> {
+    workload: &'a Workload,
+    rng: SeededRng,
+    reqs: Vec<GeneratedRequest>,
     /// The next block's id.
-    ids: u64,
+    next_id: u64,
 }
 
-impl Making<'_> {
+impl SessionGenerator<'_> {
     /// Tells the tokens that all sessions with this prefix share: as many as only they have.
     fn with_prefix(&mut self, prefixes: u32) -> u64 {
-        let rank = self.rank(prefixes);
-        let tools = self.of.shared + BLOCK * u64::from(rank);
-        let first = tools + self.about(self.of.new);
-        self.ask((0, None), (None, first));
-        self.turns(0, self.of.turns.saturating_sub(1));
+        let rank = self.sample_rank(prefixes);
+        let tools = self.workload.shared_tokens + BLOCK * u64::from(rank);
+        let first = tools + self.sample_around(self.workload.new_tokens);
+        self.push_request((0, None), (None, first));
+        self.turns(0, self.workload.turns.saturating_sub(1));
         tools
     }
 
     fn with_branches(&mut self, branches: u32) -> u64 {
-        self.ask((0, None), (None, self.of.shared));
+        self.push_request((0, None), (None, self.workload.shared_tokens));
         let context = self.reqs.len() - 1;
         for agent in 1..=branches {
-            let prompt = self.grown(context);
-            self.ask((agent, Some(Sub { kind: "branch" })), (Some(context), prompt));
-            self.turns(agent, self.of.turns.saturating_sub(1));
+            let prompt = self.next_prompt_len(context);
+            self.push_request((agent, Some(GeneratedSubAgent { kind: "branch" })), (Some(context), prompt));
+            self.turns(agent, self.workload.turns.saturating_sub(1));
         }
-        let prompt = self.grown(context);
-        self.ask((0, None), (Some(context), prompt));
+        let prompt = self.next_prompt_len(context);
+        self.push_request((0, None), (Some(context), prompt));
         0
     }
 
@@ -133,42 +134,43 @@ impl Making<'_> {
     fn turns(&mut self, agent: u32, turns: u32) {
         for _ in 0..turns {
             let last = self.reqs.len() - 1;
-            let prompt = self.grown(last);
-            self.ask((agent, None), (Some(last), prompt));
+            let prompt = self.next_prompt_len(last);
+            self.push_request((agent, None), (Some(last), prompt));
         }
     }
 
     /// The next prompt after a request: with its answer and something new.
-    fn grown(&mut self, last: usize) -> u64 {
-        self.reqs[last].prompt + self.reqs[last].answer + self.about(self.of.new)
+    fn next_prompt_len(&mut self, last: usize) -> u64 {
+        self.reqs[last].prompt + self.reqs[last].answer + self.sample_around(self.workload.new_tokens)
     }
 
-    fn ask(&mut self, (agent, sub): (u32, Option<Sub>), (last, prompt): (Option<usize>, u64)) {
-        let (answer, think) = (self.about(self.of.answer), self.of.pause * (0.5 + self.share()));
+    fn push_request(&mut self, (agent, sub): (u32, Option<GeneratedSubAgent>), (last, prompt): (Option<usize>, u64)) {
+        let (answer, think) =
+            (self.sample_around(self.workload.answer), self.workload.pause * (0.5 + self.sample_unit()));
         let before = last.map(|last| &self.reqs[last]);
         let (keep, t) = before.map_or((0, 0.0), |last| (last.prompt / BLOCK, last.t + last.api + think));
         let added = prompt / BLOCK - keep;
-        let runs = if added > 0 { vec![(self.ids, added)] } else { Vec::new() };
-        self.ids += added;
+        let runs = if added > 0 { vec![(self.next_id, added)] } else { Vec::new() };
+        self.next_id += added;
         let par = last.map_or(-1, |last| last as i64);
         let think = if last.is_some() { think } else { 0.0 };
         // As long as an answer took somewhere: only pauses that are not told are made of it.
-        self.reqs.push(Request { t, agent, prompt, answer, think, api: 1.0, par, keep, runs, sub });
+        self.reqs.push(GeneratedRequest { t, agent, prompt, answer, think, api: 1.0, par, keep, runs, sub });
     }
 
     /// Evenly from half of it to one and a half, at least one.
-    fn about(&mut self, mean: u64) -> u64 {
-        (mean / 2 + self.chance.below(mean.max(1) + 1)).max(1)
+    fn sample_around(&mut self, mean: u64) -> u64 {
+        (mean / 2 + self.rng.below(mean.max(1) + 1)).max(1)
     }
 
-    fn share(&mut self) -> f64 {
-        self.chance.below(1_000_001) as f64 / 1e6
+    fn sample_unit(&mut self) -> f64 {
+        self.rng.below(1_000_001) as f64 / 1e6
     }
 
     /// One of so many, each by 1 / its rank.
-    fn rank(&mut self, among: u32) -> u32 {
+    fn sample_rank(&mut self, among: u32) -> u32 {
         let weight = |rank: u32| 1.0 / f64::from(rank + 1);
-        let mut left = self.share() * (0..among).map(weight).sum::<f64>();
+        let mut left = self.sample_unit() * (0..among).map(weight).sum::<f64>();
         for rank in 0..among {
             left -= weight(rank);
             if left <= 0.0 {
@@ -182,37 +184,42 @@ impl Making<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{RepetitionOf, TraceStats};
-    use crate::trace::{Reader, Trace};
+    use crate::stats::{RepetitionCriteria, TraceStats};
+    use crate::trace::{Trace, TraceReader};
 
     const PREFIX: Workload = Workload {
-        shape: Shape::SharedPrefix { prefixes: 3 },
+        shape: TrafficPattern::SharedPrefix { prefixes: 3 },
         sessions: 40,
-        shared: 16_000,
+        shared_tokens: 16_000,
         turns: 5,
-        new: 800,
+        new_tokens: 800,
         answer: 200,
         pause: 4.0,
         seed: 7,
     };
-    const FORKED: Workload =
-        Workload { shape: Shape::ForkedRollouts { branches: 8 }, sessions: 5, shared: 20_000, turns: 3, ..PREFIX };
+    const FORKED: Workload = Workload {
+        shape: TrafficPattern::ForkedRollouts { branches: 8 },
+        sessions: 5,
+        shared_tokens: 20_000,
+        turns: 3,
+        ..PREFIX
+    };
 
     fn trace(of: &Workload) -> Trace {
-        let text: Vec<String> = (0..of.sessions).map(|session| of.line(session)).collect();
-        let mut reader = Reader::default();
+        let text: Vec<String> = (0..of.sessions).map(|session| of.session_line(session)).collect();
+        let mut reader = TraceReader::default();
         reader.read("generated", &text.join("\n")).unwrap();
         reader.finish().unwrap().unwrap()
     }
 
     #[test]
-    fn sessions_with_the_same_prefix_share_its_blocks_and_no_more() {
+    fn generated_sessions_share_exactly_the_blocks_of_their_prefix() {
         let trace = trace(&PREFIX);
         assert_eq!(trace.steps().count(), 40 * 5);
         let first = |session: usize| &trace.sessions[session].steps[0].path;
         let shared = |a: usize, b: usize| {
             let common = first(a).iter().zip(first(b).iter()).take_while(|(a, b)| a == b).count();
-            trace.runs.end(&first(a)[..common]).0
+            trace.runs.end_depth(&first(a)[..common]).0
         };
         let shares: Vec<u64> = (1..40).map(|session| shared(0, session)).collect();
         assert!(shares.iter().all(|tokens| *tokens == 0 || (16_000..16_200).contains(tokens)), "{shares:?}");
@@ -221,25 +228,25 @@ mod tests {
     }
 
     #[test]
-    fn branches_go_on_from_their_context_at_once_and_the_session_after_all_of_them() {
+    fn branches_start_together_and_the_session_waits_for_all_of_them() {
         let trace = trace(&FORKED);
         let steps = &trace.sessions[0].steps;
         assert_eq!(steps.len(), 1 + 8 * 3 + 1);
         let begins: Vec<_> = steps.iter().filter(|step| step.after == [0]).collect();
         assert_eq!(begins.len(), 8);
-        let context = trace.runs.end(&steps[0].path);
+        let context = trace.runs.end_depth(&steps[0].path);
         assert_eq!(context.0, 20_000 / 64 * 64);
         let known = steps[0].path.len();
         assert!(begins.iter().all(|step| step.path[..known] == steps[0].path[..] && step.path.len() > known));
         assert_eq!(steps.last().unwrap().after.len(), 8, "it waits for every branch's last step");
-        let stats = TraceStats::of(&trace, RepetitionOf::default());
+        let stats = TraceStats::of(&trace, RepetitionCriteria::default());
         assert_eq!((stats.forks.nodes, stats.forks.children.max), (5, 9.0));
     }
 
     #[test]
-    fn a_seed_is_a_trace_and_more_sessions_leave_the_first_ones() {
-        assert_eq!(PREFIX.line(3), Workload { sessions: 90, ..PREFIX }.line(3));
-        assert_ne!(PREFIX.line(3), Workload { seed: 8, ..PREFIX }.line(3));
-        assert_ne!(PREFIX.line(3), PREFIX.line(4));
+    fn generated_sessions_depend_only_on_seed_and_number() {
+        assert_eq!(PREFIX.session_line(3), Workload { sessions: 90, ..PREFIX }.session_line(3));
+        assert_ne!(PREFIX.session_line(3), Workload { seed: 8, ..PREFIX }.session_line(3));
+        assert_ne!(PREFIX.session_line(3), PREFIX.session_line(4));
     }
 }

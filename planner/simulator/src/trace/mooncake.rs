@@ -4,10 +4,10 @@ use serde::Deserialize;
 use vocabulary::Micros;
 
 use super::block_ids::BlockIds;
-use super::error::{Place, TraceError};
-use super::radix::Radix;
+use super::error::{TraceError, TraceLocation};
+use super::radix::RadixBuilder;
 use super::record::{json, lines};
-use super::{Reader, Session, Step};
+use super::{TraceReader, TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 512;
 
@@ -15,7 +15,7 @@ const ACCEPTED: &str = r#"{"timestamp": MILLISECONDS, "input_length": TOKENS, "o
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct MooncakeRow {
     timestamp: f64,
     input_length: u64,
     output_length: u64,
@@ -23,16 +23,16 @@ struct Row {
 }
 
 /// Reads a file as one session of independent requests, in the order of their times.
-pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut rows = Vec::new();
     for (place, line) in lines(file, text) {
-        let row: Row = json(place, line, ACCEPTED)?;
-        rows.push(checked(place, &row)?);
+        let row: MooncakeRow = json(place, line, ACCEPTED)?;
+        rows.push(parse_row(place, &row)?);
     }
-    Place { file, line: 1 }.count(rows.len())?;
+    TraceLocation { file, line: 1 }.check_request_count(rows.len())?;
     rows.sort_by_key(|(step, _)| step.at);
     let begin = rows[0].0.at;
-    let mut radix = Radix::default();
+    let mut radix = RadixBuilder::default();
     let mut steps = Vec::with_capacity(rows.len());
     for (step, ids) in rows {
         steps.push((step, radix.insert(ids)));
@@ -40,27 +40,27 @@ pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
     radix.freeze(BLOCK, &mut reader.runs, None);
     let steps = steps.into_iter().map(|(step, list)| {
         let path = radix.path(list, u32::MAX);
-        reader.budget.take(Place { file, line: 1 }, path.len())?;
-        Ok(Step { at: step.at - begin, path: path.into(), ..step })
+        reader.budget.take(TraceLocation { file, line: 1 }, path.len())?;
+        Ok(TraceStep { at: step.at - begin, path: path.into(), ..step })
     });
     let steps = steps.collect::<Result<_, TraceError>>()?;
-    reader.sessions.push(Session { id: file.into(), steps });
+    reader.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
-fn checked(place: Place<'_>, row: &Row) -> Result<(Step, BlockIds), TraceError> {
-    let prompt = place.prompt("input_length", row.input_length)?;
-    let answer = place.answer("output_length", row.output_length)?;
-    let at = place.seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
+fn parse_row(place: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, BlockIds), TraceError> {
+    let prompt = place.check_prompt("input_length", row.input_length)?;
+    let answer = place.check_answer("output_length", row.output_length)?;
+    let at = place.check_seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
     let (blocks, whole) = (row.hash_ids.len() as u64, prompt.0 / u64::from(BLOCK));
     if blocks < whole || blocks > whole + 1 {
         let accepted = "one for each 512 tokens of input_length, the last one perhaps partial";
         return Err(place.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
     }
-    row.hash_ids.iter().try_for_each(|id| place.ids("hash_ids", *id, 1))?;
+    row.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
     let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
     // Only whole blocks can be found again.
     ids.truncate(whole as u32);
     let (after, think) = (Vec::new(), Micros::ZERO);
-    Ok((Step { agent: 0, after, think, at, prompt, answer, path: [].into(), resent: None }, ids))
+    Ok((TraceStep { agent: 0, after, pause: think, at, prompt, answer, path: [].into(), resent_path: None }, ids))
 }

@@ -3,17 +3,17 @@
 use serde::de::IgnoredAny;
 
 /// Places that a note lists.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED_PLACES: usize = 5;
 
 /// Whether the last line of a file was cut off by the end of who wrote it: one that is whole is JSON, whatever it says.
-pub fn is_torn(line: &str) -> bool {
+pub fn is_truncated(line: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(line).is_err()
 }
 
 /// Tells of last lines that were cut off, by their places; nothing where there are none.
-pub fn torn(places: &[String]) -> Option<String> {
-    let named = places[..places.len().min(MOST_NAMED)].join(", ");
-    let more = places.len().saturating_sub(MOST_NAMED);
+pub fn truncation_note(places: &[String]) -> Option<String> {
+    let named = places[..places.len().min(MAX_NAMED_PLACES)].join(", ");
+    let more = places.len().saturating_sub(MAX_NAMED_PLACES);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     let told = "cut off, as a router that was killed leaves its last line; left out";
     (!places.is_empty()).then(|| format!("{named}{more}: {told}"))
@@ -24,16 +24,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_torn_when_it_is_no_json() {
-        assert!(["{\"a\": ", "{\"a\"", "\0\0", "{} {"].iter().all(|line| is_torn(line)));
-        assert!(!is_torn("{\"a\": 1}") && !is_torn("7"));
+    fn invalid_json_marks_a_line_as_truncated() {
+        assert!(["{\"a\": ", "{\"a\"", "\0\0", "{} {"].iter().all(|line| is_truncated(line)));
+        assert!(!is_truncated("{\"a\": 1}") && !is_truncated("7"));
     }
 
     #[test]
-    fn a_note_names_some_places_and_counts_the_others() {
+    fn truncation_note_names_the_first_places_and_counts_the_rest() {
         let places = |count: u32| (0..count).map(|n| format!("f{n}:9")).collect::<Vec<_>>();
-        assert_eq!(torn(&[]), None);
-        assert!(torn(&places(2)).unwrap().starts_with("f0:9, f1:9: cut off"));
-        assert!(torn(&places(7)).unwrap().starts_with("f0:9, f1:9, f2:9, f3:9, f4:9 and 2 more: cut off"));
+        assert_eq!(truncation_note(&[]), None);
+        assert!(truncation_note(&places(2)).unwrap().starts_with("f0:9, f1:9: cut off"));
+        assert!(truncation_note(&places(7)).unwrap().starts_with("f0:9, f1:9, f2:9, f3:9, f4:9 and 2 more: cut off"));
     }
 }

@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use engine_model::runs::{RunId, Runs};
+use engine_model::runs::{RunId, RunTree};
 
 use super::block_ids::BlockIds;
 
 /// The tree in the making. Lists are kept until it is frozen.
 #[derive(Default)]
-pub(crate) struct Radix {
+pub(crate) struct RadixBuilder {
     lists: Vec<BlockIds>,
-    nodes: Vec<Node>,
+    nodes: Vec<BlockRangeNode>,
     roots: BTreeMap<u64, usize>,
 }
 
 /// Blocks `from..to` of a list.
-struct Node {
+struct BlockRangeNode {
     list: usize,
     from: u32,
     to: u32,
@@ -24,7 +24,7 @@ struct Node {
 }
 
 /// The part of a tree that other trees of the same key have too: the same tools at the start of another session.
-pub(crate) struct Preamble<'a> {
+pub(crate) struct ToolPrefix<'a> {
     /// What tells one preamble from another.
     pub(crate) key: u64,
     pub(crate) blocks: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Preamble<'a> {
     pub(crate) known: &'a mut HashMap<(u64, u32, u32), RunId>,
 }
 
-impl Radix {
+impl RadixBuilder {
     /// Takes a prompt; its runs are known once the tree is frozen. Returns its number.
     pub(crate) fn insert(&mut self, ids: BlockIds) -> usize {
         let (list, blocks) = (self.lists.len(), ids.len());
@@ -53,13 +53,13 @@ impl Radix {
         while at < end {
             let first = self.lists[list].id(at).expect("`at` lies within the list");
             let Some(mut child) = self.children(parent).get(&first).copied() else {
-                let node = self.add(Node { list, from: at, to: end, children: BTreeMap::new(), run: None });
+                let node = self.add(BlockRangeNode { list, from: at, to: end, children: BTreeMap::new(), run: None });
                 self.children(parent).insert(first, node);
                 return;
             };
             let node = &self.nodes[child];
             let most = (node.to - node.from).min(end - at);
-            let common = self.lists[list].common(at, &self.lists[node.list], node.from).min(most);
+            let common = self.lists[list].common_prefix_len(at, &self.lists[node.list], node.from).min(most);
             if common < node.to - node.from {
                 child = self.split(child, common);
                 self.children(parent).insert(first, child);
@@ -76,27 +76,27 @@ impl Radix {
         }
     }
 
-    fn add(&mut self, node: Node) -> usize {
+    fn add(&mut self, node: BlockRangeNode) -> usize {
         self.nodes.push(node);
         self.nodes.len() - 1
     }
 
     /// The first `blocks` of a node as a node of their own; the rest becomes its child.
     fn split(&mut self, node: usize, blocks: u32) -> usize {
-        let Node { list, from, .. } = self.nodes[node];
+        let BlockRangeNode { list, from, .. } = self.nodes[node];
         let middle = from + blocks;
         let next = self.lists[list].id(middle).expect("a node is split within");
         self.nodes[node].from = middle;
-        self.add(Node { list, from, to: middle, children: BTreeMap::from([(next, node)]), run: None })
+        self.add(BlockRangeNode { list, from, to: middle, children: BTreeMap::from([(next, node)]), run: None })
     }
 
     /// Gives every node a run; no list may be inserted any more.
-    pub(crate) fn freeze(&mut self, block: u32, runs: &mut Runs, mut preamble: Option<Preamble<'_>>) {
+    pub(crate) fn freeze(&mut self, block: u32, runs: &mut RunTree, mut preamble: Option<ToolPrefix<'_>>) {
         let mut shared = HashSet::new();
         let mut open: Vec<(usize, Option<RunId>)> = self.roots.values().rev().map(|root| (*root, None)).collect();
         while let Some((at, parent)) = open.pop() {
             let node = &self.nodes[at];
-            let key = preamble.as_ref().and_then(|preamble| self.key_of(node, parent, (preamble, &shared)));
+            let key = preamble.as_ref().and_then(|preamble| self.shared_prefix_key(node, parent, (preamble, &shared)));
             let mut fresh = || runs.add(parent, (node.to - node.from).saturating_mul(block));
             let run = match (key, &mut preamble) {
                 (Some(key), Some(preamble)) => *preamble.known.entry(key).or_insert_with(fresh),
@@ -110,17 +110,17 @@ impl Radix {
         }
     }
 
-    fn key_of(
+    fn shared_prefix_key(
         &self,
-        node: &Node,
+        node: &BlockRangeNode,
         parent: Option<RunId>,
-        (preamble, shared): (&Preamble<'_>, &HashSet<RunId>),
+        (preamble, shared): (&ToolPrefix<'_>, &HashSet<RunId>),
     ) -> Option<(u64, u32, u32)> {
         let inside = node.to <= preamble.blocks;
         let follows = parent.is_none_or(|parent| shared.contains(&parent));
         let like = || {
             let (first, own) = (&self.lists[preamble.list], &self.lists[node.list]);
-            node.list == preamble.list || first.common(node.from, own, node.from) >= node.to - node.from
+            node.list == preamble.list || first.common_prefix_len(node.from, own, node.from) >= node.to - node.from
         };
         (inside && follows && like()).then_some((preamble.key, node.from, node.to))
     }
@@ -147,13 +147,13 @@ mod tests {
         all.iter().copied().collect()
     }
 
-    fn lengths(radix: &Radix, runs: &Runs, list: usize) -> Vec<u64> {
+    fn lengths(radix: &RadixBuilder, runs: &RunTree, list: usize) -> Vec<u64> {
         radix.path(list, u32::MAX).into_iter().map(|run| runs.tokens(run).0).collect()
     }
 
     #[test]
-    fn runs_end_where_a_prompt_ends_or_leaves() {
-        let (mut radix, mut runs) = (Radix::default(), Runs::default());
+    fn runs_end_where_prompts_end_or_diverge() {
+        let (mut radix, mut runs) = (RadixBuilder::default(), RunTree::default());
         let lists = [&[1, 2, 3, 4, 5, 6][..], &[1, 2, 3], &[1, 2, 3, 4, 9], &[7]].map(|all| radix.insert(ids(all)));
         radix.freeze(10, &mut runs, None);
         assert_eq!(lengths(&radix, &runs, lists[0]), [30, 10, 20]);
@@ -167,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn the_runs_do_not_depend_on_the_order_of_the_prompts() {
+    fn runs_do_not_depend_on_prompt_order() {
         let prompts = [&[1, 2, 3, 4][..], &[1, 2], &[1, 2, 8, 9], &[1, 2, 8, 9, 10, 11], &[5, 6]];
         let mut orders = Vec::new();
         for turn in 0..prompts.len() {
-            let (mut radix, mut runs) = (Radix::default(), Runs::default());
+            let (mut radix, mut runs) = (RadixBuilder::default(), RunTree::default());
             let mut lists: Vec<_> = (0..prompts.len()).map(|at| (at + turn) % prompts.len()).collect();
             lists.iter_mut().for_each(|at| *at = 100 * *at + radix.insert(ids(prompts[*at])));
             lists.sort_unstable();
@@ -182,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn a_preamble_of_the_same_key_is_the_same_run_in_another_tree() {
-        let (mut runs, mut known) = (Runs::default(), HashMap::new());
+    fn shared_tool_prefix_is_one_run_across_trees() {
+        let (mut runs, mut known) = (RunTree::default(), HashMap::new());
         let mut tree = |prompt: &[u64], key, blocks| {
-            let mut radix = Radix::default();
+            let mut radix = RadixBuilder::default();
             let list = radix.insert(ids(prompt));
             radix.cut(list, blocks);
-            radix.freeze(1, &mut runs, Some(Preamble { key, blocks, list, known: &mut known }));
+            radix.freeze(1, &mut runs, Some(ToolPrefix { key, blocks, list, known: &mut known }));
             radix.path(list, u32::MAX)
         };
         let (a, b, c) = (tree(&[1, 2, 3, 4], 7, 2), tree(&[51, 52, 53], 7, 2), tree(&[1, 2, 3], 8, 2));

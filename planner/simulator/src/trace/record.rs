@@ -4,23 +4,23 @@ use chrono::NaiveDateTime;
 use serde::Deserialize;
 use vocabulary::{Micros, Tokens};
 
-use super::error::{Fault, Place, TraceError};
+use super::error::{TraceError, TraceFault, TraceLocation};
 
 /// The longest prompt or answer: far above any model's context.
-const LONGEST: u64 = 1 << 24;
+const MAX_TOKENS: u64 = 1 << 24;
 /// The longest time, in seconds: ten years.
-pub(crate) const LATEST: f64 = 315_576_000.0;
-pub(crate) const MOST_REQUESTS: usize = 1 << 24;
+pub(crate) const MAX_SECONDS: f64 = 315_576_000.0;
+pub(crate) const MAX_REQUESTS: usize = 1 << 24;
 
 /// Lines that hold something, with their number.
-pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (Place<'a>, &'a str)> {
-    let numbered = text.lines().zip(1..).map(move |(text, line)| (Place { file, line }, text));
+pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (TraceLocation<'a>, &'a str)> {
+    let numbered = text.lines().zip(1..).map(move |(text, line)| (TraceLocation { file, line }, text));
     numbered.filter(|(_, text)| !text.trim().is_empty())
 }
 
 /// One JSON record that begins at `place`.
 pub(crate) fn json<'a, T: Deserialize<'a>>(
-    place: Place<'_>,
+    place: TraceLocation<'_>,
     text: &'a str,
     accepted: &'static str,
 ) -> Result<T, TraceError> {
@@ -30,25 +30,25 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(
         let why = full.split(" at line ").next().unwrap_or_default();
         let cut = if error.is_eof() { "the text is cut off: " } else { "" };
         let why = format!("{cut}{why} (column {})", error.column());
-        Place { line, ..place }.fault(Fault::Malformed { why, accepted })
+        TraceLocation { line, ..place }.fault(TraceFault::Malformed { why, accepted })
     })
 }
 
 /// Where the parts of a text begin that are asked for from its beginning to its end: every newline is counted once.
-pub(crate) struct Cursor<'a> {
+pub(crate) struct LineCursor<'a> {
     text: &'a str,
-    place: Place<'a>,
+    place: TraceLocation<'a>,
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> LineCursor<'a> {
     /// At the beginning of `text`, which itself begins at `place`.
-    pub(crate) fn new(place: Place<'a>, text: &'a str) -> Self {
+    pub(crate) fn new(place: TraceLocation<'a>, text: &'a str) -> Self {
         Self { text, place, at: 0 }
     }
 
     /// The place of a part of the text that begins at or after the last one that was asked for.
-    pub(crate) fn place_of(&mut self, part: &str) -> Place<'a> {
+    pub(crate) fn location_of(&mut self, part: &str) -> TraceLocation<'a> {
         let begin = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize).min(self.text.len());
         let passed = self.text.as_bytes().get(self.at..begin).unwrap_or_default();
         self.place.line += passed.iter().filter(|byte| **byte == b'\n').count();
@@ -58,24 +58,24 @@ impl<'a> Cursor<'a> {
 }
 
 /// Checked numbers of one record.
-impl Place<'_> {
-    pub(crate) fn prompt(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
+impl TraceLocation<'_> {
+    pub(crate) fn check_prompt(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
         match tokens {
-            1..=LONGEST => Ok(Tokens(tokens)),
+            1..=MAX_TOKENS => Ok(Tokens(tokens)),
             _ => Err(self.out_of_range(field, tokens, "1 to 16777216 tokens")),
         }
     }
 
     /// An answer has at least one token; a record of none is read as one.
-    pub(crate) fn answer(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
+    pub(crate) fn check_answer(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
         match tokens {
-            0..=LONGEST => Ok(Tokens(tokens.max(1))),
+            0..=MAX_TOKENS => Ok(Tokens(tokens.max(1))),
             _ => Err(self.out_of_range(field, tokens, "0 to 16777216 tokens")),
         }
     }
 
-    pub(crate) fn seconds(&self, field: &'static str, seconds: f64) -> Result<Micros, TraceError> {
-        if (0.0..=LATEST).contains(&seconds) {
+    pub(crate) fn check_seconds(&self, field: &'static str, seconds: f64) -> Result<Micros, TraceError> {
+        if (0.0..=MAX_SECONDS).contains(&seconds) {
             Ok(Micros((seconds * 1e6).round() as u64))
         } else {
             Err(self.out_of_range(field, seconds, "0 to 315576000 s (ten years)"))
@@ -83,22 +83,22 @@ impl Place<'_> {
     }
 
     /// Ids from `first` on: half of all numbers, so that neighbours can be counted on from any of them.
-    pub(crate) fn ids(&self, field: &'static str, first: u64, count: u32) -> Result<(), TraceError> {
+    pub(crate) fn check_ids(&self, field: &'static str, first: u64, count: u32) -> Result<(), TraceError> {
         let beyond = first.saturating_add(u64::from(count));
         if beyond <= 1 << 63 { Ok(()) } else { Err(self.out_of_range(field, first, "ids below 9223372036854775808")) }
     }
 
-    pub(crate) fn count(&self, requests: usize) -> Result<(), TraceError> {
+    pub(crate) fn check_request_count(&self, requests: usize) -> Result<(), TraceError> {
         match requests {
-            0 => Err(self.fault(Fault::Empty)),
-            1..=MOST_REQUESTS => Ok(()),
+            0 => Err(self.fault(TraceFault::Empty)),
+            1..=MAX_REQUESTS => Ok(()),
             _ => Err(self.out_of_range("requests", requests, "1 to 16777216 of them in a file")),
         }
     }
 }
 
 /// `YYYY-MM-DD HH:MM:SS.fraction`, or the same as RFC 3339 has it in UTC, since 1970; none when it is something else.
-pub(crate) fn time_of(text: &str) -> Option<Micros> {
+pub(crate) fn parse_time(text: &str) -> Option<Micros> {
     let text = text.strip_suffix('Z').unwrap_or(text);
     let parse = |format| NaiveDateTime::parse_from_str(text, format);
     let time = parse("%Y-%m-%d %H:%M:%S%.f").or_else(|_| parse("%Y-%m-%dT%H:%M:%S%.f")).ok()?;
@@ -110,22 +110,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_at_the_line_that_it_begins_on() {
+    fn line_cursor_locates_parts_by_their_first_line() {
         let text = "one\ntwo two\n\nfour";
-        let mut cursor = Cursor::new(Place { file: "a", line: 10 }, text);
-        let lines: Vec<usize> = [0, 2, 4, 8, 13].map(|at| cursor.place_of(&text[at..]).line).into();
+        let mut cursor = LineCursor::new(TraceLocation { file: "a", line: 10 }, text);
+        let lines: Vec<usize> = [0, 2, 4, 8, 13].map(|at| cursor.location_of(&text[at..]).line).into();
         assert_eq!(lines, [10, 10, 11, 11, 13]);
     }
 
     #[test]
-    fn times_are_told_apart_to_the_microsecond_and_over_days() {
-        let at = |text| time_of(text).unwrap().0;
+    fn timestamps_parse_to_the_microsecond() {
+        let at = |text| parse_time(text).unwrap().0;
         assert_eq!(at("2023-11-16 18:17:04.0319600") - at("2023-11-16 18:17:03.9799600"), 52_000);
         assert_eq!(at("2024-03-01 00:00:00") - at("2024-02-28 00:00:00"), 2 * 86_400_000_000);
         assert_eq!(at("2024-01-01 00:00:00") - at("2023-12-31 23:59:59.5"), 500_000);
-        assert_eq!(time_of("2026-02-05T09:32:59.551Z"), time_of("2026-02-05 09:32:59.551"));
+        assert_eq!(parse_time("2026-02-05T09:32:59.551Z"), parse_time("2026-02-05 09:32:59.551"));
         for odd in ["", "2023-11-16", "2023-13-16 18:17:03", "2023-11-16 25:00:00", "2023-11-16 18:17:03.x", "a b"] {
-            assert_eq!(time_of(odd), None, "{odd}");
+            assert_eq!(parse_time(odd), None, "{odd}");
         }
     }
 }

@@ -8,29 +8,29 @@ use vocabulary::{Micros, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::block_ids::BlockIds;
-use super::error::{Place, TraceError};
-use super::radix::Radix;
+use super::error::{TraceError, TraceLocation};
+use super::radix::RadixBuilder;
 use super::record::{json, lines};
-use super::{Reader, Session, Step};
+use super::{TraceReader, TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 16;
 /// Characters of a token, as the usage counters of recorded transcripts have it.
-const CHARACTERS: f64 = 4.1;
+const CHARS_PER_TOKEN: f64 = 4.1;
 /// lmcache tells when a request began and not when it ended: answers are taken to come at this rate.
 const TOKENS_PER_SECOND: f64 = 60.0;
-const LONGEST_PAUSE: Micros = Micros(60_000_000);
+const MAX_PAUSE: Micros = Micros(60_000_000);
 /// Microseconds since 1970 at the end of the year 2200, roughly.
-const LATEST: u64 = 7_289_568_000_000_000;
+const MAX_UNIX_MICROS: u64 = 7_289_568_000_000_000;
 /// tau_bench tells no times: a tool's pause and a person's.
-const TOOL: Micros = Micros(1_000_000);
-const PERSON: Micros = Micros(8_000_000);
+const TOOL_PAUSE: Micros = Micros(1_000_000);
+const USER_PAUSE: Micros = Micros(8_000_000);
 
 const LMCACHE: &str = r#"{"timestamp": MICROSECONDS, "session_id", "input", "output"} on each line"#;
 const TAU_BENCH: &str = r#"[{"task_id", "trial", "traj": [{"role", "content", ...}], "reward", "info"}, ...]"#;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct LmcacheRequest {
     timestamp: u64,
     #[serde(rename = "session_id")]
     _session_id: IgnoredAny,
@@ -40,50 +40,61 @@ struct Row {
 }
 
 /// One session a file; rows without a prompt are left out.
-pub(super) fn lmcache(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
-    let (mut radix, mut rows) = (Radix::default(), Vec::new());
+pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    let (mut radix, mut rows) = (RadixBuilder::default(), Vec::new());
     for (place, line) in lines(file, text) {
-        let row: Row = json(place, line, LMCACHE)?;
-        if row.timestamp > LATEST {
+        let row: LmcacheRequest = json(place, line, LMCACHE)?;
+        if row.timestamp > MAX_UNIX_MICROS {
             return Err(place.out_of_range("timestamp", row.timestamp, "microseconds since 1970, to the year 2200"));
         }
         let at = Micros(row.timestamp);
         if !row.input.is_empty() {
-            let sizes =
-                (place.prompt("input", tokens(&row.input) + 1)?, place.answer("output", tokens(&row.output) + 1)?);
+            let sizes = (
+                place.check_prompt("input", estimate_tokens(&row.input) + 1)?,
+                place.check_answer("output", estimate_tokens(&row.output) + 1)?,
+            );
             rows.push((at, sizes, row.input));
         }
     }
-    Place { file, line: 1 }.count(rows.len())?;
+    TraceLocation { file, line: 1 }.check_request_count(rows.len())?;
     rows.sort_by_key(|(at, ..)| *at);
     rows.iter().for_each(|(.., input)| _ = radix.insert(blocks(input)));
     radix.freeze(BLOCK, &mut reader.runs, None);
     let begin = rows[0].0;
-    let mut steps: Vec<Step> = Vec::with_capacity(rows.len());
+    let mut steps: Vec<TraceStep> = Vec::with_capacity(rows.len());
     for (index, (at, (prompt, answer), _)) in rows.into_iter().enumerate() {
         let think = steps.last().map_or(Micros::ZERO, |last| {
             let answering = Micros((last.answer.0 as f64 / TOKENS_PER_SECOND * 1e6) as u64);
-            (at - begin - last.at - answering).min(LONGEST_PAUSE)
+            (at - begin - last.at - answering).min(MAX_PAUSE)
         });
         let (after, path) = (index.checked_sub(1).into_iter().collect(), radix.path(index, u32::MAX));
-        reader.budget.take(Place { file, line: 1 }, path.len())?;
+        reader.budget.take(TraceLocation { file, line: 1 }, path.len())?;
         // A block is a whole number of characters, so that the blocks of a long text come to more than its estimate.
-        let prompt = prompt.max(reader.runs.end(&path) + Tokens(1));
+        let prompt = prompt.max(reader.runs.end_depth(&path) + Tokens(1));
         let path = path.into();
-        steps.push(Step { agent: 0, after, think, at: at - begin, prompt, answer, path, resent: None });
+        steps.push(TraceStep {
+            agent: 0,
+            after,
+            pause: think,
+            at: at - begin,
+            prompt,
+            answer,
+            path,
+            resent_path: None,
+        });
     }
-    reader.sessions.push(Session { id: file.into(), steps });
+    reader.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
 /// Of a text, by its characters.
-pub(super) fn tokens(text: &str) -> u64 {
-    (text.chars().count() as f64 / CHARACTERS) as u64
+pub(super) fn estimate_tokens(text: &str) -> u64 {
+    (text.chars().count() as f64 / CHARS_PER_TOKEN) as u64
 }
 
 /// Whole blocks of a text, by the hash of each.
 fn blocks(text: &str) -> BlockIds {
-    let characters = (f64::from(BLOCK) * CHARACTERS) as usize;
+    let characters = (f64::from(BLOCK) * CHARS_PER_TOKEN) as usize;
     let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(characters).collect();
     if text.chars().count().is_multiple_of(characters) {
         ends.push(text.len());
@@ -94,7 +105,7 @@ fn blocks(text: &str) -> BlockIds {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Dialogue {
+struct TauBenchDialogue {
     task_id: u64,
     #[serde(default)]
     trial: u64,
@@ -104,21 +115,25 @@ struct Dialogue {
 }
 
 /// One session a dialogue, one step an assistant's message; every message is a run.
-pub(super) fn tau_bench(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
-    let place = Place { file, line: 1 };
-    let dialogues: Vec<Dialogue> = json(place, text, TAU_BENCH)?;
+pub(super) fn tau_bench(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    let place = TraceLocation { file, line: 1 };
+    let dialogues: Vec<TauBenchDialogue> = json(place, text, TAU_BENCH)?;
     for dialogue in dialogues {
         let id = format!("task {} trial {}", dialogue.task_id, dialogue.trial);
-        let steps = replayed(reader, place, &dialogue.traj)?;
+        let steps = dialogue_steps(reader, place, &dialogue.traj)?;
         if !steps.is_empty() {
-            reader.sessions.push(Session { id: id.into(), steps });
+            reader.sessions.push(TraceSession { id: id.into(), steps });
         }
     }
-    place.count(reader.sessions.len())
+    place.check_request_count(reader.sessions.len())
 }
 
-fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result<Vec<Step>, TraceError> {
-    let (mut path, mut steps, mut before): (Vec<RunId>, Vec<Step>, _) = (Vec::new(), Vec::new(), None);
+fn dialogue_steps(
+    reader: &mut TraceReader,
+    place: TraceLocation<'_>,
+    messages: &[Value],
+) -> Result<Vec<TraceStep>, TraceError> {
+    let (mut path, mut steps, mut before): (Vec<RunId>, Vec<TraceStep>, _) = (Vec::new(), Vec::new(), None);
     for message in messages {
         let (text, role) = (message.to_string(), message["role"].as_str());
         let run = message_run(reader, path.last().copied(), &text);
@@ -126,20 +141,20 @@ fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result
             let index = steps.len();
             let think = match (index, before) {
                 (0, _) => Micros::ZERO,
-                (_, Some("tool")) => TOOL,
-                _ => PERSON,
+                (_, Some("tool")) => TOOL_PAUSE,
+                _ => USER_PAUSE,
             };
             reader.budget.take(place, 2 * path.len() + 1)?;
             let resent = [&path[..], &[run]].concat().into();
-            steps.push(Step {
+            steps.push(TraceStep {
                 agent: 0,
                 after: index.checked_sub(1).into_iter().collect(),
-                think,
+                pause: think,
                 at: Micros::ZERO,
-                prompt: place.prompt("traj", reader.runs.end(&path).0)?,
-                answer: place.answer("traj", reader.runs.tokens(run).0)?,
+                prompt: place.check_prompt("traj", reader.runs.end_depth(&path).0)?,
+                answer: place.check_answer("traj", reader.runs.tokens(run).0)?,
                 path: path.as_slice().into(),
-                resent: Some(resent),
+                resent_path: Some(resent),
             });
         }
         path.push(run);
@@ -148,12 +163,12 @@ fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result
     Ok(steps)
 }
 
-fn message_run(reader: &mut Reader, parent: Option<RunId>, text: &str) -> RunId {
-    run_of(reader, parent, (xxh3_64(text.as_bytes()), tokens(text).max(1)))
+fn message_run(reader: &mut TraceReader, parent: Option<RunId>, text: &str) -> RunId {
+    run_of(reader, parent, (xxh3_64(text.as_bytes()), estimate_tokens(text).max(1)))
 }
 
 /// The run of a text, by its hash and its tokens, after the run before it.
-pub(super) fn run_of(reader: &mut Reader, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
+pub(super) fn run_of(reader: &mut TraceReader, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
     let runs = &mut reader.runs;
     *reader.texts.entry((parent, hash)).or_insert_with(|| runs.add(parent, u32::try_from(tokens).unwrap_or(u32::MAX)))
 }
@@ -163,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_blocks_of_text_have_ids_and_equal_text_has_equal_ones() {
+    fn only_whole_text_blocks_have_ids_and_equal_text_has_equal_ids() {
         let text = "x".repeat(65) + &"\u{e9}".repeat(65);
         assert_eq!(blocks(&text).len(), 2);
         assert_eq!(blocks(&text[..64]).len(), 0);
-        assert_eq!(blocks(&text).common(0, &blocks(&(text.clone() + "tail")), 0), 2);
+        assert_eq!(blocks(&text).common_prefix_len(0, &blocks(&(text.clone() + "tail")), 0), 2);
         assert_ne!(blocks(&text).id(0), blocks(&text).id(1));
         assert_eq!(blocks("").len(), 0);
     }

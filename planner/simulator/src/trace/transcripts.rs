@@ -9,22 +9,22 @@ use serde_json::Value;
 use vocabulary::Micros;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::error::{Fault, Place, TraceError};
-use super::record::{json, lines, time_of};
-use super::text::{run_of, tokens};
-use super::{Reader, Session, Step};
+use super::error::{TraceError, TraceFault, TraceLocation};
+use super::record::{json, lines, parse_time};
+use super::text::{estimate_tokens, run_of};
+use super::{TraceReader, TraceSession, TraceStep};
 
 const ACCEPTED: &str = r#"{"type": "user" or "assistant", "uuid", "parentUuid", "timestamp", "message": {"id", "model", "content", "usage"}} on each line, and lines of other types, which are passed over"#;
 /// The least that a system prompt with its tools is taken for.
-const LEAST_SYSTEM: u64 = 500;
+const MIN_SYSTEM_TOKENS: u64 = 500;
 /// System prompts are rounded down to it, so that equal ones, whose estimates differ a little, are shared.
-const SYSTEM_STEP: u64 = 256;
+const SYSTEM_ROUNDING: u64 = 256;
 /// What no engine wrote.
 const SYNTHETIC: &str = "<synthetic>";
 
 /// Other fields are for people.
 #[derive(Deserialize)]
-struct Line {
+struct TranscriptLine {
     #[serde(rename = "type")]
     kind: Option<String>,
     uuid: Option<String>,
@@ -33,26 +33,26 @@ struct Line {
     #[serde(rename = "isSidechain")]
     side: Option<bool>,
     timestamp: Option<String>,
-    message: Option<Message>,
+    message: Option<TranscriptMessage>,
 }
 
 #[derive(Deserialize)]
-struct Message {
+struct TranscriptMessage {
     id: Option<String>,
     model: Option<String>,
     #[serde(default)]
     content: Value,
-    usage: Option<Usage>,
+    usage: Option<TranscriptUsage>,
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct TranscriptUsage {
     input_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
 }
 
-impl Usage {
+impl TranscriptUsage {
     fn prompt(&self) -> u64 {
         let parts = [self.input_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens];
         parts.into_iter().flatten().fold(0, u64::saturating_add)
@@ -60,7 +60,7 @@ impl Usage {
 }
 
 /// A message, its parent an earlier one.
-struct Record {
+struct MessageNode {
     at: Micros,
     parent: Option<usize>,
     hash: u64,
@@ -68,9 +68,9 @@ struct Record {
 }
 
 /// One answer of an engine, which may be written down as several messages.
-struct Call<'a> {
-    place: Place<'a>,
-    side: bool,
+struct ModelCall<'a> {
+    place: TraceLocation<'a>,
+    is_sidechain: bool,
     model: String,
     prompt: u64,
     messages: Vec<usize>,
@@ -79,26 +79,28 @@ struct Call<'a> {
 /// Messages and calls of one file.
 #[derive(Default)]
 struct Transcript<'a> {
-    records: Vec<Record>,
-    calls: Vec<Call<'a>>,
+    records: Vec<MessageNode>,
+    calls: Vec<ModelCall<'a>>,
     by_uuid: HashMap<String, usize>,
     by_message: HashMap<(String, bool), usize>,
 }
 
-pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut transcript = Transcript::default();
     for (place, line) in lines(file, text) {
         transcript.add(place, json(place, line, ACCEPTED)?)?;
     }
     let steps = transcript.steps(reader)?;
-    Place { file, line: 1 }.count(steps.len())?;
-    reader.sessions.push(Session { id: file.into(), steps });
+    TraceLocation { file, line: 1 }.check_request_count(steps.len())?;
+    reader.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
 impl<'a> Transcript<'a> {
-    fn add(&mut self, place: Place<'a>, line: Line) -> Result<(), TraceError> {
-        let Line { kind: Some(kind), uuid: Some(uuid), parent, side, timestamp, message: Some(message) } = line else {
+    fn add(&mut self, place: TraceLocation<'a>, line: TranscriptLine) -> Result<(), TraceError> {
+        let TranscriptLine { kind: Some(kind), uuid: Some(uuid), parent, side, timestamp, message: Some(message) } =
+            line
+        else {
             return Ok(());
         };
         let is_answer = kind == "assistant";
@@ -106,14 +108,21 @@ impl<'a> Transcript<'a> {
             return Ok(());
         }
         let written = timestamp.unwrap_or_default();
-        let at = time_of(&written).ok_or_else(|| {
-            place
-                .fault(Fault::Malformed { why: format!("the timestamp `{written}` is not a time"), accepted: ACCEPTED })
+        let at = parse_time(&written).ok_or_else(|| {
+            place.fault(TraceFault::Malformed {
+                why: format!("the timestamp `{written}` is not a time"),
+                accepted: ACCEPTED,
+            })
         })?;
         let content = message.content.as_str().map_or_else(|| message.content.to_string(), str::to_owned);
         let record = self.records.len();
         let parent = parent.and_then(|parent| self.by_uuid.get(&parent).copied());
-        self.records.push(Record { at, parent, hash: xxh3_64(content.as_bytes()), tokens: tokens(&content).max(1) });
+        self.records.push(MessageNode {
+            at,
+            parent,
+            hash: xxh3_64(content.as_bytes()),
+            tokens: estimate_tokens(&content).max(1),
+        });
         self.by_uuid.insert(uuid, record);
         if is_answer {
             let side = side.unwrap_or_default();
@@ -121,9 +130,9 @@ impl<'a> Transcript<'a> {
             let known = message.id.map(|id| *self.by_message.entry((id, side)).or_insert(fresh));
             match known.and_then(|call| self.calls.get_mut(call)) {
                 Some(call) => call.messages.push(record),
-                None => self.calls.push(Call {
+                None => self.calls.push(ModelCall {
                     place,
-                    side,
+                    is_sidechain: side,
                     model: message.model.unwrap_or_default(),
                     prompt: message.usage.map_or(0, |usage| usage.prompt()),
                     messages: vec![record],
@@ -134,68 +143,69 @@ impl<'a> Transcript<'a> {
     }
 
     /// What a call was asked with, oldest first.
-    fn chain(&self, call: &Call<'_>) -> Vec<usize> {
+    fn ancestors(&self, call: &ModelCall<'_>) -> Vec<usize> {
         let parent = |record: &usize| self.records[*record].parent;
         let mut chain: Vec<_> = std::iter::successors(parent(&call.messages[0]), parent).collect();
         chain.reverse();
         chain
     }
 
-    fn steps(&self, reader: &mut Reader) -> Result<Vec<Step>, TraceError> {
-        let (mut steps, mut ends): (Vec<Step>, Vec<Micros>) = (Vec::new(), Vec::new());
+    fn steps(&self, reader: &mut TraceReader) -> Result<Vec<TraceStep>, TraceError> {
+        let (mut steps, mut ends): (Vec<TraceStep>, Vec<Micros>) = (Vec::new(), Vec::new());
         let (mut systems, mut agents, mut step_of) = (HashMap::new(), HashMap::new(), HashMap::new());
         let begin = self.records.first().map_or(Micros::ZERO, |record| record.at);
         for call in &self.calls {
-            let chain = self.chain(call);
+            let chain = self.ancestors(call);
             let (Some(root), Some(asked)) = (chain.first(), chain.last()) else { continue };
             if call.model == SYNTHETIC {
                 continue;
             }
             let fresh = agents.len() as u32;
-            let agent = *agents.entry((call.side, *root)).or_insert(fresh);
+            let agent = *agents.entry((call.is_sidechain, *root)).or_insert(fresh);
             let model = call.model.split(':').next().unwrap_or_default();
-            let system = *systems.entry((call.side, model)).or_insert_with(|| self.system(call, &chain));
+            let system =
+                *systems.entry((call.is_sidechain, model)).or_insert_with(|| self.system_prompt_tokens(call, &chain));
             let mut path = vec![run_of(reader, None, (system_key(call, system), system))];
             self.extend(reader, &mut path, &chain);
             let mut resent = path.clone();
             self.extend(reader, &mut resent, &call.messages);
             reader.budget.take(call.place, path.len() + resent.len())?;
-            let at = call.place.seconds("timestamp", seconds(self.records[*asked].at - begin))?;
+            let at = call.place.check_seconds("timestamp", seconds(self.records[*asked].at - begin))?;
             let answered = call.messages.iter().map(|record| self.records[*record].at).max().unwrap_or_default();
             let own = chain.iter().filter_map(|record| step_of.get(record).copied());
             let before = own.filter(|step: &usize| steps[*step].agent == agent).max().or(steps.len().checked_sub(1));
-            let (prompt, all) = (reader.runs.end(&path), reader.runs.end(&resent));
+            let (prompt, all) = (reader.runs.end_depth(&path), reader.runs.end_depth(&resent));
             step_of.extend(call.messages.iter().map(|record| (*record, steps.len())));
-            steps.push(Step {
+            steps.push(TraceStep {
                 agent,
                 after: before.into_iter().collect(),
-                think: before.map_or(Micros::ZERO, |before| at - ends[before]),
+                pause: before.map_or(Micros::ZERO, |before| at - ends[before]),
                 at,
-                prompt: call.place.prompt("content", prompt.0)?,
-                answer: call.place.answer("content", (all - prompt).0)?,
+                prompt: call.place.check_prompt("content", prompt.0)?,
+                answer: call.place.check_answer("content", (all - prompt).0)?,
                 path: path.into(),
-                resent: Some(resent.into()),
+                resent_path: Some(resent.into()),
             });
             ends.push(at.max(answered - begin));
         }
         Ok(steps)
     }
 
-    fn extend(&self, reader: &mut Reader, path: &mut Vec<RunId>, messages: &[usize]) {
+    fn extend(&self, reader: &mut TraceReader, path: &mut Vec<RunId>, messages: &[usize]) {
         for record in messages.iter().map(|record| &self.records[*record]) {
             path.push(run_of(reader, path.last().copied(), (record.hash, record.tokens)));
         }
     }
 
     /// Tokens that the first call's prompt had besides its messages.
-    fn system(&self, call: &Call<'_>, chain: &[usize]) -> u64 {
+    fn system_prompt_tokens(&self, call: &ModelCall<'_>, chain: &[usize]) -> u64 {
         let messages: u64 = chain.iter().map(|record| self.records[*record].tokens).sum();
-        call.prompt.saturating_sub(messages).max(LEAST_SYSTEM) / SYSTEM_STEP * SYSTEM_STEP
+        call.prompt.saturating_sub(messages).max(MIN_SYSTEM_TOKENS) / SYSTEM_ROUNDING * SYSTEM_ROUNDING
     }
 }
 
-fn system_key(call: &Call<'_>, system: u64) -> u64 {
-    xxh3_64(format!("system {} {} {system}", call.side, call.model).as_bytes())
+fn system_key(call: &ModelCall<'_>, system: u64) -> u64 {
+    xxh3_64(format!("system {} {} {system}", call.is_sidechain, call.model).as_bytes())
 }
 
 fn seconds(span: Micros) -> f64 {
@@ -203,7 +213,7 @@ fn seconds(span: Micros) -> f64 {
 }
 
 /// Whether a file begins like one: with messages, or with summaries that point at them.
-pub(super) fn opens(has: impl Fn(&str) -> bool) -> bool {
+pub(super) fn is_transcript(has: impl Fn(&str) -> bool) -> bool {
     has("parentUuid") || has("leafUuid")
 }
 

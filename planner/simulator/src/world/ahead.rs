@@ -2,105 +2,120 @@
 
 use std::collections::HashMap;
 
-use engine_model::runs::{Lent, RunId, Seconds};
+use engine_model::runs::{OutboundTransfer, RunId, Seconds};
 use vocabulary::Tokens;
 
-use super::{Event, World};
-use crate::policies::{Ahead, StepRef};
-use crate::report::SentAhead;
-use crate::trace::Step;
+use super::{Simulation, WorldEvent};
+use crate::policies::{ReplicationOrder, StepRef};
+use crate::report::ReplicationFigures;
+use crate::trace::TraceStep;
 
 /// So much is sent ahead at once.
-const MOST_AT_ONCE: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 
 #[derive(Default)]
-pub(super) struct Aheads {
-    under_way: HashMap<usize, Sending>,
+pub(super) struct ReplicationTracker {
+    in_flight: HashMap<usize, ReplicationTransfer>,
     /// For whose next step something was sent, and where that is or will be.
-    awaited: HashMap<(usize, u32), Awaited>,
-    pub(super) figures: SentAhead,
+    expected: HashMap<(usize, u32), ReplicatedPrefix>,
+    pub(super) figures: ReplicationFigures,
 }
 
-struct Sending {
+struct ReplicationTransfer {
     from: usize,
     to: usize,
-    for_whom: (usize, u32),
+    agent: (usize, u32),
     runs: Vec<RunId>,
     /// What its source keeps until it has left.
-    lent: Vec<RunId>,
+    pinned_runs: Vec<RunId>,
 }
 
-struct Awaited {
+struct ReplicatedPrefix {
     number: usize,
     to: usize,
-    state: State,
+    state: ReplicationState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    UnderWay,
-    There,
+enum ReplicationState {
+    InFlight,
+    Arrived,
     /// It found no room.
     Dropped,
 }
 
-impl Aheads {
+impl ReplicationTracker {
     /// The next step goes to a worker.
-    pub(super) fn dispatched(&mut self, (at, step): (StepRef, &Step), to: usize) {
-        let Some(awaited) = self.awaited.remove(&(at.session, step.agent)) else { return };
-        if awaited.state == State::UnderWay {
+    pub(super) fn step_dispatched(&mut self, (at, step): (StepRef, &TraceStep), to: usize) {
+        let Some(awaited) = self.expected.remove(&(at.session, step.agent)) else { return };
+        if awaited.state == ReplicationState::InFlight {
             self.figures.late += 1;
-        } else if awaited.state == State::There && awaited.to == to {
+        } else if awaited.state == ReplicationState::Arrived && awaited.to == to {
             self.figures.used += 1;
         }
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Asks for what is to be sent, as long as there is something to come.
-    pub(super) fn look_ahead(&mut self, period: Seconds) {
-        let most = MOST_AT_ONCE.saturating_sub(self.links.ahead.under_way.len());
+    pub(super) fn start_replications(&mut self, period: Seconds) {
+        let most = MAX_CONCURRENT.saturating_sub(self.links.replication.in_flight.len());
         if most > 0 {
-            let moves = self.deal(|policy, fleet| policy.ahead(most, fleet));
-            moves.into_iter().for_each(|chosen| self.send_ahead(chosen));
+            let moves = self.ask_policy(|policy, fleet| policy.replications(most, fleet));
+            moves.into_iter().for_each(|chosen| self.start_replication(chosen));
         }
         if !self.events.is_empty() {
-            self.events.add(self.now + period, Event::AheadClock);
+            self.events.add(self.now + period, WorldEvent::PollReplication);
         }
     }
 
-    fn send_ahead(&mut self, Ahead { after, path, from, to, until }: Ahead) {
+    fn start_replication(&mut self, ReplicationOrder { after, path, from, to, until }: ReplicationOrder) {
         let runs = &self.trace.runs;
         let (source, target) = (&self.engines[from].engine, &self.engines[to].engine);
-        let until = until.min(source.holds(runs, &path).with_disk);
+        let until = until.min(source.cached_depths(runs, &path).with_disk);
         let wanted = path.iter().take_while(|run| runs.depth(**run) <= until);
         let wanted: Vec<_> = wanted.copied().filter(|run| !target.has(*run)).collect();
         if wanted.is_empty() {
             return;
         }
-        let tokens: Tokens = wanted.iter().map(|run| runs.room(*run)).sum();
-        let Lent { kept, loads } = self.engines[from].engine.lend(runs, &wanted);
+        let tokens: Tokens = wanted.iter().map(|run| runs.device_size(*run)).sum();
+        let OutboundTransfer { pinned: kept, load_seconds: loads } =
+            self.engines[from].engine.pin_for_transfer(runs, &wanted);
         let arrives = self.links.send(self.now + Seconds(loads), (from, to), tokens);
         let for_whom = (after.session, self.trace.sessions[after.session].steps[after.step].agent);
-        let number = self.links.ahead.figures.moves;
-        self.links.ahead.figures.moves += 1;
-        self.links.ahead.figures.tokens += tokens.0;
-        self.links.ahead.awaited.insert(for_whom, Awaited { number, to, state: State::UnderWay });
-        self.links.ahead.under_way.insert(number, Sending { from, to, for_whom, runs: wanted, lent: kept });
-        self.events.add(arrives, Event::Brought(number));
+        let number = self.links.replication.figures.moves;
+        self.links.replication.figures.moves += 1;
+        self.links.replication.figures.tokens += tokens.0;
+        self.links
+            .replication
+            .expected
+            .insert(for_whom, ReplicatedPrefix { number, to, state: ReplicationState::InFlight });
+        self.links
+            .replication
+            .in_flight
+            .insert(number, ReplicationTransfer { from, to, agent: for_whom, runs: wanted, pinned_runs: kept });
+        self.events.add(arrives, WorldEvent::ReplicationArrived(number));
     }
 
-    pub(super) fn brought(&mut self, number: usize) {
-        let Some(Sending { from, to, for_whom, runs: sent, lent }) = self.links.ahead.under_way.remove(&number) else {
+    pub(super) fn replication_arrived(&mut self, number: usize) {
+        let Some(ReplicationTransfer { from, to, agent: for_whom, runs: sent, pinned_runs: lent }) =
+            self.links.replication.in_flight.remove(&number)
+        else {
             return;
         };
         let runs = &self.trace.runs;
-        self.engines[from].engine.lent(runs, &lent);
-        let state = if self.engines[to].engine.bring(runs, &sent) { State::There } else { State::Dropped };
-        if let Some(awaited) = self.links.ahead.awaited.get_mut(&for_whom).filter(|awaited| awaited.number == number) {
+        self.engines[from].engine.transfer_sent(runs, &lent);
+        let state = if self.engines[to].engine.cache_received(runs, &sent) {
+            ReplicationState::Arrived
+        } else {
+            ReplicationState::Dropped
+        };
+        if let Some(awaited) =
+            self.links.replication.expected.get_mut(&for_whom).filter(|awaited| awaited.number == number)
+        {
             awaited.state = state;
         }
-        self.wake(from);
-        self.wake(to);
+        self.wake_engine(from);
+        self.wake_engine(to);
     }
 }

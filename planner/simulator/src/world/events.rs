@@ -3,41 +3,41 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use engine_model::runs::{Seconds, Ticket};
+use engine_model::runs::{RunRequestId, Seconds};
 
 use crate::policies::StepRef;
 
 /// Something that will happen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Event {
+pub(super) enum WorldEvent {
     SessionStarts,
     Arrives(StepRef),
     /// An engine announced it; void once it has announced another.
     Engine {
         worker: usize,
-        announced: u64,
+        sequence: u64,
     },
-    Fetched(Ticket),
-    Shipped(Ticket),
-    PolicyClock,
-    AheadClock,
+    FetchArrived(RunRequestId),
+    ShipmentArrived(RunRequestId),
+    PollPolicy,
+    PollReplication,
     /// What was sent ahead, by its number.
-    Brought(usize),
+    ReplicationArrived(usize),
 }
 
 #[derive(Default)]
-pub(super) struct Events {
-    heap: BinaryHeap<Reverse<(Seconds, u64, Event)>>,
+pub(super) struct EventQueue {
+    heap: BinaryHeap<Reverse<(Seconds, u64, WorldEvent)>>,
     added: u64,
 }
 
-impl Events {
-    pub(super) fn add(&mut self, at: Seconds, event: Event) {
+impl EventQueue {
+    pub(super) fn add(&mut self, at: Seconds, event: WorldEvent) {
         self.added += 1;
         self.heap.push(Reverse((at, self.added, event)));
     }
 
-    pub(super) fn next(&mut self) -> Option<(Seconds, Event)> {
+    pub(super) fn next(&mut self) -> Option<(Seconds, WorldEvent)> {
         self.heap.pop().map(|Reverse((at, _, event))| (at, event))
     }
 

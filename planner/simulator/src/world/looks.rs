@@ -3,39 +3,39 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use engine_model::runs::{RunEngine, RunId, Runs};
+use engine_model::runs::{RunEngine, RunId, RunTree};
 
 use super::StepRef;
-use crate::trace::Step;
+use crate::trace::TraceStep;
 
 #[derive(Default)]
-pub(super) struct Looks {
+pub(super) struct MemorySampler {
     /// The latest prompts of sessions that are not over, each agent's.
-    latest: BTreeMap<usize, BTreeMap<u32, Arc<[RunId]>>>,
+    latest_prompts: BTreeMap<usize, BTreeMap<u32, Arc<[RunId]>>>,
     copies: Vec<f64>,
     /// Tokens of a session in memory.
-    session: Vec<f64>,
+    tokens_per_session: Vec<f64>,
 }
 
-impl Looks {
+impl MemorySampler {
     /// A step's prompt is its agent's latest.
-    pub(super) fn began(&mut self, at: StepRef, step: &Step) {
-        self.latest.entry(at.session).or_default().insert(step.agent, step.path.clone());
+    pub(super) fn record_prompt(&mut self, at: StepRef, step: &TraceStep) {
+        self.latest_prompts.entry(at.session).or_default().insert(step.agent, step.path.clone());
     }
 
-    pub(super) fn session_over(&mut self, session: usize) {
-        self.latest.remove(&session);
+    pub(super) fn session_finished(&mut self, session: usize) {
+        self.latest_prompts.remove(&session);
     }
 
     /// How often the average cached token lies in the fleet, and what the sessions take: a token of theirs that nobody
     /// holds would have to lie somewhere once.
-    pub(super) fn look(&mut self, engines: &[&RunEngine], runs: &Runs) {
+    pub(super) fn sample(&mut self, engines: &[&RunEngine], runs: &RunTree) {
         let wanted: HashSet<RunId> =
-            self.latest.values().flat_map(BTreeMap::values).flat_map(|path| path.iter().copied()).collect();
+            self.latest_prompts.values().flat_map(BTreeMap::values).flat_map(|path| path.iter().copied()).collect();
         let (mut all, mut distinct, mut taken) = (0, 0, 0);
         for run in (0..runs.len() as u32).map(RunId) {
             let copies = engines.iter().filter(|engine| engine.has(run)).count() as u64;
-            let tokens = runs.room(run).0;
+            let tokens = runs.device_size(run).0;
             all += copies * tokens;
             distinct += u64::from(copies > 0) * tokens;
             taken += if wanted.contains(&run) { copies.max(1) * tokens } else { 0 };
@@ -44,13 +44,13 @@ impl Looks {
             self.copies.push(all as f64 / distinct as f64);
         }
         if taken > 0 {
-            self.session.push(taken as f64 / self.latest.len() as f64);
+            self.tokens_per_session.push(taken as f64 / self.latest_prompts.len() as f64);
         }
     }
 
     /// How often it was looked, and the mean of what was seen: copies of a token, and tokens of a session.
-    pub(super) fn seen(&self) -> (usize, f64, f64) {
-        (self.copies.len(), mean(&self.copies), mean(&self.session))
+    pub(super) fn summary(&self) -> (usize, f64, f64) {
+        (self.copies.len(), mean(&self.copies), mean(&self.tokens_per_session))
     }
 }
 

@@ -5,34 +5,34 @@ use std::collections::HashMap;
 use engine_model::runs::Seconds;
 
 use crate::policies::StepRef;
-use crate::trace::{Session, Trace};
+use crate::trace::{Trace, TraceSession};
 
 /// The sessions' progress.
-pub(super) struct Script {
+pub(super) struct SessionScheduler {
     sessions: usize,
     next: usize,
-    open: HashMap<usize, Open>,
+    open: HashMap<usize, ActiveSession>,
     /// Steps that a policy lets wait, since when.
     waiting: HashMap<StepRef, Seconds>,
 }
 
 /// A session under way.
-struct Open {
-    left: usize,
+struct ActiveSession {
+    remaining: usize,
     /// How many steps each step still waits for.
-    before: Vec<usize>,
+    open_dependencies: Vec<usize>,
     followers: Vec<Vec<usize>>,
 }
 
 /// What the end of a step brings about.
-pub(super) struct Followed {
+pub(super) struct StepCompletion {
     /// Steps that wait for nothing any more.
     pub(super) steps: Vec<usize>,
     /// Whether the session is over.
-    pub(super) over: bool,
+    pub(super) is_session_over: bool,
 }
 
-impl Script {
+impl SessionScheduler {
     pub(super) fn new(trace: &Trace) -> Self {
         Self { sessions: trace.sessions.len(), next: 0, open: HashMap::new(), waiting: HashMap::new() }
     }
@@ -43,40 +43,41 @@ impl Script {
         (session < self.sessions).then_some(session)
     }
 
-    pub(super) fn begin(&mut self, number: usize, session: &Session) -> Vec<usize> {
+    pub(super) fn start_session(&mut self, number: usize, session: &TraceSession) -> Vec<usize> {
         let mut followers = vec![Vec::new(); session.steps.len()];
         for (index, step) in session.steps.iter().enumerate() {
             step.after.iter().for_each(|before| followers[*before].push(index));
         }
         let before: Vec<usize> = session.steps.iter().map(|step| step.after.len()).collect();
         let first = (0..before.len()).filter(|step| before[*step] == 0).collect();
-        self.open.insert(number, Open { left: session.steps.len(), before, followers });
+        self.open
+            .insert(number, ActiveSession { remaining: session.steps.len(), open_dependencies: before, followers });
         first
     }
 
     /// A step is over; none for requests that are on their own.
-    pub(super) fn end(&mut self, at: StepRef) -> Option<Followed> {
+    pub(super) fn finish_step(&mut self, at: StepRef) -> Option<StepCompletion> {
         let open = self.open.get_mut(&at.session)?;
-        open.left -= 1;
+        open.remaining -= 1;
         let mut steps = Vec::new();
         for follower in std::mem::take(&mut open.followers[at.step]) {
-            open.before[follower] -= 1;
-            if open.before[follower] == 0 {
+            open.open_dependencies[follower] -= 1;
+            if open.open_dependencies[follower] == 0 {
                 steps.push(follower);
             }
         }
-        let over = open.left == 0;
+        let over = open.remaining == 0;
         if over {
             self.open.remove(&at.session);
         }
-        Some(Followed { steps, over })
+        Some(StepCompletion { steps, is_session_over: over })
     }
 
-    pub(super) fn wait(&mut self, at: StepRef, since: Seconds) {
+    pub(super) fn hold_step(&mut self, at: StepRef, since: Seconds) {
         self.waiting.insert(at, since);
     }
 
-    pub(super) fn waited_since(&mut self, at: StepRef) -> Option<Seconds> {
+    pub(super) fn release_held_step(&mut self, at: StepRef) -> Option<Seconds> {
         self.waiting.remove(&at)
     }
 }

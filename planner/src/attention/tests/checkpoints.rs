@@ -7,67 +7,67 @@ use super::{hybrid, read, sizes};
 use crate::attention::*;
 
 #[test]
-fn windows_are_found_at_the_last_place_where_they_were_stored() {
-    let last = |policy: Checkpoints, unit| policy.last(Tokens(10_000), Tokens(unit)).0;
-    assert_eq!(last(Checkpoints::Full, 128), 9_984);
-    assert_eq!(last(Checkpoints::Every(Tokens(4_096)), 128), 8_192);
-    assert_eq!(last(Checkpoints::Every(Tokens(384)), 256), 9_984, "where blocks and checkpoints meet");
-    assert_eq!(last(Checkpoints::None, 128), 0);
+fn window_restore_starts_at_the_last_stored_checkpoint() {
+    let last = |policy: CheckpointInterval, unit| policy.last_stored(Tokens(10_000), Tokens(unit)).0;
+    assert_eq!(last(CheckpointInterval::Full, 128), 9_984);
+    assert_eq!(last(CheckpointInterval::Every(Tokens(4_096)), 128), 8_192);
+    assert_eq!(last(CheckpointInterval::Every(Tokens(384)), 256), 9_984, "where blocks and checkpoints meet");
+    assert_eq!(last(CheckpointInterval::None, 128), 0);
 }
 
 #[test]
-fn a_policy_is_part_of_the_file() {
-    let hybrid = hybrid().with_checkpoints(Checkpoints::Every(Tokens(4_096))).unwrap();
+fn checkpoint_interval_is_part_of_the_spec_file() {
+    let hybrid = hybrid().with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).unwrap();
     let text = serde_json::to_string(&hybrid).unwrap();
     assert!(text.contains(r#""checkpoints":{"every":4096}"#), "{text}");
     assert_eq!(serde_json::from_str::<AttentionSpec>(&text).unwrap(), hybrid);
     let wrong = text.replace("4096", "4000");
     let error = serde_json::from_str::<AttentionSpec>(&wrong).unwrap_err().to_string();
     assert!(error.contains("checkpoints.every is 4000; accepted: a multiple of 128 tokens"), "{error}");
-    assert_eq!(read("gpt-oss-20b").checkpoints(), Checkpoints::Full, "as engines do");
+    assert_eq!(read("gpt-oss-20b").checkpoints(), CheckpointInterval::Full, "as engines do");
 }
 
 /// 10 GB/s to write and to load, 40 us to compute a token, one restore in 10,000 tokens.
 const COSTS: CheckpointCosts = CheckpointCosts { write: 1e-4, load: 1e-4, compute: 40.0, restores: 1e-4 };
 
 #[test]
-fn the_period_balances_writing_and_computing_again() {
+fn checkpoint_period_balances_write_and_recompute_cost() {
     let spec = hybrid();
     // W = 60 x 128 x 640 bytes: 491.52 us to write. sqrt(2 x 491.52 / (1e-4 x 40)) = 495.7 tokens.
-    let (policy, cost) = Checkpoints::choose(&spec, Tokens(128), &COSTS);
-    assert_eq!(policy, Checkpoints::Every(Tokens(512)));
+    let (policy, cost) = CheckpointInterval::choose(&spec, Tokens(128), &COSTS);
+    assert_eq!(policy, CheckpointInterval::Every(Tokens(512)));
     assert!((cost - (491.52 / 512.0 + 1e-4 * (491.52 + 40.0 * 192.0))).abs() < 1e-9, "{cost}");
 }
 
 #[test]
-fn what_is_never_restored_is_not_stored_and_what_costs_nothing_to_store_is() {
+fn free_writes_are_always_stored_and_unused_ones_never() {
     let spec = hybrid();
-    let chosen = |costs| Checkpoints::choose(&spec, Tokens(128), &costs).0;
-    assert_eq!(chosen(CheckpointCosts { restores: 0.0, ..COSTS }), Checkpoints::None);
-    assert_eq!(chosen(CheckpointCosts { write: 0.0, ..COSTS }), Checkpoints::Full);
-    assert_eq!(chosen(CheckpointCosts { restores: 1.0, ..COSTS }), Checkpoints::Full, "restored at every token");
-    assert_eq!(chosen(CheckpointCosts { compute: 0.0, ..COSTS }), Checkpoints::None, "computing is free");
+    let chosen = |costs| CheckpointInterval::choose(&spec, Tokens(128), &costs).0;
+    assert_eq!(chosen(CheckpointCosts { restores: 0.0, ..COSTS }), CheckpointInterval::None);
+    assert_eq!(chosen(CheckpointCosts { write: 0.0, ..COSTS }), CheckpointInterval::Full);
+    assert_eq!(chosen(CheckpointCosts { restores: 1.0, ..COSTS }), CheckpointInterval::Full, "restored at every token");
+    assert_eq!(chosen(CheckpointCosts { compute: 0.0, ..COSTS }), CheckpointInterval::None, "computing is free");
     let broken = CheckpointCosts { write: f64::NAN, load: -1.0, compute: f64::INFINITY, restores: f64::NAN };
-    assert_eq!(chosen(broken), Checkpoints::Full, "everything costs nothing");
-    let dense = Checkpoints::choose(&read("llama-3.1-8b"), Tokens(16), &COSTS);
-    assert_eq!(dense, (Checkpoints::Full, 0.0), "no windows, no cost");
+    assert_eq!(chosen(broken), CheckpointInterval::Full, "everything costs nothing");
+    let dense = CheckpointInterval::choose(&read("llama-3.1-8b"), Tokens(16), &COSTS);
+    assert_eq!(dense, (CheckpointInterval::Full, 0.0), "no windows, no cost");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_other_policy_is_cheaper(
+    fn chosen_checkpoint_interval_is_the_cheapest(
         spec in sizes::spec(),
         costs in (0.0..1e-2f64, 0.0..1e-2f64, 0.0..500.0f64, 0.0..0.1f64),
         periods in prop::collection::vec(1u64..3_000, 20),
     ) {
         let (write, load, compute, restores) = costs;
         let (costs, unit) = (CheckpointCosts { write, load, compute, restores }, spec.block());
-        let (policy, cost) = Checkpoints::choose(&spec, unit, &costs);
-        let others = periods.into_iter().map(|n| Checkpoints::Every(unit * n));
-        for other in others.chain([Checkpoints::Full, Checkpoints::None]) {
-            let price = costs.of_a_token(&spec, unit, other);
+        let (policy, cost) = CheckpointInterval::choose(&spec, unit, &costs);
+        let others = periods.into_iter().map(|n| CheckpointInterval::Every(unit * n));
+        for other in others.chain([CheckpointInterval::Full, CheckpointInterval::None]) {
+            let price = costs.cost_per_token(&spec, unit, other);
             prop_assert!(cost <= price * (1.0 + 1e-12), "{policy:?} at {cost} beside {other:?} at {price}");
         }
         prop_assert!(spec.with_checkpoints(policy).is_ok());

@@ -20,7 +20,7 @@ fn window_of(spec: &AttentionSpec) -> u64 {
 }
 
 #[test]
-fn dense_models_have_their_published_size_of_a_token() {
+fn dense_models_match_their_published_bytes_per_token() {
     // Layers x KV heads x width x 2 (key and value) x 2 bytes.
     assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(32 * 8 * 128 * 2 * 2));
     assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(131_072));
@@ -39,12 +39,12 @@ fn latent_models_keep_one_entry_for_all_heads() {
 }
 
 #[test]
-fn mistral_had_a_window_in_every_layer_and_has_none_since() {
+fn mistral_v0_1_has_a_window_in_every_layer_and_v0_3_none() {
     let first = read("mistral-7b-v0.1");
     assert_eq!((split(&first), window_of(&first)), ((0, 32), 4_096));
     // After 4,096 tokens nothing grows any more: 4,096 x 128 KiB.
-    assert_eq!(first.state(Tokens(32_768)), Bytes(4_096 * 131_072));
-    assert_eq!(first.state(Tokens(100)), Bytes(100 * 131_072));
+    assert_eq!(first.state_bytes(Tokens(32_768)), Bytes(4_096 * 131_072));
+    assert_eq!(first.state_bytes(Tokens(100)), Bytes(100 * 131_072));
     assert_eq!(split(&read("mistral-7b-v0.3")), (32, 0));
 }
 
@@ -54,24 +54,24 @@ fn gpt_oss_has_a_window_of_128_in_every_other_layer() {
     assert_eq!((split(&spec), window_of(&spec)), ((12, 12), 128));
     assert!(matches!(spec.layers()[0], LayerState::Window(_)), "a window comes first");
     // A layer's token: 8 heads x 64 x 2 x 2 bytes = 2 KiB.
-    assert_eq!(spec.state(Tokens(10_000)), Bytes(12 * 2_048 * (10_000 + 128)));
+    assert_eq!(spec.state_bytes(Tokens(10_000)), Bytes(12 * 2_048 * (10_000 + 128)));
     assert_eq!(spec.window_depth(), Tokens(12 * 128));
 }
 
 #[test]
-fn gpt_oss_alternates_also_where_no_list_of_layers_says_so() {
+fn gpt_oss_alternates_windows_without_a_layer_list() {
     let mut short: serde_json::Value = serde_json::from_str(text_of("gpt-oss-20b")).unwrap();
     short.as_object_mut().unwrap().remove("layer_types").unwrap();
     assert_eq!(AttentionSpec::from_config(&short.to_string()).unwrap(), read("gpt-oss-20b"));
 }
 
 #[test]
-fn gemma_3_has_five_windows_for_one_layer_of_all_tokens() {
+fn gemma_3_has_five_window_layers_per_full_layer() {
     let spec = read("gemma-3-27b");
     // 62 layers: 10 of them are the sixth of six.
     assert_eq!((split(&spec), window_of(&spec)), ((10, 52), 1_024));
     // A layer's token: 16 heads x 128 x 2 x 2 bytes = 8 KiB.
-    assert_eq!(spec.state(Tokens(50_000)), Bytes(8_192 * (10 * 50_000 + 52 * 1_024)));
+    assert_eq!(spec.state_bytes(Tokens(50_000)), Bytes(8_192 * (10 * 50_000 + 52 * 1_024)));
     assert_eq!(spec.bytes_per_token(), Bytes(10 * 8_192), "in the long run only the others grow");
     // The small ones leave out what equals the family's defaults: 4 KV heads of 256.
     let small = read("gemma-3-4b");
@@ -87,10 +87,10 @@ fn gemma_2_alternates_windows_of_4096() {
 }
 
 #[test]
-fn the_cache_may_be_narrower_than_the_weights() {
+fn kv_cache_may_use_fewer_bits_than_the_weights() {
     let spec = read("llama-3.1-8b");
-    assert_eq!(spec.with_bits(8).unwrap().bytes_per_token(), Bytes(65_536));
-    assert!(spec.with_bits(3).is_err());
+    assert_eq!(spec.with_kv_bits(8).unwrap().bytes_per_token(), Bytes(65_536));
+    assert!(spec.with_kv_bits(3).is_err());
 }
 
 /// A `config.json` of a small dense model with these fields on top.
@@ -102,20 +102,20 @@ fn small(fields: &str) -> Result<AttentionSpec, SpecError> {
 }
 
 #[test]
-fn without_kv_heads_every_head_keeps_kv_and_without_a_dtype_in_two_bytes() {
+fn missing_kv_heads_and_dtype_fall_back_to_defaults() {
     assert_eq!(small("{}").unwrap().bytes_per_token(), Bytes(4 * 4 * 16 * 2 * 2));
     assert_eq!(small(r#"{"torch_dtype": "float32"}"#).unwrap().bytes_per_token(), Bytes(4 * 4 * 16 * 2 * 4));
     assert_eq!(small(r#"{"head_dim": null, "dtype": null}"#).unwrap(), small("{}").unwrap(), "null is absent");
 }
 
 #[test]
-fn a_window_that_is_in_use_begins_at_its_layer() {
+fn enabled_qwen_window_starts_at_max_window_layers() {
     let spec = small(r#"{"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3}"#).unwrap();
     assert_eq!((split(&spec), window_of(&spec)), ((3, 1), 32));
 }
 
 #[test]
-fn what_is_wrong_is_named_with_what_was_found_and_what_is_accepted() {
+fn invalid_config_field_error_names_found_and_accepted_values() {
     let check = |fields: &str, expected: &str| assert_eq!(small(fields).unwrap_err().to_string(), expected, "{fields}");
     check(r#"{"num_hidden_layers": 0}"#, "num_hidden_layers is 0; accepted: a whole number, 1 to 1024");
     check(r#"{"num_hidden_layers": -3}"#, "num_hidden_layers is -3; accepted: a whole number, 1 to 1024");
@@ -143,7 +143,7 @@ fn what_is_wrong_is_named_with_what_was_found_and_what_is_accepted() {
 }
 
 #[test]
-fn a_family_that_is_not_known_is_refused_with_those_that_are() {
+fn unknown_model_family_is_rejected_with_the_known_ones() {
     let error = small(r#"{"model_type": "jamba"}"#).unwrap_err().to_string();
     assert!(error.starts_with("model_type is jamba; accepted: deepseek_v2, "), "{error}");
     assert!(error.contains("models.NAME.attention"), "says what to do next: {error}");
@@ -153,7 +153,7 @@ fn a_family_that_is_not_known_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn a_multimodal_model_is_read_from_its_text_part() {
+fn multimodal_config_is_read_from_its_text_part() {
     let json = r#"{"model_type": "gemma3", "torch_dtype": "float32", "vision_config": {"num_hidden_layers": 99},
         "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}}"#;
@@ -164,7 +164,7 @@ fn a_multimodal_model_is_read_from_its_text_part() {
 }
 
 #[test]
-fn broken_and_huge_files_are_errors() {
+fn broken_and_oversized_config_files_are_errors() {
     for bad in ["", "[]", "7", "{\"model_type\"", "{}", r#"{"model_type": "llama"}"#, r#"{"model_type": 3}"#] {
         assert!(AttentionSpec::from_config(bad).is_err(), "{bad}");
     }

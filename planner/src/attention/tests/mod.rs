@@ -33,7 +33,7 @@ pub(super) fn text_of(name: &str) -> &'static str {
 /// 30 pairs of compressed layers: m = 4, m' = 128, windows of 128. An entry has 512 numbers in 8 bits and 64 in 16, an
 /// index entry 128 in 8 bits with a scale.
 pub(crate) fn hybrid() -> AttentionSpec {
-    let layer = |ratio, index| Compressed {
+    let layer = |ratio, index| CompressedKv {
         ratio: vocabulary::Tokens(ratio),
         entry: vocabulary::Bytes(640),
         index: vocabulary::Bytes(index),

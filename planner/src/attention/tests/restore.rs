@@ -16,52 +16,58 @@ fn prices() -> RestorePrices {
         queue: Micros::ZERO,
         memory_byte: 0.0,
         usage: 0.5,
-        prefetch: Prefetch::Never,
+        prefetch: PrefetchMode::Never,
     }
 }
 
-fn of(spec: &AttentionSpec, held: u64, until: u64) -> Restore<'_> {
-    Restore { spec, held: Tokens(held), until: Tokens(until), unit: Tokens(128) }
+fn of(spec: &AttentionSpec, held: u64, until: u64) -> PrefixRestore<'_> {
+    PrefixRestore { spec, held: Tokens(held), until: Tokens(until), unit: Tokens(128) }
 }
 
 #[test]
-fn a_long_dense_prefix_is_loaded_and_a_short_one_computed() {
+fn restore_loads_a_long_dense_prefix_and_recomputes_a_short_one() {
     let spec = read("llama-3.1-8b");
     let long = of(&spec, 0, 12_800).plan(&prices());
-    assert_eq!(long.way, Way { loaded: Tokens(12_800), bytes: Bytes(12_800 * 131_072), start: Tokens(12_800) });
+    assert_eq!(
+        long.way,
+        RestoreSplit { loaded: Tokens(12_800), bytes: Bytes(12_800 * 131_072), start: Tokens(12_800) }
+    );
     assert_eq!((long.wait, long.recompute), (Micros(10_000 + 167_772), Micros::ZERO));
     let short = of(&spec, 0, 64).plan(&prices());
     assert_eq!((short.way.bytes, short.recompute), (Bytes::ZERO, Micros(6_400)), "6.4 ms beside 10.8 of loading")
 }
 
 #[test]
-fn windows_that_were_never_stored_are_computed_again_and_the_blocks_loaded() {
-    let spec = hybrid().with_checkpoints(Checkpoints::None).unwrap();
+fn restore_recomputes_windows_that_were_never_stored() {
+    let spec = hybrid().with_checkpoints(CheckpointInterval::None).unwrap();
     let plan = of(&spec, 0, 128_000).plan(&prices());
     // 60 layers with windows of 128 tokens.
-    assert_eq!(plan.way, Way { loaded: Tokens(128_000), bytes: spec.kept(Tokens(128_000)), start: Tokens(120_320) });
+    assert_eq!(
+        plan.way,
+        RestoreSplit { loaded: Tokens(128_000), bytes: spec.entry_bytes(Tokens(128_000)), start: Tokens(120_320) }
+    );
     assert!(plan.way.recomputes_windows());
     assert_eq!(plan.recompute, Micros(7_680 * 100));
 }
 
 #[test]
-fn from_a_checkpoint_only_what_follows_it_is_computed() {
-    let spec = hybrid().with_checkpoints(Checkpoints::Every(Tokens(4_096))).unwrap();
+fn restore_from_a_checkpoint_recomputes_only_the_tokens_after_it() {
+    let spec = hybrid().with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).unwrap();
     let plan = of(&spec, 0, 128_000).plan(&prices());
     let stored = Tokens(31 * 4_096);
-    let bytes = spec.kept(stored) + spec.windows(stored);
-    assert_eq!(plan.way, Way { loaded: stored, bytes, start: stored });
+    let bytes = spec.entry_bytes(stored) + spec.window_bytes(stored);
+    assert_eq!(plan.way, RestoreSplit { loaded: stored, bytes, start: stored });
     assert_eq!(plan.recompute, Micros((128_000 - 126_976) * 100));
     let full = hybrid();
     assert_eq!(of(&full, 0, 128_000).plan(&prices()).recompute, Micros::ZERO);
 }
 
 #[test]
-fn windows_are_computed_again_where_loading_them_is_dearer() {
+fn restore_recomputes_windows_when_loading_costs_more() {
     let spec = AttentionSpec::new(
         vec![
-            LayerState::Latent(Latent { width: 8, bits: 8, index: Bytes(0) }),
-            LayerState::Window(Windowed { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(256) }),
+            LayerState::Latent(LatentKv { width: 8, bits: 8, index: Bytes(0) }),
+            LayerState::Window(WindowKv { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(256) }),
         ],
         Bytes(1),
     )
@@ -75,7 +81,7 @@ fn windows_are_computed_again_where_loading_them_is_dearer() {
 }
 
 #[test]
-fn what_is_held_is_neither_loaded_nor_computed() {
+fn restore_skips_tokens_already_held() {
     let spec = read("llama-3.1-8b");
     let plan = of(&spec, 6_400, 12_800).plan(&prices());
     assert_eq!(plan.way.bytes, Bytes(6_400 * 131_072));
@@ -84,20 +90,20 @@ fn what_is_held_is_neither_loaded_nor_computed() {
 }
 
 #[test]
-fn loading_while_the_step_waits_is_free_unless_memory_is_dear() {
+fn prefetch_during_queue_wait_is_free_unless_memory_is_expensive() {
     let spec = read("llama-3.1-8b");
-    let queued = RestorePrices { queue: Micros(150_000), prefetch: Prefetch::WhileQueued, ..prices() };
+    let queued = RestorePrices { queue: Micros(150_000), prefetch: PrefetchMode::WhileQueued, ..prices() };
     let restore = of(&spec, 0, 12_800);
     let plan = restore.plan(&queued);
-    assert_eq!((plan.prefetch, plan.wait), (Prefetch::WhileQueued, Micros(177_772)), "the longer of both");
+    assert_eq!((plan.prefetch, plan.wait), (PrefetchMode::WhileQueued, Micros(177_772)), "the longer of both");
     let dear = RestorePrices { memory_byte: 1e-3, ..queued };
     let plan = restore.plan(&dear);
-    assert_eq!((plan.prefetch, plan.wait), (Prefetch::Never, Micros(327_772)), "one after the other");
+    assert_eq!((plan.prefetch, plan.wait), (PrefetchMode::Never, Micros(327_772)), "one after the other");
     assert_eq!(plan.memory, Micros(838_860), "half of the memory is in use");
 }
 
 #[test]
-fn the_benefit_is_what_computing_all_of_it_would_cost_more() {
+fn restore_benefit_is_the_saving_over_full_recompute() {
     let spec = read("llama-3.1-8b");
     assert_eq!(of(&spec, 0, 12_800).benefit(&prices()), Micros(1_280_000 - 177_772));
     let useless = RestorePrices { load_byte: f64::MAX, ..prices() };
@@ -114,15 +120,15 @@ fn price_ranges() -> impl Strategy<Value = RestorePrices> {
         queue: Micros(rest.0),
         memory_byte: rest.1,
         usage: rest.2,
-        prefetch: if rest.3 { Prefetch::WhileQueued } else { Prefetch::Never },
+        prefetch: if rest.3 { PrefetchMode::WhileQueued } else { PrefetchMode::Never },
     })
 }
 
-fn policies() -> impl Strategy<Value = (Checkpoints, u64)> {
+fn policies() -> impl Strategy<Value = (CheckpointInterval, u64)> {
     prop_oneof![
-        Just((Checkpoints::Full, 1)),
-        Just((Checkpoints::None, 1)),
-        (1u64..9).prop_map(|n| (Checkpoints::Full, n))
+        Just((CheckpointInterval::Full, 1)),
+        Just((CheckpointInterval::None, 1)),
+        (1u64..9).prop_map(|n| (CheckpointInterval::Full, n))
     ]
 }
 
@@ -130,20 +136,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_restore_is_never_dearer_than_loading_all_or_computing_all(
+    fn restore_never_costs_more_than_loading_or_computing_everything(
         spec in sizes::spec(), prices in price_ranges(), policy in policies(), lengths in (0u64..60, 0u64..60),
     ) {
         let unit = spec.block();
-        let policy = if policy.1 == 1 { policy.0 } else { Checkpoints::Every(unit * policy.1) };
+        let policy = if policy.1 == 1 { policy.0 } else { CheckpointInterval::Every(unit * policy.1) };
         let spec = spec.with_checkpoints(policy).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * lengths.0.max(lengths.1));
-        let restore = Restore { spec: &spec, held, until, unit };
+        let restore = PrefixRestore { spec: &spec, held, until, unit };
         let plan = restore.plan(&prices);
-        let load = if held == until { Micros::ZERO } else { prices.load_fixed + Micros((spec.range(held, until).0 as f64 * prices.load_byte) as u64) };
-        let memory = |chance: f64| Micros((prices.memory_byte * chance * spec.range(held, until).0 as f64) as u64);
+        let load = if held == until { Micros::ZERO } else { prices.load_fixed + Micros((spec.range_bytes(held, until).0 as f64 * prices.load_byte) as u64) };
+        let memory = |chance: f64| Micros((prices.memory_byte * chance * spec.range_bytes(held, until).0 as f64) as u64);
         let computing_all = prices.queue + prices.compute.span(held, until) + memory(prices.usage);
         prop_assert!(plan.total <= computing_all, "{plan:?}");
-        if policy == Checkpoints::Full {
+        if policy == CheckpointInterval::Full {
             prop_assert!(plan.total <= prices.queue + load + memory(prices.usage), "{plan:?}");
         }
         prop_assert_eq!(plan.total, plan.wait + plan.recompute + plan.memory);
@@ -151,21 +157,21 @@ proptest! {
     }
 
     #[test]
-    fn loading_any_other_part_is_no_cheaper(
+    fn no_other_restore_split_is_cheaper(
         spec in sizes::spec(), prices in price_ranges(), every in 1u64..9, lengths in (0u64..60, 0u64..60), extra in 0u64..9,
     ) {
         let unit = spec.block();
-        let spec = spec.with_checkpoints(Checkpoints::Every(unit * every)).unwrap();
+        let spec = spec.with_checkpoints(CheckpointInterval::Every(unit * every)).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * (lengths.0.max(lengths.1) + extra));
-        let restore = Restore { spec: &spec, held, until, unit };
+        let restore = PrefixRestore { spec: &spec, held, until, unit };
         let least = restore.plan(&prices).total;
         let depth = spec.window_depth();
         for loaded in (held.0..=until.0).step_by(unit.0 as usize).map(Tokens) {
             let stored = depth == Tokens::ZERO || loaded.0 % (unit.0 * every) == 0;
-            let with_windows = Way { loaded, bytes: spec.range(held, loaded), start: loaded };
-            let without = Way { loaded, bytes: spec.kept(loaded) - spec.kept(held), start: (loaded - depth).max(held) };
+            let with_windows = RestoreSplit { loaded, bytes: spec.range_bytes(held, loaded), start: loaded };
+            let without = RestoreSplit { loaded, bytes: spec.entry_bytes(loaded) - spec.entry_bytes(held), start: (loaded - depth).max(held) };
             for way in [stored.then_some(with_windows), Some(without)].into_iter().flatten() {
-                let price = restore.price(way, Prefetch::Never, &prices).total;
+                let price = restore.price(way, PrefetchMode::Never, &prices).total;
                 // Each of its parts is rounded to a microsecond.
                 prop_assert!(least <= price + Micros(2), "{least} beside {price} of {way:?}");
             }

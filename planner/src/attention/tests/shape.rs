@@ -14,11 +14,11 @@ fn shape(tensor: u16, pipeline: u16) -> ParallelShape {
 
 /// Bytes of a token on every tensor rank of each stage.
 fn stages(spec: &AttentionSpec, shape: ParallelShape) -> Vec<u64> {
-    (0..shape.pipeline).map(|stage| spec.of_rank(shape, stage).unwrap().state(Tokens(1)).0).collect()
+    (0..shape.pipeline).map(|stage| spec.for_rank(shape, stage).unwrap().state_bytes(Tokens(1)).0).collect()
 }
 
 #[test]
-fn tensor_ranks_share_out_heads_and_never_less_than_one() {
+fn tensor_ranks_divide_kv_heads_down_to_one() {
     let llama = read("llama-3.1-8b");
     assert_eq!(stages(&llama, shape(4, 1)), [131_072 / 4]);
     assert_eq!(stages(&llama, shape(8, 1)), [131_072 / 8]);
@@ -26,19 +26,19 @@ fn tensor_ranks_share_out_heads_and_never_less_than_one() {
 }
 
 #[test]
-fn a_latent_entry_is_on_every_tensor_rank() {
+fn latent_entries_are_replicated_on_every_tensor_rank() {
     assert_eq!(stages(&read("deepseek-v3"), shape(8, 1)), [70_272]);
     let hybrid = hybrid();
-    let rank = hybrid.of_rank(shape(8, 2), 0).unwrap();
-    assert_eq!(rank.kept(Tokens(128)), Bytes(hybrid.kept(Tokens(128)).0 / 2));
+    let rank = hybrid.for_rank(shape(8, 2), 0).unwrap();
+    assert_eq!(rank.entry_bytes(Tokens(128)), Bytes(hybrid.entry_bytes(Tokens(128)).0 / 2));
 }
 
 #[test]
-fn stages_share_out_layers_and_the_rest_goes_before_the_last() {
+fn pipeline_stages_divide_layers_with_the_remainder_before_the_last() {
     let layers = |count, stages| -> Vec<usize> {
-        let layer = LayerState::Latent(Latent { width: 1, bits: 8, index: Bytes(0) });
+        let layer = LayerState::Latent(LatentKv { width: 1, bits: 8, index: Bytes(0) });
         let spec = AttentionSpec::new(vec![layer; count], Bytes(1)).unwrap();
-        (0..stages).map(|stage| spec.of_rank(shape(1, stages), stage).unwrap().layers().len()).collect()
+        (0..stages).map(|stage| spec.for_rank(shape(1, stages), stage).unwrap().layers().len()).collect()
     };
     assert_eq!(layers(32, 4), [8, 8, 8, 8]);
     assert_eq!(layers(61, 4), [15, 15, 16, 15]);
@@ -47,9 +47,9 @@ fn stages_share_out_layers_and_the_rest_goes_before_the_last() {
 }
 
 #[test]
-fn a_target_reads_from_as_many_ranks_or_fewer() {
+fn target_reads_from_a_source_whose_tensor_size_divides_its_own() {
     let llama = read("llama-3.1-8b");
-    let of = |source, target| exchange(Some(&llama), source, target).map_err(|error| error.to_string());
+    let of = |source, target| check_kv_compatibility(Some(&llama), source, target).map_err(|error| error.to_string());
     assert_eq!(of(shape(2, 1), shape(2, 1)), Ok(()));
     assert_eq!(of(shape(2, 1), shape(8, 1)), Ok(()));
     assert_eq!(of(shape(2, 4), shape(4, 4)), Ok(()));
@@ -59,17 +59,21 @@ fn a_target_reads_from_as_many_ranks_or_fewer() {
     assert_eq!(refused(shape(1, 1), shape(3, 1)), "8 KV heads cannot be shared out over 3 tensor-parallel ranks");
     assert_eq!(refused(shape(1, 1), shape(1, 33)), "32 layers cannot be shared out over 33 pipeline stages");
     assert_eq!(refused(shape(1, 1), shape(0, 1)), "tensor and pipeline sizes are 1 or more");
-    assert_eq!(exchange(None, shape(1, 1), shape(3, 1)), Ok(()), "heads that are not known are taken to fit");
-    assert_eq!(exchange(None, shape(0, 1), shape(3, 1)), Err(ShapeError::NoRanks));
-    assert_eq!(llama.of_rank(shape(1, 2), 2), Err(ShapeError::NoSuchStage(2)));
+    assert_eq!(
+        check_kv_compatibility(None, shape(1, 1), shape(3, 1)),
+        Ok(()),
+        "heads that are not known are taken to fit"
+    );
+    assert_eq!(check_kv_compatibility(None, shape(0, 1), shape(3, 1)), Err(ShapeError::NoRanks));
+    assert_eq!(llama.for_rank(shape(1, 2), 2), Err(ShapeError::NoSuchStage(2)));
 }
 
 #[test]
-fn groups_are_numbered_as_the_engines_number_them() {
+fn kv_group_ranks_match_the_engines_numbering() {
     // Two prefill instances of 2 ranks, one decode instance of 4: TPM = 2.
     let (prefill, decode) = (Instances { count: 2, tensor: 2 }, Instances { count: 1, tensor: 4 });
     let groups = KvGroups::new(prefill, decode).unwrap();
-    assert_eq!((groups.readers(), groups.world()), (2, 4));
+    assert_eq!((groups.readers(), groups.group_size()), (2, 4));
     assert_eq!([0, 1].map(|rank| groups.group_rank(1, rank)), [1, 1]);
     assert_eq!(
         [0, 1, 2, 3].map(|rank| (groups.group(2, rank), groups.group_rank(2, rank))),
@@ -84,30 +88,30 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_bytes_of_all_ranks_are_the_models_where_heads_are_shared_out(
+    fn rank_bytes_sum_to_the_model_bytes_when_heads_are_divided(
         spec in sizes::spec(), tensor in 1u16..10, pipeline in 1u16..8, tokens in 0u64..3_000,
     ) {
         let packed = AttentionSpec::new(spec.layers().to_vec(), Bytes(1)).unwrap();
         let (shape, tokens) = (shape(tensor, pipeline), Tokens(tokens));
-        if packed.fits(shape).is_err() {
-            prop_assert!(packed.of_rank(shape, 0).is_err());
+        if packed.check_shape(shape).is_err() {
+            prop_assert!(packed.for_rank(shape, 0).is_err());
             return Ok(());
         }
         // By hand: a layer with heads is there once, or as often as ranks repeat its heads; any other on every rank.
         let copies = |layer: &LayerState| match layer {
-            LayerState::Dense(Heads { kv_heads, .. }) | LayerState::Window(Windowed { kv_heads, .. }) => {
+            LayerState::Dense(DenseKv { kv_heads, .. }) | LayerState::Window(WindowKv { kv_heads, .. }) => {
                 (u64::from(tensor) / u64::from(*kv_heads)).max(1)
             }
             _ => u64::from(tensor),
         };
-        let one = |layer: &LayerState| AttentionSpec::new(vec![*layer], Bytes(1)).unwrap().state(tokens);
+        let one = |layer: &LayerState| AttentionSpec::new(vec![*layer], Bytes(1)).unwrap().state_bytes(tokens);
         let expected: Bytes = packed.layers().iter().map(|layer| one(layer) * copies(layer)).sum();
-        let ranks = (0..pipeline).map(|stage| packed.of_rank(shape, stage).unwrap());
-        prop_assert_eq!(ranks.map(|rank| rank.state(tokens) * u64::from(tensor)).sum::<Bytes>(), expected);
+        let ranks = (0..pipeline).map(|stage| packed.for_rank(shape, stage).unwrap());
+        prop_assert_eq!(ranks.map(|rank| rank.state_bytes(tokens) * u64::from(tensor)).sum::<Bytes>(), expected);
     }
 
     #[test]
-    fn every_rank_has_its_own_number_in_its_group_and_among_all(
+    fn kv_group_and_global_ranks_are_unique(
         prefill in (0u16..4, 1u16..5), decode in (0u16..4, 1u16..4),
     ) {
         let prefill = Instances { count: prefill.0, tensor: prefill.1 };
@@ -124,7 +128,7 @@ proptest! {
         for group in 0..u32::from(prefill.tensor) {
             let members = all.iter().filter(|(instance, rank)| groups.group(*instance, *rank) == group);
             let numbers: BTreeSet<_> = members.map(|(instance, rank)| groups.group_rank(*instance, *rank)).collect();
-            prop_assert_eq!(numbers, (0..groups.world()).collect::<BTreeSet<_>>());
+            prop_assert_eq!(numbers, (0..groups.group_size()).collect::<BTreeSet<_>>());
         }
     }
 }

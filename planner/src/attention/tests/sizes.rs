@@ -7,26 +7,26 @@ use super::{hybrid, read};
 use crate::attention::*;
 
 #[test]
-fn a_hybrids_block_is_the_common_multiple_of_its_ratios() {
+fn hybrid_block_size_is_the_common_multiple_of_its_ratios() {
     let spec = hybrid();
     assert_eq!(spec.block(), Tokens(128));
     assert_eq!(read("llama-3.1-8b").block(), Tokens(1));
     // A pair of layers in 128 tokens: 32 entries and 32 index entries, and one entry.
-    assert_eq!(spec.kept(Tokens(128)), Bytes(30 * (32 * (640 + 132) + 640)));
+    assert_eq!(spec.entry_bytes(Tokens(128)), Bytes(30 * (32 * (640 + 132) + 640)));
 }
 
 #[test]
-fn a_hybrid_keeps_a_fraction_of_what_a_dense_model_keeps() {
+fn hybrid_model_stores_a_fraction_of_a_dense_models_kv() {
     let tokens = Tokens(128_000);
-    let (hybrid, dense) = (hybrid().kept(tokens), read("llama-3.1-8b").kept(tokens));
+    let (hybrid, dense) = (hybrid().entry_bytes(tokens), read("llama-3.1-8b").entry_bytes(tokens));
     assert_eq!(hybrid, Bytes(1_000 * 30 * (32 * 772 + 640)));
     assert!(hybrid * 20 < dense, "{hybrid} {dense}");
 }
 
 #[test]
-fn each_kind_has_its_bytes() {
+fn each_state_kind_has_its_expected_bytes() {
     let spec = hybrid();
-    let of = |kind, tokens| spec.bytes_of(kind, Tokens(tokens)).0;
+    let of = |kind, tokens| spec.kind_bytes(kind, Tokens(tokens)).0;
     assert_eq!(of(StateKind::CompressedCsaMain, 1_000), 30 * 250 * 640);
     assert_eq!(of(StateKind::CompressedCsaIndex, 1_000), 30 * 250 * 132);
     assert_eq!(of(StateKind::CompressedHca, 1_000), 30 * 7 * 640);
@@ -44,30 +44,30 @@ fn each_kind_has_its_bytes() {
 }
 
 #[test]
-fn a_layout_aligns_every_layers_part() {
-    let layer = Compressed { ratio: Tokens(4), entry: Bytes(10), index: Bytes(3), raw: Bytes(1), window: Tokens(0) };
-    let heavy = Compressed { ratio: Tokens(6), entry: Bytes(20), index: Bytes(0), ..layer };
+fn block_layout_aligns_each_layers_part() {
+    let layer = CompressedKv { ratio: Tokens(4), entry: Bytes(10), index: Bytes(3), raw: Bytes(1), window: Tokens(0) };
+    let heavy = CompressedKv { ratio: Tokens(6), entry: Bytes(20), index: Bytes(0), ..layer };
     let spec = AttentionSpec::new(vec![LayerState::Csa(layer), LayerState::Hca(heavy)], Bytes(32)).unwrap();
     let layout = spec.layout();
     let parts: Vec<_> = layout.parts.iter().map(|p| (p.layer, p.offset.0, p.entries, p.bytes.0)).collect();
     assert_eq!(parts, [(0, 0, 3, 30), (0, 32, 3, 9), (1, 64, 2, 40)]);
     assert_eq!((layout.tokens, layout.bytes), (Tokens(12), Bytes(128)));
-    assert_eq!(spec.kept(Tokens(24)), Bytes(256), "blocks are kept with their padding");
-    assert_eq!(spec.kept(Tokens(30)), Bytes(256 + 10 + 3 + 20), "single entries without");
+    assert_eq!(spec.entry_bytes(Tokens(24)), Bytes(256), "blocks are kept with their padding");
+    assert_eq!(spec.entry_bytes(Tokens(30)), Bytes(256 + 10 + 3 + 20), "single entries without");
 }
 
 #[test]
-fn a_range_has_its_new_entries_and_the_new_part_of_the_windows() {
+fn range_bytes_cover_new_entries_and_new_window_tokens() {
     let spec = read("gpt-oss-20b");
     let layer = 2_048;
-    assert_eq!(spec.range(Tokens(0), Tokens(1_000)), Bytes(12 * layer * (1_000 + 128)));
-    assert_eq!(spec.range(Tokens(900), Tokens(1_000)), Bytes(12 * layer * (100 + 100)));
-    assert_eq!(spec.range(Tokens(1_000), Tokens(1_000)), Bytes::ZERO);
-    assert_eq!(spec.range(Tokens(2_000), Tokens(1_000)), Bytes::ZERO);
+    assert_eq!(spec.range_bytes(Tokens(0), Tokens(1_000)), Bytes(12 * layer * (1_000 + 128)));
+    assert_eq!(spec.range_bytes(Tokens(900), Tokens(1_000)), Bytes(12 * layer * (100 + 100)));
+    assert_eq!(spec.range_bytes(Tokens(1_000), Tokens(1_000)), Bytes::ZERO);
+    assert_eq!(spec.range_bytes(Tokens(2_000), Tokens(1_000)), Bytes::ZERO);
 }
 
 #[test]
-fn a_model_of_windows_only_has_the_bytes_of_a_token_that_its_windows_take() {
+fn window_only_model_counts_window_bytes_per_token() {
     assert_eq!(read("mistral-7b-v0.1").bytes_per_token(), Bytes(131_072));
 }
 
@@ -79,17 +79,17 @@ const FILE: &str = r#"{"alignment": 64, "layers": [
         {"state": "hca", "ratio": 128, "entry": 640, "raw": 640, "window": 128}]}]}"#;
 
 #[test]
-fn a_model_can_be_described_in_a_file() {
+fn attention_spec_can_be_read_from_a_file() {
     let spec: AttentionSpec = serde_json::from_str(FILE).unwrap();
     assert_eq!((spec.layers().len(), spec.block()), (9, Tokens(128)));
-    assert_eq!(spec.bytes_of(StateKind::DenseKv, Tokens(10)), Bytes(10 * (576 + 132)));
-    assert_eq!(spec.bytes_of(StateKind::WindowSwa, Tokens(1_000)), Bytes(2 * 128 * 2_048 + 6 * 128 * 640));
+    assert_eq!(spec.kind_bytes(StateKind::DenseKv, Tokens(10)), Bytes(10 * (576 + 132)));
+    assert_eq!(spec.kind_bytes(StateKind::WindowSwa, Tokens(1_000)), Bytes(2 * 128 * 2_048 + 6 * 128 * 640));
     let again: AttentionSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
     assert_eq!(again, spec);
 }
 
 #[test]
-fn a_file_that_is_wrong_says_where() {
+fn invalid_spec_file_error_names_the_field() {
     let refused = |from: &str, to: &str| {
         let text = FILE.replacen(from, to, 1);
         assert_ne!(text, FILE);
@@ -105,38 +105,38 @@ fn a_file_that_is_wrong_says_where() {
 }
 
 #[test]
-fn every_size_of_a_layer_is_bounded() {
+fn layer_sizes_are_bounded() {
     let refused = |layer| AttentionSpec::new(vec![layer], Bytes(1)).unwrap_err().to_string();
-    let heads = Heads { kv_heads: 8, head_dim: 128, bits: 16 };
-    assert!(refused(LayerState::Dense(Heads { kv_heads: 0, ..heads })).starts_with("kv_heads is 0"));
-    assert!(refused(LayerState::Dense(Heads { kv_heads: 1_025, ..heads })).starts_with("kv_heads is 1025"));
-    assert!(refused(LayerState::Dense(Heads { head_dim: u32::MAX, ..heads })).starts_with("head_dim is 4294967295"));
-    let latent = Latent { width: 576, bits: 16, index: Bytes(0) };
-    assert!(refused(LayerState::Latent(Latent { index: Bytes(u64::MAX), ..latent })).starts_with("index is"));
-    let window = Windowed { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(u64::MAX) };
+    let heads = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
+    assert!(refused(LayerState::Dense(DenseKv { kv_heads: 0, ..heads })).starts_with("kv_heads is 0"));
+    assert!(refused(LayerState::Dense(DenseKv { kv_heads: 1_025, ..heads })).starts_with("kv_heads is 1025"));
+    assert!(refused(LayerState::Dense(DenseKv { head_dim: u32::MAX, ..heads })).starts_with("head_dim is 4294967295"));
+    let latent = LatentKv { width: 576, bits: 16, index: Bytes(0) };
+    assert!(refused(LayerState::Latent(LatentKv { index: Bytes(u64::MAX), ..latent })).starts_with("index is"));
+    let window = WindowKv { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(u64::MAX) };
     assert!(refused(LayerState::Window(window)).starts_with("window is"));
-    let layer = Compressed { ratio: Tokens(4), entry: Bytes(8), index: Bytes(1), raw: Bytes(8), window: Tokens(0) };
-    assert!(refused(LayerState::Csa(Compressed { ratio: Tokens(1 << 40), ..layer })).starts_with("ratio is"));
-    assert!(refused(LayerState::Csa(Compressed { entry: Bytes(0), ..layer })).starts_with("entry is 0"));
-    assert!(refused(LayerState::Csa(Compressed { raw: Bytes(0), ..layer })).starts_with("raw is 0"));
+    let layer = CompressedKv { ratio: Tokens(4), entry: Bytes(8), index: Bytes(1), raw: Bytes(8), window: Tokens(0) };
+    assert!(refused(LayerState::Csa(CompressedKv { ratio: Tokens(1 << 40), ..layer })).starts_with("ratio is"));
+    assert!(refused(LayerState::Csa(CompressedKv { entry: Bytes(0), ..layer })).starts_with("entry is 0"));
+    assert!(refused(LayerState::Csa(CompressedKv { raw: Bytes(0), ..layer })).starts_with("raw is 0"));
     assert_eq!(refused(LayerState::Hca(layer)), "index is 1; accepted: 0 to 0", "heavy compression has no indexer");
     let none = AttentionSpec::new(Vec::new(), Bytes(1)).unwrap_err().to_string();
     assert_eq!(none, "layers is 0; accepted: 1 to 1024");
 }
 
 #[test]
-fn sizes_at_the_bounds_saturate_and_do_not_wrap() {
-    let widest = Windowed { kv_heads: 1_024, head_dim: 16_384, bits: 32, window: Tokens(1 << 24) };
+fn sizes_at_their_bounds_saturate_instead_of_wrapping() {
+    let widest = WindowKv { kv_heads: 1_024, head_dim: 16_384, bits: 32, window: Tokens(1 << 24) };
     let spec = AttentionSpec::new(vec![LayerState::Window(widest); 1_024], Bytes(1)).unwrap();
-    assert_eq!(spec.windows(Tokens(u64::MAX)), Bytes((1 << 27) * (1 << 24) * 1_024));
+    assert_eq!(spec.window_bytes(Tokens(u64::MAX)), Bytes((1 << 27) * (1 << 24) * 1_024));
     assert_eq!(spec.window_depth(), Tokens(1 << 34));
-    let dense = LayerState::Dense(Heads { kv_heads: 1_024, head_dim: 16_384, bits: 32 });
+    let dense = LayerState::Dense(DenseKv { kv_heads: 1_024, head_dim: 16_384, bits: 32 });
     let spec = AttentionSpec::new(vec![dense; 1_024], Bytes(1)).unwrap();
-    assert_eq!(spec.state(Tokens(u64::MAX)), Bytes(u64::MAX));
+    assert_eq!(spec.state_bytes(Tokens(u64::MAX)), Bytes(u64::MAX));
 }
 
 #[test]
-fn unknown_words_in_a_file_are_refused() {
+fn unknown_spec_fields_are_rejected() {
     for (from, to) in [("alignment", "aligned"), ("\"window\": 128}", "\"windows\": 128}"), ("\"csa\"", "\"csb\"")] {
         assert!(serde_json::from_str::<AttentionSpec>(&FILE.replacen(from, to, 1)).is_err(), "{to}");
     }
@@ -146,18 +146,18 @@ pub(super) fn layer() -> impl Strategy<Value = LayerState> {
     let heads = (1u32..9, 1u32..130, prop_oneof![Just(4u32), Just(8), Just(16)], 1u64..600);
     let compressed = (prop_oneof![Just(1u64), Just(2), Just(4), Just(128)], 1u64..700, 0u64..200, 0u64..300);
     prop_oneof![
-        heads.clone().prop_map(|(kv_heads, head_dim, bits, _)| LayerState::Dense(Heads { kv_heads, head_dim, bits })),
-        heads.clone().prop_map(|(_, width, bits, index)| LayerState::Latent(Latent {
+        heads.clone().prop_map(|(kv_heads, head_dim, bits, _)| LayerState::Dense(DenseKv { kv_heads, head_dim, bits })),
+        heads.clone().prop_map(|(_, width, bits, index)| LayerState::Latent(LatentKv {
             width,
             bits,
             index: Bytes(index)
         })),
         heads.prop_map(|(kv_heads, head_dim, bits, window)| {
-            LayerState::Window(Windowed { kv_heads, head_dim, bits, window: Tokens(window) })
+            LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(window) })
         }),
         compressed.prop_map(|(ratio, entry, index, window)| {
             let (ratio, window) = (Tokens(ratio), Tokens(window));
-            LayerState::Csa(Compressed { ratio, entry: Bytes(entry), index: Bytes(index), raw: Bytes(entry), window })
+            LayerState::Csa(CompressedKv { ratio, entry: Bytes(entry), index: Bytes(index), raw: Bytes(entry), window })
         }),
     ]
 }
@@ -174,32 +174,32 @@ proptest! {
     #[test]
     fn more_tokens_never_take_fewer_bytes(spec in spec(), tokens in 0u64..5_000, more in 0u64..700) {
         let (few, many) = (Tokens(tokens), Tokens(tokens + more));
-        prop_assert!(spec.kept(few) <= spec.kept(many));
-        prop_assert!(spec.windows(few) <= spec.windows(many));
+        prop_assert!(spec.entry_bytes(few) <= spec.entry_bytes(many));
+        prop_assert!(spec.window_bytes(few) <= spec.window_bytes(many));
     }
 
     #[test]
-    fn a_range_in_two_parts_has_the_kept_bytes_of_the_whole(spec in spec(), cuts in prop::array::uniform3(0u64..5_000)) {
+    fn entry_bytes_of_adjacent_ranges_add_up(spec in spec(), cuts in prop::array::uniform3(0u64..5_000)) {
         let mut cuts = cuts.map(Tokens);
         cuts.sort_unstable();
         let [a, b, c] = cuts;
-        let kept = |from, to| spec.range(from, to) - if from < to { spec.windows(to - from) + spec.tail(to) } else { Bytes::ZERO };
+        let kept = |from, to| spec.range_bytes(from, to) - if from < to { spec.window_bytes(to - from) + spec.tail_bytes(to) } else { Bytes::ZERO };
         prop_assert_eq!(kept(a, b) + kept(b, c), kept(a, c));
-        prop_assert!(spec.range(a, b) + spec.range(b, c) >= spec.range(a, c), "a window in between is moved for nothing");
+        prop_assert!(spec.range_bytes(a, b) + spec.range_bytes(b, c) >= spec.range_bytes(a, c), "a window in between is moved for nothing");
     }
 
     #[test]
-    fn the_kinds_add_up_to_the_state_where_nothing_is_padded(spec in spec(), tokens in 0u64..5_000) {
+    fn state_kinds_add_up_to_the_whole_state_without_padding(spec in spec(), tokens in 0u64..5_000) {
         let packed = AttentionSpec::new(spec.layers().to_vec(), Bytes(1)).unwrap();
-        let kinds: Bytes = StateKind::ALL.into_iter().map(|kind| packed.bytes_of(kind, Tokens(tokens))).sum();
-        prop_assert_eq!(kinds, packed.state(Tokens(tokens)));
-        prop_assert!(spec.state(Tokens(tokens)) >= kinds, "padding only adds");
+        let kinds: Bytes = StateKind::ALL.into_iter().map(|kind| packed.kind_bytes(kind, Tokens(tokens))).sum();
+        prop_assert_eq!(kinds, packed.state_bytes(Tokens(tokens)));
+        prop_assert!(spec.state_bytes(Tokens(tokens)) >= kinds, "padding only adds");
     }
 
     #[test]
-    fn a_layout_has_the_bytes_of_a_block(spec in spec()) {
+    fn block_layout_size_matches_block_bytes(spec in spec()) {
         let layout = spec.layout();
-        prop_assert_eq!((layout.tokens, layout.bytes), (spec.block(), spec.kept(spec.block())));
+        prop_assert_eq!((layout.tokens, layout.bytes), (spec.block(), spec.entry_bytes(spec.block())));
         let mut end = Bytes::ZERO;
         for part in &layout.parts {
             prop_assert!(part.offset >= end && part.offset.0 % spec.alignment().0 == 0, "{:?}", part);
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn a_spec_survives_its_file(spec in spec()) {
+    fn attention_spec_round_trips_through_its_file(spec in spec()) {
         let text = serde_json::to_string(&spec).unwrap();
         prop_assert_eq!(serde_json::from_str::<AttentionSpec>(&text).unwrap(), spec);
     }

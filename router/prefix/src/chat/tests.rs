@@ -15,7 +15,7 @@ fn check(message: &str, format: ContentFormat, expected: &str) {
 }
 
 #[test]
-fn content_takes_the_shape_that_the_template_wants() {
+fn content_is_converted_to_the_format_the_template_expects() {
     let text = r#"{"role":"user","content":"a"}"#;
     check(text, ContentFormat::Text, text);
     check(text, ContentFormat::Parts, r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#);
@@ -29,7 +29,7 @@ fn content_takes_the_shape_that_the_template_wants() {
 }
 
 #[test]
-fn missing_content_is_empty_in_either_shape() {
+fn missing_content_becomes_empty_in_both_formats() {
     for message in [r#"{"role":"user","content":null}"#, r#"{"role":"user"}"#] {
         check(message, ContentFormat::Text, r#"{"role":"user","content":""}"#);
         check(message, ContentFormat::Parts, r#"{"role":"user","content":[]}"#);
@@ -37,7 +37,7 @@ fn missing_content_is_empty_in_either_shape() {
 }
 
 #[test]
-fn tool_call_arguments_are_read_from_their_text() {
+fn tool_call_arguments_are_parsed_from_json_text() {
     let calls = |arguments: &str| {
         format!(
             r#"{{"role":"assistant","tool_calls":[{{"id":"x","function":{{"name":"f"{arguments}}},"type":"function"}}]}}"#
@@ -64,7 +64,7 @@ fn tool_call_arguments_are_read_from_their_text() {
 }
 
 #[test]
-fn an_empty_list_of_tool_calls_is_dropped_and_only_assistants_call() {
+fn empty_tool_call_lists_are_dropped_and_only_assistants_may_call() {
     check(
         r#"{"role":"assistant","content":"a","tool_calls":[]}"#,
         ContentFormat::Text,
@@ -83,7 +83,7 @@ fn an_empty_list_of_tool_calls_is_dropped_and_only_assistants_call() {
 }
 
 #[test]
-fn reasoning_goes_by_all_its_names() {
+fn reasoning_is_read_under_every_alias() {
     let expected = r#"{"thinking":"t","role":"assistant","content":"a","reasoning":"t","reasoning_content":"t"}"#;
     check(r#"{"role":"assistant","content":"a","reasoning":"t"}"#, ContentFormat::Text, expected);
     check(r#"{"role":"assistant","content":"a","reasoning_content":"t"}"#, ContentFormat::Text, expected);
@@ -96,7 +96,7 @@ fn reasoning_goes_by_all_its_names() {
 }
 
 #[test]
-fn fields_that_engines_do_not_pass_on_are_dropped() {
+fn fields_unknown_to_engines_are_dropped() {
     check(
         r#"{"role":"tool","content":"a","tool_call_id":"x","name":"n","extra":1,"cache_control":{"type":"ephemeral"}}"#,
         ContentFormat::Text,
@@ -110,7 +110,7 @@ fn fields_that_engines_do_not_pass_on_are_dropped() {
 }
 
 #[test]
-fn messages_that_no_engine_takes_are_malformed_and_media_are_told_apart() {
+fn invalid_messages_are_malformed_and_media_are_multimodal() {
     let reason = |message: &str| shaped(message, ContentFormat::Parts).unwrap_err().reason();
     for message in [
         r#"{"content":"a"}"#,
@@ -141,7 +141,7 @@ fn variable(body: &str, name: &str) -> Option<Value> {
 }
 
 #[test]
-fn tools_print_declared_fields_only_and_some_missing_ones_as_null() {
+fn tools_render_declared_fields_only_and_defaults_as_null() {
     let tools = r#","tools":[{"x":1,"function":{"strict":true,"parameters":{"b":1,"a":2},"name":"f","y":2},"type":"function"},{"function":{"name":"g","description":"d","strict":null},"defer_loading":true}]"#;
     let expected = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1,"a":2},"strict":true}},{"type":"function","function":{"name":"g","description":"d","parameters":null,"defer_loading":true},"defer_loading":true}]"#;
     assert_eq!(variable(tools, "tools").unwrap().to_string(), json(expected).to_string());
@@ -150,7 +150,7 @@ fn tools_print_declared_fields_only_and_some_missing_ones_as_null() {
 }
 
 #[test]
-fn template_arguments_reach_the_template_but_cannot_replace_the_request() {
+fn template_arguments_cannot_override_request_fields() {
     let body = r#","chat_template_kwargs":{"enable_thinking":false,"add_generation_prompt":false,"bos_token":"B"},"reasoning_effort":"low","documents":[{"title":"t"}]"#;
     assert_eq!(variable(body, "enable_thinking"), Some(Value::from(false)));
     assert_eq!(variable(body, "bos_token"), Some(Value::from("B")));
@@ -161,7 +161,7 @@ fn template_arguments_reach_the_template_but_cannot_replace_the_request() {
 }
 
 #[test]
-fn an_effort_decides_whether_to_think_unless_the_request_does() {
+fn reasoning_effort_sets_enable_thinking_unless_the_request_does() {
     let thinks = |body: &str| variable(body, "enable_thinking");
     assert_eq!(thinks(r#","reasoning_effort":"low""#), Some(Value::from(true)));
     assert_eq!(thinks(r#","reasoning_effort":"none""#), Some(Value::from(false)));
@@ -173,7 +173,7 @@ fn an_effort_decides_whether_to_think_unless_the_request_does() {
 }
 
 #[test]
-fn results_of_tools_are_text_in_either_shape() {
+fn tool_results_become_text_in_both_formats() {
     let message = r#"{"role":"tool","tool_call_id":"x","content":[{"type":"text","text":"a"},"b"]}"#;
     for format in [ContentFormat::Text, ContentFormat::Parts] {
         check(message, format, r#"{"role":"tool","content":"a\nb","tool_call_id":"x"}"#);
@@ -181,7 +181,7 @@ fn results_of_tools_are_text_in_either_shape() {
 }
 
 #[test]
-fn a_line_that_names_the_client_is_dropped_from_system_texts() {
+fn client_billing_line_is_dropped_from_system_texts() {
     let billed = |role: &str| format!(r#"{{"role":"{role}","content":"x-anthropic-billing-header: 1\nBe."}}"#);
     check(&billed("system"), ContentFormat::Text, r#"{"role":"system","content":"Be."}"#);
     check(&billed("user"), ContentFormat::Text, &billed("user"));
@@ -190,7 +190,7 @@ fn a_line_that_names_the_client_is_dropped_from_system_texts() {
 }
 
 #[test]
-fn calls_that_the_engine_puts_together_have_their_names_first() {
+fn converted_tool_calls_render_the_function_name_first() {
     let body = r#"{"messages":[{"role":"assistant","tool_calls":[{"id":"x","function":{"arguments":"{}","name":"f"},"type":"function"}]}]}"#;
     let calls = |order| {
         let body = ChatBody::parse(body.as_bytes()).unwrap().with_call_order(order);
@@ -200,11 +200,11 @@ fn calls_that_the_engine_puts_together_have_their_names_first() {
             .to_string()
     };
     assert_eq!(
-        calls(CallOrder::Declared),
+        calls(CallFieldOrder::Declared),
         "[{'id': 'x', 'function': {'arguments': {}, 'name': 'f'}, 'type': 'function'}]"
     );
     assert_eq!(
-        calls(CallOrder::NameFirst),
+        calls(CallFieldOrder::NameFirst),
         "[{'id': 'x', 'function': {'name': 'f', 'arguments': {}}, 'type': 'function'}]"
     );
 }

@@ -26,39 +26,41 @@ fn load(folder: &str) -> ModelText {
     ModelText::load(ModelTextSource::Files(files)).unwrap()
 }
 
-fn from(model: &ModelText, text: &str, known: Option<&Checkpoint>) -> Tokenized {
+fn tokenize_from(model: &ModelText, text: &str, known: Option<&TokenCheckpoint>) -> TokenizedPrompt {
     tokenize(text, known, (model.tokenizer(), model.digest())).unwrap()
 }
 
 #[test]
-fn every_committed_tokenizer_can_be_cut() {
+fn every_committed_tokenizer_has_cut_tokens() {
     for (model, folder) in MODELS.iter().zip(FOLDERS) {
         assert!(!model.tokenizer().cut_tokens().is_empty(), "{folder}");
     }
 }
 
 #[test]
-fn a_longer_prompt_goes_on_where_the_shorter_one_was_cut() {
+fn longer_prompt_resumes_at_the_cut_of_the_shorter_one() {
     let model = &MODELS[0];
     let (first, second) = ("<|im_start|>user\nhi<|im_end|>\n", "<|im_start|>assistant\nyes");
-    let early = from(model, &format!("{first}{second}"), None);
-    assert_eq!(early.known, Tokens::ZERO);
-    let next = early.next.unwrap();
+    let early = tokenize_from(model, &format!("{first}{second}"), None);
+    assert_eq!(early.reused_tokens, Tokens::ZERO);
+    let next = early.next_checkpoint.unwrap();
     assert_eq!(next.bytes, first.len());
     let late = format!("{first}{second}<|im_end|>\n<|im_start|>user\nand");
     let late_ids = model.encode(&late, SpecialTokens::Without).unwrap();
-    let got = from(model, &late, Some(&next));
-    assert_eq!((got.ids, got.known), (late_ids, next.tokens()));
-    assert!(got.next.unwrap().tokens() > next.tokens());
+    let got = tokenize_from(model, &late, Some(&next));
+    assert_eq!((got.ids, got.reused_tokens), (late_ids, next.token_count()));
+    assert!(got.next_checkpoint.unwrap().token_count() > next.token_count());
 }
 
 #[test]
-fn a_checkpoint_of_another_text_tokenizer_or_place_is_not_used() {
+fn checkpoint_of_another_text_tokenizer_or_offset_is_ignored() {
     let model = &MODELS[0];
     let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>";
-    let checkpoint = from(model, text, None).next.unwrap();
-    let known = |text: &str, checkpoint: &Checkpoint, model: &ModelText| from(model, text, Some(checkpoint)).known;
-    assert_eq!(known(text, &checkpoint, model), checkpoint.tokens());
+    let checkpoint = tokenize_from(model, text, None).next_checkpoint.unwrap();
+    let known = |text: &str, checkpoint: &TokenCheckpoint, model: &ModelText| {
+        tokenize_from(model, text, Some(checkpoint)).reused_tokens
+    };
+    assert_eq!(known(text, &checkpoint, model), checkpoint.token_count());
     assert_eq!(known(&text.replace("hi", "ho"), &checkpoint, model), Tokens::ZERO);
     assert_eq!(known(&text.replace("<|im_start|>", "<|im_end|>"), &checkpoint, model), Tokens::ZERO);
     assert_eq!(known(text, &checkpoint, &MODELS[2]), Tokens::ZERO, "another tokenizer with the same tokens");
@@ -67,12 +69,12 @@ fn a_checkpoint_of_another_text_tokenizer_or_place_is_not_used() {
     let plain = format!("{}plain", &text[..checkpoint.bytes]);
     assert_eq!(known(&plain, &checkpoint, model), Tokens::ZERO);
     for (bytes, digest) in [(checkpoint.bytes + 1, checkpoint.digest), (usize::MAX, 0), (0, 0)] {
-        assert_eq!(known(text, &Checkpoint { bytes, digest, ..checkpoint.clone() }, model), Tokens::ZERO);
+        assert_eq!(known(text, &TokenCheckpoint { bytes, digest, ..checkpoint.clone() }, model), Tokens::ZERO);
     }
 }
 
 #[test]
-fn what_is_refused_as_a_whole_is_refused_with_a_checkpoint() {
+fn resuming_from_a_checkpoint_rejects_what_full_encoding_rejects() {
     let model = &MODELS[0];
     // Just long enough to be met by a window of the whole, and not of the part.
     let text = format!("<|im_start|>{}<|im_end|>", "x".repeat((128 << 10) - 1));
@@ -81,7 +83,7 @@ fn what_is_refused_as_a_whole_is_refused_with_a_checkpoint() {
 }
 
 #[test]
-fn tokens_that_could_stand_across_a_cut_are_no_places_to_cut() {
+fn tokens_that_may_span_a_cut_are_not_cut_tokens() {
     let mut files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDERS[0])).unwrap();
     let mut json: serde_json::Value = serde_json::from_slice(&files.tokenizer_json).unwrap();
     let added = json["added_tokens"].as_array_mut().unwrap();
@@ -132,65 +134,65 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
-    fn parts_have_the_ids_of_the_whole(pieces in pieces(), steps in prop::collection::vec(0usize..24, 0..4)) {
+    fn tokenizing_in_parts_equals_tokenizing_the_whole(pieces in pieces(), steps in prop::collection::vec(0usize..24, 0..4)) {
         for model in MODELS.iter() {
-            let mut known: Option<Checkpoint> = None;
+            let mut known: Option<TokenCheckpoint> = None;
             let mut ends: Vec<usize> = steps.iter().map(|step| (*step).min(pieces.len())).collect();
             ends.sort_unstable();
             // Each step is a longer prompt of the same conversation, tokenized from what the one before left.
             for end in ends.into_iter().chain([pieces.len()]) {
                 let text = pieces[..end].concat();
-                let got = from(model, &text, known.as_ref());
+                let got = tokenize_from(model, &text, known.as_ref());
                 prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
-                known = got.next.or(known);
+                known = got.next_checkpoint.or(known);
             }
         }
     }
 
     #[test]
-    fn a_checkpoint_never_changes_the_ids_of_another_prompt(mine in pieces(), other in pieces()) {
+    fn foreign_checkpoint_never_changes_token_ids(mine in pieces(), other in pieces()) {
         for model in MODELS.iter() {
-            let checkpoint = from(model, &mine.concat(), None).next;
+            let checkpoint = tokenize_from(model, &mine.concat(), None).next_checkpoint;
             let text = other.concat();
-            let got = from(model, &text, checkpoint.as_ref());
+            let got = tokenize_from(model, &text, checkpoint.as_ref());
             prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
         }
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else(pieces in pieces(), stored in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn checkpoint_bytes_round_trip_and_other_bytes_are_ignored(pieces in pieces(), stored in prop::collection::vec(any::<u8>(), 0..60)) {
         for model in MODELS.iter() {
-            if let Some(checkpoint) = from(model, &pieces.concat(), None).next {
+            if let Some(checkpoint) = tokenize_from(model, &pieces.concat(), None).next_checkpoint {
                 let bytes = checkpoint.to_bytes().unwrap();
-                prop_assert_eq!(Checkpoint::from_bytes(&bytes), Some(checkpoint));
-                prop_assert_eq!(Checkpoint::from_bytes(&bytes[..bytes.len() - 1]), None);
+                prop_assert_eq!(TokenCheckpoint::from_bytes(&bytes), Some(checkpoint));
+                prop_assert_eq!(TokenCheckpoint::from_bytes(&bytes[..bytes.len() - 1]), None);
             }
         }
-        if let Some(checkpoint) = Checkpoint::from_bytes(&stored) {
+        if let Some(checkpoint) = TokenCheckpoint::from_bytes(&stored) {
             let text = pieces.concat();
-            prop_assert_eq!(from(&MODELS[0], &text, Some(&checkpoint)).known, Tokens::ZERO);
+            prop_assert_eq!(tokenize_from(&MODELS[0], &text, Some(&checkpoint)).reused_tokens, Tokens::ZERO);
         }
     }
 }
 
 #[test]
-fn committed_conversations_have_the_same_ids_step_by_step() {
+fn incremental_ids_match_full_ids_on_committed_conversations() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/conversations.json");
     let chats: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let mut steps_from_a_checkpoint = 0;
     for chat in chats["chats"].as_array().unwrap() {
         let messages = chat["body"]["messages"].as_array().unwrap();
         for model in MODELS.iter() {
-            let mut known: Option<Checkpoint> = None;
+            let mut known: Option<TokenCheckpoint> = None;
             for turns in 1..=messages.len() {
                 let mut body = chat["body"].clone();
                 body["messages"] = messages[..turns].into();
                 let Ok(body) = ChatBody::parse(body.to_string().as_bytes()) else { continue };
                 let Ok(whole) = model.encode_chat(&body, WallTime::default()) else { continue };
-                let got = model.encode_chat_from(&body, WallTime::default(), known.as_ref()).unwrap();
+                let got = model.encode_chat_from_checkpoint(&body, WallTime::default(), known.as_ref()).unwrap();
                 assert_eq!(got.ids, whole, "{} with {turns} turns", chat["name"]);
-                steps_from_a_checkpoint += u32::from(got.known > Tokens::ZERO);
-                known = got.next.or(known);
+                steps_from_a_checkpoint += u32::from(got.reused_tokens > Tokens::ZERO);
+                known = got.next_checkpoint.or(known);
             }
         }
     }

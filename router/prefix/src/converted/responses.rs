@@ -7,41 +7,41 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::{
-    Call, CallFunction, Chat, ChatForm, Content, Converted, Message, Tool, ToolFunction, malformed, raw, text,
-    unsupported,
+    CallFunction, ChatEndpoint, ChatRequestHead, ConvertedContent, ConvertedMessage, ConvertedRequest, ToolCall,
+    ToolDefinition, ToolFunction, malformed, raw, unescape, unsupported,
 };
 use crate::PrefixError;
 
 /// What a freeform tool is shown to the model as.
-const FREEFORM: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
+const FREEFORM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
 #[derive(Deserialize)]
-struct Body<'a> {
+struct ResponsesBody<'a> {
     #[serde(borrow)]
     input: &'a RawValue,
     instructions: Option<Cow<'a, str>>,
-    tools: Option<Vec<Declared<'a>>>,
-    reasoning: Option<Reasoning<'a>>,
+    tools: Option<Vec<ResponsesTool<'a>>>,
+    reasoning: Option<ReasoningConfig<'a>>,
     chat_template_kwargs: Option<&'a RawValue>,
     previous_response_id: Option<IgnoredAny>,
     previous_input_messages: Option<IgnoredAny>,
     prompt: Option<IgnoredAny>,
-    #[serde(default = "disabled")]
+    #[serde(default = "truncation_disabled")]
     truncation: Option<Cow<'a, str>>,
 }
 
-fn disabled() -> Option<Cow<'static, str>> {
+fn truncation_disabled() -> Option<Cow<'static, str>> {
     Some("disabled".into())
 }
 
 #[derive(Deserialize)]
-struct Reasoning<'a> {
+struct ReasoningConfig<'a> {
     #[serde(borrow)]
     effort: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
-struct Declared<'a> {
+struct ResponsesTool<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
     name: Option<Cow<'a, str>>,
@@ -49,11 +49,11 @@ struct Declared<'a> {
     parameters: Option<&'a RawValue>,
     strict: Option<bool>,
     defer_loading: Option<bool>,
-    tools: Option<Vec<Declared<'a>>>,
+    tools: Option<Vec<ResponsesTool<'a>>>,
 }
 
 #[derive(Deserialize)]
-struct Item<'a> {
+struct InputItem<'a> {
     #[serde(borrow)]
     r#type: Option<Cow<'a, str>>,
     role: Option<Cow<'a, str>>,
@@ -65,52 +65,54 @@ struct Item<'a> {
     input: Option<&'a RawValue>,
     call_id: Option<Cow<'a, str>>,
     output: Option<&'a RawValue>,
-    summary: Option<Vec<Said<'a>>>,
+    summary: Option<Vec<SummaryText<'a>>>,
     encrypted_content: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
-struct Said<'a> {
+struct SummaryText<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
 }
 
 /// The chat request that a body means.
-pub(super) fn chat(body: &[u8]) -> Result<Converted, PrefixError> {
-    let body: Body<'_> = serde_json::from_slice(body)?;
+pub(super) fn convert_request(body: &[u8]) -> Result<ConvertedRequest, PrefixError> {
+    let body: ResponsesBody<'_> = serde_json::from_slice(body)?;
     if body.previous_response_id.is_some() || body.previous_input_messages.is_some() || body.prompt.is_some() {
         return Err(unsupported("a conversation or prompt that the engine keeps"));
     }
     // vLLM takes null for `auto`; how much it leaves out depends on how much the model takes.
-    if body.truncation != disabled() {
+    if body.truncation != truncation_disabled() {
         return Err(unsupported("truncation of what is too long"));
     }
     let instructions = body.instructions.filter(|text| !text.is_empty());
-    let mut messages: Vec<Message<'_>> =
-        instructions.map(|text| Message::of("system", Some(Content::Text(text)))).into_iter().collect();
+    let mut messages: Vec<ConvertedMessage<'_>> = instructions
+        .map(|text| ConvertedMessage::of("system", Some(ConvertedContent::Text(text))))
+        .into_iter()
+        .collect();
     let mut continues = false;
     if body.input.get().starts_with('"') {
-        messages.push(Message::of("user", Some(Content::Sent(body.input))));
+        messages.push(ConvertedMessage::of("user", Some(ConvertedContent::Sent(body.input))));
     } else {
-        let items: Vec<Item<'_>> = serde_json::from_str(body.input.get())?;
-        continues = items.last().is_some_and(Item::is_unfinished);
+        let items: Vec<InputItem<'_>> = serde_json::from_str(body.input.get())?;
+        continues = items.last().is_some_and(InputItem::is_unfinished);
         let before = messages.len();
         for item in items {
             item.push(&mut messages, before)?;
         }
     }
-    let tools = body.tools.filter(|tools| !tools.is_empty()).map(all_tools).transpose()?;
-    let chat = Chat {
+    let tools = body.tools.filter(|tools| !tools.is_empty()).map(visible_tools).transpose()?;
+    let chat = ChatRequestHead {
         tools,
         chat_template_kwargs: body.chat_template_kwargs,
         reasoning_effort: body.reasoning.and_then(|reasoning| reasoning.effort),
         add_generation_prompt: continues.then_some(false),
         continue_final_message: continues.then_some(true),
     };
-    chat.with(&messages, ChatForm::Responses)
+    chat.with_messages(&messages, ChatEndpoint::Responses)
 }
 
-impl<'a> Item<'a> {
+impl<'a> InputItem<'a> {
     fn kind(&self) -> &str {
         self.r#type.as_deref().unwrap_or("message")
     }
@@ -122,47 +124,52 @@ impl<'a> Item<'a> {
     }
 
     /// Adds the item to the assistant's message before it, where there is one with room, or as a message of its own.
-    fn push(self, messages: &mut Vec<Message<'a>>, before: usize) -> Result<(), PrefixError> {
+    fn push(self, messages: &mut Vec<ConvertedMessage<'a>>, before: usize) -> Result<(), PrefixError> {
         let mut last = messages[before..].last_mut().filter(|last| last.role == "assistant");
         match self.kind() {
             "function_call" | "custom_tool_call" => {
-                let call = self.call()?;
+                let call = self.tool_call()?;
                 match last {
                     Some(last) => last.tool_calls.push(call),
-                    None => messages.push(Message { tool_calls: vec![call], ..Message::of("assistant", None) }),
+                    None => messages
+                        .push(ConvertedMessage { tool_calls: vec![call], ..ConvertedMessage::of("assistant", None) }),
                 }
             }
             "reasoning" => {
-                let thought = Some(self.thought()?);
+                let thought = Some(self.reasoning_text()?);
                 match last.as_mut().filter(|last| last.reasoning.is_none()) {
                     Some(last) => last.reasoning = thought,
-                    None => messages.push(Message { reasoning: thought, ..Message::of("assistant", None) }),
+                    None => messages
+                        .push(ConvertedMessage { reasoning: thought, ..ConvertedMessage::of("assistant", None) }),
                 }
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = self.call_id.ok_or_else(|| malformed("a tool's output without a call_id"))?;
-                let message = Message::of("tool", self.output.map(Content::Sent));
-                messages.push(Message { tool_call_id: Some(id), ..message });
+                let message = ConvertedMessage::of("tool", self.output.map(ConvertedContent::Sent));
+                messages.push(ConvertedMessage { tool_call_id: Some(id), ..message });
             }
             "message" if self.role.as_deref() == Some("assistant") && self.content.is_some() => {
-                let said = Some(Content::Text(self.said()?));
+                let said = Some(ConvertedContent::Text(self.assistant_text()?));
                 match last.as_mut().filter(|last| last.content.is_none()) {
                     Some(last) => last.content = said,
-                    None => messages.push(Message::of("assistant", said)),
+                    None => messages.push(ConvertedMessage::of("assistant", said)),
                 }
             }
             "message" => {
                 let role = self.role.ok_or_else(|| malformed("an item without type and role"))?;
-                messages.push(Message { name: self.name, ..Message::of(role, self.content.map(Content::Sent)) });
+                messages.push(ConvertedMessage {
+                    name: self.name,
+                    ..ConvertedMessage::of(role, self.content.map(ConvertedContent::Sent))
+                });
             }
             _ => return Err(unsupported("an item of a type that is not turned into a message")),
         }
         Ok(())
     }
 
-    fn call(self) -> Result<Call<'a>, PrefixError> {
+    fn tool_call(self) -> Result<ToolCall<'a>, PrefixError> {
         let incomplete = || malformed("a call without name, call_id or arguments");
-        let name = text(self.name.ok_or_else(incomplete)?)?;
+        let name = unescape(self.name.ok_or_else(incomplete)?)?;
         let id = self.call_id.ok_or_else(incomplete)?;
         let (name, arguments) = match &*self.r#type.unwrap_or_default() {
             "custom_tool_call" => {
@@ -175,14 +182,14 @@ impl<'a> Item<'a> {
                 (space.map_or(name.clone(), |space| format!("{space}__{name}").into()), arguments)
             }
         };
-        Ok(Call { id, r#type: "function", function: CallFunction { name, arguments } })
+        Ok(ToolCall { id, r#type: "function", function: CallFunction { name, arguments } })
     }
 
-    fn thought(self) -> Result<Cow<'a, str>, PrefixError> {
+    fn reasoning_text(self) -> Result<Cow<'a, str>, PrefixError> {
         if self.encrypted_content.is_some_and(|text| !text.is_empty()) {
             return Err(malformed("encrypted reasoning"));
         }
-        let content: Vec<Said<'a>> = match self.content {
+        let content: Vec<SummaryText<'a>> = match self.content {
             Some(content) => serde_json::from_str(content.get())?,
             None => Vec::new(),
         };
@@ -191,25 +198,25 @@ impl<'a> Item<'a> {
     }
 
     /// What an assistant said: the text, or that of the first part.
-    fn said(&self) -> Result<Cow<'a, str>, PrefixError> {
+    fn assistant_text(&self) -> Result<Cow<'a, str>, PrefixError> {
         let content = self.content.ok_or_else(|| malformed("an answer without content"))?;
         if content.get().starts_with('"') {
-            return Ok(text(content)?);
+            return Ok(unescape(content)?);
         }
-        let parts: Vec<Said<'a>> = serde_json::from_str(content.get())?;
+        let parts: Vec<SummaryText<'a>> = serde_json::from_str(content.get())?;
         let first = parts.into_iter().next().and_then(|part| part.text);
         first.ok_or_else(|| malformed("an answer that does not begin with text"))
     }
 }
 
 /// The tools that the model is shown; those that the service runs itself are not.
-fn all_tools(declared: Vec<Declared<'_>>) -> Result<Vec<Tool<'_>>, PrefixError> {
+fn visible_tools(declared: Vec<ResponsesTool<'_>>) -> Result<Vec<ToolDefinition<'_>>, PrefixError> {
     let mut tools = Vec::with_capacity(declared.len());
     for tool in declared {
         match &*tool.r#type {
             "function" => tools.push(tool.function("")?),
             "custom" => {
-                let parameters = Some(raw(FREEFORM)?);
+                let parameters = Some(raw(FREEFORM_PARAMETERS)?);
                 let mut shown = tool.function("")?;
                 shown.function = ToolFunction { parameters, strict: None, ..shown.function };
                 tools.push(shown);
@@ -227,12 +234,15 @@ fn all_tools(declared: Vec<Declared<'_>>) -> Result<Vec<Tool<'_>>, PrefixError> 
     Ok(tools)
 }
 
-impl<'a> Declared<'a> {
-    fn function(self, space: &str) -> Result<Tool<'a>, PrefixError> {
+impl<'a> ResponsesTool<'a> {
+    fn function(self, space: &str) -> Result<ToolDefinition<'a>, PrefixError> {
         let name = self.name.ok_or_else(|| malformed("a tool without a name"))?;
         let name = if space.is_empty() { name } else { format!("{space}{name}").into() };
         let Self { description, parameters, strict, defer_loading, .. } = self;
         let parameters = parameters.map(Cow::Borrowed);
-        Ok(Tool { r#type: "function", function: ToolFunction { name, description, parameters, strict, defer_loading } })
+        Ok(ToolDefinition {
+            r#type: "function",
+            function: ToolFunction { name, description, parameters, strict, defer_loading },
+        })
     }
 }

@@ -2,74 +2,81 @@ use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vocabulary::{Namespace, Seed, Tokens};
+use vocabulary::{ChainNamespace, HashSeed, Tokens};
 
 use super::*;
-use crate::{IdentifierOptions, Identity, Limits, ModelFiles, ModelText, ModelTextSource};
+use crate::{ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptLimits, PromptResolverOptions};
 
-const CANDID: MessagesHabits = MessagesHabits { system: SystemPlace::Anywhere, disabled: "none" };
+const PERMISSIVE_TRAITS: TemplateTraits =
+    TemplateTraits { system_placement: SystemPlacement::Anywhere, no_thinking_effort: "none" };
 
 fn of_messages(body: &str) -> Result<String, PrefixError> {
-    messages::chat(body.as_bytes(), CANDID).map(text_of)
+    messages::convert_request(body.as_bytes(), PERMISSIVE_TRAITS).map(text_of)
 }
 
 fn of_responses(body: &str) -> Result<String, PrefixError> {
-    responses::chat(body.as_bytes()).map(text_of)
+    responses::convert_request(body.as_bytes()).map(text_of)
 }
 
-fn text_of(converted: Converted) -> String {
-    let read = ChatLayout::read(&converted.body).map(|layout| layout.list().to_vec());
-    assert_eq!(read.as_deref(), Some(converted.layout().list()), "messages lie where they are said to");
+fn text_of(converted: ConvertedRequest) -> String {
+    let read = ChatLayout::read(&converted.body).map(|layout| layout.message_list().to_vec());
+    assert_eq!(read.as_deref(), Some(converted.layout().message_list()), "messages lie where they are said to");
     String::from_utf8(converted.body).unwrap()
 }
 
-fn identifier(template: Option<&str>) -> Identifier {
+fn identifier(template: Option<&str>) -> PromptResolver {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let files = ModelFiles::read(&folder).unwrap();
     let chat_template = template.map_or(files.chat_template.clone(), |text| Some(text.as_bytes().to_vec().into()));
     let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(ModelFiles { chat_template, ..files })).unwrap()));
-    let namespace = Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "".into() };
-    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text, limits: Limits::default() })
+    let namespace = ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "".into() };
+    PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(7),
+        block_size: Tokens(4),
+        text,
+        limits: PromptLimits::default(),
+    })
 }
 
-fn habits(template: &str) -> MessagesHabits {
-    identifier(Some(template)).text().unwrap().messages_habits()
+fn template_traits(template: &str) -> TemplateTraits {
+    identifier(Some(template)).text().unwrap().template_traits()
 }
 
 #[test]
-fn a_prompt_is_the_same_by_whichever_endpoint_it_comes() {
+fn all_endpoints_convert_to_the_same_prompt() {
     let identifier = identifier(None);
-    let asked = Asked::default();
+    let asked = PromptInputs::default();
     let chat = br#"{"messages":[{"role":"system","content":"Be."},{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes?"},{"role":"user","content":"More."}]}"#;
     let messages = br#"{"system":"Be.","max_tokens":1,"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":[{"type":"text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
     let responses = br#"{"instructions":"Be.","input":[{"role":"user","content":"Hi"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
-    let expected = identifier.chat(chat, asked);
-    assert_eq!(expected.identity, Identity::Exact);
-    assert_eq!(identifier.messages(messages, asked), expected);
-    assert_eq!(identifier.responses(responses, asked), expected);
+    let expected = identifier.resolve_chat(chat, asked);
+    assert_eq!(expected.identity, PromptIdentity::Exact);
+    assert_eq!(identifier.resolve_messages(messages, asked), expected);
+    assert_eq!(identifier.resolve_responses(responses, asked), expected);
 }
 
 #[test]
-fn what_is_not_converted_is_known_by_its_own_bytes() {
+fn unconvertible_requests_fall_back_to_their_own_bytes() {
     let identifier = identifier(None);
     let reason = |prompt: Prompt| match prompt.identity {
-        Identity::Fallback(reason) => reason,
-        Identity::Exact => panic!("exact"),
+        PromptIdentity::Fallback(reason) => reason,
+        PromptIdentity::Exact => panic!("exact"),
     };
-    let asked = Asked::default();
-    let stored = identifier.responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, asked);
+    let asked = PromptInputs::default();
+    let stored = identifier.resolve_responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, asked);
     assert_eq!(reason(stored), FallbackReason::UnsupportedOption);
-    let surrogate = identifier.messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, asked);
+    let surrogate = identifier.resolve_messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, asked);
     assert_eq!(reason(surrogate), FallbackReason::LoneSurrogate);
     let image = br#"{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}"#;
-    assert_eq!(reason(identifier.messages(image, asked)), FallbackReason::Multimodal);
+    assert_eq!(reason(identifier.resolve_messages(image, asked)), FallbackReason::Multimodal);
     let image = br#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#;
-    assert_eq!(reason(identifier.responses(image, asked)), FallbackReason::Multimodal);
-    assert_eq!(reason(identifier.responses(b"[]", asked)), FallbackReason::Malformed);
+    assert_eq!(reason(identifier.resolve_responses(image, asked)), FallbackReason::Multimodal);
+    assert_eq!(reason(identifier.resolve_responses(b"[]", asked)), FallbackReason::Malformed);
 }
 
 #[test]
-fn what_only_the_engine_knows_is_not_guessed() {
+fn requests_only_the_engine_can_resolve_are_unsupported() {
     let unsupported = |body: &str| of_messages(body).unwrap_err().reason() == FallbackReason::UnsupportedOption;
     assert!(unsupported(r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"f"}]}]}"#));
     assert!(unsupported(
@@ -87,21 +94,21 @@ fn what_only_the_engine_knows_is_not_guessed() {
 }
 
 #[test]
-fn results_of_tools_come_before_what_the_user_says() {
+fn tool_results_precede_user_text() {
     let body = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"t","content":"a"}]}]}"#;
     let expected = r#"{"messages":[{"role":"tool","content":"a","tool_call_id":"t"},{"role":"user","content":"b"}]}"#;
     assert_eq!(of_messages(body).unwrap(), expected);
 }
 
 #[test]
-fn several_items_become_one_message() {
+fn consecutive_assistant_items_merge_into_one_message() {
     let body = r#"{"input":[{"type":"reasoning","summary":[{"text":"why"}]},{"role":"assistant","content":"so"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}"#;
     let expected = r#"{"messages":[{"role":"assistant","content":"so","reasoning":"why","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}]}"#;
     assert_eq!(of_responses(body).unwrap(), expected);
 }
 
 #[test]
-fn an_unfinished_answer_is_continued() {
+fn unfinished_answer_is_continued() {
     let body = r#"{"input":[{"role":"user","content":"a"},{"type":"message","role":"assistant","status":"incomplete","content":[{"type":"output_text","text":"On"}]}]}"#;
     assert!(
         of_responses(body).unwrap().starts_with(r#"{"add_generation_prompt":false,"continue_final_message":true,"#)
@@ -109,22 +116,29 @@ fn an_unfinished_answer_is_continued() {
 }
 
 #[test]
-fn system_turns_move_to_the_head_only_where_the_template_takes_them_nowhere_else() {
+fn system_turns_move_to_the_head_only_for_strict_templates() {
     let plain = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}";
     let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}{{ m.content }}{% endfor %}";
     let dated = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
     let tagged = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
-    let merges = [plain, strict, dated, tagged].map(|template| habits(template).system);
-    assert_eq!(merges, [SystemPlace::Anywhere, SystemPlace::Head, SystemPlace::Head, SystemPlace::Head]);
+    let merges = [plain, strict, dated, tagged].map(|template| template_traits(template).system_placement);
+    assert_eq!(
+        merges,
+        [SystemPlacement::Anywhere, SystemPlacement::Head, SystemPlacement::Head, SystemPlacement::Head]
+    );
     let body = br#"{"system":"a","messages":[{"role":"user","content":"b"},{"role":"system","content":"c"}]}"#;
-    let merged = messages::chat(body, MessagesHabits { system: SystemPlace::Head, ..CANDID }).unwrap();
+    let merged = messages::convert_request(
+        body,
+        TemplateTraits { system_placement: SystemPlacement::Head, ..PERMISSIVE_TRAITS },
+    )
+    .unwrap();
     let expected = r#"{"messages":[{"role":"system","content":"ac"},{"role":"user","content":"b"}]}"#;
     assert_eq!(text_of(merged), expected);
 }
 
 #[test]
-fn thinking_is_disabled_by_the_effort_that_the_template_tells_apart() {
-    let of = |template: &str| habits(template).disabled;
+fn disabled_thinking_uses_the_effort_the_template_distinguishes() {
+    let of = |template: &str| template_traits(template).no_thinking_effort;
     assert_eq!(of("{{ messages[0].content }}{{ reasoning_effort }}"), "none");
     assert_eq!(of("{{ messages[0].content }}{% if enable_thinking is false %}quick{% endif %}"), "none");
     assert_eq!(of("{{ messages[0].content }}"), "low");
@@ -136,7 +150,7 @@ fn thinking_is_disabled_by_the_effort_that_the_template_tells_apart() {
 }
 
 #[test]
-fn schemas_say_object_where_they_say_nothing() {
+fn tool_schemas_default_to_type_object() {
     let tool = |schema: &str| {
         of_messages(&format!(r#"{{"messages":[],"tools":[{{"name":"f","input_schema":{schema}}}]}}"#)).unwrap()
     };
@@ -173,11 +187,11 @@ proptest! {
 
     /// Whatever arrives is either converted to a chat request or refused.
     #[test]
-    fn nothing_that_arrives_is_a_panic(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
+    fn conversion_never_panics_on_arbitrary_bodies(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
         let whole = br#"{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text"}]}]}],"tools":[]}"#;
         for body in [&body[..], &whole[..cut.min(whole.len())]] {
-            let _ = messages::chat(body, MessagesHabits::default()).map(|converted| converted.chat().unwrap());
-            let _ = responses::chat(body).map(|converted| converted.chat().unwrap());
+            let _ = messages::convert_request(body, TemplateTraits::default()).map(|converted| converted.chat().unwrap());
+            let _ = responses::convert_request(body).map(|converted| converted.chat().unwrap());
         }
     }
 }

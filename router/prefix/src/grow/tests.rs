@@ -3,13 +3,13 @@ use std::sync::{LazyLock, OnceLock};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use vocabulary::{Bytes, Namespace, RootKeys, Seed};
+use vocabulary::{Bytes, ChainNamespace, HashSeed, RootKeys};
 
 use super::*;
-use crate::{ChatForm, Converted, IdentifierOptions, Limits, ModelFiles, ModelTextSource};
+use crate::{ChatEndpoint, ConvertedRequest, ModelFiles, ModelTextSource, PromptLimits, PromptResolverOptions};
 
 /// Every committed model with a tokenizer and a template, each loaded when a test first asks for it: most need one.
-static MODELS: LazyLock<Vec<(PathBuf, OnceLock<Identifier>)>> = LazyLock::new(|| {
+static MODELS: LazyLock<Vec<(PathBuf, OnceLock<PromptResolver>)>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = std::fs::read_dir(root.join("testdata/models")).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = folders
@@ -20,7 +20,7 @@ static MODELS: LazyLock<Vec<(PathBuf, OnceLock<Identifier>)>> = LazyLock::new(||
     folders.into_iter().map(|path| (path, OnceLock::new())).collect()
 });
 
-fn models() -> impl Iterator<Item = (&'static str, &'static Identifier)> {
+fn models() -> impl Iterator<Item = (&'static str, &'static PromptResolver)> {
     MODELS.iter().map(|(path, loaded)| (name(path), loaded.get_or_init(|| load(path, None))))
 }
 
@@ -28,61 +28,77 @@ fn name(folder: &Path) -> &str {
     folder.file_name().unwrap().to_str().unwrap()
 }
 
-fn load(folder: &Path, template: Option<&str>) -> Identifier {
+fn load(folder: &Path, template: Option<&str>) -> PromptResolver {
     let mut files = ModelFiles::read(folder).unwrap();
     if let Some(template) = template {
         files.chat_template = Some(template.as_bytes().to_vec().into());
     }
     let text = ModelText::load(ModelTextSource::Files(files)).unwrap();
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
-    let limits = Limits::default();
-    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text: Some(text.into()), limits })
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let limits = PromptLimits::default();
+    PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(7),
+        block_size: Tokens(4),
+        text: Some(text.into()),
+        limits,
+    })
 }
 
-fn model(name: &str) -> &'static Identifier {
+fn model(name: &str) -> &'static PromptResolver {
     let (path, loaded) = MODELS.iter().find(|(path, _)| path.ends_with(name)).unwrap();
     loaded.get_or_init(|| load(path, None))
 }
 
-fn trails() -> Trails {
-    Trails::new(Bytes(1 << 20))
+fn trails() -> ConversationCache {
+    ConversationCache::new(Bytes(1 << 20))
 }
 
-fn memory(trails: &Trails) -> Memory<'_> {
-    Memory { trails, tenant: "t", session: Some(1) }
+fn memory(trails: &ConversationCache) -> ConversationLookup<'_> {
+    ConversationLookup { cache: trails, tenant: "t", session: Some(1) }
 }
 
 /// As a request is identified: from what is remembered, else as a whole. Both ways are compared.
-fn checked(identifier: &Identifier, body: &str, memory: Memory<'_>, now: WallTime) -> Rung {
-    checked_as(ChatForm::Chat, identifier, (body, now), memory)
+fn resolve_and_verify(
+    identifier: &PromptResolver,
+    body: &str,
+    memory: ConversationLookup<'_>,
+    now: WallTime,
+) -> LookupTier {
+    resolve_and_verify_as(ChatEndpoint::Chat, identifier, (body, now), memory)
 }
 
-fn checked_as(form: ChatForm, identifier: &Identifier, (body, now): (&str, WallTime), memory: Memory<'_>) -> Rung {
-    let asked = Asked { keys: RootKeys::default(), now };
-    let whole = identifier.conversation(form, body.as_bytes(), (asked, None)).prompt;
-    let converted = identifier.converted(form, body.as_bytes());
+fn resolve_and_verify_as(
+    form: ChatEndpoint,
+    identifier: &PromptResolver,
+    (body, now): (&str, WallTime),
+    memory: ConversationLookup<'_>,
+) -> LookupTier {
+    let asked = PromptInputs { keys: RootKeys::default(), now };
+    let whole = identifier.resolve_conversation(form, body.as_bytes(), (asked, None)).prompt;
+    let converted = identifier.convert(form, body.as_bytes());
     let layout = match &converted {
         None => ChatLayout::read(body.as_bytes()),
-        Some(converted) => converted.as_ref().ok().map(Converted::layout),
+        Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
     };
-    match layout.and_then(|layout| identifier.grow(layout, asked, memory)) {
-        Some(Grown { prompt, known, rung }) => {
+    match layout.and_then(|layout| identifier.extend(layout, asked, memory)) {
+        Some(ExtendedPrompt { prompt, reused_tokens: known, tier: rung }) => {
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
             assert_eq!(prompt.chain, whole.chain, "{body}");
             assert_eq!(prompt.tail(), whole.tail(), "{body}");
-            assert!(known <= whole.chain.tokens && rung != Rung::Cold);
+            assert!(known <= whole.chain.tokens && rung != LookupTier::Cold);
             rung
         }
         None => {
-            let begun = layout.map(|layout| identifier.begin(layout, asked, None, memory).prompt);
+            let begun = layout.map(|layout| identifier.resolve_and_cache(layout, asked, None, memory).prompt);
             assert!(begun.is_none_or(|begun| begun == whole));
-            Rung::Cold
+            LookupTier::Cold
         }
     }
 }
 
-fn step(identifier: &Identifier, body: &Value, memory: Memory<'_>) -> Rung {
-    checked(identifier, &body.to_string(), memory, WallTime::default())
+fn step(identifier: &PromptResolver, body: &Value, memory: ConversationLookup<'_>) -> LookupTier {
+    resolve_and_verify(identifier, &body.to_string(), memory, WallTime::default())
 }
 
 fn user(text: &str) -> Value {
@@ -107,21 +123,21 @@ fn body(messages: &[Value]) -> Value {
 }
 
 /// The same conversation in another endpoint's words.
-fn worded(form: ChatForm, messages: &[Value]) -> Value {
+fn convert_body(form: ChatEndpoint, messages: &[Value]) -> Value {
     let body = json!({"model": "m", "max_tokens": 9});
     let (list, tools): (&str, Value) = match form {
-        ChatForm::Chat => ("messages", tools()),
-        ChatForm::Messages => ("messages", json!([{"name": "look", "description": "Looks", "input_schema": {}}])),
-        ChatForm::Responses => {
+        ChatEndpoint::Chat => ("messages", tools()),
+        ChatEndpoint::Messages => ("messages", json!([{"name": "look", "description": "Looks", "input_schema": {}}])),
+        ChatEndpoint::Responses => {
             ("input", json!([{"type": "function", "name": "look", "parameters": {"type": "object"}}]))
         }
     };
     let mut body = body;
     body["tools"] = tools;
     body[list] = match form {
-        ChatForm::Chat => messages.into(),
-        ChatForm::Messages => messages.iter().map(of_messages).collect(),
-        ChatForm::Responses => messages.iter().flat_map(of_responses).collect(),
+        ChatEndpoint::Chat => messages.into(),
+        ChatEndpoint::Messages => messages.iter().map(of_messages).collect(),
+        ChatEndpoint::Responses => messages.iter().flat_map(of_responses).collect(),
     };
     body
 }
@@ -193,7 +209,7 @@ fn talk() -> Vec<Value> {
 
 /// How the steps of `talk` up to these messages are known, by family.
 #[track_caller]
-fn check_rungs(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
+fn check_tiers(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
     for (name, identifier) in models() {
         let trails = trails();
         let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&trails)).into());
@@ -205,14 +221,14 @@ fn check_rungs(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
 }
 
 /// Families that only append; Qwen's and others', which drop thoughts or move tools when a user speaks.
-const APPENDING: &[&str] = &["tiny", "chatml", "llama_like", "phi4_mini", "deepseek_v31"];
-const REWRITING: &[&str] = &["qwen_like", "glm45", "kimi_k2", "mistral_v7"];
+const APPEND_ONLY_FAMILIES: &[&str] = &["tiny", "chatml", "llama_like", "phi4_mini", "deepseek_v31"];
+const REWRITING_FAMILIES: &[&str] = &["qwen_like", "glm45", "kimi_k2", "mistral_v7"];
 
 #[test]
-fn every_committed_family_is_gone_on_with_from_the_place_where_it_ended() {
+fn tool_conversations_resume_in_every_committed_template_family() {
     let expected: [(&[&str], &str); 6] = [
-        (APPENDING, "cold session session session session"),
-        (REWRITING, "cold session session segment session"),
+        (APPEND_ONLY_FAMILIES, "cold session session session session"),
+        (REWRITING_FAMILIES, "cold session session segment session"),
         (&["deepseek_r1"], "cold segment segment segment segment"),
         (&["harmony"], "cold session session cold session"),
         // The system prompt is written with the newest question, for as long as it is the last message.
@@ -220,36 +236,36 @@ fn every_committed_family_is_gone_on_with_from_the_place_where_it_ended() {
         // It refuses tools.
         (&["gemma3"], "cold cold cold cold cold"),
     ];
-    check_rungs(&talk(), &[2, 4, 6, 8, 10], &expected);
+    check_tiers(&talk(), &[2, 4, 6, 8, 10], &expected);
 }
 
 #[test]
-fn questions_and_answers_are_gone_on_with_from_the_last_answer_or_before_the_turn_that_is_rewritten() {
+fn chat_conversations_resume_at_the_last_answer_or_rewritten_turn() {
     let mut talk = vec![json!({"role": "system", "content": "You are kind."}), user("begin")];
     for n in 0..4 {
         talk.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
     }
     let expected: [(&[&str], &str); 4] = [
-        (APPENDING, "cold session session session session"),
+        (APPEND_ONLY_FAMILIES, "cold session session session session"),
         (&["gemma3"], "cold session session session session"),
-        (REWRITING, "cold segment segment segment segment"),
+        (REWRITING_FAMILIES, "cold segment segment segment segment"),
         (&["deepseek_r1"], "cold segment segment segment segment"),
     ];
     let whole: (&[&str], &str) = (&["harmony", "mistral_like"], "cold cold cold cold cold");
-    check_rungs(&talk, &[2, 4, 6, 8, 10], &[&expected[..], &[whole]].concat());
+    check_tiers(&talk, &[2, 4, 6, 8, 10], &[&expected[..], &[whole]].concat());
 }
 
 #[test]
-fn conversations_in_the_words_of_other_endpoints_are_gone_on_with_as_well() {
+fn converted_conversations_resume_like_chat_conversations() {
     let of = |form, name: &str, ends: &[usize]| -> Vec<&str> {
         let (trails, talk) = (trails(), talk());
         let step = |end: &usize| {
-            let body = worded(form, &talk[..*end]).to_string();
-            checked_as(form, model(name), (&body, WallTime::default()), memory(&trails)).into()
+            let body = convert_body(form, &talk[..*end]).to_string();
+            resolve_and_verify_as(form, model(name), (&body, WallTime::default()), memory(&trails)).into()
         };
         ends.iter().map(step).collect()
     };
-    for form in [ChatForm::Messages, ChatForm::Responses] {
+    for form in [ChatEndpoint::Messages, ChatEndpoint::Responses] {
         assert_eq!(
             of(form, "tiny", &[2, 4, 6, 8, 10]),
             ["cold", "session", "session", "session", "session"],
@@ -261,19 +277,19 @@ fn conversations_in_the_words_of_other_endpoints_are_gone_on_with_as_well() {
 }
 
 #[test]
-fn one_conversation_in_the_words_of_two_endpoints_is_two() {
+fn same_conversation_through_two_endpoints_is_cached_twice() {
     let (trails, tiny) = (trails(), model("tiny"));
     let known = |form, end: usize| {
-        let body = worded(form, &talk()[..end]).to_string();
-        checked_as(form, tiny, (&body, WallTime::default()), memory(&trails))
+        let body = convert_body(form, &talk()[..end]).to_string();
+        resolve_and_verify_as(form, tiny, (&body, WallTime::default()), memory(&trails))
     };
-    assert_eq!(known(ChatForm::Responses, 4), Rung::Cold);
-    assert_eq!(known(ChatForm::Messages, 4), Rung::Cold, "their calls are shown in another order");
-    assert_eq!(known(ChatForm::Chat, 4), Rung::Cold);
+    assert_eq!(known(ChatEndpoint::Responses, 4), LookupTier::Cold);
+    assert_eq!(known(ChatEndpoint::Messages, 4), LookupTier::Cold, "their calls are shown in another order");
+    assert_eq!(known(ChatEndpoint::Chat, 4), LookupTier::Cold);
 }
 
 #[test]
-fn what_a_template_takes_for_a_tools_answer_and_late_system_messages_change_nothing() {
+fn tool_response_markers_and_late_system_messages_keep_prompts_exact() {
     let said = |text: &str| json!({"role": "assistant", "content": text});
     let mut talk = vec![user(""), call("callship1"), result("callship1", ""), said("A")];
     talk.extend([
@@ -296,39 +312,45 @@ fn what_a_template_takes_for_a_tools_answer_and_late_system_messages_change_noth
 }
 
 #[test]
-fn a_new_question_is_gone_on_with_before_the_turn_that_it_rewrites() {
+fn new_question_resumes_before_the_turn_it_rewrites() {
     let (trails, talk) = (trails(), talk());
     let rungs = [2, 4, 6, 8, 10].map(|end| step(model("qwen_like"), &body(&talk[..end]), memory(&trails)));
-    assert_eq!(rungs, [Rung::Cold, Rung::Session, Rung::Session, Rung::Segment, Rung::Session]);
+    assert_eq!(
+        rungs,
+        [LookupTier::Cold, LookupTier::Session, LookupTier::Session, LookupTier::Segment, LookupTier::Session]
+    );
     let rungs = [2, 4, 6, 8, 10].map(|end| step(model("tiny"), &body(&talk[..end]), memory(&trails)));
-    assert_eq!(rungs, [Rung::Cold, Rung::Session, Rung::Session, Rung::Session, Rung::Session]);
+    assert_eq!(
+        rungs,
+        [LookupTier::Cold, LookupTier::Session, LookupTier::Session, LookupTier::Session, LookupTier::Session]
+    );
 }
 
 #[test]
-fn what_went_another_way_is_gone_on_with_where_it_was_the_same() {
+fn diverged_conversation_resumes_at_the_last_common_point() {
     let (trails, talk) = (trails(), talk());
     let tiny = model("tiny");
-    let unnamed = Memory { session: None, ..memory(&trails) };
+    let unnamed = ConversationLookup { session: None, ..memory(&trails) };
     let long = "You are kind. ".repeat(60);
     let mut messages = talk;
     messages[0] = json!({"role": "system", "content": long});
-    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), Rung::Cold);
-    assert_eq!(step(tiny, &body(&messages[..4]), unnamed), Rung::Leading);
-    assert_eq!(step(tiny, &body(&messages[..8]), unnamed), Rung::Leading);
-    assert_eq!(step(tiny, &body(&messages[..8]), unnamed), Rung::Leading, "asked again");
-    assert_eq!(step(tiny, &body(&messages[..6]), unnamed), Rung::Segment, "shortened");
+    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Cold);
+    assert_eq!(step(tiny, &body(&messages[..4]), unnamed), LookupTier::Leading);
+    assert_eq!(step(tiny, &body(&messages[..8]), unnamed), LookupTier::Leading);
+    assert_eq!(step(tiny, &body(&messages[..8]), unnamed), LookupTier::Leading, "asked again");
+    assert_eq!(step(tiny, &body(&messages[..6]), unnamed), LookupTier::Segment, "shortened");
     messages[4] = user("no, wait");
-    assert_eq!(step(tiny, &body(&messages[..5]), unnamed), Rung::Segment, "forked");
+    assert_eq!(step(tiny, &body(&messages[..5]), unnamed), LookupTier::Segment, "forked");
     messages[1] = user("another question");
-    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), Rung::Segment, "begins alike");
+    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Segment, "begins alike");
     messages[0] = json!({"role": "system", "content": long.replacen("kind", "rude", 1)});
-    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), Rung::Cold, "begins otherwise");
+    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Cold, "begins otherwise");
 }
 
 #[test]
-fn conversations_that_part_before_a_lead_and_are_of_one_length_are_not_taken_for_each_other() {
+fn equally_long_conversations_diverging_before_a_lead_stay_distinct() {
     let (trails, tiny) = (trails(), model("tiny"));
-    let unnamed = Memory { session: None, ..memory(&trails) };
+    let unnamed = ConversationLookup { session: None, ..memory(&trails) };
     let talk = |letter: &str| -> Vec<Value> {
         let turn = |role: &str, length| json!({"role": role, "content": letter.repeat(length)});
         let system = json!({"role": "system", "content": "s".repeat(600)});
@@ -341,82 +363,83 @@ fn conversations_that_part_before_a_lead_and_are_of_one_length_are_not_taken_for
 }
 
 #[test]
-fn whoever_may_not_share_a_conversation_does_not_find_it() {
+fn conversations_are_not_shared_across_tenants_salts_or_models() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
-    assert_eq!(checked(tiny, &text, memory(&trails), WallTime::default()), Rung::Cold);
+    assert_eq!(resolve_and_verify(tiny, &text, memory(&trails), WallTime::default()), LookupTier::Cold);
     let layout = ChatLayout::read(text.as_bytes()).unwrap();
-    let other = Memory { tenant: "u", ..memory(&trails) };
-    assert!(tiny.grow(layout, Asked::default(), other).is_none());
+    let other = ConversationLookup { tenant: "u", ..memory(&trails) };
+    assert!(tiny.extend(layout, PromptInputs::default(), other).is_none());
     let keys = RootKeys { salt: Some("s"), ..RootKeys::default() };
-    assert!(tiny.grow(layout, Asked { keys, now: WallTime::default() }, memory(&trails)).is_none());
-    assert!(model("qwen_like").grow(layout, Asked::default(), memory(&trails)).is_none());
-    assert!(tiny.grow(layout, Asked::default(), memory(&trails)).is_some());
+    assert!(tiny.extend(layout, PromptInputs { keys, now: WallTime::default() }, memory(&trails)).is_none());
+    assert!(model("qwen_like").extend(layout, PromptInputs::default(), memory(&trails)).is_none());
+    assert!(tiny.extend(layout, PromptInputs::default(), memory(&trails)).is_some());
 }
 
 #[test]
-fn settings_that_decide_the_prompt_count_and_others_do_not_wherever_they_stand() {
+fn only_prompt_relevant_settings_invalidate_a_cached_conversation() {
     let (trails, tiny) = (trails(), model("tiny"));
     let messages = format!("{},{}", user(&"hi ".repeat(200)), json!({"role": "assistant", "content": "ho"}));
     let mut said = 0;
     let mut ask = |before: &str, after: &str| {
         said += 1;
         let body = format!(r#"{{{before}"messages":[{messages},{}]{after}}}"#, user(&format!("ha {said}")));
-        checked(tiny, &body, memory(&trails), WallTime::default())
+        resolve_and_verify(tiny, &body, memory(&trails), WallTime::default())
     };
     let tools = tools();
     let (first, last) = (format!(r#""tools":{tools},"#), format!(r#","tools":{tools}"#));
-    assert_eq!(ask("", ""), Rung::Cold);
-    assert_eq!(ask(r#""max_tokens":7,"model":"m","#, r#","stream":true"#), Rung::Segment);
-    assert_eq!(ask("", &last), Rung::Cold);
-    assert_eq!(ask(&first, r#","n":1"#), Rung::Segment, "at another place");
-    assert_eq!(ask(&first, r#","add_generation_prompt":false"#), Rung::Cold);
-    assert_eq!(ask(&first, &last), Rung::Cold, "twice: refused as a whole");
-    assert_eq!(ask(&first, r#","messages":[]"#), Rung::Cold, "twice: refused as a whole");
-    assert_eq!(ask("", r#","chat_template_kwargs":null"#), Rung::Cold);
-    assert_eq!(ask("", ""), Rung::Segment, "still known");
+    assert_eq!(ask("", ""), LookupTier::Cold);
+    assert_eq!(ask(r#""max_tokens":7,"model":"m","#, r#","stream":true"#), LookupTier::Segment);
+    assert_eq!(ask("", &last), LookupTier::Cold);
+    assert_eq!(ask(&first, r#","n":1"#), LookupTier::Segment, "at another place");
+    assert_eq!(ask(&first, r#","add_generation_prompt":false"#), LookupTier::Cold);
+    assert_eq!(ask(&first, &last), LookupTier::Cold, "twice: refused as a whole");
+    assert_eq!(ask(&first, r#","messages":[]"#), LookupTier::Cold, "twice: refused as a whole");
+    assert_eq!(ask("", r#","chat_template_kwargs":null"#), LookupTier::Cold);
+    assert_eq!(ask("", ""), LookupTier::Segment, "still known");
 }
 
 #[test]
-fn what_is_new_and_very_long_is_left_to_the_whole_way() {
+fn very_long_new_messages_are_computed_in_full() {
     let (trails, tiny) = (trails(), model("tiny"));
     let long = |kilobytes: usize| user(&"hello there ".repeat(kilobytes * 1024 / 12));
     let said = json!({"role": "assistant", "content": "ho"});
-    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), Rung::Cold);
-    assert_eq!(step(tiny, &body(&[user("hi"), said.clone(), long(100)]), memory(&trails)), Rung::Session);
-    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), Rung::Cold);
+    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), LookupTier::Cold);
+    assert_eq!(step(tiny, &body(&[user("hi"), said.clone(), long(100)]), memory(&trails)), LookupTier::Session);
+    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), LookupTier::Cold);
 }
 
 #[test]
-fn a_prompt_that_names_the_day_holds_for_that_day() {
+fn dated_prompt_is_reused_only_on_the_same_day() {
     let (trails, llama) = (trails(), model("llama_like"));
     let at = |hours: i64| WallTime { unix_seconds: 1_700_000_000 / 86_400 * 86_400 + hours * 3600 };
     let talk = talk();
-    let ask = |end: usize, hours| checked(llama, &body(&talk[..end]).to_string(), memory(&trails), at(hours));
-    assert_eq!([ask(2, 1), ask(4, 23), ask(6, 24)], [Rung::Cold, Rung::Session, Rung::Cold]);
+    let ask =
+        |end: usize, hours| resolve_and_verify(llama, &body(&talk[..end]).to_string(), memory(&trails), at(hours));
+    assert_eq!([ask(2, 1), ask(4, 23), ask(6, 24)], [LookupTier::Cold, LookupTier::Session, LookupTier::Cold]);
 }
 
 #[test]
-fn a_prompt_that_tells_the_time_because_its_request_asks_for_it_leaves_nothing() {
+fn prompt_with_a_time_requested_by_the_client_is_not_cached() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
     let asked = load(&folder, Some(&format!("{{{{ strftime_now(format or '%d') }}}}{list}")));
-    for (format, expected) in [("%d", Rung::Session), ("%H", Rung::Cold), ("%M", Rung::Cold)] {
+    for (format, expected) in [("%d", LookupTier::Session), ("%H", LookupTier::Cold), ("%M", LookupTier::Cold)] {
         let trails = trails();
         let ask = |end: usize, minutes: i64| {
             let mut body = body(&talk()[..end]);
             body["chat_template_kwargs"] = json!({"format": format});
-            checked(&asked, &body.to_string(), memory(&trails), WallTime { unix_seconds: 60 * minutes })
+            resolve_and_verify(&asked, &body.to_string(), memory(&trails), WallTime { unix_seconds: 60 * minutes })
         };
-        assert_eq!((ask(2, 1), ask(4, 75)), (Rung::Cold, expected), "{format}");
+        assert_eq!((ask(2, 1), ask(4, 75)), (LookupTier::Cold, expected), "{format}");
     }
 }
 
 #[test]
-fn templates_that_count_look_back_or_tell_the_time_are_rendered_as_a_whole() {
+fn templates_that_count_or_print_the_time_disable_incremental_rendering() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
-    let incremental = |template: &str| load(&folder, Some(template)).text().unwrap().windowing().is_some();
+    let incremental = |template: &str| load(&folder, Some(template)).text().unwrap().incremental_rendering().is_some();
     assert!(incremental(list));
     assert!(incremental(&format!("{{{{ strftime_now('%d %b') }}}}{list}")));
     assert!(!incremental(&format!("{{{{ strftime_now('%d %H') }}}}{list}")));
@@ -427,27 +450,33 @@ fn templates_that_count_look_back_or_tell_the_time_are_rendered_as_a_whole() {
 }
 
 #[test]
-fn a_conversation_that_takes_too_many_steps_of_the_template_is_refused_where_the_whole_is() {
+fn template_step_limit_applies_to_incremental_rendering() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
-    let limits = Limits { template_steps: 4000, ..Limits::default() };
-    let text = ModelText::load_within(ModelTextSource::Folder(folder), limits).unwrap();
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let limits = PromptLimits { template_steps: 4000, ..PromptLimits::default() };
+    let text = ModelText::load_with_limits(ModelTextSource::Folder(folder), limits).unwrap();
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let text = Some(text.into());
-    let few = Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text, limits });
+    let few = PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(7),
+        block_size: Tokens(4),
+        text,
+        limits,
+    });
     let (trails, mut messages) = (trails(), vec![user("begin")]);
     let (mut grown, mut refused) = (0, 0);
     while refused < 3 {
         messages.extend([json!({"role": "assistant", "content": "so"}), user("on")]);
         let rung = step(&few, &body(&messages), memory(&trails));
-        let whole = few.chat(body(&messages).to_string().as_bytes(), Asked::default());
-        grown += u32::from(rung == Rung::Session);
-        refused += u32::from(whole.identity != Identity::Exact);
+        let whole = few.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
+        grown += u32::from(rung == LookupTier::Session);
+        refused += u32::from(whole.identity != PromptIdentity::Exact);
     }
     assert!(grown > 10, "{grown} were gone on with before");
 }
 
 #[test]
-fn what_stands_before_the_messages_and_is_very_long_is_left_to_the_whole_way() {
+fn very_long_tool_definitions_are_rendered_in_full() {
     let tiny = model("tiny");
     let long = |kilobytes: usize| {
         let mut one = body(&talk()[..2]);
@@ -457,63 +486,67 @@ fn what_stands_before_the_messages_and_is_very_long_is_left_to_the_whole_way() {
     let is_shown = |kilobytes: usize| {
         let text = long(kilobytes).to_string();
         let layout = ChatLayout::read(text.as_bytes()).unwrap();
-        let step = tiny.step(layout, Asked::default()).unwrap();
-        let scan = Scan::from(layout.list(), 0, &[]).unwrap();
-        let frame = Frame::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
-        let before = Before { leads: [].into(), asked: scan::Asked::Never, last: Role::System };
-        let new = &layout.list()[scan.messages[0].end..scan.end - 1];
-        step.cut(&frame, (&before, Turn::Next), new, &layout.list()[scan.end..]).is_some()
+        let step = tiny.extend_request(layout, PromptInputs::default()).unwrap();
+        let scan = MessageScan::from_offset(layout.message_list(), 0, &[]).unwrap();
+        let frame = ConversationHeader::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
+        let before = HistorySummary {
+            leading_roles: [].into(),
+            question: scan::QuestionState::Never,
+            last_role: MessageRole::System,
+        };
+        let new = &layout.message_list()[scan.messages[0].end..scan.end - 1];
+        step.cut(&frame, (&before, TurnChange::Next), new, &layout.message_list()[scan.end..]).is_some()
     };
     assert_eq!((is_shown(200), is_shown(300)), (true, false));
 }
 
 #[test]
-fn what_is_forgotten_is_computed_as_a_whole_and_remembered_anew() {
+fn forgotten_conversation_is_computed_in_full_and_cached_again() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = |end: usize| body(&talk()[..end]).to_string();
-    let at = |end: usize| checked(tiny, &text(end), memory(&trails), WallTime::default());
-    assert_eq!((at(2), at(4)), (Rung::Cold, Rung::Session));
-    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), Asked::default(), memory(&trails));
+    let at = |end: usize| resolve_and_verify(tiny, &text(end), memory(&trails), WallTime::default());
+    assert_eq!((at(2), at(4)), (LookupTier::Cold, LookupTier::Session));
+    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), PromptInputs::default(), memory(&trails));
     assert!(trails.is_empty());
-    assert_eq!((at(6), at(8)), (Rung::Cold, Rung::Session));
+    assert_eq!((at(6), at(8)), (LookupTier::Cold, LookupTier::Session));
 }
 
 #[test]
-fn the_least_used_go_when_there_are_too_many_bytes() {
+fn least_recently_used_conversations_are_evicted_at_the_byte_limit() {
     let tiny = model("tiny");
-    let trails = Trails::new(Bytes(40_000));
+    let trails = ConversationCache::new(Bytes(40_000));
     let ask = |n: u128| {
         let text = body(&[user(&format!("{n} {}", "and on ".repeat(200)))]);
-        step(tiny, &text, Memory { trails: &trails, tenant: "t", session: Some(n) })
+        step(tiny, &text, ConversationLookup { cache: &trails, tenant: "t", session: Some(n) })
     };
     for n in 0..40 {
-        assert_eq!(ask(n), Rung::Cold);
-        assert_eq!(ask(0), Rung::Session, "used all the time");
-        assert!(trails.bytes() <= Bytes(40_000));
+        assert_eq!(ask(n), LookupTier::Cold);
+        assert_eq!(ask(0), LookupTier::Session, "used all the time");
+        assert!(trails.memory_bytes() <= Bytes(40_000));
     }
     assert!((2..30).contains(&trails.len()), "{}", trails.len());
-    assert_eq!(ask(1), Rung::Cold);
+    assert_eq!(ask(1), LookupTier::Cold);
     trails.clear();
-    assert!(trails.is_empty() && trails.bytes() == Bytes(0));
+    assert!(trails.is_empty() && trails.memory_bytes() == Bytes(0));
 }
 
 #[test]
-fn many_steps_take_little_memory_beside_the_blocks() {
+fn long_conversation_needs_little_memory_beyond_its_blocks() {
     let (trails, tiny) = (trails(), model("tiny"));
     let mut messages = vec![user("begin")];
     for n in 0..150 {
         messages.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
         let rung = step(tiny, &body(&messages), memory(&trails));
-        assert_eq!(rung, if n == 0 { Rung::Cold } else { Rung::Session });
+        assert_eq!(rung, if n == 0 { LookupTier::Cold } else { LookupTier::Session });
     }
-    let whole = tiny.chat(body(&messages).to_string().as_bytes(), Asked::default());
+    let whole = tiny.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
     assert_eq!(trails.len(), 1);
-    assert!(trails.bytes().0 < 16 * whole.chain.blocks().0 + (16 << 10), "{:?}", trails.bytes());
+    assert!(trails.memory_bytes().0 < 16 * whole.chain.blocks().0 + (16 << 10), "{:?}", trails.memory_bytes());
 }
 
 #[derive(Clone, Debug)]
-enum Change {
-    Grow(Vec<Value>),
+enum ConversationEdit {
+    Extend(Vec<Value>),
     Shorten(usize),
     Rewrite(usize, Value),
     Settings(usize),
@@ -546,17 +579,17 @@ fn turn() -> impl Strategy<Value = Vec<Value>> {
     ]
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = ConversationEdit> {
     prop_oneof![
-        8 => turn().prop_map(Change::Grow),
-        1 => (1..4usize).prop_map(Change::Shorten),
-        1 => (0..12usize, message()).prop_map(|(at, message)| Change::Rewrite(at, message)),
-        1 => (0..4usize).prop_map(Change::Settings),
+        8 => turn().prop_map(ConversationEdit::Extend),
+        1 => (1..4usize).prop_map(ConversationEdit::Shorten),
+        1 => (0..12usize, message()).prop_map(|(at, message)| ConversationEdit::Rewrite(at, message)),
+        1 => (0..4usize).prop_map(ConversationEdit::Settings),
     ]
 }
 
 /// Written with what clients differ in: where settings stand, white space, escapes.
-fn written(messages: &[Value], settings: usize) -> String {
+fn vary_formatting(messages: &[Value], settings: usize) -> String {
     let list: Vec<String> = messages.iter().map(Value::to_string).collect();
     let (list, tools) = (list.join(if settings.is_multiple_of(2) { "," } else { " ,\n " }), tools());
     match settings {
@@ -567,11 +600,11 @@ fn written(messages: &[Value], settings: usize) -> String {
     }
 }
 
-fn differs_nowhere(form: ChatForm, first: Vec<Value>, changes: &[Change]) {
+fn all_variants_agree(form: ChatEndpoint, first: Vec<Value>, changes: &[ConversationEdit]) {
     let written = |messages: &[Value], settings| match form {
-        ChatForm::Chat => written(messages, settings),
+        ChatEndpoint::Chat => vary_formatting(messages, settings),
         _ => {
-            let mut body = worded(form, messages);
+            let mut body = convert_body(form, messages);
             if settings == 2 {
                 body["chat_template_kwargs"] = json!({"enable_thinking": false});
             }
@@ -580,16 +613,16 @@ fn differs_nowhere(form: ChatForm, first: Vec<Value>, changes: &[Change]) {
     };
     for (_, identifier) in models() {
         let trails = trails();
-        let step = |body: &str| checked_as(form, identifier, (body, WallTime::default()), memory(&trails));
+        let step = |body: &str| resolve_and_verify_as(form, identifier, (body, WallTime::default()), memory(&trails));
         let (mut messages, mut settings) = (first.clone(), 0);
         for change in changes {
             step(&written(&messages, settings));
             match change.clone() {
-                Change::Grow(more) => messages.extend(more),
-                Change::Shorten(by) => messages.truncate(messages.len().saturating_sub(by).max(1)),
-                Change::Rewrite(at, message) if at < messages.len() => messages[at] = message,
-                Change::Rewrite(..) => {}
-                Change::Settings(other) => settings = other,
+                ConversationEdit::Extend(more) => messages.extend(more),
+                ConversationEdit::Shorten(by) => messages.truncate(messages.len().saturating_sub(by).max(1)),
+                ConversationEdit::Rewrite(at, message) if at < messages.len() => messages[at] = message,
+                ConversationEdit::Rewrite(..) => {}
+                ConversationEdit::Settings(other) => settings = other,
             }
             step(&written(&messages, settings));
         }
@@ -605,13 +638,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases()))]
 
     #[test]
-    fn incremental_prompts_equal_whole_ones(
+    fn incremental_prompts_equal_full_prompts(
         system in prop::option::of(text()),
         question in text(),
         changes in prop::collection::vec(change(), 1..10),
-        form in prop::sample::select(vec![ChatForm::Chat, ChatForm::Chat, ChatForm::Messages, ChatForm::Responses]),
+        form in prop::sample::select(vec![ChatEndpoint::Chat, ChatEndpoint::Chat, ChatEndpoint::Messages, ChatEndpoint::Responses]),
     ) {
         let system = system.map(|text| json!({"role": "system", "content": text}));
-        differs_nowhere(form, system.into_iter().chain([user(&question)]).collect(), &changes);
+        all_variants_agree(form, system.into_iter().chain([user(&question)]).collect(), &changes);
     }
 }

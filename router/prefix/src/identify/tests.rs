@@ -11,67 +11,78 @@ fn tiny() -> Arc<ModelText> {
     Arc::new(ModelText::load(ModelTextSource::Files(ModelFiles::read(&folder).unwrap())).unwrap())
 }
 
-fn identifier_of(text: Option<Arc<ModelText>>) -> Identifier {
-    let namespace = Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "ignored".into() };
-    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text, limits: Limits::default() })
+fn identifier_of(text: Option<Arc<ModelText>>) -> PromptResolver {
+    let namespace = ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "ignored".into() };
+    PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(7),
+        block_size: Tokens(4),
+        text,
+        limits: PromptLimits::default(),
+    })
 }
 
-fn identifier() -> Identifier {
+fn identifier() -> PromptResolver {
     identifier_of(Some(tiny()))
 }
 
 fn fallback_reason(prompt: &Prompt) -> Option<FallbackReason> {
     match prompt.identity {
-        Identity::Exact => None,
-        Identity::Fallback(reason) => Some(reason),
+        PromptIdentity::Exact => None,
+        PromptIdentity::Fallback(reason) => Some(reason),
     }
 }
 
 #[test]
-fn a_chat_is_named_by_the_ids_of_its_rendering() {
+fn chat_is_identified_by_the_token_ids_of_its_rendering() {
     let identifier = identifier();
     let body =
         br#"{"model":"tiny","messages":[{"role":"user","content":"Hello there, how are you?"}],"temperature":0}"#;
-    let prompt = identifier.chat(body, Asked::default());
+    let prompt = identifier.resolve_chat(body, PromptInputs::default());
     let rendered = "<|im_start|>user\nHello there, how are you?<|im_end|>\n<|im_start|>assistant\n";
     let ids = identifier.text().unwrap().encode(rendered, SpecialTokens::Without).unwrap();
-    assert_eq!(prompt.tokens(), Some(&ids[..]));
-    assert_eq!(prompt.chain, Chain::over_tokens(identifier.root(RootKeys::default()), Seed(7), Tokens(4), &ids));
+    assert_eq!(prompt.token_ids(), Some(&ids[..]));
+    assert_eq!(
+        prompt.chain,
+        PrefixChain::over_tokens(identifier.root(RootKeys::default()), HashSeed(7), Tokens(4), &ids)
+    );
     assert!(prompt.chain.blocks() > Blocks(1));
-    assert_eq!((prompt.identity, prompt.detail), (Identity::Exact, None));
+    assert_eq!((prompt.identity, prompt.detail), (PromptIdentity::Exact, None));
 }
 
 #[test]
-fn text_and_ids_of_a_completion_have_the_same_name() {
+fn text_and_token_ids_of_a_completion_give_the_same_chain() {
     let identifier = identifier();
-    let text = identifier.completion(br#"{"prompt":"The quick brown fox jumps over"}"#, Asked::default());
-    let ids = format!(r#"{{"prompt":{:?}}}"#, text[0].tokens().unwrap());
-    assert_eq!(identifier.completion(ids.as_bytes(), Asked::default()), text);
-    let batch = identifier.completion(br#"{"prompt":["The quick brown fox jumps over","b"]}"#, Asked::default());
+    let text =
+        identifier.resolve_completion(br#"{"prompt":"The quick brown fox jumps over"}"#, PromptInputs::default());
+    let ids = format!(r#"{{"prompt":{:?}}}"#, text[0].token_ids().unwrap());
+    assert_eq!(identifier.resolve_completion(ids.as_bytes(), PromptInputs::default()), text);
+    let batch =
+        identifier.resolve_completion(br#"{"prompt":["The quick brown fox jumps over","b"]}"#, PromptInputs::default());
     assert_eq!((batch.len(), &batch[0]), (2, &text[0]));
 }
 
 #[test]
-fn a_batch_is_identified_as_a_whole_or_not_at_all() {
+fn batch_with_an_unresolvable_prompt_falls_back_as_a_whole() {
     let body = br#"{"prompt":["fine","\ud800"]}"#;
-    let prompts = identifier().completion(body, Asked::default());
+    let prompts = identifier().resolve_completion(body, PromptInputs::default());
     assert_eq!(prompts.len(), 1);
     assert_eq!(fallback_reason(&prompts[0]), Some(FallbackReason::LoneSurrogate));
 }
 
 #[test]
-fn without_a_tokenizer_text_falls_back_and_ids_do_not() {
+fn text_without_a_tokenizer_falls_back_but_token_ids_do_not() {
     let identifier = identifier_of(None);
-    let chat = identifier.chat(br#"{"messages":[{"role":"user","content":"x"}]}"#, Asked::default());
+    let chat = identifier.resolve_chat(br#"{"messages":[{"role":"user","content":"x"}]}"#, PromptInputs::default());
     assert_eq!(fallback_reason(&chat), Some(FallbackReason::NoTokenizer));
     assert!(chat.detail.is_some_and(|detail| detail.contains("no tokenizer")));
-    let ids = identifier.completion(br#"{"prompt":[1,2,3,4,5]}"#, Asked::default());
-    assert_eq!((ids[0].identity, ids[0].chain.blocks()), (Identity::Exact, Blocks(1)));
+    let ids = identifier.resolve_completion(br#"{"prompt":[1,2,3,4,5]}"#, PromptInputs::default());
+    assert_eq!((ids[0].identity, ids[0].chain.blocks()), (PromptIdentity::Exact, Blocks(1)));
     assert_eq!(&*identifier.namespace().tokenizer, "");
 }
 
 #[test]
-fn every_reason_to_fall_back_is_told_apart() {
+fn every_fallback_reason_is_distinguished() {
     let identifier = identifier();
     let user = |content: &str| format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
     let with = |field: &str| format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{field}}}"#);
@@ -97,22 +108,33 @@ fn every_reason_to_fall_back_is_told_apart() {
         (r#"{"messages":[{"role":"user","content":"x"}]} x"#.into(), FallbackReason::Malformed),
     ];
     for (body, expected) in cases {
-        assert_eq!(fallback_reason(&identifier.chat(body.as_bytes(), Asked::default())), Some(expected), "{body}");
+        assert_eq!(
+            fallback_reason(&identifier.resolve_chat(body.as_bytes(), PromptInputs::default())),
+            Some(expected),
+            "{body}"
+        );
     }
-    assert_eq!(fallback_reason(&identifier.chat(b"\xff{", Asked::default())), Some(FallbackReason::Malformed));
+    assert_eq!(
+        fallback_reason(&identifier.resolve_chat(b"\xff{", PromptInputs::default())),
+        Some(FallbackReason::Malformed)
+    );
 }
 
 #[test]
-fn a_surrogate_pair_and_an_escaped_backslash_are_text() {
+fn surrogate_pairs_and_escaped_backslashes_are_valid_text() {
     for content in [r#""\ud83c\udf0d""#, r#""\\ud83c""#, r#""\ud83c\udf0d\ud83c\udf0d""#] {
         let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
-        assert_eq!(identifier().chat(body.as_bytes(), Asked::default()).identity, Identity::Exact, "{content}");
+        assert_eq!(
+            identifier().resolve_chat(body.as_bytes(), PromptInputs::default()).identity,
+            PromptIdentity::Exact,
+            "{content}"
+        );
         assert!(!has_lone_surrogate(body.as_bytes()), "{content}");
     }
 }
 
 #[test]
-fn a_template_that_refuses_and_one_that_is_missing_fall_back() {
+fn refusing_or_missing_template_falls_back() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let cases = [
         (Some("{{ raise_exception('no') }}"), FallbackReason::TemplateError),
@@ -125,40 +147,45 @@ fn a_template_that_refuses_and_one_that_is_missing_fall_back() {
     for (template, expected) in cases {
         let mut files = ModelFiles::read(&folder).unwrap();
         files.chat_template = template.map(|template| template.as_bytes().to_vec().into());
-        let limits = Limits { template_steps: 10_000, ..Limits::default() };
-        let text = ModelText::load_within(ModelTextSource::Files(files), limits).unwrap();
+        let limits = PromptLimits { template_steps: 10_000, ..PromptLimits::default() };
+        let text = ModelText::load_with_limits(ModelTextSource::Files(files), limits).unwrap();
         let body = br#"{"messages":[{"role":"user","content":"x"}]}"#;
-        let prompt = identifier_of(Some(Arc::new(text))).chat(body, Asked::default());
+        let prompt = identifier_of(Some(Arc::new(text))).resolve_chat(body, PromptInputs::default());
         assert_eq!(fallback_reason(&prompt), Some(expected));
-        assert_eq!(prompt.content, Content::Bytes(b":{\"role\":\"user\",\"content\":\"x\"}\n".to_vec()));
+        assert_eq!(prompt.content, PromptContent::Bytes(b":{\"role\":\"user\",\"content\":\"x\"}\n".to_vec()));
     }
 }
 
 #[test]
-fn keys_of_the_request_change_the_whole_chain_and_fallback_has_a_root_of_its_own() {
+fn root_keys_change_the_whole_chain_and_fallback_has_its_own_root() {
     let identifier = identifier();
     let body = br#"{"messages":[{"role":"user","content":"Hello there, how are you?"}]}"#;
-    let plain = identifier.chat(body, Asked::default());
+    let plain = identifier.resolve_chat(body, PromptInputs::default());
     let keys = RootKeys { salt: Some("tenant"), ..RootKeys::default() };
-    let salted = identifier.chat(body, Asked { keys, now: WallTime::default() });
-    assert_eq!(plain.tokens(), salted.tokens());
+    let salted = identifier.resolve_chat(body, PromptInputs { keys, now: WallTime::default() });
+    assert_eq!(plain.token_ids(), salted.token_ids());
     assert!(plain.chain.ids.iter().zip(&salted.chain.ids).all(|(a, b)| a != b));
-    let error = PrefixError::unforeseeable(FallbackReason::Multimodal, "x");
-    assert_ne!(identifier.fallback(body, &error, RootKeys::default()).chain.root, plain.chain.root);
+    let error = PrefixError::unresolvable(FallbackReason::Multimodal, "x");
+    assert_ne!(identifier.fallback_prompt(body, &error, RootKeys::default()).chain.root, plain.chain.root);
 }
 
 #[test]
-fn a_prompt_known_by_bytes_has_no_ids() {
-    let prompt = identifier_of(None).chat(b"{}", Asked::default());
-    assert_eq!(prompt.tokens(), None);
+fn fallback_prompt_has_no_token_ids() {
+    let prompt = identifier_of(None).resolve_chat(b"{}", PromptInputs::default());
+    assert_eq!(prompt.token_ids(), None);
 }
 
 #[test]
-fn a_block_of_nothing_does_not_divide_by_zero() {
+fn zero_block_size_does_not_divide_by_zero() {
     let namespace = identifier().namespace().clone();
-    let options =
-        IdentifierOptions { namespace, seed: Seed(1), block: Tokens(0), text: None, limits: Limits::default() };
-    assert_eq!(Identifier::new(options).completion(br#"{"prompt":[1]}"#, Asked::default()).len(), 1);
+    let options = PromptResolverOptions {
+        namespace,
+        seed: HashSeed(1),
+        block_size: Tokens(0),
+        text: None,
+        limits: PromptLimits::default(),
+    };
+    assert_eq!(PromptResolver::new(options).resolve_completion(br#"{"prompt":[1]}"#, PromptInputs::default()).len(), 1);
 }
 
 fn body_of(messages: &[(String, String)]) -> String {
@@ -176,27 +203,27 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_grown_conversation_extends_the_chain_of_its_turns(messages in conversation()) {
+    fn extending_a_conversation_extends_its_chain(messages in conversation()) {
         let exact = IDENTIFIER.with(Clone::clone);
         prop_assert_eq!(exact.text().unwrap().template_kind(), TemplateKind::AppendOnly);
         let bytes = identifier_of(None);
         for identifier in [&exact, &bytes] {
-            let full = identifier.chat(body_of(&messages).as_bytes(), Asked::default());
+            let full = identifier.resolve_chat(body_of(&messages).as_bytes(), PromptInputs::default());
             for turns in 1..messages.len() {
                 // The next turn of an append-only template starts after a special token, so ids cannot merge across.
-                let part = identifier.chat(no_generation(&messages[..turns]).as_bytes(), Asked::default());
+                let part = identifier.resolve_chat(no_generation(&messages[..turns]).as_bytes(), PromptInputs::default());
                 prop_assert!(full.chain.ids.starts_with(&part.chain.ids));
             }
         }
     }
 
     #[test]
-    fn no_body_panics(body in prop::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\":,0-9a-z \\\\]{0,80}") {
+    fn arbitrary_bodies_do_not_panic(body in prop::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\":,0-9a-z \\\\]{0,80}") {
         let identifier = IDENTIFIER.with(Clone::clone);
         let wrapped = format!(r#"{{"messages":[{json}],"prompt":[{json}]}}"#);
         for body in [&body[..], json.as_bytes(), wrapped.as_bytes()] {
-            identifier.chat(body, Asked::default());
-            prop_assert!(!identifier.completion(body, Asked::default()).is_empty());
+            identifier.resolve_chat(body, PromptInputs::default());
+            prop_assert!(!identifier.resolve_completion(body, PromptInputs::default()).is_empty());
         }
     }
 }
@@ -206,5 +233,5 @@ fn no_generation(messages: &[(String, String)]) -> String {
 }
 
 thread_local! {
-    static IDENTIFIER: Identifier = identifier();
+    static IDENTIFIER: PromptResolver = identifier();
 }

@@ -23,19 +23,19 @@ fn hello() -> ChatBody {
 }
 
 #[test]
-fn a_folder_and_its_bytes_are_the_same_model() {
+fn loading_a_folder_equals_loading_its_bytes() {
     let from_folder = ModelText::load(ModelTextSource::Folder(folder())).unwrap();
     let from_bytes = load(files()).unwrap();
     assert_eq!(from_folder.digest(), from_bytes.digest());
     assert!(from_folder.digest().starts_with("xxh3:"));
-    assert_eq!((from_folder.vocab_size(), from_folder.eos()), (4096, &[2][..]));
+    assert_eq!((from_folder.vocab_size(), from_folder.end_token_ids()), (4096, &[2][..]));
     assert_eq!(from_folder.special_ids().collect::<Vec<_>>(), [0, 1, 2]);
     assert!(from_folder.is_special(2) && !from_folder.is_special(3));
-    assert_eq!(from_folder.id("<|im_start|>"), Some(1));
+    assert_eq!(from_folder.token_id("<|im_start|>"), Some(1));
 }
 
 #[test]
-fn the_digest_changes_with_everything_that_changes_ids() {
+fn digest_covers_everything_that_determines_token_ids() {
     let config = r#"{"eos_token":"<|im_end|>","bos_token":"<s>"}"#;
     let changed = [
         ModelFiles { chat_template: bytes("{{ messages[0].content }}"), ..files() },
@@ -50,23 +50,23 @@ fn the_digest_changes_with_everything_that_changes_ids() {
 }
 
 #[test]
-fn a_missing_folder_says_what_to_do() {
+fn missing_folder_error_names_a_remedy() {
     let error = ModelText::load(ModelTextSource::Folder("/nonexistent/model".into())).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/model/tokenizer.json"), "{error}");
     assert!(error.to_string().contains("point the model's folder"), "{error}");
 }
 
 #[test]
-fn only_the_tokenizer_is_needed() {
+fn only_the_tokenizer_file_is_required() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), &*files().tokenizer_json).unwrap();
     let text = ModelText::load(ModelTextSource::Folder(folder.path().into())).unwrap();
-    assert!(text.eos().is_empty());
+    assert!(text.end_token_ids().is_empty());
     assert_eq!(text.render(&hello(), WallTime::default()).unwrap_err().reason(), FallbackReason::UnsupportedTemplate);
 }
 
 #[test]
-fn broken_files_are_named() {
+fn errors_name_the_broken_file() {
     let broken = |change: fn(&mut ModelFiles<'static>)| {
         let mut files = files();
         change(&mut files);
@@ -80,7 +80,7 @@ fn broken_files_are_named() {
 }
 
 #[test]
-fn a_tokenizer_that_does_not_give_back_its_text_is_refused() {
+fn tokenizer_that_does_not_round_trip_is_rejected() {
     let json = String::from_utf8(files().tokenizer_json.into_owned()).unwrap();
     let lossy = json.replace("\"decoder\": {\n    \"type\": \"ByteLevel\"", "\"decoder\": {\n    \"type\": \"Fuse\"");
     assert_ne!(json, lossy);
@@ -89,7 +89,7 @@ fn a_tokenizer_that_does_not_give_back_its_text_is_refused() {
 }
 
 #[test]
-fn the_template_comes_from_its_own_file_or_from_the_config() {
+fn template_is_read_from_its_own_file_or_the_config() {
     let render = |files| load(files).unwrap().render(&hello(), WallTime::default()).unwrap();
     let config = |template: &str| bytes(&format!(r#"{{"eos_token":{{"content":"E"}},"chat_template":{template}}}"#));
     let own = bytes("own {{ eos_token }}");
@@ -101,19 +101,19 @@ fn the_template_comes_from_its_own_file_or_from_the_config() {
 }
 
 #[test]
-fn models_that_engines_render_by_other_means_have_no_template_here() {
+fn models_rendered_without_jinja_have_no_template() {
     let text = load(ModelFiles { config: bytes(r#"{"model_type":"gpt_oss"}"#), ..files() }).unwrap();
     assert_eq!(text.render(&hello(), WallTime::default()).unwrap_err().reason(), FallbackReason::UnsupportedTemplate);
 }
 
 #[test]
-fn ends_come_from_the_generation_config_first_and_the_eos_token_always() {
+fn end_tokens_come_from_the_generation_config_and_eos_token() {
     let generation_config = bytes(r#"{"eos_token_id":[0,1]}"#);
-    assert_eq!(load(ModelFiles { generation_config, ..files() }).unwrap().eos(), [0, 1, 2]);
+    assert_eq!(load(ModelFiles { generation_config, ..files() }).unwrap().end_token_ids(), [0, 1, 2]);
     let config = bytes(r#"{"eos_token_id":null}"#);
     let special_tokens_map = bytes(r#"{"eos_token":"<|endoftext|>"}"#);
     let files = ModelFiles { config, special_tokens_map, tokenizer_config: None, ..files() };
-    assert_eq!(load(files).unwrap().eos(), [0]);
+    assert_eq!(load(files).unwrap().end_token_ids(), [0]);
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn tokens_declared_only_in_the_config_are_added() {
 }
 
 #[test]
-fn a_rendering_over_its_limit_is_too_large() {
-    let limits = Limits { rendered: vocabulary::Bytes(100), ..Limits::default() };
-    let text = ModelText::load_within(ModelTextSource::Files(files()), limits).unwrap();
+fn rendering_over_its_limit_is_too_large() {
+    let limits = PromptLimits { rendered_bytes: vocabulary::Bytes(100), ..PromptLimits::default() };
+    let text = ModelText::load_with_limits(ModelTextSource::Files(files()), limits).unwrap();
     let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(200));
     let error = text.render(&ChatBody::parse(body.as_bytes()).unwrap(), WallTime::default()).unwrap_err();
     assert_eq!(error.reason(), FallbackReason::TooLarge, "{error}");

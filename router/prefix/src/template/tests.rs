@@ -3,13 +3,13 @@ use crate::FallbackReason;
 use crate::json_value::JsonValue;
 
 fn compile(template: &str) -> ChatTemplate {
-    let text = TemplateText { plain: template.into(), with_tools: None };
-    ChatTemplate::compile(text, &Limits::default()).unwrap()
+    let text = TemplateSource { plain: template.into(), with_tools: None };
+    ChatTemplate::compile(text, &PromptLimits::default()).unwrap()
 }
 
 fn render_with(template: &str, json: &str) -> Result<String, Error> {
     let value = serde_json::from_str::<JsonValue>(json).unwrap().0;
-    let size = Size { hint: 0, limit: 10_000 };
+    let size = RenderSize { hint: 0, limit: 10_000 };
     let rendered = compile(template).render(vec![("x".into(), value)], WallTime { unix_seconds: 0 }, size);
     rendered.map(|(text, _)| text)
 }
@@ -39,7 +39,7 @@ fn nothing_is_escaped_for_html() {
 }
 
 #[test]
-fn python_methods_and_white_space_are_pythons() {
+fn methods_and_white_space_behave_as_in_python() {
     check("[{{ x.strip() }}][{{ x | trim }}][{{ x.rstrip() }}]", "\"\\u001c a \\u001f\"", "[a][a][\u{1c} a]");
     check("{{ x.split('</think>')[-1].lstrip('\\n') }}", r#""a</think>\n\nb""#, "b");
     check("{{ x.split() | join('-') }}", r#"" a\tb\u001cc ""#, "a-b-c");
@@ -73,13 +73,13 @@ fn generation_tags_are_transparent() {
 }
 
 #[test]
-fn the_date_comes_from_outside() {
+fn date_is_supplied_by_the_caller() {
     check("{{ strftime_now('%d %B %Y') }}", "1", "01 January 1970");
     assert!(render_with("{{ strftime_now('%Q') }}", "1").is_err());
 }
 
 #[test]
-fn a_template_may_refuse_and_its_words_are_kept() {
+fn template_refusal_keeps_its_message() {
     let error = PrefixError::from(render_with("{{ raise_exception('roles must alternate') }}", "1").unwrap_err());
     assert!(error.to_string().contains("roles must alternate"), "{error}");
     assert_eq!(error.reason(), FallbackReason::TemplateError);
@@ -93,7 +93,7 @@ fn attributes_of_undefined_values_are_errors_as_in_jinja() {
 }
 
 #[test]
-fn endless_work_and_endless_output_are_stopped() {
+fn endless_loops_and_endless_output_are_stopped() {
     let work = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a %}{% endfor %}{% endfor %}";
     let error = PrefixError::from(render_with(work, "1").unwrap_err());
     assert_eq!(error.reason(), FallbackReason::TooLarge, "{error}");
@@ -104,36 +104,43 @@ fn endless_work_and_endless_output_are_stopped() {
 }
 
 #[test]
-fn a_template_that_does_not_compile_is_refused_at_load() {
-    let text = TemplateText { plain: "{% if %}".into(), with_tools: None };
-    assert!(ChatTemplate::compile(text, &Limits::default()).unwrap_err().to_string().contains("chat template"));
+fn template_that_does_not_compile_is_rejected_at_load() {
+    let text = TemplateSource { plain: "{% if %}".into(), with_tools: None };
+    assert!(ChatTemplate::compile(text, &PromptLimits::default()).unwrap_err().to_string().contains("chat template"));
 }
 
 #[test]
-fn the_tool_template_is_taken_only_when_there_are_tools() {
-    let text = TemplateText { plain: "plain".into(), with_tools: Some("tools".into()) };
-    let template = ChatTemplate::compile(text, &Limits::default()).unwrap();
+fn tool_template_is_used_only_when_there_are_tools() {
+    let text = TemplateSource { plain: "plain".into(), with_tools: Some("tools".into()) };
+    let template = ChatTemplate::compile(text, &PromptLimits::default()).unwrap();
     let render = |tools: Value| {
-        template.render(vec![("tools".into(), tools)], WallTime::default(), Size { hint: 0, limit: 100 }).unwrap().0
+        template
+            .render(vec![("tools".into(), tools)], WallTime::default(), RenderSize { hint: 0, limit: 100 })
+            .unwrap()
+            .0
     };
     assert_eq!(render(Value::from(())), "plain");
     assert_eq!(render(Value::from(vec![1])), "tools");
 }
 
 #[test]
-fn a_text_that_is_too_long_for_a_prompt_is_refused_before_it_is_made() {
-    let limits = Limits { rendered: vocabulary::Bytes(10_000), ..Limits::default() };
+fn overlong_text_is_rejected_before_it_is_built() {
+    let limits = PromptLimits { rendered_bytes: vocabulary::Bytes(10_000), ..PromptLimits::default() };
     let compile = |plain: &str| {
-        let text = TemplateText { plain: plain.into(), with_tools: None };
+        let text = TemplateSource { plain: plain.into(), with_tools: None };
         ChatTemplate::compile(text, &limits).unwrap()
     };
     let long = "([1] * 2000000)";
     for expression in [long.to_owned(), format!("{long} | string"), format!("{long} | trim"), "'a' * 10001".to_owned()]
     {
         let template = compile(&format!("{{{{ {expression} }}}}"));
-        let rendered = template.render(vec![], WallTime { unix_seconds: 0 }, Size { hint: 0, limit: 10_000 });
+        let rendered = template.render(vec![], WallTime { unix_seconds: 0 }, RenderSize { hint: 0, limit: 10_000 });
         assert!(rendered.is_err(), "{expression}");
-        assert_eq!(template.system_place(), SystemPlace::Head, "{expression}: it is not tried any further either");
+        assert_eq!(
+            template.system_placement(),
+            SystemPlacement::Head,
+            "{expression}: it is not tried any further either"
+        );
     }
-    assert_eq!(compile("{{ 'a' * 10000 }}").system_place(), SystemPlace::Anywhere);
+    assert_eq!(compile("{{ 'a' * 10000 }}").system_placement(), SystemPlacement::Anywhere);
 }

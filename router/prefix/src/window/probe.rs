@@ -1,8 +1,11 @@
 //! The proof, at load, that a template's prompts can be put together from an old part and a new one.
 
-use super::{Around, Before, Cut, Follows, Heads, Turn, Windowing, short};
-use crate::chat::{CallOrder, Variables};
-use crate::scan::{Asked, Scan};
+use super::{
+    BodyEnvelope, CutSuccessor, HistorySummary, IncrementalRendering, RenderedCut, SystemVisibility, TurnChange,
+    shorten_variables,
+};
+use crate::chat::{CallFieldOrder, TemplateVariables};
+use crate::scan::{MessageScan, QuestionState};
 use crate::{ChatBody, ModelText, TemplateKind, WallTime};
 
 const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"look","description":"Looks","parameters":{"type":"object","properties":{"at":{"type":"string"}}}}},{"type":"function","function":{"name":"listen","parameters":{}}}],"#;
@@ -26,10 +29,10 @@ const RESULT: [&str; 2] = [
     r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#,
 ];
 
-type Probe = (&'static str, &'static [&'static str]);
+type RenderingProbe = (&'static str, &'static [&'static str]);
 
 /// What conversations look like. A template refuses some of them, which then say nothing.
-const PROBES: [Probe; 6] = [
+const PROBES: [RenderingProbe; 6] = [
     ("", &[ASK[0], SAY[0], ASK[1], SAY[0], ASK[2]]),
     ("", &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]]),
     ("", &[ASK[0], SAY[1], ASK[1], SAY[2], ASK[2], SAY[0], ASK[0]]),
@@ -47,84 +50,102 @@ const PROBES: [Probe; 6] = [
     (TOOLS, &[SYSTEM, ASK[0], CALL[0], RESULT[0], RESULT[1], CALL[1], RESULT[1], RESULT[0], SAY[0], ASK[1]]),
 ];
 
-const LATE: &str = r#"{"role":"system","content":"Mind the swans."}"#;
+const LATE_SYSTEM: &str = r#"{"role":"system","content":"Mind the swans."}"#;
 
 /// The same with system messages among the others.
-const LATE_PROBES: [Probe; 3] = [
-    ("", &[SYSTEM, ASK[0], LATE, SAY[0], ASK[1], LATE, SAY[1], LATE, ASK[2], SAY[0], ASK[0]]),
-    ("", &[ASK[0], SAY[1], LATE, ASK[1], SAY[2], ASK[2], LATE, SAY[0], ASK[0]]),
-    (TOOLS, &[SYSTEM, ASK[0], CALL[0], RESULT[0], LATE, CALL[1], RESULT[1], SAY[1], LATE, ASK[1], CALL[1], RESULT[1]]),
+const LATE_PROBES: [RenderingProbe; 3] = [
+    ("", &[SYSTEM, ASK[0], LATE_SYSTEM, SAY[0], ASK[1], LATE_SYSTEM, SAY[1], LATE_SYSTEM, ASK[2], SAY[0], ASK[0]]),
+    ("", &[ASK[0], SAY[1], LATE_SYSTEM, ASK[1], SAY[2], ASK[2], LATE_SYSTEM, SAY[0], ASK[0]]),
+    (
+        TOOLS,
+        &[
+            SYSTEM,
+            ASK[0],
+            CALL[0],
+            RESULT[0],
+            LATE_SYSTEM,
+            CALL[1],
+            RESULT[1],
+            SAY[1],
+            LATE_SYSTEM,
+            ASK[1],
+            CALL[1],
+            RESULT[1],
+        ],
+    ),
 ];
 
 /// A conversation up to one of its steps.
-struct Step {
-    order: CallOrder,
+struct ProbeStep {
+    order: CallFieldOrder,
     body: String,
     prompt: String,
-    variables: Variables,
-    scan: Scan,
+    variables: TemplateVariables,
+    scan: MessageScan,
 }
 
 /// A place where a step's prompt can be cut.
-struct Known<'a> {
-    step: &'a Step,
-    after: usize,
-    cut_in: Turn,
-    cut: Cut,
+struct CutPoint<'a> {
+    step: &'a ProbeStep,
+    message: usize,
+    following_turn: TurnChange,
+    cut: RenderedCut,
 }
 
-impl Step {
-    fn is_of_the_day(&self, text: &ModelText) -> bool {
+impl ProbeStep {
+    fn is_stable_within_day(&self, text: &ModelText) -> bool {
         let chat = ChatBody::parse(self.body.as_bytes());
-        chat.is_ok_and(|chat| text.is_of_the_day(&chat, (WallTime::default(), &self.prompt)))
+        chat.is_ok_and(|chat| text.is_stable_within_day(&chat, (WallTime::default(), &self.prompt)))
     }
 }
 
-impl Windowing {
+impl IncrementalRendering {
     /// The least that must be shown of a template's prompts; none where the whole must be.
     pub(crate) fn probe(text: &ModelText) -> Option<Self> {
         let kind = text.template_kind();
         let dated = text.template_mentions("strftime_now");
-        if kind == TemplateKind::Unsafe || dated && !text.is_at_most_dated() {
+        if kind == TemplateKind::Unsafe || dated && !text.prints_at_most_dates() {
             return None;
         }
-        let all = |probes: &[Probe], order| -> Vec<Vec<Step>> {
+        let all = |probes: &[RenderingProbe], order| -> Vec<Vec<ProbeStep>> {
             probes.iter().map(|probe| steps(text, *probe, order)).collect()
         };
-        let probes = all(&PROBES, CallOrder::Declared);
-        if dated && !probes.iter().flatten().all(|step| step.is_of_the_day(text)) {
+        let probes = all(&PROBES, CallFieldOrder::Declared);
+        if dated && !probes.iter().flatten().all(|step| step.is_stable_within_day(text)) {
             return None;
         }
-        let shown = |proven| Self { kind, proven, dated, late_system: false, name_first: false };
+        let shown =
+            |proven| Self { kind, proven, prints_date: dated, supports_late_system: false, supports_name_first: false };
         let least = |follows| {
-            let heads = [Heads::Elided, Heads::Real].into_iter();
+            let heads = [SystemVisibility::Placeholder, SystemVisibility::Full].into_iter();
             heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
         };
-        let mut windowing = shown(Follows::ALL.map(least));
+        let mut windowing = shown(CutSuccessor::ALL.map(least));
         // Cuts are found in one way and used in another.
-        if !windowing.holds_for(text, &probes) {
+        if !windowing.is_proven_for(text, &probes) {
             return None;
         }
-        windowing.late_system = windowing.holds_for(text, &all(&LATE_PROBES, CallOrder::Declared));
-        windowing.name_first = windowing.holds_for(text, &all(&PROBES, CallOrder::NameFirst));
+        windowing.supports_late_system = windowing.is_proven_for(text, &all(&LATE_PROBES, CallFieldOrder::Declared));
+        windowing.supports_name_first = windowing.is_proven_for(text, &all(&PROBES, CallFieldOrder::NameFirst));
         Some(windowing)
     }
 
     /// Whether all that is used is proven by these conversations.
-    fn holds_for(&self, text: &ModelText, probes: &[Vec<Step>]) -> bool {
-        let mut used = Follows::ALL.into_iter().filter(|follows| self.proven[*follows as usize].is_some()).peekable();
+    fn is_proven_for(&self, text: &ModelText, probes: &[Vec<ProbeStep>]) -> bool {
+        let mut used =
+            CutSuccessor::ALL.into_iter().filter(|follows| self.proven[*follows as usize].is_some()).peekable();
         used.peek().is_some() && used.all(|follows| self.is_proven(text, probes, follows))
     }
 
     /// Whether all longer prompts can be put together, and there were some.
-    fn is_proven(&self, text: &ModelText, probes: &[Vec<Step>], follows: Follows) -> bool {
+    fn is_proven(&self, text: &ModelText, probes: &[Vec<ProbeStep>], follows: CutSuccessor) -> bool {
         let mut proofs = 0;
         for steps in probes {
             for (n, early) in steps.iter().enumerate() {
-                let Some(known) = self.known(text, early, follows) else { return false };
+                let Some(known) = self.cut_points(text, early, follows) else { return false };
                 for known in known {
                     for late in &steps[n + 1..] {
-                        match self.joins(text, &known, (late, follows)) {
+                        match self.joins_exactly(text, &known, (late, follows)) {
                             Some(true) => proofs += 1,
                             Some(false) => return false,
                             None => {}
@@ -137,20 +158,30 @@ impl Windowing {
     }
 
     /// All places where a step's prompt can be cut; none where what is said to follow does not.
-    fn known<'a>(&self, text: &ModelText, step: &'a Step, follows: Follows) -> Option<Vec<Known<'a>>> {
-        let places = (0..step.scan.messages.len()).filter(|at| step.scan.messages[*at].plain);
-        let cuts = places.filter_map(|after| Some((after, self.cut_of(text, step, after)?)));
+    fn cut_points<'a>(
+        &self,
+        text: &ModelText,
+        step: &'a ProbeStep,
+        follows: CutSuccessor,
+    ) -> Option<Vec<CutPoint<'a>>> {
+        let places = (0..step.scan.messages.len()).filter(|at| step.scan.messages[*at].is_plain);
+        let cuts = places.filter_map(|after| Some((after, self.render_cut_after(text, step, after)?)));
         let known = cuts.filter_map(|(after, (cut_in, now, cut))| match step.prompt.ends_with(&cut.rest) {
-            true => Some(Some(Known { step, after, cut_in, cut })),
+            true => Some(Some(CutPoint { step, message: after, following_turn: cut_in, cut })),
             false => (now == follows).then_some(None),
         });
         known.collect()
     }
 
-    fn cut_of(&self, text: &ModelText, step: &Step, after: usize) -> Option<(Turn, Follows, Cut)> {
+    fn render_cut_after(
+        &self,
+        text: &ModelText,
+        step: &ProbeStep,
+        after: usize,
+    ) -> Option<(TurnChange, CutSuccessor, RenderedCut)> {
         let messages = &step.scan.messages;
-        let turn = Turn::of(&messages[after + 1..]);
-        let leads = step.scan.leads()?;
+        let turn = TurnChange::of(&messages[after + 1..]);
+        let leads = step.scan.leading_roles()?;
         // Of the leading messages only the last one is a place to cut.
         let own = after + 1 == leads.len();
         if after + 1 < leads.len() {
@@ -158,24 +189,29 @@ impl Windowing {
         }
         let body = step.body.as_bytes();
         let shown = leads.len() - usize::from(own);
-        let before = Before {
-            asked: step.scan.asked(after, Asked::Never),
-            last: messages[after].role,
-            leads: leads[..shown].into(),
+        let before = HistorySummary {
+            question: step.scan.question_state(after, QuestionState::Never),
+            last_role: messages[after].role,
+            leading_roles: leads[..shown].into(),
         };
         let head = if shown == 0 { step.scan.start } else { messages[shown - 1].end };
-        let around = Around { head: &body[..head], suffix: &body[step.scan.end..], order: step.order };
+        let around = BodyEnvelope { head: &body[..head], suffix: &body[step.scan.end..], call_order: step.order };
         let new = &body[messages[after].end..step.scan.end - 1];
-        let heads = self.heads(turn, &before)?;
-        let cut = text.cut((&before, new), (heads, &step.variables, around), WallTime::default()).ok()??;
-        Some((turn, Follows::of(turn, &before), cut))
+        let heads = self.system_visibility(turn, &before)?;
+        let cut = text.render_cut((&before, new), (heads, &step.variables, around), WallTime::default()).ok()??;
+        Some((turn, CutSuccessor::of(turn, &before), cut))
     }
 
     /// Whether the longer prompt is the shorter one's known part and what follows; none where it would not be tried.
-    fn joins(&self, text: &ModelText, known: &Known<'_>, (late, wanted): (&Step, Follows)) -> Option<bool> {
-        let (turn, follows, cut) = self.cut_of(text, late, known.after)?;
-        let alike = cut.gap == known.cut.gap && cut.token == known.cut.token;
-        if follows != wanted || !alike || !self.holds(known.cut_in, turn) {
+    fn joins_exactly(
+        &self,
+        text: &ModelText,
+        known: &CutPoint<'_>,
+        (late, wanted): (&ProbeStep, CutSuccessor),
+    ) -> Option<bool> {
+        let (turn, follows, cut) = self.render_cut_after(text, late, known.message)?;
+        let alike = cut.gap == known.cut.gap && cut.cut_token == known.cut.cut_token;
+        if follows != wanted || !alike || !self.is_cut_valid(known.following_turn, turn) {
             return None;
         }
         let early = known.step.prompt.strip_suffix(&*known.cut.rest)?;
@@ -183,17 +219,17 @@ impl Windowing {
     }
 }
 
-fn steps(text: &ModelText, (head, messages): Probe, order: CallOrder) -> Vec<Step> {
+fn steps(text: &ModelText, (head, messages): RenderingProbe, order: CallFieldOrder) -> Vec<ProbeStep> {
     let asked = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
     let ends = (1..=messages.len()).filter(|end| asked(messages[end - 1]));
     ends.filter_map(|end| step(text, (head, &messages[..end]), order)).collect()
 }
 
-fn step(text: &ModelText, (head, messages): (&str, &[&str]), order: CallOrder) -> Option<Step> {
+fn step(text: &ModelText, (head, messages): (&str, &[&str]), order: CallFieldOrder) -> Option<ProbeStep> {
     let body = format!("{{{head}\"messages\":[{}]}}", messages.join(","));
     let chat = ChatBody::parse(body.as_bytes()).ok()?.with_call_order(order);
     let prompt = text.render(&chat, WallTime::default()).ok()?;
-    let variables = short(chat.variables().ok()?)?;
-    let scan = Scan::whole(body.as_bytes(), &[])?;
-    Some(Step { order, body, prompt, variables, scan })
+    let variables = shorten_variables(chat.variables().ok()?)?;
+    let scan = MessageScan::of_body(body.as_bytes(), &[])?;
+    Some(ProbeStep { order, body, prompt, variables, scan })
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 #[derive(Deserialize)]
-struct Goldens {
+struct GoldenFile {
     now: i64,
     chats: Vec<ChatGolden>,
     texts: Vec<TextGolden>,
@@ -50,7 +50,7 @@ struct LongGolden {
 }
 
 #[derive(Deserialize)]
-struct Conversations {
+struct ConversationFile {
     chats: Vec<Conversation>,
 }
 
@@ -78,9 +78,9 @@ fn read<T: for<'a> Deserialize<'a>>(file: &str) -> T {
 }
 
 #[test]
-fn chats_render_and_encode_as_transformers_does() {
-    let goldens: Goldens = read("goldens.json");
-    let conversations: Conversations = read("conversations.json");
+fn chats_render_and_encode_as_in_transformers() {
+    let goldens: GoldenFile = read("goldens.json");
+    let conversations: ConversationFile = read("conversations.json");
     let bodies: HashMap<_, _> = conversations.chats.iter().map(|c| (c.name.as_str(), c.body.get())).collect();
     let mut models = HashMap::new();
     let mut wrong = Vec::new();
@@ -112,8 +112,8 @@ fn chats_render_and_encode_as_transformers_does() {
 }
 
 #[test]
-fn texts_encode_and_decode_as_transformers_does() {
-    let goldens: Goldens = read("goldens.json");
+fn texts_encode_and_decode_as_in_transformers() {
+    let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
     for TextGolden { model, text, ids, with_special, decoded } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
@@ -129,8 +129,8 @@ fn texts_encode_and_decode_as_transformers_does() {
 }
 
 #[test]
-fn text_decoded_id_by_id_is_the_text_decoded_at_once() {
-    let goldens: Goldens = read("goldens.json");
+fn incremental_decoding_equals_decoding_at_once() {
+    let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
     for TextGolden { model, text: encoded, ids, decoded, .. } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
@@ -142,8 +142,8 @@ fn text_decoded_id_by_id_is_the_text_decoded_at_once() {
 }
 
 #[test]
-fn very_long_lines_encode_as_transformers_does_or_are_refused_for_their_size() {
-    let goldens: Goldens = read("goldens.json");
+fn very_long_lines_encode_as_in_transformers_or_are_rejected() {
+    let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
     let mut refused = 0;
     for LongGolden { model, unit, times, ids } in &goldens.long {

@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use prefix::{
-    ChatForm, FallbackReason, Identifier, IdentifierOptions, Limits, ModelFiles, ModelText, ModelTextSource,
-    PrefixError, WallTime,
+    ChatEndpoint, FallbackReason, ModelFiles, ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver,
+    PromptResolverOptions, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{Namespace, Seed, Tokens};
+use vocabulary::{ChainNamespace, HashSeed, Tokens};
 
 use crate::recorded::folder;
 
 #[derive(Deserialize)]
-struct Shape {
+struct ConversionGolden {
     template: String,
     endpoint: String,
     body: Box<RawValue>,
@@ -22,28 +22,34 @@ struct Shape {
     error: Option<String>,
 }
 
-fn echo(template: &str) -> Identifier {
+fn echo(template: &str) -> PromptResolver {
     let mut files = ModelFiles::read(&folder("tiny")).unwrap();
     files.chat_template = Some(std::fs::read(folder(template).join("chat_template.jinja")).unwrap().into());
     let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(files)).unwrap()));
-    let namespace = Namespace { model: "echo".into(), revision: "".into(), tokenizer: "".into() };
-    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(16), text, limits: Limits::default() })
+    let namespace = ChainNamespace { model: "echo".into(), revision: "".into(), tokenizer: "".into() };
+    PromptResolver::new(PromptResolverOptions {
+        namespace,
+        seed: HashSeed(7),
+        block_size: Tokens(16),
+        text,
+        limits: PromptLimits::default(),
+    })
 }
 
-fn shown(identifier: &Identifier, shape: &Shape) -> Result<String, PrefixError> {
+fn shown(identifier: &PromptResolver, shape: &ConversionGolden) -> Result<String, PrefixError> {
     let body = shape.body.get().as_bytes();
     let chat = match shape.endpoint.as_str() {
-        "messages" => identifier.chat_of(ChatForm::Messages, body)?,
-        "responses" => identifier.chat_of(ChatForm::Responses, body)?,
-        _ => identifier.chat_of(ChatForm::Chat, body)?,
+        "messages" => identifier.chat_request(ChatEndpoint::Messages, body)?,
+        "responses" => identifier.chat_request(ChatEndpoint::Responses, body)?,
+        _ => identifier.chat_request(ChatEndpoint::Chat, body)?,
     };
     identifier.text().unwrap().render(&chat, WallTime::default())
 }
 
 #[test]
-fn requests_of_all_endpoints_are_shaped_as_vllm_shapes_them() {
+fn requests_of_all_endpoints_convert_as_in_vllm() {
     let json = std::fs::read(folder("").join("../shapes.json")).unwrap();
-    let shapes: Vec<Shape> = serde_json::from_slice(&json).unwrap();
+    let shapes: Vec<ConversionGolden> = serde_json::from_slice(&json).unwrap();
     let mut echoes = HashMap::new();
     let (mut wrong, mut refused) = (Vec::new(), 0);
     for shape in &shapes {

@@ -6,52 +6,52 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::alarm;
-use crate::ctl::client::Client;
-use crate::ctl::cluster::knows_all;
-use crate::ctl::endpoints::ask_all;
-use crate::ctl::output::Output;
-use crate::ctl::table::{lines, word};
+use crate::ctl::client::OperatorClient;
+use crate::ctl::cluster::is_leader_view;
+use crate::ctl::endpoints::query_all;
+use crate::ctl::output::OutputFormat;
+use crate::ctl::table::{cell_text, lines};
 
 /// Between two looks at how far the members are.
-const BETWEEN: Duration = Duration::from_millis(1_500);
+const OBSERVATION_INTERVAL: Duration = Duration::from_millis(1_500);
 /// Entries that a member may be behind while it goes on: no learner that is further behind becomes a voter.
-const FAR: u64 = 5_000;
+const MAX_LAG_ENTRIES: u64 = 5_000;
 
 /// What every endpoint says of the members, and what the leader says a moment later where one that answers it is behind: only
 /// a second look tells whether that one goes on.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct MemberObservations {
     first: Vec<Value>,
     later: Option<Value>,
 }
 
-pub(super) async fn member_looks(client: &Client) -> Looks {
-    let first = ask_all(client, "cluster/members").await;
+pub(super) async fn observe_members(client: &OperatorClient) -> MemberObservations {
+    let first = query_all(client, "cluster/members").await;
     let is_behind = |leader: &&Value| {
         let mut members = lines(&leader["answer"]["members"]).iter();
-        members.any(|member| member["answers"] == true && member["matched"].as_u64() < at_leader(leader))
+        members.any(|member| member["answers"] == true && member["matched"].as_u64() < leader_log_index(leader))
     };
-    let Some(leader) = leaders(&first).filter(is_behind).map(|leader| word(leader.get("endpoint"))) else {
-        return Looks { first, later: None };
+    let Some(leader) = leader_answer(&first).filter(is_behind).map(|leader| cell_text(leader.get("endpoint"))) else {
+        return MemberObservations { first, later: None };
     };
-    tokio::time::sleep(BETWEEN).await;
-    let later = ask_all(&client.at(&leader), "cluster/members").await.pop();
-    Looks { first, later: later.filter(|answer| answer["error"].is_null()) }
+    tokio::time::sleep(OBSERVATION_INTERVAL).await;
+    let later = query_all(&client.only(&leader), "cluster/members").await.pop();
+    MemberObservations { first, later: later.filter(|answer| answer["error"].is_null()) }
 }
 
 /// The leader's answer: only it knows who answers and how far each is.
-fn leaders(answers: &[Value]) -> Option<&Value> {
-    answers.iter().find(|answer| answer["error"].is_null() && knows_all(&answer["answer"]))
+fn leader_answer(answers: &[Value]) -> Option<&Value> {
+    answers.iter().find(|answer| answer["error"].is_null() && is_leader_view(&answer["answer"]))
 }
 
-fn at_leader(leader: &Value) -> Option<u64> {
+fn leader_log_index(leader: &Value) -> Option<u64> {
     lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
 }
 
 /// Members that the leader does not hear, that do not keep up, or that an endpoint cannot talk with. The first two only the
 /// leader knows, so it is looked for among the endpoints.
-pub(super) fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
-    let leader = leaders(&looks.first);
+pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) -> Vec<Value> {
+    let leader = leader_answer(&looks.first);
     if leader.is_none() {
         output.note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
     }
@@ -60,17 +60,19 @@ pub(super) fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
         if member["answers"] == false {
             let what = "it does not answer the leader".to_owned();
             let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
-            found.insert(name(member), alarm(&name(member), "member_silent", &what));
+            found.insert(member_name(member), alarm(&member_name(member), "member_silent", &what));
         }
     }
     if let (Some(first), Some(later)) = (leader, &looks.later) {
-        found.extend(lagging(first, later));
+        found.extend(lagging_members(first, later));
     }
     for answer in looks.first.iter().filter(|answer| answer["error"].is_null()) {
         for member in lines(&answer["answer"]["members"]) {
             if let Some(trouble) = member["trouble"].as_str() {
-                let what = format!("{} cannot talk with it: {trouble}", word(answer.get("endpoint")));
-                found.entry(name(member)).or_insert_with(|| alarm(&name(member), "member_unreachable", &what));
+                let what = format!("{} cannot talk with it: {trouble}", cell_text(answer.get("endpoint")));
+                found
+                    .entry(member_name(member))
+                    .or_insert_with(|| alarm(&member_name(member), "member_unreachable", &what));
             }
         }
     }
@@ -79,8 +81,8 @@ pub(super) fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
 
 /// Members that answer the leader and did not move between two looks although there was something to take, or that are far
 /// behind.
-fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
-    let (Some(led), Some(leads)) = (at_leader(first), at_leader(second)) else { return Vec::new() };
+fn lagging_members(first: &Value, second: &Value) -> Vec<(String, Value)> {
+    let (Some(led), Some(leads)) = (leader_log_index(first), leader_log_index(second)) else { return Vec::new() };
     let matched = |member: &Value| member["matched"].as_u64();
     let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
     let mut found = Vec::new();
@@ -94,7 +96,7 @@ fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
                 "it answers and stood still at entry {now} for a moment, {behind} behind the leader at {leads}; if that \
                  stays so, look at its log and its disk"
             )
-        } else if behind > FAR {
+        } else if behind > MAX_LAG_ENTRIES {
             format!(
                 "it is at entry {now}, {behind} behind the leader at {leads}, and was at {}: it catches up, or its disk or \
                  the way to it is too slow",
@@ -103,13 +105,13 @@ fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
         } else {
             continue;
         };
-        found.push((name(member), alarm(&name(member), "lagging", &what)));
+        found.push((member_name(member), alarm(&member_name(member), "lagging", &what)));
     }
     found
 }
 
-fn name(member: &Value) -> String {
-    format!("node {} ({})", word(member.get("node")), word(member.get("address")))
+fn member_name(member: &Value) -> String {
+    format!("node {} ({})", cell_text(member.get("node")), cell_text(member.get("address")))
 }
 
 #[cfg(test)]
@@ -123,22 +125,30 @@ mod tests {
         json!({"endpoint": "http://a", "answer": {"members": matched.iter().map(member).collect::<Vec<_>>()}})
     }
 
-    fn told(first: &[(u64, u64)], second: &[(u64, u64)], answers: bool) -> Vec<(String, String)> {
-        let looks = Looks { first: vec![leader(first, answers)], later: Some(leader(second, answers)) };
-        let found = member_alarms(&looks, Output::Table);
-        found.iter().map(|alarm| (word(alarm.get("alarm")), word(alarm.get("what")))).collect()
+    fn alarms_between(first: &[(u64, u64)], second: &[(u64, u64)], answers: bool) -> Vec<(String, String)> {
+        let looks = MemberObservations { first: vec![leader(first, answers)], later: Some(leader(second, answers)) };
+        let found = member_alarms(&looks, OutputFormat::Table);
+        found.iter().map(|alarm| (cell_text(alarm.get("alarm")), cell_text(alarm.get("what")))).collect()
     }
 
     #[test]
-    fn a_member_that_answers_and_stands_still_is_told_with_the_numbers() {
-        let found = told(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
+    fn stalled_member_alarm_includes_log_positions() {
+        let found = alarms_between(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
         assert_eq!((found.len(), &*found[0].0), (1, "lagging"), "{found:?}");
         assert!(found[0].1.contains("stood still at entry 40 for a moment, 110 behind the leader at 150"), "{found:?}");
-        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(), 1, "the leader has nothing new");
-        assert_eq!(told(&[(1, 100), (2, 100)], &[(1, 150), (2, 100)], true), [], "nothing was to take before");
-        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");
-        let far = told(&[(1, 9_000), (2, 40)], &[(1, 9_100), (2, 900)], true);
+        assert_eq!(
+            alarms_between(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(),
+            1,
+            "the leader has nothing new"
+        );
+        assert_eq!(
+            alarms_between(&[(1, 100), (2, 100)], &[(1, 150), (2, 100)], true),
+            [],
+            "nothing was to take before"
+        );
+        assert_eq!(alarms_between(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");
+        let far = alarms_between(&[(1, 9_000), (2, 40)], &[(1, 9_100), (2, 900)], true);
         assert!(far[0].0 == "lagging" && far[0].1.contains("8200 behind the leader at 9100, and was at 40"), "{far:?}");
-        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_silent");
+        assert_eq!(alarms_between(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_silent");
     }
 }

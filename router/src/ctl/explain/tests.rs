@@ -39,9 +39,11 @@ fn receipt() -> Value {
 }
 
 #[test]
-fn a_decision_reads_from_what_was_known_to_what_came_of_it() {
-    let names =
-        Names::of(&[json!({"id": "w-1", "endpoint": "http://a:1"}), json!({"id": "w-2", "endpoint": "http://b:1"})]);
+fn explanation_covers_lookup_evidence_through_outcome() {
+    let names = WorkerUrls::of(&[
+        json!({"id": "w-1", "endpoint": "http://a:1"}),
+        json!({"id": "w-2", "endpoint": "http://b:1"}),
+    ]);
     let wanted = "\
 request     req-7
 session     s-1
@@ -66,14 +68,14 @@ cached       512 (expected 512)
 answer       32 tokens, 20.0 ms in all
 moved        0 bytes
 ";
-    assert_eq!(text(&receipt(), &names), wanted);
+    assert_eq!(render(&receipt(), &names), wanted);
 }
 
 #[test]
-fn a_step_that_was_not_planned_shows_no_candidates() {
+fn unplanned_step_shows_no_candidates() {
     let mut sticky = receipt();
     (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("sticky"), Value::Null);
-    let shown = text(&sticky, &Names::default());
+    let shown = render(&sticky, &WorkerUrls::default());
     assert!(
         shown.contains("not planned, mode sticky") && shown.contains("tried") && !shown.contains("PRICE"),
         "{shown}"
@@ -81,57 +83,57 @@ fn a_step_that_was_not_planned_shows_no_candidates() {
 }
 
 #[test]
-fn what_an_engine_counts_otherwise_is_said_with_what_to_do() {
+fn engine_disagreement_is_shown_with_a_remedy() {
     let mut wrong = receipt();
     wrong["seen"]["engine_disagrees"] = json!({"computed": 600, "counted": 612});
-    let shown = text(&wrong, &Names::default());
+    let shown = render(&wrong, &WorkerUrls::default());
     assert!(
         shown.contains("the engine counts 612 prompt tokens where 600 were computed here: see that models."),
         "{shown}"
     );
     wrong["seen"] = receipt()["seen"].clone();
     wrong["seen"]["cache_disagrees"] = json!({"told": 16, "found": 512, "block": 16});
-    let shown = text(&wrong, &Names::default());
+    let shown = render(&wrong, &WorkerUrls::default());
     let wanted =
         "the engine found 512 prompt tokens in its cache where its events had told of 16 by then: they may be late;";
     assert!(shown.contains(wanted) && !shown.contains("counts"), "{shown}");
-    assert!(!text(&receipt(), &Names::default()).contains("disagrees"));
+    assert!(!render(&receipt(), &WorkerUrls::default()).contains("disagrees"));
 }
 
 #[test]
-fn a_step_whose_engine_reads_no_cache_says_so() {
+fn step_that_skips_the_engine_cache_is_explained() {
     let mut whole = receipt();
     whole["known"]["grounds"]["unread"] = json!("prompt_logprobs");
-    let shown = text(&whole, &Names::default());
+    let shown = render(&whole, &WorkerUrls::default());
     assert!(shown.contains("nothing that workers hold: prompt_logprobs has all of it computed"), "{shown}");
 }
 
 #[test]
-fn in_the_shadow_it_says_what_would_have_been_done_and_that_it_was_not() {
+fn shadow_mode_shows_the_plan_that_was_not_executed() {
     let mut shadowed = receipt();
     shadowed["mode"] = json!("shadow");
-    let shown = text(&shadowed, &Names::default());
+    let shown = render(&shadowed, &WorkerUrls::default());
     let line = shown.lines().find(|line| line.starts_with("would be")).unwrap();
     assert!(line.contains("colocated_prefill at w-1 for 1.5 ms") && line.ends_with("the bypass served it:"), "{line}");
     assert!(!shown.contains("chosen"), "{shown}");
 }
 
 #[test]
-fn a_step_that_was_guessed_or_not_recognised_says_so_beside_its_token_ids() {
+fn fallback_and_cold_prompts_are_explained() {
     let mut told = receipt();
     told["known"]["rung"] = json!("cold");
-    assert!(text(&told, &Names::default()).contains("known       by token ids, and nothing of it recognised\n"));
+    assert!(render(&told, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n"));
     told["attempts"][0]["knowledge"] = json!("fallback");
-    let shown = text(&told, &Names::default());
+    let shown = render(&told, &WorkerUrls::default());
     assert!(shown.contains("nothing of it recognised; what its worker holds is a guess: `ctl workers`"), "{shown}");
 }
 
 #[test]
-fn a_step_that_was_never_sent_claims_nothing() {
+fn unsent_step_shows_no_ownership_claim() {
     let mut left = receipt();
     left["decision"]["plan"]["claim"] = json!({"kind": "open"});
-    assert!(text(&left, &Names::default()).contains("the target claims it"));
+    assert!(render(&left, &WorkerUrls::default()).contains("the target claims it"));
     left["attempts"] = json!([]);
-    let shown = text(&left, &Names::default());
+    let shown = render(&left, &WorkerUrls::default());
     assert!(shown.contains("ownership    as it was: the step was never sent") && !shown.contains("claims"), "{shown}");
 }

@@ -1,199 +1,214 @@
 use serde_json::{Value, json};
-use vocabulary::Knowledge;
+use vocabulary::KvIndexState;
 
 use super::*;
 use crate::pipeline::receipt::Receipt;
 use crate::sim_command::tests::{sim, url};
 use crate::telemetry::metrics::Metrics;
-use crate::testing::{Front, Worker, front, front_of, get, post, until};
+use crate::testing::{StubWorker, TestRouter, get, post, start_router, start_router_at, wait_until};
 
 const CHAT: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 1] = ["models.tiny.text=builtin"];
-const AGREES: Counts = Counts { computed: Tokens(9), counted: Tokens(9) };
-const DISAGREES: Counts = Counts { computed: Tokens(9), counted: Tokens(8) };
+const AGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(9) };
+const DISAGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(8) };
 
-fn agreement() -> (Agreement, ModelId) {
-    (Agreement::new(Metrics::default().identity), ModelId::from("m"))
+fn agreement() -> (TokenizerDrift, ModelId) {
+    (TokenizerDrift::new(Metrics::default().prefix_cache), ModelId::from("m"))
 }
 
-fn worker(id: u64, agreement: &Agreement, counts: &[Counts]) {
+fn answer_token_counts(id: u64, agreement: &TokenizerDrift, counts: &[PromptTokenCount]) {
     let model = ModelId::from("m");
     for counts in counts {
-        agreement.counted((&model, WorkerId(id)), Some(*counts), Instant::now());
+        agreement.record_token_count((&model, WorkerId(id)), Some(*counts), Instant::now());
     }
 }
 
-fn finds(told: u64, found: u64) -> Finds {
-    Finds { told: Tokens(told), found: Tokens(found), block: Tokens(16) }
+fn cache_hit_check(told: u64, found: u64) -> CacheHitCheck {
+    CacheHitCheck { told: Tokens(told), found: Tokens(found), block: Tokens(16) }
 }
 
 /// The worker's answers to prompts of which so much was told, and so much found.
-fn found(id: u64, agreement: &Agreement, all: &[(u64, u64)]) {
+fn answer_cache_hits(id: u64, agreement: &TokenizerDrift, all: &[(u64, u64)]) {
     let at = (&ModelId::from("m"), WorkerId(id));
     for (told, found) in all {
-        agreement.found(at, finds(*told, *found).telling(), Instant::now());
+        agreement.record_cache_hit(at, cache_hit_check(*told, *found).conclusive(), Instant::now());
     }
 }
 
 #[test]
-fn the_third_of_the_last_eight_answers_that_disagrees_makes_a_doubt() {
+fn three_disagreements_in_eight_answers_suspect_a_mismatch() {
     let (all, model) = agreement();
-    worker(1, &all, &[DISAGREES, DISAGREES]);
-    worker(1, &all, &[AGREES; 6]);
-    worker(1, &all, &[DISAGREES]);
-    assert!(!all.doubts(&model, WorkerId(1)), "the first two of the three are long ago");
-    worker(1, &all, &[AGREES, DISAGREES]);
-    assert!(!all.doubts(&model, WorkerId(1)));
-    worker(1, &all, &[DISAGREES]);
-    assert!(all.doubts(&model, WorkerId(1)));
-    assert!(!all.doubts(&"other".into(), WorkerId(1)));
+    answer_token_counts(1, &all, &[DISAGREES, DISAGREES]);
+    answer_token_counts(1, &all, &[AGREES; 6]);
+    answer_token_counts(1, &all, &[DISAGREES]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(1)), "the first two of the three are long ago");
+    answer_token_counts(1, &all, &[AGREES, DISAGREES]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(1)));
+    answer_token_counts(1, &all, &[DISAGREES]);
+    assert!(all.is_suspected_mismatch(&model, WorkerId(1)));
+    assert!(!all.is_suspected_mismatch(&"other".into(), WorkerId(1)));
 }
 
 #[test]
-fn a_doubt_ends_with_the_worker_that_leaves_and_so_does_what_most_of_the_others_said() {
+fn a_mismatch_ends_when_its_worker_leaves() {
     let (all, model) = agreement();
-    worker(1, &all, &[DISAGREES; 3]);
-    worker(2, &all, &[DISAGREES; 3]);
-    worker(3, &all, &[AGREES]);
-    assert!(all.doubts(&model, WorkerId(3)), "most disagree");
-    all.keep_only(|id| id != WorkerId(2));
-    assert_eq!(all.all_doubts().iter().map(|doubt| &doubt.at[..]).collect::<Vec<_>>(), [[WorkerId(1)]]);
-    assert!(!all.doubts(&model, WorkerId(3)) && all.doubts(&model, WorkerId(1)));
-    all.keep_only(|id| id == WorkerId(3));
-    assert_eq!(all.all_doubts(), []);
-    assert!(!all.any.load(Ordering::Acquire), "nobody asks with the lock");
-    worker(1, &all, &[DISAGREES; 2]);
-    assert!(!all.doubts(&model, WorkerId(1)), "it begins anew where it comes back");
+    answer_token_counts(1, &all, &[DISAGREES; 3]);
+    answer_token_counts(2, &all, &[DISAGREES; 3]);
+    answer_token_counts(3, &all, &[AGREES]);
+    assert!(all.is_suspected_mismatch(&model, WorkerId(3)), "most disagree");
+    all.retain_workers(|id| id != WorkerId(2));
+    assert_eq!(all.suspected_mismatches().iter().map(|doubt| &doubt.workers[..]).collect::<Vec<_>>(), [[WorkerId(1)]]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(3)) && all.is_suspected_mismatch(&model, WorkerId(1)));
+    all.retain_workers(|id| id == WorkerId(3));
+    assert_eq!(all.suspected_mismatches(), []);
+    assert!(!all.any_suspected.load(Ordering::Acquire), "nobody asks with the lock");
+    answer_token_counts(1, &all, &[DISAGREES; 2]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(1)), "it begins anew where it comes back");
 }
 
 #[test]
-fn a_doubt_ends_with_the_thirty_second_answer_in_a_row_that_agrees() {
+fn a_mismatch_ends_after_thirty_two_agreeing_answers_in_a_row() {
     let (all, model) = agreement();
-    worker(1, &all, &[DISAGREES; 3]);
-    worker(1, &all, &[AGREES; 31]);
-    worker(1, &all, &[DISAGREES]);
-    worker(1, &all, &[AGREES; 31]);
-    assert!(all.doubts(&model, WorkerId(1)));
-    worker(1, &all, &[AGREES]);
-    assert!(!all.doubts(&model, WorkerId(1)));
-    assert_eq!(all.all_doubts(), []);
-    worker(1, &all, &[DISAGREES; 2]);
-    assert!(!all.doubts(&model, WorkerId(1)), "what was before is forgotten");
+    answer_token_counts(1, &all, &[DISAGREES; 3]);
+    answer_token_counts(1, &all, &[AGREES; 31]);
+    answer_token_counts(1, &all, &[DISAGREES]);
+    answer_token_counts(1, &all, &[AGREES; 31]);
+    assert!(all.is_suspected_mismatch(&model, WorkerId(1)));
+    answer_token_counts(1, &all, &[AGREES]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(1)));
+    assert_eq!(all.suspected_mismatches(), []);
+    answer_token_counts(1, &all, &[DISAGREES; 2]);
+    assert!(!all.is_suspected_mismatch(&model, WorkerId(1)), "what was before is forgotten");
 }
 
 #[test]
-fn one_odd_worker_is_doubted_alone_and_most_of_them_are_the_model() {
+fn one_mismatched_worker_stays_local_and_a_majority_covers_the_model() {
     let (all, model) = agreement();
-    worker(1, &all, &[DISAGREES; 3]);
-    assert_eq!(all.all_doubts()[0].reach, DoubtReach::Model, "nobody else has answered");
-    worker(2, &all, &[AGREES]);
-    let at = |id| all.doubts(&model, WorkerId(id));
+    answer_token_counts(1, &all, &[DISAGREES; 3]);
+    assert_eq!(all.suspected_mismatches()[0].scope, MismatchScope::Model, "nobody else has answered");
+    answer_token_counts(2, &all, &[AGREES]);
+    let at = |id| all.is_suspected_mismatch(&model, WorkerId(id));
     assert_eq!([at(1), at(2), at(3)], [true, false, false], "one of two is not most of them");
     let at_one = vec![WorkerId(1)];
-    let odd = Doubt { model: model.clone(), sign: Sign::Counted, at: at_one, reach: DoubtReach::Workers };
-    assert_eq!(all.all_doubts(), [odd]);
-    worker(3, &all, &[DISAGREES; 3]);
+    let odd = TokenizerMismatch {
+        model: model.clone(),
+        signal: DriftSignal::Counted,
+        workers: at_one,
+        scope: MismatchScope::Workers,
+    };
+    assert_eq!(all.suspected_mismatches(), [odd]);
+    answer_token_counts(3, &all, &[DISAGREES; 3]);
     assert_eq!([at(1), at(2), at(3), at(4)], [true; 4], "two of three are");
 }
 
 #[test]
-fn six_of_eight_answers_that_found_more_than_was_told_make_a_doubt_and_32_that_did_not_end_it() {
+fn six_unexplained_cache_hits_in_eight_suspect_a_mismatch_until_32_agree() {
     let (all, model) = agreement();
-    let is_doubted = || all.doubts(&model, WorkerId(1));
-    found(1, &all, &[(0, 400); 5]);
-    found(1, &all, &[(400, 400); 3]);
-    found(1, &all, &[(0, 400)]);
+    let is_doubted = || all.is_suspected_mismatch(&model, WorkerId(1));
+    answer_cache_hits(1, &all, &[(0, 400); 5]);
+    answer_cache_hits(1, &all, &[(400, 400); 3]);
+    answer_cache_hits(1, &all, &[(0, 400)]);
     assert!(!is_doubted(), "the first of the six is long ago");
-    found(1, &all, &[(0, 400); 4]);
+    answer_cache_hits(1, &all, &[(0, 400); 4]);
     assert!(!is_doubted(), "five of eight");
-    found(1, &all, &[(0, 400)]);
+    answer_cache_hits(1, &all, &[(0, 400)]);
     assert!(is_doubted());
-    let doubt = &all.all_doubts()[0];
-    assert_eq!((doubt.sign, doubt.reach, doubt.sign.as_ref()), (Sign::Found, DoubtReach::Model, "cache_disagrees"));
-    assert_eq!(all.doubted_models(), 1);
-    found(1, &all, &[(400, 400); 31]);
-    found(1, &all, &[(0, 0), (800, 0), (0, 16)]);
+    let doubt = &all.suspected_mismatches()[0];
+    assert_eq!(
+        (doubt.signal, doubt.scope, doubt.signal.as_ref()),
+        (DriftSignal::Found, MismatchScope::Model, "cache_disagrees")
+    );
+    assert_eq!(all.suspected_model_count(), 1);
+    answer_cache_hits(1, &all, &[(400, 400); 31]);
+    answer_cache_hits(1, &all, &[(0, 0), (800, 0), (0, 16)]);
     assert!(is_doubted(), "what found no more than a block could only agree: it ends nothing");
-    found(1, &all, &[(400, 400)]);
-    assert_eq!((is_doubted(), all.doubted_models()), (false, 0));
+    answer_cache_hits(1, &all, &[(400, 400)]);
+    assert_eq!((is_doubted(), all.suspected_model_count()), (false, 0));
 }
 
 #[test]
-fn what_is_found_is_more_than_was_told_by_more_than_a_block_or_says_nothing_wrong() {
+fn a_cache_hit_disagrees_only_beyond_one_block_of_what_events_reported() {
     for (told, found) in [(0, 17), (100, 117), (0, 8000)] {
-        assert!(finds(told, found).telling().is_some_and(|finds| !finds.agree()), "{told} {found}");
+        assert!(cache_hit_check(told, found).conclusive().is_some_and(|finds| !finds.agree()), "{told} {found}");
     }
     for (told, found) in [(1, 17), (100, 116), (8000, 17)] {
-        assert!(finds(told, found).telling().is_some_and(Finds::agree), "{told} {found}: less is evicted, or rounded");
+        assert!(
+            cache_hit_check(told, found).conclusive().is_some_and(CacheHitCheck::agree),
+            "{told} {found}: less is evicted, or rounded"
+        );
     }
     for (told, found) in [(0, 0), (0, 16), (8000, 0)] {
-        assert_eq!(finds(told, found).telling(), None, "{told} {found}");
+        assert_eq!(cache_hit_check(told, found).conclusive(), None, "{told} {found}");
     }
 }
 
 #[test]
-fn counts_that_agree_do_not_end_a_doubt_of_what_is_found() {
+fn agreeing_token_counts_do_not_clear_a_cache_hit_mismatch() {
     let (all, model) = agreement();
-    found(1, &all, &[(0, 400); 6]);
-    worker(1, &all, &[AGREES; 40]);
-    assert!(all.doubts(&model, WorkerId(1)));
-    worker(1, &all, &[DISAGREES; 3]);
-    assert_eq!(all.all_doubts().iter().map(|doubt| doubt.sign).collect::<Vec<_>>(), [Sign::Counted, Sign::Found]);
-    assert_eq!(all.doubted_models(), 1, "one model, however many signs");
+    answer_cache_hits(1, &all, &[(0, 400); 6]);
+    answer_token_counts(1, &all, &[AGREES; 40]);
+    assert!(all.is_suspected_mismatch(&model, WorkerId(1)));
+    answer_token_counts(1, &all, &[DISAGREES; 3]);
+    assert_eq!(
+        all.suspected_mismatches().iter().map(|doubt| doubt.signal).collect::<Vec<_>>(),
+        [DriftSignal::Counted, DriftSignal::Found]
+    );
+    assert_eq!(all.suspected_model_count(), 1, "one model, however many signs");
 }
 
 #[test]
-fn what_cannot_be_compared_is_counted_and_says_nothing() {
+fn incomparable_answers_are_counted_without_a_verdict() {
     let (all, model) = agreement();
-    worker(1, &all, &[DISAGREES; 2]);
-    assert_eq!(all.counted((&model, WorkerId(1)), None, Instant::now()), None);
-    assert_eq!(all.counted((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
-    assert_eq!(all.counted((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
-    let counted = |result| all.metrics.counted_prompts.with_label_values(&[result]).get();
+    answer_token_counts(1, &all, &[DISAGREES; 2]);
+    assert_eq!(all.record_token_count((&model, WorkerId(1)), None, Instant::now()), None);
+    assert_eq!(all.record_token_count((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
+    assert_eq!(all.record_token_count((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
+    let counted = |result| all.metrics.token_count_checks.with_label_values(&[result]).get();
     assert_eq!(["agrees", "disagrees", "not_compared"].map(counted), [1, 3, 1]);
-    assert!(all.doubts(&model, WorkerId(1)));
+    assert!(all.is_suspected_mismatch(&model, WorkerId(1)));
 }
 
 #[test]
-fn disagreements_are_told_at_once_then_seldom_and_a_doubt_always() {
+fn disagreement_warnings_are_rate_limited_and_mismatches_always_reported() {
     let (all, model) = agreement();
     let start = Instant::now();
-    let at =
-        |seconds, counts| all.note((&model, WorkerId(1)), Said::Counts(counts), start + Duration::from_secs(seconds));
-    assert_eq!([at(0, AGREES), at(0, DISAGREES), at(1, DISAGREES)], [None, Some(News::Disagrees), None]);
+    let at = |seconds, counts| {
+        all.record((&model, WorkerId(1)), DriftObservation::TokenCount(counts), start + Duration::from_secs(seconds))
+    };
+    assert_eq!([at(0, AGREES), at(0, DISAGREES), at(1, DISAGREES)], [None, Some(DriftTransition::Disagrees), None]);
     let later = [at(2, DISAGREES), at(3, DISAGREES), at(61, DISAGREES)];
-    assert_eq!(later, [Some(News::Doubted), None, Some(News::Disagrees)]);
+    assert_eq!(later, [Some(DriftTransition::Suspected), None, Some(DriftTransition::Disagrees)]);
     let healed: Vec<_> = (0..32).map(|_| at(62, AGREES)).collect();
     assert!(healed[..31].iter().all(Option::is_none));
-    assert_eq!(healed[31], Some(News::Healed));
+    assert_eq!(healed[31], Some(DriftTransition::Cleared));
 }
 
-fn receipt(front: &Front) -> std::sync::Arc<Receipt> {
+fn receipt(front: &TestRouter) -> std::sync::Arc<Receipt> {
     front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
 /// A step whose engine says that it counted so many tokens; gives its receipt.
-async fn step(front: &Front, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
+async fn step(front: &TestRouter, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
     let mut body = json!({"model": "tiny", "behave": "count", "counted": counted});
     body.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
     assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
     receipt(front)
 }
 
-fn said() -> Value {
+fn conversation() -> Value {
     json!({"messages": [{"role": "user", "content": "Where is my bag?"}]})
 }
 
 #[tokio::test]
-async fn an_engine_that_counts_other_tokens_is_told_by_receipts_readyz_alarms_and_metrics_until_it_agrees() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
-    let computed = step(&front, CHAT, 0, said()).await.known.prompt;
+async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
+    let computed = step(&front, CHAT, 0, conversation()).await.known.prompt;
     let seen = receipt(&front).seen.unwrap();
     assert_eq!(seen.engine_disagrees, None, "an engine that says nothing says nothing else");
     for _ in 0..3 {
-        let told = step(&front, CHAT, computed.0 + 2, said()).await.seen.unwrap().engine_disagrees;
-        assert_eq!(told, Some(Counts { computed, counted: computed + Tokens(2) }));
+        let told = step(&front, CHAT, computed.0 + 2, conversation()).await.seen.unwrap().engine_disagrees;
+        assert_eq!(told, Some(PromptTokenCount { computed, counted: computed + Tokens(2) }));
     }
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
@@ -205,23 +220,23 @@ async fn an_engine_that_counts_other_tokens_is_told_by_receipts_readyz_alarms_an
     assert!(metrics.contains("ownerserve_identity_doubted_models 1"));
     assert!(metrics.contains("ownerserve_identity_counted_prompts_total{result=\"disagrees\"} 3"));
     for _ in 0..32 {
-        step(&front, CHAT, computed.0, said()).await;
+        step(&front, CHAT, computed.0, conversation()).await;
     }
     assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
 }
 
 #[tokio::test]
-async fn only_certain_counts_are_compared() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
+async fn only_exact_token_counts_are_compared() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
     let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]);
     for (path, body) in [
         (CHAT, json!({"messages": [{"role": "user", "content": image}]})),
-        (CHAT, json!({"messages": said()["messages"], "n": 2})),
+        (CHAT, json!({"messages": conversation()["messages"], "n": 2})),
         ("/v1/completions", json!({"prompt": [1, 2, 3]})),
         ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
         ("/v1/completions", json!({"prompt": "a", "truncate_prompt_tokens": 5})),
-        ("/v1/messages", json!({"messages": said()["messages"], "max_tokens": 3})),
+        ("/v1/messages", json!({"messages": conversation()["messages"], "max_tokens": 3})),
     ] {
         let seen = step(&front, path, 777, body.clone()).await.seen.unwrap();
         assert_eq!(seen.engine_disagrees, None, "{path} {body}");
@@ -231,73 +246,79 @@ async fn only_certain_counts_are_compared() {
 }
 
 #[tokio::test]
-async fn steps_at_a_worker_that_follows_its_events_are_fallback_while_it_is_doubted() {
+async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     let sim = sim(&["--speed-up=50"]).await;
-    let front = front_of(&[url(&sim)], &SETTINGS).await;
+    let front = start_router_at(&[url(&sim)], &SETTINGS).await;
     let known = || front.gateway.fleet().snapshot()[0].knowledge;
-    until("its events are followed", || known() == Knowledge::Exact).await;
+    wait_until("its events are followed", || known() == KvIndexState::Exact).await;
     let ask = async |stream: bool| {
-        let body = json!({"model": "tiny", "max_tokens": 2, "stream": stream, "messages": said()["messages"]});
+        let body = json!({"model": "tiny", "max_tokens": 2, "stream": stream, "messages": conversation()["messages"]});
         assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
         receipt(&front)
     };
     for stream in [false, true] {
         let exact = ask(stream).await;
-        assert_eq!(exact.attempts[0].knowledge, Knowledge::Exact);
+        assert_eq!(exact.attempts[0].knowledge, KvIndexState::Exact);
         assert_eq!(exact.seen.unwrap().engine_disagrees, None);
     }
-    let counted = front.gateway.metrics.identity.counted_prompts.with_label_values(&["agrees"]);
+    let counted = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["agrees"]);
     assert_eq!(counted.get(), 2, "whole answers and streams both tell");
     let at = (&ModelId::from("tiny"), front.gateway.fleet().snapshot()[0].id);
     for _ in 0..3 {
-        front.gateway.remembered.identity.agreement.counted(at, Some(DISAGREES), Instant::now());
+        front.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, Some(DISAGREES), Instant::now());
     }
-    assert_eq!(ask(false).await.attempts[0].knowledge, Knowledge::Fallback);
-    assert_eq!(known(), Knowledge::Exact, "its blocks are as well known as before");
+    assert_eq!(ask(false).await.attempts[0].knowledge, KvIndexState::Fallback);
+    assert_eq!(known(), KvIndexState::Exact, "its blocks are as well known as before");
 }
 
 /// The small model's template with this word before every conversation.
-fn beginning(word: &str) -> tempfile::TempDir {
+fn template_with_first_word(word: &str) -> tempfile::TempDir {
     let plain = include_str!("../../../../configs/models/tiny/chat_template.jinja");
-    crate::catalog::tests::folder(&format!("{{{{- '{word}' -}}}}{plain}"))
+    crate::catalog::tests::folder_with_template(&format!("{{{{- '{word}' -}}}}{plain}"))
 }
 
 /// A simulated worker with these flags, and a front door that follows its events and reads prompts as `folder` says.
-async fn followed(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, Front) {
+async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
-    let front = front_of(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
-    until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
+    let front = start_router_at(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+    wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+        .await;
     (sim, front)
 }
 
-async fn say(front: &Front, messages: &[Value]) -> std::sync::Arc<Receipt> {
+async fn ask_chat(front: &TestRouter, messages: &[Value]) -> std::sync::Arc<Receipt> {
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": messages});
     assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
     receipt(front)
 }
 
 #[tokio::test]
-async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_engine_finds() {
-    let (theirs, ours) = (beginning("a"), beginning("b"));
-    let (_sim, front) = followed(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
+async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
+    let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
+    let (_sim, front) =
+        followed_worker(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
     let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
-    let cold = say(&front, &messages).await;
-    assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (Knowledge::Exact, None));
+    let cold = ask_chat(&front, &messages).await;
+    assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (KvIndexState::Exact, None));
     for _ in 0..6 {
         messages.push(json!({"role": "user", "content": "what else? ".repeat(20)}));
-        let step = say(&front, &messages).await;
+        let step = ask_chat(&front, &messages).await;
         let seen = step.seen.unwrap();
-        assert_eq!((step.attempts[0].knowledge, seen.engine_disagrees), (Knowledge::Exact, None), "they are as many");
+        assert_eq!(
+            (step.attempts[0].knowledge, seen.engine_disagrees),
+            (KvIndexState::Exact, None),
+            "they are as many"
+        );
         let finds = seen.cache_disagrees.unwrap();
         assert_eq!((finds.told, Some(finds.found)), (Tokens(0), seen.cached));
     }
     // It counts once late events had time to come.
-    let agreement = &front.gateway.remembered.identity.agreement;
-    assert_eq!(agreement.all_doubts(), []);
-    until("it is doubted", || !agreement.all_doubts().is_empty()).await;
-    assert_eq!(say(&front, &messages).await.attempts[0].knowledge, Knowledge::Fallback);
-    let disagreeing = front.gateway.metrics.identity.found_prompts.with_label_values(&["disagrees"]);
-    until("all are looked at", || disagreeing.get() == 7).await;
+    let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
+    assert_eq!(agreement.suspected_mismatches(), []);
+    wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;
+    assert_eq!(ask_chat(&front, &messages).await.attempts[0].knowledge, KvIndexState::Fallback);
+    let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["disagrees"]);
+    wait_until("all are looked at", || disagreeing.get() == 7).await;
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
     assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("cache_disagrees")), "{ready}");
@@ -313,9 +334,10 @@ async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_eng
 }
 
 #[tokio::test]
-async fn what_is_found_says_nothing_where_it_is_not_certain_whose_prompt_it_was() {
-    let (theirs, ours) = (beginning("a"), beginning("b"));
-    let (_sim, front) = followed(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
+async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
+    let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
+    let (_sim, front) =
+        followed_worker(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
     let ask = async |path: &str, fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -339,7 +361,7 @@ async fn what_is_found_says_nothing_where_it_is_not_certain_whose_prompt_it_was(
     ] {
         assert_eq!(ask(path, body.clone()).await.cache_disagrees, None, "{path} {body}");
     }
-    let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
+    let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
     assert_eq!(["agrees", "disagrees", "not_compared"].map(compared), [0, 0, 7]);
     assert!(ask(CHAT, chat(json!({}))).await.cache_disagrees.is_some(), "the same, plainly");
     let plain = ask("/v1/completions", json!({"prompt": text})).await;
@@ -347,12 +369,12 @@ async fn what_is_found_says_nothing_where_it_is_not_certain_whose_prompt_it_was(
 }
 
 #[tokio::test]
-async fn cold_starts_together_and_evictions_make_no_doubt() {
-    let folder = beginning("a");
+async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
+    let folder = template_with_first_word("a");
     let profile = folder.path().join("small.toml");
     std::fs::write(&profile, "blocks = 160\ncontext_tokens = 2560\nstep_tokens = 512").unwrap();
     let flags = [format!("--text={}", folder.path().display()), format!("--profile={}", profile.display())];
-    let (sim, front) = followed(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
+    let (sim, front) = followed_worker(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
     for round in 0..8 {
         let shared = json!({"role": "system", "content": format!("{round} you know the sea. ").repeat(60)});
         let burst = (0..6).map(|fork| {
@@ -369,12 +391,12 @@ async fn cold_starts_together_and_evictions_make_no_doubt() {
     };
     let foretold = all.iter().filter(is_foretold).count();
     assert!(all.len() == 48 && foretold <= 24, "many were planned before the first of them was computed: {foretold}");
-    assert!(all.iter().all(|receipt| receipt.attempts[0].knowledge == Knowledge::Exact));
-    let agreement = &front.gateway.remembered.identity.agreement;
-    assert_eq!(agreement.all_doubts(), []);
-    let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
+    assert!(all.iter().all(|receipt| receipt.attempts[0].knowledge == KvIndexState::Exact));
+    let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
+    assert_eq!(agreement.suspected_mismatches(), []);
+    let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
     let all = || ["agrees", "disagrees", "not_compared"].map(compared).iter().sum::<u64>();
-    until("all are looked at", || all() == 48).await;
+    wait_until("all are looked at", || all() == 48).await;
     assert!(compared("agrees") >= 24 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
     let held = front.gateway.index().read().blocks();
     assert!(held <= 160, "{held}: what was there before is evicted");

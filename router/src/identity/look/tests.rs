@@ -2,17 +2,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, Method};
-use prefix::{Content, FallbackReason};
+use prefix::{FallbackReason, PromptContent};
 use serde_json::{Value, json};
-use vocabulary::{Chain, PrefixId};
+use vocabulary::{PrefixChain, PrefixId};
 
 use super::*;
 use crate::catalog::Model;
-use crate::incoming::{Endpoint, Incoming, new_request_id};
-use crate::pipeline::identify::Unnamed;
+use crate::incoming::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::pipeline::identify::UnidentifiedRequest;
 use crate::pipeline::parse::parse;
-use crate::pipeline::token_ids::TokenIds;
-use crate::testing::{Front, Worker, front, get, post, until};
+use crate::pipeline::token_ids::PromptTokenIds;
+use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 
 const PATH: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 2] = ["models.tiny.text=builtin", "identity.look_every=1"];
@@ -29,11 +29,11 @@ fn body(turns: usize, settings: &Value) -> String {
     body.to_string()
 }
 
-async fn ask(front: &Front, turns: usize, settings: Value) -> Option<&'static str> {
+async fn ask(front: &TestRouter, turns: usize, settings: Value) -> Option<&'static str> {
     ask_at(front, PATH, body(turns, &settings)).await
 }
 
-async fn ask_at(front: &Front, path: &str, body: String) -> Option<&'static str> {
+async fn ask_at(front: &TestRouter, path: &str, body: String) -> Option<&'static str> {
     let got = post(front.proxy_address(), path, body).await;
     assert_eq!(got.status, 200);
     let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].known;
@@ -41,29 +41,32 @@ async fn ask_at(front: &Front, path: &str, body: String) -> Option<&'static str>
     known.rung
 }
 
-fn looks(front: &Front, outcome: &str) -> u64 {
-    front.gateway.metrics.identity.looks.with_label_values(&[outcome]).get()
+fn spot_check_count(front: &TestRouter, outcome: &str) -> u64 {
+    front.gateway.metrics.prefix_cache.verifications.with_label_values(&[outcome]).get()
 }
 
 #[tokio::test]
-async fn steps_are_known_from_the_one_before_whatever_else_they_ask_for_and_looked_at() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
+async fn steps_with_any_options_reuse_the_previous_prompt_and_are_spot_checked() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
     assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
     assert_eq!(ask(&front, 1, json!({})).await, Some("leading"));
     assert_eq!(ask(&front, 2, json!({"prompt_cache_key": "s"})).await, Some("leading"), "named only now");
     assert_eq!(ask(&front, 3, json!({"prompt_cache_key": "s"})).await, Some("session"));
     let bound = json!({"prompt_cache_key": "s", "max_tokens": 7, "temperature": 0.5, "user": "u"});
     assert_eq!(ask(&front, 4, bound).await, Some("session"), "what decides no prompt may change");
-    assert_eq!(front.gateway.metrics.identity.steps.with_label_values(&["cold"]).get(), 1);
-    until("all have been looked at", || looks(&front, "same") + looks(&front, "left_out") == 4).await;
-    assert!(looks(&front, "same") > 0);
-    let known = front.gateway.metrics.soft_state.identified.with_label_values(&["conversation"]).get();
-    assert!(known > 0 && !front.gateway.remembered.identity.trails.is_empty());
+    assert_eq!(front.gateway.metrics.prefix_cache.steps.with_label_values(&["cold"]).get(), 1);
+    wait_until("all have been looked at", || {
+        spot_check_count(&front, "same") + spot_check_count(&front, "left_out") == 4
+    })
+    .await;
+    assert!(spot_check_count(&front, "same") > 0);
+    let known = front.gateway.metrics.shared_cache.identified.with_label_values(&["conversation"]).get();
+    assert!(known > 0 && !front.gateway.caches.prefix_cache.conversations.is_empty());
 }
 
 /// The conversation of `body` in the words of `/v1/messages` and of `/v1/responses`.
-fn reworded(turns: usize) -> [(&'static str, Value); 2] {
+fn other_endpoint_bodies(turns: usize) -> [(&'static str, Value); 2] {
     let chat: Value = serde_json::from_str(&body(turns, &json!({}))).unwrap();
     let (system, said) = chat["messages"].as_array().unwrap().split_first().unwrap();
     let blocks = said.iter().map(|message| {
@@ -77,15 +80,15 @@ fn reworded(turns: usize) -> [(&'static str, Value); 2] {
 }
 
 #[tokio::test]
-async fn steps_in_the_words_of_other_endpoints_are_known_as_exactly_and_gone_on_with_as_well() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
+async fn steps_of_other_endpoints_reuse_the_previous_prompt_exactly() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
     ask(&front, 3, json!({})).await;
     let prompt = || front.gateway.decisions.receipts.newest(1, |_| true)[0].known.prompt;
     let whole = prompt();
     for at in [0, 1] {
         let step = async |turns: usize| {
-            let (path, body) = reworded(turns)[at].clone();
+            let (path, body) = other_endpoint_bodies(turns)[at].clone();
             ask_at(&front, path, body.to_string()).await
         };
         assert_eq!(step(1).await, Some("cold"));
@@ -93,20 +96,26 @@ async fn steps_in_the_words_of_other_endpoints_are_known_as_exactly_and_gone_on_
         assert_eq!(step(3).await, Some("leading"));
         assert_eq!(prompt(), whole, "as many tokens as by the other endpoint");
     }
-    until("they have been looked at", || looks(&front, "same") + looks(&front, "left_out") == 4).await;
-    assert!(looks(&front, "same") > 0 && looks(&front, "tokens") + looks(&front, "length") == 0);
+    wait_until("they have been looked at", || {
+        spot_check_count(&front, "same") + spot_check_count(&front, "left_out") == 4
+    })
+    .await;
+    assert!(
+        spot_check_count(&front, "same") > 0
+            && spot_check_count(&front, "tokens") + spot_check_count(&front, "length") == 0
+    );
 }
 
 #[tokio::test]
-async fn a_response_that_its_maker_forgot_goes_on_with_its_transcript_and_is_known_exactly() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
-    let [_, (path, first)] = reworded(2);
+async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
+    let [_, (path, first)] = other_endpoint_bodies(2);
     let id = post(front.proxy_address(), path, first.to_string()).await.json()["id"].clone();
     let next = json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"});
     let got = post(front.proxy_address(), path, next.to_string()).await;
     assert_eq!((got.status, got.headers["x-ownerserve-resolved"].to_str().unwrap()), (200, "transcript"));
-    let sent: Value = serde_json::from_slice(&worker.last().body).unwrap();
+    let sent: Value = serde_json::from_slice(&worker.last_request().body).unwrap();
     assert_eq!(
         sent["input"].as_array().unwrap().len(),
         5 + 1 + 1,
@@ -117,9 +126,9 @@ async fn a_response_that_its_maker_forgot_goes_on_with_its_transcript_and_is_kno
 }
 
 #[tokio::test]
-async fn a_prompt_with_an_image_is_never_said_to_be_known_and_says_why() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS).await;
+async fn an_image_prompt_falls_back_as_multimodal() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS).await;
     let ask = async |path: &str, body: Value| {
         assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
         front.gateway.decisions.receipts.newest(1, |_| true)[0].known.clone()
@@ -142,11 +151,11 @@ async fn a_prompt_with_an_image_is_never_said_to_be_known_and_says_why() {
 }
 
 /// A step that is known from the one before it.
-fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
-    let trails = &gateway.remembered.identity.trails;
+fn extended_step(gateway: &crate::gateway::AppState, model: &Arc<Model>) -> IdentifiedRequest {
+    let trails = &gateway.caches.prefix_cache.conversations;
     let unnamed = |turns: usize| {
         let body = body(turns, &json!({}));
-        let incoming = Incoming {
+        let incoming = ClientRequest {
             id: new_request_id(),
             tenant: TenantId::default(),
             method: Method::POST,
@@ -154,38 +163,38 @@ fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
             headers: HeaderMap::new(),
             body: body.into(),
             arrived: Instant::now(),
-            reserved: None,
+            token_reservation: None,
             memory: None,
-            adds: None,
+            addition: None,
         };
-        Unnamed::new(parse(incoming, Endpoint::ChatCompletions, None).unwrap(), model.clone())
+        UnidentifiedRequest::new(parse(incoming, GenerationEndpoint::ChatCompletions, None).unwrap(), model.clone())
     };
-    unnamed(0).whole(trails, None);
+    unnamed(0).compute_whole(trails, None);
     let step = unnamed(1);
-    let found = step.grown(trails).unwrap();
-    step.named(found).prefixed
+    let found = step.extend_known(trails).unwrap();
+    step.with_prompt(found).identified
 }
 
 #[tokio::test]
-async fn a_difference_ends_it_for_the_model_and_everything_says_so() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS[..1]).await;
+async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS[..1]).await;
     let model = front.gateway.catalog().model(&"tiny".into());
-    let mut step = grown(&front.gateway, &model);
-    let taken = |step: &Prefixed| Look::at(step, Rung::Leading, Tokens::ZERO).taken().0;
+    let mut step = extended_step(&front.gateway, &model);
+    let taken = |step: &IdentifiedRequest| SpotCheck::new(step, LookupTier::Leading, Tokens::ZERO).run().0;
     assert_eq!(taken(&step), None);
-    let ids = TokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
+    let ids = PromptTokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
     assert_eq!(ids.len() as u64, step.prompt.chain.tokens.0);
-    let other = Chain::over_tokens(PrefixId(7), model.identifier.seed(), model.identifier.block(), &ids);
-    assert!(TokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
-    step.prompt.content = Content::Tail(vec![1]);
-    assert_eq!(taken(&step), Some(Difference::Tokens));
+    let other = PrefixChain::over_tokens(PrefixId(7), model.identifier.seed(), model.identifier.block(), &ids);
+    assert!(PromptTokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
+    step.prompt.content = PromptContent::Tail(vec![1]);
+    assert_eq!(taken(&step), Some(PromptMismatch::Tokens));
 
     assert_ne!(ask(&front, 2, json!({})).await, Some("cold"));
-    let identity = &front.gateway.remembered.identity;
-    identity.looks.take(Look::at(&step, Rung::Leading, Tokens::ZERO));
-    until("the difference is found", || model.is_distrusted()).await;
-    assert_eq!(looks(&front, "tokens"), 1);
+    let identity = &front.gateway.caches.prefix_cache;
+    identity.spot_checks.enqueue(SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
+    wait_until("the difference is found", || model.is_disabled_by_spot_check()).await;
+    assert_eq!(spot_check_count(&front, "tokens"), 1);
     assert_eq!(ask(&front, 3, json!({})).await, Some("cold"));
     assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.distrusted);
     let ready = get(front.operator_address(), "/readyz").await.json();
@@ -198,30 +207,30 @@ async fn a_difference_ends_it_for_the_model_and_everything_says_so() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_cannot_be_computed_as_a_whole_is_forgotten_and_its_model_trusted() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &SETTINGS[..1]).await;
+async fn a_spot_check_that_cannot_render_drops_the_prompt_but_trusts_the_model() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &SETTINGS[..1]).await;
     let model = front.gateway.catalog().model(&"tiny".into());
-    let mut step = grown(&front.gateway, &model);
+    let mut step = extended_step(&front.gateway, &model);
     // As if the template had refused it.
     step.request.incoming.body = body(1, &json!({"continue_final_message": true})).into();
-    let identity = &front.gateway.remembered.identity;
-    let look = Look::at(&step, Rung::Leading, Tokens::ZERO);
-    assert_eq!(look.taken().0, Some(Difference::Refused(FallbackReason::Malformed)));
-    identity.looks.take(look);
-    until("it has been looked at", || looks(&front, "malformed") == 1).await;
-    assert!(!model.is_distrusted());
+    let identity = &front.gateway.caches.prefix_cache;
+    let look = SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO);
+    assert_eq!(look.run().0, Some(PromptMismatch::Refused(FallbackReason::Malformed)));
+    identity.spot_checks.enqueue(look);
+    wait_until("it has been looked at", || spot_check_count(&front, "malformed") == 1).await;
+    assert!(!model.is_disabled_by_spot_check());
     assert_eq!(ask(&front, 2, json!({})).await, Some("leading"), "other conversations go on");
 }
 
 #[tokio::test]
-async fn no_memory_has_every_prompt_computed_as_a_whole() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
+async fn zero_cache_memory_computes_every_prompt_from_scratch() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
     assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
     assert_eq!(ask(&front, 1, json!({})).await, Some("cold"));
-    for (path, body) in reworded(1) {
+    for (path, body) in other_endpoint_bodies(1) {
         assert_eq!(ask_at(&front, path, body.to_string()).await, Some("cold"));
     }
-    assert!(front.gateway.remembered.identity.trails.is_empty());
+    assert!(front.gateway.caches.prefix_cache.conversations.is_empty());
 }

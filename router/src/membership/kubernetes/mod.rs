@@ -15,25 +15,25 @@ use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
-use self::slices::{Change, SliceList, Slices, SlicesError, Status};
-use super::{Membership, Source};
+use self::slices::{KubernetesStatus, ServiceSlices, SliceList, SlicesError, WatchEvent};
+use super::{WorkerDiscovery, WorkerSource};
 use crate::config::{KubernetesConfig, WorkerConfig, WorkerUrl};
 
 /// Where a pod finds what it is and whom it may trust.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The longest wait for an answer to begin, and for a list to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one watch goes on, in seconds. The API server ends it then.
-const WATCH: u64 = 240;
+const WATCH_SECONDS: u64 = 240;
 /// A watch over which nothing came for so long, its end included, is dead.
-const SILENCE: Duration = Duration::from_secs(WATCH + 30);
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS + 30);
 /// Between two requests that failed: the first pause, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-const MOST_LISTED: usize = 32 << 20;
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const MAX_LIST_BYTES: usize = 32 << 20;
 /// Largest line of a watch.
-const LONGEST_LINE: usize = 4 << 20;
+const MAX_LINE_BYTES: usize = 4 << 20;
 /// Largest token, certificates and name of a namespace.
-const LARGEST_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why the service's endpoints are not known.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +49,9 @@ enum KubernetesError {
     NoServer,
     #[error("discovery.kubernetes.api is no URL: {0}; accepted is https://HOST:PORT")]
     Address(String),
-    #[error("the API server cannot be asked: {}", chain(.0))]
+    #[error("the API server cannot be asked: {}", root_cause(.0))]
     Unreachable(#[from] reqwest::Error),
-    #[error("the API server does not answer within {} s", PATIENCE.as_secs())]
+    #[error("the API server does not answer within {} s", RESPONSE_TIMEOUT.as_secs())]
     Late,
     #[error("the API server says {status}: {message}{}", hint(*.status))]
     Refused { status: u16, message: String },
@@ -66,7 +66,7 @@ enum KubernetesError {
 }
 
 /// What a network error is at the bottom.
-fn chain(error: &reqwest::Error) -> String {
+fn root_cause(error: &reqwest::Error) -> String {
     let first: &dyn std::error::Error = error;
     let causes: Vec<_> = std::iter::successors(Some(first), |error| error.source()).map(ToString::to_string).collect();
     causes.join(": ")
@@ -81,27 +81,27 @@ fn hint(status: u16) -> &'static str {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Ended {
+enum WatchRestart {
     /// In time. The next one goes on after this version.
-    At(String),
+    ResumeAt(String),
     /// The API server does not know that version any more: all is to be listed again.
-    TooOld,
+    VersionExpired,
 }
 
 /// Tells the service's endpoints whenever they change, for ever.
-pub(crate) async fn follow(membership: Arc<Membership>, (at, config): (usize, KubernetesConfig)) {
-    let mut pause = PAUSES.0;
-    let mut service = Service { membership, at, config, told: None, works: false };
+pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, KubernetesConfig)) {
+    let mut pause = RETRY_BACKOFF.0;
+    let mut service = ServiceWatch { membership, index: at, config, published: None, is_working: false };
     loop {
-        match service.listed_and_watched().await {
-            Ok(()) => pause = PAUSES.0,
+        match service.list_and_watch().await {
+            Ok(()) => pause = RETRY_BACKOFF.0,
             Err(error) => {
                 // After days of watching it is the first failure.
-                if std::mem::take(&mut service.works) {
-                    pause = PAUSES.0;
+                if std::mem::take(&mut service.is_working) {
+                    pause = RETRY_BACKOFF.0;
                 }
-                service.membership.fails((Source::Kubernetes, at), error.to_string());
-                pause = (pause * 2).min(PAUSES.1);
+                service.membership.mark_failing((WorkerSource::Kubernetes, at), error.to_string());
+                pause = (pause * 2).min(RETRY_BACKOFF.1);
             }
         }
         sleep(pause).await;
@@ -109,93 +109,98 @@ pub(crate) async fn follow(membership: Arc<Membership>, (at, config): (usize, Ku
 }
 
 /// One service, and what was told of it.
-struct Service {
-    membership: Arc<Membership>,
-    at: usize,
+struct ServiceWatch {
+    membership: Arc<WorkerDiscovery>,
+    index: usize,
     config: KubernetesConfig,
-    told: Option<BTreeSet<WorkerUrl>>,
+    published: Option<BTreeSet<WorkerUrl>>,
     /// Whether endpoints were told since the last failure.
-    works: bool,
+    is_working: bool,
 }
 
-impl Service {
+impl ServiceWatch {
     /// Lists its slices and watches them until a version is too old.
-    async fn listed_and_watched(&mut self) -> Result<(), KubernetesError> {
-        let server = Server::of(&self.config).await?;
+    async fn list_and_watch(&mut self) -> Result<(), KubernetesError> {
+        let server = KubernetesApi::of(&self.config).await?;
         let list: SliceList = server.list().await?;
         let mut version = list.metadata.resource_version;
-        let mut slices = Slices::of(list.items).map_err(|problem| self.unusable(problem))?;
+        let mut slices = ServiceSlices::of(list.items).map_err(|problem| self.slices_error(problem))?;
         if slices.is_empty() {
             let (service, namespace) = (self.config.service.clone(), server.namespace.clone());
             return Err(KubernetesError::NoSlice { service, namespace });
         }
-        self.tell(&slices)?;
+        self.publish(&slices)?;
         loop {
             match self.watch(&server, &mut slices, version).await? {
-                Ended::At(newest) => version = newest,
-                Ended::TooOld => return Ok(()),
+                WatchRestart::ResumeAt(newest) => version = newest,
+                WatchRestart::VersionExpired => return Ok(()),
             }
             // A server that ends each watch at once is not asked without a pause.
-            sleep(PAUSES.0).await;
+            sleep(RETRY_BACKOFF.0).await;
         }
     }
 
     /// Takes what changes until the watch ends.
-    async fn watch(&mut self, server: &Server, slices: &mut Slices, version: String) -> Result<Ended, KubernetesError> {
+    async fn watch(
+        &mut self,
+        server: &KubernetesApi,
+        slices: &mut ServiceSlices,
+        version: String,
+    ) -> Result<WatchRestart, KubernetesError> {
         let mut version = version;
         let mut lines = match server.watch(&version).await {
-            Err(KubernetesError::Refused { status: 410, .. }) => return Ok(Ended::TooOld),
+            Err(KubernetesError::Refused { status: 410, .. }) => return Ok(WatchRestart::VersionExpired),
             lines => lines?,
         };
         while let Some(line) = lines.next().await? {
             match serde_json::from_slice(&line)? {
-                Change::Added(slice) | Change::Modified(slice) => {
+                WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
                     version.clone_from(&slice.metadata.resource_version);
-                    slices.put(slice).map_err(|problem| self.unusable(problem))?;
+                    slices.put(slice).map_err(|problem| self.slices_error(problem))?;
                 }
-                Change::Deleted(slice) => {
+                WatchEvent::Deleted(slice) => {
                     version.clone_from(&slice.metadata.resource_version);
                     slices.remove(&slice);
                 }
-                Change::Bookmark(mark) => {
+                WatchEvent::Bookmark(mark) => {
                     version = mark.metadata.resource_version;
                     continue;
                 }
-                Change::Error(status) if status.code == 410 => return Ok(Ended::TooOld),
-                Change::Error(status) => {
+                WatchEvent::Error(status) if status.code == 410 => return Ok(WatchRestart::VersionExpired),
+                WatchEvent::Error(status) => {
                     return Err(KubernetesError::Refused { status: status.code, message: status.message });
                 }
             }
-            self.tell(slices)?;
+            self.publish(slices)?;
         }
-        Ok(Ended::At(version))
+        Ok(WatchRestart::ResumeAt(version))
     }
 
-    fn tell(&mut self, slices: &Slices) -> Result<(), KubernetesError> {
-        let (list, config) = ((Source::Kubernetes, self.at), &self.config);
-        let ready = slices.ready(config.port.as_ref()).map_err(|problem| self.unusable(problem))?;
-        if self.told.as_ref() != Some(&ready) {
+    fn publish(&mut self, slices: &ServiceSlices) -> Result<(), KubernetesError> {
+        let (list, config) = ((WorkerSource::Kubernetes, self.index), &self.config);
+        let ready = slices.ready_endpoints(config.port.as_ref()).map_err(|problem| self.slices_error(problem))?;
+        if self.published.as_ref() != Some(&ready) {
             let worker = |url: &WorkerUrl| WorkerConfig {
                 role: config.role,
                 models: config.models.clone(),
                 api_key: config.api_key.clone(),
-                ..WorkerConfig::at(url.clone())
+                ..WorkerConfig::from_url(url.clone())
             };
-            self.membership.tell(list, ready.iter().map(worker).collect());
-            self.told = Some(ready);
+            self.membership.update_list(list, ready.iter().map(worker).collect());
+            self.published = Some(ready);
         }
-        self.membership.works(list);
-        self.works = true;
+        self.membership.mark_working(list);
+        self.is_working = true;
         Ok(())
     }
 
-    fn unusable(&self, problem: SlicesError) -> KubernetesError {
+    fn slices_error(&self, problem: SlicesError) -> KubernetesError {
         KubernetesError::Slices { service: self.config.service.clone(), problem }
     }
 }
 
 /// The API server, and what of it is asked.
-struct Server {
+struct KubernetesApi {
     client: Client,
     slices: String,
     service: String,
@@ -204,7 +209,7 @@ struct Server {
     needs_token: bool,
 }
 
-impl Server {
+impl KubernetesApi {
     /// As it is configured, or as a pod finds it. Its certificates are read anew each time.
     async fn of(config: &KubernetesConfig) -> Result<Self, KubernetesError> {
         let beside = |name: &str| Path::new(SERVICE_ACCOUNT).join(name);
@@ -218,7 +223,7 @@ impl Server {
         };
         // reqwest has no provider of its own here. Whoever installed one before is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut client = Client::builder().no_proxy().connect_timeout(PATIENCE);
+        let mut client = Client::builder().no_proxy().connect_timeout(RESPONSE_TIMEOUT);
         let is_secure = api.starts_with("https://");
         if is_secure {
             let path = config.ca_file.clone().unwrap_or_else(|| beside("ca.crt"));
@@ -237,27 +242,27 @@ impl Server {
     }
 
     async fn list(&self) -> Result<SliceList, KubernetesError> {
-        let answer = timeout(PATIENCE, async {
-            let mut answer = self.ask(&[]).await?;
-            whole(&mut answer, MOST_LISTED).await
+        let answer = timeout(RESPONSE_TIMEOUT, async {
+            let mut answer = self.request(&[]).await?;
+            read_body(&mut answer, MAX_LIST_BYTES).await
         });
-        parsed(&answer.await.map_err(|_| KubernetesError::Late)??)
+        parse_json(&answer.await.map_err(|_| KubernetesError::Late)??)
     }
 
-    async fn watch(&self, version: &str) -> Result<Lines, KubernetesError> {
-        let seconds = WATCH.to_string();
+    async fn watch(&self, version: &str) -> Result<WatchLines, KubernetesError> {
+        let seconds = WATCH_SECONDS.to_string();
         let how = [
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", version),
             ("timeoutSeconds", seconds.as_str()),
         ];
-        let answer = timeout(PATIENCE, self.ask(&how)).await.map_err(|_| KubernetesError::Late)??;
-        Ok(Lines { answer, begun: BytesMut::new() })
+        let answer = timeout(RESPONSE_TIMEOUT, self.request(&how)).await.map_err(|_| KubernetesError::Late)??;
+        Ok(WatchLines { answer, partial_line: BytesMut::new() })
     }
 
     /// An answer that is no refusal.
-    async fn ask(&self, how: &[(&str, &str)]) -> Result<Response, KubernetesError> {
+    async fn request(&self, how: &[(&str, &str)]) -> Result<Response, KubernetesError> {
         let selector = format!("kubernetes.io/service-name={}", self.service);
         let how = how.iter().copied().chain([("labelSelector", selector.as_str())]);
         let url =
@@ -271,8 +276,8 @@ impl Server {
         if answer.status() == StatusCode::OK {
             return Ok(answer);
         }
-        let (status, body) = (answer.status().as_u16(), whole(&mut answer, LARGEST_FILE as usize).await?);
-        let message = parsed::<Status>(&body).map(|status| status.message).unwrap_or_default();
+        let (status, body) = (answer.status().as_u16(), read_body(&mut answer, MAX_FILE_BYTES as usize).await?);
+        let message = parse_json::<KubernetesStatus>(&body).map(|status| status.message).unwrap_or_default();
         Err(KubernetesError::Refused { status, message })
     }
 }
@@ -286,15 +291,15 @@ fn in_pod(variable: impl Fn(&str) -> Option<String>) -> Result<String, Kubernete
 
 async fn read(path: &Path) -> Result<String, KubernetesError> {
     let text = async {
-        if tokio::fs::metadata(path).await?.len() > LARGEST_FILE {
-            return Err(io::Error::other(format!("it has more than {LARGEST_FILE} bytes")));
+        if tokio::fs::metadata(path).await?.len() > MAX_FILE_BYTES {
+            return Err(io::Error::other(format!("it has more than {MAX_FILE_BYTES} bytes")));
         }
         tokio::fs::read_to_string(path).await
     };
     text.await.map_err(|source| KubernetesError::File { path: path.to_owned(), source })
 }
 
-async fn whole(answer: &mut Response, most: usize) -> Result<BytesMut, KubernetesError> {
+async fn read_body(answer: &mut Response, most: usize) -> Result<BytesMut, KubernetesError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = answer.chunk().await? {
         if body.len() + chunk.len() > most {
@@ -305,32 +310,32 @@ async fn whole(answer: &mut Response, most: usize) -> Result<BytesMut, Kubernete
     Ok(body)
 }
 
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, KubernetesError> {
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, KubernetesError> {
     Ok(serde_json::from_slice(body)?)
 }
 
-struct Lines {
+struct WatchLines {
     answer: Response,
-    begun: BytesMut,
+    partial_line: BytesMut,
 }
 
-impl Lines {
+impl WatchLines {
     /// The next one; none where the watch is over.
     async fn next(&mut self) -> Result<Option<BytesMut>, KubernetesError> {
         loop {
-            if let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
-                let line = self.begun.split_to(end + 1);
+            if let Some(end) = self.partial_line.iter().position(|byte| *byte == b'\n') {
+                let line = self.partial_line.split_to(end + 1);
                 if line.trim_ascii().is_empty() {
                     continue;
                 }
                 return Ok(Some(line));
             }
-            let chunk = timeout(SILENCE, self.answer.chunk()).await.map_err(|_| KubernetesError::Late)??;
+            let chunk = timeout(WATCH_IDLE_TIMEOUT, self.answer.chunk()).await.map_err(|_| KubernetesError::Late)??;
             let Some(chunk) = chunk else { return Ok(None) };
-            if self.begun.len() + chunk.len() > LONGEST_LINE {
-                return Err(KubernetesError::TooLong(LONGEST_LINE));
+            if self.partial_line.len() + chunk.len() > MAX_LINE_BYTES {
+                return Err(KubernetesError::TooLong(MAX_LINE_BYTES));
             }
-            self.begun.extend_from_slice(&chunk);
+            self.partial_line.extend_from_slice(&chunk);
         }
     }
 }
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_missing() {
+    fn a_forbidden_request_names_the_missing_permission() {
         let refused =
             KubernetesError::Refused { status: 403, message: "endpointslices is forbidden".into() }.to_string();
         assert!(

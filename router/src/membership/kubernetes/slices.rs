@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use crate::config::{PortOf, WorkerUrl};
+use crate::config::{PortSelector, WorkerUrl};
 
 /// Most slices of a service: a hundred endpoints each, as Kubernetes cuts them.
-const MOST_SLICES: usize = 256;
+const MAX_SLICES: usize = 256;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct SliceList {
@@ -29,8 +29,8 @@ pub(super) struct ListMeta {
 #[serde(rename_all = "camelCase")]
 pub(super) struct EndpointSlice {
     pub(super) metadata: ObjectMeta,
-    endpoints: Option<Vec<Endpoint>>,
-    ports: Option<Vec<Port>>,
+    endpoints: Option<Vec<SliceEndpoint>>,
+    ports: Option<Vec<EndpointPort>>,
 }
 
 /// Its name, and the version of the cluster's state that it is of.
@@ -44,22 +44,22 @@ pub(super) struct ObjectMeta {
 }
 
 #[derive(Debug, Deserialize)]
-struct Endpoint {
+struct SliceEndpoint {
     #[serde(default)]
     addresses: Vec<String>,
     #[serde(default)]
-    conditions: Conditions,
+    conditions: EndpointConditions,
 }
 
 /// What is not said of `ready` counts as true, as the API's reference has it.
 #[derive(Debug, Default, Deserialize)]
-struct Conditions {
+struct EndpointConditions {
     ready: Option<bool>,
     terminating: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Port {
+struct EndpointPort {
     name: Option<String>,
     port: Option<u16>,
 }
@@ -67,7 +67,7 @@ struct Port {
 /// One line of a watch.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-pub(super) enum Change {
+pub(super) enum WatchEvent {
     /// A slice that is new or was there before the watch began.
     Added(EndpointSlice),
     Modified(EndpointSlice),
@@ -75,7 +75,7 @@ pub(super) enum Change {
     /// Nothing changed up to a version.
     Bookmark(Bookmark),
     /// The watch is over.
-    Error(Status),
+    Error(KubernetesStatus),
 }
 
 /// An object of which only the version is said.
@@ -84,9 +84,9 @@ pub(super) struct Bookmark {
     pub(super) metadata: ListMeta,
 }
 
-/// Why something is refused, `meta/v1.Status`.
+/// Why something is refused, `meta/v1.KubernetesStatus`.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Status {
+pub(super) struct KubernetesStatus {
     #[serde(default)]
     pub(super) code: u16,
     #[serde(default)]
@@ -97,7 +97,7 @@ pub(super) struct Status {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SlicesError {
     /// More slices than are kept.
-    #[error("it has more than {MOST_SLICES} EndpointSlices")]
+    #[error("it has more than {MAX_SLICES} EndpointSlices")]
     TooMany,
     /// Several ports, or none by the name.
     #[error("its ports are {}; `port` is to name one of them", .0.join(", "))]
@@ -106,9 +106,9 @@ pub(super) enum SlicesError {
 
 /// The slices of a service, by name.
 #[derive(Debug, Default)]
-pub(super) struct Slices(BTreeMap<String, EndpointSlice>);
+pub(super) struct ServiceSlices(BTreeMap<String, EndpointSlice>);
 
-impl Slices {
+impl ServiceSlices {
     pub(super) fn of(list: Vec<EndpointSlice>) -> Result<Self, SlicesError> {
         let mut slices = Self::default();
         list.into_iter().try_for_each(|slice| slices.put(slice))?;
@@ -118,7 +118,7 @@ impl Slices {
     /// One is new, or another now.
     pub(super) fn put(&mut self, slice: EndpointSlice) -> Result<(), SlicesError> {
         self.0.insert(slice.metadata.name.clone(), slice);
-        if self.0.len() > MOST_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
+        if self.0.len() > MAX_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
     }
 
     pub(super) fn remove(&mut self, slice: &EndpointSlice) {
@@ -131,14 +131,14 @@ impl Slices {
     }
 
     /// The endpoints that are ready and not about to stop, each once, in order.
-    pub(super) fn ready(&self, wanted: Option<&PortOf>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
+    pub(super) fn ready_endpoints(&self, wanted: Option<&PortSelector>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
         let mut found = BTreeSet::new();
         for slice in self.0.values() {
-            let mut ready = slice.ready().peekable();
+            let mut ready = slice.ready_addresses().peekable();
             if ready.peek().is_none() {
                 continue;
             }
-            let port = slice.port(wanted)?;
+            let port = slice.selected_port(wanted)?;
             // An address that is none is nobody's.
             found.extend(ready.filter_map(|address| url(address, port)));
         }
@@ -148,8 +148,8 @@ impl Slices {
 
 impl EndpointSlice {
     /// An address of each endpoint that takes requests. All addresses of one endpoint are the same pod.
-    fn ready(&self) -> impl Iterator<Item = &str> {
-        let is_ready = |endpoint: &&Endpoint| {
+    fn ready_addresses(&self) -> impl Iterator<Item = &str> {
+        let is_ready = |endpoint: &&SliceEndpoint| {
             endpoint.conditions.ready.unwrap_or(true) && !endpoint.conditions.terminating.unwrap_or(false)
         };
         self.endpoints
@@ -159,12 +159,12 @@ impl EndpointSlice {
             .filter_map(|endpoint| endpoint.addresses.first().map(String::as_str))
     }
 
-    fn port(&self, wanted: Option<&PortOf>) -> Result<u16, SlicesError> {
+    fn selected_port(&self, wanted: Option<&PortSelector>) -> Result<u16, SlicesError> {
         let ports: Vec<_> =
             self.ports.iter().flatten().filter_map(|port| Some((port.name.as_deref(), port.port?))).collect();
         match (wanted, ports.as_slice()) {
-            (Some(PortOf::Number(number)), _) => return Ok(*number),
-            (Some(PortOf::Name(wanted)), _) => {
+            (Some(PortSelector::Number(number)), _) => return Ok(*number),
+            (Some(PortSelector::Name(wanted)), _) => {
                 if let Some((_, port)) = ports.iter().find(|(name, _)| *name == Some(wanted)) {
                     return Ok(*port);
                 }
@@ -198,12 +198,16 @@ mod tests {
         .unwrap()
     }
 
-    fn ready(slices: &Slices, port: Option<PortOf>) -> Result<Vec<String>, SlicesError> {
-        Ok(slices.ready(port.as_ref())?.into_iter().map(|url| WorkerConfig::at(url).endpoint().to_string()).collect())
+    fn ready(slices: &ServiceSlices, port: Option<PortSelector>) -> Result<Vec<String>, SlicesError> {
+        Ok(slices
+            .ready_endpoints(port.as_ref())?
+            .into_iter()
+            .map(|url| WorkerConfig::from_url(url).endpoint().to_string())
+            .collect())
     }
 
     #[test]
-    fn whoever_is_ready_and_does_not_stop_is_a_worker_once() {
+    fn ready_endpoints_that_are_not_terminating_are_listed_once() {
         let http = json!([{"name": "http", "port": 8000, "protocol": "TCP"}]);
         let endpoints = json!([
             {"addresses": ["10.0.0.2"], "conditions": {"ready": true, "serving": true, "terminating": false}},
@@ -213,7 +217,7 @@ mod tests {
             {"addresses": ["no host"]},
             {"addresses": []},
         ]);
-        let mut slices = Slices::of(vec![slice("a", http.clone(), endpoints)]).unwrap();
+        let mut slices = ServiceSlices::of(vec![slice("a", http.clone(), endpoints)]).unwrap();
         assert_eq!(ready(&slices, None).unwrap(), ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]);
         let more = json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["fd00::1"]}]);
         slices.put(slice("b", http.clone(), more)).unwrap();
@@ -226,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_the_only_one_or_the_one_that_is_named_or_a_number() {
+    fn a_port_is_selected_by_number_name_or_as_the_only_one() {
         let both = json!([{"name": "http", "port": 8000}, {"name": "metrics", "port": 9000}]);
-        let slices = Slices::of(vec![slice("a", both, json!([{"addresses": ["10.0.0.1"]}]))]).unwrap();
-        let name = |name: &str| Some(PortOf::Name(name.to_owned()));
+        let slices = ServiceSlices::of(vec![slice("a", both, json!([{"addresses": ["10.0.0.1"]}]))]).unwrap();
+        let name = |name: &str| Some(PortSelector::Name(name.to_owned()));
         assert_eq!(ready(&slices, name("metrics")).unwrap(), ["http://10.0.0.1:9000"]);
-        assert_eq!(ready(&slices, Some(PortOf::Number(1234))).unwrap(), ["http://10.0.0.1:1234"]);
+        assert_eq!(ready(&slices, Some(PortSelector::Number(1234))).unwrap(), ["http://10.0.0.1:1234"]);
         for wanted in [None, name("grpc")] {
             let refused = ready(&slices, wanted).unwrap_err().to_string();
             assert!(refused.contains("http (8000), metrics (9000)"), "{refused}");
@@ -239,24 +243,24 @@ mod tests {
     }
 
     #[test]
-    fn more_slices_than_are_kept_are_refused() {
-        let many = (0..=MOST_SLICES).map(|number| slice(&number.to_string(), json!([]), json!([])));
-        assert_eq!(Slices::of(many.collect()).unwrap_err(), SlicesError::TooMany);
+    fn slices_beyond_the_limit_are_rejected() {
+        let many = (0..=MAX_SLICES).map(|number| slice(&number.to_string(), json!([]), json!([])));
+        assert_eq!(ServiceSlices::of(many.collect()).unwrap_err(), SlicesError::TooMany);
     }
 
     #[test]
-    fn the_lines_of_a_watch_are_read() {
+    fn watch_lines_are_parsed() {
         let object = json!({"metadata": {"name": "a", "resourceVersion": "9"}, "endpoints": null, "ports": null});
         let read = |kind: &str, object: serde_json::Value| {
-            serde_json::from_value::<Change>(json!({"type": kind, "object": object})).unwrap()
+            serde_json::from_value::<WatchEvent>(json!({"type": kind, "object": object})).unwrap()
         };
         assert!(
-            matches!(read("ADDED", object.clone()), Change::Added(slice) if slice.metadata.resource_version == "9")
+            matches!(read("ADDED", object.clone()), WatchEvent::Added(slice) if slice.metadata.resource_version == "9")
         );
-        assert!(matches!(read("DELETED", object), Change::Deleted(_)));
+        assert!(matches!(read("DELETED", object), WatchEvent::Deleted(_)));
         let mark = json!({"kind": "EndpointSlice", "metadata": {"resourceVersion": "12"}});
-        assert!(matches!(read("BOOKMARK", mark), Change::Bookmark(mark) if mark.metadata.resource_version == "12"));
+        assert!(matches!(read("BOOKMARK", mark), WatchEvent::Bookmark(mark) if mark.metadata.resource_version == "12"));
         let gone = json!({"kind": "Status", "code": 410, "message": "too old resource version"});
-        assert!(matches!(read("ERROR", gone), Change::Error(status) if status.code == 410));
+        assert!(matches!(read("ERROR", gone), WatchEvent::Error(status) if status.code == 410));
     }
 }

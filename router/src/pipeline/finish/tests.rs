@@ -2,16 +2,16 @@ use http::Request;
 use serde_json::{Value, json};
 
 use crate::sim_command::tests::{sim, url};
-use crate::testing::{Front, Worker, front, front_of, post, raw, read_until, send, until};
+use crate::testing::{StubWorker, TestRouter, post, raw, read_until, send, start_router, start_router_at, wait_until};
 
 const METERED: &str = "tenants.default.tokens_per_minute=1000000";
 
-fn charged(front: &Front) -> u64 {
-    front.gateway.metrics.soft_state.tenant_tokens.with_label_values(&["default"]).get()
+fn charged(front: &TestRouter) -> u64 {
+    front.gateway.metrics.shared_cache.tenant_tokens.with_label_values(&["default"]).get()
 }
 
 /// Reads a streamed answer up to so many events, and leaves.
-async fn leave_after(front: &Front, (path, body): (&str, &Value), events: usize) {
+async fn leave_after(front: &TestRouter, (path, body): (&str, &Value), events: usize) {
     let body = body.to_string();
     let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     let mut client = raw(front.proxy_address(), format!("{head}{body}").as_bytes()).await;
@@ -22,7 +22,7 @@ async fn leave_after(front: &Front, (path, body): (&str, &Value), events: usize)
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_charged_what_was_delivered_whatever_it_asked_for() {
+async fn a_disconnected_client_is_charged_for_delivered_tokens_only() {
     let worker = sim(&["--speed-up=5"]).await;
     let user = json!([{"role": "user", "content": "Tell a long story."}]);
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
@@ -42,17 +42,17 @@ async fn a_client_that_leaves_is_charged_what_was_delivered_whatever_it_asked_fo
         ("/v1/messages", chat(json!({}))),
         ("/v1/responses", response),
     ] {
-        let front = front_of(&[url(&worker)], &["models.tiny.text=builtin", METERED]).await;
+        let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin", METERED]).await;
         leave_after(&front, (path, &body), 300).await;
-        until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+        wait_until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
         assert!(charged(&front) >= 280, "{path} {body}: {} tokens", charged(&front));
     }
 }
 
 #[tokio::test]
-async fn an_engine_that_counts_what_cannot_be_is_not_believed() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[METERED]).await;
+async fn an_implausible_engine_token_count_is_ignored() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[METERED]).await;
     let ask = async |counted: u64| {
         let prompt = "a history ".repeat(40);
         let body = json!({"model": "tiny", "prompt": prompt, "behave": "count", "counted": counted});
@@ -63,15 +63,15 @@ async fn an_engine_that_counts_what_cannot_be_is_not_believed() {
     assert_eq!(after.status, 200, "the tenant is not locked out");
     let left: u64 = after.headers["x-ratelimit-remaining-tokens"].to_str().unwrap().parse().unwrap();
     assert!(left > 900_000, "{left}");
-    until("both are charged", || charged(&front) > 0).await;
+    wait_until("both are charged", || charged(&front) > 0).await;
     assert!(charged(&front) < 10_000, "{}", charged(&front));
-    assert_eq!(front.gateway.metrics.requests.usage_disbelieved.get(), 1);
+    assert_eq!(front.gateway.metrics.requests.implausible_usage.get(), 1);
 }
 
 #[tokio::test]
 async fn a_response_that_counts_what_cannot_be_is_not_believed() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[METERED]).await;
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[METERED]).await;
     let ask = async |previous: Value| {
         let body = json!({"model": "tiny", "input": "a history ".repeat(40), "behave": "store", "counted": u64::MAX,
             "previous_response_id": previous});
@@ -81,71 +81,71 @@ async fn a_response_that_counts_what_cannot_be_is_not_believed() {
     let id = first.json()["id"].clone();
     let second = ask(id).await;
     assert_eq!((first.status, second.status), (200, 200));
-    until("both are over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
-    assert_eq!(front.gateway.metrics.requests.usage_disbelieved.get(), 2);
+    wait_until("both are over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    assert_eq!(front.gateway.metrics.requests.implausible_usage.get(), 2);
     assert!((1..10_000).contains(&charged(&front)), "{}", charged(&front));
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_there_yet_is_taken_from_the_quota() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &["tenants.default.tokens_per_minute=16000"]).await;
+async fn the_expected_answer_is_reserved_from_the_quota() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &["tenants.default.tokens_per_minute=16000"]).await;
     let body = json!({"model": "tiny", "prompt": "short", "behave": "hang", "max_tokens": 100_000}).to_string();
     let address = front.proxy_address();
     let mut running = Vec::new();
     for at_work in 1..=15 {
         let body = body.clone();
         running.push(tokio::spawn(async move { post(address, "/v1/completions", body).await }));
-        until("it runs", || worker.at_work.count() == at_work).await;
+        wait_until("it runs", || worker.active.count() == at_work).await;
     }
     let sixteenth = post(address, "/v1/completions", body).await;
     assert_eq!((sixteenth.status, sixteenth.error_code().as_str()), (429, "rate_limit_exceeded"));
     running.iter().for_each(tokio::task::JoinHandle::abort);
     let answered = json!({"model": "tiny", "prompt": "short", "behave": "count", "counted": 5}).to_string();
-    until("what they did not use is given back", || worker.at_work.count() == 0).await;
-    until("they are over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    wait_until("what they did not use is given back", || worker.active.count() == 0).await;
+    wait_until("they are over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
     assert_eq!(post(address, "/v1/completions", answered).await.status, 200);
 }
 
 #[tokio::test]
-async fn a_tenant_runs_no_more_requests_at_once_than_it_may() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &["tenants.default.concurrent_requests=1"]).await;
+async fn concurrent_requests_of_a_tenant_are_limited() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &["tenants.default.concurrent_requests=1"]).await;
     let address = front.proxy_address();
     let body = |behave: &str| json!({"model": "tiny", "prompt": "", "behave": behave}).to_string();
     let hanging = body("hang");
     let first = tokio::spawn(async move { post(address, "/v1/completions", hanging).await });
-    until("it runs", || worker.at_work.count() == 1).await;
+    wait_until("it runs", || worker.active.count() == 1).await;
     let second = post(address, "/v1/completions", body("answer")).await;
     assert_eq!((second.status, second.error_code().as_str()), (429, "rate_limit_exceeded"));
     assert!(second.headers.contains_key("retry-after"));
-    let refusals = &front.gateway.metrics.soft_state.quota_refusals;
+    let refusals = &front.gateway.metrics.shared_cache.quota_refusals;
     assert_eq!(refusals.with_label_values(&["default", "concurrent_requests"]).get(), 1);
     first.abort();
-    until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    wait_until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
     assert_eq!(post(address, "/v1/completions", body("answer")).await.status, 200);
 }
 
 #[tokio::test]
-async fn what_is_only_passed_on_is_charged_as_its_answer_counts() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[METERED]).await;
+async fn a_passed_through_request_is_charged_by_reported_usage() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[METERED]).await;
     let body = json!({"model": "tiny", "input": "text", "behave": "count", "counted": 123}).to_string();
     assert_eq!(post(front.proxy_address(), "/v1/embeddings", body).await.status, 200);
-    until("it is charged", || charged(&front) == 124).await;
+    wait_until("it is charged", || charged(&front) == 124).await;
     let refused = json!({"model": "tiny", "input": "text", "behave": "refuse"}).to_string();
     assert_eq!(post(front.proxy_address(), "/v1/embeddings", refused).await.status, 422);
-    until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    wait_until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
     assert_eq!(charged(&front), 124);
 }
 
 #[tokio::test]
-async fn a_background_response_is_refused_to_a_tenant_whose_tokens_are_limited() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[METERED]).await;
+async fn background_responses_are_refused_to_metered_tenants() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[METERED]).await;
     let body = json!({"model": "tiny", "input": "text", "background": true}).to_string();
     let request = Request::post("/v1/responses").header("content-type", "application/json");
     let refused = send(front.proxy_address(), request, body).await;
     assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("background")));
-    assert!(worker.seen().is_empty());
+    assert!(worker.requests().is_empty());
 }

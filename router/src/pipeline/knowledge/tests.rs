@@ -1,11 +1,11 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use vocabulary::{DpRank, Knowledge, Tokens, WorkerId};
+use vocabulary::{DpRank, KvIndexState, Tokens, WorkerId};
 
 use crate::pipeline::receipt::Receipt;
 use crate::sim_command::tests::{sim, url};
-use crate::testing::{Front, front_of, post, until};
+use crate::testing::{TestRouter, post, start_router_at, wait_until};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -21,44 +21,44 @@ fn without_template() -> tempfile::TempDir {
 }
 
 /// A conversation of so many turns.
-fn by_bytes(turns: usize) -> Value {
+fn conversation_of(turns: usize) -> Value {
     let said = |turn| json!({"role": "user", "content": format!("{turn} what is in the sea? ").repeat(300)});
     let messages: Vec<Value> = (0..turns).map(said).collect();
     json!({"model": "tiny", "max_tokens": 2, "messages": messages})
 }
 
-async fn ask(front: &Front, path: &str, body: Value) -> Arc<Receipt> {
+async fn ask(front: &TestRouter, path: &str, body: Value) -> Arc<Receipt> {
     let got = post(front.proxy_address(), path, body.to_string()).await;
     assert_eq!(got.status, 200, "{:?}", got.body);
     front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
 #[tokio::test]
-async fn a_conversation_that_is_known_by_its_bytes_stays_where_it_was_and_is_called_a_guess() {
+async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
     let folder = without_template();
     let text = format!("models.tiny.text={:?}", folder.path());
-    let front = front_of(&[url(&one), url(&two)], &[&text]).await;
+    let front = start_router_at(&[url(&one), url(&two)], &[&text]).await;
     let known = || front.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
-    until("their events are followed", || known() == [Knowledge::Exact; 2]).await;
-    let first = ask(&front, PATH, by_bytes(1)).await;
+    wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;
+    let first = ask(&front, PATH, conversation_of(1)).await;
     assert_eq!((first.known.fallback, first.known.deepest_overlap), (Some("template_error"), Tokens::ZERO));
     let at: WorkerId = first.attempts[0].decode;
     for turns in 2..5 {
         // What else runs there makes the other one look a little cheaper.
         let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
-        let next = ask(&front, PATH, by_bytes(turns)).await;
+        let next = ask(&front, PATH, conversation_of(turns)).await;
         assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
         let attempt = &next.attempts[0];
-        assert_eq!((attempt.decode, attempt.knowledge), (at, Knowledge::Fallback));
+        assert_eq!((attempt.decode, attempt.knowledge), (at, KvIndexState::Fallback));
         assert_eq!((next.known.estimated, next.known.rung), (true, None));
         let priced = next.decision.as_ref().unwrap().plan.decode.tokens_cached;
         assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
     }
-    assert_eq!(known(), [Knowledge::Exact; 2], "the workers' own blocks are as well known as before");
+    assert_eq!(known(), [KvIndexState::Exact; 2], "the workers' own blocks are as well known as before");
     let plain = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(40)});
     let exact = ask(&front, "/v1/completions", plain).await;
-    assert_eq!((exact.known.fallback, exact.attempts[0].knowledge), (None, Knowledge::Exact));
+    assert_eq!((exact.known.fallback, exact.attempts[0].knowledge), (None, KvIndexState::Exact));
     assert!(!exact.known.estimated);
     let written = serde_json::to_value(&*first).unwrap();
     assert_eq!(

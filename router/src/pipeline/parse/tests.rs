@@ -3,8 +3,8 @@ use http::{HeaderMap, Method};
 use std::time::Instant;
 use vocabulary::TenantId;
 
-fn parsed(endpoint: Endpoint, body: &str) -> Result<Request, ApiError> {
-    let incoming = Incoming {
+fn parsed(endpoint: GenerationEndpoint, body: &str) -> Result<ParsedRequest, ApiError> {
+    let incoming = ClientRequest {
         id: crate::incoming::new_request_id(),
         tenant: TenantId::default(),
         method: Method::POST,
@@ -12,28 +12,28 @@ fn parsed(endpoint: Endpoint, body: &str) -> Result<Request, ApiError> {
         headers: HeaderMap::new(),
         body: body.to_owned().into(),
         arrived: Instant::now(),
-        reserved: None,
+        token_reservation: None,
         memory: None,
-        adds: None,
+        addition: None,
     };
     parse(incoming, endpoint, None)
 }
 
-fn chat(fields: &str) -> Result<Request, ApiError> {
-    parsed(Endpoint::ChatCompletions, &format!(r#"{{"model":"m","messages":[]{fields}}}"#))
+fn chat(fields: &str) -> Result<ParsedRequest, ApiError> {
+    parsed(GenerationEndpoint::ChatCompletions, &format!(r#"{{"model":"m","messages":[]{fields}}}"#))
 }
 
 #[test]
-fn the_delivery_follows_stream_and_its_options() {
-    assert_eq!(chat("").unwrap().delivery, Delivery::Whole);
-    assert_eq!(chat(r#","stream":null"#).unwrap().delivery, Delivery::Whole);
-    assert_eq!(chat(r#","stream":true"#).unwrap().delivery, Delivery::Stream { usage_wanted: false });
+fn response_delivery_follows_stream_and_its_options() {
+    assert_eq!(chat("").unwrap().delivery, ResponseDelivery::Whole);
+    assert_eq!(chat(r#","stream":null"#).unwrap().delivery, ResponseDelivery::Whole);
+    assert_eq!(chat(r#","stream":true"#).unwrap().delivery, ResponseDelivery::Stream { usage_wanted: false });
     let asked = chat(r#","stream":true,"stream_options":{"include_usage":true,"x":1}"#).unwrap();
-    assert_eq!(asked.delivery, Delivery::Stream { usage_wanted: true });
+    assert_eq!(asked.delivery, ResponseDelivery::Stream { usage_wanted: true });
 }
 
 #[test]
-fn wrong_types_are_refused_by_name() {
+fn fields_of_a_wrong_type_are_rejected_by_name() {
     for (fields, param) in [
         (r#","stream":"yes""#, "stream"),
         (r#","max_tokens":"ten""#, "max_tokens"),
@@ -50,26 +50,26 @@ fn wrong_types_are_refused_by_name() {
         (r#"{"model":"m"}"#, "messages"),
         (r#"{"model":"m","messages":"hi"}"#, "messages"),
     ] {
-        let error = parsed(Endpoint::ChatCompletions, body).unwrap_err();
+        let error = parsed(GenerationEndpoint::ChatCompletions, body).unwrap_err();
         assert!(matches!(&error, ApiError::BadField { param, .. } if param == named), "{body}: {error}");
     }
 }
 
 #[test]
-fn what_is_not_one_object_is_not_a_request() {
+fn a_body_that_is_not_one_object_is_rejected() {
     for body in ["", "[]", "{", "{} {}", r#"{"model":"a","model":"b","messages":[]}"#] {
-        assert!(matches!(parsed(Endpoint::ChatCompletions, body), Err(ApiError::NotJson { .. })), "{body}");
+        assert!(matches!(parsed(GenerationEndpoint::ChatCompletions, body), Err(ApiError::NotJson { .. })), "{body}");
     }
 }
 
 #[test]
 fn a_lone_surrogate_in_a_message_is_left_to_the_engine() {
     let body = r#"{"model":"m","messages":[{"role":"user","content":"\ud800"}]}"#;
-    assert!(parsed(Endpoint::ChatCompletions, body).is_ok());
+    assert!(parsed(GenerationEndpoint::ChatCompletions, body).is_ok());
 }
 
 #[test]
-fn the_body_names_a_session_by_cache_key_then_parameters_then_metadata() {
+fn session_ids_in_the_body_prefer_cache_key_then_parameters_then_metadata() {
     let name = |fields| chat(fields).unwrap().session_key.map(|key| key.name);
     assert_eq!(name(""), None);
     assert_eq!(name(r#","metadata":{"session_id":"c"}"#).as_deref(), Some("c"));
@@ -80,58 +80,60 @@ fn the_body_names_a_session_by_cache_key_then_parameters_then_metadata() {
 }
 
 #[test]
-fn several_answers_or_prompts_forbid_transfers() {
-    assert_eq!(chat(r#","n":2"#).unwrap().bar, Some(TransferBar::SeveralChoices));
-    assert_eq!(chat(r#","n":1"#).unwrap().bar, None);
-    assert_eq!(chat(r#","prompt_logprobs":1"#).unwrap().bar, Some(TransferBar::PromptLogprobs));
-    let completion =
-        |prompt: &str| parsed(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":{prompt}}}"#)).unwrap().bar;
-    assert_eq!(completion(r#"["a"]"#), Some(TransferBar::SeveralChoices));
-    assert_eq!(completion("[[1]]"), Some(TransferBar::SeveralChoices));
+fn multiple_choices_or_prompts_forbid_transfers() {
+    assert_eq!(chat(r#","n":2"#).unwrap().transfer_bar, Some(TransferObstacle::SeveralChoices));
+    assert_eq!(chat(r#","n":1"#).unwrap().transfer_bar, None);
+    assert_eq!(chat(r#","prompt_logprobs":1"#).unwrap().transfer_bar, Some(TransferObstacle::PromptLogprobs));
+    let completion = |prompt: &str| {
+        parsed(GenerationEndpoint::Completions, &format!(r#"{{"model":"m","prompt":{prompt}}}"#)).unwrap().transfer_bar
+    };
+    assert_eq!(completion(r#"["a"]"#), Some(TransferObstacle::SeveralChoices));
+    assert_eq!(completion("[[1]]"), Some(TransferObstacle::SeveralChoices));
     assert_eq!(completion("[ 1,2]"), None);
     assert_eq!(completion(r#""a""#), None);
 }
 
 #[test]
-fn log_probabilities_of_the_prompt_are_asked_for_by_themselves_or_with_its_echo() {
-    let unread = |endpoint, body: &str| parsed(endpoint, body).unwrap().unread();
-    let completion = |fields: &str| unread(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":"a"{fields}}}"#));
-    let chat = |fields: &str| chat(fields).unwrap().unread();
+fn prompt_logprobs_are_detected_directly_or_through_echo() {
+    let unread = |endpoint, body: &str| parsed(endpoint, body).unwrap().cache_bypass_reason();
+    let completion =
+        |fields: &str| unread(GenerationEndpoint::Completions, &format!(r#"{{"model":"m","prompt":"a"{fields}}}"#));
+    let chat = |fields: &str| chat(fields).unwrap().cache_bypass_reason();
     for fields in [r#","prompt_logprobs":0"#, r#","prompt_logprobs":1"#, r#","echo":true,"logprobs":0"#] {
         assert_eq!(
             (completion(fields), chat(fields)),
-            (Some(TransferBar::PromptLogprobs), Some(TransferBar::PromptLogprobs))
+            (Some(TransferObstacle::PromptLogprobs), Some(TransferObstacle::PromptLogprobs))
         );
     }
     for fields in ["", r#","prompt_logprobs":null"#, r#","echo":false,"logprobs":1"#, r#","logprobs":1"#] {
         assert_eq!((completion(fields), chat(fields)), (None, None), "{fields}");
     }
     let echo = r#","echo":true"#;
-    assert_eq!((completion(echo), chat(echo)), (None, Some(TransferBar::PromptLogprobs)), "as vLLM takes it");
-    assert_eq!(unread(Endpoint::Messages, r#"{"model":"m","messages":[],"max_tokens":1,"echo":true}"#), None);
+    assert_eq!((completion(echo), chat(echo)), (None, Some(TransferObstacle::PromptLogprobs)), "as vLLM takes it");
+    assert_eq!(unread(GenerationEndpoint::Messages, r#"{"model":"m","messages":[],"max_tokens":1,"echo":true}"#), None);
 }
 
 #[test]
-fn every_way_to_ask_for_several_answers_bars_transfers() {
+fn every_multiple_choice_parameter_forbids_transfers() {
     for fields in [r#","n":2"#, r#","best_of":2"#, r#","use_beam_search":true"#] {
-        assert_eq!(chat(fields).unwrap().bar, Some(TransferBar::SeveralChoices), "{fields}");
+        assert_eq!(chat(fields).unwrap().transfer_bar, Some(TransferObstacle::SeveralChoices), "{fields}");
     }
-    assert_eq!(chat(r#","n":1,"best_of":1,"use_beam_search":false"#).unwrap().bar, None);
+    assert_eq!(chat(r#","n":1,"best_of":1,"use_beam_search":false"#).unwrap().transfer_bar, None);
 }
 
 #[test]
-fn a_clients_own_salt_counts_where_tenants_are_not_kept_apart_and_makes_other_blocks() {
+fn a_client_cache_salt_changes_blocks_where_tenants_are_not_separated() {
     let body = r#"{"model":"m","prompt":"a prompt of more than one block, whatever its size is","cache_salt":"mine"}"#;
-    let own = parsed(Endpoint::Completions, body).unwrap();
+    let own = parsed(GenerationEndpoint::Completions, body).unwrap();
     assert_eq!(own.cache_salt(), Some("mine"));
-    let tenant = parse(own.incoming.clone(), Endpoint::Completions, Some("theirs".into())).unwrap();
+    let tenant = parse(own.incoming.clone(), GenerationEndpoint::Completions, Some("theirs".into())).unwrap();
     assert_eq!(tenant.cache_salt(), Some("theirs"));
-    let plain = parsed(Endpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
+    let plain = parsed(GenerationEndpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
     let model = crate::catalog::Catalog::default().model(&plain.model);
     let root = |request| {
-        let request = crate::pipeline::identify::Unnamed::new(request, model.clone());
-        let found = request.whole(&prefix::Trails::new(vocabulary::Bytes::ZERO), None);
-        request.named(found).prefixed.prompt.chain.root
+        let request = crate::pipeline::identify::UnidentifiedRequest::new(request, model.clone());
+        let found = request.compute_whole(&prefix::ConversationCache::new(vocabulary::Bytes::ZERO), None);
+        request.with_prompt(found).identified.prompt.chain.root
     };
     assert_ne!(root(own), root(plain));
 }

@@ -1,11 +1,11 @@
 use serde_json::json;
-use vocabulary::{Knowledge, Micros, Tokens};
+use vocabulary::{KvIndexState, Micros, Tokens};
 
 use crate::sim_command::tests::{sim, url};
-use crate::testing::{Front, front_of, post, until};
+use crate::testing::{TestRouter, post, start_router_at, wait_until};
 
 /// Serves a prompt of some hundred tokens that begins with this word, and says what its receipt has for eviction.
-async fn eviction(front: &Front, word: &str) -> Micros {
+async fn eviction(front: &TestRouter, word: &str) -> Micros {
     let prompt = format!("{word} {}", "and a long history ".repeat(60));
     let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt});
     assert_eq!(post(front.proxy_address(), "/v1/completions", body.to_string()).await.status, 200);
@@ -14,17 +14,17 @@ async fn eviction(front: &Front, word: &str) -> Micros {
 }
 
 #[tokio::test]
-async fn a_receipt_says_what_a_step_pushes_out_and_a_session_does_not_push_itself_out() {
+async fn a_receipt_names_the_sessions_a_step_evicts_but_never_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
     std::fs::write(&path, "blocks = 128\ncontext_tokens = 2048").unwrap();
     let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
-    let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
-    let seen = |front: &Front| {
+    let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let seen = |front: &TestRouter| {
         let view = &front.gateway.fleet().snapshot()[0];
         (view.capacity.kv, view.knowledge)
     };
-    until("its memory and its blocks are known", || seen(&front) == (Tokens(2_048), Knowledge::Exact)).await;
+    wait_until("its memory and its blocks are known", || seen(&front) == (Tokens(2_048), KvIndexState::Exact)).await;
     let mut prices = Vec::new();
     while prices.iter().filter(|price| **price > Micros::ZERO).count() < 2 {
         assert!(prices.len() < 30, "never full: {prices:?}");

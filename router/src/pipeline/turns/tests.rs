@@ -1,95 +1,95 @@
 use futures::FutureExt as _;
 use http::{HeaderMap, Method};
 use serde_json::json;
-use vocabulary::{Knowledge, TenantId, Tokens, WorkerId};
+use vocabulary::{KvIndexState, TenantId, Tokens, WorkerId};
 use workers_shim::sim::SimWorker;
 
 use super::*;
-use crate::incoming::{Endpoint, Incoming, new_request_id};
-use crate::pipeline::plan::Classified;
-use crate::pipeline::receipt::{Ending, Receipt};
-use crate::pipeline::steering::{Mode, Percent};
+use crate::incoming::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::pipeline::plan::ClassifiedStep;
+use crate::pipeline::receipt::{Receipt, RequestOutcome};
+use crate::pipeline::steering::{Percent, RoutingMode};
 use crate::pipeline::{identify, locate, parse, plan};
 use crate::sim_command::tests::{sim, url};
-use crate::testing::{Front, front_of, post, raw, request_bytes, until};
+use crate::testing::{TestRouter, post, raw, request_bytes, start_router_at, wait_until};
 
-fn hold(turns: &mut Turns, step: u128, prompt: u64) -> Verdict {
-    let asking = Asking { prompt: Tokens(prompt), costs_others: Micros(u64::MAX), now: Micros(1) };
+fn hold(turns: &mut AdmissionQueue, step: u128, prompt: u64) -> AdmissionDecision {
+    let asking = AdmissionRequest { prompt: Tokens(prompt), displaced_compute: Micros(u64::MAX), now: Micros(1) };
     turns.admit(RequestId(step), asking)
 }
 
-fn start(turns: &mut Turns, step: u128) {
-    let asking = Asking { prompt: Tokens(1), costs_others: Micros::ZERO, now: Micros(1) };
-    assert!(matches!(turns.admit(RequestId(step), asking), Verdict::Start { .. }));
+fn start(turns: &mut AdmissionQueue, step: u128) {
+    let asking = AdmissionRequest { prompt: Tokens(1), displaced_compute: Micros::ZERO, now: Micros(1) };
+    assert!(matches!(turns.admit(RequestId(step), asking), AdmissionDecision::Start { .. }));
 }
 
 /// Who is called, of these.
-fn called(turns: &Turns, steps: &[u128]) -> Vec<u128> {
+fn woken(turns: &AdmissionQueue, steps: &[u128]) -> Vec<u128> {
     let is_called =
-        |step: &u128| turns.bells.get(&RequestId(*step)).is_some_and(|bell| bell.notified().now_or_never().is_some());
+        |step: &u128| turns.wakers.get(&RequestId(*step)).is_some_and(|bell| bell.notified().now_or_never().is_some());
     steps.iter().copied().filter(is_called).collect()
 }
 
-fn three() -> Turns {
-    let mut turns = Turns::new(Admission::default());
+fn queue_of_three() -> AdmissionQueue {
+    let mut turns = AdmissionQueue::new(AdmissionLimits::default());
     for (step, prompt) in [(1, 300), (2, 100), (3, 200)] {
-        assert!(matches!(hold(&mut turns, step, prompt), Verdict::Hold { .. }));
+        assert!(matches!(hold(&mut turns, step, prompt), AdmissionDecision::Hold { .. }));
     }
     turns
 }
 
 #[test]
-fn they_are_called_one_after_the_other_short_prompts_first() {
-    let mut turns = three();
-    assert_eq!(called(&turns, &[1, 2, 3]), []);
-    turns.stir(Micros(2));
-    assert_eq!(called(&turns, &[1, 2, 3]), [2]);
+fn queued_steps_wake_one_at_a_time_shortest_prompt_first() {
+    let mut turns = queue_of_three();
+    assert_eq!(woken(&turns, &[1, 2, 3]), []);
+    turns.notify_completion(Micros(2));
+    assert_eq!(woken(&turns, &[1, 2, 3]), [2]);
     start(&mut turns, 2);
-    assert_eq!(called(&turns, &[1, 3]), [3]);
+    assert_eq!(woken(&turns, &[1, 3]), [3]);
     hold(&mut turns, 3, 200);
-    assert_eq!(called(&turns, &[1, 3]), [1]);
+    assert_eq!(woken(&turns, &[1, 3]), [1]);
     hold(&mut turns, 1, 300);
-    assert_eq!((called(&turns, &[1, 3]), turns.len()), (vec![], 2), "the round is over");
+    assert_eq!((woken(&turns, &[1, 3]), turns.len()), (vec![], 2), "the round is over");
 }
 
 #[test]
-fn who_leaves_when_it_is_called_passes_its_turn_on_and_who_leaves_before_is_left_out() {
-    let mut turns = three();
-    turns.stir(Micros(2));
+fn a_step_that_leaves_the_queue_passes_its_turn_on() {
+    let mut turns = queue_of_three();
+    turns.notify_completion(Micros(2));
     turns.leave(RequestId(3), Micros(2));
-    assert_eq!(called(&turns, &[1, 2]), [2]);
+    assert_eq!(woken(&turns, &[1, 2]), [2]);
     turns.leave(RequestId(2), Micros(2));
-    assert_eq!((called(&turns, &[1]), turns.len()), (vec![1], 1));
+    assert_eq!((woken(&turns, &[1]), turns.len()), (vec![1], 1));
 }
 
 #[test]
-fn what_ends_during_a_round_begins_another_and_a_new_step_asks_without_being_called() {
-    let mut turns = three();
-    turns.stir(Micros(2));
-    assert_eq!(called(&turns, &[1, 2, 3]), [2]);
-    turns.stir(Micros(3));
+fn a_completion_during_a_round_starts_another_and_new_steps_plan_at_once() {
+    let mut turns = queue_of_three();
+    turns.notify_completion(Micros(2));
+    assert_eq!(woken(&turns, &[1, 2, 3]), [2]);
+    turns.notify_completion(Micros(3));
     hold(&mut turns, 4, 50);
-    assert_eq!(called(&turns, &[1, 2, 3, 4]), [], "one at a time");
+    assert_eq!(woken(&turns, &[1, 2, 3, 4]), [], "one at a time");
     for (step, next) in [(2, 3), (3, 1), (1, 4)] {
         hold(&mut turns, step, 100);
-        assert_eq!(called(&turns, &[1, 2, 3, 4]), [next], "behind the last one the shortest of all");
+        assert_eq!(woken(&turns, &[1, 2, 3, 4]), [next], "behind the last one the shortest of all");
     }
 }
 
 #[test]
-fn where_nothing_ends_each_is_called_every_half_second() {
-    let mut turns = three();
-    turns.stir(Micros(10));
+fn without_completions_each_queued_step_wakes_every_half_second() {
+    let mut turns = queue_of_three();
+    turns.notify_completion(Micros(10));
     for step in [2, 3, 1] {
-        assert_eq!(called(&turns, &[step]), [step]);
+        assert_eq!(woken(&turns, &[step]), [step]);
         hold(&mut turns, step, 100);
     }
-    turns.heard_nothing(Micros(500_009));
-    assert_eq!(called(&turns, &[1, 2, 3]), []);
-    turns.heard_nothing(Micros(500_010));
-    assert_eq!(called(&turns, &[1, 2, 3]), [2]);
-    turns.heard_nothing(Micros(9_000_000));
-    assert_eq!(called(&turns, &[1, 2, 3]), [], "that round still goes on");
+    turns.poll_idle(Micros(500_009));
+    assert_eq!(woken(&turns, &[1, 2, 3]), []);
+    turns.poll_idle(Micros(500_010));
+    assert_eq!(woken(&turns, &[1, 2, 3]), [2]);
+    turns.poll_idle(Micros(9_000_000));
+    assert_eq!(woken(&turns, &[1, 2, 3]), [], "that round still goes on");
 }
 
 const PATH: &str = "/v1/completions";
@@ -100,24 +100,24 @@ fn body(word: &str) -> String {
 }
 
 /// A worker whose memory is full of what sessions had there just now, and a router that would rather wait for any of them.
-async fn full(settings: &[&str]) -> (SimWorker, Front, tempfile::TempDir) {
+async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
     std::fs::write(&path, "blocks = 128\ncontext_tokens = 2048").unwrap();
     let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
     let fixed = ["models.tiny.text=builtin", "planner.admission.tolerated=0"];
-    let front = front_of(&[url(&worker)], &[&fixed, settings].concat()).await;
-    until("its memory and its blocks are known", || {
+    let front = start_router_at(&[url(&worker)], &[&fixed, settings].concat()).await;
+    wait_until("its memory and its blocks are known", || {
         let view = &front.gateway.fleet().snapshot()[0];
-        (view.capacity.kv, view.knowledge) == (Tokens(2_048), Knowledge::Exact)
+        (view.capacity.kv, view.knowledge) == (Tokens(2_048), KvIndexState::Exact)
     })
     .await;
     (worker, front, folder)
 }
 
 /// Sends prompts, in the shadow, where none waits, until one pushes another out.
-async fn fill(front: &Front) {
-    front.gateway.steering.turn(Mode::Shadow, Percent::ALL);
+async fn fill(front: &TestRouter) {
+    front.gateway.routing.set(RoutingMode::Shadow, Percent::ALL);
     for number in 0.. {
         assert!(number < 30, "never full");
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
@@ -127,11 +127,11 @@ async fn fill(front: &Front) {
             break;
         }
     }
-    front.gateway.steering.turn(Mode::Own, Percent::ALL);
+    front.gateway.routing.set(RoutingMode::Own, Percent::ALL);
 }
 
-async fn step(front: &Front, word: &str) -> Classified {
-    let incoming = Incoming {
+async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
+    let incoming = ClientRequest {
         id: new_request_id(),
         tenant: TenantId::default(),
         method: Method::POST,
@@ -139,97 +139,100 @@ async fn step(front: &Front, word: &str) -> Classified {
         headers: HeaderMap::new(),
         body: body(word).into(),
         arrived: Instant::now(),
-        reserved: None,
+        token_reservation: None,
         memory: None,
-        adds: None,
+        addition: None,
     };
-    let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
+    let request = parse::parse(incoming, GenerationEndpoint::Completions, None).unwrap();
     let model = front.gateway.catalog().model(&request.model);
-    let request = identify::Unnamed::new(request, model);
-    let found = request.whole(&front.gateway.remembered.identity.trails, None);
-    let named = request.named(found);
-    plan::classify(&front.gateway, locate::locate(&front.gateway, named.prefixed, named.chat).await.unwrap())
+    let request = identify::UnidentifiedRequest::new(request, model);
+    let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
+    let named = request.with_prompt(found);
+    plan::classify(&front.gateway, locate::locate(&front.gateway, named.identified, named.converted).await.unwrap())
 }
 
-fn newest(front: &Front) -> Arc<Receipt> {
+fn newest(front: &TestRouter) -> Arc<Receipt> {
     front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
-fn waited(front: &Front, until: Until) -> u64 {
-    front.gateway.metrics.decisions.waited.with_label_values(&[until.as_ref()]).get_sample_count()
+fn waited(front: &TestRouter, until: WaitOutcome) -> u64 {
+    front.gateway.metrics.decisions.admission_wait.with_label_values(&[until.as_ref()]).get_sample_count()
 }
 
 #[tokio::test]
-async fn a_step_waits_for_the_longest_time_and_its_receipt_says_what_for() {
-    let (_worker, front, _folder) = full(&["planner.admission.longest=700000"]).await;
+async fn a_step_waits_at_most_max_wait_and_its_receipt_says_why() {
+    let (_worker, front, _folder) = full_worker(&["planner.admission.longest=700000"]).await;
     fill(&front).await;
     assert_eq!(post(front.proxy_address(), PATH, body("it waits")).await.status, 200);
     let receipt = newest(&front);
-    let Some(Waited { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
-    assert!(until == Until::Longest && time >= Micros(700_000) && costs_others > Micros::ZERO, "{receipt:?}");
+    let Some(AdmissionWait { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
+    assert!(until == WaitOutcome::Longest && time >= Micros(700_000) && costs_others > Micros::ZERO, "{receipt:?}");
     assert!(receipt.seen.unwrap().first_token.unwrap_or(receipt.seen.unwrap().total) > time);
-    assert_eq!((waited(&front, Until::Longest), front.gateway.policies.account().waiting()), (1, 0));
+    assert_eq!((waited(&front, WaitOutcome::Longest), front.gateway.policies.occupancy().queue_len()), (1, 0));
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_its_step_waits_leaves_the_queue_and_a_receipt() {
-    let (worker, front, _folder) = full(&[]).await;
+async fn a_client_that_leaves_the_queue_leaves_a_receipt() {
+    let (worker, front, _folder) = full_worker(&[]).await;
     fill(&front).await;
     let served = front.gateway.decisions.receipts.newest(100, |_| true).len();
-    let account = front.gateway.policies.account();
+    let account = front.gateway.policies.occupancy();
     let client = raw(front.proxy_address(), &request_bytes(PATH, &body("it leaves"))).await;
-    until("it waits", || account.waiting() == 1).await;
+    wait_until("it waits", || account.queue_len() == 1).await;
     drop(client);
-    until("it is gone", || account.waiting() == 0).await;
-    until("its receipt is there", || front.gateway.decisions.receipts.newest(100, |_| true).len() > served).await;
+    wait_until("it is gone", || account.queue_len() == 0).await;
+    wait_until("its receipt is there", || front.gateway.decisions.receipts.newest(100, |_| true).len() > served).await;
     let receipt = newest(&front);
-    assert_eq!((receipt.seen.unwrap().ending, receipt.attempts.len()), (Ending::ClientLeft, 0));
-    assert_eq!(receipt.waited.map(|waited| waited.until), Some(Until::Left));
-    assert_eq!(waited(&front, Until::Left), 1);
+    assert_eq!((receipt.seen.unwrap().ending, receipt.attempts.len()), (RequestOutcome::ClientLeft, 0));
+    assert_eq!(receipt.waited.map(|waited| waited.until), Some(WaitOutcome::Left));
+    assert_eq!(waited(&front, WaitOutcome::Left), 1);
     drop(worker);
 }
 
 #[tokio::test]
-async fn who_waits_starts_when_the_planner_is_no_longer_asked() {
-    let (_worker, front, _folder) = full(&[]).await;
+async fn queued_steps_start_when_the_planner_is_bypassed() {
+    let (_worker, front, _folder) = full_worker(&[]).await;
     fill(&front).await;
-    let (address, account) = (front.proxy_address(), front.gateway.policies.account().clone());
+    let (address, account) = (front.proxy_address(), front.gateway.policies.occupancy().clone());
     let answer = tokio::spawn(async move { post(address, PATH, body("it waits")).await.status });
-    until("it waits", || account.waiting() == 1).await;
-    front.gateway.steering.turn(Mode::Sticky, Percent::ALL);
+    wait_until("it waits", || account.queue_len() == 1).await;
+    front.gateway.routing.set(RoutingMode::Sticky, Percent::ALL);
     assert_eq!(answer.await.unwrap(), 200);
     let receipt = newest(&front);
-    assert_eq!((receipt.mode, receipt.waited.map(|waited| waited.until)), (Mode::Sticky, Some(Until::Room)));
+    assert_eq!(
+        (receipt.mode, receipt.waited.map(|waited| waited.until)),
+        (RoutingMode::Sticky, Some(WaitOutcome::Room))
+    );
 }
 
 #[tokio::test]
-async fn a_step_that_failed_elsewhere_or_that_the_bypass_serves_or_whose_finds_are_guessed_does_not_wait() {
-    let (_worker, front, _folder) = full(&[]).await;
+async fn retried_bypassed_and_inexact_steps_do_not_queue() {
+    let (_worker, front, _folder) = full_worker(&[]).await;
     fill(&front).await;
-    let plan = |step: &Classified, excluded: &[WorkerId]| plan::plan(&front.gateway, step, excluded).unwrap();
+    let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&front.gateway, step, excluded).unwrap();
     let mut step = step(&front, "one more").await;
-    assert!(!plan(&step, &[WorkerId(7)]).waits());
-    step.mode = Mode::Shadow;
+    assert!(!plan(&step, &[WorkerId(7)]).must_wait());
+    step.mode = RoutingMode::Shadow;
     let shadow = plan(&step, &[]);
-    assert!(!shadow.waits() && shadow.decision.is_some());
-    step.mode = Mode::Own;
+    assert!(!shadow.must_wait() && shadow.decision.is_some());
+    step.mode = RoutingMode::Own;
     let exact = step.located.workers.clone();
-    for knowledge in [Knowledge::Degraded, Knowledge::Fallback] {
+    for knowledge in [KvIndexState::Degraded, KvIndexState::Fallback] {
         step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { knowledge, ..view.clone() }).collect();
-        assert!(!plan(&step, &[]).waits(), "{knowledge:?}");
+        assert!(!plan(&step, &[]).must_wait(), "{knowledge:?}");
     }
     step.located.workers = exact;
-    assert!(plan(&step, &[]).waits());
+    assert!(plan(&step, &[]).must_wait());
 }
 
 #[tokio::test]
-async fn what_finds_no_place_to_wait_in_starts_and_is_counted() {
-    let (_worker, front, _folder) = full(&["planner.admission.most=0"]).await;
+async fn a_step_that_finds_the_queue_full_starts_and_is_counted() {
+    let (_worker, front, _folder) = full_worker(&["planner.admission.most=0"]).await;
     for number in 0..12 {
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
     }
     let receipt = newest(&front);
-    let Some(Waited { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
-    assert!((time, until) == (Micros::ZERO, Until::NoPlace) && costs_others > Micros::ZERO, "{receipt:?}");
-    assert!(waited(&front, Until::NoPlace) > 0);
+    let Some(AdmissionWait { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
+    assert!((time, until) == (Micros::ZERO, WaitOutcome::NoPlace) && costs_others > Micros::ZERO, "{receipt:?}");
+    assert!(waited(&front, WaitOutcome::NoPlace) > 0);
 }

@@ -2,59 +2,62 @@ use http::Request;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pipeline::receipt::Ending;
-use crate::testing::{Front, Got, Worker, front, get, post, send};
+use crate::pipeline::receipt::RequestOutcome;
+use crate::testing::{StubWorker, TestResponse, TestRouter, get, post, send, start_router};
 
 const PATH: &str = "/v1/responses";
 
-async fn ask(front: &Front, body: Value) -> Got {
+async fn ask(front: &TestRouter, body: Value) -> TestResponse {
     post(front.proxy_address(), PATH, body.to_string()).await
 }
 
 /// A step after `id` at a worker that has forgotten it.
-fn forgotten(id: &str) -> Value {
+fn step_after_forgotten(id: &str) -> Value {
     json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"})
 }
 
-fn sent(worker: &Worker) -> Value {
-    serde_json::from_slice(&worker.last().body).unwrap()
+fn last_sent_body(worker: &StubWorker) -> Value {
+    serde_json::from_slice(&worker.last_request().body).unwrap()
 }
 
 #[tokio::test]
-async fn another_tenants_response_is_neither_followed_nor_told_of() {
-    let worker = Worker::start("one", "tiny").await;
+async fn another_tenants_response_is_indistinguishable_from_a_missing_one() {
+    let worker = StubWorker::start("one", "tiny").await;
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let ask = async |key: &str, body: Value| {
         let request = Request::post(PATH).header("authorization", format!("Bearer {key}"));
         send(front.proxy_address(), request, body.to_string()).await
     };
     let made = ask("k1", json!({"model": "tiny", "input": "the secret is blue"})).await.json();
     let id = made["id"].as_str().unwrap();
-    let before = worker.seen().len();
+    let before = worker.requests().len();
     let mut told = Vec::new();
     for id in [id, "resp_of_nobody"] {
-        let got = ask("k2", forgotten(id)).await;
+        let got = ask("k2", step_after_forgotten(id)).await;
         assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"));
-        assert!(!got.headers.contains_key(RESOLVED));
+        assert!(!got.headers.contains_key(RESOLVED_HEADER));
         told.push(String::from_utf8(got.body.to_vec()).unwrap().replace(id, "ID"));
     }
     assert_eq!(told[0], told[1], "as if it did not exist");
-    assert_eq!(worker.seen().len(), before, "no worker was asked");
-    let own = ask("k1", forgotten(id)).await;
-    assert_eq!((own.status, own.headers[RESOLVED].to_str().unwrap()), (200, "transcript"));
-    assert!(sent(&worker)["input"].to_string().contains("the secret is blue"), "its own tenant goes on with it");
+    assert_eq!(worker.requests().len(), before, "no worker was asked");
+    let own = ask("k1", step_after_forgotten(id)).await;
+    assert_eq!((own.status, own.headers[RESOLVED_HEADER].to_str().unwrap()), (200, "transcript"));
+    assert!(
+        last_sent_body(&worker)["input"].to_string().contains("the secret is blue"),
+        "its own tenant goes on with it"
+    );
 }
 
 #[tokio::test]
-async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
-    let worker = Worker::start("one", "tiny").await;
+async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
+    let worker = StubWorker::start("one", "tiny").await;
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"ka\" = \"a\"\n\"kb\" = \"b\"").unwrap();
-    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let call = async |key: &str, request: http::request::Builder, body: String| {
         let request = request.header("authorization", format!("Bearer {key}")).header("x-request-id", "victim");
         send(front.proxy_address(), request, body).await
@@ -62,7 +65,7 @@ async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
     let made =
         call("kb", Request::post(PATH), json!({"model": "tiny", "input": "x", "behave": "store"}).to_string()).await;
     assert_eq!(made.headers["x-request-id"], "victim", "the client gets its own name of the request back");
-    assert_ne!(worker.last().headers["x-request-id"], "victim", "its worker gets ours");
+    assert_ne!(worker.last_request().headers["x-request-id"], "victim", "its worker gets ours");
     let id = made.json()["id"].as_str().unwrap().to_owned();
     assert!(!id.contains("victim"), "{id}");
     for name in ["request_id", "r\\u0065quest_id", "rid"] {
@@ -73,7 +76,7 @@ async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
             let got = call("ka", Request::post(PATH), body).await;
             assert_eq!(got.status, 200, "{name}");
             assert_ne!(got.json()["id"], id.as_str());
-            let seen = sent(&worker);
+            let seen = last_sent_body(&worker);
             assert_eq!([&seen["request_id"], &seen["rid"], &seen["priority"]], [&Value::Null; 3], "{seen}");
         }
     }
@@ -92,9 +95,9 @@ async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
 }
 
 #[tokio::test]
-async fn what_was_not_to_be_stored_or_was_cut_is_not_gone_on_with_elsewhere() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn unstored_or_truncated_responses_do_not_continue_elsewhere() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let id = ask(&front, json!({"model": "tiny", "input": "x", "store": false})).await.json()["id"].clone();
     let begun = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
         \"response\":{\"id\":\"resp_cut\",\"status\":\"in_progress\",\"output\":[]}}\n\n";
@@ -102,57 +105,57 @@ async fn what_was_not_to_be_stored_or_was_cut_is_not_gone_on_with_elsewhere() {
     let got = ask(&front, cut).await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
     assert!(text.starts_with(begun) && text.contains("event: error\ndata: "), "{text}");
-    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true)[0].seen.unwrap().ending, Ending::Broken);
+    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true)[0].seen.unwrap().ending, RequestOutcome::Broken);
     for id in [id.as_str().unwrap(), "resp_cut"] {
-        let got = ask(&front, forgotten(id)).await;
-        assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (404, false), "{id}");
-        assert_eq!(sent(&worker)["previous_response_id"], id, "its maker was asked");
+        let got = ask(&front, step_after_forgotten(id)).await;
+        assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (404, false), "{id}");
+        assert_eq!(last_sent_body(&worker)["previous_response_id"], id, "its maker was asked");
     }
     let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
-    let got = ask(&front, forgotten(id.as_str().unwrap())).await;
-    assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (200, true));
+    let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
+    assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (200, true));
 }
 
 #[tokio::test]
-async fn a_response_in_the_background_is_forwarded_without_a_plan_and_found_again() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn a_background_response_is_forwarded_unplanned_and_found_again() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let got = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
-    assert_eq!((got.status, &sent(&worker)["background"]), (200, &json!(true)));
+    assert_eq!((got.status, &last_sent_body(&worker)["background"]), (200, &json!(true)));
     assert!(front.gateway.decisions.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
     let path = format!("{PATH}/{}", got.json()["id"].as_str().unwrap());
     assert_eq!(get(front.proxy_address(), &path).await.status, 200);
-    assert_eq!(worker.last().path, path);
+    assert_eq!(worker.last_request().path, path);
     ask(&front, json!({"model": "tiny", "input": "x", "background": false})).await;
     assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true).len(), 1);
 }
 
 #[tokio::test]
-async fn what_only_routers_may_send_is_counted_once_although_two_workers_were_asked() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn stripped_fields_are_counted_once_when_two_workers_are_asked() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let stripped = || front.gateway.metrics.requests.stripped.with_label_values(&["kv_transfer_params"]).get();
     let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
     for (n, behave) in [(1, "forgotten"), (2, "answer")] {
-        let mut next = forgotten(id.as_str().unwrap());
+        let mut next = step_after_forgotten(id.as_str().unwrap());
         next["behave"] = behave.into();
         next["kv_transfer_params"] = json!({"remote_request_id": "x"});
         let got = ask(&front, next).await;
-        assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (200, behave == "forgotten"));
-        assert_eq!((stripped(), sent(&worker).get("kv_transfer_params")), (n, None));
+        assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (200, behave == "forgotten"));
+        assert_eq!((stripped(), last_sent_body(&worker).get("kv_transfer_params")), (n, None));
     }
 }
 
 #[tokio::test]
-async fn what_is_kept_of_a_session_or_a_tenant_is_forgotten_when_an_operator_asks() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn an_operator_erases_a_session_or_a_tenant() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let named =
         |session: &str| json!({"model": "tiny", "input": "the words", "behave": "store", "prompt_cache_key": session});
     let ids = [named("mine"), named("other")].map(|body| ask(&front, body));
     let ids: Vec<String> =
         futures::future::join_all(ids).await.iter().map(|got| got.json()["id"].as_str().unwrap().into()).collect();
-    let goes_on = async |id: &str| ask(&front, forgotten(id)).await.status;
+    let goes_on = async |id: &str| ask(&front, step_after_forgotten(id)).await.status;
     let forget =
         async |path: &str| send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await;
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [200, 200]);
@@ -174,7 +177,7 @@ async fn what_is_kept_of_a_session_or_a_tenant_is_forgotten_when_an_operator_ask
 }
 
 /// The newest receipt, once there are so many.
-async fn newest(front: &Front, count: usize) -> serde_json::Value {
+async fn newest_receipt(front: &TestRouter, count: usize) -> serde_json::Value {
     for _ in 0..500 {
         let all = front.gateway.decisions.receipts.newest(100, |_| true);
         if all.len() >= count {
@@ -187,14 +190,14 @@ async fn newest(front: &Front, count: usize) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_step_that_follows_a_stored_response_has_its_receipt_although_nobody_planned_it() {
-    let worker = Worker::start("one", "tiny").await;
-    let front = front(&[&worker], &[]).await;
+async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
     let id = ask(&front, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
-    let first = newest(&front, 1).await;
+    let first = newest_receipt(&front, 1).await;
     // Where its worker has forgotten the response before, it is planned as any other.
-    let got = ask(&front, forgotten(id.as_str().unwrap())).await;
-    let receipt = newest(&front, 2).await;
+    let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
+    let receipt = newest_receipt(&front, 2).await;
     assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
     assert!(receipt["decision"].is_object(), "{receipt}");
 
@@ -203,7 +206,7 @@ async fn a_step_that_follows_a_stored_response_has_its_receipt_although_nobody_p
             "prompt_cache_key": "mine"})
     };
     let got = ask(&front, next("count")).await;
-    let receipt = newest(&front, 3).await;
+    let receipt = newest_receipt(&front, 3).await;
     assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
     let known = &receipt["known"];
     assert_eq!((&known["fallback"], &known["named_by"]), (&json!("stored_response"), &json!("body")));
@@ -216,18 +219,18 @@ async fn a_step_that_follows_a_stored_response_has_its_receipt_although_nobody_p
 
     // Its worker counts nothing here, and says no to the next.
     ask(&front, next("answer")).await;
-    let known = &newest(&front, 4).await["known"];
+    let known = &newest_receipt(&front, 4).await["known"];
     assert!(known["estimated"] == true && known["prompt"].as_u64().unwrap() > 10, "{known}");
     ask(&front, next("refuse")).await;
-    assert_eq!(newest(&front, 5).await["seen"]["ending"], "refused");
+    assert_eq!(newest_receipt(&front, 5).await["seen"]["ending"], "refused");
     ask(&front, next("die")).await;
-    let seen = &newest(&front, 6).await["seen"];
+    let seen = &newest_receipt(&front, 6).await["seen"];
     assert!(seen["ending"] == "broken" && seen["first_token"].as_u64().unwrap() > 0, "{seen}");
     let whole = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_2\",\
         \"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":77,\"output_tokens\":5,\"total_tokens\":82}}}\n\n";
     let mut streamed = next("die");
     streamed["before"] = whole.into();
     ask(&front, streamed).await;
-    let receipt = newest(&front, 7).await;
+    let receipt = newest_receipt(&front, 7).await;
     assert_eq!((&receipt["known"]["prompt"], &receipt["seen"]["answered"]), (&json!(77), &json!(5)), "{receipt}");
 }

@@ -24,12 +24,12 @@ fn echo(template: &str) -> ModelCodec {
     ModelCodec::load(Some(folder.path().to_owned())).unwrap()
 }
 
-fn encode(codec: &ModelCodec, words: ChatWords, body: &Value) -> Result<Vec<u32>, String> {
+fn encode(codec: &ModelCodec, words: ConversationApi, body: &Value) -> Result<Vec<u32>, String> {
     codec.encode_chat(words, body.to_string().as_bytes()).map_err(|error| error.0)
 }
 
 #[derive(Deserialize)]
-struct Shape {
+struct ConversionCase {
     template: String,
     endpoint: String,
     body: Box<RawValue>,
@@ -37,23 +37,23 @@ struct Shape {
 }
 
 #[test]
-fn requests_of_all_endpoints_are_rendered_as_vllms_own_code_renders_them() {
+fn requests_of_all_endpoints_render_as_in_vllm() {
     let recorded = std::fs::read(repository("router/prefix/testdata/shapes.json")).unwrap();
-    let shapes: Vec<Shape> = serde_json::from_slice(&recorded).unwrap();
+    let shapes: Vec<ConversionCase> = serde_json::from_slice(&recorded).unwrap();
     let echoes = ["echo_text", "echo_parts"].map(|name| (name, echo(name)));
     let (mut same, mut refused) = ([0; 3], 0);
     for shape in &shapes {
         let (_, codec) = echoes.iter().find(|(name, _)| *name == shape.template).unwrap();
         let words = match shape.endpoint.as_str() {
-            "messages" => ChatWords::Messages,
-            "responses" => ChatWords::Responses,
-            _ => ChatWords::Chat,
+            "messages" => ConversationApi::Messages,
+            "responses" => ConversationApi::Responses,
+            _ => ConversationApi::Chat,
         };
         let Some(expected) = &shape.text else { continue };
         match codec.encode_chat(words, shape.body.get().as_bytes()) {
             Ok(ids) => {
                 let body = shape.body.get();
-                assert_eq!(ids, codec.encode(expected, Framing::Bare).unwrap(), "{} {body}", shape.endpoint);
+                assert_eq!(ids, codec.encode(expected, AddSpecialTokens::Bare).unwrap(), "{} {body}", shape.endpoint);
                 same[words as usize] += 1;
             }
             Err(error) => {
@@ -66,26 +66,26 @@ fn requests_of_all_endpoints_are_rendered_as_vllms_own_code_renders_them() {
 }
 
 #[test]
-fn the_keys_of_a_tools_schema_stand_in_the_order_in_which_they_were_sent() {
+fn tool_schema_keys_keep_the_order_of_the_request() {
     let codec = family("qwen_like");
     let tokens = |parameters: &str| {
         let function = format!(r#"{{"name":"look","parameters":{parameters}}}"#);
         let ask = r#"[{"role":"user","content":"Where?"}]"#;
         let body = format!(r#"{{"messages":{ask},"tools":[{{"type":"function","function":{function}}}]}}"#);
-        codec.encode_chat(ChatWords::Chat, body.as_bytes()).unwrap()
+        codec.encode_chat(ConversationApi::Chat, body.as_bytes()).unwrap()
     };
     let sent = codec.decode(&tokens(r#"{"type":"object","required":["at"],"properties":{}}"#));
     assert!(sent.contains(r#"{"type": "object", "required": ["at"], "properties": {}}"#), "{sent}");
 }
 
 #[test]
-fn a_template_is_given_the_requests_arguments_and_earlier_thoughts() {
+fn template_receives_request_arguments_and_earlier_reasoning() {
     let codec = family("qwen_like");
     let told = |more: &str| {
         let thought = r#"{"role":"assistant","reasoning_content":"Hm, gates.","content":"There."}"#;
         let messages = format!(r#"[{{"role":"user","content":"Where?"}},{thought}]"#);
         let body = format!(r#"{{"messages":{messages}{more}}}"#);
-        codec.decode(&codec.encode_chat(ChatWords::Chat, body.as_bytes()).unwrap())
+        codec.decode(&codec.encode_chat(ConversationApi::Chat, body.as_bytes()).unwrap())
     };
     let plain = told("");
     assert!(plain.contains("Hm, gates."), "{plain}");
@@ -94,13 +94,13 @@ fn a_template_is_given_the_requests_arguments_and_earlier_thoughts() {
 }
 
 #[test]
-fn an_answer_is_gone_on_with_only_where_no_new_one_is_opened() {
+fn answer_is_continued_only_without_a_generation_prompt() {
     let codec = ModelCodec::load(None).unwrap();
     let with = |more: Value| {
         let mut body =
             json!({"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "On "}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        encode(&codec, ChatWords::Chat, &body)
+        encode(&codec, ConversationApi::Chat, &body)
     };
     let whole = with(json!({"add_generation_prompt": false})).unwrap();
     let begun = with(json!({"add_generation_prompt": false, "continue_final_message": true})).unwrap();
@@ -115,27 +115,27 @@ fn an_answer_is_gone_on_with_only_where_no_new_one_is_opened() {
 }
 
 #[test]
-fn what_is_refused_says_what_to_do() {
+fn rejected_requests_name_a_remedy() {
     let codec = ModelCodec::load(None).unwrap();
     let image = json!({"type": "image_url", "image_url": {"url": "http://x/y.png"}});
     let anthropics = json!({"type": "image", "source": {"type": "url", "url": "http://x/y.png"}});
     let responses = json!({"type": "input_image", "image_url": "http://x/y.png"});
     let asked = |part: &Value| json!([{"role": "user", "content": [part]}]);
     let cases = [
-        (ChatWords::Chat, json!({"messages": asked(&image)}), "takes text only"),
-        (ChatWords::Messages, json!({"messages": asked(&anthropics)}), "takes text only"),
-        (ChatWords::Responses, json!({"input": asked(&responses)}), "takes text only"),
-        (ChatWords::Chat, json!({"messages": [], "tools": []}), "no messages"),
-        (ChatWords::Chat, json!({"messages": asked(&json!("x")), "chat_template": "x"}), "leave it out"),
-        (ChatWords::Responses, json!({"input": "x", "truncation": "auto"}), "leave it out"),
-        (ChatWords::Chat, json!({"messages": asked(&json!("x")), "tools": [{"type": "function"}]}), "a tool"),
+        (ConversationApi::Chat, json!({"messages": asked(&image)}), "takes text only"),
+        (ConversationApi::Messages, json!({"messages": asked(&anthropics)}), "takes text only"),
+        (ConversationApi::Responses, json!({"input": asked(&responses)}), "takes text only"),
+        (ConversationApi::Chat, json!({"messages": [], "tools": []}), "no messages"),
+        (ConversationApi::Chat, json!({"messages": asked(&json!("x")), "chat_template": "x"}), "leave it out"),
+        (ConversationApi::Responses, json!({"input": "x", "truncation": "auto"}), "leave it out"),
+        (ConversationApi::Chat, json!({"messages": asked(&json!("x")), "tools": [{"type": "function"}]}), "a tool"),
     ];
     for (words, body, expected) in cases {
         let error = encode(&codec, words, &body).unwrap_err();
         assert!(error.contains(expected), "{body}: {error}");
     }
-    let none =
-        family_without_template().encode_chat(ChatWords::Chat, br#"{"messages":[{"role":"user","content":"x"}]}"#);
+    let none = family_without_template()
+        .encode_chat(ConversationApi::Chat, br#"{"messages":[{"role":"user","content":"x"}]}"#);
     assert!(none.unwrap_err().0.contains("--text"));
 }
 
@@ -146,24 +146,25 @@ fn family_without_template() -> ModelCodec {
 }
 
 #[test]
-fn plain_prompts_are_framed_as_the_tokenizer_frames_them_and_chats_as_their_template_does() {
+fn completions_use_tokenizer_framing_and_chats_use_the_template() {
     let (framed, plain) = (family("llama_like"), family("qwen_like"));
-    let begin = framed.text.id("<|begin_of_text|>").unwrap();
+    let begin = framed.text.token_id("<|begin_of_text|>").unwrap();
     let completion = |codec: &ModelCodec, more: &str| {
         let body = format!(r#"{{"prompt":"Where is it?"{more}}}"#);
         codec.encode_completion(body.as_bytes()).unwrap().concat()
     };
-    let bare = framed.encode("Where is it?", Framing::Bare).unwrap();
+    let bare = framed.encode("Where is it?", AddSpecialTokens::Bare).unwrap();
     assert_eq!(completion(&framed, ""), [&[begin], &bare[..]].concat());
     assert_eq!(completion(&framed, r#","add_special_tokens":false"#), bare);
-    assert_eq!(framed.encode("Where is it?", Framing::Framed).unwrap(), completion(&framed, ""));
-    assert_eq!(completion(&plain, ""), plain.encode("Where is it?", Framing::Bare).unwrap());
-    let chat = encode(&framed, ChatWords::Chat, &json!({"messages": [{"role": "user", "content": "Hi"}]})).unwrap();
+    assert_eq!(framed.encode("Where is it?", AddSpecialTokens::Framed).unwrap(), completion(&framed, ""));
+    assert_eq!(completion(&plain, ""), plain.encode("Where is it?", AddSpecialTokens::Bare).unwrap());
+    let chat =
+        encode(&framed, ConversationApi::Chat, &json!({"messages": [{"role": "user", "content": "Hi"}]})).unwrap();
     assert_eq!(chat.iter().filter(|id| **id == begin).count(), 1, "the template writes it, and nobody again");
 }
 
 #[test]
-fn completions_are_texts_ids_and_batches_of_either() {
+fn completions_accept_text_token_ids_and_batches() {
     let codec = ModelCodec::load(None).unwrap();
     let prompts = |prompt: &str| codec.encode_completion(format!(r#"{{"prompt":{prompt}}}"#).as_bytes());
     assert_eq!(prompts("[1,2]").unwrap(), [[1, 2]]);
@@ -176,10 +177,11 @@ fn completions_are_texts_ids_and_batches_of_either() {
 }
 
 #[test]
-fn the_text_of_tokens_is_encoded_back_to_them() {
+fn encoding_and_decoding_round_trip() {
     let codec = ModelCodec::load(None).unwrap();
-    let chat = encode(&codec, ChatWords::Chat, &json!({"messages": [{"role": "user", "content": "Where is my bag?"}]}));
+    let chat =
+        encode(&codec, ConversationApi::Chat, &json!({"messages": [{"role": "user", "content": "Where is my bag?"}]}));
     assert!(codec.decode(&chat.unwrap()).contains("Where is my bag?"));
-    assert_eq!(codec.decode(&codec.encode("plain text", Framing::Framed).unwrap()), "plain text");
+    assert_eq!(codec.decode(&codec.encode("plain text", AddSpecialTokens::Framed).unwrap()), "plain text");
     assert!(codec.eos() < codec.vocabulary_size());
 }

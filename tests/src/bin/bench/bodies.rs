@@ -21,11 +21,11 @@ const WORDS: [&str; 16] = [
     "--- ",
 ];
 /// Smaller bodies are no sessions.
-const SESSIONS_FROM: usize = 4 << 10;
+const MIN_SESSION_BODY: usize = 4 << 10;
 
 /// How a worker is to answer.
 #[derive(Clone, Copy)]
-pub(crate) struct Answering {
+pub(crate) struct AnswerShape {
     /// Events of the answer.
     pub(crate) events: usize,
     /// Between two of them.
@@ -33,20 +33,20 @@ pub(crate) struct Answering {
 }
 
 /// The steps of one client, one session after the other.
-pub(crate) struct Steps {
+pub(crate) struct StepBodies {
     size: usize,
-    answering: Answering,
+    answering: AnswerShape,
     client: usize,
     session: usize,
     history: String,
     seed: u64,
 }
 
-impl Steps {
+impl StepBodies {
     /// Of a client whose bodies are `size` on average.
-    pub(crate) fn new(client: usize, size: usize, answering: Answering) -> Steps {
+    pub(crate) fn new(client: usize, size: usize, answering: AnswerShape) -> StepBodies {
         let seed = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Steps { size, answering, client, session: 0, history: String::new(), seed }
+        StepBodies { size, answering, client, session: 0, history: String::new(), seed }
     }
 
     /// The name of the session that the last body belongs to.
@@ -56,11 +56,11 @@ impl Steps {
 
     /// The next body.
     pub(crate) fn next_body(&mut self) -> Vec<u8> {
-        let restart = self.size < SESSIONS_FROM || self.history.len() > self.size + self.size / 4;
+        let restart = self.size < MIN_SESSION_BODY || self.history.len() > self.size + self.size / 4;
         if restart || self.history.is_empty() {
             self.session += 1;
             self.history.clear();
-            let start = if self.size < SESSIONS_FROM { self.size.saturating_sub(200) } else { self.size * 3 / 4 };
+            let start = if self.size < MIN_SESSION_BODY { self.size.saturating_sub(200) } else { self.size * 3 / 4 };
             self.turn("system", start);
         } else {
             let more = 512 + (self.random() % 512) as usize;
@@ -68,7 +68,7 @@ impl Steps {
             self.turn("user", more);
         }
         // The worker reads how to answer from the start of the body.
-        let Answering { events, pause_us } = self.answering;
+        let AnswerShape { events, pause_us } = self.answering;
         let head =
             format!(r#"{{"max_tokens":{events},"pause_us":{pause_us},"model":"{MODEL}","stream":true,"messages":["#);
         [head.as_bytes(), self.history.as_bytes(), b"]}"].concat()

@@ -20,7 +20,7 @@ use options::Options;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
+pub(crate) enum ProxyBenchError {
     /// The command line is wrong.
     #[error("{0}; usage: bench [--quick] [--json FILE] [--bin OWNERSERVE]")]
     Usage(String),
@@ -42,16 +42,16 @@ pub(crate) enum BenchError {
     },
 }
 
-impl BenchError {
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+impl ProxyBenchError {
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ProxyBenchError {
         let what = what.into();
-        move |source| BenchError::System { what, source }
+        move |source| ProxyBenchError::System { what, source }
     }
 }
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let done = runtime.map_err(BenchError::system("start a runtime")).and_then(|runtime| {
+    let done = runtime.map_err(ProxyBenchError::system("start a runtime")).and_then(|runtime| {
         let options = Options::parse(std::env::args().skip(1))?;
         runtime.block_on(run(&options))
     });
@@ -70,15 +70,15 @@ fn main() -> ExitCode {
 }
 
 /// Measures, prints, and returns the targets behind which a stream stalls.
-async fn run(options: &Options) -> Result<Vec<String>, BenchError> {
+async fn run(options: &Options) -> Result<Vec<String>, ProxyBenchError> {
     let workers = [worker::start()?, worker::start()?];
-    let targets = process::Targets::start(workers, &options.binary).await?;
+    let targets = process::BenchTargets::start(workers, &options.binary).await?;
     let results = measure::all(&targets, options).await?;
     let mut out = std::io::stdout();
-    out.write_all(report::table(&results).as_bytes()).map_err(BenchError::system("print the table"))?;
+    out.write_all(report::table(&results).as_bytes()).map_err(ProxyBenchError::system("print the table"))?;
     if let Some(path) = &options.json {
         let json = serde_json::to_string_pretty(&results).expect("numbers and names make JSON");
-        std::fs::write(path, json).map_err(BenchError::system(path.display().to_string()))?;
+        std::fs::write(path, json).map_err(ProxyBenchError::system(path.display().to_string()))?;
     }
-    Ok(results.stalled())
+    Ok(results.stalled_targets())
 }

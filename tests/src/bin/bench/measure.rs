@@ -5,36 +5,36 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::BenchError;
-use crate::bodies::{Answering, Steps};
-use crate::client::Client;
+use crate::ProxyBenchError;
+use crate::bodies::{AnswerShape, StepBodies};
+use crate::client::BenchClient;
 use crate::options::Options;
-use crate::process::{Target, Targets};
+use crate::process::{BenchTarget, BenchTargets};
 
 /// Sizes of bodies.
 const SIZES: [usize; 4] = [1 << 10, 32 << 10, 128 << 10, 512 << 10];
 /// Clients in a window.
 const CLIENTS: usize = 16;
 /// A stream whose events come apart, so that a proxy which waits for acknowledgements is seen doing so.
-const APART: Answering = Answering { events: 8, pause_us: 2_000 };
-const AT_ONCE: Answering = Answering { events: 8, pause_us: 0 };
+const PACED_ANSWER: AnswerShape = AnswerShape { events: 8, pause_us: 2_000 };
+const IMMEDIATE_ANSWER: AnswerShape = AnswerShape { events: 8, pause_us: 0 };
 /// Delayed acknowledgements take 40 ms; half of that is no noise.
-const STALL: Duration = Duration::from_millis(20);
+const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 const STALL_REQUESTS: usize = 40;
 
 /// Everything that was measured.
 #[derive(Serialize)]
-pub(crate) struct Results {
+pub(crate) struct ProxyBenchResults {
     /// One of each size and target, targets together.
-    pub(crate) costs: Vec<Cost>,
+    pub(crate) costs: Vec<RequestCost>,
     /// One of each target.
-    pub(crate) streams: Vec<Stream>,
+    pub(crate) streams: Vec<StreamCost>,
 }
 
-impl Results {
+impl ProxyBenchResults {
     /// The targets behind which a stream stalls.
-    pub(crate) fn stalled(&self) -> Vec<String> {
-        let stalled = self.streams.iter().filter(|stream| stream.added_us > STALL.as_secs_f64() * 1e6);
+    pub(crate) fn stalled_targets(&self) -> Vec<String> {
+        let stalled = self.streams.iter().filter(|stream| stream.added_us > STALL_THRESHOLD.as_secs_f64() * 1e6);
         stalled
             .filter(|stream| stream.target.starts_with("ownerserve"))
             .map(|stream| stream.target.to_owned())
@@ -44,7 +44,7 @@ impl Results {
 
 /// What one size costs at one target.
 #[derive(Clone, Serialize)]
-pub(crate) struct Cost {
+pub(crate) struct RequestCost {
     /// Who.
     pub(crate) target: &'static str,
     /// Bytes of a body.
@@ -61,7 +61,7 @@ pub(crate) struct Cost {
 
 /// A streamed answer over an ordinary keep-alive connection.
 #[derive(Serialize)]
-pub(crate) struct Stream {
+pub(crate) struct StreamCost {
     /// Who.
     pub(crate) target: &'static str,
     /// Median of the whole answer.
@@ -71,10 +71,10 @@ pub(crate) struct Stream {
 }
 
 /// Measures everything.
-pub(crate) async fn all(targets: &Targets, options: &Options) -> Result<Results, BenchError> {
-    let mut results = Results { costs: Vec::new(), streams: streams(targets).await? };
+pub(crate) async fn all(targets: &BenchTargets, options: &Options) -> Result<ProxyBenchResults, ProxyBenchError> {
+    let mut results = ProxyBenchResults { costs: Vec::new(), streams: streams(targets).await? };
     for size in SIZES {
-        let latencies = latencies(targets, Steps::new(0, size, AT_ONCE), options.requests).await?;
+        let latencies = latencies(targets, StepBodies::new(0, size, IMMEDIATE_ANSWER), options.requests).await?;
         let direct: Vec<f64> = latencies[0].iter().map(|timing| timing.0).collect();
         let mut windows = vec![Vec::new(); targets.all.len()];
         for turn in 0..options.windows {
@@ -86,7 +86,7 @@ pub(crate) async fn all(targets: &Targets, options: &Options) -> Result<Results,
         for (at, target) in targets.all.iter().enumerate() {
             let first: Vec<f64> = latencies[at].iter().map(|timing| timing.0).collect();
             let cpu: Vec<f64> = windows[at].iter().filter_map(|window| window.cpu_us).collect();
-            results.costs.push(Cost {
+            results.costs.push(RequestCost {
                 target: target.name,
                 size,
                 added_us: median(first.iter().zip(&direct).map(|(own, direct)| own - direct)),
@@ -99,11 +99,11 @@ pub(crate) async fn all(targets: &Targets, options: &Options) -> Result<Results,
     Ok(results)
 }
 
-async fn streams(targets: &Targets) -> Result<Vec<Stream>, BenchError> {
-    let timings = latencies(targets, Steps::new(0, 1 << 10, APART), STALL_REQUESTS).await?;
+async fn streams(targets: &BenchTargets) -> Result<Vec<StreamCost>, ProxyBenchError> {
+    let timings = latencies(targets, StepBodies::new(0, 1 << 10, PACED_ANSWER), STALL_REQUESTS).await?;
     let whole = |at: usize| timings[at].iter().map(|timing| timing.1).collect::<Vec<f64>>();
     let direct = whole(0);
-    let stream = |(at, target): (usize, &Target)| Stream {
+    let stream = |(at, target): (usize, &BenchTarget)| StreamCost {
         target: target.name,
         added_us: median(whole(at).iter().zip(&direct).map(|(own, direct)| own - direct)),
         whole_us: median(whole(at)),
@@ -112,10 +112,14 @@ async fn streams(targets: &Targets) -> Result<Vec<Stream>, BenchError> {
 }
 
 /// First-byte and whole time of the same requests at every target, in microseconds. Who goes first changes with each request.
-async fn latencies(targets: &Targets, mut steps: Steps, requests: usize) -> Result<Vec<Vec<(f64, f64)>>, BenchError> {
+async fn latencies(
+    targets: &BenchTargets,
+    mut steps: StepBodies,
+    requests: usize,
+) -> Result<Vec<Vec<(f64, f64)>>, ProxyBenchError> {
     let mut clients = Vec::new();
     for target in &targets.all {
-        clients.push(Client::connect(target.name, target.address).await?);
+        clients.push(BenchClient::connect(target.name, target.address).await?);
     }
     let mut timings = vec![Vec::with_capacity(requests); clients.len()];
     for turn in 0..requests {
@@ -131,18 +135,18 @@ async fn latencies(targets: &Targets, mut steps: Steps, requests: usize) -> Resu
 }
 
 #[derive(Clone)]
-struct Window {
+struct WindowSample {
     cpu_us: Option<f64>,
     per_second: f64,
 }
 
-async fn window(target: &Target, size: usize, length: Duration) -> Result<Window, BenchError> {
+async fn window(target: &BenchTarget, size: usize, length: Duration) -> Result<WindowSample, ProxyBenchError> {
     let start = Instant::now();
     let before = target.cpu_seconds();
     let mut clients = tokio::task::JoinSet::new();
     for client in 1..=CLIENTS {
-        let steps = Steps::new(client, size, AT_ONCE);
-        clients.spawn(ask_until((target.name, target.address), steps, start + length));
+        let steps = StepBodies::new(client, size, IMMEDIATE_ANSWER);
+        clients.spawn(request_until((target.name, target.address), steps, start + length));
     }
     let mut requests = 0;
     while let Some(asked) = clients.join_next().await {
@@ -150,16 +154,16 @@ async fn window(target: &Target, size: usize, length: Duration) -> Result<Window
     }
     let seconds = start.elapsed().as_secs_f64();
     let used = target.cpu_seconds().zip(before).map(|(after, before)| (after - before) * 1e6 / f64::from(requests));
-    Ok(Window { cpu_us: used, per_second: f64::from(requests) / seconds })
+    Ok(WindowSample { cpu_us: used, per_second: f64::from(requests) / seconds })
 }
 
 /// One client's requests, one after the other; returns how many.
-async fn ask_until(
+async fn request_until(
     (name, address): (&'static str, SocketAddr),
-    mut steps: Steps,
+    mut steps: StepBodies,
     end: Instant,
-) -> Result<u32, BenchError> {
-    let mut client = Client::connect(name, address).await?;
+) -> Result<u32, ProxyBenchError> {
+    let mut client = BenchClient::connect(name, address).await?;
     let mut requests = 0;
     while Instant::now() < end {
         let body = steps.next_body();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::BenchError;
+use crate::ProxyBenchError;
 
 /// What the command line says.
 pub(crate) struct Options {
@@ -21,8 +21,8 @@ pub(crate) struct Options {
 
 impl Options {
     /// Reads it.
-    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, BenchError> {
-        let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, ProxyBenchError> {
+        let own = std::env::current_exe().map_err(ProxyBenchError::system("find this program"))?;
         let mut options = Options {
             json: None,
             binary: own.with_file_name("ownerserve"),
@@ -31,7 +31,8 @@ impl Options {
             window: Duration::from_millis(2000),
         };
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
+            let mut value =
+                || arguments.next().ok_or_else(|| ProxyBenchError::Usage(format!("{argument} needs a value")));
             match argument.as_str() {
                 "--quick" => {
                     options.requests = 60;
@@ -40,7 +41,7 @@ impl Options {
                 }
                 "--json" => options.json = Some(value()?.into()),
                 "--bin" => options.binary = value()?.into(),
-                _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
+                _ => return Err(ProxyBenchError::Usage(format!("unknown option {argument}"))),
             }
         }
         Ok(options)

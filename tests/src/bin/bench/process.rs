@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::BenchError;
-use crate::client::Client;
+use crate::ProxyBenchError;
+use crate::client::BenchClient;
 
-const READY_WITHIN: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 /// The kernel counts CPU time in hundredths of a second for every program, whatever its own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Something that requests are sent to.
-pub(crate) struct Target {
+pub(crate) struct BenchTarget {
     /// For the table.
     pub(crate) name: &'static str,
     /// Where it listens.
     pub(crate) address: SocketAddr,
-    process: Option<Running>,
+    process: Option<TargetProcess>,
 }
 
-impl Target {
+impl BenchTarget {
     /// CPU seconds used so far; none where the target is this program.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let pid = self.process.as_ref()?.child.id();
@@ -33,11 +33,11 @@ impl Target {
     }
 }
 
-struct Running {
+struct TargetProcess {
     child: Child,
 }
 
-impl Drop for Running {
+impl Drop for TargetProcess {
     fn drop(&mut self) {
         // Both fail only when it is gone already.
         let _ = self.child.kill();
@@ -46,13 +46,13 @@ impl Drop for Running {
 }
 
 /// A direct connection first, then every proxy.
-pub(crate) struct Targets {
+pub(crate) struct BenchTargets {
     /// In the order of the table.
-    pub(crate) all: Vec<Target>,
+    pub(crate) all: Vec<BenchTarget>,
     folder: PathBuf,
 }
 
-impl Drop for Targets {
+impl Drop for BenchTargets {
     fn drop(&mut self) {
         self.all.clear();
         // A folder that stays behind is in the system's place for them.
@@ -60,22 +60,23 @@ impl Drop for Targets {
     }
 }
 
-impl Targets {
+impl BenchTargets {
     /// Starts the proxies in front of the workers and waits until each serves.
-    pub(crate) async fn start(workers: [SocketAddr; 2], binary: &Path) -> Result<Targets, BenchError> {
+    pub(crate) async fn start(workers: [SocketAddr; 2], binary: &Path) -> Result<BenchTargets, ProxyBenchError> {
         let folder = std::env::temp_dir().join(format!("ownerserve-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(BenchError::system("make a folder"))?;
-        let mut targets = Targets { all: vec![Target { name: "direct", address: workers[0], process: None }], folder };
+        std::fs::create_dir_all(&folder).map_err(ProxyBenchError::system("make a folder"))?;
+        let mut targets =
+            BenchTargets { all: vec![BenchTarget { name: "direct", address: workers[0], process: None }], folder };
         targets.haproxy(workers)?;
         targets.ownerserve(workers, binary, ("ownerserve", "own"))?;
         targets.ownerserve(workers, binary, ("ownerserve sticky", "sticky"))?;
         for target in &targets.all {
-            serving(target).await?;
+            wait_until_serving(target).await?;
         }
         Ok(targets)
     }
 
-    fn haproxy(&mut self, workers: [SocketAddr; 2]) -> Result<(), BenchError> {
+    fn haproxy(&mut self, workers: [SocketAddr; 2]) -> Result<(), ProxyBenchError> {
         let address = free_address()?;
         let config = format!(
             "global\n  nbthread 2\n  maxconn 4000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
@@ -84,7 +85,7 @@ impl Targets {
             workers[0], workers[1]
         );
         let path = self.folder.join("haproxy.cfg");
-        std::fs::write(&path, config).map_err(BenchError::system("write haproxy.cfg"))?;
+        std::fs::write(&path, config).map_err(ProxyBenchError::system("write haproxy.cfg"))?;
         // Debian keeps it where only root looks.
         let program =
             ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"].into_iter().find(|path| Path::new(path).exists());
@@ -98,7 +99,7 @@ impl Targets {
         workers: [SocketAddr; 2],
         binary: &Path,
         (name, mode): (&'static str, &str),
-    ) -> Result<(), BenchError> {
+    ) -> Result<(), ProxyBenchError> {
         let (address, operator) = (free_address()?, free_address()?);
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", &address.to_string(), "--operator-listen", &operator.to_string()]);
@@ -107,30 +108,30 @@ impl Targets {
         self.spawn(name, address, command)
     }
 
-    fn spawn(&mut self, name: &'static str, address: SocketAddr, mut command: Command) -> Result<(), BenchError> {
+    fn spawn(&mut self, name: &'static str, address: SocketAddr, mut command: Command) -> Result<(), ProxyBenchError> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().map_err(BenchError::system(format!("start {name}")))?;
-        let deadline = Instant::now() + READY_WITHIN;
-        let mut running = Running { child };
+        let child = command.spawn().map_err(ProxyBenchError::system(format!("start {name}")))?;
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let mut running = TargetProcess { child };
         while TcpStream::connect(address).is_err() {
-            let ended = running.child.try_wait().map_err(BenchError::system(name))?;
+            let ended = running.child.try_wait().map_err(ProxyBenchError::system(name))?;
             if ended.is_some() || Instant::now() > deadline {
-                return Err(BenchError::Answer { target: name.into(), got: format!("nothing: {ended:?}") });
+                return Err(ProxyBenchError::Answer { target: name.into(), got: format!("nothing: {ended:?}") });
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.all.push(Target { name, address, process: Some(running) });
+        self.all.push(BenchTarget { name, address, process: Some(running) });
         Ok(())
     }
 }
 
 /// Waits until it answers a request, workers found and all.
-async fn serving(target: &Target) -> Result<(), BenchError> {
-    let deadline = Instant::now() + READY_WITHIN;
+async fn wait_until_serving(target: &BenchTarget) -> Result<(), ProxyBenchError> {
+    let deadline = Instant::now() + READY_TIMEOUT;
     let body =
         br#"{"max_tokens":1,"pause_us":0,"model":"bench","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
     loop {
-        let mut client = Client::connect(target.name, target.address).await?;
+        let mut client = BenchClient::connect(target.name, target.address).await?;
         match client.chat("bench-warm", body).await {
             Ok(_) => return Ok(()),
             Err(error) if Instant::now() > deadline => return Err(error),
@@ -139,7 +140,7 @@ async fn serving(target: &Target) -> Result<(), BenchError> {
     }
 }
 
-fn free_address() -> Result<SocketAddr, BenchError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::system("find a free port"))?;
-    listener.local_addr().map_err(BenchError::system("find a free port"))
+fn free_address() -> Result<SocketAddr, ProxyBenchError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ProxyBenchError::system("find a free port"))?;
+    listener.local_addr().map_err(ProxyBenchError::system("find a free port"))
 }

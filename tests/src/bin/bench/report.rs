@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::measure::{Cost, Results};
+use crate::measure::{ProxyBenchResults, RequestCost};
 
 /// Ratios stand beside what they are ratios of.
-pub(crate) fn table(results: &Results) -> String {
+pub(crate) fn table(results: &ProxyBenchResults) -> String {
     let mut out = String::from(
         "\nFirst byte at 1 client, CPU and throughput at 16 clients; medians.\n\n\
          body     target               first byte   of direct     added   of haproxy's   CPU/request   of haproxy's   of direct's req/s\n",
@@ -26,7 +26,7 @@ pub(crate) fn table(results: &Results) -> String {
     out
 }
 
-fn line(out: &mut String, cost: &Cost, results: &Results) {
+fn line(out: &mut String, cost: &RequestCost, results: &ProxyBenchResults) {
     let beside = |target: &str| results.costs.iter().find(|other| other.size == cost.size && other.target == target);
     let (Some(direct), Some(haproxy)) = (beside("direct"), beside("haproxy")) else { return };
     let proxied = cost.target != "direct";

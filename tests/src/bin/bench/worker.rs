@@ -6,24 +6,24 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::BenchError;
+use crate::ProxyBenchError;
 
 /// The served model.
 pub(crate) const MODEL: &str = "bench";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"bench"}]}"#;
 /// Only the start of a body is looked at.
-const LOOKED_AT: usize = 64;
+const INSPECTED_BYTES: usize = 64;
 
 /// Starts it; it ends with this process.
-pub(crate) fn start() -> Result<SocketAddr, BenchError> {
-    let listener =
-        std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::system("listen for a worker"))?;
-    listener.set_nonblocking(true).map_err(BenchError::system("listen for a worker"))?;
-    let address = listener.local_addr().map_err(BenchError::system("listen for a worker"))?;
+pub(crate) fn start() -> Result<SocketAddr, ProxyBenchError> {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .map_err(ProxyBenchError::system("listen for a worker"))?;
+    listener.set_nonblocking(true).map_err(ProxyBenchError::system("listen for a worker"))?;
+    let address = listener.local_addr().map_err(ProxyBenchError::system("listen for a worker"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(BenchError::system("start a worker"))?;
+        .map_err(ProxyBenchError::system("start a worker"))?;
     std::thread::spawn(move || {
         runtime.block_on(async {
             let Ok(listener) = TcpListener::from_std(listener) else { return };
@@ -41,7 +41,7 @@ async fn serve(mut connection: TcpStream) -> std::io::Result<()> {
     let mut buffer = Vec::with_capacity(64 << 10);
     loop {
         let head = loop {
-            if let Some(end) = end_of_head(&buffer) {
+            if let Some(end) = body_offset(&buffer) {
                 break end;
             }
             if connection.read_buf(&mut buffer).await? == 0 {
@@ -57,7 +57,8 @@ async fn serve(mut connection: TcpStream) -> std::io::Result<()> {
         }
         let streamed = buffer.starts_with(b"POST /v1/chat/completions");
         if streamed {
-            let start = String::from_utf8_lossy(&buffer[head..(head + length).min(head + LOOKED_AT)]).into_owned();
+            let start =
+                String::from_utf8_lossy(&buffer[head..(head + length).min(head + INSPECTED_BYTES)]).into_owned();
             stream(&mut connection, number(&start, "max_tokens"), number(&start, "pause_us")).await?;
         } else {
             let body = if buffer.starts_with(b"GET /v1/models") { MODELS } else { "" };
@@ -102,7 +103,7 @@ fn number(start: &str, field: &str) -> u64 {
 }
 
 /// Where the body starts.
-pub(crate) fn end_of_head(buffer: &[u8]) -> Option<usize> {
+pub(crate) fn body_offset(buffer: &[u8]) -> Option<usize> {
     buffer.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
 }
 

@@ -5,11 +5,11 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::BenchError;
-use crate::load::{Measured, measured};
+use crate::LedgerBenchError;
+use crate::load::{LatencySummary, summarize};
 
 /// Appends 512 bytes and makes them durable, again and again, for so long.
-pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<Measured, BenchError> {
+pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<LatencySummary, LedgerBenchError> {
     let path = folder.join("fdatasync");
     let probe = || {
         let mut file = File::create(&path)?;
@@ -22,7 +22,7 @@ pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<Measured, Ben
         }
         let took = started.elapsed();
         std::fs::remove_file(&path)?;
-        Ok(measured(latencies, took))
+        Ok(summarize(latencies, took))
     };
-    probe().map_err(BenchError::system("measure fdatasync"))
+    probe().map_err(LedgerBenchError::system("measure fdatasync"))
 }

@@ -5,22 +5,22 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::BenchError;
-use crate::process::{Running, free_addresses};
-use crate::rpc::{Connection, Field, field, message};
+use crate::LedgerBenchError;
+use crate::process::{BenchProcess, free_addresses};
+use crate::rpc::{GrpcConnection, ProtobufField, field, message};
 
-const READY_WITHIN: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running cluster.
-pub(crate) struct Etcd {
-    _members: Vec<Running>,
+pub(crate) struct EtcdCluster {
+    _members: Vec<BenchProcess>,
     /// Where the leader serves clients.
     pub(crate) leader: SocketAddr,
 }
 
-impl Etcd {
+impl EtcdCluster {
     /// Starts `size` members in `folder` and waits for their leader.
-    pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, BenchError> {
+    pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, LedgerBenchError> {
         let (clients, peers) = (free_addresses(size)?, free_addresses(size)?);
         let cluster: Vec<String> = (0..size).map(|n| format!("m{n}=http://{}", peers[n])).collect();
         let mut members = Vec::new();
@@ -33,15 +33,15 @@ impl Etcd {
             command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
             command.args(["--initial-cluster", &cluster.join(",")]);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            members.push(Running::start("etcd", command)?);
+            members.push(BenchProcess::start("etcd", command)?);
         }
-        let deadline = Instant::now() + READY_WITHIN;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             if let Some(leader) = find_leader(&clients).await {
                 return Ok(Self { _members: members, leader });
             }
             if Instant::now() > deadline {
-                return Err(BenchError::Answer { target: "etcd".into(), got: "no leader".into() });
+                return Err(LedgerBenchError::Answer { target: "etcd".into(), got: "no leader".into() });
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -50,10 +50,12 @@ impl Etcd {
 
 async fn find_leader(clients: &[SocketAddr]) -> Option<SocketAddr> {
     for client in clients {
-        let Ok(connection) = Connection::open(*client).await else { continue };
+        let Ok(connection) = GrpcConnection::open(*client).await else { continue };
         let Ok(status) = connection.call("/etcdserverpb.Maintenance/Status", &[]).await else { continue };
-        let Some(Field::Bytes(header)) = field(&status, 1) else { continue };
-        let (Some(Field::Number(own)), Some(Field::Number(leader))) = (field(header, 2), field(&status, 4)) else {
+        let Some(ProtobufField::Bytes(header)) = field(&status, 1) else { continue };
+        let (Some(ProtobufField::Number(own)), Some(ProtobufField::Number(leader))) =
+            (field(header, 2), field(&status, 4))
+        else {
             continue;
         };
         if own == leader {
@@ -64,7 +66,7 @@ async fn find_leader(clients: &[SocketAddr]) -> Option<SocketAddr> {
 }
 
 /// One write.
-pub(crate) async fn put(connection: &Connection, client: u64, count: u64) -> Result<(), BenchError> {
+pub(crate) async fn put(connection: &GrpcConnection, client: u64, count: u64) -> Result<(), LedgerBenchError> {
     let put = message(&[(1, &key(client, count)), (2, &[7; 64])]);
     connection.call("/etcdserverpb.KV/Put", &put).await.map(drop)
 }

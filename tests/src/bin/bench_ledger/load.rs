@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::BenchError;
+use crate::LedgerBenchError;
 
 /// What was measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct LatencySummary {
     /// Acknowledged writes a second.
     pub(crate) rate: f64,
     /// Median, in microseconds.
@@ -22,16 +22,16 @@ pub(crate) struct Measured {
 
 const WARM: u8 = 0;
 const COUNT: u8 = 1;
-const OVER: u8 = 2;
+const STOPPED: u8 = 2;
 
 /// Runs `clients` for `window`, after a short while that does not count. `write` is given the client and its count.
 pub(crate) async fn run<F>(
     clients: u64,
     window: Duration,
     write: impl Fn(u64, u64) -> F + Clone + Send + 'static,
-) -> Result<Measured, BenchError>
+) -> Result<LatencySummary, LedgerBenchError>
 where
-    F: Future<Output = Result<(), BenchError>> + Send,
+    F: Future<Output = Result<(), LedgerBenchError>> + Send,
 {
     let phase = Arc::new(AtomicU8::new(WARM));
     let client = |client: u64| {
@@ -40,7 +40,7 @@ where
             let mut latencies = Vec::new();
             for count in 0.. {
                 let started = phase.load(Relaxed);
-                if started == OVER {
+                if started == STOPPED {
                     break;
                 }
                 let sent = Instant::now();
@@ -49,7 +49,7 @@ where
                     latencies.push(sent.elapsed());
                 }
             }
-            Ok::<_, BenchError>(latencies)
+            Ok::<_, LedgerBenchError>(latencies)
         })
     };
     let tasks: Vec<_> = (0..clients).map(client).collect();
@@ -57,32 +57,32 @@ where
     phase.store(COUNT, Relaxed);
     let started = Instant::now();
     tokio::time::sleep(window).await;
-    phase.store(OVER, Relaxed);
+    phase.store(STOPPED, Relaxed);
     let took = started.elapsed();
     let mut latencies = Vec::new();
     for task in tasks {
-        latencies.extend(task.await.map_err(|error| BenchError::Usage(error.to_string()))??);
+        latencies.extend(task.await.map_err(|error| LedgerBenchError::Usage(error.to_string()))??);
     }
-    Ok(measured(latencies, took))
+    Ok(summarize(latencies, took))
 }
 
 /// The summary of these latencies.
-pub(crate) fn measured(mut latencies: Vec<Duration>, took: Duration) -> Measured {
+pub(crate) fn summarize(mut latencies: Vec<Duration>, took: Duration) -> LatencySummary {
     latencies.sort_unstable();
     let at = |share: f64| {
         let place = ((latencies.len() as f64 - 1.0) * share).max(0.0) as usize;
         latencies.get(place).map_or(0.0, |latency| latency.as_secs_f64() * 1e6)
     };
-    Measured { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+    LatencySummary { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
 /// Several short runs as one: the mean rate, and the median of their latencies. What else runs here comes and goes.
-pub(crate) fn together(runs: &[Measured]) -> Measured {
-    let median = |of: fn(&Measured) -> f64| {
+pub(crate) fn combine_runs(runs: &[LatencySummary]) -> LatencySummary {
+    let median = |of: fn(&LatencySummary) -> f64| {
         let mut all: Vec<f64> = runs.iter().map(of).collect();
         all.sort_unstable_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or_default()
     };
     let rate = runs.iter().map(|run| run.rate).sum::<f64>() / runs.len().max(1) as f64;
-    Measured { rate, p50: median(|run| run.p50), p99: median(|run| run.p99) }
+    LatencySummary { rate, p50: median(|run| run.p50), p99: median(|run| run.p99) }
 }

@@ -23,14 +23,14 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 use std::time::Duration;
 
-use load::Measured;
-use report::{Results, Writes};
-use rpc::Connection;
-use scale::Scale;
+use load::LatencySummary;
+use report::{LedgerBenchResults, WriteResults};
+use rpc::GrpcConnection;
+use scale::ScaleResults;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
+pub(crate) enum LedgerBenchError {
     /// Asked or used in a wrong way.
     #[error("{0}")]
     Usage(String),
@@ -63,18 +63,18 @@ pub(crate) enum BenchError {
     },
 }
 
-impl BenchError {
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+impl LedgerBenchError {
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerBenchError {
         let what = what.into();
-        move |source| BenchError::System { what, source }
+        move |source| LedgerBenchError::System { what, source }
     }
 
-    pub(crate) fn call(what: &'static str) -> impl FnOnce(h2::Error) -> BenchError {
-        move |source| BenchError::Call { what, source }
+    pub(crate) fn call(what: &'static str) -> impl FnOnce(h2::Error) -> LedgerBenchError {
+        move |source| LedgerBenchError::Call { what, source }
     }
 
-    pub(crate) fn ledger(error: ownership::OwnershipError) -> BenchError {
-        BenchError::Ledger(error)
+    pub(crate) fn ledger(error: ownership::OwnershipError) -> LedgerBenchError {
+        LedgerBenchError::Ledger(error)
     }
 }
 
@@ -84,7 +84,7 @@ struct Options {
     folder: PathBuf,
     nodes: Vec<usize>,
     clients: Vec<u64>,
-    systems: Vec<System>,
+    systems: Vec<WriteSystem>,
     rounds: usize,
     window: Duration,
     artifacts: u64,
@@ -92,20 +92,21 @@ struct Options {
 }
 
 impl Options {
-    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, BenchError> {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, LedgerBenchError> {
         let mut options = Self {
             json: None,
             folder: std::env::temp_dir(),
             nodes: vec![1, 3],
             clients: vec![1, 16, 64, 256],
-            systems: System::ALL.to_vec(),
+            systems: WriteSystem::ALL.to_vec(),
             rounds: 10,
             window: Duration::from_millis(700),
             artifacts: 10_000_000,
             only: None,
         };
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
+            let mut value =
+                || arguments.next().ok_or_else(|| LedgerBenchError::Usage(format!("{argument} needs a value")));
             match argument.as_str() {
                 "--quick" => {
                     options.clients = vec![1, 64];
@@ -119,7 +120,7 @@ impl Options {
                 "--nodes" => options.nodes = list(&value()?)?,
                 "--clients" => options.clients = list(&value()?)?,
                 "--systems" => options.systems = list(&value()?)?,
-                _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
+                _ => return Err(LedgerBenchError::Usage(format!("unknown option {argument}"))),
             }
         }
         Ok(options)
@@ -130,17 +131,17 @@ impl Options {
     }
 }
 
-fn parsed<T: FromStr>(text: &str) -> Result<T, BenchError> {
-    text.parse().map_err(|_| BenchError::Usage(format!("{text} is not understood")))
+fn parsed<T: FromStr>(text: &str) -> Result<T, LedgerBenchError> {
+    text.parse().map_err(|_| LedgerBenchError::Usage(format!("{text} is not understood")))
 }
 
-fn list<T: FromStr>(text: &str) -> Result<Vec<T>, BenchError> {
+fn list<T: FromStr>(text: &str) -> Result<Vec<T>, LedgerBenchError> {
     text.split(',').map(parsed).collect()
 }
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let done = runtime.map_err(BenchError::system("start a runtime")).and_then(|runtime| {
+    let done = runtime.map_err(LedgerBenchError::system("start a runtime")).and_then(|runtime| {
         let mut arguments = std::env::args().skip(1).peekable();
         // Parts of the bench run in processes of their own.
         match arguments.peek().map(String::as_str) {
@@ -160,46 +161,47 @@ fn main() -> ExitCode {
 }
 
 /// Writes a line at once.
-pub(crate) fn say(line: &str) -> Result<(), BenchError> {
+pub(crate) fn say(line: &str) -> Result<(), LedgerBenchError> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(BenchError::system("print"))
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(LedgerBenchError::system("print"))
 }
 
 /// A folder that goes with this value.
-struct Scratch(PathBuf);
+struct ScratchFolder(PathBuf);
 
-impl Scratch {
-    fn new(parent: &Path) -> Result<Self, BenchError> {
+impl ScratchFolder {
+    fn new(parent: &Path) -> Result<Self, LedgerBenchError> {
         let folder = parent.join(format!("ownerserve-bench-ledger-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(BenchError::system("make a folder"))?;
+        std::fs::create_dir_all(&folder).map_err(LedgerBenchError::system("make a folder"))?;
         Ok(Self(folder))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         // What stays behind lies in the system's place for it.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-async fn run(options: &Options) -> Result<(), BenchError> {
-    let scratch = Scratch::new(&options.folder)?;
-    let mut results = Results { fdatasync: disk::fdatasync(&scratch.0, options.window)?, ..Results::default() };
+async fn run(options: &Options) -> Result<(), LedgerBenchError> {
+    let scratch = ScratchFolder::new(&options.folder)?;
+    let mut results =
+        LedgerBenchResults { fdatasync: disk::fdatasync(&scratch.0, options.window)?, ..LedgerBenchResults::default() };
     if options.has("writes") {
         let mut probes = vec![results.fdatasync];
         for nodes in options.nodes.iter().copied() {
             results.writes.extend(writes(&scratch.0, options, nodes, &mut probes).await?);
         }
-        results.fdatasync = load::together(&probes);
+        results.fdatasync = load::combine_runs(&probes);
     }
     if options.has("scale") {
-        results.scale = Some(scale_in_a_process(&scratch.0, options)?);
+        results.scale = Some(measure_scale_in_process(&scratch.0, options)?);
     }
     say(&report::table(&results))?;
     if let Some(path) = &options.json {
         let json = serde_json::to_string_pretty(&results).expect("numbers and names make JSON");
-        std::fs::write(path, json).map_err(BenchError::system("write the results"))?;
+        std::fs::write(path, json).map_err(LedgerBenchError::system("write the results"))?;
     }
     Ok(())
 }
@@ -209,32 +211,34 @@ async fn writes(
     folder: &Path,
     options: &Options,
     nodes: usize,
-    probes: &mut Vec<Measured>,
-) -> Result<Vec<Writes>, BenchError> {
-    let ours = ours::Ours::start(folder, nodes).await?;
-    let etcd = match options.systems.contains(&System::Etcd) {
-        true => Some(etcd::Etcd::start(folder, nodes).await?),
+    probes: &mut Vec<LatencySummary>,
+) -> Result<Vec<WriteResults>, LedgerBenchError> {
+    let ours = ours::LedgerCluster::start(folder, nodes).await?;
+    let etcd = match options.systems.contains(&WriteSystem::Etcd) {
+        true => Some(etcd::EtcdCluster::start(folder, nodes).await?),
         false => None,
     };
     let mut all = Vec::new();
     for clients in options.clients.iter().copied() {
-        let mut found: [Vec<Measured>; 3] = Default::default();
+        let mut found: [Vec<LatencySummary>; 3] = Default::default();
         let mut beside = Vec::new();
         for round in 1..=options.rounds {
             scale::progress(&format!("{nodes} node(s), {clients} clients: round {round} of {}", options.rounds));
             beside.push(disk::fdatasync(folder, options.window)?);
             for system in options.systems.iter().copied() {
                 let measured = match (system, &etcd) {
-                    (System::Embedded, _) => ours.embedded(clients, options.window).await?,
-                    (System::Ours, _) => over_rpc(ours.leader, clients, options.window, system).await?,
-                    (System::Etcd, Some(etcd)) => over_rpc(etcd.leader, clients, options.window, system).await?,
-                    (System::Etcd, None) => continue,
+                    (WriteSystem::Embedded, _) => ours.run_embedded(clients, options.window).await?,
+                    (WriteSystem::Ours, _) => measure_over_rpc(ours.leader, clients, options.window, system).await?,
+                    (WriteSystem::Etcd, Some(etcd)) => {
+                        measure_over_rpc(etcd.leader, clients, options.window, system).await?
+                    }
+                    (WriteSystem::Etcd, None) => continue,
                 };
                 found[system as usize].push(measured);
             }
         }
-        let [embedded, ours, etcd] = found.map(|runs| load::together(&runs));
-        all.push(Writes { nodes, clients, fdatasync: load::together(&beside), embedded, ours, etcd });
+        let [embedded, ours, etcd] = found.map(|runs| load::combine_runs(&runs));
+        all.push(WriteResults { nodes, clients, fdatasync: load::combine_runs(&beside), embedded, ours, etcd });
         probes.extend(beside);
     }
     scale::progress("");
@@ -243,7 +247,7 @@ async fn writes(
 
 /// Who is asked to write, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum System {
+enum WriteSystem {
     /// Our leader, from inside its process.
     Embedded,
     /// Our leader, by gRPC.
@@ -252,11 +256,11 @@ enum System {
     Etcd,
 }
 
-impl System {
+impl WriteSystem {
     const ALL: [Self; 3] = [Self::Embedded, Self::Ours, Self::Etcd];
 }
 
-impl FromStr for System {
+impl FromStr for WriteSystem {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
@@ -269,39 +273,46 @@ impl FromStr for System {
     }
 }
 
-async fn over_rpc(address: SocketAddr, clients: u64, window: Duration, system: System) -> Result<Measured, BenchError> {
+async fn measure_over_rpc(
+    address: SocketAddr,
+    clients: u64,
+    window: Duration,
+    system: WriteSystem,
+) -> Result<LatencySummary, LedgerBenchError> {
     let mut connections = Vec::new();
     for _ in 0..clients.div_ceil(16) {
-        connections.push(Connection::open(address).await?);
+        connections.push(GrpcConnection::open(address).await?);
     }
     load::run(clients, window, move |client, count| {
         let connection = connections[client as usize % connections.len()].clone();
         async move {
             match system {
-                System::Embedded | System::Ours => ours::write(&connection, client, count).await,
-                System::Etcd => etcd::put(&connection, client, count).await,
+                WriteSystem::Embedded | WriteSystem::Ours => ours::write(&connection, client, count).await,
+                WriteSystem::Etcd => etcd::put(&connection, client, count).await,
             }
         }
     })
     .await
 }
 
-fn scale_in_a_process(folder: &Path, options: &Options) -> Result<Scale, BenchError> {
-    let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+fn measure_scale_in_process(folder: &Path, options: &Options) -> Result<ScaleResults, LedgerBenchError> {
+    let own = std::env::current_exe().map_err(LedgerBenchError::system("find this program"))?;
     let mut command = Command::new(own);
     command.arg("scale").arg(options.artifacts.to_string()).arg(folder.join("scale"));
     command.arg((options.window * 10).as_millis().to_string());
     let done =
-        command.stderr(std::process::Stdio::inherit()).output().map_err(BenchError::system("start a process"))?;
-    serde_json::from_slice(&done.stdout).map_err(|error| BenchError::Answer {
+        command.stderr(std::process::Stdio::inherit()).output().map_err(LedgerBenchError::system("start a process"))?;
+    serde_json::from_slice(&done.stdout).map_err(|error| LedgerBenchError::Answer {
         target: "the process with many artifacts".into(),
         got: format!("{error}: {}", String::from_utf8_lossy(&done.stdout)),
     })
 }
 
-async fn run_scale(arguments: &[String]) -> Result<(), BenchError> {
-    let [artifacts, folder, window] = arguments else { return Err(BenchError::Usage("scale N FOLDER MS".into())) };
-    let number = |text: &str| text.parse::<u64>().map_err(|_| BenchError::Usage(format!("{text} is no number")));
+async fn run_scale(arguments: &[String]) -> Result<(), LedgerBenchError> {
+    let [artifacts, folder, window] = arguments else {
+        return Err(LedgerBenchError::Usage("scale N FOLDER MS".into()));
+    };
+    let number = |text: &str| text.parse::<u64>().map_err(|_| LedgerBenchError::Usage(format!("{text} is no number")));
     let window = Duration::from_millis(number(window)?);
     let found = scale::run(number(artifacts)?, folder.into(), window).await?;
     say(&serde_json::to_string(&found).expect("numbers make JSON"))

@@ -7,50 +7,54 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ledger::{ClaimOwner, Command, OpenSession, Outcome, RegisterWorker, Release, Subject, WorkerKind, WorkerSpec};
-use ownership::{Directory, Options, Peering};
+use ledger::{
+    ClaimOwner, Command, OpenSession, Outcome, OwnershipSubject, RegisterWorker, ReleaseOwner, WorkerKind, WorkerSpec,
+};
+use ownership::{Directory, Options, PeerOptions};
 use tokio::net::TcpListener;
-use vocabulary::{DpRank, Incarnation, Micros, ModelId, NodeId, Owner, Role, SessionId, TenantId, WorkerId};
+use vocabulary::{DpRank, Incarnation, Micros, ModelId, NodeId, Owner, SessionId, TenantId, WorkerId, WorkerRole};
 
-use crate::{BenchError, load, rpc};
+use crate::{LedgerBenchError, load, rpc};
 
 /// A write through the door: who writes, and its count, as etcd's key has them.
-pub(crate) const WRITE: &str = "/bench/Write";
+pub(crate) const WRITE_METHOD: &str = "/bench/Write";
 /// The same writes from inside the process, as a router does them: how many clients, and for how many milliseconds.
-pub(crate) const EMBEDDED: &str = "/bench/Embedded";
+pub(crate) const EMBEDDED_METHOD: &str = "/bench/Embedded";
 /// Makes voters of so many nodes, and prepares what the writes need.
-pub(crate) const PREPARE: &str = "/bench/Prepare";
+pub(crate) const PREPARE_METHOD: &str = "/bench/Prepare";
 
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The most clients.
-const SESSIONS: u64 = 1_024;
+const MAX_CLIENTS: u64 = 1_024;
 
 /// The worker that claims.
 pub(crate) const OWNER: Owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
 
 /// Serves until it is killed: a data directory, where other nodes call, and whom to join.
-pub(crate) async fn run(arguments: &[String]) -> Result<(), BenchError> {
-    let [folder, listen, join @ ..] = arguments else { return Err(BenchError::Usage("node DIR ADDR [ADDR]".into())) };
-    let peering = Peering { listen: Some(listen.clone()), join: join.to_vec(), ..Peering::default() };
+pub(crate) async fn run(arguments: &[String]) -> Result<(), LedgerBenchError> {
+    let [folder, listen, join @ ..] = arguments else {
+        return Err(LedgerBenchError::Usage("node DIR ADDR [ADDR]".into()));
+    };
+    let peering = PeerOptions { listen: Some(listen.clone()), join: join.to_vec(), ..PeerOptions::default() };
     let options = Options { peering, ..Options::new(folder) };
-    let directory = Directory::open(options).await.map_err(BenchError::ledger)?;
+    let directory = Directory::open(options).await.map_err(LedgerBenchError::ledger)?;
     let directory = Arc::new(directory);
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(BenchError::system("listen"))?;
-    let address = listener.local_addr().map_err(BenchError::system("listen"))?;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(LedgerBenchError::system("listen"))?;
+    let address = listener.local_addr().map_err(LedgerBenchError::system("listen"))?;
     crate::say(&format!("ready {address}"))?;
     rpc::serve(listener, move |path, message| answer(directory.clone(), path, message)).await;
     Ok(())
 }
 
-async fn answer(directory: Arc<Directory>, path: String, message: Bytes) -> Result<Bytes, BenchError> {
+async fn answer(directory: Arc<Directory>, path: String, message: Bytes) -> Result<Bytes, LedgerBenchError> {
     match path.as_str() {
-        WRITE => {
+        WRITE_METHOD => {
             let (client, _count) = numbers(&message)?;
             write(&directory, client).await?;
             Ok(Bytes::new())
         }
-        EMBEDDED => {
+        EMBEDDED_METHOD => {
             let (clients, millis) = numbers(&message)?;
             let write = move |client, _count| {
                 let directory = directory.clone();
@@ -59,38 +63,41 @@ async fn answer(directory: Arc<Directory>, path: String, message: Bytes) -> Resu
             let measured = load::run(clients, Duration::from_millis(millis), write).await?;
             Ok(serde_json::to_vec(&measured).expect("numbers make JSON").into())
         }
-        PREPARE => prepare(&directory, numbers(&message)?.0).await.map(|()| Bytes::new()),
-        other => Err(BenchError::Usage(other.into())),
+        PREPARE_METHOD => prepare(&directory, numbers(&message)?.0).await.map(|()| Bytes::new()),
+        other => Err(LedgerBenchError::Usage(other.into())),
     }
 }
 
-fn numbers(message: &[u8]) -> Result<(u64, u64), BenchError> {
-    let Some(rpc::Field::Bytes(bytes)) = rpc::field(message, 1) else { return Err(BenchError::Usage("no key".into())) };
-    let both = bytes.try_into().map(u128::from_be_bytes).map_err(|_| BenchError::Usage("a key of 16 bytes".into()))?;
+fn numbers(message: &[u8]) -> Result<(u64, u64), LedgerBenchError> {
+    let Some(rpc::ProtobufField::Bytes(bytes)) = rpc::field(message, 1) else {
+        return Err(LedgerBenchError::Usage("no key".into()));
+    };
+    let both =
+        bytes.try_into().map(u128::from_be_bytes).map_err(|_| LedgerBenchError::Usage("a key of 16 bytes".into()))?;
     Ok(((both >> 64) as u64, both as u64))
 }
 
 /// One durable write.
-async fn write(directory: &Directory, client: u64) -> Result<(), BenchError> {
-    let id = SessionId(u128::from(client % SESSIONS));
+async fn write(directory: &Directory, client: u64) -> Result<(), LedgerBenchError> {
+    let id = SessionId(u128::from(client % MAX_CLIENTS));
     let view = directory.view();
-    let session = view.session(id).ok_or_else(|| BenchError::Usage("not prepared".into()))?;
-    let subject = Subject::Session(id);
+    let session = view.session(id).ok_or_else(|| LedgerBenchError::Usage("not prepared".into()))?;
+    let subject = OwnershipSubject::Session(id);
     let command = match session.owner {
         None => Command::ClaimOwner(ClaimOwner { subject, owner: OWNER }),
-        Some(owner) => Command::Release(Release { subject, owner, seen: session.epoch }),
+        Some(owner) => Command::Release(ReleaseOwner { subject, owner, seen: session.epoch }),
     };
     drop(view);
     match submit(directory, command).await? {
         Outcome::Granted { .. } | Outcome::Done => Ok(()),
-        other => Err(BenchError::Answer { target: "the ledger".into(), got: format!("{other:?}") }),
+        other => Err(LedgerBenchError::Answer { target: "the ledger".into(), got: format!("{other:?}") }),
     }
 }
 
 /// Submits and waits.
-pub(crate) async fn submit(directory: &Directory, command: Command) -> Result<Outcome, BenchError> {
-    let ticket = directory.submit(command).map_err(|error| BenchError::Usage(error.to_string()))?;
-    ticket.await.map_err(|error| BenchError::Usage(error.to_string()))
+pub(crate) async fn submit(directory: &Directory, command: Command) -> Result<Outcome, LedgerBenchError> {
+    let ticket = directory.submit(command).map_err(|error| LedgerBenchError::Usage(error.to_string()))?;
+    ticket.await.map_err(|error| LedgerBenchError::Usage(error.to_string()))
 }
 
 /// The worker that owns everything.
@@ -100,7 +107,7 @@ pub(crate) fn register() -> Command {
         incarnation: OWNER.incarnation,
         spec: WorkerSpec {
             endpoint: "http://worker".into(),
-            role: Role::Hybrid,
+            role: WorkerRole::Hybrid,
             kind: WorkerKind::Engine,
             models: Arc::from([ModelId::from("bench")]),
             ranks: 1,
@@ -109,22 +116,22 @@ pub(crate) fn register() -> Command {
     })
 }
 
-async fn prepare(directory: &Directory, nodes: u64) -> Result<(), BenchError> {
-    let deadline = Instant::now() + READY_WITHIN;
+async fn prepare(directory: &Directory, nodes: u64) -> Result<(), LedgerBenchError> {
+    let deadline = Instant::now() + READY_TIMEOUT;
     while (directory.members().len() as u64) < nodes {
         if Instant::now() > deadline {
-            return Err(BenchError::Usage(format!("{} members", directory.members().len())));
+            return Err(LedgerBenchError::Usage(format!("{} members", directory.members().len())));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let others = (2..=nodes).map(NodeId);
     if nodes > 1 {
-        directory.promote(others).await.map_err(|error| BenchError::Usage(error.to_string()))?;
+        directory.promote(others).await.map_err(|error| LedgerBenchError::Usage(error.to_string()))?;
     }
     submit(directory, register()).await?;
     let open = |session| {
         let (tenant, model) = (TenantId::default(), ModelId::from("bench"));
         Command::OpenSession(OpenSession { session: SessionId(session), tenant, model, parent: None })
     };
-    submit(directory, Command::Batch((0..u128::from(SESSIONS)).map(open).collect())).await.map(drop)
+    submit(directory, Command::Batch((0..u128::from(MAX_CLIENTS)).map(open).collect())).await.map(drop)
 }

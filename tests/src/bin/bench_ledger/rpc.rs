@@ -10,36 +10,36 @@ use h2::{RecvStream, client, server};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::BenchError;
+use crate::LedgerBenchError;
 
 /// Before each message: not compressed, and its length.
 const PREFIX: usize = 5;
 
 /// A connection that carries many calls at once.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub(crate) struct GrpcConnection {
     send: client::SendRequest<Bytes>,
     address: SocketAddr,
 }
 
-impl Connection {
-    pub(crate) async fn open(address: SocketAddr) -> Result<Self, BenchError> {
-        let socket = TcpStream::connect(address).await.map_err(BenchError::system("connect"))?;
-        socket.set_nodelay(true).map_err(BenchError::system("connect"))?;
-        let (send, driver) = client::handshake(socket).await.map_err(BenchError::call("connect"))?;
+impl GrpcConnection {
+    pub(crate) async fn open(address: SocketAddr) -> Result<Self, LedgerBenchError> {
+        let socket = TcpStream::connect(address).await.map_err(LedgerBenchError::system("connect"))?;
+        socket.set_nodelay(true).map_err(LedgerBenchError::system("connect"))?;
+        let (send, driver) = client::handshake(socket).await.map_err(LedgerBenchError::call("connect"))?;
         // It ends with the connection, and the calls on it say why.
         tokio::spawn(async move { drop(driver.await) });
         Ok(Self { send, address })
     }
 
     /// One call.
-    pub(crate) async fn call(&self, path: &'static str, message: &[u8]) -> Result<Bytes, BenchError> {
+    pub(crate) async fn call(&self, path: &'static str, message: &[u8]) -> Result<Bytes, LedgerBenchError> {
         let request = Request::post(format!("http://{}{path}", self.address))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(())
             .expect("a sound request");
-        let failed = BenchError::call(path);
+        let failed = LedgerBenchError::call(path);
         let exchange = async {
             let mut send = self.send.clone().ready().await?;
             let (answer, mut body) = send.send_request(request, false)?;
@@ -51,7 +51,7 @@ impl Connection {
         let (bytes, trailers): (Bytes, Option<HeaderMap>) = exchange.await.map_err(failed)?;
         let status = trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
         if status.is_none_or(|status| status != "0") {
-            return Err(BenchError::Answer { target: path.into(), got: format!("{trailers:?}") });
+            return Err(LedgerBenchError::Answer { target: path.into(), got: format!("{trailers:?}") });
         }
         Ok(bytes.slice(PREFIX.min(bytes.len())..))
     }
@@ -78,7 +78,7 @@ async fn collect(body: &mut RecvStream) -> Result<Bytes, h2::Error> {
 /// Serves calls until the process ends.
 pub(crate) async fn serve<F>(listener: TcpListener, answer: impl Fn(String, Bytes) -> F + Clone + Send + 'static)
 where
-    F: Future<Output = Result<Bytes, BenchError>> + Send + 'static,
+    F: Future<Output = Result<Bytes, LedgerBenchError>> + Send + 'static,
 {
     while let Ok((socket, _)) = listener.accept().await {
         let answer = answer.clone();
@@ -97,7 +97,7 @@ async fn connection<F>(
     answer: impl Fn(String, Bytes) -> F + Clone + Send + 'static,
 ) -> Result<(), h2::Error>
 where
-    F: Future<Output = Result<Bytes, BenchError>> + Send + 'static,
+    F: Future<Output = Result<Bytes, LedgerBenchError>> + Send + 'static,
 {
     let mut connection = server::Builder::new().max_concurrent_streams(1_024).handshake::<_, Bytes>(socket).await?;
     while let Some(accepted) = connection.accept().await {
@@ -134,22 +134,22 @@ pub(crate) fn message(fields: &[(u8, &[u8])]) -> Vec<u8> {
 }
 
 /// A field of a protobuf message: its number, and its value or its bytes.
-pub(crate) enum Field<'a> {
+pub(crate) enum ProtobufField<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
 /// The field with this number.
-pub(crate) fn field(mut message: &[u8], wanted: u64) -> Option<Field<'_>> {
+pub(crate) fn field(mut message: &[u8], wanted: u64) -> Option<ProtobufField<'_>> {
     while !message.is_empty() {
         let tag = varint(&mut message)?;
         let found = match tag & 7 {
-            0 => Field::Number(varint(&mut message)?),
+            0 => ProtobufField::Number(varint(&mut message)?),
             2 => {
                 let length = usize::try_from(varint(&mut message)?).ok()?;
                 let (bytes, rest) = message.split_at_checked(length)?;
                 message = rest;
-                Field::Bytes(bytes)
+                ProtobufField::Bytes(bytes)
             }
             _ => return None,
         };

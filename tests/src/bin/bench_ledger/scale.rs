@@ -9,27 +9,27 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use ledger::{Command, KvShape, Limits, Origin, Outcome, Run, Scope, Seal};
+use ledger::{ChainSegment, Command, KvOrigin, KvShape, LedgerLimits, Outcome, Scope, SealBlocks};
 use ownership::{Directory, Options};
 use serde::{Deserialize, Serialize};
-use vocabulary::{Blocks, Bytes, Chain, Micros, ModelId, PrefixId, Seed, TenantId, Tokens};
+use vocabulary::{Blocks, Bytes, HashSeed, Micros, ModelId, PrefixChain, PrefixId, TenantId, Tokens};
 
-use crate::load::{Measured, measured};
+use crate::load::{LatencySummary, summarize};
 use crate::node::{OWNER, register, submit};
-use crate::{BenchError, load};
+use crate::{LedgerBenchError, load};
 
-const BATCH: u64 = 1_000;
-const SAMPLE: u64 = 1 << 16;
+const SEALS_PER_BATCH: u64 = 1_000;
+const LOOKUP_SAMPLES: u64 = 1 << 16;
 
 /// What was found.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Scale {
+pub(crate) struct ScaleResults {
     pub(crate) artifacts: u64,
     pub(crate) bytes_an_artifact: f64,
     /// Lookups beside writes.
-    pub(crate) lookups: Measured,
+    pub(crate) lookups: LatencySummary,
     /// The writes beside them.
-    pub(crate) writes: Measured,
+    pub(crate) writes: LatencySummary,
     pub(crate) snapshot_seconds: f64,
     pub(crate) snapshot_bytes: u64,
     /// Longest lookup during writes and snapshot, in milliseconds, without the time that it waited for a core.
@@ -43,14 +43,14 @@ pub(crate) struct Scale {
 }
 
 /// Runs in a process of its own, because it measures that process's memory.
-pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Result<Scale, BenchError> {
+pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Result<ScaleResults, LedgerBenchError> {
     // No snapshot but the one that is measured.
     let options = Options { snapshot_entries: u64::MAX / 2, snapshot_bytes: u64::MAX / 2, ..Options::new(folder) };
-    let directory = Arc::new(Directory::open(options).await.map_err(BenchError::ledger)?);
-    let limits = Limits {
+    let directory = Arc::new(Directory::open(options).await.map_err(LedgerBenchError::ledger)?);
+    let limits = LedgerLimits {
         artifacts: u32::try_from(artifacts + artifacts / 2).unwrap_or(u32::MAX),
         artifact_idle: Micros::of(Duration::from_secs(30 * 86_400)),
-        ..Limits::default()
+        ..LedgerLimits::default()
     };
     for command in [Command::RaiseLevel(2), Command::SetLimits(Box::new(limits)), register()] {
         submit(&directory, command).await?;
@@ -58,8 +58,11 @@ pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Re
     let before = memory("VmRSS")?;
     fill(&directory, artifacts).await?;
     let full = memory("VmRSS")?;
-    let mut scale =
-        Scale { artifacts, bytes_an_artifact: (full - before) as f64 / artifacts as f64, ..Scale::default() };
+    let mut scale = ScaleResults {
+        artifacts,
+        bytes_an_artifact: (full - before) as f64 / artifacts as f64,
+        ..ScaleResults::default()
+    };
 
     let over = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
@@ -68,7 +71,7 @@ pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Re
     });
     let stalls = std::thread::spawn({
         let (directory, over) = (directory.clone(), over.clone());
-        move || stalls(&directory, artifacts, &over)
+        move || measure_stalls(&directory, artifacts, &over)
     });
     let writing = tokio::spawn(load::run(16, window, {
         let directory = directory.clone();
@@ -80,52 +83,55 @@ pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Re
             }
         }
     }));
-    std::fs::write("/proc/self/clear_refs", "5").map_err(BenchError::system("reset the memory's high-water mark"))?;
+    std::fs::write("/proc/self/clear_refs", "5")
+        .map_err(LedgerBenchError::system("reset the memory's high-water mark"))?;
     let steady = memory("VmRSS")?;
     let started = Instant::now();
-    let saved = directory.save_snapshot().await.map_err(BenchError::ledger)?;
+    let saved = directory.save_snapshot().await.map_err(LedgerBenchError::ledger)?;
     (scale.snapshot_seconds, scale.snapshot_bytes) = (started.elapsed().as_secs_f64(), saved.bytes);
     scale.peak = memory("VmHWM")? as f64 / steady as f64;
-    scale.writes = writing.await.map_err(|error| BenchError::Usage(error.to_string()))??;
+    scale.writes = writing.await.map_err(|error| LedgerBenchError::Usage(error.to_string()))??;
     over.store(true, Relaxed);
-    let gone = |_| BenchError::Usage("a reader panicked".into());
+    let gone = |_| LedgerBenchError::Usage("a reader panicked".into());
     scale.lookups = reader.join().map_err(gone)?;
     let stalls = stalls.join().map_err(gone)??;
-    (scale.stall_ms, scale.longest_ms, scale.kept_off_ms) = (stalls.own, stalls.longest, stalls.kept_off);
+    (scale.stall_ms, scale.longest_ms, scale.kept_off_ms) =
+        (stalls.longest_cpu, stalls.longest, stalls.longest_descheduled);
     Ok(scale)
 }
 
-fn chain(artifact: u64) -> Chain {
+fn chain(artifact: u64) -> PrefixChain {
     let tokens = [artifact as u32, (artifact >> 32) as u32];
-    Chain::over_tokens(PrefixId(1), Seed(1), Tokens(2), &tokens)
+    PrefixChain::over_tokens(PrefixId(1), HashSeed(1), Tokens(2), &tokens)
 }
 
-fn origin() -> Origin {
+fn origin() -> KvOrigin {
     let shape =
         KvShape { format: Default::default(), kinds: Default::default(), block: Tokens(2), block_bytes: Bytes(64) };
-    Origin { tenant: TenantId::default(), model: ModelId::from("bench"), root: PrefixId(1), shape }
+    KvOrigin { tenant: TenantId::default(), model: ModelId::from("bench"), root: PrefixId(1), shape }
 }
 
-fn seal(artifact: u64, chain: &Chain) -> Command {
-    let run = Run::of(chain, Blocks(0), chain.blocks()).unwrap_or_else(|| panic!("artifact {artifact} has a block"));
-    Command::Seal(Seal { session: None, origin: origin(), run, extent: None, owner: OWNER })
+fn seal(artifact: u64, chain: &PrefixChain) -> Command {
+    let run =
+        ChainSegment::of(chain, Blocks(0), chain.blocks()).unwrap_or_else(|| panic!("artifact {artifact} has a block"));
+    Command::Seal(SealBlocks { session: None, origin: origin(), run, extent: None, owner: OWNER })
 }
 
-async fn fill(directory: &Directory, artifacts: u64) -> Result<(), BenchError> {
-    let batches = (0..artifacts).step_by(BATCH as usize).map(|first| async move {
-        let all = first..(first + BATCH).min(artifacts);
+async fn fill(directory: &Directory, artifacts: u64) -> Result<(), LedgerBenchError> {
+    let batches = (0..artifacts).step_by(SEALS_PER_BATCH as usize).map(|first| async move {
+        let all = first..(first + SEALS_PER_BATCH).min(artifacts);
         let outcome = submit(directory, Command::Batch(all.map(|n| seal(n, &chain(n))).collect())).await?;
         match outcome {
             Outcome::Batch(parts) if parts.iter().all(|part| matches!(part, Outcome::Sealed { .. })) => Ok(()),
-            other => Err(BenchError::Answer { target: "the ledger".into(), got: format!("{other:?}") }),
+            other => Err(LedgerBenchError::Answer { target: "the ledger".into(), got: format!("{other:?}") }),
         }
     });
     let mut batches = futures::stream::iter(batches).buffer_unordered(8);
     let mut filled = 0;
     while let Some(done) = batches.next().await {
         done?;
-        filled += BATCH.min(artifacts - filled);
-        if filled % (artifacts / 100).max(BATCH) < BATCH {
+        filled += SEALS_PER_BATCH.min(artifacts - filled);
+        if filled % (artifacts / 100).max(SEALS_PER_BATCH) < SEALS_PER_BATCH {
             progress(&format!("filling: {filled} of {artifacts} artifacts"));
         }
     }
@@ -143,17 +149,17 @@ pub(crate) fn progress(line: &str) {
 }
 
 /// Prefixes to look up: the view, the deepest kept prefix, and who has it.
-struct Lookups<'a> {
+struct LookupLoad<'a> {
     directory: &'a Directory,
     scope: Scope,
-    chains: Vec<Chain>,
+    chains: Vec<PrefixChain>,
     place: usize,
 }
 
-impl<'a> Lookups<'a> {
+impl<'a> LookupLoad<'a> {
     fn new(directory: &'a Directory, artifacts: u64) -> Self {
-        let step = (artifacts / SAMPLE).max(1);
-        let chains = (0..SAMPLE.min(artifacts)).map(|n| chain(n * step)).collect();
+        let step = (artifacts / LOOKUP_SAMPLES).max(1);
+        let chains = (0..LOOKUP_SAMPLES.min(artifacts)).map(|n| chain(n * step)).collect();
         Self { directory, scope: origin().scope(), chains, place: 0 }
     }
 
@@ -162,7 +168,7 @@ impl<'a> Lookups<'a> {
         self.place = (self.place + 40_503) % self.chains.len();
         let before = Instant::now();
         let view = self.directory.view();
-        let found = view.deepest(self.scope, &self.chains[self.place]).map(|kept| view.standing_of(&kept));
+        let found = view.deepest_boundary(self.scope, &self.chains[self.place]).map(|kept| view.boundary_status(&kept));
         drop(view);
         let took = before.elapsed();
         assert!(found.is_some_and(|standing| standing.owner() == Some(OWNER)), "every one of them is there");
@@ -171,8 +177,8 @@ impl<'a> Lookups<'a> {
 }
 
 /// Looks prefixes up, one after another.
-fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Measured {
-    let mut lookups = Lookups::new(directory, artifacts);
+fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> LatencySummary {
+    let mut lookups = LookupLoad::new(directory, artifacts);
     let (mut latencies, started) = (Vec::new(), Instant::now());
     while !over.load(Relaxed) {
         let took = lookups.next();
@@ -180,45 +186,45 @@ fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Measured {
             latencies.push(took);
         }
     }
-    measured(latencies, started.elapsed())
+    summarize(latencies, started.elapsed())
 }
 
 /// The longest lookups, in milliseconds.
 #[derive(Default)]
-struct Stalls {
-    own: f64,
+struct LookupStalls {
+    longest_cpu: f64,
     longest: f64,
-    kept_off: f64,
+    longest_descheduled: f64,
 }
 
 /// Looks prefixes up and asks the kernel each time how long this thread had to wait for a core meanwhile.
-fn stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Result<Stalls, BenchError> {
-    let (mut lookups, mut found) = (Lookups::new(directory, artifacts), Stalls::default());
-    let waits = File::open("/proc/thread-self/schedstat").map_err(BenchError::system("read a thread's waits"))?;
+fn measure_stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Result<LookupStalls, LedgerBenchError> {
+    let (mut lookups, mut found) = (LookupLoad::new(directory, artifacts), LookupStalls::default());
+    let waits = File::open("/proc/thread-self/schedstat").map_err(LedgerBenchError::system("read a thread's waits"))?;
     while !over.load(Relaxed) {
-        let before = waited(&waits)?;
+        let before = scheduler_wait(&waits)?;
         let took = lookups.next();
-        let kept_off = waited(&waits)?.saturating_sub(before);
+        let kept_off = scheduler_wait(&waits)?.saturating_sub(before);
         let longer = |than: f64, one: Duration| than.max(one.as_secs_f64() * 1e3);
-        found.own = longer(found.own, took.saturating_sub(kept_off));
+        found.longest_cpu = longer(found.longest_cpu, took.saturating_sub(kept_off));
         found.longest = longer(found.longest, took);
-        found.kept_off = longer(found.kept_off, kept_off.min(took));
+        found.longest_descheduled = longer(found.longest_descheduled, kept_off.min(took));
     }
     Ok(found)
 }
 
 /// How long a thread has waited for a core so far: the second number of its `schedstat`.
-fn waited(schedstat: &File) -> Result<Duration, BenchError> {
+fn scheduler_wait(schedstat: &File) -> Result<Duration, LedgerBenchError> {
     let mut line = [0; 96];
-    let length = schedstat.read_at(&mut line, 0).map_err(BenchError::system("read a thread's waits"))?;
+    let length = schedstat.read_at(&mut line, 0).map_err(LedgerBenchError::system("read a thread's waits"))?;
     let nanos = std::str::from_utf8(&line[..length]).ok().and_then(|line| line.split(' ').nth(1)?.parse().ok());
-    nanos.map(Duration::from_nanos).ok_or_else(|| BenchError::Usage("schedstat has no second number".into()))
+    nanos.map(Duration::from_nanos).ok_or_else(|| LedgerBenchError::Usage("schedstat has no second number".into()))
 }
 
 /// A line of this process's memory, in bytes.
-fn memory(line: &str) -> Result<u64, BenchError> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(BenchError::system("read memory"))?;
+fn memory(line: &str) -> Result<u64, LedgerBenchError> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(LedgerBenchError::system("read memory"))?;
     let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
     let kib = found.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map(|kib| kib << 10).ok_or_else(|| BenchError::Usage(format!("no {line}")))
+    kib.map(|kib| kib << 10).ok_or_else(|| LedgerBenchError::Usage(format!("no {line}")))
 }

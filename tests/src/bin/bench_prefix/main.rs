@@ -13,26 +13,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prefix::{
-    Asked, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung,
-    Trails,
+    ChatLayout, ConversationCache, ConversationLookup, LookupTier, ModelText, ModelTextSource, PrefixError,
+    PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions,
 };
-use residency::{Change, Index, Near, Shape};
+use residency::{DepthHint, PrefixClosure, ResidencyChange, ResidencyIndex};
 use serde::Serialize;
-use vocabulary::{BlockHash, Bytes, Chain, DpRank, Knowledge, Namespace, Overlap, Seed, Tier, Tokens, WorkerId};
+use vocabulary::{
+    BlockHash, Bytes, ChainNamespace, DpRank, HashSeed, KvIndexState, Overlap, PrefixChain, Tier, Tokens, WorkerId,
+};
 
-use talk::Talk;
+use talk::ConversationText;
 
 /// Tokens of a step.
-const NEW: u64 = 800;
+const STEP_TOKENS: u64 = 800;
 /// Workers that hold blocks.
 const WORKERS: u64 = 32;
 /// The aim at 128K tokens: microseconds at the median, and the least that a cold step costs more.
-const AIM: (f64, f64) = (80.0, 40.0);
-const AIMED_AT: u64 = 128 << 10;
+const GOAL: (f64, f64) = (80.0, 40.0);
+const GOAL_TOKENS: u64 = 128 << 10;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
-enum BenchError {
+enum PrefixBenchError {
     /// Asked in a wrong way.
     #[error("{0}; usage: bench_prefix [--quick] [--json FILE] [--model FOLDER]")]
     Usage(String),
@@ -56,7 +58,7 @@ struct Options {
 }
 
 impl Options {
-    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, BenchError> {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, PrefixBenchError> {
         let mut options = Self {
             sizes: [8, 32, 128, 512].map(|size| size << 10).to_vec(),
             rounds: 200,
@@ -65,12 +67,13 @@ impl Options {
             json: None,
         };
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
+            let mut value =
+                || arguments.next().ok_or_else(|| PrefixBenchError::Usage(format!("{argument} needs a value")));
             match argument.as_str() {
                 "--quick" => (options.sizes, options.rounds, options.held) = (vec![8 << 10, 128 << 10], 20, 100_000),
                 "--json" => options.json = Some(value()?.into()),
                 "--model" => options.model = value()?.into(),
-                _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
+                _ => return Err(PrefixBenchError::Usage(format!("unknown option {argument}"))),
             }
         }
         Ok(options)
@@ -79,7 +82,7 @@ impl Options {
 
 /// What was found at one size of context. Times in microseconds.
 #[derive(Debug, Serialize)]
-struct Row {
+struct ContextSizeResult {
     tokens: u64,
     body_bytes: usize,
     /// Identity and lookup together.
@@ -96,35 +99,37 @@ struct Row {
 }
 
 /// Who holds what, as full as that of a large fleet.
-struct Fleet(Index, Vec<residency::Slot>);
+struct FilledIndex(ResidencyIndex, Vec<residency::SourceSlot>);
 
-impl Fleet {
-    fn with(held: u64) -> Self {
-        let mut index = Index::new();
+impl FilledIndex {
+    fn filled_with(held: u64) -> Self {
+        let mut index = ResidencyIndex::new();
         let mut slots = Vec::new();
         for worker in 0..WORKERS {
-            let slot = index.join(WorkerId(worker), DpRank(0), Knowledge::default()).expect("32 are not too many");
+            let slot =
+                index.add_source(WorkerId(worker), DpRank(0), KvIndexState::default()).expect("32 are not too many");
             let spread = |n: u64| (n * WORKERS + worker).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let blocks: Vec<Change> =
-                (0..held / WORKERS).map(|n| Change::Held(BlockHash(spread(n)), Tier::Hbm)).collect();
+            let blocks: Vec<ResidencyChange> =
+                (0..held / WORKERS).map(|n| ResidencyChange::Added(BlockHash(spread(n)), Tier::Hbm)).collect();
             index.apply(slot, &blocks);
-            index.shape(slot, Shape::Whole);
+            index.set_closure(slot, PrefixClosure::Whole);
             slots.push(slot);
         }
         Self(index, slots)
     }
 
     /// Three workers get as much of a prompt as its last step left.
-    fn hold(&mut self, number: u64, chain: &Chain) {
-        let blocks: Vec<Change> = chain.ids.iter().map(|id| Change::Held(id.block_hash(), Tier::Hbm)).collect();
+    fn hold_prompt(&mut self, number: u64, chain: &PrefixChain) {
+        let blocks: Vec<ResidencyChange> =
+            chain.ids.iter().map(|id| ResidencyChange::Added(id.block_hash(), Tier::Hbm)).collect();
         (0..3).for_each(|n| self.0.apply(self.1[((number + n) % WORKERS) as usize], &blocks));
     }
 
     /// As routers look: first where the session's holders ended last time. And what it took.
-    fn look(&self, chain: &Chain, before: Near) -> (Vec<Overlap>, Duration) {
+    fn lookup(&self, chain: &PrefixChain, before: DepthHint) -> (Vec<Overlap>, Duration) {
         let since = Instant::now();
-        let found = self.0.overlaps_near(chain, &before.depths());
-        std::hint::black_box(Near::of(&found));
+        let found = self.0.overlaps_with_hint(chain, &before.depths());
+        std::hint::black_box(DepthHint::from_depths(&found));
         (found, since.elapsed())
     }
 }
@@ -145,16 +150,17 @@ fn say(line: &str) {
     println!("{line}");
 }
 
-fn run(options: &Options) -> Result<(), BenchError> {
+fn run(options: &Options) -> Result<(), PrefixBenchError> {
     let text = Arc::new(ModelText::load(ModelTextSource::Folder(options.model.clone()))?);
-    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
-    let limits = Limits::default();
-    let made_of = IdentifierOptions { namespace, seed: Seed(1), block: Tokens(16), text: Some(text), limits };
-    let identifier = Identifier::new(made_of);
+    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let limits = PromptLimits::default();
+    let made_of =
+        PromptResolverOptions { namespace, seed: HashSeed(1), block_size: Tokens(16), text: Some(text), limits };
+    let identifier = PromptResolver::new(made_of);
     say(" context      body   identity + lookup, us            cold, us   ratio   state without block names");
     let mut rows = Vec::new();
     for tokens in &options.sizes {
-        let row = measured(&identifier, *tokens, options)?;
+        let row = measure(&identifier, *tokens, options)?;
         say(&format!(
             "{:>7}K {:>6} KB   p50 {:>6.1} ({:.1} + {:.1}), p99 {:>6.1}   {:>8.0}  {:>5.0} x   {:.1} KB (and {:.0} KB)",
             row.tokens >> 10,
@@ -170,64 +176,65 @@ fn run(options: &Options) -> Result<(), BenchError> {
         ));
         rows.push(row);
     }
-    if let Some(row) = rows.iter().find(|row| row.tokens == AIMED_AT) {
+    if let Some(row) = rows.iter().find(|row| row.tokens == GOAL_TOKENS) {
         let met = |is: bool| if is { "met" } else { "not met" };
-        say(&format!("at 128K: {} us at the median {}", AIM.0, met(row.p50 <= AIM.0)));
-        say(&format!("at 128K: at most 1/{} of a cold step {}", AIM.1, met(row.ratio >= AIM.1)));
+        say(&format!("at 128K: {} us at the median {}", GOAL.0, met(row.p50 <= GOAL.0)));
+        say(&format!("at 128K: at most 1/{} of a cold step {}", GOAL.1, met(row.ratio >= GOAL.1)));
     }
     if let Some(file) = &options.json {
         let json = serde_json::to_vec_pretty(&rows).expect("numbers are JSON");
-        std::fs::write(file, json).map_err(|error| BenchError::Write(file.clone(), error))?;
+        std::fs::write(file, json).map_err(|error| PrefixBenchError::Write(file.clone(), error))?;
     }
     Ok(())
 }
 
 /// Bytes of this text that a token takes.
-fn bytes_a_token(identifier: &Identifier) -> f64 {
-    let mut talk = Talk::begin(u64::MAX);
+fn bytes_per_token(identifier: &PromptResolver) -> f64 {
+    let mut talk = ConversationText::begin(u64::MAX);
     talk.step(100_000);
-    let prompt = identifier.chat(talk.body().as_bytes(), Asked::default());
+    let prompt = identifier.resolve_chat(talk.body().as_bytes(), PromptInputs::default());
     talk.bytes() as f64 / prompt.chain.tokens.0 as f64
 }
 
-fn walked(tokens: u64, body: &str) -> Result<ChatLayout<'_>, BenchError> {
-    ChatLayout::read(body.as_bytes()).ok_or_else(|| BenchError::Wrong { tokens, what: "no messages".into() })
+fn read_layout(tokens: u64, body: &str) -> Result<ChatLayout<'_>, PrefixBenchError> {
+    ChatLayout::read(body.as_bytes()).ok_or_else(|| PrefixBenchError::Wrong { tokens, what: "no messages".into() })
 }
 
-fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<Row, BenchError> {
-    let wrong = |what: String| BenchError::Wrong { tokens, what };
-    let size = bytes_a_token(identifier);
-    let step = (NEW as f64 * size) as usize;
-    let mut fleet = Fleet::with(options.held);
-    let trails = Trails::new(Bytes(256 << 20));
+fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Result<ContextSizeResult, PrefixBenchError> {
+    let wrong = |what: String| PrefixBenchError::Wrong { tokens, what };
+    let size = bytes_per_token(identifier);
+    let step = (STEP_TOKENS as f64 * size) as usize;
+    let mut fleet = FilledIndex::filled_with(options.held);
+    let trails = ConversationCache::new(Bytes(256 << 20));
     let (mut all, mut identities, mut lookups, mut colds) = (vec![], vec![], vec![], vec![]);
     let (mut body_bytes, mut state, mut blocks) = (0, 0, 0);
     for number in 0..options.rounds {
         trails.clear();
-        let memory = Memory { trails: &trails, tenant: "t", session: Some(u128::from(number)) };
-        let mut talk = Talk::begin(number);
+        let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(u128::from(number)) };
+        let mut talk = ConversationText::begin(number);
         while (talk.bytes() as f64) < tokens as f64 * size {
             talk.step(step);
         }
         // The steps before: one as a whole and one along it, as they leave a running conversation.
-        let known = identifier.begin(walked(tokens, &talk.body())?, Asked::default(), None, memory);
+        let known =
+            identifier.resolve_and_cache(read_layout(tokens, &talk.body())?, PromptInputs::default(), None, memory);
         talk.step(step);
-        identifier.grow(walked(tokens, &talk.body())?, Asked::default(), memory);
-        fleet.hold(number, &known.prompt.chain);
-        let before = Near::of(&fleet.0.overlaps_of(&known.prompt.chain));
+        identifier.extend(read_layout(tokens, &talk.body())?, PromptInputs::default(), memory);
+        fleet.hold_prompt(number, &known.prompt.chain);
+        let before = DepthHint::from_depths(&fleet.0.overlaps_of_chain(&known.prompt.chain));
         talk.step(step);
         let body = talk.body();
         // Requests are walked over once in any case.
-        let layout = walked(tokens, &body)?;
+        let layout = read_layout(tokens, &body)?;
         let since = Instant::now();
-        let grown = identifier.grow(layout, Asked::default(), memory);
+        let grown = identifier.extend(layout, PromptInputs::default(), memory);
         let identity = since.elapsed();
-        let grown = grown.filter(|grown| grown.rung == Rung::Session);
+        let grown = grown.filter(|grown| grown.tier == LookupTier::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
-        let (found, lookup) = fleet.look(&grown.prompt.chain, before);
+        let (found, lookup) = fleet.lookup(&grown.prompt.chain, before);
         let since = Instant::now();
-        let whole = identifier.chat(body.as_bytes(), Asked::default());
-        let cold_found = fleet.0.overlaps_of(&whole.chain);
+        let whole = identifier.resolve_chat(body.as_bytes(), PromptInputs::default());
+        let cold_found = fleet.0.overlaps_of_chain(&whole.chain);
         colds.push(since.elapsed().as_secs_f64() * 1e6);
         if grown.prompt.chain != whole.chain || found != cold_found || found.len() < 3 {
             return Err(wrong(format!("session {number} differs from what the whole prompt is")));
@@ -235,10 +242,10 @@ fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<R
         identities.push(identity.as_secs_f64() * 1e6);
         lookups.push(lookup.as_secs_f64() * 1e6);
         all.push((identity + lookup).as_secs_f64() * 1e6);
-        (body_bytes, state, blocks) = (body.len(), trails.bytes().0, 16 * whole.chain.blocks().0);
+        (body_bytes, state, blocks) = (body.len(), trails.memory_bytes().0, 16 * whole.chain.blocks().0);
     }
     let (p50, cold_p50) = (quantile(&mut all, 0.5), quantile(&mut colds, 0.5));
-    Ok(Row {
+    Ok(ContextSizeResult {
         tokens,
         body_bytes,
         p50,

@@ -9,16 +9,17 @@ const WORDS: [&str; 32] = [
 ];
 
 /// A conversation's text, written on message by message.
-pub(crate) struct Talk {
+pub(crate) struct ConversationText {
     /// The messages so far, as JSON, without the brackets around them.
     messages: String,
-    dice: u64,
+    rng_state: u64,
     calls: u64,
 }
 
-impl Talk {
+impl ConversationText {
     pub(crate) fn begin(number: u64) -> Self {
-        let mut talk = Self { messages: String::new(), dice: number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, calls: 0 };
+        let mut talk =
+            Self { messages: String::new(), rng_state: number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, calls: 0 };
         let (system, question) = (talk.text(3000), talk.text(400));
         let _ = write!(
             talk.messages,
@@ -69,9 +70,9 @@ impl Talk {
     }
 
     fn roll(&mut self) -> u64 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        self.dice.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.rng_state ^= self.rng_state << 13;
+        self.rng_state ^= self.rng_state >> 7;
+        self.rng_state ^= self.rng_state << 17;
+        self.rng_state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 }

@@ -6,143 +6,143 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::NemesisError;
-use crate::check::{Broken, Finals, NodeState, equal_states};
-use crate::cluster::{Boot, Cluster, Origin};
-use crate::dice::Dice;
-use crate::door::{Change, Standing};
-use crate::ground::Ground;
-use crate::history::{At, History, Seat};
-use crate::load::Load;
-use crate::streams::Streams;
-use crate::watch::Watchers;
+use crate::check::{FinalOwners, GuaranteeViolation, NodeStateHash, check_equal_states};
+use crate::cluster::{BootOrigin, NodeBoot, ProcessCluster};
+use crate::dice::FaultRng;
+use crate::door::{MemberRoleJson, MembershipChange};
+use crate::ground::TestNetwork;
+use crate::history::{MemberSlot, OperationHistory, RunInstant};
+use crate::load::ClientLoad;
+use crate::streams::StreamClients;
+use crate::watch::WatchClients;
 
 /// Longest time that anything an operator waits for may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const OPERATOR_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How thoroughly faults are drawn out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pace {
+pub(crate) enum RunLength {
     /// Every nemesis once, in minutes.
     Quick,
     /// Longer faults, five voters, again and again.
     Long,
 }
 
-impl Pace {
+impl RunLength {
     /// The shortest time without a fault, before and after one.
-    pub(crate) fn shortest_calm(self) -> Duration {
+    pub(crate) fn min_calm(self) -> Duration {
         match self {
-            Pace::Quick => Duration::from_millis(1200),
-            Pace::Long => Duration::from_millis(2200),
+            RunLength::Quick => Duration::from_millis(1200),
+            RunLength::Long => Duration::from_millis(2200),
         }
     }
 }
 
 /// Everything that a nemesis may touch.
-pub(crate) struct Arena {
+pub(crate) struct Testbed {
     /// The processes.
-    pub(crate) cluster: Cluster,
+    pub(crate) cluster: ProcessCluster,
     /// The network.
-    pub(crate) ground: Arc<Ground>,
+    pub(crate) network: Arc<TestNetwork>,
     /// What clients saw.
-    pub(crate) history: Arc<History>,
+    pub(crate) history: Arc<OperationHistory>,
     /// The clients.
-    pub(crate) load: Load,
+    pub(crate) load: ClientLoad,
     /// Watches over the ledger's changes.
-    pub(crate) watchers: Watchers,
+    pub(crate) watchers: WatchClients,
     /// Clients of the model.
-    pub(crate) streams: Streams,
+    pub(crate) streams: StreamClients,
     /// Chance.
-    pub(crate) dice: Dice,
+    pub(crate) rng: FaultRng,
     /// How long faults last.
-    pub(crate) pace: Pace,
+    pub(crate) pace: RunLength,
     /// How long a worker's lease is held.
     pub(crate) lease: Duration,
 }
 
-impl Arena {
+impl Testbed {
     /// A fault's length: `quick`, or up to ten times that in a long run.
-    pub(crate) fn span(&mut self, quick: Duration) -> Duration {
+    pub(crate) fn fault_duration(&mut self, quick: Duration) -> Duration {
         match self.pace {
-            Pace::Quick => quick,
-            Pace::Long => quick.mul_f64(1.0 + 9.0 * self.dice.fraction().powi(3)),
+            RunLength::Quick => quick,
+            RunLength::Long => quick.mul_f64(1.0 + 9.0 * self.rng.fraction().powi(3)),
         }
     }
 
     /// Lets time pass under the fault.
-    pub(crate) async fn hold(&mut self, quick: Duration) {
-        let span = self.span(quick);
+    pub(crate) async fn hold_fault(&mut self, quick: Duration) {
+        let span = self.fault_duration(quick);
         tokio::time::sleep(span).await;
     }
 
     /// The leader's seat, once there is one.
-    pub(crate) async fn leader(&self) -> Result<Seat, NemesisError> {
-        self.cluster.leader(PATIENCE).await
+    pub(crate) async fn leader(&self) -> Result<MemberSlot, NemesisError> {
+        self.cluster.leader(OPERATOR_TIMEOUT).await
     }
 
     /// The voters' seats.
-    pub(crate) async fn voters(&self) -> Result<Vec<Seat>, NemesisError> {
-        self.of_standing(Standing::Voter).await
+    pub(crate) async fn voters(&self) -> Result<Vec<MemberSlot>, NemesisError> {
+        self.members_with_role(MemberRoleJson::Voter).await
     }
 
     /// The learners' seats.
-    pub(crate) async fn learners(&self) -> Result<Vec<Seat>, NemesisError> {
-        self.of_standing(Standing::Learner).await
+    pub(crate) async fn learners(&self) -> Result<Vec<MemberSlot>, NemesisError> {
+        self.members_with_role(MemberRoleJson::Learner).await
     }
 
-    async fn of_standing(&self, standing: Standing) -> Result<Vec<Seat>, NemesisError> {
-        let members = self.cluster.doors().members(self.leader().await?).await?;
+    async fn members_with_role(&self, standing: MemberRoleJson) -> Result<Vec<MemberSlot>, NemesisError> {
+        let members = self.cluster.addresses().members(self.leader().await?).await?;
         let seats = self.cluster.seats();
-        let is = |seat: &Seat| {
-            let address = self.ground.shadow(*seat).to_string();
+        let is = |seat: &MemberSlot| {
+            let address = self.network.relay_address(*seat).to_string();
             members.iter().any(|member| member.address == address && member.standing == standing)
         };
         Ok(seats.into_iter().filter(is).collect())
     }
 
     /// A voter that does not lead.
-    pub(crate) async fn follower(&mut self) -> Result<Seat, NemesisError> {
+    pub(crate) async fn follower(&mut self) -> Result<MemberSlot, NemesisError> {
         let leader = self.leader().await?;
-        let others: Vec<Seat> = self.voters().await?.into_iter().filter(|seat| *seat != leader).collect();
+        let others: Vec<MemberSlot> = self.voters().await?.into_iter().filter(|seat| *seat != leader).collect();
         let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no voter but the leader".into() };
-        self.dice.pick(&others).copied().ok_or_else(nobody)
+        self.rng.pick(&others).copied().ok_or_else(nobody)
     }
 
     /// Everyone else.
-    pub(crate) fn others(&self, than: Seat) -> Vec<Seat> {
+    pub(crate) fn others(&self, than: MemberSlot) -> Vec<MemberSlot> {
         self.cluster.seats().into_iter().filter(|seat| *seat != than).collect()
     }
 
     /// Cuts a node off from all others, both ways.
-    pub(crate) async fn isolate(&self, seat: Seat) -> Result<(), NemesisError> {
+    pub(crate) async fn isolate(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         for other in self.others(seat) {
-            self.ground.sever(seat, other).await?;
-            self.ground.sever(other, seat).await?;
+            self.network.sever(seat, other).await?;
+            self.network.sever(other, seat).await?;
         }
         Ok(())
     }
 
     /// Takes that back.
-    pub(crate) async fn rejoin(&self, seat: Seat) -> Result<(), NemesisError> {
+    pub(crate) async fn heal_isolation(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         for other in self.others(seat) {
-            self.ground.mend(seat, other).await?;
-            self.ground.mend(other, seat).await?;
+            self.network.restore(seat, other).await?;
+            self.network.restore(other, seat).await?;
         }
         Ok(())
     }
 
     /// Waits until there is one leader, everybody who runs has what it has, and writes succeed through everybody.
-    pub(crate) async fn recovered(&mut self, since: At) -> Result<At, NemesisError> {
-        let deadline = Instant::now() + PATIENCE + self.lease;
-        self.load.turn_to(self.cluster.awake());
-        let mark = self.history.look(|kept| kept.operations.len());
+    pub(crate) async fn await_recovery(&mut self, since: RunInstant) -> Result<RunInstant, NemesisError> {
+        let deadline = Instant::now() + OPERATOR_TIMEOUT + self.lease;
+        self.load.set_slots(self.cluster.running_slots());
+        let mark = self.history.read(|kept| kept.operations.len());
         loop {
-            let crashed = self.cluster.crashed();
+            let crashed = self.cluster.crashed_slots();
             if let Some(seat) = crashed.first() {
-                let got = format!("it ended by itself: {}", self.cluster.last_words(*seat));
+                let got = format!("it ended by itself: {}", self.cluster.log_tail(*seat));
                 return Err(NemesisError::Answer { who: format!("node {}", seat.0), got });
             }
-            if self.is_whole().await && self.all_write(mark) {
+            if self.is_converged().await && self.all_have_written(mark) {
                 return Ok(self.history.now());
             }
             if Instant::now() > deadline {
@@ -153,9 +153,9 @@ impl Arena {
         }
     }
 
-    async fn is_whole(&self) -> bool {
+    async fn is_converged(&self) -> bool {
         let statuses = self.cluster.statuses().await;
-        let awake = self.cluster.awake();
+        let awake = self.cluster.running_slots();
         let leaders: Vec<Option<u64>> = statuses.iter().map(|(_, status)| status.leader).collect();
         let agreed = leaders.first().copied().flatten().is_some() && leaders.iter().all(|one| *one == leaders[0]);
         let applied = statuses.iter().map(|(_, status)| status.applied);
@@ -164,9 +164,9 @@ impl Arena {
     }
 
     /// Whether every node that runs has acknowledged a write since.
-    fn all_write(&self, mark: usize) -> bool {
-        let awake = self.cluster.awake();
-        self.history.look(|kept| {
+    fn all_have_written(&self, mark: usize) -> bool {
+        let awake = self.cluster.running_slots();
+        self.history.read(|kept| {
             let since = &kept.operations[mark.min(kept.operations.len())..];
             awake
                 .iter()
@@ -175,18 +175,18 @@ impl Arena {
     }
 
     /// State hashes of everybody who runs, asked until all have applied the same. Nobody writes meanwhile.
-    pub(crate) async fn equal_states(&self) -> Result<Vec<Broken>, NemesisError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut seen: Vec<NodeState> = Vec::new();
+    pub(crate) async fn equal_states(&self) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+        let deadline = Instant::now() + OPERATOR_TIMEOUT;
+        let mut seen: Vec<NodeStateHash> = Vec::new();
         loop {
             let mut now = Vec::new();
-            for seat in self.cluster.awake() {
-                let (applied, hash) = self.cluster.doors().state_hash(seat).await?;
-                now.push(NodeState { seat, applied, hash });
+            for seat in self.cluster.running_slots() {
+                let (applied, hash) = self.cluster.addresses().state_hash(seat).await?;
+                now.push(NodeStateHash { seat, applied, hash });
             }
             seen.extend(now.iter().cloned());
             if now.iter().all(|state| state.applied == now[0].applied) {
-                return Ok(equal_states(&seen));
+                return Ok(check_equal_states(&seen));
             }
             if Instant::now() > deadline {
                 return Err(NemesisError::Late { what: format!("equal applied indexes: {now:?}") });
@@ -195,37 +195,37 @@ impl Arena {
     }
 
     /// What every session is now, read linearizably, one node after the other.
-    pub(crate) async fn finals(&self) -> Result<Finals, NemesisError> {
-        let mut finals = Finals::new();
-        let seats = self.cluster.awake();
-        let mut door = self.cluster.doors().enter();
+    pub(crate) async fn final_owners(&self) -> Result<FinalOwners, NemesisError> {
+        let mut finals = FinalOwners::new();
+        let seats = self.cluster.running_slots();
+        let mut door = self.cluster.addresses().client();
         for (at, subject) in self.load.subjects().iter().enumerate() {
             let seat = seats[at % seats.len()];
-            finals.insert(*subject, door.read(seat, *subject).await?);
+            finals.insert(*subject, door.read_owner(seat, *subject).await?);
         }
         Ok(finals)
     }
 
     /// Empties a stopped voter's disk, lets it join anew, and gives it its place among the voters back.
-    pub(crate) async fn replace(&mut self, seat: Seat) -> Result<(), NemesisError> {
+    pub(crate) async fn replace(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
         let leader = self.leader().await?;
         let old = self.cluster.member(seat, leader).await?.node;
         self.cluster.wipe(seat)?;
-        self.cluster.start(seat, Boot::new(Origin::JoinsThrough(leader))).await?;
-        let new = self.admitted(seat, old).await?;
+        self.cluster.start(seat, NodeBoot::new(BootOrigin::JoinsThrough(leader))).await?;
+        let new = self.await_admission(seat, old).await?;
         if new <= old {
             let got = format!("node id {new} after {old}");
             return Err(NemesisError::Answer { who: "a wiped node that joined again".into(), got });
         }
-        self.change(Change::Replace { old, new }).await?;
-        self.change(Change::Remove(old)).await
+        self.change(MembershipChange::Replace { old, new }).await?;
+        self.change(MembershipChange::Remove(old)).await
     }
 
     /// The id of the node in `seat`, once it is another one than `than`.
-    async fn admitted(&self, seat: Seat, than: u64) -> Result<u64, NemesisError> {
-        let deadline = Instant::now() + PATIENCE;
+    async fn await_admission(&self, seat: MemberSlot, than: u64) -> Result<u64, NemesisError> {
+        let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {
-            match self.cluster.doors().status(seat).await {
+            match self.cluster.addresses().status(seat).await {
                 Ok(status) if status.node != than && status.leader.is_some() => return Ok(status.node),
                 _ if Instant::now() > deadline => {
                     return Err(NemesisError::Late { what: format!("node {} to be admitted", seat.0) });
@@ -236,11 +236,11 @@ impl Arena {
     }
 
     /// Asks for a change of the membership until it is done, as an operator would: a lagging learner is waited for.
-    pub(crate) async fn change(&self, change: Change) -> Result<(), NemesisError> {
-        let deadline = Instant::now() + PATIENCE;
+    pub(crate) async fn change(&self, change: MembershipChange) -> Result<(), NemesisError> {
+        let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {
             let leader = self.leader().await?;
-            let refused = match self.cluster.doors().change(leader, &change).await {
+            let refused = match self.cluster.addresses().change(leader, &change).await {
                 Ok(()) => return Ok(()),
                 Err(refused) => refused,
             };

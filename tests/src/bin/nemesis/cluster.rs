@@ -9,19 +9,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::NemesisError;
-use crate::door::{Doors, Member, Status};
-use crate::ground::{Ground, Levers, SEATS};
-use crate::history::Seat;
-use crate::node::{Launch, Running, free_port, last_words, listens};
+use crate::door::{MemberJson, NodeAddresses, NodeStatusJson};
+use crate::ground::{MAX_SLOTS, SyscallFaults, TestNetwork};
+use crate::history::MemberSlot;
+use crate::node::{LaunchSpec, ProgramProcess, free_port, log_tail_of, wait_until_listening};
 
 /// Longest time until a started node serves operators; a restart may have a log to read.
-const SERVES_WITHIN: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of the disk that can be filled.
 const SMALL_DISK: &str = "size=192m";
 
 /// How nodes are started, as far as they are alike.
 #[derive(Clone, Debug)]
-pub(crate) struct Setup {
+pub(crate) struct ClusterSetup {
     /// The program.
     pub(crate) binary: PathBuf,
     /// Where everything of this run lies.
@@ -29,68 +29,82 @@ pub(crate) struct Setup {
     /// How long a worker's lease is held.
     pub(crate) lease: Duration,
     /// Whose disk is small, where one can be mounted.
-    pub(crate) small_disk: Option<Seat>,
+    pub(crate) small_disk: Option<MemberSlot>,
     /// What can be done to nodes' disks and clocks, where it can.
-    pub(crate) levers: Option<Levers>,
+    pub(crate) syscall_faults: Option<SyscallFaults>,
 }
 
 /// Who a node is to be when its folder is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum BootOrigin {
     /// Founds a cluster of one, and listens for no other node.
-    Alone,
+    Standalone,
     /// Founds the cluster.
     Founder,
     /// Joins through the node in this seat.
-    JoinsThrough(Seat),
+    JoinsThrough(MemberSlot),
 }
 
 /// How a node is started this time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Boot {
+pub(crate) struct NodeBoot {
     /// Where it comes from.
-    pub(crate) origin: Origin,
+    pub(crate) origin: BootOrigin,
     /// The highest feature level that it may know, to act as an older binary.
     pub(crate) max_level: Option<u32>,
 }
 
-impl Boot {
+impl NodeBoot {
     /// As the binary is.
-    pub(crate) fn new(origin: Origin) -> Boot {
-        Boot { origin, max_level: None }
+    pub(crate) fn new(origin: BootOrigin) -> NodeBoot {
+        NodeBoot { origin, max_level: None }
     }
 }
 
-struct Place {
-    running: Option<Running>,
-    boot: Boot,
+struct NodeSlot {
+    running: Option<ProgramProcess>,
+    boot: NodeBoot,
 }
 
 /// All processes of a run.
-pub(crate) struct Cluster {
-    setup: Setup,
-    ground: Arc<Ground>,
+pub(crate) struct ProcessCluster {
+    setup: ClusterSetup,
+    network: Arc<TestNetwork>,
     ports: Vec<(u16, u16)>,
-    places: BTreeMap<Seat, Place>,
-    workers: Vec<(String, Running)>,
-    doors: Doors,
+    slots: BTreeMap<MemberSlot, NodeSlot>,
+    workers: Vec<(String, ProgramProcess)>,
+    addresses: NodeAddresses,
 }
 
-impl Cluster {
+impl ProcessCluster {
     /// Of nobody yet; the workers are started.
-    pub(crate) async fn new(setup: Setup, ground: Arc<Ground>, workers: usize) -> Result<Cluster, NemesisError> {
+    pub(crate) async fn new(
+        setup: ClusterSetup,
+        ground: Arc<TestNetwork>,
+        workers: usize,
+    ) -> Result<ProcessCluster, NemesisError> {
         std::fs::create_dir_all(&setup.folder).map_err(NemesisError::system(setup.folder.display().to_string()))?;
         let (mut ports, mut operators) = (Vec::new(), BTreeMap::new());
-        for seat in (1..=SEATS).map(Seat) {
+        for seat in (1..=MAX_SLOTS).map(MemberSlot) {
             let (client, operator) = (free_port()?, free_port()?);
             operators.insert(
                 seat,
-                (SocketAddr::new(ground.home(seat), operator), SocketAddr::new(ground.home(seat), client)),
+                (
+                    SocketAddr::new(ground.own_address(seat), operator),
+                    SocketAddr::new(ground.own_address(seat), client),
+                ),
             );
             ports.push((client, operator));
         }
-        let doors = Doors::new(operators);
-        let mut cluster = Cluster { setup, ground, ports, places: BTreeMap::new(), workers: Vec::new(), doors };
+        let doors = NodeAddresses::new(operators);
+        let mut cluster = ProcessCluster {
+            setup,
+            network: ground,
+            ports,
+            slots: BTreeMap::new(),
+            workers: Vec::new(),
+            addresses: doors,
+        };
         for number in 1..=workers {
             cluster.start_worker(number).await?;
         }
@@ -103,13 +117,13 @@ impl Cluster {
     }
 
     async fn start_worker(&mut self, number: usize) -> Result<(), NemesisError> {
-        let address = SocketAddr::new(self.ground.hub(), free_port()?);
+        let address = SocketAddr::new(self.network.host_address(), free_port()?);
         let name = format!("worker{number}");
         let arguments = ["sim-worker", "--exit-with-parent", "--role", "hybrid", "--speed-up", "50", "--listen"];
         let arguments = arguments.iter().map(|part| (*part).to_owned()).chain([address.to_string()]).collect();
         let log = self.setup.folder.join(format!("{name}.log"));
         let binary = &self.setup.binary.clone();
-        let mut running = Running::start(Launch {
+        let mut running = ProgramProcess::start(LaunchSpec {
             name: &name,
             launcher: Vec::new(),
             binary,
@@ -117,14 +131,14 @@ impl Cluster {
             environment: Vec::new(),
             log,
         })?;
-        listens(&mut running, address, SERVES_WITHIN).await?;
+        wait_until_listening(&mut running, address, START_TIMEOUT).await?;
         self.workers.push((format!("http://{address}"), running));
         Ok(())
     }
 
     /// Where operators and clients reach the nodes.
-    pub(crate) fn doors(&self) -> &Doors {
-        &self.doors
+    pub(crate) fn addresses(&self) -> &NodeAddresses {
+        &self.addresses
     }
 
     /// The program under test.
@@ -133,75 +147,83 @@ impl Cluster {
     }
 
     /// A node's data directory.
-    pub(crate) fn folder(&self, seat: Seat) -> PathBuf {
+    pub(crate) fn folder(&self, seat: MemberSlot) -> PathBuf {
         self.setup.folder.join(format!("node{}", seat.0))
     }
 
-    fn log(&self, seat: Seat) -> PathBuf {
+    fn log(&self, seat: MemberSlot) -> PathBuf {
         self.setup.folder.join(format!("node{}.log", seat.0))
     }
 
     /// The seats that were ever taken.
-    pub(crate) fn seats(&self) -> Vec<Seat> {
-        self.places.keys().copied().collect()
+    pub(crate) fn seats(&self) -> Vec<MemberSlot> {
+        self.slots.keys().copied().collect()
     }
 
     /// Whose disk can be filled.
-    pub(crate) fn small_disk(&self) -> Option<Seat> {
-        self.setup.small_disk.filter(|seat| self.places.contains_key(seat))
+    pub(crate) fn small_disk(&self) -> Option<MemberSlot> {
+        self.setup.small_disk.filter(|seat| self.slots.contains_key(seat))
     }
 
     /// What can be done to nodes' disks and clocks, where it can.
-    pub(crate) fn levers(&self) -> Option<&Levers> {
-        self.setup.levers.as_ref()
+    pub(crate) fn syscall_faults(&self) -> Option<&SyscallFaults> {
+        self.setup.syscall_faults.as_ref()
     }
 
     /// The seats whose nodes run, those that are paused left out.
-    pub(crate) fn awake(&self) -> Vec<Seat> {
-        let awake = |place: &Place| place.running.as_ref().is_some_and(|running| !running.is_paused());
-        self.places.iter().filter(|(_, place)| awake(place)).map(|(seat, _)| *seat).collect()
+    pub(crate) fn running_slots(&self) -> Vec<MemberSlot> {
+        let awake = |place: &NodeSlot| place.running.as_ref().is_some_and(|running| !running.is_paused());
+        self.slots.iter().filter(|(_, place)| awake(place)).map(|(seat, _)| *seat).collect()
     }
 
     /// Starts a node and waits until it serves operators.
-    pub(crate) async fn start(&mut self, seat: Seat, boot: Boot) -> Result<(), NemesisError> {
+    pub(crate) async fn start(&mut self, seat: MemberSlot, boot: NodeBoot) -> Result<(), NemesisError> {
         let mut running = self.launch(seat, boot)?;
-        let address = self.doors.operator(seat);
-        listens(&mut running, address, SERVES_WITHIN).await?;
-        self.settle(seat, running, boot);
+        let address = self.addresses.operator(seat);
+        wait_until_listening(&mut running, address, START_TIMEOUT).await?;
+        self.register_process(seat, running, boot);
         Ok(())
     }
 
     /// Starts a node that founds a cluster of its own, beside the one that this is about.
-    pub(crate) async fn start_apart(&self, seat: Seat, boot: Boot) -> Result<Running, NemesisError> {
+    pub(crate) async fn start_separate(
+        &self,
+        seat: MemberSlot,
+        boot: NodeBoot,
+    ) -> Result<ProgramProcess, NemesisError> {
         let mut running = self.launch(seat, boot)?;
-        listens(&mut running, self.doors.operator(seat), SERVES_WITHIN).await?;
+        wait_until_listening(&mut running, self.addresses.operator(seat), START_TIMEOUT).await?;
         Ok(running)
     }
 
     /// Starts a node that is expected not to come up; returns what it said when it ended.
-    pub(crate) async fn start_in_vain(&mut self, seat: Seat, boot: Boot) -> Result<String, NemesisError> {
-        let before = self.said(seat).len();
+    pub(crate) async fn start_expecting_failure(
+        &mut self,
+        seat: MemberSlot,
+        boot: NodeBoot,
+    ) -> Result<String, NemesisError> {
+        let before = self.log_text(seat).len();
         let mut running = self.launch(seat, boot)?;
-        let address = self.doors.operator(seat);
-        match listens(&mut running, address, SERVES_WITHIN).await {
+        let address = self.addresses.operator(seat);
+        match wait_until_listening(&mut running, address, START_TIMEOUT).await {
             Ok(()) => {
                 running.kill().await?;
                 Err(NemesisError::Answer { who: format!("node {}", seat.0), got: "it started all the same".into() })
             }
             Err(NemesisError::Late { what }) => Err(NemesisError::Late { what }),
-            Err(_) => Ok(self.said(seat).split_off(before)),
+            Err(_) => Ok(self.log_text(seat).split_off(before)),
         }
     }
 
-    fn settle(&mut self, seat: Seat, running: Running, boot: Boot) {
-        self.places.insert(seat, Place { running: Some(running), boot });
+    fn register_process(&mut self, seat: MemberSlot, running: ProgramProcess, boot: NodeBoot) {
+        self.slots.insert(seat, NodeSlot { running: Some(running), boot });
     }
 
-    fn launch(&self, seat: Seat, boot: Boot) -> Result<Running, NemesisError> {
+    fn launch(&self, seat: MemberSlot, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
         let name = format!("node {}", seat.0);
         let (client, operator) = self.ports[usize::from(seat.0) - 1];
-        let home = self.ground.home(seat);
-        let shadow = self.ground.shadow(seat);
+        let home = self.network.own_address(seat);
+        let shadow = self.network.relay_address(seat);
         let at_home = |port: u16| SocketAddr::new(home, port).to_string();
         let mut arguments: Vec<String> = vec!["serve".into(), "--exit-with-parent".into()];
         let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -210,14 +232,14 @@ impl Cluster {
         flag("--data-dir", self.folder(seat).display().to_string());
         flag("--set", format!("ledger.lease={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.text=builtin".into());
-        if boot.origin != Origin::Alone {
+        if boot.origin != BootOrigin::Standalone {
             flag("--node-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Its addresses are those of namespaces that nobody else is in.
             flag("--set", "cluster.insecure=true".into());
         }
-        if let Origin::JoinsThrough(seat) = boot.origin {
-            flag("--join", self.ground.shadow(seat).to_string());
+        if let BootOrigin::JoinsThrough(seat) = boot.origin {
+            flag("--join", self.network.relay_address(seat).to_string());
         }
         if let Some(level) = boot.max_level {
             flag("--set", format!("cluster.max_level={level}"));
@@ -225,60 +247,61 @@ impl Cluster {
         for (worker, _) in &self.workers {
             flag("--worker", worker.clone());
         }
-        let launcher = self.ground.launcher(seat);
-        let levers = self.setup.levers.as_ref().map(|levers| levers.environment(seat)).transpose()?;
+        let launcher = self.network.launcher(seat);
+        let levers = self.setup.syscall_faults.as_ref().map(|levers| levers.environment(seat)).transpose()?;
         let (environment, log) = (levers.unwrap_or_default(), self.log(seat));
-        let launch = Launch { name: &name, launcher, binary: &self.setup.binary, arguments, environment, log };
-        let running = Running::start(launch)?;
+        let launch = LaunchSpec { name: &name, launcher, binary: &self.setup.binary, arguments, environment, log };
+        let running = ProgramProcess::start(launch)?;
         // It calls the others before it listens.
         if let Some(pid) = running.pid() {
-            self.ground.settle(seat, pid);
+            self.network.register_process(seat, pid);
         }
         Ok(running)
     }
 
     /// Starts a node again as it was started last.
-    pub(crate) async fn restart(&mut self, seat: Seat) -> Result<(), NemesisError> {
+    pub(crate) async fn restart(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
         let boot = self.boot(seat)?;
         self.start(seat, boot).await
     }
 
     /// How a node was started last.
-    pub(crate) fn boot(&self, seat: Seat) -> Result<Boot, NemesisError> {
+    pub(crate) fn boot(&self, seat: MemberSlot) -> Result<NodeBoot, NemesisError> {
         let never = || NemesisError::Answer { who: format!("node {}", seat.0), got: "never started".into() };
-        self.places.get(&seat).map(|place| place.boot).ok_or_else(never)
+        self.slots.get(&seat).map(|place| place.boot).ok_or_else(never)
     }
 
     /// A node's process.
-    pub(crate) fn running(&mut self, seat: Seat) -> Result<&mut Running, NemesisError> {
-        let running = self.places.get_mut(&seat).and_then(|place| place.running.as_mut());
+    pub(crate) fn running(&mut self, seat: MemberSlot) -> Result<&mut ProgramProcess, NemesisError> {
+        let running = self.slots.get_mut(&seat).and_then(|place| place.running.as_mut());
         running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
     }
 
     /// Takes a node's process out, to end it.
-    pub(crate) fn take(&mut self, seat: Seat) -> Result<Running, NemesisError> {
-        let running = self.places.get_mut(&seat).and_then(|place| place.running.take());
+    pub(crate) fn take(&mut self, seat: MemberSlot) -> Result<ProgramProcess, NemesisError> {
+        let running = self.slots.get_mut(&seat).and_then(|place| place.running.take());
         running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
     }
 
     /// Everything that a node has said so far.
-    pub(crate) fn said(&self, seat: Seat) -> String {
+    pub(crate) fn log_text(&self, seat: MemberSlot) -> String {
         String::from_utf8_lossy(&std::fs::read(self.log(seat)).unwrap_or_default()).into_owned()
     }
 
     /// What a node last said.
-    pub(crate) fn last_words(&self, seat: Seat) -> String {
-        last_words(&self.log(seat))
+    pub(crate) fn log_tail(&self, seat: MemberSlot) -> String {
+        log_tail_of(&self.log(seat))
     }
 
     /// Nodes that ended although nobody ended them.
-    pub(crate) fn crashed(&mut self) -> Vec<Seat> {
-        let ended = |place: &mut Place| place.running.as_mut().is_some_and(|running| running.ended().is_some());
-        self.places.iter_mut().filter_map(|(seat, place)| ended(place).then_some(*seat)).collect()
+    pub(crate) fn crashed_slots(&mut self) -> Vec<MemberSlot> {
+        let ended =
+            |place: &mut NodeSlot| place.running.as_mut().is_some_and(|running| running.exit_status().is_some());
+        self.slots.iter_mut().filter_map(|(seat, place)| ended(place).then_some(*seat)).collect()
     }
 
     /// Forgets everything that a stopped node had on disk.
-    pub(crate) fn wipe(&self, seat: Seat) -> Result<(), NemesisError> {
+    pub(crate) fn wipe(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         let folder = self.folder(seat);
         let what = || format!("empty {}", folder.display());
         std::fs::create_dir_all(&folder).map_err(NemesisError::system(what()))?;
@@ -292,16 +315,16 @@ impl Cluster {
     }
 
     /// The member in this seat, as `asked` knows it.
-    pub(crate) async fn member(&self, seat: Seat, asked: Seat) -> Result<Member, NemesisError> {
-        let address = self.ground.shadow(seat).to_string();
-        let members = self.doors.members(asked).await?;
+    pub(crate) async fn member(&self, seat: MemberSlot, asked: MemberSlot) -> Result<MemberJson, NemesisError> {
+        let address = self.network.relay_address(seat).to_string();
+        let members = self.addresses.members(asked).await?;
         let missing =
             || NemesisError::Answer { who: format!("node {}", asked.0), got: format!("no member at {address}") };
         members.into_iter().find(|member| member.address == address).ok_or_else(missing)
     }
 
     /// The seat of the leader, once most nodes that are awake agree on one.
-    pub(crate) async fn leader(&self, within: Duration) -> Result<Seat, NemesisError> {
+    pub(crate) async fn leader(&self, within: Duration) -> Result<MemberSlot, NemesisError> {
         let deadline = Instant::now() + within;
         loop {
             if let Some(leader) = self.agreed_leader().await {
@@ -314,7 +337,7 @@ impl Cluster {
         }
     }
 
-    async fn agreed_leader(&self) -> Option<Seat> {
+    async fn agreed_leader(&self) -> Option<MemberSlot> {
         let statuses = self.statuses().await;
         let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
         // A node that was cut off names none.
@@ -327,14 +350,15 @@ impl Cluster {
     }
 
     /// What every node that answers says of itself.
-    pub(crate) async fn statuses(&self) -> Vec<(Seat, Status)> {
-        let asked = self.awake().into_iter().map(|seat| async move { (seat, self.doors.status(seat).await) });
+    pub(crate) async fn statuses(&self) -> Vec<(MemberSlot, NodeStatusJson)> {
+        let asked =
+            self.running_slots().into_iter().map(|seat| async move { (seat, self.addresses.status(seat).await) });
         let answered = futures::future::join_all(asked).await;
         answered.into_iter().filter_map(|(seat, status)| status.ok().map(|status| (seat, status))).collect()
     }
 
     /// The workers' processes.
-    pub(crate) fn worker(&mut self, at: usize) -> Option<&mut Running> {
+    pub(crate) fn worker(&mut self, at: usize) -> Option<&mut ProgramProcess> {
         self.workers.get_mut(at).map(|(_, running)| running)
     }
 }

@@ -6,27 +6,27 @@ use tokio::time::Instant;
 use vocabulary::SessionId;
 
 use crate::NemesisError;
-use crate::arena::PATIENCE;
+use crate::arena::OPERATOR_TIMEOUT;
 use crate::check::StreamEnd;
-use crate::cluster::{Boot, Cluster, Origin};
-use crate::door::Change;
-use crate::history::Seat;
-use crate::streams::{Streaming, Wish, stream};
+use crate::cluster::{BootOrigin, NodeBoot, ProcessCluster};
+use crate::door::MembershipChange;
+use crate::history::MemberSlot;
+use crate::streams::{StreamRequest, StreamResult, run_stream};
 
-const FOUNDER: Seat = Seat(1);
+const FOUNDER: MemberSlot = MemberSlot(1);
 
 /// So many voters, and a learner beside them; one voter is a node alone.
-pub(crate) async fn form(cluster: &mut Cluster, voters: u8) -> Result<(), NemesisError> {
+pub(crate) async fn form(cluster: &mut ProcessCluster, voters: u8) -> Result<(), NemesisError> {
     let learners = u8::from(voters > 1);
-    let origin = if voters > 1 { Origin::Founder } else { Origin::Alone };
-    cluster.start(FOUNDER, Boot::new(origin)).await?;
-    cluster.leader(PATIENCE).await?;
-    for seat in (2..=voters + learners).map(Seat) {
-        cluster.start(seat, Boot::new(Origin::JoinsThrough(FOUNDER))).await?;
+    let origin = if voters > 1 { BootOrigin::Founder } else { BootOrigin::Standalone };
+    cluster.start(FOUNDER, NodeBoot::new(origin)).await?;
+    cluster.leader(OPERATOR_TIMEOUT).await?;
+    for seat in (2..=voters + learners).map(MemberSlot) {
+        cluster.start(seat, NodeBoot::new(BootOrigin::JoinsThrough(FOUNDER))).await?;
     }
     let mut nodes = Vec::new();
-    for seat in (2..=voters).map(Seat) {
-        nodes.push(admitted(cluster, seat).await?);
+    for seat in (2..=voters).map(MemberSlot) {
+        nodes.push(await_admission(cluster, seat).await?);
     }
     // One voter and two learners make three, three and two make five: never two or four.
     for pair in nodes.chunks(2) {
@@ -35,8 +35,8 @@ pub(crate) async fn form(cluster: &mut Cluster, voters: u8) -> Result<(), Nemesi
     Ok(())
 }
 
-async fn admitted(cluster: &Cluster, seat: Seat) -> Result<u64, NemesisError> {
-    let deadline = Instant::now() + PATIENCE;
+async fn await_admission(cluster: &ProcessCluster, seat: MemberSlot) -> Result<u64, NemesisError> {
+    let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
         match cluster.member(seat, FOUNDER).await {
             Ok(member) => return Ok(member.node),
@@ -46,12 +46,12 @@ async fn admitted(cluster: &Cluster, seat: Seat) -> Result<u64, NemesisError> {
     }
 }
 
-async fn promote(cluster: &Cluster, nodes: Vec<u64>) -> Result<(), NemesisError> {
-    let deadline = Instant::now() + PATIENCE;
-    let change = Change::Promote(nodes);
+async fn promote(cluster: &ProcessCluster, nodes: Vec<u64>) -> Result<(), NemesisError> {
+    let deadline = Instant::now() + OPERATOR_TIMEOUT;
+    let change = MembershipChange::Promote(nodes);
     loop {
-        let leader = cluster.leader(PATIENCE).await?;
-        match cluster.doors().change(leader, &change).await {
+        let leader = cluster.leader(OPERATOR_TIMEOUT).await?;
+        match cluster.addresses().change(leader, &change).await {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() > deadline => return Err(error),
             // A learner that has not caught up yet is refused.
@@ -61,17 +61,21 @@ async fn promote(cluster: &Cluster, nodes: Vec<u64>) -> Result<(), NemesisError>
 }
 
 /// Opens sessions as clients do, by steps that end; returns them once the ledger has them.
-pub(crate) async fn subjects(cluster: &Cluster, seat: Seat, count: usize) -> Result<Vec<SessionId>, NemesisError> {
+pub(crate) async fn open_sessions(
+    cluster: &ProcessCluster,
+    seat: MemberSlot,
+    count: usize,
+) -> Result<Vec<SessionId>, NemesisError> {
     let key = |number: usize| format!("subject-{number}");
-    let deadline = Instant::now() + 2 * PATIENCE;
-    let doors = cluster.doors();
+    let deadline = Instant::now() + 2 * OPERATOR_TIMEOUT;
+    let doors = cluster.addresses();
     let numbers: Vec<usize> = (0..count).collect();
     for some in numbers.chunks(16) {
         let steps = some.iter().map(|number| async move {
             loop {
-                let wish = Wish { seat, key: &key(*number), tokens: 2 };
-                match stream(doors, wish, || {}).await {
-                    Streaming::Ended(StreamEnd::Whole) => return Ok(()),
+                let wish = StreamRequest { seat, key: &key(*number), tokens: 2 };
+                match run_stream(doors, wish, || {}).await {
+                    StreamResult::Ended(StreamEnd::Whole) => return Ok(()),
                     other if Instant::now() > deadline => {
                         return Err(NemesisError::Answer { who: "a first step".into(), got: format!("{other:?}") });
                     }

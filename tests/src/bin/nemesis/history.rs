@@ -13,11 +13,11 @@ use crate::NemesisError;
 /// Microseconds since the run began.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize)]
 #[serde(transparent)]
-pub(crate) struct At(pub(crate) u64);
+pub(crate) struct RunInstant(pub(crate) u64);
 
-impl At {
+impl RunInstant {
     /// Seconds from `earlier` to here.
-    pub(crate) fn since(self, earlier: At) -> f64 {
+    pub(crate) fn since(self, earlier: RunInstant) -> f64 {
         self.0.saturating_sub(earlier.0) as f64 / 1e6
     }
 }
@@ -25,12 +25,12 @@ impl At {
 /// A member as this program numbers them, from 1. A wiped node keeps its number here and gets a new id in the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(transparent)]
-pub(crate) struct Seat(pub(crate) u8);
+pub(crate) struct MemberSlot(pub(crate) u8);
 
 /// What a client asked about a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Asked {
+pub(crate) enum OwnershipRequest {
     /// Its ownership, while nobody live has it.
     Claim(Owner),
     /// To take its ownership back.
@@ -53,7 +53,7 @@ pub(crate) enum Asked {
 
 /// Who has a session, since when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Holding {
+pub(crate) struct SessionHolder {
     /// Nobody, when it was given back.
     pub(crate) owner: Option<Owner>,
     /// When that was decided.
@@ -63,13 +63,13 @@ pub(crate) struct Holding {
 /// What a client was told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
+pub(crate) enum OwnershipReply {
     /// Acknowledged: owned since this epoch.
     Granted(Epoch),
     /// Acknowledged: no longer owned by the one who gave it back.
     Released,
     /// The answer to a read.
-    Found(Holding),
+    Found(SessionHolder),
     /// Refused by the ledger; nothing was changed.
     Refused,
     /// Not taken; nothing was changed.
@@ -80,40 +80,40 @@ pub(crate) enum Answer {
 
 /// One request: it is not repeated, what comes after it is another one.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Operation {
+pub(crate) struct ClientOperation {
     /// Who asked.
     pub(crate) client: u32,
     /// Where.
-    pub(crate) seat: Seat,
+    pub(crate) seat: MemberSlot,
     /// About what.
     pub(crate) subject: SessionId,
     /// What.
-    pub(crate) asked: Asked,
+    pub(crate) asked: OwnershipRequest,
     /// Just before the request was written.
-    pub(crate) invoked: At,
+    pub(crate) invoked: RunInstant,
     /// Just after its answer was read, or it was given up.
-    pub(crate) completed: At,
+    pub(crate) completed: RunInstant,
     /// The answer.
-    pub(crate) answer: Answer,
+    pub(crate) answer: OwnershipReply,
     /// The node's applied index that came with it.
     pub(crate) revision: Option<u64>,
 }
 
-impl Operation {
+impl ClientOperation {
     /// Whether it changes something.
     pub(crate) fn is_write(&self) -> bool {
-        self.asked != Asked::Read
+        self.asked != OwnershipRequest::Read
     }
 
     /// Whether it is a write that was acknowledged.
     pub(crate) fn is_acknowledged(&self) -> bool {
-        self.is_write() && matches!(self.answer, Answer::Granted(_) | Answer::Released)
+        self.is_write() && matches!(self.answer, OwnershipReply::Granted(_) | OwnershipReply::Released)
     }
 }
 
 /// A worker's lease as a node showed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Sighting {
+pub(crate) struct LeaseSighting {
     /// Whose lease.
     pub(crate) worker: WorkerId,
     /// When the lease was granted.
@@ -124,7 +124,7 @@ pub(crate) struct Sighting {
     pub(crate) revision: u64,
 }
 
-impl Sighting {
+impl LeaseSighting {
     /// Whether the lease under which something was granted then has ended, by this.
     pub(crate) fn shows_ended(&self, granted: Epoch) -> bool {
         // In another generation indexes begin anew.
@@ -140,38 +140,38 @@ impl Sighting {
 }
 
 /// Everything that was seen. Shared by all clients; pushing is all they do with it.
-pub(crate) struct History {
+pub(crate) struct OperationHistory {
     began: Instant,
-    kept: Mutex<Kept>,
+    records: Mutex<HistoryRecords>,
 }
 
 /// What a history holds.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct HistoryRecords {
     /// Attempts, in the order in which they ended.
-    pub(crate) operations: Vec<Operation>,
+    pub(crate) operations: Vec<ClientOperation>,
     /// Leases, in the order in which they were seen.
-    pub(crate) sightings: Vec<Sighting>,
+    pub(crate) sightings: Vec<LeaseSighting>,
 }
 
 /// More than this is not kept: hours of load.
-const MOST: usize = 20_000_000;
+const MAX_OPERATIONS: usize = 20_000_000;
 
-impl History {
+impl OperationHistory {
     /// Begins now.
-    pub(crate) fn new() -> History {
-        History { began: Instant::now(), kept: Mutex::default() }
+    pub(crate) fn new() -> OperationHistory {
+        OperationHistory { began: Instant::now(), records: Mutex::default() }
     }
 
     /// The present moment.
-    pub(crate) fn now(&self) -> At {
-        At(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX))
+    pub(crate) fn now(&self) -> RunInstant {
+        RunInstant(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
     /// Notes an attempt. False when there is no room, which a run must not pass over.
-    pub(crate) fn note(&self, operation: Operation) -> bool {
+    pub(crate) fn record(&self, operation: ClientOperation) -> bool {
         let operations = &mut self.lock().operations;
-        let fits = operations.len() < MOST;
+        let fits = operations.len() < MAX_OPERATIONS;
         if fits {
             operations.push(operation);
         }
@@ -179,9 +179,9 @@ impl History {
     }
 
     /// Notes a lease, unless it was seen like that last.
-    pub(crate) fn sight(&self, sighting: Sighting) {
+    pub(crate) fn record_lease(&self, sighting: LeaseSighting) {
         let sightings = &mut self.lock().sightings;
-        let alike = |seen: &Sighting| (seen.worker, seen.granted, seen.is_live);
+        let alike = |seen: &LeaseSighting| (seen.worker, seen.granted, seen.is_live);
         match sightings.iter_mut().rev().find(|seen| seen.worker == sighting.worker) {
             Some(last) if alike(last) == alike(&sighting) => last.revision = last.revision.max(sighting.revision),
             _ => sightings.push(sighting),
@@ -189,12 +189,12 @@ impl History {
     }
 
     /// Reads it without copying; clients wait meanwhile, so this is for moments without load, or short looks.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&Kept) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&HistoryRecords) -> T) -> T {
         look(&self.lock())
     }
 
     /// What it holds now, for whoever looks at it for long while clients go on.
-    pub(crate) fn copy(&self) -> Kept {
+    pub(crate) fn snapshot(&self) -> HistoryRecords {
         self.lock().clone()
     }
 
@@ -211,7 +211,7 @@ impl History {
         file.flush().map_err(NemesisError::system(what()))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, HistoryRecords> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,73 +12,80 @@ use tokio::time::MissedTickBehavior;
 use vocabulary::{Owner, SessionId};
 
 use crate::NemesisError;
-use crate::dice::Dice;
-use crate::door::{Door, Doors};
-use crate::history::{Answer, Asked, History, Holding, Operation, Seat};
+use crate::dice::FaultRng;
+use crate::door::{ApiClient, NodeAddresses};
+use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionHolder};
 
 /// How long a client waits for one answer; longer than an election takes.
-const PATIENCE: Duration = Duration::from_secs(6);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(6);
 /// Of a hundred requests, so many are about subjects that all clients share.
-const SHARED_SHARE: u64 = 15;
+const SHARED_PERCENT: u64 = 15;
 /// Of a hundred requests, so many are the first at another node.
-const WANDER: u64 = 5;
+const WANDER_PERCENT: u64 = 5;
 /// Subjects that all clients share.
-pub(crate) const SHARED: usize = 24;
+pub(crate) const SHARED_SESSIONS: usize = 24;
 /// Subjects of each client alone.
-pub(crate) const OWN: usize = 2;
+pub(crate) const SESSIONS_PER_CLIENT: usize = 2;
 
 /// How much load there is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amount {
+pub(crate) struct LoadAmount {
     /// Clients at once.
     pub(crate) clients: usize,
     /// Requests a second that they aim at together.
     pub(crate) rate: f64,
 }
 
-impl Amount {
+impl LoadAmount {
     /// How many sessions it needs.
-    pub(crate) fn subjects(self) -> usize {
-        SHARED + self.clients * OWN
+    pub(crate) fn session_count(self) -> usize {
+        SHARED_SESSIONS + self.clients * SESSIONS_PER_CLIENT
     }
 }
 
 /// What all clients see.
-struct Field {
-    history: Arc<History>,
-    doors: Doors,
-    subjects: Vec<SessionId>,
+struct SharedLoadState {
+    history: Arc<OperationHistory>,
+    doors: NodeAddresses,
+    sessions: Vec<SessionId>,
     owners: watch::Receiver<Vec<Owner>>,
-    seats: watch::Receiver<Vec<Seat>>,
-    is_full: AtomicBool,
+    seats: watch::Receiver<Vec<MemberSlot>>,
+    is_history_full: AtomicBool,
 }
 
 /// Clients at work. Dropping it ends them.
-pub(crate) struct Load {
-    field: Arc<Field>,
+pub(crate) struct ClientLoad {
+    shared: Arc<SharedLoadState>,
     gate: Arc<RwLock<()>>,
-    seats: watch::Sender<Vec<Seat>>,
+    seats: watch::Sender<Vec<MemberSlot>>,
     clients: Vec<JoinHandle<()>>,
 }
 
-impl Load {
+impl ClientLoad {
     /// Starts it on sessions that exist. Clients turn to `seats`, and claim for `owners`.
     pub(crate) fn start(
-        (amount, dice): (Amount, &Dice),
-        history: Arc<History>,
-        doors: Doors,
+        (amount, dice): (LoadAmount, &FaultRng),
+        history: Arc<OperationHistory>,
+        doors: NodeAddresses,
         (subjects, owners): (Vec<SessionId>, watch::Receiver<Vec<Owner>>),
-    ) -> Load {
+    ) -> ClientLoad {
         let (seats, seen) = watch::channel(doors.seats());
-        let field = Field { history, doors, subjects, owners, seats: seen, is_full: AtomicBool::new(false) };
-        let (field, gate) = (Arc::new(field), Arc::new(RwLock::new(())));
+        let field = SharedLoadState {
+            history,
+            doors,
+            sessions: subjects,
+            owners,
+            seats: seen,
+            is_history_full: AtomicBool::new(false),
+        };
+        let (shared, gate) = (Arc::new(field), Arc::new(RwLock::new(())));
         let pace = Duration::from_secs_f64(amount.clients as f64 / amount.rate);
         let client = |number: usize| {
-            let client = Client::new(number, dice.split(number as u64), field.clone());
+            let client = LoadClient::new(number, dice.split(number as u64), shared.clone());
             tokio::spawn(client.run(pace, gate.clone()))
         };
         let clients = (0..amount.clients).map(client).collect();
-        Load { field, gate, seats, clients }
+        ClientLoad { shared, gate, seats, clients }
     }
 
     /// Lets requests in flight end, and holds the clients until the guard is dropped.
@@ -87,20 +94,20 @@ impl Load {
     }
 
     /// The nodes that clients turn to from now on.
-    pub(crate) fn turn_to(&self, seats: Vec<Seat>) {
+    pub(crate) fn set_slots(&self, seats: Vec<MemberSlot>) {
         // Clients that are gone turn to nobody.
         let _ = self.seats.send(seats);
     }
 
     /// The sessions.
     pub(crate) fn subjects(&self) -> &[SessionId] {
-        &self.field.subjects
+        &self.shared.sessions
     }
 
     /// An error when something was not kept, or a client has died: then the history says less than it should.
     pub(crate) fn check(&self) -> Result<(), NemesisError> {
         let dead = self.clients.iter().any(JoinHandle::is_finished);
-        match dead || self.field.is_full.load(Relaxed) {
+        match dead || self.shared.is_history_full.load(Relaxed) {
             false => Ok(()),
             true => Err(NemesisError::Answer {
                 who: "the load".into(),
@@ -110,7 +117,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for ClientLoad {
     fn drop(&mut self) {
         for client in &self.clients {
             client.abort();
@@ -119,105 +126,108 @@ impl Drop for Load {
 }
 
 /// One client: its connections, and what it believes of its sessions.
-struct Client {
+struct LoadClient {
     number: u32,
-    dice: Dice,
-    door: Door,
-    seat: Seat,
-    beliefs: HashMap<SessionId, Holding>,
-    field: Arc<Field>,
+    rng: FaultRng,
+    api: ApiClient,
+    seat: MemberSlot,
+    known_holders: HashMap<SessionId, SessionHolder>,
+    shared: Arc<SharedLoadState>,
 }
 
-impl Client {
-    fn new(number: usize, dice: Dice, field: Arc<Field>) -> Client {
-        let seats = field.doors.seats();
+impl LoadClient {
+    fn new(number: usize, rng: FaultRng, shared: Arc<SharedLoadState>) -> LoadClient {
+        let seats = shared.doors.seats();
         let seat = seats[number % seats.len()];
-        let door = field.doors.enter();
+        let api = shared.doors.client();
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        Client { number, dice, door, seat, beliefs: HashMap::new(), field }
+        LoadClient { number, rng, api, seat, known_holders: HashMap::new(), shared }
     }
 
     async fn run(mut self, pace: Duration, gate: Arc<RwLock<()>>) {
-        tokio::time::sleep(pace.mul_f64(self.dice.fraction())).await;
+        tokio::time::sleep(pace.mul_f64(self.rng.fraction())).await;
         let mut ticks = tokio::time::interval(pace);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let admitted = gate.read().await;
             // Now and then to another node, so that those who come back find clients again.
-            if !self.field.seats.borrow().contains(&self.seat) || self.dice.below(100) < WANDER {
-                self.turn();
+            if !self.shared.seats.borrow().contains(&self.seat) || self.rng.below(100) < WANDER_PERCENT {
+                self.switch_node();
             }
             let subject = self.subject();
-            let asked = self.choose(subject);
+            let asked = self.next_request(subject);
             self.attempt(subject, asked).await;
             drop(admitted);
         }
     }
 
     fn subject(&mut self) -> SessionId {
-        let own = SHARED + self.number as usize * OWN;
-        let at = match self.dice.below(100) < SHARED_SHARE {
-            true => self.dice.below(SHARED as u64) as usize,
-            false => own + self.dice.below(OWN as u64) as usize,
+        let own = SHARED_SESSIONS + self.number as usize * SESSIONS_PER_CLIENT;
+        let at = match self.rng.below(100) < SHARED_PERCENT {
+            true => self.rng.below(SHARED_SESSIONS as u64) as usize,
+            false => own + self.rng.below(SESSIONS_PER_CLIENT as u64) as usize,
         };
-        self.field.subjects[at]
+        self.shared.sessions[at]
     }
 
     /// The next request about a session, from what is believed of it.
-    fn choose(&mut self, subject: SessionId) -> Asked {
-        let owners = self.field.owners.borrow().clone();
-        let drawn = self.dice.below(100);
-        let someone = self.dice.pick(&owners).copied();
-        match (self.beliefs.get(&subject), someone) {
-            (None, _) | (_, None) => Asked::Read,
-            (Some(_), _) if drawn < 10 => Asked::Read,
-            (Some(Holding { owner: None, .. }), Some(someone)) => Asked::Claim(someone),
-            (Some(_), Some(someone)) if drawn < 20 => Asked::Claim(someone),
-            (Some(Holding { owner: Some(owner), epoch }), _) if drawn < 55 => {
-                Asked::Release { owner: *owner, seen: *epoch }
+    fn next_request(&mut self, subject: SessionId) -> OwnershipRequest {
+        let owners = self.shared.owners.borrow().clone();
+        let drawn = self.rng.below(100);
+        let someone = self.rng.pick(&owners).copied();
+        match (self.known_holders.get(&subject), someone) {
+            (None, _) | (_, None) => OwnershipRequest::Read,
+            (Some(_), _) if drawn < 10 => OwnershipRequest::Read,
+            (Some(SessionHolder { owner: None, .. }), Some(someone)) => OwnershipRequest::Claim(someone),
+            (Some(_), Some(someone)) if drawn < 20 => OwnershipRequest::Claim(someone),
+            (Some(SessionHolder { owner: Some(owner), epoch }), _) if drawn < 55 => {
+                OwnershipRequest::Release { owner: *owner, seen: *epoch }
             }
-            (Some(Holding { epoch, .. }), Some(to)) => Asked::Migrate { to, seen: *epoch },
+            (Some(SessionHolder { epoch, .. }), Some(to)) => OwnershipRequest::Migrate { to, seen: *epoch },
         }
     }
 
-    async fn attempt(&mut self, subject: SessionId, asked: Asked) {
+    async fn attempt(&mut self, subject: SessionId, asked: OwnershipRequest) {
         let seat = self.seat;
-        let invoked = self.field.history.now();
-        let (answer, revision) = self.door.ask(seat, (subject, asked), PATIENCE).await;
-        let completed = self.field.history.now();
-        self.learn(subject, asked, answer);
-        if matches!(answer, Answer::Unavailable | Answer::Unknown) {
-            self.turn();
+        let invoked = self.shared.history.now();
+        let (answer, revision) = self.api.request(seat, (subject, asked), REPLY_TIMEOUT).await;
+        let completed = self.shared.history.now();
+        self.record_reply(subject, asked, answer);
+        if matches!(answer, OwnershipReply::Unavailable | OwnershipReply::Unknown) {
+            self.switch_node();
         }
         let client = self.number;
-        let operation = Operation { client, seat, subject, asked, invoked, completed, answer, revision };
-        if !self.field.history.note(operation) {
-            self.field.is_full.store(true, Relaxed);
+        let operation = ClientOperation { client, seat, subject, asked, invoked, completed, answer, revision };
+        if !self.shared.history.record(operation) {
+            self.shared.is_history_full.store(true, Relaxed);
         }
     }
 
-    fn learn(&mut self, subject: SessionId, asked: Asked, answer: Answer) {
+    fn record_reply(&mut self, subject: SessionId, asked: OwnershipRequest, answer: OwnershipReply) {
         let known = match (answer, asked) {
-            (Answer::Granted(epoch), Asked::Claim(owner) | Asked::Migrate { to: owner, .. }) => {
-                Some(Holding { owner: Some(owner), epoch })
+            (
+                OwnershipReply::Granted(epoch),
+                OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. },
+            ) => Some(SessionHolder { owner: Some(owner), epoch }),
+            (OwnershipReply::Found(holding), _) => Some(holding),
+            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => {
+                Some(SessionHolder { owner: None, epoch: seen })
             }
-            (Answer::Found(holding), _) => Some(holding),
-            (Answer::Released, Asked::Release { seen, .. }) => Some(Holding { owner: None, epoch: seen }),
-            (Answer::Unavailable, _) => return,
+            (OwnershipReply::Unavailable, _) => return,
             _ => None,
         };
         match known {
-            Some(holding) => self.beliefs.insert(subject, holding),
-            None => self.beliefs.remove(&subject),
+            Some(holding) => self.known_holders.insert(subject, holding),
+            None => self.known_holders.remove(&subject),
         };
     }
 
     /// To another node, as clients do when one does not answer.
-    fn turn(&mut self) {
-        let seats = self.field.seats.borrow().clone();
-        let others: Vec<Seat> = seats.into_iter().filter(|seat| *seat != self.seat).collect();
-        if let Some(seat) = self.dice.pick(&others) {
+    fn switch_node(&mut self) {
+        let seats = self.shared.seats.borrow().clone();
+        let others: Vec<MemberSlot> = seats.into_iter().filter(|seat| *seat != self.seat).collect();
+        if let Some(seat) = self.rng.pick(&others) {
             self.seat = *seat;
         }
     }

@@ -77,7 +77,7 @@ impl NemesisError {
 fn main() -> ExitCode {
     let done = Options::parse(std::env::args().skip(1)).and_then(|options| {
         // From here on this program is inside its own namespaces, or knows why it is not.
-        let without_namespaces = ground::enter()?;
+        let without_namespaces = ground::enter_namespaces()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(NemesisError::system("start a runtime"))?;
         runtime.block_on(run::run(&options, without_namespaces))

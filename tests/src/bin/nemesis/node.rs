@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use crate::NemesisError;
 
 /// Longest time that a program gets to end by itself.
-const ENDS_WITHIN: Duration = Duration::from_secs(20);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running program. It ends with this one, whatever happens: by its guard, and because its standard input closes.
-pub(crate) struct Running {
+pub(crate) struct ProgramProcess {
     name: String,
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -23,7 +23,7 @@ pub(crate) struct Running {
 }
 
 /// What a program is started with.
-pub(crate) struct Launch<'a> {
+pub(crate) struct LaunchSpec<'a> {
     /// For logs and errors.
     pub(crate) name: &'a str,
     /// What the command line begins with, before the program.
@@ -38,10 +38,10 @@ pub(crate) struct Launch<'a> {
     pub(crate) log: PathBuf,
 }
 
-impl Running {
+impl ProgramProcess {
     /// Starts it.
-    pub(crate) fn start(launch: Launch<'_>) -> Result<Running, NemesisError> {
-        let Launch { name, launcher, binary, arguments, environment, log: log_file } = launch;
+    pub(crate) fn start(launch: LaunchSpec<'_>) -> Result<ProgramProcess, NemesisError> {
+        let LaunchSpec { name, launcher, binary, arguments, environment, log: log_file } = launch;
         let what = || format!("start {name}");
         let output = std::fs::File::options().create(true).append(true).open(&log_file);
         let output = output.map_err(NemesisError::system(what()))?;
@@ -54,7 +54,7 @@ impl Running {
         command.env("RUST_LOG", log).env("NO_COLOR", "1").envs(environment);
         let mut child = command.spawn().map_err(NemesisError::system(what()))?;
         let stdin = child.stdin.take();
-        Ok(Running { name: name.to_owned(), child, _stdin: stdin, log: log_file, is_paused: false })
+        Ok(ProgramProcess { name: name.to_owned(), child, _stdin: stdin, log: log_file, is_paused: false })
     }
 
     /// Its process id.
@@ -63,7 +63,7 @@ impl Running {
     }
 
     /// Whether it has ended, and how.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
@@ -81,7 +81,7 @@ impl Running {
     /// Waits until it ends by itself.
     pub(crate) async fn wait(mut self) -> Result<ExitStatus, NemesisError> {
         let late = |_| NemesisError::Late { what: format!("{} to end", self.name) };
-        let ended = tokio::time::timeout(ENDS_WITHIN, self.child.wait()).await.map_err(late)?;
+        let ended = tokio::time::timeout(EXIT_TIMEOUT, self.child.wait()).await.map_err(late)?;
         ended.map_err(NemesisError::system(format!("wait for {}", self.name)))
     }
 
@@ -97,14 +97,14 @@ impl Running {
         self.signal("CONT").await
     }
 
-    /// Whether [`Running::pause`] holds it.
+    /// Whether [`ProgramProcess::pause`] holds it.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused
     }
 
     async fn signal(&self, signal: &str) -> Result<(), NemesisError> {
         let gone =
-            || NemesisError::Answer { who: self.name.clone(), got: format!("it has ended: {}", self.last_words()) };
+            || NemesisError::Answer { who: self.name.clone(), got: format!("it has ended: {}", self.log_tail()) };
         let pid = self.pid().ok_or_else(gone)?;
         // There is no safe call for it in the standard library, and the shell has one built in.
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().await;
@@ -115,13 +115,13 @@ impl Running {
     }
 
     /// The end of what it said.
-    pub(crate) fn last_words(&self) -> String {
-        last_words(&self.log)
+    pub(crate) fn log_tail(&self) -> String {
+        log_tail_of(&self.log)
     }
 }
 
 /// The last lines of a log.
-pub(crate) fn last_words(log: &Path) -> String {
+pub(crate) fn log_tail_of(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().rev().take(6).collect();
@@ -135,14 +135,18 @@ pub(crate) fn free_port() -> Result<u16, NemesisError> {
 }
 
 /// Waits until something listens there, or the program ends.
-pub(crate) async fn listens(running: &mut Running, address: SocketAddr, within: Duration) -> Result<(), NemesisError> {
+pub(crate) async fn wait_until_listening(
+    running: &mut ProgramProcess,
+    address: SocketAddr,
+    within: Duration,
+) -> Result<(), NemesisError> {
     let deadline = Instant::now() + within;
     loop {
         if tokio::net::TcpStream::connect(address).await.is_ok() {
             return Ok(());
         }
-        if let Some(status) = running.ended() {
-            let got = format!("it ended ({status}): {}", running.last_words());
+        if let Some(status) = running.exit_status() {
+            let got = format!("it ended ({status}): {}", running.log_tail());
             return Err(NemesisError::Answer { who: running.name.clone(), got });
         }
         if Instant::now() > deadline {

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::NemesisError;
-use crate::arena::Pace;
+use crate::arena::RunLength;
 use crate::faults::Nemesis;
-use crate::load::Amount;
+use crate::load::LoadAmount;
 
 /// How a run is to be.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Each nemesis once, or again and again.
-    pub(crate) pace: Pace,
+    pub(crate) pace: RunLength,
     /// What faults are chosen from.
     pub(crate) seed: u64,
     /// How long nemeses go on, in a long run.
@@ -26,7 +26,7 @@ pub(crate) struct Options {
     /// Where logs, histories and data directories go.
     pub(crate) folder: PathBuf,
     /// How many clients ask how often.
-    pub(crate) amount: Amount,
+    pub(crate) amount: LoadAmount,
     /// How long a worker's lease is held.
     pub(crate) lease: Duration,
     /// How many nodes decide: 1, 3 or 5.
@@ -39,7 +39,7 @@ impl Options {
         let own = std::env::current_exe().map_err(NemesisError::system("find this program"))?;
         let target = own.ancestors().nth(2).map_or_else(std::env::temp_dir, std::path::Path::to_owned);
         let mut options = Options {
-            pace: Pace::Long,
+            pace: RunLength::Long,
             seed: seed(),
             minutes: 20,
             only: Vec::new(),
@@ -47,7 +47,7 @@ impl Options {
             binary: own.with_file_name("ownerserve"),
             folder: target.join("nemesis"),
             // So many that they keep their pace when an answer takes a while: what is written at once shares a flush.
-            amount: Amount { clients: 128, rate: 1600.0 },
+            amount: LoadAmount { clients: 128, rate: 1600.0 },
             lease: Duration::from_secs(15),
             voters: 5,
         };
@@ -55,7 +55,7 @@ impl Options {
             let mut value = || arguments.next().ok_or_else(|| NemesisError::usage(format!("{argument} needs a value")));
             match argument.as_str() {
                 "--quick" => {
-                    options.pace = Pace::Quick;
+                    options.pace = RunLength::Quick;
                     options.lease = Duration::from_secs(5);
                     options.voters = 3;
                 }
@@ -104,16 +104,16 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_run_has_a_short_lease_and_a_given_seed() {
+    fn a_quick_run_has_a_short_lease_and_the_given_seed() {
         let options = parse("--quick --seed 7 --only pause --only kill-leader -o out.json").unwrap();
         assert_eq!((options.voters, parse("--quick --voters 5").unwrap().voters, parse("").unwrap().voters), (3, 5, 5));
         assert!(parse("--voters 2").is_err());
-        assert_eq!((options.pace, options.seed, options.lease.as_secs()), (Pace::Quick, 7, 5));
+        assert_eq!((options.pace, options.seed, options.lease.as_secs()), (RunLength::Quick, 7, 5));
         assert_eq!(options.only, [Nemesis::Pause, Nemesis::KillLeader]);
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_with_what_is() {
+    fn unknown_options_are_refused_with_the_accepted_values() {
         let error = parse("--only earthquake").unwrap_err().to_string();
         assert!(error.contains("earthquake") && error.contains("flapping-partition"), "{error}");
         assert!(parse("--seed").is_err() && parse("--seed x").is_err() && parse("--fast").is_err());

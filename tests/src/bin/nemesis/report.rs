@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::throughput::{Tally, quantile};
-use crate::trial::{CALM_WRITES, Outcome};
+use crate::throughput::{AttemptTally, quantile};
+use crate::trial::{MIN_CALM_WRITES, TrialOutcome};
 
 /// Everything that a run found.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct NemesisReport {
     /// What its faults were chosen from.
     pub(crate) seed: u64,
     /// Namespaces, or loopback only.
@@ -19,11 +19,11 @@ pub(crate) struct Report {
     /// Why no disk was slow or failed, and no clock was off.
     pub(crate) without_levers: Option<String>,
     /// One of each nemesis that ran.
-    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) outcomes: Vec<TrialOutcome>,
     /// What was found broken at the very end.
     pub(crate) broken: Vec<String>,
     /// What else was seen.
-    pub(crate) seen: Seen,
+    pub(crate) seen: TrafficCounts,
     /// Where logs and histories are.
     pub(crate) folder: String,
     /// How long it took, in seconds.
@@ -32,7 +32,7 @@ pub(crate) struct Report {
 
 /// What was seen beside the operations.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub(crate) struct Seen {
+pub(crate) struct TrafficCounts {
     /// Bytes between nodes.
     pub(crate) carried: u64,
     /// Changes that watches told.
@@ -43,15 +43,15 @@ pub(crate) struct Seen {
     pub(crate) streams: usize,
 }
 
-impl Report {
+impl NemesisReport {
     /// Whether everything held.
     pub(crate) fn holds(&self) -> bool {
-        self.broken.is_empty() && self.outcomes.iter().all(Outcome::holds)
+        self.broken.is_empty() && self.outcomes.iter().all(TrialOutcome::holds)
     }
 
     /// Nemeses during which the load was too small to show anything.
-    pub(crate) fn uncounted(&self) -> Vec<&'static str> {
-        self.outcomes.iter().filter(|outcome| !outcome.counts()).map(|outcome| outcome.nemesis).collect()
+    pub(crate) fn inconclusive(&self) -> Vec<&'static str> {
+        self.outcomes.iter().filter(|outcome| !outcome.is_conclusive()).map(|outcome| outcome.nemesis).collect()
     }
 
     /// For people.
@@ -93,11 +93,11 @@ impl Report {
     }
 }
 
-fn line(out: &mut String, outcome: &Outcome) {
-    let Tally { acknowledged, refused, unknown, reads } = outcome.tally;
+fn line(out: &mut String, outcome: &TrialOutcome) {
+    let AttemptTally { acknowledged, refused, unknown, reads } = outcome.tally;
     let longest = outcome.fail_overs.iter().copied().reduce(f64::max);
     let fail_over = longest.map_or(String::new(), |longest| format!("{longest:.2} s"));
-    let verdict = match (outcome.holds(), outcome.faults, outcome.counts()) {
+    let verdict = match (outcome.holds(), outcome.faults, outcome.is_conclusive()) {
         (false, ..) => "BROKEN",
         (true, 0, _) => "NOT RUN here",
         (true, _, true) => "holds",
@@ -114,10 +114,10 @@ fn line(out: &mut String, outcome: &Outcome) {
     for broken in &outcome.broken {
         let _ = writeln!(out, "{:26}{broken}", "");
     }
-    if !outcome.counts() {
+    if !outcome.is_conclusive() {
         let _ = writeln!(
             out,
-            "{:26}{} writes were acknowledged in a window without faults, {CALM_WRITES} are needed: use a quieter machine",
+            "{:26}{} writes were acknowledged in a window without faults, {MIN_CALM_WRITES} are needed: use a quieter machine",
             "", outcome.calm_writes
         );
     }

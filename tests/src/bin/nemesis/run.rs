@@ -8,23 +8,23 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::NemesisError;
-use crate::arena::{Arena, Pace};
-use crate::check::Broken;
-use crate::cluster::{Cluster, Setup};
-use crate::dice::Dice;
+use crate::arena::{RunLength, Testbed};
+use crate::check::GuaranteeViolation;
+use crate::cluster::{ClusterSetup, ProcessCluster};
+use crate::dice::FaultRng;
 use crate::faults::Nemesis;
 use crate::formation;
-use crate::ground::{Ground, Levers, Stage};
-use crate::history::{History, Seat};
-use crate::load::Load;
+use crate::ground::{NetworkIsolation, SyscallFaults, TestNetwork};
+use crate::history::{MemberSlot, OperationHistory};
+use crate::load::ClientLoad;
 use crate::options::Options;
-use crate::report::{Report, Seen};
-use crate::streams::Streams;
-use crate::trial::{self, Outcome};
-use crate::watch::Watchers;
+use crate::report::{NemesisReport, TrafficCounts};
+use crate::streams::StreamClients;
+use crate::trial::{self, TrialOutcome};
+use crate::watch::WatchClients;
 
 /// Whose disk is small, of several nodes.
-const SMALL_DISK: Seat = Seat(3);
+const SMALL_DISK: MemberSlot = MemberSlot(3);
 const WORKERS: usize = 2;
 
 /// Runs everything; returns what is wrong, nothing when all held. Ends early, and cleanly, at SIGINT and SIGTERM.
@@ -51,40 +51,41 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
     if let Some(why) = &without_namespaces {
         say(&format!("NO NETWORK NAMESPACES ({why}): loopback and relay only"))?;
     }
-    let ground = Arc::new(Ground::lay().await?);
-    let mut report = Report {
+    let ground = Arc::new(TestNetwork::create().await?);
+    let mut report = NemesisReport {
         seed: options.seed,
-        stage: ground.stage().as_str(),
+        stage: ground.isolation().as_str(),
         without_namespaces,
         without_levers: None,
         outcomes: Vec::new(),
         broken: Vec::new(),
-        seen: Seen::default(),
+        seen: TrafficCounts::default(),
         folder: folder.display().to_string(),
         took: 0.0,
     };
-    let small_disk = if options.voters > 1 { SMALL_DISK } else { Seat(1) };
-    let small_disk = (ground.stage() == Stage::Namespaces).then_some(small_disk);
+    let small_disk = if options.voters > 1 { SMALL_DISK } else { MemberSlot(1) };
+    let small_disk = (ground.isolation() == NetworkIsolation::Namespaces).then_some(small_disk);
     std::fs::create_dir_all(&folder).map_err(NemesisError::system(folder.display().to_string()))?;
-    let levers = Levers::build(&folder);
+    let levers = SyscallFaults::build(&folder);
     if let Err(why) = &levers {
         say(&format!("NO SLOW OR FAILING DISKS AND NO ODD CLOCKS: {why}"))?;
         report.without_levers = Some(why.to_string());
     }
     let (binary, levers) = (options.binary.clone(), levers.ok());
-    let setup = Setup { binary, folder: folder.clone(), lease: options.lease, small_disk, levers };
-    let mut cluster = Cluster::new(setup, ground.clone(), WORKERS).await?;
+    let setup =
+        ClusterSetup { binary, folder: folder.clone(), lease: options.lease, small_disk, syscall_faults: levers };
+    let mut cluster = ProcessCluster::new(setup, ground.clone(), WORKERS).await?;
     formation::form(&mut cluster, options.voters).await?;
-    let mut arena = arena(options, cluster, ground).await?;
+    let mut arena = build_testbed(options, cluster, ground).await?;
     let done = nemeses(options, &mut arena, &mut report).await;
-    match last_checks(&mut arena).await {
+    match final_checks(&mut arena).await {
         Ok(broken) => report.broken.extend(broken.iter().map(ToString::to_string)),
         Err(error) => report.broken.push(error.to_string()),
     }
     arena.history.save(&folder.join("history.jsonl"))?;
     let (changes, resumed) = arena.watchers.count();
-    let (carried, streams) = (arena.ground.carried().0, arena.streams.count());
-    report.seen = Seen { carried, changes, resumed, streams };
+    let (carried, streams) = (arena.network.relay_counts().0, arena.streams.count());
+    report.seen = TrafficCounts { carried, changes, resumed, streams };
     report.took = began.elapsed().as_secs_f64();
     say(&report.table())?;
     if let Some(path) = &options.json {
@@ -96,30 +97,34 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
 }
 
 /// Load, watches and streams over a cluster that is formed.
-async fn arena(options: &Options, cluster: Cluster, ground: Arc<Ground>) -> Result<Arena, NemesisError> {
-    let history = Arc::new(History::new());
-    let dice = Dice::new(options.seed);
-    let leader = cluster.leader(crate::arena::PATIENCE).await?;
-    let subjects = formation::subjects(&cluster, leader, options.amount.subjects()).await?;
-    let (_, owners) = watch::channel(cluster.doors().owners(leader).await?);
+async fn build_testbed(
+    options: &Options,
+    cluster: ProcessCluster,
+    ground: Arc<TestNetwork>,
+) -> Result<Testbed, NemesisError> {
+    let history = Arc::new(OperationHistory::new());
+    let dice = FaultRng::new(options.seed);
+    let leader = cluster.leader(crate::arena::OPERATOR_TIMEOUT).await?;
+    let subjects = formation::open_sessions(&cluster, leader, options.amount.session_count()).await?;
+    let (_, owners) = watch::channel(cluster.addresses().live_owners(leader).await?);
     let load = (options.amount, &dice);
-    let load = Load::start(load, history.clone(), cluster.doors().clone(), (subjects, owners));
-    load.turn_to(cluster.awake());
-    let watchers = Watchers::start(cluster.doors(), &cluster.seats()).await?;
-    let streams = Streams::start(cluster.doors().clone(), &cluster.seats(), history.clone());
+    let load = ClientLoad::start(load, history.clone(), cluster.addresses().clone(), (subjects, owners));
+    load.set_slots(cluster.running_slots());
+    let watchers = WatchClients::start(cluster.addresses(), &cluster.seats()).await?;
+    let streams = StreamClients::start(cluster.addresses().clone(), &cluster.seats(), history.clone());
     let (pace, lease) = (options.pace, options.lease);
-    Ok(Arena { cluster, ground, history, load, watchers, streams, dice, pace, lease })
+    Ok(Testbed { cluster, network: ground, history, load, watchers, streams, rng: dice, pace, lease })
 }
 
-async fn nemeses(options: &Options, arena: &mut Arena, report: &mut Report) -> Result<(), NemesisError> {
-    let all = Nemesis::ALL.into_iter().filter(|nemesis| nemesis.belongs_to(options.pace, options.voters));
+async fn nemeses(options: &Options, arena: &mut Testbed, report: &mut NemesisReport) -> Result<(), NemesisError> {
+    let all = Nemesis::ALL.into_iter().filter(|nemesis| nemesis.applies_to(options.pace, options.voters));
     let chosen = if options.only.is_empty() { all.collect() } else { options.only.clone() };
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
     loop {
         for nemesis in &chosen {
             let outcome = match trial::run(*nemesis, arena).await {
                 Ok(outcome) => outcome,
-                Err(error) => Outcome::failed(*nemesis, &error),
+                Err(error) => TrialOutcome::failed(*nemesis, &error),
             };
             let word = match (outcome.holds(), outcome.faults) {
                 (false, _) => "BROKEN",
@@ -133,34 +138,34 @@ async fn nemeses(options: &Options, arena: &mut Arena, report: &mut Report) -> R
             if broken {
                 return Ok(());
             }
-            if options.pace == Pace::Long && Instant::now() > until {
+            if options.pace == RunLength::Long && Instant::now() > until {
                 return Ok(());
             }
         }
-        if options.pace == Pace::Quick {
+        if options.pace == RunLength::Quick {
             return Ok(());
         }
     }
 }
 
 /// What is checked once, when everything is over: the ledger's own invariants in every node's snapshot.
-async fn last_checks(arena: &mut Arena) -> Result<Vec<Broken>, NemesisError> {
+async fn final_checks(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let _held = arena.load.pause().await;
     let mut broken = Vec::new();
-    for seat in arena.cluster.awake() {
+    for seat in arena.cluster.running_slots() {
         broken.extend(crate::snapshot::check(arena, seat).await?);
     }
     Ok(broken)
 }
 
-fn verdict(report: &Report, options: &Options) -> String {
+fn verdict(report: &NemesisReport, options: &Options) -> String {
     let replay = format!(
         "replay with `nemesis {}--seed {}`; logs and histories are kept in {}",
-        if options.pace == Pace::Quick { "--quick " } else { "" },
+        if options.pace == RunLength::Quick { "--quick " } else { "" },
         options.seed,
         report.folder
     );
-    match (report.holds(), report.uncounted().as_slice()) {
+    match (report.holds(), report.inconclusive().as_slice()) {
         (true, []) => String::new(),
         (true, uncounted) => format!("too little load to count during {}; {replay}", uncounted.join(", ")),
         (false, _) => format!("a promise is broken; {replay}"),

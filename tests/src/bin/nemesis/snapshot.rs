@@ -1,23 +1,23 @@
 //! A node's ledger as it lies on disk, held against the ledger's own invariants.
 
 use crate::NemesisError;
-use crate::arena::Arena;
-use crate::check::Broken;
-use crate::history::Seat;
+use crate::arena::Testbed;
+use crate::check::GuaranteeViolation;
+use crate::history::MemberSlot;
 
 /// Takes a snapshot of a running node, as a backup would, reads it, and checks what it holds.
-pub(crate) async fn check(arena: &Arena, seat: Seat) -> Result<Vec<Broken>, NemesisError> {
-    let bytes = arena.cluster.doors().snapshot(seat).await?;
+pub(crate) async fn check(arena: &Testbed, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+    let bytes = arena.cluster.addresses().snapshot(seat).await?;
     let path = arena.cluster.folder(seat).with_extension("snapshot");
     std::fs::write(&path, bytes).map_err(NemesisError::system(path.display().to_string()))?;
-    let unreadable = |detail: String| Broken { promise: "a snapshot can be read", detail };
+    let unreadable = |detail: String| GuaranteeViolation { guarantee: "a snapshot can be read", detail };
     let ledger = match ownership::load(&path) {
         Ok(ledger) => ledger,
         Err(error) => return Ok(vec![unreadable(error.to_string())]),
     };
     let violated = ledger::invariants::check(&ledger).err();
-    let broken = |violation: ledger::invariants::Violation| Broken {
-        promise: violation.invariant,
+    let broken = |violation: ledger::invariants::Violation| GuaranteeViolation {
+        guarantee: violation.invariant,
         detail: format!("node {} at entry {}: {}", seat.0, ledger.applied(), violation.detail),
     };
     Ok(violated.map(broken).into_iter().collect())

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use crate::history::{At, Operation};
+use crate::history::{ClientOperation, RunInstant};
 
 /// Attempts by what came of them.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub(crate) struct Tally {
+pub(crate) struct AttemptTally {
     /// Writes that were acknowledged.
     pub(crate) acknowledged: u64,
     /// Writes that the ledger refused, or that were not taken.
@@ -17,16 +17,16 @@ pub(crate) struct Tally {
     pub(crate) reads: u64,
 }
 
-impl Tally {
+impl AttemptTally {
     /// Of these attempts.
-    pub(crate) fn of(operations: &[Operation]) -> Tally {
-        use crate::history::Answer;
-        let mut tally = Tally::default();
+    pub(crate) fn of(operations: &[ClientOperation]) -> AttemptTally {
+        use crate::history::OwnershipReply;
+        let mut tally = AttemptTally::default();
         for operation in operations {
             match operation.answer {
-                Answer::Found(_) => tally.reads += 1,
-                Answer::Granted(_) | Answer::Released => tally.acknowledged += 1,
-                Answer::Unknown if operation.is_write() => tally.unknown += 1,
+                OwnershipReply::Found(_) => tally.reads += 1,
+                OwnershipReply::Granted(_) | OwnershipReply::Released => tally.acknowledged += 1,
+                OwnershipReply::Unknown if operation.is_write() => tally.unknown += 1,
                 _ if operation.is_write() => tally.refused += 1,
                 _ => {}
             }
@@ -41,7 +41,7 @@ impl Tally {
 }
 
 /// Acknowledged writes a second in each whole second of a window.
-pub(crate) fn per_second(operations: &[Operation], (from, to): (At, At)) -> Vec<u64> {
+pub(crate) fn per_second(operations: &[ClientOperation], (from, to): (RunInstant, RunInstant)) -> Vec<u64> {
     let seconds = (to.0.saturating_sub(from.0) / 1_000_000) as usize;
     let mut counts = vec![0; seconds];
     for operation in operations.iter().filter(|operation| operation.is_acknowledged()) {
@@ -54,10 +54,10 @@ pub(crate) fn per_second(operations: &[Operation], (from, to): (At, At)) -> Vec<
 }
 
 /// The longest time between two acknowledged writes of anybody, in seconds, from `from` until `to`.
-pub(crate) fn longest_silence(operations: &[Operation], (from, to): (At, At)) -> f64 {
+pub(crate) fn longest_silence(operations: &[ClientOperation], (from, to): (RunInstant, RunInstant)) -> f64 {
     let acknowledged = operations.iter().filter(|operation| operation.is_acknowledged());
     let within = acknowledged.map(|operation| operation.completed).filter(|at| *at > from && *at < to);
-    let mut times: Vec<At> = within.collect();
+    let mut times: Vec<RunInstant> = within.collect();
     times.extend([from, to]);
     times.sort_unstable();
     times.windows(2).map(|pair| pair[1].since(pair[0])).fold(0.0, f64::max)
@@ -76,40 +76,40 @@ mod tests {
     use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
     use super::*;
-    use crate::history::{Answer, Asked, Seat};
+    use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest};
 
-    fn acknowledged(ms: u64) -> Operation {
+    fn acknowledged(ms: u64) -> ClientOperation {
         let owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
-        Operation {
+        ClientOperation {
             client: 0,
-            seat: Seat(1),
+            seat: MemberSlot(1),
             subject: SessionId(1),
-            asked: Asked::Claim(owner),
-            invoked: At(ms * 1000),
-            completed: At(ms * 1000),
-            answer: Answer::Granted(Epoch::default()),
+            asked: OwnershipRequest::Claim(owner),
+            invoked: RunInstant(ms * 1000),
+            completed: RunInstant(ms * 1000),
+            answer: OwnershipReply::Granted(Epoch::default()),
             revision: None,
         }
     }
 
     #[test]
-    fn seconds_are_counted_whole() {
+    fn throughput_counts_only_whole_seconds() {
         let operations = [100, 900, 1500, 2999].map(acknowledged);
-        assert_eq!(per_second(&operations, (At(0), At(2_999_999))), [2, 1]);
-        assert_eq!(per_second(&operations, (At(2_000_000), At(3_000_000))), [1]);
+        assert_eq!(per_second(&operations, (RunInstant(0), RunInstant(2_999_999))), [2, 1]);
+        assert_eq!(per_second(&operations, (RunInstant(2_000_000), RunInstant(3_000_000))), [1]);
     }
 
     #[test]
-    fn the_longest_silence_is_found_at_the_ends_too() {
+    fn the_longest_silence_includes_both_ends_of_the_window() {
         let operations = [100, 400, 2400].map(acknowledged);
-        assert_eq!(longest_silence(&operations, (At(0), At(3_000_000))), 2.0);
-        assert_eq!(longest_silence(&operations, (At(0), At(9_000_000))), 6.6);
-        let refused = Operation { answer: Answer::Refused, ..acknowledged(1000) };
-        assert_eq!(longest_silence(&[refused], (At(0), At(3_000_000))), 3.0);
+        assert_eq!(longest_silence(&operations, (RunInstant(0), RunInstant(3_000_000))), 2.0);
+        assert_eq!(longest_silence(&operations, (RunInstant(0), RunInstant(9_000_000))), 6.6);
+        let refused = ClientOperation { answer: OwnershipReply::Refused, ..acknowledged(1000) };
+        assert_eq!(longest_silence(&[refused], (RunInstant(0), RunInstant(3_000_000))), 3.0);
     }
 
     #[test]
-    fn quantiles_are_values_that_were_seen() {
+    fn quantiles_are_observed_values() {
         assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.5), Some(2.0));
         assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.99), Some(3.0));
         assert_eq!(quantile(&[], 0.5), None);

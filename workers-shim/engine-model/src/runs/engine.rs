@@ -11,34 +11,37 @@ use std::sync::Arc;
 
 use vocabulary::Tokens;
 
-pub use transfer::Lent;
+pub use transfer::OutboundTransfer;
 
 use super::pool::RunPool;
-use super::restore::All;
-use super::{Around, DiskUse, Memory, Prompt, RestoreRule, Restoring, RunId, Runs, Seconds, Sizes, Ticket, Timing};
+use super::restore::FullRestore;
+use super::{
+    DiskTraffic, EngineEnvironment, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest,
+    RunRequestId, RunTree, Seconds, TierDepths,
+};
 
 /// A simulated engine.
 #[derive(Debug)]
 pub struct RunEngine {
-    timing: Timing,
+    timing: EngineTiming,
     pool: RunPool,
     rule: Arc<dyn RestoreRule>,
-    queue: VecDeque<Prompt>,
-    prefilling: Option<Prefilling>,
-    batch: Batch,
+    queue: VecDeque<RunRequest>,
+    prefilling: Option<ActivePrefill>,
+    batch: DecodeBatch,
     clock: Seconds,
-    load: Load,
-    usage: Usage,
+    load: OutstandingLoad,
+    usage: EngineBusyTime,
 }
 
 /// A prompt that is being computed.
 #[derive(Debug)]
-struct Prefilling {
-    prompt: Prompt,
+struct ActivePrefill {
+    prompt: RunRequest,
     computed: Tokens,
     /// Seconds of work, in all and left.
-    work: f64,
-    left: f64,
+    total_work: f64,
+    work_left: f64,
     /// Runs that it computes or was sent.
     missing: Vec<RunId>,
     reserved: Tokens,
@@ -46,19 +49,19 @@ struct Prefilling {
 
 /// Answers that are being generated. All advance alike, so that one number says how far each is.
 #[derive(Debug, Default)]
-struct Batch {
+struct DecodeBatch {
     /// Tokens that a request would have had it been here since the beginning.
     progress: f64,
     context: u64,
     /// Prompts and what is reserved, by the progress at which they are over, as bits: of numbers from zero on these have their
     /// order; and by their number, for those that end together.
-    answers: BTreeMap<(u64, u64), (Prompt, Tokens)>,
-    begun: u64,
+    answers: BTreeMap<(u64, u64), (RunRequest, Tokens)>,
+    started: u64,
 }
 
 /// What was sent to an engine and is not over: its senders' own count, known without asking.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Load {
+pub struct OutstandingLoad {
     /// Requests with a leg here.
     pub requests: u64,
     /// Prompt tokens to be computed.
@@ -71,7 +74,7 @@ pub struct Load {
 
 /// Where an engine's time went, in seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Usage {
+pub struct EngineBusyTime {
     /// It computed a prompt.
     pub prefilling: f64,
     /// Answers were generated, each counted.
@@ -82,9 +85,9 @@ pub struct Usage {
 
 /// A prompt has begun.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Started {
+pub struct PrefillStart {
     /// Which.
-    pub ticket: Ticket,
+    pub ticket: RunRequestId,
     /// Leading tokens that were cached here.
     pub local: Tokens,
     /// Tokens after these that had been sent here for it.
@@ -96,61 +99,61 @@ pub struct Started {
     /// Seconds of work until the prompt is there, beside nothing else.
     pub work: f64,
     /// Of that, waiting for and loading what comes from slower tiers.
-    pub restoring: Restoring,
+    pub restoring: RestoreTime,
 }
 
 /// Something that happened in an engine.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Happening {
+pub enum RunEngineEvent {
     /// A prompt has begun.
-    Started(Started),
+    Started(PrefillStart),
     /// A prompt is computed and waits for the engine that answers it.
-    Prefilled(super::Prefilled),
+    Prefilled(super::PrefilledRequest),
     /// A prompt is computed where it is answered.
-    FirstToken(Ticket),
+    FirstToken(RunRequestId),
     /// An answer is whole.
-    Finished(Ticket),
+    Finished(RunRequestId),
 }
 
 impl RunEngine {
     /// An idle engine at time zero, for runs below `runs`.
-    pub fn new(timing: Timing, sizes: Sizes, runs: usize) -> Self {
+    pub fn new(timing: EngineTiming, sizes: MemorySizes, runs: usize) -> Self {
         Self {
             timing,
             pool: RunPool::new(sizes, runs),
-            rule: Arc::new(All),
+            rule: Arc::new(FullRestore),
             queue: VecDeque::new(),
             prefilling: None,
-            batch: Batch::default(),
+            batch: DecodeBatch::default(),
             clock: Seconds::ZERO,
-            load: Load::default(),
-            usage: Usage::default(),
+            load: OutstandingLoad::default(),
+            usage: EngineBusyTime::default(),
         }
     }
 
     /// The same, for a model whose prefixes come back as a rule says.
-    pub fn restoring(self, rule: Arc<dyn RestoreRule>) -> Self {
+    pub fn with_restore_rule(self, rule: Arc<dyn RestoreRule>) -> Self {
         Self { rule, ..self }
     }
 
     /// The same, remembering what comes into its cache and goes.
-    pub fn telling(mut self) -> Self {
-        self.pool.tell();
+    pub fn with_change_recording(mut self) -> Self {
+        self.pool.enable_change_recording();
         self
     }
 
     /// The runs that came into the cache (true) and went, in order, since the last call; none unless it is telling.
-    pub fn changes(&mut self) -> Vec<(RunId, bool)> {
-        self.pool.changes()
+    pub fn take_changes(&mut self) -> Vec<(RunId, bool)> {
+        self.pool.take_changes()
     }
 
     /// What its senders know of its load.
-    pub fn load(&self) -> &Load {
+    pub fn load(&self) -> &OutstandingLoad {
         &self.load
     }
 
     /// Where its time went.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> EngineBusyTime {
         self.usage
     }
 
@@ -172,22 +175,22 @@ impl RunEngine {
     /// Seconds from `now` until it has computed the prompts that it has, at the pace that it has now.
     pub fn prefill_left(&self, now: Seconds) -> f64 {
         let since = (now - self.clock).0.max(0.0);
-        let pace = self.own_pace().prefill;
-        let left = self.prefilling.as_ref().map_or(0.0, |prompt| (prompt.left / pace - since).max(0.0));
+        let pace = self.local_progress_rates().prefill;
+        let left = self.prefilling.as_ref().map_or(0.0, |prompt| (prompt.work_left / pace - since).max(0.0));
         let queued: f64 = self.queue.iter().map(|prompt| prompt.expected_work).sum();
         left + queued / pace
     }
 
     /// What of a prompt lies here and need not be computed.
-    pub fn holds(&self, runs: &Runs, path: &[RunId]) -> Memory {
+    pub fn cached_depths(&self, runs: &RunTree, path: &[RunId]) -> TierDepths {
         let device = self.pool.matched(runs, path);
-        let below = self.pool.matched_below(runs, path, device);
+        let below = self.pool.matched_in_lower_tiers(runs, path, device);
         let usable = |until| match until > device {
-            true => self.pool.way(&*self.rule, (runs, path), (device, until)).start,
+            true => self.pool.restore_choice(&*self.rule, (runs, path), (device, until)).compute_from,
             false => device,
         };
         let [with_host, with_disk] = below.map(usable);
-        Memory { device, with_host, with_disk }
+        TierDepths { device, with_host, with_disk }
     }
 
     /// Whether a run is cached here.
@@ -196,7 +199,7 @@ impl RunEngine {
     }
 
     /// Tokens of memory that are taken, cached ones included.
-    pub fn memory_taken(&self) -> Tokens {
+    pub fn memory_used(&self) -> Tokens {
         self.pool.used()
     }
 
@@ -206,7 +209,7 @@ impl RunEngine {
     }
 
     /// What went to its disk and came from it.
-    pub fn disk_use(&self) -> DiskUse {
+    pub fn disk_use(&self) -> DiskTraffic {
         self.pool.lower.disk_use()
     }
 
@@ -226,7 +229,7 @@ impl RunEngine {
     }
 
     /// Takes a prompt.
-    pub fn submit(&mut self, prompt: Prompt) {
+    pub fn submit(&mut self, prompt: RunRequest) {
         self.load.requests += 1;
         self.load.prompt += prompt.expected;
         self.load.work += prompt.expected_work;
@@ -234,53 +237,55 @@ impl RunEngine {
     }
 
     /// When something will happen next if nobody calls before; none when nothing will. `settle` comes first.
-    pub fn next_event(&self, around: &Around<'_>) -> Option<Seconds> {
-        let pace = self.pace(around);
+    pub fn next_event(&self, around: &EngineEnvironment<'_>) -> Option<Seconds> {
+        let pace = self.progress_rates(around);
         let answer = self.batch.answers.keys().next().map(|(ends, _)| f64::from_bits(*ends) - self.batch.progress);
         let answer = answer.map(|tokens| (tokens * pace.token).max(0.0));
-        let prompt = self.prefilling.as_ref().map(|now| now.left.max(0.0) / pace.prefill);
+        let prompt = self.prefilling.as_ref().map(|now| now.work_left.max(0.0) / pace.prefill);
         let soonest = [prompt, answer].into_iter().flatten().min_by(f64::total_cmp)?;
         Some(self.clock + Seconds(soonest))
     }
 
     /// How fast things go now.
-    fn pace(&self, around: &Around<'_>) -> Pace {
-        let own = self.own_pace();
+    fn progress_rates(&self, around: &EngineEnvironment<'_>) -> ProgressRates {
+        let own = self.local_progress_rates();
         match around.shared {
-            Some(_) => Pace { prefill: 1.0, token: own.alone, ..own },
+            Some(_) => ProgressRates { prefill: 1.0, token: own.token_alone, ..own },
             None => own,
         }
     }
 
     /// The same where memory is each engine's own.
-    fn own_pace(&self) -> Pace {
+    fn local_progress_rates(&self) -> ProgressRates {
         let requests = self.batch.answers.len();
-        let batch = self.timing.batch(requests, self.batch.context);
-        let alone = self.timing.step + batch;
-        let Some(now) = &self.prefilling else { return Pace { prefill: 1.0, token: alone, alone } };
+        let batch = self.timing.batch_time(requests, self.batch.context);
+        let alone = self.timing.decode_step + batch;
+        let Some(now) = &self.prefilling else {
+            return ProgressRates { prefill: 1.0, token: alone, token_alone: alone };
+        };
         let tokens = now.computed.max(Tokens(1));
-        let chunk = now.work / tokens.0 as f64 * self.timing.chunk.min(tokens).0 as f64;
+        let chunk = now.total_work / tokens.0 as f64 * self.timing.chunk_tokens.min(tokens).0 as f64;
         let beside = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
         let both = chunk + batch + beside;
         let prefill = if both > 0.0 { chunk / both } else { 1.0 };
-        Pace { prefill, token: both, alone }
+        ProgressRates { prefill, token: both, token_alone: alone }
     }
 
     /// Lets time pass until `now`.
-    pub fn settle(&mut self, now: Seconds, around: &Around<'_>) {
+    pub fn advance_clock(&mut self, now: Seconds, around: &EngineEnvironment<'_>) {
         let span = (now - self.clock).0;
         self.clock = now;
-        self.pool.lower.pass(now);
+        self.pool.lower.advance_clock(now);
         if span <= 0.0 {
             return;
         }
-        let pace = self.pace(around);
+        let pace = self.progress_rates(around);
         let answers = self.batch.answers.len() as f64;
         if let Some(prefilling) = &mut self.prefilling {
-            prefilling.left -= span * pace.prefill;
+            prefilling.work_left -= span * pace.prefill;
             self.usage.prefilling += span;
             if around.shared.is_none() {
-                self.usage.stalled += answers * span * (1.0 - pace.alone / pace.token).max(0.0);
+                self.usage.stalled += answers * span * (1.0 - pace.token_alone / pace.token).max(0.0);
             }
         }
         if answers > 0.0 {
@@ -291,11 +296,11 @@ impl RunEngine {
 }
 
 /// Rates of one moment.
-struct Pace {
+struct ProgressRates {
     /// Of the prompt's work, per second.
     prefill: f64,
     /// Seconds of a token of every answer.
     token: f64,
     /// What that would be without a prompt.
-    alone: f64,
+    token_alone: f64,
 }

@@ -2,55 +2,55 @@
 
 use vocabulary::Tokens;
 
-use super::disk::Disk;
-use super::tier::Tier;
-use super::{DiskUse, RunId, Runs, Seconds, Sizes};
+use super::disk::DiskTier;
+use super::tier::LruTier;
+use super::{DiskTraffic, MemorySizes, RunId, RunTree, Seconds};
 
 /// The host tier and the disk of one worker, where it has them.
 #[derive(Clone, Debug)]
-pub(super) struct Lower {
-    host: Option<Tier>,
+pub(super) struct OffloadTiers {
+    host: Option<LruTier>,
     host_tokens_per_second: f64,
-    disk: Option<Disk>,
+    disk: Option<DiskTier>,
     now: Seconds,
 }
 
 /// The slowest tier that something comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lowest {
+pub(super) enum SlowestTier {
     Host,
     Disk,
 }
 
 /// What of a prompt comes back from which tier, in tokens' worth.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Below {
+pub(super) struct LowerTierHit {
     pub(super) host: Tokens,
     pub(super) disk: Vec<(RunId, Tokens)>,
 }
 
 /// Seconds until what comes back is there, each part with its wait.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Restoring {
+pub struct RestoreTime {
     /// From the host tier.
     pub host: f64,
     /// From disk, after that.
     pub disk: f64,
 }
 
-impl Restoring {
+impl RestoreTime {
     /// All of it.
     pub fn total(&self) -> f64 {
         self.host + self.disk
     }
 }
 
-impl Lower {
-    pub(super) fn new(sizes: &Sizes, runs: usize) -> Self {
+impl OffloadTiers {
+    pub(super) fn new(sizes: &MemorySizes, runs: usize) -> Self {
         Self {
-            host: Tier::of(sizes.host, runs),
+            host: LruTier::of(sizes.host, runs),
             host_tokens_per_second: sizes.host_tokens_per_second,
-            disk: Disk::of(sizes, runs),
+            disk: DiskTier::of(sizes, runs),
             now: Seconds::ZERO,
         }
     }
@@ -68,41 +68,41 @@ impl Lower {
     }
 
     /// What went to its disk and came from it.
-    pub(super) fn disk_use(&self) -> DiskUse {
-        self.disk.as_ref().map(Disk::usage).unwrap_or_default()
+    pub(super) fn disk_use(&self) -> DiskTraffic {
+        self.disk.as_ref().map(DiskTier::usage).unwrap_or_default()
     }
 
     /// Seconds until a tier can load something else, and of a token's worth.
-    pub(super) fn price(&self, from: Lowest) -> (f64, f64) {
+    pub(super) fn load_cost(&self, from: SlowestTier) -> (f64, f64) {
         match (from, &self.disk, &self.host) {
-            (Lowest::Disk, Some(disk), _) => disk.price(self.now),
+            (SlowestTier::Disk, Some(disk), _) => disk.load_cost(self.now),
             (_, _, Some(host)) => (host.wait(self.now), 1.0 / self.host_tokens_per_second),
             _ => (0.0, 0.0),
         }
     }
 
     /// Time goes by.
-    pub(super) fn pass(&mut self, now: Seconds) {
+    pub(super) fn advance_clock(&mut self, now: Seconds) {
         self.now = now;
     }
 
     /// A run leaves device memory for the next tier, and pushes others out of it into the one below.
-    pub(super) fn take(&mut self, runs: &Runs, run: RunId) {
+    pub(super) fn offload(&mut self, runs: &RunTree, run: RunId) {
         let Self { host, disk, now, .. } = self;
         let mut fall = |run| disk.iter_mut().for_each(|disk| disk.write(runs, run, *now));
         let Some(host) = host else { return fall(run) };
         host.put(runs, run);
-        while let Some(last) = host.push_out(runs) {
+        while let Some(last) = host.evict_oldest(runs) {
             fall(last);
         }
     }
 
     /// A prompt's part is loaded: first what the host tier has, then what the disk has, each after what others load from
     /// there.
-    pub(super) fn give(&mut self, runs: &Runs, below: &Below) -> Restoring {
-        let mut restoring = Restoring::default();
+    pub(super) fn restore(&mut self, runs: &RunTree, below: &LowerTierHit) -> RestoreTime {
+        let mut restoring = RestoreTime::default();
         if let Some(host) = self.host.as_mut().filter(|_| below.host > Tokens::ZERO) {
-            restoring.host = host.moves(self.now, below.host.0 as f64 / self.host_tokens_per_second);
+            restoring.host = host.schedule_move(self.now, below.host.0 as f64 / self.host_tokens_per_second);
         }
         if let Some(disk) = self.disk.as_mut().filter(|_| !below.disk.is_empty()) {
             restoring.disk = disk.read(runs, &below.disk, self.now + Seconds(restoring.host));
@@ -113,7 +113,7 @@ impl Lower {
     /// Tokens in the host tier and on disk.
     #[cfg(test)]
     pub(super) fn used(&self) -> [Tokens; 2] {
-        let used = |tier: Option<&Tier>| tier.map(Tier::used).unwrap_or_default();
-        [used(self.host.as_ref()), used(self.disk.as_ref().map(Disk::tier))]
+        let used = |tier: Option<&LruTier>| tier.map(LruTier::used).unwrap_or_default();
+        [used(self.host.as_ref()), used(self.disk.as_ref().map(DiskTier::tier))]
     }
 }

@@ -4,7 +4,7 @@ use vocabulary::Tokens;
 
 /// How much fits.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sizes {
+pub struct MemorySizes {
     /// Tokens of KV in device memory.
     pub device: Tokens,
     /// Tokens of KV in the host tier; 0 for none.
@@ -23,10 +23,10 @@ pub struct DiskSpeed {
     /// Read.
     pub read: f64,
     /// Written.
-    pub written: f64,
+    pub write: f64,
 }
 
-impl Sizes {
+impl MemorySizes {
     /// The same without slower tiers.
     pub fn device_only(self) -> Self {
         Self { host: Tokens::ZERO, disk: Tokens::ZERO, ..self }
@@ -35,7 +35,7 @@ impl Sizes {
 
 /// What of a prompt lies where, when it is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Memory {
+pub struct TierDepths {
     /// Leading tokens in device memory.
     pub device: Tokens,
     /// Leading tokens in device memory or the host tier.
@@ -44,7 +44,7 @@ pub struct Memory {
     pub with_disk: Tokens,
 }
 
-impl Memory {
+impl TierDepths {
     /// So many leading tokens in device memory, and no more in slower tiers.
     pub fn on_device(tokens: Tokens) -> Self {
         Self { device: tokens, with_host: tokens, with_disk: tokens }
@@ -53,7 +53,7 @@ impl Memory {
 
 /// What went to a disk and came from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DiskUse {
+pub struct DiskTraffic {
     /// Tokens of KV that were written.
     pub written: Tokens,
     /// Tokens of KV that were read.

@@ -17,15 +17,15 @@ mod shared;
 mod tier;
 mod timing;
 
-pub use engine::{Happening, Lent, Load, RunEngine, Started, Usage};
-pub use lower::Restoring;
-pub use memory::{DiskSpeed, DiskUse, Memory, Sizes};
-pub use prompt::{Prefilled, Prompt, Ticket, Where};
-pub use restore::{RestoreRule, Stored, Way};
+pub use engine::{EngineBusyTime, OutboundTransfer, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent};
+pub use lower::RestoreTime;
+pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
+pub use prompt::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
+pub use restore::{RestoreChoice, RestoreRule, StoredPrefix};
 pub use seconds::Seconds;
-pub use shape::{Room, RunId, Runs};
-pub use shared::{Around, SharedPool};
-pub use timing::Timing;
+pub use shape::{KvSize, RunId, RunTree};
+pub use shared::{EngineEnvironment, SharedPool};
+pub use timing::EngineTiming;
 
 #[cfg(test)]
 mod tests;

@@ -2,51 +2,51 @@
 
 use vocabulary::Tokens;
 
-use super::lower::{Below, Lower, Lowest};
-use super::recency::Recency;
-use super::{RestoreRule, RunId, Runs, Sizes, Stored, Way};
+use super::lower::{LowerTierHit, OffloadTiers, SlowestTier};
+use super::recency::LruList;
+use super::{MemorySizes, RestoreChoice, RestoreRule, RunId, RunTree, StoredPrefix};
 
 /// Device memory with optional tiers below. Runs in use are pinned; the rest is evicted least recently used first.
 #[derive(Clone, Debug)]
 pub(super) struct RunPool {
     capacity: Tokens,
     used: Tokens,
-    cached: Recency,
+    cached: LruList,
     cached_tokens: Tokens,
     pins: Vec<u32>,
     pinned: Tokens,
-    pub(super) lower: Lower,
+    pub(super) lower: OffloadTiers,
     evicted: Tokens,
     /// What came and went since somebody asked; none while nobody does.
     changes: Option<Vec<(RunId, bool)>>,
 }
 
 impl RunPool {
-    pub(super) fn new(sizes: Sizes, runs: usize) -> Self {
+    pub(super) fn new(sizes: MemorySizes, runs: usize) -> Self {
         Self {
             capacity: sizes.device,
             used: Tokens::ZERO,
-            cached: Recency::new(runs),
+            cached: LruList::new(runs),
             cached_tokens: Tokens::ZERO,
             pins: vec![0; runs],
             pinned: Tokens::ZERO,
-            lower: Lower::new(&sizes, runs),
+            lower: OffloadTiers::new(&sizes, runs),
             evicted: Tokens::ZERO,
             changes: None,
         }
     }
 
     /// Remembers from now on what comes and goes.
-    pub(super) fn tell(&mut self) {
+    pub(super) fn enable_change_recording(&mut self) {
         self.changes = Some(Vec::new());
     }
 
     /// What came (true) and went since the last call.
-    pub(super) fn changes(&mut self) -> Vec<(RunId, bool)> {
+    pub(super) fn take_changes(&mut self) -> Vec<(RunId, bool)> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    fn changed(&mut self, change: (RunId, bool)) {
+    fn record_change(&mut self, change: (RunId, bool)) {
         self.changes.iter_mut().for_each(|changes| changes.push(change));
     }
 
@@ -68,13 +68,13 @@ impl RunPool {
     }
 
     /// Leading tokens of a path that are cached.
-    pub(super) fn matched(&self, runs: &Runs, path: &[RunId]) -> Tokens {
+    pub(super) fn matched(&self, runs: &RunTree, path: &[RunId]) -> Tokens {
         let found = path.iter().take_while(|run| self.has(**run)).count();
-        runs.end(&path[..found])
+        runs.end_depth(&path[..found])
     }
 
     /// Leading tokens that are cached or in the host tier, and those that are anywhere, when the first `from` are there.
-    pub(super) fn matched_below(&self, runs: &Runs, path: &[RunId], from: Tokens) -> [Tokens; 2] {
+    pub(super) fn matched_in_lower_tiers(&self, runs: &RunTree, path: &[RunId], from: Tokens) -> [Tokens; 2] {
         if self.lower.is_none() {
             return [from; 2];
         }
@@ -96,14 +96,19 @@ impl RunPool {
     }
 
     /// What of a path comes back from which tier when it is loaded from one depth to another, with the windows there.
-    pub(super) fn below(&self, runs: &Runs, path: &[RunId], (from, way): (Tokens, &Way)) -> Below {
-        let mut below = Below::default();
+    pub(super) fn lower_tier_hit(
+        &self,
+        runs: &RunTree,
+        path: &[RunId],
+        (from, way): (Tokens, &RestoreChoice),
+    ) -> LowerTierHit {
+        let mut below = LowerTierHit::default();
         for run in path.iter().copied().skip_while(|run| runs.depth(*run) <= from) {
-            let (begin, end) = ((runs.depth(run) - runs.tokens(run)).max(from), runs.depth(run).min(way.loaded));
+            let (begin, end) = ((runs.depth(run) - runs.tokens(run)).max(from), runs.depth(run).min(way.loaded_until));
             if begin >= end {
                 break;
             }
-            let last = if end == way.loaded { way.windows } else { Tokens::ZERO };
+            let last = if end == way.loaded_until { way.windows } else { Tokens::ZERO };
             match self.is_above_disk(run) {
                 true => below.host += end - begin + last,
                 false => below.disk.push((run, end - begin + last)),
@@ -113,24 +118,30 @@ impl RunPool {
     }
 
     /// Reads runs from slower tiers for somebody else: seconds until they are there.
-    pub(super) fn read_out(&mut self, runs: &Runs, wanted: &[RunId]) -> f64 {
+    pub(super) fn read_for_transfer(&mut self, runs: &RunTree, wanted: &[RunId]) -> f64 {
         let (host, disk): (Vec<RunId>, Vec<RunId>) = wanted.iter().partition(|run| self.lower.on_host(**run));
-        let host = host.into_iter().map(|run| runs.stored(run)).sum();
-        let disk = disk.into_iter().map(|run| (run, runs.stored(run))).collect();
-        self.lower.give(runs, &Below { host, disk }).total()
+        let host = host.into_iter().map(|run| runs.lower_tier_size(run)).sum();
+        let disk = disk.into_iter().map(|run| (run, runs.lower_tier_size(run))).collect();
+        self.lower.restore(runs, &LowerTierHit { host, disk }).total()
     }
 
     /// How what lies between two depths comes back: as a rule says, which is told what loading takes.
-    pub(super) fn way(
+    pub(super) fn restore_choice(
         &self,
         rule: &dyn RestoreRule,
-        (runs, path): (&Runs, &[RunId]),
+        (runs, path): (&RunTree, &[RunId]),
         (held, until): (Tokens, Tokens),
-    ) -> Way {
+    ) -> RestoreChoice {
         let between = path.iter().filter(|run| runs.depth(**run) > held && runs.depth(**run) <= until);
-        let lowest = if between.into_iter().all(|run| self.is_above_disk(*run)) { Lowest::Host } else { Lowest::Disk };
-        let (wait, token) = self.lower.price(lowest);
-        rule.way(&Stored { held, until, wait, token })
+        let lowest =
+            if between.into_iter().all(|run| self.is_above_disk(*run)) { SlowestTier::Host } else { SlowestTier::Disk };
+        let (wait, token) = self.lower.load_cost(lowest);
+        rule.choose(&StoredPrefix {
+            cached_until: held,
+            stored_until: until,
+            wait_seconds: wait,
+            seconds_per_token: token,
+        })
     }
 
     /// Makes the cached runs of a path the most recently used ones, the first one last: a path is evicted from its end.
@@ -141,13 +152,13 @@ impl RunPool {
     }
 
     /// Evicts until so many tokens are free and takes them; false, with nothing evicted, if that cannot be.
-    pub(super) fn reserve(&mut self, runs: &Runs, tokens: Tokens) -> bool {
+    pub(super) fn reserve(&mut self, runs: &RunTree, tokens: Tokens) -> bool {
         let mut free = self.capacity - self.used;
         let mut victims = Vec::new();
         if free < tokens {
             for run in self.cached.iter().filter(|run| self.pins[run.0 as usize] == 0) {
                 victims.push(run);
-                free += runs.room(run);
+                free += runs.device_size(run);
                 if free >= tokens {
                     break;
                 }
@@ -163,14 +174,14 @@ impl RunPool {
         true
     }
 
-    fn evict(&mut self, runs: &Runs, run: RunId) {
-        let tokens = runs.room(run);
+    fn evict(&mut self, runs: &RunTree, run: RunId) {
+        let tokens = runs.device_size(run);
         self.cached.remove(run);
-        self.changed((run, false));
+        self.record_change((run, false));
         self.used -= tokens;
         self.cached_tokens -= tokens;
         self.evicted += tokens;
-        self.lower.take(runs, run);
+        self.lower.offload(runs, run);
     }
 
     /// Gives back what was reserved and not filled.
@@ -179,32 +190,32 @@ impl RunPool {
     }
 
     /// Reserved memory now holds this run; false if it was cached meanwhile.
-    pub(super) fn fill(&mut self, runs: &Runs, run: RunId) -> bool {
+    pub(super) fn fill(&mut self, runs: &RunTree, run: RunId) -> bool {
         let fresh = !self.cached.has(run);
         if fresh {
             self.cached.touch(run);
-            self.changed((run, true));
-            self.cached_tokens += runs.room(run);
+            self.record_change((run, true));
+            self.cached_tokens += runs.device_size(run);
         }
         fresh
     }
 
-    pub(super) fn pin(&mut self, runs: &Runs, path: &[RunId]) {
+    pub(super) fn pin(&mut self, runs: &RunTree, path: &[RunId]) {
         for run in path {
             let pins = &mut self.pins[run.0 as usize];
             *pins += 1;
             if *pins == 1 {
-                self.pinned += runs.room(*run);
+                self.pinned += runs.device_size(*run);
             }
         }
     }
 
-    pub(super) fn unpin(&mut self, runs: &Runs, path: &[RunId]) {
+    pub(super) fn unpin(&mut self, runs: &RunTree, path: &[RunId]) {
         for run in path {
             let pins = &mut self.pins[run.0 as usize];
             *pins = pins.saturating_sub(1);
             if *pins == 0 {
-                self.pinned -= runs.room(*run);
+                self.pinned -= runs.device_size(*run);
             }
         }
     }

@@ -8,22 +8,22 @@ use super::{RunId, Seconds};
 
 /// A request's name for whoever sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Ticket(pub u32);
+pub struct RunRequestId(pub u32);
 
 /// Where the answer is generated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Where {
+pub enum DecodeLocation {
     /// At the engine that computes the prompt.
-    Here,
+    Local,
     /// At another one, which is sent the prompt's KV.
-    Elsewhere,
+    Remote,
 }
 
 /// One request.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Prompt {
+pub struct RunRequest {
     /// Its name.
-    pub ticket: Ticket,
+    pub ticket: RunRequestId,
     /// The whole blocks of its prompt.
     pub path: Arc<[RunId]>,
     /// Tokens of the prompt.
@@ -31,13 +31,13 @@ pub struct Prompt {
     /// Tokens of the answer.
     pub answer: Tokens,
     /// Blocks of prompt and answer that will be asked for again.
-    pub resent: Option<Arc<[RunId]>>,
+    pub expected_history: Option<Arc<[RunId]>>,
     /// Where its answer is generated.
-    pub answered: Where,
+    pub decode_location: DecodeLocation,
     /// Runs that are sent here before it can begin, in the order of the path.
-    pub fetched: Vec<RunId>,
+    pub fetched_runs: Vec<RunId>,
     /// When they are here.
-    pub ready: Seconds,
+    pub ready_at: Seconds,
     /// Tokens that were expected to be computed when it was sent.
     pub expected: Tokens,
     /// Seconds that this was expected to take.
@@ -46,9 +46,9 @@ pub struct Prompt {
 
 /// A prompt whose KV waits for the engine that answers it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Prefilled {
+pub struct PrefilledRequest {
     /// The request.
-    pub prompt: Prompt,
+    pub prompt: RunRequest,
     /// Memory that it holds here besides its path.
     pub(super) reserved: Tokens,
 }

@@ -8,14 +8,14 @@ const ABSENT: u32 = u32::MAX - 1;
 
 /// A set of runs, from the least to the most recently used one. Every operation is constant.
 #[derive(Clone, Debug)]
-pub(super) struct Recency {
+pub(super) struct LruList {
     older: Vec<u32>,
     newer: Vec<u32>,
     oldest: u32,
     newest: u32,
 }
 
-impl Recency {
+impl LruList {
     /// Empty, for runs below `runs`.
     pub(super) fn new(runs: usize) -> Self {
         Self { older: vec![ABSENT; runs], newer: vec![ABSENT; runs], oldest: NONE, newest: NONE }

@@ -2,22 +2,22 @@
 
 use vocabulary::Tokens;
 
-/// One run of a [`Runs`].
+/// One run of a [`RunTree`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RunId(pub u32);
 
 /// Every run there is: how long it is and where it ends. A prompt is a path from the root.
 #[derive(Clone, Default, Debug)]
-pub struct Runs {
+pub struct RunTree {
     tokens: Vec<u32>,
     depth: Vec<u64>,
     parent: Vec<Option<RunId>>,
-    worth: Option<Worth>,
+    kv_sizes: Option<RunKvSizes>,
 }
 
 /// What a model's layers keep of each run, in tokens' worth of memory, where that is not one for each of its tokens.
 #[derive(Clone, Debug)]
-struct Worth {
+struct RunKvSizes {
     device: Vec<u32>,
     lower: Vec<u32>,
     windows: Tokens,
@@ -25,14 +25,14 @@ struct Worth {
 
 /// What tokens of a prompt take, in tokens' worth of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct KvSize {
     /// In device memory, and over a link.
     pub device: Tokens,
     /// In slower tiers.
     pub lower: Tokens,
 }
 
-impl Runs {
+impl RunTree {
     /// A run of `tokens` after `parent`, or at the root.
     pub fn add(&mut self, parent: Option<RunId>, tokens: u32) -> RunId {
         let run = RunId(u32::try_from(self.tokens.len()).expect("memory ends before four billion runs"));
@@ -50,28 +50,28 @@ impl Runs {
 
     /// The same runs for a model of which tokens take what `room` says of each range of them, and a sequence under way
     /// `windows` besides.
-    pub fn weighed(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> Room) -> Self {
+    pub fn with_kv_sizes(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
         let all = (0..self.len() as u32).map(RunId);
         let rooms = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
         let short = |tokens: Tokens| u32::try_from(tokens.0).unwrap_or(u32::MAX);
         let (device, lower) = rooms.map(|room| (short(room.device), short(room.lower))).unzip();
-        self.worth = Some(Worth { device, lower, windows });
+        self.kv_sizes = Some(RunKvSizes { device, lower, windows });
         self
     }
 
     /// What it takes in device memory and over a link, in tokens' worth.
-    pub fn room(&self, run: RunId) -> Tokens {
-        self.worth.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.device[run.0 as usize])))
+    pub fn device_size(&self, run: RunId) -> Tokens {
+        self.kv_sizes.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.device[run.0 as usize])))
     }
 
     /// What it takes in slower tiers, in tokens' worth.
-    pub fn stored(&self, run: RunId) -> Tokens {
-        self.worth.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.lower[run.0 as usize])))
+    pub fn lower_tier_size(&self, run: RunId) -> Tokens {
+        self.kv_sizes.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.lower[run.0 as usize])))
     }
 
     /// What the windows of a sequence take, in tokens' worth; none where there are none.
-    pub fn windows(&self) -> Tokens {
-        self.worth.as_ref().map_or(Tokens::ZERO, |worth| worth.windows)
+    pub fn window_size(&self) -> Tokens {
+        self.kv_sizes.as_ref().map_or(Tokens::ZERO, |worth| worth.windows)
     }
 
     /// Tokens from the start of a prompt to its end.
@@ -85,7 +85,7 @@ impl Runs {
     }
 
     /// Where a path ends; 0 for an empty one.
-    pub fn end(&self, path: &[RunId]) -> Tokens {
+    pub fn end_depth(&self, path: &[RunId]) -> Tokens {
         path.last().map_or(Tokens::ZERO, |last| self.depth(*last))
     }
 

@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn a_lone_request_takes_its_prefill_and_then_a_step_a_token() {
-    let mut rig = Rig::new(small());
+fn lone_request_takes_prefill_plus_one_step_per_token() {
+    let mut rig = EngineHarness::new(small_profile());
     let id = rig.submit(request(&prompt(1, 20), 4));
     rig.finish(id);
     // 20 tokens at 10,000 a second, then a decode step each.
@@ -16,8 +16,8 @@ fn a_lone_request_takes_its_prefill_and_then_a_step_a_token() {
 }
 
 #[test]
-fn a_cached_prefix_costs_nothing_but_its_last_block() {
-    let mut rig = Rig::new(small());
+fn cached_prefix_costs_only_its_last_block() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 20), 1));
     let began = rig.now;
     let id = rig.submit(request(&prompt(1, 20), 1));
@@ -28,8 +28,8 @@ fn a_cached_prefix_costs_nothing_but_its_last_block() {
 }
 
 #[test]
-fn long_prompts_are_cut_into_chunks_and_others_decode_meanwhile() {
-    let mut rig = Rig::new(small());
+fn long_prefill_is_chunked_and_others_keep_decoding() {
+    let mut rig = EngineHarness::new(small_profile());
     let short = rig.submit(request(&prompt(1, 8), 12));
     rig.advance(Micros(800));
     let long = rig.submit(request(&prompt(2, 100), 1));
@@ -42,28 +42,28 @@ fn long_prompts_are_cut_into_chunks_and_others_decode_meanwhile() {
 }
 
 #[test]
-fn running_together_slows_everybody_by_the_profile() {
-    let mut rig = Rig::new(small());
-    let ids: Vec<RequestId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 4), 6))).collect();
+fn batch_size_slows_every_request_by_the_profile() {
+    let mut rig = EngineHarness::new(small_profile());
+    let ids: Vec<SequenceId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 4), 6))).collect();
     rig.finish(ids[3]);
     let gap = rig.times[&ids[0]][2] - rig.times[&ids[0]][1];
     assert_eq!(gap, Micros(1_300));
 }
 
 #[test]
-fn answers_in_a_batch_are_those_of_requests_alone() {
-    let mut rig = Rig::new(small());
-    let ids: Vec<RequestId> = (0..9).map(|seed| rig.submit(request(&prompt(seed, 5 + seed), 15))).collect();
+fn batching_does_not_change_answers() {
+    let mut rig = EngineHarness::new(small_profile());
+    let ids: Vec<SequenceId> = (0..9).map(|seed| rig.submit(request(&prompt(seed, 5 + seed), 15))).collect();
     for (seed, id) in (0u32..).zip(&ids) {
         rig.finish(*id);
-        assert_eq!(rig.texts[id], alone(&prompt(seed, 5 + seed), 15), "request {seed}");
+        assert_eq!(rig.texts[id], answer_of_fresh_engine(&prompt(seed, 5 + seed), 15), "request {seed}");
     }
 }
 
 #[test]
-fn no_more_run_than_the_batch_holds_and_the_rest_wait_in_order() {
-    let mut rig = Rig::new(small());
-    let ids: Vec<RequestId> = (0..6).map(|seed| rig.submit(request(&prompt(seed, 4), 5))).collect();
+fn batch_is_bounded_and_the_rest_queue_in_order() {
+    let mut rig = EngineHarness::new(small_profile());
+    let ids: Vec<SequenceId> = (0..6).map(|seed| rig.submit(request(&prompt(seed, 4), 5))).collect();
     rig.advance(Micros(1));
     assert_eq!((rig.engine.stats().running, rig.engine.stats().waiting), (4, 2));
     rig.finish(ids[5]);
@@ -72,8 +72,8 @@ fn no_more_run_than_the_batch_holds_and_the_rest_wait_in_order() {
 }
 
 #[test]
-fn a_request_is_not_computed_before_it_came() {
-    let mut rig = Rig::new(small());
+fn request_is_not_computed_before_its_arrival() {
+    let mut rig = EngineHarness::new(small_profile());
     let first = rig.submit(request(&prompt(1, 10), 2));
     let later = rig.engine.submit(Micros(50_000), request(&prompt(2, 10), 1)).unwrap();
     rig.finish(first);
@@ -86,10 +86,11 @@ fn a_request_is_not_computed_before_it_came() {
 }
 
 #[test]
-fn one_late_call_says_the_same_as_many_early_ones() {
-    let ask =
-        |rig: &mut Rig| -> Vec<RequestId> { (0..5).map(|seed| rig.submit(request(&prompt(seed, 30), 7))).collect() };
-    let (mut patient, mut eager) = (Rig::new(small()), Rig::new(small()));
+fn single_late_advance_equals_many_small_ones() {
+    let ask = |rig: &mut EngineHarness| -> Vec<SequenceId> {
+        (0..5).map(|seed| rig.submit(request(&prompt(seed, 30), 7))).collect()
+    };
+    let (mut patient, mut eager) = (EngineHarness::new(small_profile()), EngineHarness::new(small_profile()));
     let (ids, same) = (ask(&mut patient), ask(&mut eager));
     patient.advance(Micros(1_000_000));
     (0..1_000_000).step_by(333).for_each(|at| eager.advance(Micros(at)));
@@ -101,9 +102,9 @@ fn one_late_call_says_the_same_as_many_early_ones() {
 }
 
 #[test]
-fn a_cancelled_request_frees_its_place_and_its_memory() {
-    let mut rig = Rig::new(small());
-    let ids: Vec<RequestId> = (0..5).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
+fn cancelled_request_frees_its_slot_and_memory() {
+    let mut rig = EngineHarness::new(small_profile());
+    let ids: Vec<SequenceId> = (0..5).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
     rig.advance(Micros(10_000));
     let before = rig.texts[&ids[0]].len();
     rig.engine.cancel(rig.now, ids[0]);
@@ -117,13 +118,13 @@ fn a_cancelled_request_frees_its_place_and_its_memory() {
 }
 
 #[test]
-fn a_dead_engine_fails_everybody_and_takes_nobody() {
-    let mut rig = Rig::new(small());
-    let ids: Vec<RequestId> = (0..3).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
+fn dead_engine_fails_running_requests_and_rejects_new_ones() {
+    let mut rig = EngineHarness::new(small_profile());
+    let ids: Vec<SequenceId> = (0..3).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
     rig.advance(Micros(5_000));
-    rig.engine.die(rig.now);
+    rig.engine.crash(rig.now);
     rig.advance(Micros(6_000));
     assert!(ids.iter().all(|id| rig.finishes[id].reason == FinishReason::Error));
-    assert_eq!(rig.engine.submit(rig.now, request(&[11], 1)), Err(crate::Refused::Dead));
+    assert_eq!(rig.engine.submit(rig.now, request(&[11], 1)), Err(crate::RequestRejection::Dead));
     assert_eq!(rig.engine.next_event(), None);
 }

@@ -3,9 +3,9 @@
 use super::*;
 
 /// A small generator, so that a failing seed can be run again.
-struct Dice(u64);
+struct WorkloadRng(u64);
 
-impl Dice {
+impl WorkloadRng {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) % sides
@@ -13,7 +13,7 @@ impl Dice {
 }
 
 /// Prompts that share beginnings, as sessions do.
-fn some_prompt(dice: &mut Dice) -> Vec<u32> {
+fn random_prompt(dice: &mut WorkloadRng) -> Vec<u32> {
     let session = prompt(dice.roll(5) as u32, 120);
     let kept = 1 + dice.roll(110) as usize;
     let mut tokens = session[..kept].to_vec();
@@ -24,13 +24,14 @@ fn some_prompt(dice: &mut Dice) -> Vec<u32> {
 }
 
 #[test]
-fn answers_stay_right_when_memory_is_short_and_clients_leave() {
+fn answers_stay_correct_under_memory_pressure_and_cancellation() {
     for seed in 0..40 {
-        let mut dice = Dice(seed);
-        let mut rig = Rig::new(Profile { blocks: 50, max_running: 6, step_tokens: 24, ..small() });
+        let mut dice = WorkloadRng(seed);
+        let mut rig =
+            EngineHarness::new(EngineProfile { blocks: 50, max_running: 6, step_tokens: 24, ..small_profile() });
         let mut asked = Vec::new();
         for _ in 0..30 {
-            let (tokens, length) = (some_prompt(&mut dice), 1 + dice.roll(40) as u32);
+            let (tokens, length) = (random_prompt(&mut dice), 1 + dice.roll(40) as u32);
             let id = rig.submit(request(&tokens, length));
             asked.push((id, tokens, length));
             rig.advance(rig.now + Micros(dice.roll(9_000)));
@@ -47,17 +48,21 @@ fn answers_stay_right_when_memory_is_short_and_clients_leave() {
             let finish = rig.finishes.get(id).unwrap_or_else(|| panic!("seed {seed}: {id:?} ends"));
             let said = rig.texts.get(id).cloned().unwrap_or_default();
             match reason(finish) {
-                FinishReason::Length => assert_eq!(said, alone(tokens, *length), "seed {seed}: {id:?}"),
-                FinishReason::Abort => assert!(alone(tokens, *length).starts_with(&said), "seed {seed}: {id:?}"),
+                FinishReason::Length => {
+                    assert_eq!(said, answer_of_fresh_engine(tokens, *length), "seed {seed}: {id:?}")
+                }
+                FinishReason::Abort => {
+                    assert!(answer_of_fresh_engine(tokens, *length).starts_with(&said), "seed {seed}: {id:?}")
+                }
                 other => panic!("seed {seed}: {other:?}"),
             }
             assert_eq!(finish.generated as usize, said.len());
         }
-        memory_adds_up(&mut rig, seed);
+        assert_memory_adds_up(&mut rig, seed);
     }
 }
 
-fn memory_adds_up(rig: &mut Rig, seed: u64) {
+fn assert_memory_adds_up(rig: &mut EngineHarness, seed: u64) {
     let stats = rig.engine.stats();
     assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0), "seed {seed}");
     let copies = rig.copies();
@@ -70,16 +75,16 @@ fn memory_adds_up(rig: &mut Rig, seed: u64) {
 }
 
 #[test]
-fn what_a_listener_believes_is_what_a_request_finds() {
+fn event_listener_predicts_the_prefix_cache_hits() {
     for seed in 0..40 {
-        let mut dice = Dice(1_000 + seed);
-        let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+        let mut dice = WorkloadRng(1_000 + seed);
+        let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
         for _ in 0..25 {
-            let tokens = some_prompt(&mut dice);
+            let tokens = random_prompt(&mut dice);
             rig.answer(request(&tokens, 1 + dice.roll(10) as u32));
         }
         let believed = believed_tokens(&rig);
-        let tokens = some_prompt(&mut dice);
+        let tokens = random_prompt(&mut dice);
         let expected = believed.iter().filter(|held| tokens[..tokens.len() - 1].starts_with(held)).map(Vec::len).max();
         let id = rig.submit(request(&tokens, 1));
         assert_eq!(rig.finish(id).cached as usize, expected.unwrap_or(0), "seed {seed}");
@@ -87,11 +92,11 @@ fn what_a_listener_believes_is_what_a_request_finds() {
 }
 
 /// Every prefix that the events so far leave in the cache without a hole.
-fn believed_tokens(rig: &Rig) -> Vec<Vec<u32>> {
+fn believed_tokens(rig: &EngineHarness) -> Vec<Vec<u32>> {
     let copies = rig.copies();
     let mut prefixes: HashMap<u64, Vec<u32>> = HashMap::new();
     for event in rig.all_events() {
-        let KvEvent::Stored(stored) = event else { continue };
+        let PrefixCacheChange::Stored(stored) = event else { continue };
         let mut before = stored.parent.map(|parent| prefixes[&parent].clone()).unwrap_or_default();
         for (hash, block) in stored.hashes.iter().zip(stored.tokens.chunks(4)) {
             before.extend(block);
@@ -113,35 +118,44 @@ fn believed_tokens(rig: &Rig) -> Vec<Vec<u32>> {
 #[test]
 fn transfers_among_busy_engines_never_change_an_answer() {
     for seed in 0..25 {
-        let mut dice = Dice(9_000 + seed);
-        let mut rigs = [Rig::new(small()), Rig::new(Profile { blocks: 50, ..small() }), Rig::new(small())];
+        let mut dice = WorkloadRng(9_000 + seed);
+        let mut rigs = [
+            EngineHarness::new(small_profile()),
+            EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() }),
+            EngineHarness::new(small_profile()),
+        ];
         for round in 0..12 {
             let from = dice.roll(3) as usize;
             let to = (from + 1 + dice.roll(2) as usize) % 3;
-            let tokens = some_prompt(&mut dice);
-            rigs[to].answer(request(&some_prompt(&mut dice), 3));
-            let said = hand_over(&mut rigs, (from, to), &tokens);
-            assert_eq!(said, alone(&tokens, 8), "seed {seed}, round {round}");
+            let tokens = random_prompt(&mut dice);
+            rigs[to].answer(request(&random_prompt(&mut dice), 3));
+            let said = hand_off(&mut rigs, (from, to), &tokens);
+            assert_eq!(said, answer_of_fresh_engine(&tokens, 8), "seed {seed}, round {round}");
         }
         assert!(rigs.iter().all(|rig| rig.engine.stats().blocks_used == 0), "seed {seed}");
     }
 }
 
-fn hand_over(rigs: &mut [Rig; 3], (from, to): (usize, usize), tokens: &[u32]) -> Vec<u32> {
+fn hand_off(rigs: &mut [EngineHarness; 3], (from, to): (usize, usize), tokens: &[u32]) -> Vec<u32> {
     let mut leg = request(tokens, 1);
-    leg.transfer = Transfer::Produce;
+    leg.transfer = TransferRole::Produce;
     let id = rigs[from].submit(leg);
     let handoff = rigs[from].finish(id).handoff.expect("ended by length");
-    let source =
-        Source { engine: "p".into(), request: handoff.request, blocks: handoff.blocks, host: "h".into(), port: 1 };
+    let source = RemoteBlocks {
+        engine: "p".into(),
+        request: handoff.request,
+        blocks: handoff.blocks,
+        host: "h".into(),
+        port: 1,
+    };
     let mut serve = request(tokens, 8);
-    serve.transfer = Transfer::Consume(source);
+    serve.transfer = TransferRole::Consume(source);
     let id = rigs[to].submit(serve);
     let now = rigs[to].now;
     rigs[to].advance(now);
     let (_, wanted) = rigs[to].pulls.pop().expect("asked to pull");
     let images = rigs[from].engine.export(&wanted.request, &wanted.blocks);
-    rigs[to].engine.arrived(now, id, images);
+    rigs[to].engine.pull_arrived(now, id, images);
     rigs[to].finish(id);
     rigs[from].engine.release(&wanted.request);
     rigs[to].texts.remove(&id).unwrap()

@@ -3,16 +3,16 @@
 use super::*;
 use crate::StoredBlocks;
 
-fn stored(event: &KvEvent) -> &StoredBlocks {
+fn stored(event: &PrefixCacheChange) -> &StoredBlocks {
     match event {
-        KvEvent::Stored(stored) => stored,
+        PrefixCacheChange::Stored(stored) => stored,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn whole_blocks_of_prompt_and_answer_are_told_in_order() {
-    let mut rig = Rig::new(small());
+fn full_blocks_of_prompt_and_answer_are_reported_in_order() {
+    let mut rig = EngineHarness::new(small_profile());
     let ask = prompt(1, 10);
     let answer = rig.answer(request(&ask, 8));
     let events = rig.all_events();
@@ -26,8 +26,8 @@ fn whole_blocks_of_prompt_and_answer_are_told_in_order() {
 }
 
 #[test]
-fn an_exact_prompt_asked_again_stores_its_last_block_twice() {
-    let mut rig = Rig::new(small());
+fn repeated_prompt_stores_its_last_block_twice() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 12), 1));
     rig.answer(request(&prompt(1, 12), 1));
     let again = stored(&rig.events[1][0]).clone();
@@ -38,8 +38,8 @@ fn an_exact_prompt_asked_again_stores_its_last_block_twice() {
 }
 
 #[test]
-fn every_copy_is_told_when_it_goes() {
-    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+fn every_evicted_copy_is_reported() {
+    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
     rig.answer(request(&prompt(1, 12), 1));
     rig.answer(request(&prompt(1, 12), 1));
     rig.answer(request(&prompt(2, 199), 1));
@@ -50,14 +50,17 @@ fn every_copy_is_told_when_it_goes() {
 }
 
 #[test]
-fn the_ends_of_the_oldest_prompts_go_first() {
-    let mut rig = Rig::new(Profile { blocks: 50, step_tokens: 100, ..small() });
+fn eviction_starts_at_the_ends_of_the_oldest_prompts() {
+    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, step_tokens: 100, ..small_profile() });
     rig.answer(request(&prompt(1, 80), 1));
     rig.answer(request(&prompt(2, 80), 1));
     let old = stored(&rig.events[0][0]).hashes.clone();
     rig.answer(request(&prompt(3, 60), 1));
-    let removed: Vec<u64> =
-        rig.all_events().iter().filter_map(|e| if let KvEvent::Removed(h) = e { Some(*h) } else { None }).collect();
+    let removed: Vec<u64> = rig
+        .all_events()
+        .iter()
+        .filter_map(|e| if let PrefixCacheChange::Removed(h) = e { Some(*h) } else { None })
+        .collect();
     assert!(!removed.is_empty() && removed.len() < old.len());
     let expected: Vec<u64> = old.iter().rev().take(removed.len()).copied().collect();
     assert_eq!(removed, expected, "leaf first");
@@ -67,8 +70,8 @@ fn the_ends_of_the_oldest_prompts_go_first() {
 }
 
 #[test]
-fn a_listener_that_counts_copies_knows_what_is_cached() {
-    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+fn copy_counting_listener_matches_the_cache() {
+    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
     for round in 0..40 {
         rig.answer(request(&prompt(round % 7, 20 + round), 1 + round % 9));
     }
@@ -79,12 +82,12 @@ fn a_listener_that_counts_copies_knows_what_is_cached() {
 }
 
 #[test]
-fn want_of_memory_throws_out_who_came_last_and_its_text_stays_right() {
-    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
-    let ids: Vec<RequestId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 40), 60))).collect();
+fn preemption_takes_the_newest_request_and_keeps_answers_correct() {
+    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+    let ids: Vec<SequenceId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 40), 60))).collect();
     for (seed, id) in (0u32..).zip(&ids) {
         rig.finish(*id);
-        assert_eq!(rig.texts[id], alone(&prompt(seed, 40), 60), "request {seed}");
+        assert_eq!(rig.texts[id], answer_of_fresh_engine(&prompt(seed, 40), 60), "request {seed}");
     }
     assert!(rig.engine.stats().preemptions > 0, "four times 100 tokens do not fit into 200");
     assert_eq!(rig.finishes[&ids[0]].cached, 0);
@@ -92,8 +95,8 @@ fn want_of_memory_throws_out_who_came_last_and_its_text_stays_right() {
 }
 
 #[test]
-fn two_users_of_a_prefix_share_its_blocks() {
-    let mut rig = Rig::new(small());
+fn requests_with_a_common_prefix_share_blocks() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 40), 1));
     let a = rig.submit(request(&prompt(1, 44), 30));
     let b = rig.submit(request(&prompt(1, 44), 30));
@@ -107,7 +110,7 @@ fn two_users_of_a_prefix_share_its_blocks() {
 
 #[test]
 fn salts_and_adapters_separate_blocks() {
-    let mut rig = Rig::new(small());
+    let mut rig = EngineHarness::new(small_profile());
     let mut salted = |salt: Option<&str>, adapter: Option<&str>| {
         let mut request = request(&prompt(1, 12), 1);
         request.keys = CacheKeys { salt: salt.map(Arc::from), adapter: adapter.map(Arc::from) };
@@ -123,10 +126,10 @@ fn salts_and_adapters_separate_blocks() {
 }
 
 #[test]
-fn names_of_blocks_differ_between_engines() {
+fn block_hashes_differ_between_engines() {
     let names = |root| {
-        let engine = Engine::new(Arc::new(small()), voice(), root).unwrap();
-        let mut rig = Rig { engine, ..Rig::new(small()) };
+        let engine = Engine::new(Arc::new(small_profile()), voice(), root).unwrap();
+        let mut rig = EngineHarness { engine, ..EngineHarness::new(small_profile()) };
         rig.answer(request(&prompt(1, 12), 1));
         stored(&rig.events[0][0]).hashes.clone()
     };
@@ -135,21 +138,21 @@ fn names_of_blocks_differ_between_engines() {
 }
 
 #[test]
-fn a_reset_forgets_everything_and_is_told_with_the_next_step() {
-    let mut rig = Rig::new(small());
+fn reset_clears_the_cache_and_is_reported_with_the_next_step() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 12), 1));
     assert!(rig.engine.reset_prefix_cache());
     rig.advance(rig.now + Micros(1_000));
     assert_eq!(rig.events.len(), 1, "not yet");
     let id = rig.submit(request(&prompt(1, 12), 1));
     assert_eq!(rig.finish(id).cached, 0);
-    assert_eq!(rig.events[1][0], KvEvent::Cleared);
+    assert_eq!(rig.events[1][0], PrefixCacheChange::Cleared);
     assert_eq!(rig.copies().len(), 3);
 }
 
 #[test]
-fn a_reset_is_refused_while_blocks_are_in_use() {
-    let mut rig = Rig::new(small());
+fn reset_is_refused_while_blocks_are_in_use() {
+    let mut rig = EngineHarness::new(small_profile());
     let id = rig.submit(request(&prompt(1, 12), 5));
     rig.advance(Micros(1));
     assert!(!rig.engine.reset_prefix_cache());
@@ -158,8 +161,8 @@ fn a_reset_is_refused_while_blocks_are_in_use() {
 }
 
 #[test]
-fn prompt_tokens_are_counted_by_where_they_came_from() {
-    let mut rig = Rig::new(small());
+fn prompt_tokens_are_counted_by_source() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 22), 3));
     rig.answer(request(&prompt(1, 22), 3));
     let stats = rig.engine.stats();
@@ -168,11 +171,11 @@ fn prompt_tokens_are_counted_by_where_they_came_from() {
 }
 
 #[test]
-fn a_full_report_tells_blocks_again_that_are_stored_once() {
-    let mut rig = Rig::new(small());
+fn full_report_repeats_blocks_without_adding_copies() {
+    let mut rig = EngineHarness::new(small_profile());
     rig.answer(request(&prompt(1, 14), 1));
     let mut ask = request(&prompt(1, 14), 1);
-    ask.report = Report::Full;
+    ask.kv_report = KvReportMode::Full;
     rig.answer(ask);
     assert_eq!(rig.events[1], rig.events[0], "told again");
     rig.answer(request(&prompt(2, 199), 1));
@@ -184,13 +187,20 @@ fn a_full_report_tells_blocks_again_that_are_stored_once() {
 }
 
 #[test]
-fn who_wants_all_of_a_prompt_computed_finds_nothing_and_leaves_it_for_others() {
-    let mut rig = Rig::new(small());
-    let mut cached = |seed: u32, reading: Reading| {
-        let id = rig.submit(Request { reading, ..request(&prompt(seed, 22), 3) });
+fn request_that_ignores_the_cache_still_populates_it() {
+    let mut rig = EngineHarness::new(small_profile());
+    let mut cached = |seed: u32, reading: CacheReadPolicy| {
+        let id = rig.submit(EngineRequest { cache_reads: reading, ..request(&prompt(seed, 22), 3) });
         rig.finish(id).cached
     };
-    assert_eq!([cached(1, Reading::Cached), cached(1, Reading::Nothing), cached(1, Reading::Cached)], [0, 0, 20]);
-    assert_eq!([cached(2, Reading::Nothing), cached(2, Reading::Cached)], [0, 20], "it is stored as ever");
+    assert_eq!(
+        [cached(1, CacheReadPolicy::Cached), cached(1, CacheReadPolicy::Ignored), cached(1, CacheReadPolicy::Cached)],
+        [0, 0, 20]
+    );
+    assert_eq!(
+        [cached(2, CacheReadPolicy::Ignored), cached(2, CacheReadPolicy::Cached)],
+        [0, 20],
+        "it is stored as ever"
+    );
     assert_eq!(rig.texts.values().collect::<BTreeSet<_>>().len(), 2, "the answer to a prompt is one");
 }

@@ -4,14 +4,14 @@ use vocabulary::BlockHash;
 
 /// As many places for each block as the largest one needs, and its own number before them.
 #[derive(Default)]
-pub(super) struct Inner {
-    most: usize,
+pub(super) struct InnerHashes {
+    stride: usize,
     hashes: Vec<BlockHash>,
 }
 
-impl Inner {
+impl InnerHashes {
     fn stride(&self) -> usize {
-        if self.most == 0 { 0 } else { self.most + 1 }
+        if self.stride == 0 { 0 } else { self.stride + 1 }
     }
 
     pub(super) fn of(&self, at: u32) -> &[BlockHash] {
@@ -21,7 +21,7 @@ impl Inner {
     }
 
     pub(super) fn set(&mut self, at: u32, inner: &[BlockHash]) {
-        if inner.len() > self.most {
+        if inner.len() > self.stride {
             self.widen(inner.len());
         }
         let (start, stride) = (at as usize * self.stride(), self.stride());
@@ -37,7 +37,7 @@ impl Inner {
 
     /// Blocks are where these numbers say now, or `nowhere`.
     pub(super) fn renumber(&mut self, numbers: &[u32], nowhere: u32) {
-        let old = std::mem::replace(self, Self { most: self.most, hashes: Vec::new() });
+        let old = std::mem::replace(self, Self { stride: self.stride, hashes: Vec::new() });
         for (at, number) in (0..).zip(numbers).filter(|(_, number)| **number != nowhere) {
             self.set(*number, old.of(at));
         }
@@ -46,7 +46,7 @@ impl Inner {
     /// Engines have one block size, or two, so this is rare.
     fn widen(&mut self, most: usize) {
         let old = std::mem::take(self);
-        self.most = most;
+        self.stride = most;
         for at in 0..old.hashes.len().checked_div(old.stride()).unwrap_or(0) {
             self.set(at as u32, old.of(at as u32));
         }
@@ -58,8 +58,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_several_sizes_keep_their_own() {
-        let mut inner = Inner::default();
+    fn inner_hashes_of_several_sizes_stay_separate() {
+        let mut inner = InnerHashes::default();
         let hashes: Vec<BlockHash> = (1..9).map(BlockHash).collect();
         inner.set(3, &[]);
         assert_eq!((inner.of(3), inner.hashes.len()), (&[][..], 0), "nothing costs nothing");

@@ -7,30 +7,30 @@ use vocabulary::{Blocks, RootKeys};
 
 const WORKER: WorkerId = WorkerId(5);
 
-fn feed(block: u64) -> Feed {
-    Feed::new(WORKER, DpRank(0), rules(block))
+fn feed(block: u64) -> ResidencyFeed {
+    ResidencyFeed::new(WORKER, DpRank(0), rules(block))
 }
 
-fn settle(feed: &mut Feed, index: &mut Index, budget: usize) {
-    while feed.settle(index, budget).unwrap() == Settled::More {}
+fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex, budget: usize) {
+    while feed.settle(index, budget).unwrap() == SettleProgress::More {}
 }
 
-fn depth(index: &Index, prompt: &[vocabulary::BlockHash]) -> u64 {
+fn depth(index: &ResidencyIndex, prompt: &[vocabulary::BlockHash]) -> u64 {
     index.overlaps(prompt).first().map_or(0, |overlap| overlap.blocks.0)
 }
 
 #[test]
-fn a_real_engines_life_ends_with_what_it_really_held() {
+fn recorded_engine_run_ends_with_its_real_cache_content() {
     // A cache of 48 blocks of 32 tokens that overflows four times, has duplicates, and is cleared.
     let prompt: Vec<u32> = (0..96).map(|n| 103 + 7 * n).collect();
     let (plain, salted) = (chain(16, &prompt), {
         let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
         chain_from(root(keys), 16, &prompt)
     });
-    let (mut feed, mut index) = (feed(16), Index::new());
+    let (mut feed, mut index) = (feed(16), ResidencyIndex::new());
     let mut depths = Vec::new();
     for (_, batch) in recording(VLLM_INTEGERS) {
-        feed.take_all(&batch.events);
+        feed.ingest_all(&batch.events);
         settle(&mut feed, &mut index, 7);
         depths.push((depth(&index, &plain), depth(&index, &salted)));
     }
@@ -40,31 +40,33 @@ fn a_real_engines_life_ends_with_what_it_really_held() {
     assert_eq!(depths[17], (6, 0));
     assert_eq!(depths[19], (6, 0), "cleared and stored again");
     assert_eq!(index.blocks(), 6);
-    assert_eq!(feed.counts(), SourceCounts::default(), "a whole stream leaves no riddles");
+    assert_eq!(feed.counts(), SourceAnomalies::default(), "a whole stream leaves no riddles");
 }
 
 #[test]
-fn events_that_are_taken_together_mean_what_they_mean_one_by_one() {
-    let all: Vec<Event> = recording(VLLM_INTEGERS).into_iter().flat_map(|(_, batch)| batch.events).collect();
+fn batched_events_equal_single_events() {
+    let all: Vec<KvCacheEvent> = recording(VLLM_INTEGERS).into_iter().flat_map(|(_, batch)| batch.events).collect();
     let prompt = chain(16, &(0..96).map(|n| 103 + 7 * n).collect::<Vec<_>>());
-    assert!(all.len() > LOOK && all.contains(&Event::Cleared), "{} events", all.len());
+    assert!(all.len() > LOOKAHEAD_EVENTS && all.contains(&KvCacheEvent::Cleared), "{} events", all.len());
     for end in 0..=all.len() {
-        let ((mut one, mut index), (mut other, mut same)) = ((feed(16), Index::new()), (feed(16), Index::new()));
-        all[..end].iter().for_each(|event| one.take(event));
-        other.take_all(&all[..end]);
+        let ((mut one, mut index), (mut other, mut same)) =
+            ((feed(16), ResidencyIndex::new()), (feed(16), ResidencyIndex::new()));
+        all[..end].iter().for_each(|event| one.ingest(event));
+        other.ingest_all(&all[..end]);
         settle(&mut one, &mut index, 1000);
         settle(&mut other, &mut same, 1000);
-        let known =
-            |feed: &Feed, index: &Index| (feed.blocks(), feed.counts(), index.blocks(), index.overlaps(&prompt));
+        let known = |feed: &ResidencyFeed, index: &ResidencyIndex| {
+            (feed.blocks(), feed.counts(), index.blocks(), index.overlaps(&prompt))
+        };
         assert_eq!(known(&other, &same), known(&one, &index), "{end} events");
     }
 }
 
 #[test]
-fn the_index_never_has_more_than_the_engines_cache_holds() {
-    let (mut feed, mut index) = (feed(32), Index::new());
+fn index_never_exceeds_the_engines_cache_size() {
+    let (mut feed, mut index) = (feed(32), ResidencyIndex::new());
     for (sequence, batch) in recording(VLLM_INTEGERS) {
-        batch.events.iter().for_each(|event| feed.take(event));
+        batch.events.iter().for_each(|event| feed.ingest(event));
         settle(&mut feed, &mut index, 1000);
         assert!(index.blocks() <= 48, "{} blocks after message {sequence}", index.blocks());
     }
@@ -72,9 +74,9 @@ fn the_index_never_has_more_than_the_engines_cache_holds() {
 
 #[test]
 fn sglang_events_are_placed_alike() {
-    let (mut feed, mut index) = (feed(32), Index::new());
+    let (mut feed, mut index) = (feed(32), ResidencyIndex::new());
     for (_, batch) in recording(SGLANG).into_iter().take(5) {
-        batch.events.iter().for_each(|event| feed.take(event));
+        batch.events.iter().for_each(|event| feed.ingest(event));
     }
     settle(&mut feed, &mut index, 3);
     let prompt: Vec<u32> = (0..160).map(|n| 103 + 7 * n).collect();
@@ -84,18 +86,18 @@ fn sglang_events_are_placed_alike() {
 }
 
 #[test]
-fn a_portion_is_a_portion() {
-    let (mut feed, mut index) = (feed(4), Index::new());
+fn settle_respects_its_budget() {
+    let (mut feed, mut index) = (feed(4), ResidencyIndex::new());
     let hashes: Vec<u64> = (0..100).collect();
-    feed.take(&Event::Stored(stored(&hashes, None, &(0..400).collect::<Vec<_>>())));
+    feed.ingest(&KvCacheEvent::Stored(stored(&hashes, None, &(0..400).collect::<Vec<_>>())));
     let mut before = 0;
-    while feed.settle(&mut index, 10).unwrap() == Settled::More {
+    while feed.settle(&mut index, 10).unwrap() == SettleProgress::More {
         assert!(index.blocks() - before <= 10);
         before = index.blocks();
     }
     assert_eq!(index.blocks(), 100);
     feed.reset();
-    assert_eq!(feed.settle(&mut index, 10).unwrap(), Settled::More);
+    assert_eq!(feed.settle(&mut index, 10).unwrap(), SettleProgress::More);
     assert_eq!(depth(&index, &chain(4, &(0..400).collect::<Vec<_>>())), 0, "gone at once");
     assert!(index.blocks() >= 90, "swept later");
     settle(&mut feed, &mut index, 10);
@@ -106,14 +108,14 @@ fn a_portion_is_a_portion() {
 }
 
 #[test]
-fn knowledge_outlives_a_reset() {
-    let (mut feed, mut index) = (feed(4), Index::new());
+fn knowledge_survives_a_reset() {
+    let (mut feed, mut index) = (feed(4), ResidencyIndex::new());
     settle(&mut feed, &mut index, 10);
-    assert_eq!(index.knowledge(WORKER), Knowledge::Degraded);
-    feed.know(Knowledge::Exact);
-    feed.take(&Event::Cleared);
+    assert_eq!(index.knowledge(WORKER), KvIndexState::Degraded);
+    feed.set_knowledge(KvIndexState::Exact);
+    feed.ingest(&KvCacheEvent::Cleared);
     settle(&mut feed, &mut index, 10);
-    assert_eq!(index.knowledge(WORKER), Knowledge::Exact);
+    assert_eq!(index.knowledge(WORKER), KvIndexState::Exact);
 }
 
 /// What an engine with this block tree does: blocks 0..12, block n's parent is n/2 of the level above.
@@ -131,22 +133,22 @@ fn prompt_of(block: u64) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn copies_resets_and_portions_agree_with_a_plain_count(
+    fn feed_agrees_with_a_reference_count(
         steps in proptest::collection::vec((0u8..12, 1u64..14), 1..120),
         budget in 1usize..9,
         near in proptest::collection::vec((0u64..10).prop_map(Blocks), 0..4),
     ) {
-        let (mut feed, mut index) = (feed(2), Index::new());
+        let (mut feed, mut index) = (feed(2), ResidencyIndex::new());
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
         // Names whose place the source can know: stored while the parent was there, and not gone since.
         for (kind, block) in steps {
             match kind {
                 0 => {
-                    feed.take(&Event::Cleared);
+                    feed.ingest(&KvCacheEvent::Cleared);
                     copies.clear();
                 }
                 1..=4 => {
-                    feed.take(&Event::Removed(removed(&[block])));
+                    feed.ingest(&KvCacheEvent::Removed(removed(&[block])));
                     if let Some(count) = copies.get_mut(&block) {
                         *count -= 1;
                         if *count == 0 { copies.remove(&block); }
@@ -158,7 +160,7 @@ proptest! {
                     while let Some(up) = parent(*path.last().unwrap()) { path.push(up); }
                     for block in path.into_iter().rev() {
                         let tokens: Vec<u32> = (0..4).map(|n| block as u32 * 10 + n).collect();
-                        feed.take(&Event::Stored(stored(&[block], parent(block), &tokens)));
+                        feed.ingest(&KvCacheEvent::Stored(stored(&[block], parent(block), &tokens)));
                         *copies.entry(block).or_default() += 1;
                     }
                 }
@@ -168,8 +170,8 @@ proptest! {
                 // Whatever portion was applied: bisection and walking must agree at every moment.
                 for block in 1..14 {
                     let prompt = chain(2, &prompt_of(block));
-                    let found = index.find(prompt.len(), &near, |at| prompt[at]);
-                    prop_assert_eq!(found, index.walked(&prompt), "block {}", block);
+                    let found = index.find_depths(prompt.len(), &near, |at| prompt[at]);
+                    prop_assert_eq!(found, index.overlaps_without_bisection(&prompt), "block {}", block);
                 }
             }
         }

@@ -8,14 +8,14 @@ const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 /// Sets, and the one of a single block.
 #[derive(Default)]
-struct One {
-    sets: Sets,
-    set: Option<Number>,
+struct SingleBlockHolders {
+    sets: HolderSets,
+    set: Option<HolderSetId>,
 }
 
-impl One {
-    fn set(&mut self) -> &mut Number {
-        self.set.get_or_insert(Number::NONE)
+impl SingleBlockHolders {
+    fn set(&mut self) -> &mut HolderSetId {
+        self.set.get_or_insert(HolderSetId::NONE)
     }
 
     fn add(&mut self, slot: u16, tier: Tier) -> bool {
@@ -32,15 +32,15 @@ impl One {
         removed
     }
 
-    fn reach(&mut self, word: usize) -> Word {
+    fn reach(&mut self, word: usize) -> TierBits {
         let set = *self.set();
         self.sets.reach(set, word)
     }
 }
 
 #[test]
-fn a_holder_is_found_in_its_tier_and_all_slower_ones() {
-    let mut one = One::default();
+fn holder_is_visible_in_its_tier_and_all_slower_ones() {
+    let mut one = SingleBlockHolders::default();
     assert!(one.add(70, Tier::Host));
     assert_eq!((one.reach(0), one.reach(1)), ([0, 0, 0], [0, 1 << 6, 1 << 6]));
     assert!(one.add(3, Tier::Hbm));
@@ -49,39 +49,39 @@ fn a_holder_is_found_in_its_tier_and_all_slower_ones() {
 }
 
 #[test]
-fn numbers_of_a_burst_of_sets_are_given_up() {
-    let (mut sets, mut kept) = (Sets::default(), Number::NONE);
+fn set_ids_of_a_burst_are_reclaimed() {
+    let (mut sets, mut kept) = (HolderSets::default(), HolderSetId::NONE);
     sets.add(&mut kept, 7, Tier::Disk);
-    let mut blocks = vec![Number::NONE; 2000];
+    let mut blocks = vec![HolderSetId::NONE; 2000];
     (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.add(set, slot, Tier::Hbm)));
     assert!(sets.sets.len() > 2000);
     (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.remove(set, slot, Tier::Hbm)));
     // A look at a few of them for each new one.
-    let mut other = Number::NONE;
+    let mut other = HolderSetId::NONE;
     for slot in 3000..4000 {
         assert!(sets.add(&mut other, slot, Tier::Hbm));
         let word = usize::from(slot) / 64;
         assert_eq!(sets.reach(other, word), [1 << (slot % 64); 3]);
         assert!(sets.remove(&mut other, slot, Tier::Hbm));
     }
-    assert!(sets.sets.capacity() < 100 && sets.free.capacity() < 100 && sets.numbers.capacity() < 200);
+    assert!(sets.sets.capacity() < 100 && sets.free.capacity() < 100 && sets.ids.capacity() < 200);
     assert_eq!((sets.len(), sets.reach(kept, 0)), (1, [0, 0, 1 << 7]));
 }
 
 #[test]
-fn the_last_slot_can_be_named_and_slot_zero_is_like_any_other() {
-    let mut one = One::default();
-    let last = (MOST_SLOTS - 1) as u16;
+fn first_and_last_slots_work_like_any_other() {
+    let mut one = SingleBlockHolders::default();
+    let last = (MAX_SLOTS - 1) as u16;
     assert!(one.add(last, Tier::Disk) && one.add(0, Tier::Hbm));
-    assert_eq!((one.reach(MOST_SLOTS / 64), one.reach(0)), ([0, 0, 1 << 62], [1, 1, 1]));
+    assert_eq!((one.reach(MAX_SLOTS / 64), one.reach(0)), ([0, 0, 1 << 62], [1, 1, 1]));
     assert!(one.remove(0, Tier::Hbm) && !one.remove(0, Tier::Hbm) && one.remove(last, Tier::Disk));
-    assert_eq!((*one.set(), one.sets.len()), (Number::NONE, 0));
+    assert_eq!((*one.set(), one.sets.len()), (HolderSetId::NONE, 0));
 }
 
 #[test]
-fn blocks_with_the_same_holders_share_a_set_in_whatever_order_they_came() {
-    let mut sets = Sets::default();
-    let mut blocks = [Number::NONE; 100];
+fn holder_sets_are_shared_regardless_of_insertion_order() {
+    let mut sets = HolderSets::default();
+    let mut blocks = [HolderSetId::NONE; 100];
     for (n, set) in blocks.iter_mut().enumerate() {
         let slots = if n % 2 == 0 { [5, 900, 70] } else { [70, 5, 900] };
         assert!(slots.iter().all(|slot| sets.add(set, *slot, Tier::Hbm)));
@@ -91,16 +91,16 @@ fn blocks_with_the_same_holders_share_a_set_in_whatever_order_they_came() {
 }
 
 #[test]
-fn sets_that_no_block_has_are_given_up() {
-    let mut sets = Sets::default();
-    let mut blocks = [Number::NONE; 64];
+fn unused_holder_sets_are_reclaimed() {
+    let mut sets = HolderSets::default();
+    let mut blocks = [HolderSetId::NONE; 64];
     for round in 0..100 {
         for (n, set) in blocks.iter_mut().enumerate() {
             assert!(sets.add(set, (n * 7 + round * 31) as u16 % 4096, Tier::Hbm));
         }
     }
     assert!(sets.len() <= 64 && sets.sets.len() < 128, "{} of {}", sets.len(), sets.sets.len());
-    assert_eq!(sets.numbers.len() + sets.free.len() + 1, sets.sets.len());
+    assert_eq!(sets.ids.len() + sets.free.len() + 1, sets.sets.len());
 }
 
 /// A block, a slot, a plane, and whether it is a holder from now on.
@@ -111,8 +111,8 @@ fn step() -> impl Strategy<Value = (usize, u16, usize, bool)> {
 
 proptest! {
     #[test]
-    fn sets_agree_with_literal_ones(steps in proptest::collection::vec(step(), 1..500)) {
-        let (mut sets, mut blocks) = (Sets::default(), [Number::NONE; 8]);
+    fn holder_sets_agree_with_reference_sets(steps in proptest::collection::vec(step(), 1..500)) {
+        let (mut sets, mut blocks) = (HolderSets::default(), [HolderSetId::NONE; 8]);
         let mut literal: [BTreeSet<(u16, usize)>; 8] = Default::default();
         for (block, slot, plane, adds) in steps {
             let (set, held) = (&mut blocks[block], &mut literal[block]);
@@ -122,10 +122,10 @@ proptest! {
                 (sets.remove(set, slot, TIERS[plane]), held.remove(&(slot, plane)))
             };
             prop_assert_eq!(changed, expected);
-            prop_assert_eq!(*set == Number::NONE, held.is_empty());
+            prop_assert_eq!(*set == HolderSetId::NONE, held.is_empty());
             for (set, held) in blocks.iter().zip(&literal) {
                 for word in [0, 1, 2, 3, 127] {
-                    let mut reach = Word::default();
+                    let mut reach = TierBits::default();
                     for (slot, its) in held.iter().filter(|(slot, _)| usize::from(slot / 64) == word) {
                         (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
                     }

@@ -20,26 +20,26 @@ mod reader;
 mod wire;
 mod writer;
 
-pub use reader::{ImprintReader, Taken};
-pub use writer::ImprintWriter;
+pub use reader::{ReadProgress, ResidencySnapshotReader};
+pub use writer::ResidencySnapshotWriter;
 
-use vocabulary::{DpRank, Incarnation, PrefixId, RootKeys, Seed, WorkerId};
+use vocabulary::{DpRank, HashSeed, Incarnation, PrefixId, RootKeys, WorkerId};
 
-use crate::index::Change;
-use crate::source::{Removal, Source, SourceRules};
+use crate::index::ResidencyChange;
+use crate::source::{RemovalSemantics, SourceBlocks, SourceRules};
 
 const MAGIC: [u8; 4] = *b"OSIM";
 /// Of the format. Another one is refused: whoever cannot read an imprint asks the engine.
 const VERSION: u16 = 1;
 /// A chunk is closed once it is that long.
-const CHUNK: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 /// Longest chunk that is read: a full one and the longest record.
-pub const LONGEST_CHUNK: usize = 1 << 20;
+pub const MAX_CHUNK_BYTES: usize = 1 << 20;
 const DIGEST: usize = 16;
 
 /// Of what an imprint is, and how far it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ImprintHead {
+pub struct ResidencySnapshotHeader {
     /// The engine.
     pub worker: WorkerId,
     /// Its rank.
@@ -51,18 +51,18 @@ pub struct ImprintHead {
 }
 
 /// Everything that a source held before `head.next`.
-pub struct Imprint {
+pub struct ResidencySnapshot {
     /// Of what it is.
-    pub head: ImprintHead,
-    pub(crate) source: Source,
+    pub head: ResidencySnapshotHeader,
+    pub(crate) source: SourceBlocks,
     /// What the index is to be told.
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<ResidencyChange>,
 }
 
 /// Why an imprint is of no use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum ImprintError {
+pub enum ResidencySnapshotError {
     /// Cut off, changed on its way, or not an imprint.
     #[error("it is damaged")]
     Damaged,
@@ -91,25 +91,25 @@ pub enum ImprintError {
     TooMuch,
 }
 
-impl ImprintError {
+impl ResidencySnapshotError {
     /// The word for metrics.
-    pub fn cause(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         self.into()
     }
 }
 
 /// Equal where blocks are named alike.
-fn digest_of(rules: &SourceRules) -> PrefixId {
+fn rules_digest(rules: &SourceRules) -> PrefixId {
     let root = rules.namespace.root(rules.seed, RootKeys::default());
     let removal = match rules.removal {
-        Removal::PerCopy => 0,
-        Removal::LastCopy => 1,
+        RemovalSemantics::PerCopy => 0,
+        RemovalSemantics::LastCopy => 1,
     };
     root.extend_bytes(rules.seed, &rules.block.0.to_le_bytes()).extend_bytes(rules.seed, &[removal])
 }
 
-fn digest_after(before: PrefixId, chunk: &[u8]) -> PrefixId {
-    before.extend_bytes(Seed(u64::from(VERSION)), chunk)
+fn chain_digest(before: PrefixId, chunk: &[u8]) -> PrefixId {
+    before.extend_bytes(HashSeed(u64::from(VERSION)), chunk)
 }
 
 #[cfg(test)]

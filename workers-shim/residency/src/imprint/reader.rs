@@ -2,61 +2,64 @@
 
 use vocabulary::{DpRank, Incarnation, PrefixId, WorkerId};
 
-use super::wire::{ORPHAN, PLACED, Wire};
-use super::{DIGEST, Imprint, ImprintError, ImprintHead, LONGEST_CHUNK, MAGIC, VERSION, digest_after, digest_of};
-use crate::blocks::Ends;
-use crate::index::Change;
-use crate::source::{Source, SourceRules};
+use super::wire::{ChunkCursor, ORPHAN, PLACED};
+use super::{
+    DIGEST, MAGIC, MAX_CHUNK_BYTES, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader, VERSION,
+    chain_digest, rules_digest,
+};
+use crate::blocks::BlocksByEnd;
+use crate::index::ResidencyChange;
+use crate::source::{SourceBlocks, SourceRules};
 
 /// An imprint of which some chunks are read.
-pub struct ImprintReader {
+pub struct ResidencySnapshotReader {
     worker: WorkerId,
     rank: DpRank,
     process: Incarnation,
-    head: Option<(ImprintHead, Promised)>,
-    source: Source,
-    ends: Ends,
-    changes: Vec<Change>,
-    place: u32,
+    head: Option<(ResidencySnapshotHeader, RecordCounts)>,
+    source: SourceBlocks,
+    ends: BlocksByEnd,
+    changes: Vec<ResidencyChange>,
+    next_chunk: u32,
     digest: PrefixId,
 }
 
 /// How many records the head says there are.
 #[derive(Clone, Copy)]
-struct Promised {
+struct RecordCounts {
     blocks: u64,
     orphans: u64,
 }
 
 /// What a chunk made of a reader.
-pub enum Taken {
+pub enum ReadProgress {
     /// More chunks are needed.
-    More(ImprintReader),
+    More(ResidencySnapshotReader),
     /// That was all.
-    Whole(Imprint),
+    Complete(ResidencySnapshot),
 }
 
-impl ImprintReader {
+impl ResidencySnapshotReader {
     /// Of a source as it is known here: the rules by which its blocks are named, and the process that is behind it now.
     pub fn new((worker, rank): (WorkerId, DpRank), process: Incarnation, rules: SourceRules) -> Self {
-        let (source, digest) = (Source::new(rules), PrefixId(0));
-        let (ends, changes) = (Ends::default(), Vec::new());
-        Self { worker, rank, process, head: None, source, ends, changes, place: 0, digest }
+        let (source, digest) = (SourceBlocks::new(rules), PrefixId(0));
+        let (ends, changes) = (BlocksByEnd::default(), Vec::new());
+        Self { worker, rank, process, head: None, source, ends, changes, next_chunk: 0, digest }
     }
 
     /// Reads the next chunk.
-    pub fn take(mut self, chunk: &[u8]) -> Result<Taken, ImprintError> {
-        let mut wire = self.checked(chunk)?;
+    pub fn take(mut self, chunk: &[u8]) -> Result<ReadProgress, ResidencySnapshotError> {
+        let mut wire = self.verify_chunk(chunk)?;
         let is_last = match wire.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(ImprintError::Damaged),
+            _ => return Err(ResidencySnapshotError::Damaged),
         };
         let found = wire.u32()?;
-        if found != self.place {
-            return Err(ImprintError::Place { expected: self.place, found });
+        if found != self.next_chunk {
+            return Err(ResidencySnapshotError::Place { expected: self.next_chunk, found });
         }
-        self.place += 1;
+        self.next_chunk += 1;
         let (head, promised) = match self.head {
             Some(head) => head,
             None => *self.head.insert(self.head(&mut wire)?),
@@ -66,41 +69,46 @@ impl ImprintReader {
         }
         let is_whole = (self.source.len() as u64, self.source.orphans() as u64) == (promised.blocks, promised.orphans);
         match (is_last, is_whole) {
-            (false, _) => Ok(Taken::More(self)),
-            (true, true) => Ok(Taken::Whole(Imprint { head, source: self.source, changes: self.changes })),
-            (true, false) => Err(ImprintError::Damaged),
+            (false, _) => Ok(ReadProgress::More(self)),
+            (true, true) => {
+                Ok(ReadProgress::Complete(ResidencySnapshot { head, source: self.source, changes: self.changes }))
+            }
+            (true, false) => Err(ResidencySnapshotError::Damaged),
         }
     }
 
     /// The chunk without its digest, if that is right, and without magic and version.
-    fn checked<'a>(&mut self, chunk: &'a [u8]) -> Result<Wire<'a>, ImprintError> {
-        if chunk.len() > LONGEST_CHUNK {
-            return Err(ImprintError::TooMuch);
+    fn verify_chunk<'a>(&mut self, chunk: &'a [u8]) -> Result<ChunkCursor<'a>, ResidencySnapshotError> {
+        if chunk.len() > MAX_CHUNK_BYTES {
+            return Err(ResidencySnapshotError::TooMuch);
         }
         let (content, digest) =
-            chunk.split_at_checked(chunk.len().saturating_sub(DIGEST)).ok_or(ImprintError::Damaged)?;
-        let mut wire = Wire(content);
+            chunk.split_at_checked(chunk.len().saturating_sub(DIGEST)).ok_or(ResidencySnapshotError::Damaged)?;
+        let mut wire = ChunkCursor(content);
         if wire.take(MAGIC.len())? != MAGIC {
-            return Err(ImprintError::Damaged);
+            return Err(ResidencySnapshotError::Damaged);
         }
         let version = wire.u16()?;
         if version != VERSION {
-            return Err(ImprintError::Version(version));
+            return Err(ResidencySnapshotError::Version(version));
         }
-        let place = Wire(wire.0.get(1..).unwrap_or_default()).u32()?;
-        if place != self.place {
-            return Err(ImprintError::Place { expected: self.place, found: place });
+        let place = ChunkCursor(wire.0.get(1..).unwrap_or_default()).u32()?;
+        if place != self.next_chunk {
+            return Err(ResidencySnapshotError::Place { expected: self.next_chunk, found: place });
         }
-        let expected = digest_after(self.digest, content);
+        let expected = chain_digest(self.digest, content);
         if digest != expected.0.to_le_bytes() {
-            return Err(ImprintError::Damaged);
+            return Err(ResidencySnapshotError::Damaged);
         }
         self.digest = expected;
         Ok(wire)
     }
 
-    fn head(&self, wire: &mut Wire<'_>) -> Result<(ImprintHead, Promised), ImprintError> {
-        let head = ImprintHead {
+    fn head(
+        &self,
+        wire: &mut ChunkCursor<'_>,
+    ) -> Result<(ResidencySnapshotHeader, RecordCounts), ResidencySnapshotError> {
+        let head = ResidencySnapshotHeader {
             worker: WorkerId(wire.u64()?),
             rank: DpRank(wire.u16()?),
             process: Incarnation(wire.u64()?),
@@ -109,23 +117,23 @@ impl ImprintReader {
         let (rules, blocks, orphans) = (wire.u128()?, wire.u64()?, wire.u64()?);
         let ours = self.source.rules();
         if (head.worker, head.rank) != (self.worker, self.rank) {
-            return Err(ImprintError::OtherSource);
+            return Err(ResidencySnapshotError::OtherSource);
         }
         if head.process != self.process {
-            return Err(ImprintError::OtherProcess);
+            return Err(ResidencySnapshotError::OtherProcess);
         }
-        if rules != digest_of(ours).0 {
-            return Err(ImprintError::OtherRules);
+        if rules != rules_digest(ours).0 {
+            return Err(ResidencySnapshotError::OtherRules);
         }
-        if blocks > ours.most_blocks as u64 || orphans > ours.most_orphans as u64 {
-            return Err(ImprintError::TooMuch);
+        if blocks > ours.max_blocks as u64 || orphans > ours.max_orphans as u64 {
+            return Err(ResidencySnapshotError::TooMuch);
         }
-        Ok((head, Promised { blocks, orphans }))
+        Ok((head, RecordCounts { blocks, orphans }))
     }
 
     /// One block. More than were promised are refused, and so is one that comes twice.
-    fn record(&mut self, wire: &mut Wire<'_>) -> Result<(), ImprintError> {
-        let promised = self.head.map_or(Promised { blocks: 0, orphans: 0 }, |(_, promised)| promised);
+    fn record(&mut self, wire: &mut ChunkCursor<'_>) -> Result<(), ResidencySnapshotError> {
+        let promised = self.head.map_or(RecordCounts { blocks: 0, orphans: 0 }, |(_, promised)| promised);
         let is_new = match wire.u8()? {
             PLACED if (self.source.len() as u64) < promised.blocks => {
                 self.source.adopt_placed(wire.placed()?, &mut self.ends, &mut self.changes)
@@ -134,8 +142,8 @@ impl ImprintReader {
                 let (name, orphan) = wire.orphan()?;
                 self.source.adopt_orphan(name, orphan)
             }
-            _ => return Err(ImprintError::Damaged),
+            _ => return Err(ResidencySnapshotError::Damaged),
         };
-        if is_new { Ok(()) } else { Err(ImprintError::Damaged) }
+        if is_new { Ok(()) } else { Err(ResidencySnapshotError::Damaged) }
     }
 }

@@ -4,54 +4,54 @@ use std::collections::hash_map::Iter;
 
 use vocabulary::PrefixId;
 
-use super::{CHUNK, ImprintHead, MAGIC, VERSION, digest_after, digest_of, wire};
-use crate::blocks::Placed;
+use super::{CHUNK_BYTES, MAGIC, ResidencySnapshotHeader, VERSION, chain_digest, rules_digest, wire};
+use crate::blocks::PlacedBlock;
 use crate::event::EngineHash;
 use crate::orphans::Orphan;
-use crate::source::Source;
+use crate::source::SourceBlocks;
 
-type Placing<'a> = Box<dyn Iterator<Item = (EngineHash, Placed)> + Send + Sync + 'a>;
+type PlacedBlockIter<'a> = Box<dyn Iterator<Item = (EngineHash, PlacedBlock)> + Send + Sync + 'a>;
 
 /// The chunks of an imprint, first one first. The source must not change meanwhile, which the borrow sees to.
-pub struct ImprintWriter<'a> {
-    head: ImprintHead,
+pub struct ResidencySnapshotWriter<'a> {
+    head: ResidencySnapshotHeader,
     first: Option<Vec<u8>>,
-    blocks: Placing<'a>,
+    blocks: PlacedBlockIter<'a>,
     orphans: Iter<'a, EngineHash, Orphan>,
-    place: u32,
+    next_chunk: u32,
     digest: PrefixId,
-    is_over: bool,
+    is_finished: bool,
 }
 
-impl<'a> ImprintWriter<'a> {
-    pub(crate) fn new(source: &'a Source, head: ImprintHead) -> Self {
-        let mut bytes = Vec::with_capacity(CHUNK);
+impl<'a> ResidencySnapshotWriter<'a> {
+    pub(crate) fn new(source: &'a SourceBlocks, head: ResidencySnapshotHeader) -> Self {
+        let mut bytes = Vec::with_capacity(CHUNK_BYTES);
         bytes.extend_from_slice(&head.worker.0.to_le_bytes());
         bytes.extend_from_slice(&head.rank.0.to_le_bytes());
         bytes.extend_from_slice(&head.process.0.to_le_bytes());
         bytes.extend_from_slice(&head.next.to_le_bytes());
-        bytes.extend_from_slice(&digest_of(source.rules()).0.to_le_bytes());
+        bytes.extend_from_slice(&rules_digest(source.rules()).0.to_le_bytes());
         bytes.extend_from_slice(&(source.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&(source.orphans() as u64).to_le_bytes());
         Self {
             head,
             first: Some(bytes),
             blocks: Box::new(source.placed()),
-            orphans: source.waiting(),
-            place: 0,
+            orphans: source.orphan_entries(),
+            next_chunk: 0,
             digest: PrefixId(0),
-            is_over: false,
+            is_finished: false,
         }
     }
 
     /// Of what it is.
-    pub fn head(&self) -> ImprintHead {
+    pub fn head(&self) -> ResidencySnapshotHeader {
         self.head
     }
 
     /// Adds records until the chunk is full; whether there was nothing left to add.
-    fn fill(&mut self, chunk: &mut Vec<u8>) -> bool {
-        while chunk.len() < CHUNK {
+    fn fill_chunk(&mut self, chunk: &mut Vec<u8>) -> bool {
+        while chunk.len() < CHUNK_BYTES {
             if let Some((name, block)) = self.blocks.next() {
                 wire::put_placed(chunk, name, &block);
             } else if let Some((name, orphan)) = self.orphans.next() {
@@ -64,25 +64,25 @@ impl<'a> ImprintWriter<'a> {
     }
 }
 
-impl Iterator for ImprintWriter<'_> {
+impl Iterator for ResidencySnapshotWriter<'_> {
     type Item = Vec<u8>;
 
     fn next(&mut self) -> Option<Vec<u8>> {
-        if self.is_over {
+        if self.is_finished {
             return None;
         }
-        let mut chunk = Vec::with_capacity(CHUNK + (CHUNK >> 4));
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 4));
         chunk.extend_from_slice(&MAGIC);
         chunk.extend_from_slice(&VERSION.to_le_bytes());
         let end = chunk.len();
         chunk.push(0);
-        chunk.extend_from_slice(&self.place.to_le_bytes());
+        chunk.extend_from_slice(&self.next_chunk.to_le_bytes());
         chunk.extend(self.first.take().unwrap_or_default());
-        self.is_over = self.fill(&mut chunk);
-        chunk[end] = u8::from(self.is_over);
-        self.digest = digest_after(self.digest, &chunk);
+        self.is_finished = self.fill_chunk(&mut chunk);
+        chunk[end] = u8::from(self.is_finished);
+        self.digest = chain_digest(self.digest, &chunk);
         chunk.extend_from_slice(&self.digest.0.to_le_bytes());
-        self.place += 1;
+        self.next_chunk += 1;
         Some(chunk)
     }
 }

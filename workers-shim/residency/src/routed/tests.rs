@@ -4,40 +4,40 @@ use super::*;
 use crate::tests::SEED;
 use vocabulary::{PrefixId, Tokens};
 
-fn chain(last: u32, blocks: u32) -> Chain {
+fn chain(last: u32, blocks: u32) -> PrefixChain {
     // The first two blocks are the same for all.
     let tokens: Vec<u32> = (0..4 * blocks).map(|n| if n < 8 { n } else { n + last * 1000 }).collect();
-    Chain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
+    PrefixChain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
 }
 
-struct Held(BTreeSet<BlockHash>);
+struct BelievedBlocks(BTreeSet<BlockHash>);
 
-impl Held {
-    fn apply(&mut self, changes: &[Change]) {
+impl BelievedBlocks {
+    fn apply(&mut self, changes: &[ResidencyChange]) {
         for change in changes {
             let fresh = match *change {
-                Change::Held(hash, _) => self.0.insert(hash),
-                Change::Gone(hash, _) => self.0.remove(&hash),
+                ResidencyChange::Added(hash, _) => self.0.insert(hash),
+                ResidencyChange::Removed(hash, _) => self.0.remove(&hash),
             };
             assert!(fresh, "every change changes something: {change:?}");
         }
     }
 
-    fn depth(&self, chain: &Chain) -> usize {
+    fn depth(&self, chain: &PrefixChain) -> usize {
         chain.ids.iter().take_while(|id| self.0.contains(&id.block_hash())).count()
     }
 }
 
-fn note(routed: &mut Routed, held: &mut Held, chain: &Chain, at: u64) {
+fn note(routed: &mut RoutedBlocks, held: &mut BelievedBlocks, chain: &PrefixChain, at: u64) {
     let mut changes = Vec::new();
-    routed.note(&[chain], Micros(at), &mut changes);
+    routed.record_prompts(&[chain], Micros(at), &mut changes);
     held.apply(&changes);
 }
 
 #[test]
-fn the_least_recent_leaf_goes_first() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 8, age: Micros(1_000) });
-    let mut held = Held(BTreeSet::new());
+fn eviction_takes_the_least_recent_leaf() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 8, age: Micros(1_000) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     let (a, b) = (chain(1, 5), chain(2, 5));
     note(&mut routed, &mut held, &a, 0);
     note(&mut routed, &mut held, &b, 1);
@@ -49,9 +49,9 @@ fn the_least_recent_leaf_goes_first() {
 }
 
 #[test]
-fn what_was_not_used_for_long_is_forgotten() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 100, age: Micros(10) });
-    let mut held = Held(BTreeSet::new());
+fn unused_blocks_expire() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 100, age: Micros(10) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     note(&mut routed, &mut held, &chain(1, 4), 0);
     note(&mut routed, &mut held, &chain(2, 4), 8);
     let mut changes = Vec::new();
@@ -65,17 +65,17 @@ fn what_was_not_used_for_long_is_forgotten() {
 }
 
 #[test]
-fn a_prompt_that_is_longer_than_the_bound_keeps_its_start() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 3, age: Micros(10) });
-    let mut held = Held(BTreeSet::new());
+fn prompt_longer_than_the_limit_keeps_its_start() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 3, age: Micros(10) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     note(&mut routed, &mut held, &chain(1, 9), 0);
     assert_eq!(held.depth(&chain(1, 9)), 3);
 }
 
 #[test]
 fn repeated_prompts_take_no_more_memory() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 1000, age: Micros(u64::MAX) });
-    let mut held = Held(BTreeSet::new());
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 1000, age: Micros(u64::MAX) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     // A block that is never used again sits in front of all later touches.
     note(&mut routed, &mut held, &chain(9, 6), 0);
     for round in 0..2_000 {
@@ -85,22 +85,22 @@ fn repeated_prompts_take_no_more_memory() {
 }
 
 #[test]
-fn what_no_longer_fits_goes_with_the_next_prompt() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 100, age: Micros(10) });
-    let mut held = Held(BTreeSet::new());
+fn lowered_limit_evicts_with_the_next_prompt() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 100, age: Micros(10) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     note(&mut routed, &mut held, &chain(1, 9), 0);
-    routed.bound(6);
+    routed.set_limit(6);
     note(&mut routed, &mut held, &chain(2, 4), 1);
     assert_eq!((held.depth(&chain(2, 4)), held.depth(&chain(1, 9)), held.0.len()), (4, 4, 6));
 }
 
 #[test]
-fn the_prompts_of_one_step_are_forgotten_and_bounded_together() {
-    let mut routed = Routed::new(RoutedLimits { blocks: 8, age: Micros(10) });
-    let mut held = Held(BTreeSet::new());
+fn prompts_of_one_step_expire_and_are_bounded_together() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 8, age: Micros(10) });
+    let mut held = BelievedBlocks(BTreeSet::new());
     let (a, b) = (chain(1, 5), chain(2, 5));
     let mut changes = Vec::new();
-    routed.note(&[&a, &b, &chain(3, 3)], Micros(0), &mut changes);
+    routed.record_prompts(&[&a, &b, &chain(3, 3)], Micros(0), &mut changes);
     held.apply(&changes);
     assert_eq!((held.depth(&a), held.depth(&b), held.0.len()), (4, 5, 8), "as if they had come one after the other");
     changes.clear();

@@ -4,17 +4,17 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, Tier};
 
 use super::*;
-use crate::holders::Word;
+use crate::holders::TierBits;
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 /// How often each slot holds a block in each tier, written down literally.
 #[derive(Default)]
-struct Literal(BTreeMap<(u64, u16, usize), u32>);
+struct ReferenceShard(BTreeMap<(u64, u16, usize), u32>);
 
-impl Literal {
-    fn reach(&self, hash: u64, word: usize) -> Word {
-        let mut reach = Word::default();
+impl ReferenceShard {
+    fn reach(&self, hash: u64, word: usize) -> TierBits {
+        let mut reach = TierBits::default();
         for (_, slot, its) in self.0.keys().filter(|(held, slot, _)| *held == hash && usize::from(slot / 64) == word) {
             (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
         }
@@ -36,15 +36,15 @@ fn step() -> impl Strategy<Value = (u64, u16, usize, bool)> {
 
 proptest! {
     #[test]
-    fn a_shard_agrees_with_counts(steps in proptest::collection::vec(step(), 1..400)) {
-        let (mut shard, mut sets, mut literal) = (Shard::default(), Sets::default(), Literal::default());
+    fn shard_agrees_with_reference_counts(steps in proptest::collection::vec(step(), 1..400)) {
+        let (mut shard, mut sets, mut literal) = (IndexShard::default(), HolderSets::default(), ReferenceShard::default());
         for (hash, slot, plane, add) in steps {
-            let key = Key::of(BlockHash(hash));
+            let key = ShardKey::of(BlockHash(hash));
             if add {
                 shard.hold(key, slot, TIERS[plane], &mut sets);
                 *literal.0.entry((hash, slot, plane)).or_default() += 1;
             } else {
-                shard.drop_one(key, slot, TIERS[plane], &mut sets);
+                shard.release(key, slot, TIERS[plane], &mut sets);
                 literal.0.entry((hash, slot, plane)).and_modify(|count| *count -= 1);
                 literal.0.retain(|_, count| *count > 0);
             }
@@ -52,21 +52,21 @@ proptest! {
         }
         for hash in 0..6 {
             for word in [0, 1, 127] {
-                let holders = shard.holders(Key::of(BlockHash(hash)));
+                let holders = shard.holders(ShardKey::of(BlockHash(hash)));
                 prop_assert_eq!(sets.reach(holders, word), literal.reach(hash, word));
             }
         }
         for ((hash, slot, plane), count) in literal.0 {
-            (0..count).for_each(|_| shard.drop_one(Key::of(BlockHash(hash)), slot, TIERS[plane], &mut sets));
+            (0..count).for_each(|_| shard.release(ShardKey::of(BlockHash(hash)), slot, TIERS[plane], &mut sets));
         }
-        let doubled = shard.doubled.map_or(0, |doubled| doubled.len());
+        let doubled = shard.duplicates.map_or(0, |doubled| doubled.len());
         prop_assert_eq!((shard.blocks.len(), doubled, sets.len()), (0, 0, 0));
     }
 }
 
 #[test]
-fn blocks_spread_over_all_shards_and_find_their_way_back() {
-    let mut counts = vec![0; Key::SHARDS];
-    (0..64_000).for_each(|n| counts[Key::of(BlockHash(n)).shard()] += 1);
+fn blocks_spread_over_all_shards_and_keys_round_trip() {
+    let mut counts = vec![0; ShardKey::SHARDS];
+    (0..64_000).for_each(|n| counts[ShardKey::of(BlockHash(n)).shard()] += 1);
     assert!(counts.iter().all(|count| (40..90).contains(count)), "{counts:?}");
 }

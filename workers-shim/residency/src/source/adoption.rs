@@ -2,33 +2,33 @@
 
 use std::collections::hash_map::Iter;
 
-use super::{Source, SourceRules};
-use crate::blocks::{Ends, Placed};
+use super::{SourceBlocks, SourceRules};
+use crate::blocks::{BlocksByEnd, PlacedBlock};
 use crate::event::EngineHash;
-use crate::index::Change;
+use crate::index::ResidencyChange;
 use crate::orphans::Orphan;
 
-impl Source {
+impl SourceBlocks {
     pub(crate) fn rules(&self) -> &SourceRules {
         &self.rules
     }
 
     /// Blocks whose place is known.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, Placed)> {
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, PlacedBlock)> {
         self.blocks.placed()
     }
 
     /// Blocks that wait for a parent or for tokens.
-    pub(crate) fn waiting(&self) -> Iter<'_, EngineHash, Orphan> {
+    pub(crate) fn orphan_entries(&self) -> Iter<'_, EngineHash, Orphan> {
         self.orphans.iter()
     }
 
     /// Takes over a block; false when there is one of this name already. In any order.
     pub(crate) fn adopt_placed(
         &mut self,
-        (name, block): (EngineHash, Placed),
-        ends: &mut Ends,
-        out: &mut Vec<Change>,
+        (name, block): (EngineHash, PlacedBlock),
+        ends: &mut BlocksByEnd,
+        out: &mut Vec<ResidencyChange>,
     ) -> bool {
         self.blocks.adopt(name, block, ends, out)
     }
@@ -38,7 +38,7 @@ impl Source {
         if self.blocks.find(name).is_some() || self.orphans.get_mut(name).is_some() {
             return false;
         }
-        self.orphans.keep(name, orphan);
+        self.orphans.insert(name, orphan);
         true
     }
 }

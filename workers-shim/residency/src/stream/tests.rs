@@ -1,209 +1,234 @@
-use super::Verdict::*;
+use super::SequenceAction::*;
 use super::*;
 
 const A: Incarnation = Incarnation(1);
 const B: Incarnation = Incarnation(2);
 
 /// A stream whose process is known.
-fn identified() -> Stream {
-    let mut stream = Stream::new();
-    stream.expect(A);
-    assert_eq!(stream.meet(Some(A)), Met::Same);
+fn identified_tracker() -> SequenceTracker {
+    let mut stream = SequenceTracker::new();
+    stream.expect_process(A);
+    assert_eq!(stream.identify_process(Some(A)), ProcessMatch::Same);
     stream
 }
 
 #[test]
-fn nothing_is_exact_before_a_start_was_seen() {
-    let mut stream = identified();
-    assert_eq!((stream.knowledge(), stream.gap()), (Knowledge::Degraded, Some(Gap::Behind)));
-    assert_eq!(stream.live(0), Apply);
-    assert_eq!((stream.knowledge(), stream.gap()), (Knowledge::Exact, None));
-    let mut idle = identified();
+fn knowledge_is_exact_only_after_the_stream_start_was_seen() {
+    let mut stream = identified_tracker();
+    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::CatchingUp)));
+    assert_eq!(stream.on_live(0), Apply);
+    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Exact, None));
+    let mut idle = identified_tracker();
     idle.replay_ended();
-    assert_eq!((idle.knowledge(), idle.next()), (Knowledge::Exact, 0), "nothing was said, and that is all of it");
+    assert_eq!((idle.knowledge(), idle.next()), (KvIndexState::Exact, 0), "nothing was said, and that is all of it");
 }
 
 #[test]
-fn nothing_is_exact_before_it_is_known_whose_it_is() {
-    let mut stream = Stream::new();
-    stream.expect(A);
-    assert_eq!(stream.meet(None), Met::Unknown);
-    assert_eq!((stream.live(0), stream.replayed(1)), (Apply, Apply));
+fn knowledge_is_exact_only_after_the_process_is_identified() {
+    let mut stream = SequenceTracker::new();
+    stream.expect_process(A);
+    assert_eq!(stream.identify_process(None), ProcessMatch::Unknown);
+    assert_eq!((stream.on_live(0), stream.on_replayed(1)), (Apply, Apply));
     stream.replay_ended();
-    stream.cleared();
-    assert_eq!((stream.knowledge(), stream.gap()), (Knowledge::Degraded, Some(Gap::Unidentified)));
-    assert_eq!((stream.meet(Some(A)), stream.knowledge()), (Met::Same, Knowledge::Exact));
+    stream.cache_cleared();
+    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::Unidentified)));
+    assert_eq!((stream.identify_process(Some(A)), stream.knowledge()), (ProcessMatch::Same, KvIndexState::Exact));
     assert_eq!(
-        (stream.meet(None), stream.knowledge()),
-        (Met::Unknown, Knowledge::Exact),
+        (stream.identify_process(None), stream.knowledge()),
+        (ProcessMatch::Unknown, KvIndexState::Exact),
         "the connection still stands"
     );
 }
 
 #[test]
-fn a_lost_connection_is_in_doubt_until_the_same_process_is_met_and_nothing_is_missing() {
+fn lost_connection_degrades_until_process_and_sequence_match() {
     let lost = || {
-        let mut stream = identified();
-        assert_eq!((stream.live(0), stream.live(1), stream.knowledge()), (Apply, Apply, Knowledge::Exact));
-        stream.lose();
-        assert_eq!((stream.knowledge(), stream.next()), (Knowledge::Degraded, 2));
+        let mut stream = identified_tracker();
+        assert_eq!((stream.on_live(0), stream.on_live(1), stream.knowledge()), (Apply, Apply, KvIndexState::Exact));
+        stream.disconnect();
+        assert_eq!((stream.knowledge(), stream.next()), (KvIndexState::Degraded, 2));
         stream
     };
     let mut replayed = lost();
-    assert_eq!((replayed.meet(Some(A)), replayed.gap()), (Met::Same, Some(Gap::Behind)));
-    assert_eq!((replayed.replayed(2), replayed.knowledge()), (Apply, Knowledge::Degraded), "there may be more");
-    replayed.replay_ended();
-    assert_eq!(replayed.knowledge(), Knowledge::Exact);
-    let mut live = lost();
-    assert_eq!((live.live(2), live.gap()), (Apply, Some(Gap::Unidentified)));
-    assert_eq!((live.meet(Some(A)), live.gap()), (Met::Same, Some(Gap::Behind)));
-    assert_eq!((live.live(3), live.knowledge()), (Apply, Knowledge::Exact), "nothing was said meanwhile");
-    let mut other = lost();
-    assert_eq!((other.meet(Some(B)), other.next()), (Met::Another, 0));
-    let mut holed = lost();
-    holed.spoiled();
-    holed.lose();
-    assert_eq!((holed.meet(Some(A)), holed.gap()), (Met::Same, Some(Gap::Lost(0))), "what was lost stays lost");
-}
-
-#[test]
-fn a_replay_of_nobody_knows_whom_ends_what_was_certain() {
-    let mut stream = identified();
-    assert_eq!((stream.live(0), stream.live(2)), (Apply, Replay { from: 1 }));
-    assert_eq!(stream.replayed(1), Apply);
-    stream.replay_doubted();
-    assert_eq!((stream.after_replay(2), stream.gap()), (Apply, Some(Gap::Behind)));
-}
-
-#[test]
-fn what_was_lost_no_longer_matters_once_the_engine_has_stored_twice_what_it_can_hold() {
-    let mut stream = identified();
-    assert_eq!(stream.live(0), Apply);
-    stream.stored(1_000, Some(10));
-    stream.spoiled();
-    assert_eq!(stream.gap(), Some(Gap::Lost(0)), "what was stored before does not count");
-    stream.stored(19, Some(10));
-    assert_eq!(stream.gap(), Some(Gap::Lost(19)));
-    stream.spoiled();
-    stream.stored(19, Some(10));
-    assert_eq!(stream.gap(), Some(Gap::Lost(19)), "from the last loss on");
-    stream.orphaned();
-    stream.stored(19, None);
-    assert_eq!(stream.gap(), Some(Gap::Lost(19)), "what was lost was still there");
-    stream.stored(1, None);
-    stream.stored(0, Some(0));
-    assert_eq!(stream.gap(), Some(Gap::Lost(20)), "nobody knows how much it can hold");
-    stream.stored(0, Some(10));
-    assert_eq!(stream.knowledge(), Knowledge::Exact);
-    stream.orphaned();
-    assert_eq!(stream.knowledge(), Knowledge::Exact);
-}
-
-#[test]
-fn a_live_socket_that_brings_nothing_while_replays_do_is_deaf() {
-    let look = |stream: &mut Stream, replayed: u64| {
-        let from = stream.next();
-        (from..from + replayed).for_each(|sequence| assert_eq!(stream.replayed(sequence), Apply));
-        stream.looked(from)
-    };
-    let mut stream = identified();
-    assert_eq!((look(&mut stream, 0), look(&mut stream, 1)), (Hearing::Fine, Hearing::Fine));
-    assert_eq!(stream.live(1), Apply);
-    assert_eq!((look(&mut stream, 1), look(&mut stream, 1)), (Hearing::Fine, Hearing::Fine), "it heard between them");
-    assert_eq!(look(&mut stream, 1), Hearing::Deaf);
-    stream.lose();
     assert_eq!(
-        (look(&mut stream, 1), look(&mut stream, 0), look(&mut stream, 1)),
-        (Hearing::Fine, Hearing::Fine, Hearing::Fine)
+        (replayed.identify_process(Some(A)), replayed.gap()),
+        (ProcessMatch::Same, Some(KnowledgeGap::CatchingUp))
+    );
+    assert_eq!((replayed.on_replayed(2), replayed.knowledge()), (Apply, KvIndexState::Degraded), "there may be more");
+    replayed.replay_ended();
+    assert_eq!(replayed.knowledge(), KvIndexState::Exact);
+    let mut live = lost();
+    assert_eq!((live.on_live(2), live.gap()), (Apply, Some(KnowledgeGap::Unidentified)));
+    assert_eq!((live.identify_process(Some(A)), live.gap()), (ProcessMatch::Same, Some(KnowledgeGap::CatchingUp)));
+    assert_eq!((live.on_live(3), live.knowledge()), (Apply, KvIndexState::Exact), "nothing was said meanwhile");
+    let mut other = lost();
+    assert_eq!((other.identify_process(Some(B)), other.next()), (ProcessMatch::Another, 0));
+    let mut holed = lost();
+    holed.record_loss();
+    holed.disconnect();
+    assert_eq!(
+        (holed.identify_process(Some(A)), holed.gap()),
+        (ProcessMatch::Same, Some(KnowledgeGap::Lost(0))),
+        "what was lost stays lost"
     );
 }
 
 #[test]
-fn a_gap_is_replayed_and_what_the_live_stream_repeats_is_ignored() {
-    let mut stream = identified();
-    assert_eq!(stream.live(0), Apply);
-    assert_eq!(stream.live(3), Replay { from: 1 });
+fn replay_from_an_unidentified_process_ends_exact_knowledge() {
+    let mut stream = identified_tracker();
+    assert_eq!((stream.on_live(0), stream.on_live(2)), (Apply, Replay { from: 1 }));
+    assert_eq!(stream.on_replayed(1), Apply);
+    stream.replay_unidentified();
+    assert_eq!((stream.after_replay(2), stream.gap()), (Apply, Some(KnowledgeGap::CatchingUp)));
+}
+
+#[test]
+fn lost_events_expire_once_the_engine_stored_twice_its_capacity() {
+    let mut stream = identified_tracker();
+    assert_eq!(stream.on_live(0), Apply);
+    stream.record_stored(1_000, Some(10));
+    stream.record_loss();
+    assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(0)), "what was stored before does not count");
+    stream.record_stored(19, Some(10));
+    assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(19)));
+    stream.record_loss();
+    stream.record_stored(19, Some(10));
+    assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(19)), "from the last loss on");
+    stream.record_orphan();
+    stream.record_stored(19, None);
+    assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(19)), "what was lost was still there");
+    stream.record_stored(1, None);
+    stream.record_stored(0, Some(0));
+    assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(20)), "nobody knows how much it can hold");
+    stream.record_stored(0, Some(10));
+    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+    stream.record_orphan();
+    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+}
+
+#[test]
+fn live_socket_that_stays_silent_during_replays_is_deaf() {
+    let look = |stream: &mut SequenceTracker, replayed: u64| {
+        let from = stream.next();
+        (from..from + replayed).for_each(|sequence| assert_eq!(stream.on_replayed(sequence), Apply));
+        stream.check_live_socket(from)
+    };
+    let mut stream = identified_tracker();
+    assert_eq!((look(&mut stream, 0), look(&mut stream, 1)), (LiveSocketHealth::Fine, LiveSocketHealth::Fine));
+    assert_eq!(stream.on_live(1), Apply);
+    assert_eq!(
+        (look(&mut stream, 1), look(&mut stream, 1)),
+        (LiveSocketHealth::Fine, LiveSocketHealth::Fine),
+        "it heard between them"
+    );
+    assert_eq!(look(&mut stream, 1), LiveSocketHealth::Deaf);
+    stream.disconnect();
+    assert_eq!(
+        (look(&mut stream, 1), look(&mut stream, 0), look(&mut stream, 1)),
+        (LiveSocketHealth::Fine, LiveSocketHealth::Fine, LiveSocketHealth::Fine)
+    );
+}
+
+#[test]
+fn gap_is_replayed_and_live_duplicates_are_ignored() {
+    let mut stream = identified_tracker();
+    assert_eq!(stream.on_live(0), Apply);
+    assert_eq!(stream.on_live(3), Replay { from: 1 });
     for sequence in 1..=4 {
-        assert_eq!(stream.replayed(sequence), Apply);
+        assert_eq!(stream.on_replayed(sequence), Apply);
     }
     stream.replay_ended();
-    assert_eq!(stream.after_replay(3), Seen);
-    assert_eq!((stream.live(4), stream.live(4)), (Seen, Seen), "the replay had it; the network stutters");
-    assert_eq!((stream.live(5), stream.knowledge()), (Apply, Knowledge::Exact));
+    assert_eq!(stream.after_replay(3), Duplicate);
+    assert_eq!(
+        (stream.on_live(4), stream.on_live(4)),
+        (Duplicate, Duplicate),
+        "the replay had it; the network stutters"
+    );
+    assert_eq!((stream.on_live(5), stream.knowledge()), (Apply, KvIndexState::Exact));
 }
 
 #[test]
-fn a_late_subscriber_starts_with_a_replay() {
-    let mut stream = Stream::new();
-    assert_eq!(stream.live(40), Replay { from: 0 });
-    assert_eq!(stream.replayed(0), Apply);
-    assert_eq!(stream.replayed(0), Seen);
+fn late_subscriber_starts_with_a_replay() {
+    let mut stream = SequenceTracker::new();
+    assert_eq!(stream.on_live(40), Replay { from: 0 });
+    assert_eq!(stream.on_replayed(0), Apply);
+    assert_eq!(stream.on_replayed(0), Duplicate);
 }
 
 #[test]
-fn what_a_replay_leaves_out_is_lost_until_the_cache_is_empty() {
-    let mut stream = identified();
-    assert_eq!(stream.live(10), Replay { from: 0 });
-    assert_eq!(stream.replayed(7), Apply, "the buffer begins at 7");
+fn replay_gap_stays_until_the_cache_is_cleared() {
+    let mut stream = identified_tracker();
+    assert_eq!(stream.on_live(10), Replay { from: 0 });
+    assert_eq!(stream.on_replayed(7), Apply, "the buffer begins at 7");
     stream.replay_ended();
-    assert_eq!(stream.knowledge(), Knowledge::Degraded);
+    assert_eq!(stream.knowledge(), KvIndexState::Degraded);
     assert_eq!(stream.after_replay(10), Apply, "8 and 9 are lost too");
-    assert_eq!((stream.next(), stream.knowledge()), (11, Knowledge::Degraded));
-    stream.cleared();
-    assert_eq!(stream.knowledge(), Knowledge::Exact);
-    stream.spoiled();
-    assert_eq!(stream.knowledge(), Knowledge::Degraded);
+    assert_eq!((stream.next(), stream.knowledge()), (11, KvIndexState::Degraded));
+    stream.cache_cleared();
+    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+    stream.record_loss();
+    assert_eq!(stream.knowledge(), KvIndexState::Degraded);
 }
 
 #[test]
-fn numbers_that_go_back_are_another_process() {
-    let mut stream = Stream::new();
-    assert_eq!((stream.live(0), stream.live(1), stream.live(0)), (Apply, Apply, Restarted));
-    stream.restart();
-    assert_eq!((stream.live(0), stream.next()), (Apply, 1));
+fn sequence_going_backwards_means_a_restart() {
+    let mut stream = SequenceTracker::new();
+    assert_eq!((stream.on_live(0), stream.on_live(1), stream.on_live(0)), (Apply, Apply, Restarted));
+    stream.process_restarted();
+    assert_eq!((stream.on_live(0), stream.next()), (Apply, 1));
 }
 
 #[test]
-fn another_process_voids_what_was_known_of_the_first() {
-    let mut stream = Stream::new();
-    assert_eq!((stream.meet(Some(A)), stream.live(0), stream.meet(Some(A))), (Met::Same, Apply, Met::Same));
-    assert_eq!(stream.meet(Some(B)), Met::Another);
-    assert_eq!((stream.next(), stream.knowledge()), (0, Knowledge::Degraded));
-    assert_eq!(stream.meet(Some(B)), Met::Same);
-    stream.restart();
-    assert_eq!(stream.meet(Some(A)), Met::Another, "who is expected does not change with the numbers");
+fn process_change_resets_knowledge() {
+    let mut stream = SequenceTracker::new();
+    assert_eq!(
+        (stream.identify_process(Some(A)), stream.on_live(0), stream.identify_process(Some(A))),
+        (ProcessMatch::Same, Apply, ProcessMatch::Same)
+    );
+    assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Another);
+    assert_eq!((stream.next(), stream.knowledge()), (0, KvIndexState::Degraded));
+    assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Same);
+    stream.process_restarted();
+    assert_eq!(
+        stream.identify_process(Some(A)),
+        ProcessMatch::Another,
+        "who is expected does not change with the numbers"
+    );
 }
 
 #[test]
-fn the_largest_number_does_not_wrap() {
-    let mut stream = Stream::new();
-    assert_eq!(stream.replayed(u64::MAX), Apply);
+fn largest_sequence_number_does_not_wrap() {
+    let mut stream = SequenceTracker::new();
+    assert_eq!(stream.on_replayed(u64::MAX), Apply);
     assert_eq!(stream.next(), u64::MAX);
 }
 
 #[test]
-fn what_is_known_from_elsewhere_is_all_only_once_the_stream_itself_goes_on_from_there() {
+fn adopted_snapshot_is_exact_only_after_the_stream_continues() {
     let adopted = || {
-        let mut stream = Stream::new();
-        stream.meet(Some(A));
-        assert_eq!(stream.live(7), Replay { from: 0 });
+        let mut stream = SequenceTracker::new();
+        stream.identify_process(Some(A));
+        assert_eq!(stream.on_live(7), Replay { from: 0 });
         stream.adopt(A, 9);
-        assert_eq!((stream.next(), stream.knowledge()), (9, Knowledge::Degraded));
+        assert_eq!((stream.next(), stream.knowledge()), (9, KvIndexState::Degraded));
         stream
     };
     let mut live = adopted();
-    assert_eq!((live.live(8), live.knowledge()), (Seen, Knowledge::Degraded), "it is in the imprint");
-    assert_eq!((live.live(9), live.knowledge()), (Apply, Knowledge::Exact));
+    assert_eq!((live.on_live(8), live.knowledge()), (Duplicate, KvIndexState::Degraded), "it is in the imprint");
+    assert_eq!((live.on_live(9), live.knowledge()), (Apply, KvIndexState::Exact));
     let mut replayed = adopted();
-    assert_eq!((replayed.replayed(9), replayed.knowledge()), (Apply, Knowledge::Degraded), "there may be more");
+    assert_eq!((replayed.on_replayed(9), replayed.knowledge()), (Apply, KvIndexState::Degraded), "there may be more");
     replayed.replay_ended();
-    assert_eq!(replayed.knowledge(), Knowledge::Exact);
+    assert_eq!(replayed.knowledge(), KvIndexState::Exact);
     let mut idle = adopted();
     idle.replay_ended();
-    assert_eq!(idle.knowledge(), Knowledge::Exact);
+    assert_eq!(idle.knowledge(), KvIndexState::Exact);
     let mut holed = adopted();
-    assert_eq!((holed.replayed(11), holed.knowledge()), (Apply, Knowledge::Degraded), "9 and 10 are lost");
+    assert_eq!((holed.on_replayed(11), holed.knowledge()), (Apply, KvIndexState::Degraded), "9 and 10 are lost");
     let mut other = adopted();
-    assert_eq!((other.meet(Some(A)), other.meet(Some(B))), (Met::Same, Met::Another));
+    assert_eq!(
+        (other.identify_process(Some(A)), other.identify_process(Some(B))),
+        (ProcessMatch::Same, ProcessMatch::Another)
+    );
     assert_eq!(other.next(), 0, "what was known was another process's");
 }

@@ -6,33 +6,33 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, DpRank, Overlap, PrefixId, RootKeys, Tier, WorkerId};
 
 use super::{SEED, chain_from, removed, root, rules, stored};
-use crate::{Event, Feed, Index, Removed, Settled, SpecKind, Stored};
+use crate::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyFeed, ResidencyIndex, SettleProgress};
 
 const WORKER: WorkerId = WorkerId(5);
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 /// Copies by tier and group; the first store says of what kind they are.
-type Copies = BTreeMap<(Tier, u32), (SpecKind, u32)>;
+type ReferenceCopies = BTreeMap<(Tier, u32), (KvCacheSpecKind, u32)>;
 
 /// A source written down literally.
 #[derive(Default)]
-struct Literal {
-    placed: BTreeMap<u64, (PrefixId, Vec<BlockHash>, Copies)>,
-    waiting: BTreeMap<u64, (Option<u64>, Vec<u32>, Copies)>,
+struct ReferenceSource {
+    placed: BTreeMap<u64, (PrefixId, Vec<BlockHash>, ReferenceCopies)>,
+    waiting: BTreeMap<u64, (Option<u64>, Vec<u32>, ReferenceCopies)>,
 }
 
-fn add(copies: &mut Copies, event: &Stored) {
+fn add(copies: &mut ReferenceCopies, event: &BlockStored) {
     copies.entry((event.tier, event.group)).or_insert((event.kind, 0)).1 += 1;
 }
 
-impl Literal {
-    fn store(&mut self, event: &Stored) {
+impl ReferenceSource {
+    fn store(&mut self, event: &BlockStored) {
         let (name, parent) = (event.hashes[0].0, event.parent.map(|parent| parent.0));
         if let Some((_, _, copies)) = self.placed.get_mut(&name) {
             return add(copies, event);
         }
         let (old, tokens, mut copies) =
-            self.waiting.remove(&name).unwrap_or((parent, event.tokens.clone(), Copies::new()));
+            self.waiting.remove(&name).unwrap_or((parent, event.tokens.clone(), ReferenceCopies::new()));
         add(&mut copies, event);
         let known = parent.is_none_or(|parent| self.placed.contains_key(&parent));
         let newer = tokens.is_empty() && !event.tokens.is_empty() || known && !event.tokens.is_empty();
@@ -56,14 +56,14 @@ impl Literal {
             .collect();
         let hashes = ends.iter().map(|end| end.block_hash()).collect();
         self.placed.insert(name, (*ends.last().unwrap(), hashes, copies));
-        let hangs_on = |(_, (parent, tokens, _)): &(&u64, &(Option<u64>, Vec<u32>, Copies))| {
+        let hangs_on = |(_, (parent, tokens, _)): &(&u64, &(Option<u64>, Vec<u32>, ReferenceCopies))| {
             *parent == Some(name) && !tokens.is_empty()
         };
         let children: Vec<u64> = self.waiting.iter().filter(hangs_on).map(|(child, _)| *child).collect();
         children.into_iter().for_each(|child| self.place(child));
     }
 
-    fn remove(&mut self, event: &Removed) {
+    fn remove(&mut self, event: &BlockRemoved) {
         let name = event.hashes[0].0;
         let placed = self.placed.get_mut(&name).map(|(_, _, copies)| copies);
         let Some(copies) = placed.or(self.waiting.get_mut(&name).map(|(_, _, copies)| copies)) else { return };
@@ -81,7 +81,9 @@ impl Literal {
     }
 
     fn hold(&self, tier: Tier) -> BTreeSet<BlockHash> {
-        let serves = |copies: &Copies| copies.iter().any(|((at, _), (kind, _))| *at == tier && *kind == SpecKind::Full);
+        let serves = |copies: &ReferenceCopies| {
+            copies.iter().any(|((at, _), (kind, _))| *at == tier && *kind == KvCacheSpecKind::Full)
+        };
         self.placed.values().filter(|(_, _, copies)| serves(copies)).flat_map(|(_, hashes, _)| hashes.clone()).collect()
     }
 
@@ -108,32 +110,35 @@ fn tokens(block: u64, other: bool) -> Vec<u32> {
 }
 
 /// Names may come under another parent, with other tokens or none, and two names may be one block.
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = KvCacheEvent> {
     let place = prop_oneof![
-        8 => Just((Tier::Hbm, 0, SpecKind::Full)),
-        2 => Just((Tier::Host, 0, SpecKind::Full)),
-        1 => Just((Tier::Disk, 0, SpecKind::Full)),
-        1 => Just((Tier::Hbm, 1, SpecKind::Window)),
-        1 => Just((Tier::Hbm, 300, SpecKind::Full)),
+        8 => Just((Tier::Hbm, 0, KvCacheSpecKind::Full)),
+        2 => Just((Tier::Host, 0, KvCacheSpecKind::Full)),
+        1 => Just((Tier::Disk, 0, KvCacheSpecKind::Full)),
+        1 => Just((Tier::Hbm, 1, KvCacheSpecKind::Window)),
+        1 => Just((Tier::Hbm, 300, KvCacheSpecKind::Full)),
     ];
     (0u8..40, 1..BLOCKS, any::<prop::sample::Index>(), place).prop_map(
         |(kind, block, other, (tier, group, attention))| {
             let usual = (block > 1).then_some(block / 2);
             let store = |parent, tokens: &[u32]| {
-                Event::Stored(Stored { tier, group, kind: attention, ..stored(&[block], parent, tokens) })
+                KvCacheEvent::Stored(BlockStored { tier, group, kind: attention, ..stored(&[block], parent, tokens) })
             };
             match kind {
-                0 => Event::Cleared,
-                1..=16 => Event::Removed(Removed { tier, group, ..removed(&[block]) }),
-                17 => {
-                    Event::Removed(Removed { tier, group, remaining: vec![other.index(3) as u32], ..removed(&[block]) })
-                }
+                0 => KvCacheEvent::Cleared,
+                1..=16 => KvCacheEvent::Removed(BlockRemoved { tier, group, ..removed(&[block]) }),
+                17 => KvCacheEvent::Removed(BlockRemoved {
+                    tier,
+                    group,
+                    remaining: vec![other.index(3) as u32],
+                    ..removed(&[block])
+                }),
                 18 => store(usual, &[]),
                 19 => store(Some(other.index(BLOCKS as usize) as u64), &tokens(block, false)),
                 20 => store(usual, &tokens(block, true)),
                 // The same block under a second name.
-                21 => Event::Stored(stored(&[block + 100], usual, &tokens(block, false))),
-                22 => Event::Removed(removed(&[block + 100])),
+                21 => KvCacheEvent::Stored(stored(&[block + 100], usual, &tokens(block, false))),
+                22 => KvCacheEvent::Removed(removed(&[block + 100])),
                 _ => store(usual, &tokens(block, false)),
             }
         },
@@ -155,17 +160,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_is_said_the_index_finds_what_plain_maps_say(events in proptest::collection::vec(event(), 1..150)) {
-        let (mut feed, mut index, mut literal) = (Feed::new(WORKER, DpRank(0), rules(2)), Index::new(), Literal::default());
+    fn index_agrees_with_reference_maps_for_any_events(events in proptest::collection::vec(event(), 1..150)) {
+        let (mut feed, mut index, mut literal) = (ResidencyFeed::new(WORKER, DpRank(0), rules(2)), ResidencyIndex::new(), ReferenceSource::default());
         for event in &events {
-            feed.take(event);
+            feed.ingest(event);
             match event {
-                Event::Stored(event) => literal.store(event),
-                Event::Removed(event) => literal.remove(event),
-                Event::Cleared => literal = Literal::default(),
-                Event::Other => {}
+                KvCacheEvent::Stored(event) => literal.store(event),
+                KvCacheEvent::Removed(event) => literal.remove(event),
+                KvCacheEvent::Cleared => literal = ReferenceSource::default(),
+                KvCacheEvent::Other => {}
             }
-            while feed.settle(&mut index, 3).unwrap() == Settled::More {}
+            while feed.settle(&mut index, 3).unwrap() == SettleProgress::More {}
             let held: BTreeSet<BlockHash> = TIERS.into_iter().flat_map(|tier| literal.hold(tier)).collect();
             prop_assert_eq!((index.blocks(), feed.blocks()), (held.len(), literal.placed.len()));
             for prompt in prompts() {
@@ -176,12 +181,12 @@ proptest! {
         for (name, copies) in literal.placed.iter().map(|(name, (_, _, copies))| (name, copies))
             .chain(literal.waiting.iter().map(|(name, (_, _, copies))| (name, copies))) {
             for (tier, group) in copies.keys() {
-                let all = Removed { tier: *tier, group: *group, remaining: vec![0], ..removed(&[*name]) };
-                feed.take(&Event::Removed(all));
+                let all = BlockRemoved { tier: *tier, group: *group, remaining: vec![0], ..removed(&[*name]) };
+                feed.ingest(&KvCacheEvent::Removed(all));
             }
         }
-        while feed.settle(&mut index, 3).unwrap() == Settled::More {}
+        while feed.settle(&mut index, 3).unwrap() == SettleProgress::More {}
         prop_assert_eq!((index.blocks(), feed.blocks()), (0, 0));
-        prop_assert!(feed.source().forgot_all());
+        prop_assert!(feed.source().is_fully_cleared());
     }
 }

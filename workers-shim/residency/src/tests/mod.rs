@@ -2,14 +2,14 @@
 
 mod literal;
 
-use vocabulary::{BlockHash, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens};
+use vocabulary::{BlockHash, ChainNamespace, HashSeed, PrefixId, RootKeys, Tier, Tokens};
 
-use crate::{Batch, EngineHash, Limits, Removed, SourceRules, SpecKind, Stored, decode};
+use crate::{BlockRemoved, BlockStored, DecodeLimits, EngineHash, KvCacheSpecKind, KvEventBatch, SourceRules, decode};
 
-pub(crate) const SEED: Seed = Seed(11);
+pub(crate) const SEED: HashSeed = HashSeed(11);
 
-pub(crate) fn namespace() -> Namespace {
-    Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
+pub(crate) fn namespace() -> ChainNamespace {
+    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
 }
 
 pub(crate) fn root(keys: RootKeys<'_>) -> PrefixId {
@@ -26,36 +26,36 @@ pub(crate) fn chain(block: u64, tokens: &[u32]) -> Vec<BlockHash> {
 }
 
 pub(crate) fn chain_from(root: PrefixId, block: u64, tokens: &[u32]) -> Vec<BlockHash> {
-    let chain = vocabulary::Chain::over_tokens(root, SEED, Tokens(block), tokens);
+    let chain = vocabulary::PrefixChain::over_tokens(root, SEED, Tokens(block), tokens);
     chain.ids.iter().map(|id| id.block_hash()).collect()
 }
 
 /// A store of blocks of four tokens each, named by the caller.
-pub(crate) fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32]) -> Stored {
-    Stored {
+pub(crate) fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32]) -> BlockStored {
+    BlockStored {
         hashes: hashes.iter().copied().map(EngineHash).collect(),
         parent: parent.map(EngineHash),
         tokens: tokens.to_vec(),
         block_size: 4,
         tier: Tier::Hbm,
         group: 0,
-        kind: SpecKind::Full,
+        kind: KvCacheSpecKind::Full,
         adapter: None,
         salt: None,
         extra: Vec::new(),
     }
 }
 
-pub(crate) fn removed(hashes: &[u64]) -> Removed {
+pub(crate) fn removed(hashes: &[u64]) -> BlockRemoved {
     let hashes = hashes.iter().copied().map(EngineHash).collect();
-    Removed { hashes, tier: Tier::Hbm, group: 0, remaining: Vec::new() }
+    BlockRemoved { hashes, tier: Tier::Hbm, group: 0, remaining: Vec::new() }
 }
 
 /// Messages of a recording: sequence number and batch.
-pub(crate) fn recording(text: &str) -> Vec<(u64, Batch)> {
+pub(crate) fn recording(text: &str) -> Vec<(u64, KvEventBatch)> {
     payloads(text)
         .into_iter()
-        .map(|(sequence, bytes)| (sequence, decode(&bytes, &Limits::default()).unwrap()))
+        .map(|(sequence, bytes)| (sequence, decode(&bytes, &DecodeLimits::default()).unwrap()))
         .collect()
 }
 

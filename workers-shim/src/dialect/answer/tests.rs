@@ -9,22 +9,22 @@ pub(in crate::dialect) fn recorded(case: &str) -> Bytes {
     include_str!("../../../testdata/vllm_answers.jsonl").lines().find_map(find).expect("a recorded case")
 }
 
-fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<Usage> {
-    Some(Usage { prompt: Tokens(prompt), completion: Tokens(completion), cached: cached.map(Tokens) })
+fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt: Tokens(prompt), completion: Tokens(completion), cached: cached.map(Tokens) })
 }
 
 #[test]
-fn a_worker_without_transfer_offers_none() {
-    let answer = Answer::read(&recorded("agg chat")).unwrap();
+fn answer_without_transfer_has_no_handoff() {
+    let answer = EngineResponse::read(&recorded("agg chat")).unwrap();
     assert_eq!(answer.id.as_deref(), Some("chatcmpl-897f304134635f35"));
     assert_eq!((answer.usage, answer.finish.as_deref()), (usage(218, 16, Some(0)), Some("length")));
     assert_eq!(answer.handoff, None);
 }
 
 #[test]
-fn the_parameters_of_a_prefill_worker_are_taken_out_whole() {
+fn prefill_answers_transfer_params_are_extracted_verbatim() {
     let body = recorded("P chat");
-    let handoff = Answer::read(&body).unwrap().handoff.unwrap();
+    let handoff = EngineResponse::read(&body).unwrap().handoff.unwrap();
     assert_eq!((handoff.tokens(), handoff.source_cached()), (Some(Tokens(218)), Some(Tokens(0))));
     let parameters = handoff.into_parameters();
     let text = std::str::from_utf8(&parameters).unwrap();
@@ -35,19 +35,19 @@ fn the_parameters_of_a_prefill_worker_are_taken_out_whole() {
 }
 
 #[test]
-fn all_apis_are_read_alike() {
-    let messages = Answer::read(&recorded("P messages")).unwrap();
+fn usage_and_handoff_are_read_alike_in_all_apis() {
+    let messages = EngineResponse::read(&recorded("P messages")).unwrap();
     assert_eq!(messages.usage, usage(230, 1, Some(192)), "cached tokens are counted apart there");
     assert_eq!(messages.handoff.unwrap().source_cached(), Some(Tokens(192)));
-    let responses = Answer::read(&recorded("P responses")).unwrap();
+    let responses = EngineResponse::read(&recorded("P responses")).unwrap();
     assert_eq!((responses.usage, responses.handoff.is_some()), (usage(230, 1, Some(192)), true));
 }
 
 #[test]
-fn parameters_that_would_hang_the_fetcher_are_none() {
+fn params_that_would_hang_the_consumer_are_ignored() {
     let offer = |parameters: &str| {
         let body = format!("{{\"kv_transfer_params\":{parameters}}}");
-        Answer::read(&Bytes::from(body)).unwrap().handoff.is_some()
+        EngineResponse::read(&Bytes::from(body)).unwrap().handoff.is_some()
     };
     assert!(offer(r#"{"do_remote_prefill":true,"remote_request_id":"a\u0062"}"#));
     for parameters in [
@@ -66,8 +66,8 @@ fn parameters_that_would_hang_the_fetcher_are_none() {
 }
 
 #[test]
-fn usage_may_tell_little_or_nothing() {
-    let read = |text: &str| Answer::read(&Bytes::copy_from_slice(text.as_bytes())).unwrap().usage;
+fn usage_may_be_partial_or_missing() {
+    let read = |text: &str| EngineResponse::read(&Bytes::copy_from_slice(text.as_bytes())).unwrap().usage;
     assert_eq!(read("{}"), None);
     assert_eq!(read(r#"{"usage":null}"#), None);
     let no_details = r#"{"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":null}}"#;
@@ -80,8 +80,8 @@ fn usage_may_tell_little_or_nothing() {
 }
 
 #[test]
-fn what_is_no_answer_is_an_error() {
+fn invalid_answer_is_an_error() {
     for text in ["", "<html>", "{\"usage\":[]", "[1"] {
-        assert!(Answer::read(&Bytes::copy_from_slice(text.as_bytes())).is_err(), "{text:?}");
+        assert!(EngineResponse::read(&Bytes::copy_from_slice(text.as_bytes())).is_err(), "{text:?}");
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 fn walk(text: &[u8]) -> Result<Vec<(String, String)>, JsonError> {
     let mut fields = Vec::new();
-    Walker::new(text)?.whole_object(|field| {
+    JsonWalker::new(text)?.whole_object(|field| {
         let part = |range: Range<usize>| String::from_utf8(text[range].to_vec()).unwrap();
         fields.push((part(field.name), part(field.value)));
         Ok(())
@@ -13,7 +13,7 @@ fn walk(text: &[u8]) -> Result<Vec<(String, String)>, JsonError> {
 }
 
 #[test]
-fn fields_are_shown_as_they_are_written() {
+fn fields_are_returned_as_written() {
     let fields = walk(b" {\"a\" : [1, {\"a\":2}] ,\n\"b\\u0063\":\"x\\\"y\",\"d\":-0.5e+3 , \"\":null}\r\n").unwrap();
     let expected = [("a", "[1, {\"a\":2}]"), ("b\\u0063", "\"x\\\"y\""), ("d", "-0.5e+3"), ("", "null")];
     assert_eq!(fields, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -21,7 +21,7 @@ fn fields_are_shown_as_they_are_written() {
 }
 
 #[test]
-fn broken_text_is_refused_where_it_breaks() {
+fn malformed_json_is_refused_at_its_offset() {
     let cases: [(&str, usize); 24] = [
         ("", 0),
         ("[]", 0),
@@ -57,7 +57,7 @@ fn broken_text_is_refused_where_it_breaks() {
 }
 
 #[test]
-fn control_characters_must_be_escaped_wherever_they_stand() {
+fn control_characters_must_be_escaped_at_every_position() {
     for at in 0..20 {
         for control in [0u8, b'\n', 0x1f] {
             let mut text = b"{\"a\":\"12345678901234567890\"}".to_vec();
@@ -71,7 +71,7 @@ fn control_characters_must_be_escaped_wherever_they_stand() {
 }
 
 #[test]
-fn lone_surrogates_pass_and_bad_utf8_does_not() {
+fn lone_surrogates_pass_and_invalid_utf8_fails() {
     assert!(walk(br#"{"a":"\ud800 \udc00"}"#).is_ok());
     assert_eq!(walk(b"{\"a\":\"\xff\"}"), Err(JsonError::NotUtf8 { offset: 6 }));
     assert_eq!(walk(b"{\"a\":\"\xed\xa0\x80\"}"), Err(JsonError::NotUtf8 { offset: 6 }));
@@ -104,7 +104,7 @@ fn json() -> impl Strategy<Value = serde_json::Value> {
 
 proptest! {
     #[test]
-    fn what_one_reader_accepts_the_other_does(
+    fn json_walker_accepts_what_serde_json_accepts(
         fields in proptest::collection::vec((any::<String>(), json()), 0..5),
         cut in proptest::option::of((any::<proptest::sample::Index>(), any::<u8>())),
     ) {
@@ -122,10 +122,10 @@ proptest! {
 }
 
 #[test]
-fn values_are_counted_and_too_many_are_refused_before_anything_is_made_of_them() {
+fn too_many_values_are_refused_before_parsing() {
     let list = |values: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(values - 2)).into_bytes();
-    let walked = |text: &[u8]| Walker::new(text).unwrap().whole_object(|_| Ok(()));
+    let walked = |text: &[u8]| JsonWalker::new(text).unwrap().whole_object(|_| Ok(()));
     assert_eq!(walked(&list(3)), Ok((1, 3, 1)), "the list and what is in it");
-    assert_eq!(walked(&list(MOST_VALUES)), Ok((1, MOST_VALUES, 1)));
-    assert!(matches!(walked(&list(MOST_VALUES + 1)), Err(JsonError::TooManyValues { .. })));
+    assert_eq!(walked(&list(MAX_VALUES)), Ok((1, MAX_VALUES, 1)));
+    assert!(matches!(walked(&list(MAX_VALUES + 1)), Err(JsonError::TooManyValues { .. })));
 }

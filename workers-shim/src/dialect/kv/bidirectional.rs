@@ -5,36 +5,36 @@
 //! dies when its client leaves. Seen with vLLM 0.32: they fetch the first `remote_num_tokens` of any prompt, and give wrong
 //! text with status 200 where it begins otherwise.
 
-use super::{Dialect, Fields, Handoff, HandsBack, Meeting, Order, Readback, Scrape, nixl};
+use super::{ConnectorProtocol, LegFields, HandoffParams, ReturnsKv, TransferHandshake, LegOrder, ReversePullParams, Scrape, nixl};
 
-pub(super) struct Speaker;
+pub(super) struct BidirectionalConnector;
 
-impl Dialect for Speaker {
-    fn order(&self) -> Option<Order> {
-        nixl::Speaker.order()
+impl ConnectorProtocol for BidirectionalConnector {
+    fn leg_order(&self) -> Option<LegOrder> {
+        nixl::NixlConnector.leg_order()
     }
 
-    fn reserved(&self) -> &'static [&'static str] {
-        nixl::Speaker.reserved()
+    fn reserved_fields(&self) -> &'static [&'static str] {
+        nixl::NixlConnector.reserved_fields()
     }
 
-    fn at_source(&self, meeting: &Meeting) -> Fields {
-        nixl::Speaker.at_source(meeting)
+    fn source_fields(&self, meeting: &TransferHandshake) -> LegFields {
+        nixl::NixlConnector.source_fields(meeting)
     }
 
-    fn at_target(&self, meeting: &Meeting, handoff: Option<Handoff>) -> Fields {
-        nixl::Speaker.at_target(meeting, handoff)
+    fn target_fields(&self, meeting: &TransferHandshake, handoff: Option<HandoffParams>) -> LegFields {
+        nixl::NixlConnector.target_fields(meeting, handoff)
     }
 
-    fn hands_back(&self) -> HandsBack {
-        HandsBack::WithWholeAnswers
+    fn returns_kv(&self) -> ReturnsKv {
+        ReturnsKv::WithWholeAnswers
     }
 
-    fn read_back(&self, readback: Readback) -> Fields {
+    fn reverse_pull_fields(&self, readback: ReversePullParams) -> LegFields {
         vec![("kv_transfer_params", readback.into_parameters().to_vec())]
     }
 
-    fn missing(&self, page: &Scrape) -> Option<&'static str> {
-        nixl::Speaker.missing(page)
+    fn missing_requirement(&self, page: &Scrape) -> Option<&'static str> {
+        nixl::NixlConnector.missing_requirement(page)
     }
 }

@@ -3,34 +3,34 @@
 //! Without the parameters the target computes. Seen with vLLM 0.32: parameters of another prompt, or used before, give
 //! wrong text with status 200.
 
-use super::{Dialect, Fields, Handoff, Meeting, Order, Scrape};
-use crate::scrape::Engine;
+use super::{ConnectorProtocol, LegFields, HandoffParams, TransferHandshake, LegOrder, Scrape};
+use crate::scrape::EngineKind;
 
-pub(super) struct Speaker;
+pub(super) struct NixlConnector;
 
-impl Dialect for Speaker {
-    fn order(&self) -> Option<Order> {
-        Some(Order::Handed)
+impl ConnectorProtocol for NixlConnector {
+    fn leg_order(&self) -> Option<LegOrder> {
+        Some(LegOrder::SourceFirst)
     }
 
-    fn reserved(&self) -> &'static [&'static str] {
+    fn reserved_fields(&self) -> &'static [&'static str] {
         &["kv_transfer_params"]
     }
 
-    fn at_source(&self, _: &Meeting) -> Fields {
+    fn source_fields(&self, _: &TransferHandshake) -> LegFields {
         vec![("kv_transfer_params", br#"{"do_remote_decode":true,"do_remote_prefill":false}"#.to_vec())]
     }
 
-    fn at_target(&self, _: &Meeting, handoff: Option<Handoff>) -> Fields {
+    fn target_fields(&self, _: &TransferHandshake, handoff: Option<HandoffParams>) -> LegFields {
         handoff.into_iter().map(|handoff| ("kv_transfer_params", handoff.into_parameters().to_vec())).collect()
     }
 
-    fn shown_by(&self, page: &Scrape) -> bool {
+    fn is_shown_by(&self, page: &Scrape) -> bool {
         page.connector == Some("nixl")
     }
 
-    fn missing(&self, page: &Scrape) -> Option<&'static str> {
-        let lacks = page.engine == Engine::Vllm && !self.shown_by(page);
+    fn missing_requirement(&self, page: &Scrape) -> Option<&'static str> {
+        let lacks = page.engine == EngineKind::Vllm && !self.is_shown_by(page);
         lacks.then_some("its metrics show no NIXL connector: start it with --kv-transfer-config '{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}'")
     }
 }

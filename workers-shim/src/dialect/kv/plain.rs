@@ -1,11 +1,11 @@
 //! OpenAI's API: no transfers.
 
-use super::{Dialect, Order};
+use super::{ConnectorProtocol, LegOrder};
 
-pub(super) struct Speaker;
+pub(super) struct PlainConnector;
 
-impl Dialect for Speaker {
-    fn order(&self) -> Option<Order> {
+impl ConnectorProtocol for PlainConnector {
+    fn leg_order(&self) -> Option<LegOrder> {
         None
     }
 }

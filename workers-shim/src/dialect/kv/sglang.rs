@@ -4,78 +4,78 @@
 
 use serde::Deserialize;
 use serde_json::json as value;
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::{Carries, Dialect, Fields, Handoff, Meeting, Order, Place, Scrape, SourceAnswer, Unmet, json};
+use super::{KvLinkMode, ConnectorProtocol, LegFields, HandoffParams, TransferHandshake, LegOrder, TransferEndpoint, Scrape, SourceAnswerLength, ConnectorUnavailable, json};
 
 const PATH: &str = "/server_info";
 
-pub(super) struct Speaker;
+pub(super) struct SglangConnector;
 
-fn room(meeting: &Meeting) -> u64 {
+fn bootstrap_room(meeting: &TransferHandshake) -> u64 {
     // Positive as a signed number; older engines take it modulo the ranks for the source's rank.
     let ranks = u64::from(meeting.ranks.max(1));
     let room = (meeting.room >> 2) / ranks * ranks;
     room + u64::from(meeting.rank.0) % ranks
 }
 
-impl Dialect for Speaker {
-    fn order(&self) -> Option<Order> {
-        Some(Order::Together)
+impl ConnectorProtocol for SglangConnector {
+    fn leg_order(&self) -> Option<LegOrder> {
+        Some(LegOrder::Concurrent)
     }
 
-    fn carries(&self) -> Carries {
-        Carries::Prompts
+    fn transfer_scope(&self) -> KvLinkMode {
+        KvLinkMode::Prompts
     }
 
-    fn source_answer(&self) -> SourceAnswer {
-        SourceAnswer::AsAsked
+    fn source_answer_length(&self) -> SourceAnswerLength {
+        SourceAnswerLength::AsAsked
     }
 
-    fn reserved(&self) -> &'static [&'static str] {
+    fn reserved_fields(&self) -> &'static [&'static str] {
         &["bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank"]
     }
 
-    fn at_source(&self, meeting: &Meeting) -> Fields {
+    fn source_fields(&self, meeting: &TransferHandshake) -> LegFields {
         vec![
-            ("bootstrap_host", json(value!(meeting.place.address))),
-            ("bootstrap_port", json(value!(meeting.place.port))),
-            ("bootstrap_room", json(value!(room(meeting)))),
+            ("bootstrap_host", json(value!(meeting.endpoint.address))),
+            ("bootstrap_port", json(value!(meeting.endpoint.port))),
+            ("bootstrap_room", json(value!(bootstrap_room(meeting)))),
         ]
     }
 
-    fn at_target(&self, meeting: &Meeting, _: Option<Handoff>) -> Fields {
-        let mut fields = self.at_source(meeting);
+    fn target_fields(&self, meeting: &TransferHandshake, _: Option<HandoffParams>) -> LegFields {
+        let mut fields = self.source_fields(meeting);
         if meeting.ranks > 1 {
             fields.push(("disagg_prefill_dp_rank", json(value!(meeting.rank.0))));
         }
         fields
     }
 
-    fn shown_by(&self, page: &Scrape) -> bool {
+    fn is_shown_by(&self, page: &Scrape) -> bool {
         page.connector == Some("sglang")
     }
 
-    fn asks(&self, endpoint: &str, _: Option<&str>) -> Option<String> {
+    fn discovery_url(&self, endpoint: &str, _: Option<&str>) -> Option<String> {
         Some(format!("{endpoint}{PATH}"))
     }
 
-    fn place(&self, asked: &str, answer: &str) -> Result<Place, Unmet> {
-        let told: Told = serde_json::from_str(answer).map_err(|_| Unmet::NoServerInfo)?;
+    fn parse_endpoint(&self, asked: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
+        let told: SglangServerInfo = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
         let mode = told.disaggregation_mode.unwrap_or_default();
-        let role = [Role::Prefill, Role::Decode].into_iter().find(|role| role.as_str() == mode);
+        let role = [WorkerRole::Prefill, WorkerRole::Decode].into_iter().find(|role| role.as_str() == mode);
         if role.is_none() {
-            return Err(Unmet::Mode(mode));
+            return Err(ConnectorUnavailable::Mode(mode));
         }
         let host = crate::events::host_of(asked).trim_matches(['[', ']']).to_owned();
-        let port = told.disaggregation_bootstrap_port.ok_or(Unmet::NoPort)?;
-        Ok(Place { address: host, port, role, ..Place::default() })
+        let port = told.disaggregation_bootstrap_port.ok_or(ConnectorUnavailable::NoPort)?;
+        Ok(TransferEndpoint { address: host, port, role, ..TransferEndpoint::default() })
     }
 }
 
 /// Of its `/server_info`.
 #[derive(Deserialize)]
-struct Told {
+struct SglangServerInfo {
     disaggregation_mode: Option<String>,
     disaggregation_bootstrap_port: Option<u16>,
 }

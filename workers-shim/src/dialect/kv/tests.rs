@@ -3,18 +3,21 @@ use serde_json::{Map, Value};
 
 use super::*;
 use crate::dialect::{Api, LegOptions, RequestBody};
-use crate::scrape::Engine;
+use crate::scrape::EngineKind;
 
 const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"max_tokens":9,"min_tokens":4,"temperature":0.5}"#;
 
-fn transfer(spoken: Spoken) -> Transfer {
-    let place = Place {
+fn transfer(spoken: KvConnector) -> KvTransfer {
+    let place = TransferEndpoint {
         address: "http://10.0.0.7:8998".into(),
         port: 8998,
         engines: vec![(DpRank(0), "e0".into()), (DpRank(1), "e1".into())],
         role: None,
     };
-    Transfer { spoken, meeting: Meeting { room: 0x1234_5678_9abc_def1, place, rank: DpRank(1), ranks: 2 } }
+    KvTransfer {
+        connector: spoken,
+        handshake: TransferHandshake { room: 0x1234_5678_9abc_def1, endpoint: place, rank: DpRank(1), ranks: 2 },
+    }
 }
 
 fn object(body: Bytes) -> Map<String, Value> {
@@ -22,7 +25,7 @@ fn object(body: Bytes) -> Map<String, Value> {
 }
 
 /// Both legs of a chat in this dialect, without a handoff.
-fn legs(spoken: Spoken) -> [Map<String, Value>; 2] {
+fn legs(spoken: KvConnector) -> [Map<String, Value>; 2] {
     let (body, options) = (RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap(), LegOptions::default());
     assert_eq!(options.api, Api::Chat);
     let transfer = transfer(spoken);
@@ -30,26 +33,26 @@ fn legs(spoken: Spoken) -> [Map<String, Value>; 2] {
 }
 
 #[test]
-fn no_source_leg_streams_and_only_sglangs_is_as_long_as_the_clients() {
-    for spoken in Spoken::ALL {
+fn source_legs_never_stream_and_only_sglang_keeps_the_clients_length() {
+    for spoken in KvConnector::ALL {
         let [source, target] = legs(*spoken);
         assert_eq!((&source["stream"], &target["stream"]), (&false.into(), &true.into()), "{spoken:?}");
-        let expected = if *spoken == Spoken::Sglang { 9 } else { 1 };
+        let expected = if *spoken == KvConnector::Sglang { 9 } else { 1 };
         assert_eq!((&source["max_tokens"], &target["max_tokens"]), (&expected.into(), &9.into()), "{spoken:?}");
-        assert_eq!(source.contains_key("min_tokens"), *spoken == Spoken::Sglang);
+        assert_eq!(source.contains_key("min_tokens"), *spoken == KvConnector::Sglang);
     }
 }
 
 #[test]
-fn nothing_but_its_prompt_is_said_to_a_store() {
+fn store_connector_adds_no_transfer_params() {
     let plain: Map<String, Value> = serde_json::from_str(CHAT).unwrap();
-    for spoken in [Spoken::Plain, Spoken::Store] {
+    for spoken in [KvConnector::Plain, KvConnector::Store] {
         assert_eq!(legs(spoken)[1], plain);
     }
 }
 
 #[test]
-fn mooncakes_legs_are_those_that_the_real_connector_took() {
+fn mooncake_legs_match_the_recorded_connector() {
     // A frame of vLLM 0.32's Mooncake connector over TCP.
     let seen: Value = serde_json::json!({
         "p_params": {"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": "xfer-ea64448653"},
@@ -60,55 +63,62 @@ fn mooncakes_legs_are_those_that_the_real_connector_took() {
         seen["transfer_id"] = "xfer-123456789abcdef1".into();
         seen
     };
-    let [source, target] = legs(Spoken::Mooncake);
+    let [source, target] = legs(KvConnector::Mooncake);
     assert_eq!(source["kv_transfer_params"], renamed(seen["p_params"].clone()));
     assert_eq!(target["kv_transfer_params"], renamed(seen["d_params"].clone()));
 }
 
 #[test]
-fn mooncakes_engines_are_asked_at_the_bootstrap_server() {
-    let speaker = Spoken::Mooncake.dialect();
-    let asked = speaker.asks("http://10.0.0.7:8000", None).unwrap();
+fn mooncake_engines_are_looked_up_at_the_bootstrap_server() {
+    let speaker = KvConnector::Mooncake.dialect();
+    let asked = speaker.discovery_url("http://10.0.0.7:8000", None).unwrap();
     assert_eq!(asked, "http://10.0.0.7:8998/query");
-    assert_eq!(speaker.asks("http://a:1", Some("http://b:2/")).unwrap(), "http://b:2/query");
+    assert_eq!(speaker.discovery_url("http://a:1", Some("http://b:2/")).unwrap(), "http://b:2/query");
     let answer = r#"{"0":{"engine_id":"e0","worker_addr":{"0":{"0":"tcp://10.0.0.7:4"}}},"1":{"engine_id":"e1"}}"#;
-    let place = speaker.place(&asked, answer).unwrap();
+    let place = speaker.parse_endpoint(&asked, answer).unwrap();
     assert_eq!((place.address.as_str(), place.engines.len()), ("http://10.0.0.7:8998", 2));
     for wrong in ["{}", "[]", "<html>", r#"{"0":{}}"#] {
-        assert!(!speaker.place(&asked, wrong).unwrap_err().to_string().is_empty(), "{wrong}");
+        assert!(!speaker.parse_endpoint(&asked, wrong).unwrap_err().to_string().is_empty(), "{wrong}");
     }
 }
 
 #[test]
-fn sglangs_legs_name_one_room_that_leads_to_the_sources_rank() {
-    let [source, target] = legs(Spoken::Sglang);
+fn sglang_legs_share_a_bootstrap_room_of_the_source_rank() {
+    let [source, target] = legs(KvConnector::Sglang);
     let room = source["bootstrap_room"].as_i64().unwrap();
     assert_eq!(room % 2, 1, "older engines take the rank from the room");
     for name in ["bootstrap_room", "bootstrap_host", "bootstrap_port"] {
         assert_eq!(source[name], target[name]);
     }
     assert_eq!((&target["disagg_prefill_dp_rank"], source.get("disagg_prefill_dp_rank")), (&1.into(), None));
-    let mut other = transfer(Spoken::Sglang).meeting;
+    let mut other = transfer(KvConnector::Sglang).handshake;
     for (rank, ranks) in [(0, 0), (0, 1), (5, 1), (6, 7)] {
         (other.rank, other.ranks, other.room) = (DpRank(rank), ranks, u64::MAX);
-        let fields = Spoken::Sglang.dialect().at_source(&other);
+        let fields = KvConnector::Sglang.dialect().source_fields(&other);
         let room: i64 = serde_json::from_slice(&fields[2].1).unwrap();
         assert_eq!(room % i64::from(ranks.max(1)), i64::from(rank % ranks.max(1)));
     }
 }
 
 #[test]
-fn sglang_tells_where_it_is_met_and_for_what() {
-    let speaker = Spoken::Sglang.dialect();
-    let asked = speaker.asks("http://[fd00::1]:30000", None).unwrap();
-    let place = speaker.place(&asked, r#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8997}"#);
-    let expected = Place { address: "fd00::1".into(), port: 8997, role: Some(Role::Prefill), engines: Vec::new() };
+fn sglang_server_info_gives_bootstrap_address_and_role() {
+    let speaker = KvConnector::Sglang.dialect();
+    let asked = speaker.discovery_url("http://[fd00::1]:30000", None).unwrap();
+    let place =
+        speaker.parse_endpoint(&asked, r#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8997}"#);
+    let expected = TransferEndpoint {
+        address: "fd00::1".into(),
+        port: 8997,
+        role: Some(WorkerRole::Prefill),
+        engines: Vec::new(),
+    };
     assert_eq!(place, Ok(expected));
-    let unified = speaker.place(&asked, r#"{"disaggregation_mode":"null","disaggregation_bootstrap_port":8998}"#);
+    let unified =
+        speaker.parse_endpoint(&asked, r#"{"disaggregation_mode":"null","disaggregation_bootstrap_port":8998}"#);
     assert!(unified.unwrap_err().to_string().contains("--disaggregation-mode"));
     assert!(
         speaker
-            .place(&asked, r#"{"disaggregation_mode":"decode"}"#)
+            .parse_endpoint(&asked, r#"{"disaggregation_mode":"decode"}"#)
             .unwrap_err()
             .to_string()
             .contains("bootstrap_port")
@@ -116,40 +126,42 @@ fn sglang_tells_where_it_is_met_and_for_what() {
 }
 
 #[test]
-fn metrics_show_the_dialect_where_they_can() {
-    let of = |page: &str| Spoken::shown_by(&Scrape::read(page));
-    assert_eq!(of("vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0.0\n"), Spoken::Nixl);
-    assert_eq!(of("vllm:num_requests_running 1\n"), Spoken::Plain);
-    for (kind, spoken) in [("unified", Spoken::Plain), ("prefill", Spoken::Sglang), ("decode", Spoken::Sglang)] {
+fn metrics_identify_the_connector() {
+    let of = |page: &str| KvConnector::from_metrics(&Scrape::read(page));
+    assert_eq!(of("vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0.0\n"), KvConnector::Nixl);
+    assert_eq!(of("vllm:num_requests_running 1\n"), KvConnector::Plain);
+    for (kind, spoken) in
+        [("unified", KvConnector::Plain), ("prefill", KvConnector::Sglang), ("decode", KvConnector::Sglang)]
+    {
         assert_eq!(of(&format!("sglang:num_running_reqs{{engine_type=\"{kind}\",tp_rank=\"0\"}} 0.0\n")), spoken);
     }
-    let bare = Scrape { engine: Engine::Vllm, ..Scrape::default() };
-    assert!(Spoken::Nixl.dialect().missing(&bare).unwrap().contains("--kv-transfer-config"));
+    let bare = Scrape { engine: EngineKind::Vllm, ..Scrape::default() };
+    assert!(KvConnector::Nixl.dialect().missing_requirement(&bare).unwrap().contains("--kv-transfer-config"));
 }
 
 #[test]
-fn what_a_client_sends_of_any_dialect_reaches_no_engine() {
+fn connector_fields_from_clients_never_reach_an_engine() {
     let mut sent: Map<String, Value> = serde_json::from_str(CHAT).unwrap();
     let clean = sent.clone();
-    let names: std::collections::BTreeSet<&str> = reserved().collect();
+    let names: std::collections::BTreeSet<&str> = reserved_fields().collect();
     assert!(names.contains("kv_transfer_params") && names.contains("bootstrap_room"), "{names:?}");
     sent.extend(names.iter().map(|name| ((*name).to_owned(), Value::from(7))));
     let body = RequestBody::read(serde_json::to_vec(&sent).unwrap().into()).unwrap();
     let options = LegOptions::default();
     assert_eq!(object(body.plain(&options)), clean);
     assert_eq!(body.stripped(&options).transfer_parameters as usize, names.len());
-    for spoken in Spoken::ALL {
+    for spoken in KvConnector::ALL {
         assert_eq!(object(body.decode(&options, (&transfer(*spoken), None))), legs(*spoken)[1], "{spoken:?}");
     }
 }
 
 #[test]
-fn in_the_bidirectional_mode_a_source_leg_carries_what_was_handed_back_and_a_whole_answer_is_asked_for_ids() {
-    let transfer = transfer(Spoken::Bidirectional);
-    assert_eq!(transfer.hands_back(), HandsBack::WithWholeAnswers);
+fn bidirectional_source_leg_carries_the_returned_params_and_requests_ids() {
+    let transfer = transfer(KvConnector::Bidirectional);
+    assert_eq!(transfer.returns_kv(), ReturnsKv::WithWholeAnswers);
     let seen = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_num_tokens":9}"#;
     let answer = Bytes::from(format!(r#"{{"kv_transfer_params":{seen}}}"#));
-    let readback = crate::dialect::Answer::read(&answer).unwrap().readback;
+    let readback = crate::dialect::EngineResponse::read(&answer).unwrap().reverse_pull;
     let options = LegOptions::default();
     let body = RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap();
     let source = body.prefill(&options, (&transfer, readback));

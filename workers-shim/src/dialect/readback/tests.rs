@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::dialect::{Answer, SseScanner};
+use crate::dialect::{EngineResponse, SseScanner};
 
 /// A frame of vLLM 0.32's NIXL connector in its bidirectional mode: what a target's whole answer carried.
 const SEEN: &str = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[72,73,74]],"remote_engine_id":"1ab1c060-a51b-4ec0-a69b-767adde7a433","remote_request_id":"chatcmpl-s-bb0e9af5","remote_host":"127.0.0.1","remote_port":38161,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":441,"remote_blocks_expiry_time":70008.869627154,"transfer_mode":"pull"}"#;
@@ -13,20 +13,20 @@ fn answer(parameters: &str) -> Bytes {
 }
 
 #[test]
-fn what_a_target_hands_back_is_read_whole_and_is_no_handoff() {
-    let told = Answer::read(&answer(SEEN)).unwrap();
-    let readback = told.readback.unwrap();
+fn returned_params_are_read_verbatim_and_are_no_handoff() {
+    let told = EngineResponse::read(&answer(SEEN)).unwrap();
+    let readback = told.reverse_pull.unwrap();
     assert_eq!((told.handoff, readback.tokens()), (None, Tokens(441)));
     assert!(!format!("{readback:?}").contains("127.0.0.1"), "nothing of it is logged");
     assert_eq!(readback.into_parameters(), SEEN);
 }
 
 #[test]
-fn parameters_that_would_hang_whoever_sends_them_are_not_kept() {
+fn params_that_would_hang_the_reader_are_ignored() {
     let without = |name: &str, value: Value| {
         let mut seen: Value = serde_json::from_str(SEEN).unwrap();
         seen[name] = value;
-        Answer::read(&answer(&seen.to_string())).unwrap().readback
+        EngineResponse::read(&answer(&seen.to_string())).unwrap().reverse_pull
     };
     for name in
         ["remote_request_id", "remote_engine_id", "remote_host", "remote_port", "remote_block_ids", "remote_num_tokens"]
@@ -42,9 +42,9 @@ fn parameters_that_would_hang_whoever_sends_them_are_not_kept() {
 }
 
 #[test]
-fn ids_are_those_of_prompt_and_answer_and_of_one_choice_only() {
-    assert_eq!(said_ids(&answer(SEEN)), Some(vec![1, 2, 3, 7, 8]));
-    let completion = |choices: Value| said_ids(json!({ "choices": choices }).to_string().as_bytes());
+fn token_ids_cover_prompt_and_answer_of_a_single_choice() {
+    assert_eq!(answer_token_ids(&answer(SEEN)), Some(vec![1, 2, 3, 7, 8]));
+    let completion = |choices: Value| answer_token_ids(json!({ "choices": choices }).to_string().as_bytes());
     let choice = json!({"text": "", "prompt_token_ids": [4], "token_ids": [5]});
     assert_eq!(completion(json!([choice])), Some(vec![4, 5]));
     assert_eq!(completion(json!([choice, choice])), None);
@@ -52,24 +52,24 @@ fn ids_are_those_of_prompt_and_answer_and_of_one_choice_only() {
 }
 
 #[test]
-fn a_client_sees_no_parameters_and_only_the_ids_that_it_asked_for() {
+fn client_sees_no_params_and_only_the_token_ids_it_requested() {
     let read = |bytes: Bytes| serde_json::from_slice::<Value>(&bytes).unwrap();
     let before = read(answer(SEEN));
-    let shown = read(for_client(&answer(SEEN), ShownIds::All));
+    let shown = read(redact_answer(&answer(SEEN), TokenIdVisibility::All));
     assert_eq!(shown, {
         let mut shown = before.clone();
         shown["kv_transfer_params"] = Value::Null;
         shown
     });
-    let hidden = read(for_client(&answer(SEEN), ShownIds::None));
+    let hidden = read(redact_answer(&answer(SEEN), TokenIdVisibility::None));
     assert_eq!((&hidden["prompt_token_ids"], &hidden["choices"][0]["token_ids"]), (&Value::Null, &Value::Null));
     assert_eq!(hidden["choices"][0]["message"], before["choices"][0]["message"]);
     let plain = Bytes::from_static(br#"{"id": "c", "choices": [ {"token_ids":null}],"kv_transfer_params":null}"#);
-    assert_eq!(for_client(&plain, ShownIds::All), plain, "byte for byte");
+    assert_eq!(redact_answer(&plain, TokenIdVisibility::All), plain, "byte for byte");
 }
 
 #[test]
-fn the_last_event_of_a_streamed_response_is_told_without_parameters() {
+fn final_event_of_a_streamed_response_omits_the_params() {
     let head = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\"}}\n\n";
     let last = |parameters: &str| {
         format!(

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::dialect::{Answer, Spoken};
+use crate::dialect::{EngineResponse, KvConnector};
 
 fn body(text: &str) -> RequestBody {
     RequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
@@ -18,25 +18,25 @@ fn value(bytes: &Bytes) -> Value {
 const PARAMETERS: &str =
     r#"{"do_remote_prefill":true, "do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_request_id":"cmpl-1-x"}"#;
 
-fn nixl() -> Transfer {
-    Transfer { spoken: Spoken::Nixl, ..Transfer::default() }
+fn nixl() -> KvTransfer {
+    KvTransfer { connector: KvConnector::Nixl, ..KvTransfer::default() }
 }
 
-fn handoff() -> Handoff {
+fn handoff() -> HandoffParams {
     let answer = format!("{{\"id\":\"x\",\"kv_transfer_params\":{PARAMETERS}}}");
-    Answer::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
+    EngineResponse::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
 }
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi \ud800"}],"stream":true,
  "stream_options":{"include_usage":false,"x":1},"max_completion_tokens":99,"min_tokens":5,"stop_token_ids":[7],"temperature":0.70,"odd":[1]}"#;
 
 #[test]
-fn a_plain_leg_is_the_clients_own_bytes() {
+fn plain_leg_is_the_clients_own_bytes() {
     assert_eq!(text(body(CHAT).plain(&LegOptions::default())), CHAT);
 }
 
 #[test]
-fn a_prefill_leg_computes_one_token_and_does_not_stream() {
+fn prefill_leg_computes_one_token_and_does_not_stream() {
     let leg = body(CHAT).prefill(&LegOptions::default(), (&nixl(), None));
     let expected = json!({
         "model": "m", "messages": "", "stream": false, "max_completion_tokens": 1, "max_tokens": 1,
@@ -50,7 +50,7 @@ fn a_prefill_leg_computes_one_token_and_does_not_stream() {
 }
 
 #[test]
-fn every_api_is_bounded_by_its_own_field() {
+fn each_api_bounds_length_with_its_own_field() {
     let bound = |api, request: &str| {
         let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }, (&nixl(), None)));
         let mut named: Vec<String> =
@@ -66,14 +66,14 @@ fn every_api_is_bounded_by_its_own_field() {
 }
 
 #[test]
-fn a_decode_leg_hands_the_parameters_over_unchanged() {
+fn decode_leg_carries_the_transfer_params_unchanged() {
     let leg = text(body(CHAT).decode(&LegOptions::default(), (&nixl(), Some(handoff()))));
     let (before, after) = CHAT.rsplit_once('}').unwrap();
     assert_eq!(leg, format!("{before},\"kv_transfer_params\":{PARAMETERS}}}{after}"));
 }
 
 #[test]
-fn an_abandoned_decode_leg_only_fetches() {
+fn abandoned_decode_leg_only_fetches() {
     let request = body(&CHAT.replace("\\ud800", ""));
     let leg = value(&request.decode_abandoned(&LegOptions::default(), (&nixl(), handoff())));
     let of = |name: &str| leg.get(name).cloned();
@@ -86,20 +86,20 @@ fn an_abandoned_decode_leg_only_fetches() {
 }
 
 #[test]
-fn what_only_routers_may_send_is_left_out_and_counted() {
+fn router_only_fields_are_stripped_and_counted() {
     let smuggled = r#"{"kv_tr\u0061nsfer_params":{"do_remote_prefill":true},"a":1,
         "vllm_xargs":{"kv_cache_report_mode":"full","kv_transfer_params":{},"own":2}}"#;
     let request = body(smuggled);
     assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
     let leg = value(&request.prefill(&LegOptions::default(), (&nixl(), None)));
     assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
-    let stripped = Stripped { transfer_parameters: 2, report_mode: 1, ..Stripped::default() };
+    let stripped = StrippedFields { transfer_parameters: 2, report_mode: 1, ..StrippedFields::default() };
     assert_eq!(request.stripped(&LegOptions::default()), stripped);
-    assert_eq!(body(CHAT).stripped(&LegOptions::default()), Stripped::default());
+    assert_eq!(body(CHAT).stripped(&LegOptions::default()), StrippedFields::default());
 }
 
 #[test]
-fn where_tenants_share_engines_a_request_neither_names_itself_nor_goes_before_others() {
+fn shared_engines_strip_request_ids_and_priority() {
     let options = LegOptions { salt: Some("5a".into()), ..LegOptions::default() };
     let naming =
         r#"{"request_id":"resp_1","requ\u0065st_id":"resp_2","r\u0069d":["x"],"a":1,"priority":-9,"priority":null}"#;
@@ -107,16 +107,16 @@ fn where_tenants_share_engines_a_request_neither_names_itself_nor_goes_before_ot
     assert_eq!(value(&request.plain(&options)), json!({"a": 1, "cache_salt": "5a"}));
     let legs = [request.prefill(&options, (&nixl(), None)), request.decode(&options, (&nixl(), Some(handoff())))];
     for leg in legs.iter().map(value) {
-        assert_eq!(REACHING.map(|name| leg.get(name).cloned()), [None, None, None], "{leg}");
+        assert_eq!(CROSS_TENANT_FIELDS.map(|name| leg.get(name).cloned()), [None, None, None], "{leg}");
     }
-    let stripped = Stripped { request_names: 2, priority: 1, ..Stripped::default() };
+    let stripped = StrippedFields { request_ids: 2, priority: 1, ..StrippedFields::default() };
     assert_eq!(request.stripped(&options), stripped);
     assert_eq!(text(request.plain(&LegOptions::default())), naming, "alone, a client may name its requests");
-    assert_eq!(request.stripped(&LegOptions::default()), Stripped::default());
+    assert_eq!(request.stripped(&LegOptions::default()), StrippedFields::default());
 }
 
 #[test]
-fn the_tenants_salt_replaces_the_clients() {
+fn tenant_salt_replaces_the_clients() {
     let options = LegOptions { salt: Some("5a\"".into()), ..LegOptions::default() };
     let salted = body(r#"{"cache_salt":"mine","a":1}"#);
     assert_eq!(text(salted.plain(&options)), r#"{"cache_salt":"5a\"","a":1}"#);
@@ -126,8 +126,8 @@ fn the_tenants_salt_replaces_the_clients() {
 }
 
 #[test]
-fn usage_is_asked_for_only_in_streams_and_keeps_the_other_options() {
-    let options = LegOptions { usage: UsageEvent::Always, ..LegOptions::default() };
+fn usage_is_requested_only_in_streams_and_keeps_other_options() {
+    let options = LegOptions { usage: UsageEventMode::Always, ..LegOptions::default() };
     let asked = |request: &str| value(&body(request).plain(&options)).get("stream_options").cloned();
     let chat = CHAT.replace("\\ud800", "");
     assert_eq!(asked(&chat), Some(json!({"include_usage": true, "x": 1})));
@@ -138,8 +138,8 @@ fn usage_is_asked_for_only_in_streams_and_keeps_the_other_options() {
 }
 
 #[test]
-fn fields_that_decide_may_stand_only_once() {
-    for name in RELIED {
+fn routing_fields_must_not_repeat() {
+    for name in UNIQUE_FIELDS {
         let twice = Bytes::from(format!("{{\"{name}\":1,\"{name}\":2}}"));
         let error = RequestBody::read(twice).unwrap_err();
         assert_eq!(error, JsonError::Duplicate { name: name.into() });
@@ -148,14 +148,18 @@ fn fields_that_decide_may_stand_only_once() {
 }
 
 #[test]
-fn the_rest_of_an_answer_is_a_completion_of_token_ids_that_keeps_how_it_is_drawn() {
+fn continuation_is_a_token_id_completion_with_the_same_sampling() {
     let chat = r#"{"model":"m","messages":[{"role":"user","content":"q"}],"tools":[],"max_completion_tokens":9,"min_tokens":2,"seed":3,"temperature":0.5,"stream":true,"add_generation_prompt":true,"logprobs":false,"stop_token_ids":[4]}"#;
     let going = |text: &str, api, context| {
-        let at = GoOn { prompt: &[1, 2], said: &[30, 40, 50], context };
-        body(text).going_on(api, at)
+        let at = AnswerContinuation { prompt: &[1, 2], answer: &[30, 40, 50], context };
+        body(text).continuation(api, at)
     };
-    let options =
-        LegOptions { api: Api::Completions, usage: UsageEvent::Always, ids: TokenIds::Always, salt: Some("5a".into()) };
+    let options = LegOptions {
+        api: Api::Completions,
+        usage: UsageEventMode::Always,
+        ids: TokenIdsMode::Always,
+        salt: Some("5a".into()),
+    };
     let leg = value(&going(chat, Api::Chat, None).unwrap().plain(&options));
     let expected = json!({
         "model": "m", "prompt": [1, 2, 30, 40, 50], "max_tokens": 6, "min_tokens": 0, "seed": 3, "temperature": 0.5, "stream": true,

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{Left, Retold, Turn};
-use crate::dialect::said::Lost;
+use super::{EventRemainder, ReplayPhase, ReplayVerifier};
+use crate::dialect::said::NotResumable;
 
 /// Fields that name things of an answer.
 const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
 /// Most names of a repeated answer that stand for others; no engine has that many in one answer.
-const MOST_RENAMED: usize = 4096;
+const MAX_RENAMED: usize = 4096;
 
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_default()
@@ -24,68 +24,68 @@ fn number(event: &Map<String, Value>, name: &str) -> u64 {
     event.get(name).and_then(Value::as_u64).unwrap_or(0)
 }
 
-impl Retold {
+impl ReplayVerifier {
     /// An event of `/v1/messages`.
-    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<Left, Lost> {
+    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         let (kind, at) = (kind_of(event), number(event, "index"));
         match kind.as_str() {
-            "message_start" => self.once(&kind, ""),
+            "message_start" => self.check_once(&kind, ""),
             "content_block_start" => {
                 let block = event.get("content_block").unwrap_or(&Value::Null);
                 let what = format!("{}/{}", text(block, "type"), text(block, "name"));
                 if !text(block, "name").is_empty() {
-                    self.tape.speak();
+                    self.buffer.mark_output();
                 }
-                self.once(&format!("{at}/start"), &what)
+                self.check_once(&format!("{at}/start"), &what)
             }
             "content_block_delta" => match event.get_mut("delta") {
                 Some(Value::Object(delta)) => self.block(at, delta),
-                _ => Err(Lost::Strange),
+                _ => Err(NotResumable::Unreadable),
             },
             "content_block_stop" => {
-                self.tape.through(&format!("{at}/"))?;
-                self.once(&format!("{at}/stop"), "")
+                self.buffer.check_fields_complete(&format!("{at}/"))?;
+                self.check_once(&format!("{at}/stop"), "")
             }
             "message_delta" | "message_stop" => {
-                let left = self.once(&kind, "")?;
-                self.tape.complete("")?;
+                let left = self.check_once(&kind, "")?;
+                self.buffer.check_complete("")?;
                 Ok(left)
             }
-            "ping" => Ok(Left::Something),
-            _ => Err(Lost::Strange),
+            "ping" => Ok(EventRemainder::New),
+            _ => Err(NotResumable::Unreadable),
         }
     }
 
     /// A block's delta less what was told of it.
-    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<Left, Lost> {
-        let was_over = self.turn == Turn::Again && self.tape.is_marked(&format!("{at}/stop"));
-        let mut left = Left::Nothing;
+    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+        let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
+        let mut left = EventRemainder::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
             let place = format!("{at}/{name}");
             match value {
                 // Made up anew each time.
-                Value::String(_) if name == "signature" => left = self.once(&place, "")?,
+                Value::String(_) if name == "signature" => left = self.check_once(&place, "")?,
                 Value::String(said) => {
-                    let new = self.tape.text(&place, said)?.to_owned();
+                    let new = self.buffer.text(&place, said)?.to_owned();
                     if !new.is_empty() {
-                        left = Left::Something;
+                        left = EventRemainder::New;
                     }
                     *said = new;
                 }
-                _ => return Err(Lost::Strange),
+                _ => return Err(NotResumable::Unreadable),
             }
         }
-        if was_over && left == Left::Something { Err(Lost::Differs) } else { Ok(left) }
+        if was_over && left == EventRemainder::New { Err(NotResumable::Diverged) } else { Ok(left) }
     }
 
     /// An event of `/v1/responses`.
-    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<Left, Lost> {
-        if self.turn == Turn::First {
-            self.number = number(event, "sequence_number") + 1;
+    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+        if self.phase == ReplayPhase::First {
+            self.next_number = number(event, "sequence_number") + 1;
         }
         let kind = kind_of(event);
         if let Some(response) = event.get_mut("response") {
-            self.known_as("response", text(response, "id"))?;
+            self.map_id("response", text(response, "id"))?;
             if let Some(created) = response.get_mut("created_at") {
                 *created = self.head.entry("created_at").or_insert_with(|| created.clone()).clone();
             }
@@ -94,57 +94,57 @@ impl Retold {
         let place = format!("{item}/{part}/{kind}");
         let left = match kind.as_str() {
             "response.completed" | "response.incomplete" => {
-                let left = self.once("last", "")?;
-                self.tape.complete("").map(|()| left)
+                let left = self.check_once("last", "")?;
+                self.buffer.check_complete("").map(|()| left)
             }
             "response.output_item.added" | "response.output_item.done" => self.item((item, &kind), event),
             _ if kind.ends_with(".delta") => {
-                let was_over = self.part_was_over(item, part, &place);
+                let was_over = self.is_part_finished(item, part, &place);
                 match self.delta(&place, event) {
-                    Ok(Left::Something) if was_over => Err(Lost::Differs),
+                    Ok(EventRemainder::New) if was_over => Err(NotResumable::Diverged),
                     left => left,
                 }
             }
             _ => {
                 if kind.ends_with(".done") {
-                    self.tape.through(&format!("{item}/{part}/"))?;
+                    self.buffer.check_fields_complete(&format!("{item}/{part}/"))?;
                 }
-                self.once(if event.contains_key("output_index") { &place } else { &kind }, "")
+                self.check_once(if event.contains_key("output_index") { &place } else { &kind }, "")
             }
         };
-        if !self.renamed.is_empty() {
-            rename(event, &self.renamed);
+        if !self.renamed_ids.is_empty() {
+            rename(event, &self.renamed_ids);
         }
         left
     }
 
     /// Whether the client has the end of the part, or of its item.
-    fn part_was_over(&self, item: u64, part: u64, delta: &str) -> bool {
-        self.turn == Turn::Again
+    fn is_part_finished(&self, item: u64, part: u64, delta: &str) -> bool {
+        self.phase == ReplayPhase::Replay
             && [
                 format!("{}.done", delta.trim_end_matches(".delta")),
                 format!("{item}/{part}/response.content_part.done"),
                 format!("{item}/response.output_item.done"),
             ]
             .iter()
-            .any(|end| self.tape.is_marked(end))
+            .any(|end| self.buffer.is_marked(end))
     }
 
-    fn item(&mut self, (at, kind): (u64, &str), event: &Map<String, Value>) -> Result<Left, Lost> {
+    fn item(&mut self, (at, kind): (u64, &str), event: &Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         let item = event.get("item").unwrap_or(&Value::Null);
         if kind.ends_with(".done") {
-            self.tape.through(&format!("{at}/"))?;
+            self.buffer.check_fields_complete(&format!("{at}/"))?;
         }
         if !text(item, "name").is_empty() {
-            self.tape.speak();
+            self.buffer.mark_output();
         }
         for name in ["id", "call_id"] {
-            self.known_as(&format!("{at}/{name}"), text(item, name))?;
+            self.map_id(&format!("{at}/{name}"), text(item, name))?;
         }
-        self.once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
+        self.check_once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
     }
 
-    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<Left, Lost> {
+    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         let logprobs = match event.get_mut("logprobs") {
             Some(Value::Array(items)) => {
                 self.tokens(&format!("{place}/logprobs"), items)?;
@@ -152,31 +152,31 @@ impl Retold {
             }
             _ => 0,
         };
-        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(Lost::Strange) };
-        let new = self.tape.text(place, said)?.to_owned();
+        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(NotResumable::Unreadable) };
+        let new = self.buffer.text(place, said)?.to_owned();
         let is_nothing = new.is_empty() && logprobs == 0;
         *said = new;
-        Ok(if is_nothing { Left::Nothing } else { Left::Something })
+        Ok(if is_nothing { EventRemainder::Known } else { EventRemainder::New })
     }
 
     /// What is called `id` now is what the first engine's answer has at `place`.
-    fn known_as(&mut self, place: &str, id: &str) -> Result<(), Lost> {
+    fn map_id(&mut self, place: &str, id: &str) -> Result<(), NotResumable> {
         if id.is_empty() {
             return Ok(());
         }
         if !self.ids.contains_key(place) {
-            if self.tape.is_full() {
+            if self.buffer.is_full() {
                 return Ok(());
             }
-            self.tape.keep(place);
-            self.tape.keep(id);
+            self.buffer.reserve_space(place);
+            self.buffer.reserve_space(id);
         }
         let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
-        if first != id && !self.renamed.contains_key(id) {
-            if self.renamed.len() == MOST_RENAMED {
-                return Err(Lost::Differs);
+        if first != id && !self.renamed_ids.contains_key(id) {
+            if self.renamed_ids.len() == MAX_RENAMED {
+                return Err(NotResumable::Diverged);
             }
-            self.renamed.insert(id.to_owned(), first.clone());
+            self.renamed_ids.insert(id.to_owned(), first.clone());
         }
         Ok(())
     }

@@ -6,29 +6,29 @@ use std::collections::BTreeMap;
 use derive_where::derive_where;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::dialect::said::Lost;
+use crate::dialect::said::NotResumable;
 
 /// What was told at one place.
 #[derive(Debug)]
 #[derive_where(Default)]
-struct Reel<T> {
-    told: Vec<T>,
+struct FieldCursor<T> {
+    values: Vec<T>,
     /// Of it, what came again.
-    again: usize,
+    matched: usize,
 }
 
-impl<T: PartialEq + Clone> Reel<T> {
+impl<T: PartialEq + Clone> FieldCursor<T> {
     /// How many of these, the next ones here, were told before. What was not is kept where there is room.
-    fn pass(&mut self, next: &[T], room: Room) -> Result<usize, Lost> {
-        let rest = &self.told[self.again..];
+    fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, NotResumable> {
+        let rest = &self.values[self.matched..];
         let known = rest.len().min(next.len());
         if rest[..known] != next[..known] {
-            return Err(Lost::Differs);
+            return Err(NotResumable::Diverged);
         }
-        self.again += known;
-        if room == Room::Left {
-            self.told.extend_from_slice(&next[known..]);
-            self.again = self.again + next.len() - known;
+        self.matched += known;
+        if room == BufferSpace::Available {
+            self.values.extend_from_slice(&next[known..]);
+            self.matched = self.matched + next.len() - known;
         }
         Ok(known)
     }
@@ -36,99 +36,99 @@ impl<T: PartialEq + Clone> Reel<T> {
 
 /// Whether more is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Room {
-    Left,
-    None,
+enum BufferSpace {
+    Available,
+    Full,
 }
 
 /// Whether something was told before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mark {
+pub(super) enum ReplayStatus {
     New,
     Known,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Tape {
-    texts: BTreeMap<String, Reel<u8>>,
-    lists: BTreeMap<String, Reel<u64>>,
-    marks: BTreeMap<String, Told>,
+pub(super) struct ReplayBuffer {
+    texts: BTreeMap<String, FieldCursor<u8>>,
+    lists: BTreeMap<String, FieldCursor<u64>>,
+    marks: BTreeMap<String, FieldDigest>,
     /// Whether something was told that another draw need not tell.
-    speaks: bool,
+    has_output: bool,
     size: usize,
 }
 
 #[derive(Debug)]
-struct Told {
-    what: u64,
+struct FieldDigest {
+    digest: u64,
     /// Whether it came again.
-    again: bool,
+    matched: bool,
 }
 
 /// Beside its name, of each place that is kept.
-const PLACE: usize = 48;
+const FIELD_OVERHEAD: usize = 48;
 /// Bytes that are kept of one answer. What comes beyond them is passed and cannot be compared with another repeat.
-pub(super) const MOST_TOLD: usize = 1 << 20;
+pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
-impl Tape {
+impl ReplayBuffer {
     /// What is new in this text, the next one of its place.
-    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, Lost> {
+    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, NotResumable> {
         if text.is_empty() {
             return Ok(text);
         }
-        self.speaks = true;
-        let room = self.room();
+        self.has_output = true;
+        let room = self.space();
         if !self.texts.contains_key(place) {
-            if room == Room::None {
+            if room == BufferSpace::Full {
                 return Ok(text);
             }
-            self.keep(place);
+            self.reserve_space(place);
         }
-        let known = self.texts.entry(place.to_owned()).or_default().pass(text.as_bytes(), room)?;
-        self.size += if room == Room::Left { text.len() - known } else { 0 };
-        text.get(known..).ok_or(Lost::Differs)
+        let known = self.texts.entry(place.to_owned()).or_default().match_next(text.as_bytes(), room)?;
+        self.size += if room == BufferSpace::Available { text.len() - known } else { 0 };
+        text.get(known..).ok_or(NotResumable::Diverged)
     }
 
     /// How many of these items, the next ones of their place, are known.
-    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, Lost> {
-        let room = self.room();
+    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, NotResumable> {
+        let room = self.space();
         if !self.lists.contains_key(place) {
-            if room == Room::None {
+            if room == BufferSpace::Full {
                 return Ok(0);
             }
-            self.keep(place);
+            self.reserve_space(place);
         }
-        let known = self.lists.entry(place.to_owned()).or_default().pass(items, room)?;
-        self.size += if room == Room::Left { (items.len() - known) * size_of::<u64>() } else { 0 };
+        let known = self.lists.entry(place.to_owned()).or_default().match_next(items, room)?;
+        self.size += if room == BufferSpace::Available { (items.len() - known) * size_of::<u64>() } else { 0 };
         Ok(known)
     }
 
     /// Something that is told once, and is the same then.
-    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<Mark, Lost> {
+    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, NotResumable> {
         let what = xxh3_64(what.as_bytes());
         let is_full = self.is_full();
         match self.marks.get_mut(place) {
-            None if is_full => Ok(Mark::New),
+            None if is_full => Ok(ReplayStatus::New),
             None => {
-                self.keep(place);
-                self.marks.insert(place.to_owned(), Told { what, again: true });
-                Ok(Mark::New)
+                self.reserve_space(place);
+                self.marks.insert(place.to_owned(), FieldDigest { digest: what, matched: true });
+                Ok(ReplayStatus::New)
             }
-            Some(told) if told.what == what => {
-                told.again = true;
-                Ok(Mark::Known)
+            Some(told) if told.digest == what => {
+                told.matched = true;
+                Ok(ReplayStatus::Known)
             }
-            Some(_) => Err(Lost::Differs),
+            Some(_) => Err(NotResumable::Diverged),
         }
     }
 
-    pub(super) fn keep(&mut self, name: &str) {
-        self.size += name.len() + PLACE;
+    pub(super) fn reserve_space(&mut self, name: &str) {
+        self.size += name.len() + FIELD_OVERHEAD;
     }
 
     /// What was told now need not come again from another draw.
-    pub(super) fn speak(&mut self) {
-        self.speaks = true;
+    pub(super) fn mark_output(&mut self) {
+        self.has_output = true;
     }
 
     /// Whether this was told, be it before or just now.
@@ -137,31 +137,35 @@ impl Tape {
     }
 
     /// Everything at places that begin so must have come again, and what is told once as well.
-    pub(super) fn complete(&self, places: &str) -> Result<(), Lost> {
+    pub(super) fn check_complete(&self, places: &str) -> Result<(), NotResumable> {
         let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
-        if marks.into_iter().all(|(_, told)| told.again) { self.through(places) } else { Err(Lost::Differs) }
+        if marks.into_iter().all(|(_, told)| told.matched) {
+            self.check_fields_complete(places)
+        } else {
+            Err(NotResumable::Diverged)
+        }
     }
 
     /// All texts and lists at places that begin so must have come again.
-    pub(super) fn through(&self, places: &str) -> Result<(), Lost> {
-        fn all<T>(reels: &BTreeMap<String, Reel<T>>, places: &str) -> bool {
+    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), NotResumable> {
+        fn all<T>(reels: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
             let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
-            these.into_iter().all(|(_, reel)| reel.again == reel.told.len())
+            these.into_iter().all(|(_, reel)| reel.matched == reel.values.len())
         }
         let is_through = all(&self.texts, places) && all(&self.lists, places);
-        if is_through { Ok(()) } else { Err(Lost::Differs) }
+        if is_through { Ok(()) } else { Err(NotResumable::Diverged) }
     }
 
     /// All of it is to come again.
     pub(super) fn rewind(&mut self) {
-        self.texts.values_mut().for_each(|reel| reel.again = 0);
-        self.lists.values_mut().for_each(|reel| reel.again = 0);
-        self.marks.values_mut().for_each(|told| told.again = false);
+        self.texts.values_mut().for_each(|reel| reel.matched = 0);
+        self.lists.values_mut().for_each(|reel| reel.matched = 0);
+        self.marks.values_mut().for_each(|told| told.matched = false);
     }
 
     /// Whether something was told that another draw need not tell: a word, a tool.
-    pub(super) fn speaks(&self) -> bool {
-        self.speaks
+    pub(super) fn has_output(&self) -> bool {
+        self.has_output
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -170,7 +174,7 @@ impl Tape {
 
     /// Whether not all of it could be kept.
     pub(super) fn is_full(&self) -> bool {
-        self.size > MOST_TOLD
+        self.size > MAX_BUFFERED_BYTES
     }
 
     /// Bytes that are kept.
@@ -179,7 +183,7 @@ impl Tape {
         self.size
     }
 
-    fn room(&self) -> Room {
-        if self.is_full() { Room::None } else { Room::Left }
+    fn space(&self) -> BufferSpace {
+        if self.is_full() { BufferSpace::Full } else { BufferSpace::Available }
     }
 }

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::tape::MOST_TOLD;
+use super::tape::MAX_BUFFERED_BYTES;
 use super::*;
 use crate::dialect::SseScanner;
 
@@ -147,14 +147,14 @@ fn response(name: &str, size: usize) -> Vec<String> {
 }
 
 /// Adds what a delta tells to what was told: texts and lists grow, objects are filled in.
-fn grow(told: &mut Value, delta: &Value) {
+fn merge_delta(told: &mut Value, delta: &Value) {
     match (told, delta) {
         (told, delta) if told.is_null() => *told = delta.clone(),
         (Value::String(told), Value::String(more)) => told.push_str(more),
         (Value::Array(told), Value::Array(more)) if more.iter().any(|item| item["index"].is_u64()) => {
             for item in more {
                 match told.iter_mut().find(|known| known["index"] == item["index"]) {
-                    Some(known) => grow(known, item),
+                    Some(known) => merge_delta(known, item),
                     None => told.push(item.clone()),
                 }
             }
@@ -163,7 +163,7 @@ fn grow(told: &mut Value, delta: &Value) {
         (Value::Object(told), Value::Object(more)) => {
             for (name, value) in more {
                 match told.get_mut(name) {
-                    Some(known) => grow(known, value),
+                    Some(known) => merge_delta(known, value),
                     None => drop(told.insert(name.clone(), value.clone())),
                 }
             }
@@ -187,7 +187,7 @@ fn without_numbers(value: &mut Value) {
 }
 
 /// What a client makes of a stream: the events in their order, those that go on with one another put together.
-fn made_of(stream: &str) -> Vec<Value> {
+fn assemble_stream(stream: &str) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::new();
     for line in stream.lines().filter_map(|line| line.strip_prefix("data: ")) {
         let mut event = serde_json::from_str(line).unwrap_or_else(|_| json!(line));
@@ -202,16 +202,16 @@ fn made_of(stream: &str) -> Vec<Value> {
                 for name in ["id", "created", "model"] {
                     assert_eq!(last[name], event[name]);
                 }
-                grow(&mut last["choices"], &event["choices"]);
+                merge_delta(&mut last["choices"], &event["choices"]);
             }
             Some(last) if is_delta(&event) && is_delta(last) && kind(last) == kind(&event) => {
                 let (told, more) = (&mut last["delta"], &event["delta"]);
                 let kind = more["type"].clone();
-                grow(told, more);
+                merge_delta(told, more);
                 if told.is_object() {
                     told["type"] = kind;
                 }
-                grow(&mut last["logprobs"], &event["logprobs"]);
+                merge_delta(&mut last["logprobs"], &event["logprobs"]);
             }
             _ => all.push(event),
         }
@@ -224,36 +224,36 @@ fn numbers(events: &mut [Value]) {
     events.iter_mut().filter_map(Value::as_object_mut).for_each(|event| drop(event.remove("sequence_number")));
 }
 
-fn pass(scanner: &mut SseScanner, events: &[String]) -> String {
+fn forward(scanner: &mut SseScanner, events: &[String]) -> String {
     let mut out = Vec::new();
     scanner.push(Bytes::from(events.concat()), &mut out);
     String::from_utf8(out.concat()).unwrap()
 }
 
-type Make = fn(&str, usize) -> Vec<String>;
-const ALL: [(Api, Make); 4] =
+type EventBuilder = fn(&str, usize) -> Vec<String>;
+const ALL: [(Api, EventBuilder); 4] =
     [(Api::Chat, chat), (Api::Completions, completion), (Api::Messages, message), (Api::Responses, response)];
 
-fn retelling(api: Api, shown: ShownIds, repeats: Repeats) -> SseScanner {
-    SseScanner::new().retelling(Retold::new(api, shown, repeats))
+fn replaying_scanner(api: Api, shown: TokenIdVisibility, repeats: AnswerDeterminism) -> SseScanner {
+    SseScanner::new().with_replay_verifier(ReplayVerifier::new(api, shown, repeats))
 }
 
 #[test]
-fn an_answer_that_breaks_off_anywhere_and_is_made_again_is_told_once() {
+fn replayed_answer_is_delivered_once_wherever_the_first_broke_off() {
     for (api, make) in ALL {
         let first = make("one", 3);
-        let expected = made_of(&first.concat());
+        let expected = assemble_stream(&first.concat());
         for cut in 0..first.len() {
-            let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-            let begun = pass(&mut scanner, &first[..cut]);
+            let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+            let begun = forward(&mut scanner, &first[..cut]);
             assert_eq!(begun, first[..cut].concat(), "{api:?}");
-            assert_eq!(scanner.so_far(), Ok(None));
-            scanner.go_on();
+            assert_eq!(scanner.resume_ids(), Ok(None));
+            scanner.switch_engine();
             // What another engine makes of it is cut and called otherwise; the same one would change nothing.
             let size = if cut == 0 { 3 } else { 1 + cut % 5 };
-            let told = begun + &pass(&mut scanner, &make(if cut == 0 { "one" } else { "two" }, size));
-            called_alike(&told);
-            let (mut made, mut expected) = (made_of(&told.replace("two", "one")), expected.clone());
+            let told = begun + &forward(&mut scanner, &make(if cut == 0 { "one" } else { "two" }, size));
+            assert_same_ids(&told);
+            let (mut made, mut expected) = (assemble_stream(&told.replace("two", "one")), expected.clone());
             numbers(&mut made);
             numbers(&mut expected);
             assert_eq!(made, expected, "{api:?} {cut}");
@@ -263,7 +263,7 @@ fn an_answer_that_breaks_off_anywhere_and_is_made_again_is_told_once() {
 }
 
 /// Nothing that the first engine gave a name goes by another one later.
-fn called_alike(told: &str) {
+fn assert_same_ids(told: &str) {
     let calls = ["-0-0", "-0-1", "-1-0", "-1-1"].map(|tail| ("", tail));
     for (start, end) in
         [("toolu_", ""), ("sig_", ""), ("msg_", ""), ("fc_", ""), ("call_", "")].into_iter().chain(calls)
@@ -274,13 +274,13 @@ fn called_alike(told: &str) {
 }
 
 #[test]
-fn events_are_numbered_on_without_a_gap() {
+fn replayed_events_are_numbered_without_a_gap() {
     let first = response("one", 3);
     for cut in 1..first.len() {
-        let mut scanner = retelling(Api::Responses, ShownIds::All, Repeats::Always);
-        let begun = pass(&mut scanner, &first[..cut]);
-        scanner.go_on();
-        let told = begun + &pass(&mut scanner, &response("two", 1 + cut % 4));
+        let mut scanner = replaying_scanner(Api::Responses, TokenIdVisibility::All, AnswerDeterminism::Always);
+        let begun = forward(&mut scanner, &first[..cut]);
+        scanner.switch_engine();
+        let told = begun + &forward(&mut scanner, &response("two", 1 + cut % 4));
         let payloads = told.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
         let numbers: Vec<_> = payloads.map(|event| event["sequence_number"].as_u64().unwrap()).collect();
         assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>(), "{cut}");
@@ -288,33 +288,33 @@ fn events_are_numbered_on_without_a_gap() {
 }
 
 #[test]
-fn what_comes_out_differently_is_given_up_before_any_of_it_is_told() {
+fn diverging_replay_stops_before_anything_of_it_is_delivered() {
     for (api, make) in ALL {
         let (first, other) = (make("one", 3), make("two", 2).concat());
         let at = first.len() - 3;
         let other = if api == Api::Completions { other.replace("et", "at") } else { other.replace("Z", "z") };
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &first[..at]);
-        scanner.go_on();
-        let rest = pass(&mut scanner, &[other]);
-        assert!(scanner.differs() && rest.is_empty(), "{api:?} {rest}");
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &first[..at]);
+        scanner.switch_engine();
+        let rest = forward(&mut scanner, &[other]);
+        assert!(scanner.has_diverged() && rest.is_empty(), "{api:?} {rest}");
     }
 }
 
 #[test]
-fn another_tool_is_another_answer() {
+fn replay_with_another_tool_diverges() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &make("one", 3));
-        scanner.go_on();
-        assert!(!scanner.differs());
-        pass(&mut scanner, &[make("two", 3).concat().replace("look", "find")]);
-        assert!(scanner.differs(), "{api:?}");
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &make("one", 3));
+        scanner.switch_engine();
+        assert!(!scanner.has_diverged());
+        forward(&mut scanner, &[make("two", 3).concat().replace("look", "find")]);
+        assert!(scanner.has_diverged(), "{api:?}");
     }
 }
 
 /// The first events of a made-up answer up to the one that names a tool, and a whole one without tools.
-fn named_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<String>) {
+fn events_naming_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<String>) {
     let (first, second) = (make("one", 3), make("two", 3));
     let named = first.iter().position(|event| event.contains("look")).unwrap();
     let second = second
@@ -324,101 +324,101 @@ fn named_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<Strin
 }
 
 #[test]
-fn an_answer_without_the_tool_that_was_named_differs() {
+fn replay_without_the_named_tool_diverges() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
-        let (first, second) = named_a_tool(make);
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &first);
-        scanner.go_on();
+        let (first, second) = events_naming_a_tool(make);
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &first);
+        scanner.switch_engine();
         let end = match api {
             Api::Chat => data(json!({"id": "two", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})),
             Api::Responses => data(json!({"type": "response.completed", "response": {"id": "two", "output": []}})),
             _ => data(json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})),
         };
-        let rest = pass(&mut scanner, &[second, vec![end]].concat());
-        assert!(scanner.differs(), "{api:?} {rest}");
+        let rest = forward(&mut scanner, &[second, vec![end]].concat());
+        assert!(scanner.has_diverged(), "{api:?} {rest}");
         assert!(["DONE", "message_stop", "completed"].iter().all(|end| !rest.contains(end)), "{rest}");
     }
 }
 
 #[test]
-fn a_drawn_answer_that_has_named_a_tool_is_not_made_again() {
+fn sampled_answer_is_not_replayed_after_naming_a_tool() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
         let named = make("one", 3).into_iter().find(|event| event.contains("look")).unwrap();
-        let mut scanner = retelling(api, ShownIds::All, Repeats::UntilItSpeaks);
-        pass(&mut scanner, &[named]);
-        assert_eq!(scanner.so_far(), Err(Lost::Drawn), "{api:?}");
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
+        forward(&mut scanner, &[named]);
+        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_read_of_an_answer_that_is_made_again_is_not_passed() {
+fn unreadable_replay_events_are_not_forwarded() {
     for (api, make) in ALL {
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &make("one", 3)[..3]);
-        scanner.go_on();
-        assert_eq!(pass(&mut scanner, &["data: {broken\n\n".to_owned()]), "", "{api:?}");
-        assert!(scanner.differs());
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &make("one", 3)[..3]);
+        scanner.switch_engine();
+        assert_eq!(forward(&mut scanner, &["data: {broken\n\n".to_owned()]), "", "{api:?}");
+        assert!(scanner.has_diverged());
     }
 }
 
 #[test]
-fn an_answer_that_ends_before_what_was_told_differs() {
+fn replay_that_ends_early_diverges() {
     for (api, make) in ALL {
         let (first, second) = (make("one", 3), make("two", 3));
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        let begun = pass(&mut scanner, &first[..first.len() - 1]);
-        scanner.go_on();
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        let begun = forward(&mut scanner, &first[..first.len() - 1]);
+        scanner.switch_engine();
         let dropped = second.len() - if api == Api::Completions { 3 } else { 4 };
         let short = [&second[..dropped], &second[dropped + 1..]].concat();
-        let rest = pass(&mut scanner, &short);
-        assert!(scanner.differs(), "{api:?} {rest}");
+        let rest = forward(&mut scanner, &short);
+        assert!(scanner.has_diverged(), "{api:?} {rest}");
         assert!(!rest.contains("DONE") && !rest.contains("_stop\"") && !rest.contains("completed"), "{begun}{rest}");
     }
 }
 
 #[test]
-fn what_is_drawn_is_made_again_only_before_its_first_word() {
+fn sampled_answer_is_replayed_only_before_its_first_output() {
     for (api, make) in ALL {
         let events = make("one", 3);
         let words = events.iter().position(|event| event.contains("Là") || event.contains("Hm")).unwrap();
-        let mut scanner = retelling(api, ShownIds::All, Repeats::UntilItSpeaks);
-        pass(&mut scanner, &events[..words]);
-        assert_eq!(scanner.so_far(), Ok(None), "{api:?}");
-        assert_eq!(pass(&mut scanner, &events[words..]), events[words..].concat());
-        assert_eq!(scanner.so_far(), Err(Lost::Drawn), "{api:?}");
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
+        forward(&mut scanner, &events[..words]);
+        assert_eq!(scanner.resume_ids(), Ok(None), "{api:?}");
+        assert_eq!(forward(&mut scanner, &events[words..]), events[words..].concat());
+        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
     }
 }
 
 #[test]
-fn ids_that_nobody_asked_for_are_left_out_of_what_is_made_again() {
-    let mut scanner = retelling(Api::Completions, ShownIds::None, Repeats::Always);
-    pass(&mut scanner, &completion("one", 3)[..2]);
-    scanner.go_on();
-    let rest = pass(&mut scanner, &completion("two", 2));
+fn replay_omits_token_ids_that_were_not_requested() {
+    let mut scanner = replaying_scanner(Api::Completions, TokenIdVisibility::None, AnswerDeterminism::Always);
+    forward(&mut scanner, &completion("one", 3)[..2]);
+    scanner.switch_engine();
+    let rest = forward(&mut scanner, &completion("two", 2));
     assert!(rest.contains("token_ids\":null") && !rest.contains("token_ids\":["), "{rest}");
 }
 
 #[test]
-fn more_than_is_kept_is_not_made_again() {
+fn answer_beyond_the_buffer_limit_is_not_replayed() {
     let long = |text: &str| {
         data(json!({"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}))
     };
-    let mut scanner = retelling(Api::Chat, ShownIds::All, Repeats::Always);
-    let (most, one) = (long(&"a".repeat(MOST_TOLD - 500)), long(&"a".repeat(500)));
-    assert_eq!(pass(&mut scanner, std::slice::from_ref(&most)), most);
-    assert_eq!(scanner.so_far(), Ok(None));
-    assert_eq!(pass(&mut scanner, std::slice::from_ref(&one)), one);
-    assert_eq!(scanner.so_far(), Err(Lost::TooLong));
+    let mut scanner = replaying_scanner(Api::Chat, TokenIdVisibility::All, AnswerDeterminism::Always);
+    let (most, one) = (long(&"a".repeat(MAX_BUFFERED_BYTES - 500)), long(&"a".repeat(500)));
+    assert_eq!(forward(&mut scanner, std::slice::from_ref(&most)), most);
+    assert_eq!(scanner.resume_ids(), Ok(None));
+    assert_eq!(forward(&mut scanner, std::slice::from_ref(&one)), one);
+    assert_eq!(scanner.resume_ids(), Err(NotResumable::TooLong));
 }
 
 proptest! {
     #[test]
-    fn any_json_passes_the_first_time_as_it_is(bytes in "[ -~]{0,40}", api in 0..4usize) {
+    fn first_attempt_forwards_any_json_unchanged(bytes in "[ -~]{0,40}", api in 0..4usize) {
         let (api, make) = ALL[api];
         let mut events = make("one", 2);
         events.insert(3, format!("data: {bytes}\n\n"));
-        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
-        prop_assert_eq!(pass(&mut scanner, &events), events.concat());
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::Always);
+        prop_assert_eq!(forward(&mut scanner, &events), events.concat());
     }
 }

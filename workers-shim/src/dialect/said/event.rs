@@ -9,22 +9,22 @@ use crate::dialect::answer::UsageFields;
 
 /// An event of a chat or a completion.
 #[derive(Deserialize)]
-pub(in crate::dialect) struct Event<'a> {
+pub(in crate::dialect) struct ResumableEvent<'a> {
     #[serde(borrow)]
     pub(super) id: Option<&'a RawValue>,
     pub(super) created: Option<&'a RawValue>,
     pub(super) model: Option<&'a RawValue>,
     #[serde(default)]
-    pub(super) choices: Vec<Choice<'a>>,
+    pub(super) choices: Vec<ResumableChoice<'a>>,
     pub(super) prompt_token_ids: Option<&'a RawValue>,
     pub(super) usage: Option<UsageFields>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Choice<'a> {
+pub(super) struct ResumableChoice<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
-    delta: Option<Delta<'a>>,
+    delta: Option<ResumableDelta<'a>>,
     pub(super) finish_reason: Option<&'a RawValue>,
     pub(super) stop_reason: Option<&'a RawValue>,
     pub(super) token_ids: Option<&'a RawValue>,
@@ -32,7 +32,7 @@ pub(super) struct Choice<'a> {
 }
 
 #[derive(Deserialize)]
-struct Delta<'a> {
+struct ResumableDelta<'a> {
     #[serde(borrow)]
     content: Option<Cow<'a, str>>,
     reasoning: Option<&'a RawValue>,
@@ -40,7 +40,7 @@ struct Delta<'a> {
     tool_calls: Option<&'a RawValue>,
 }
 
-impl Choice<'_> {
+impl ResumableChoice<'_> {
     pub(super) fn text(&self) -> &str {
         let content = self.delta.as_ref().and_then(|delta| delta.content.as_deref());
         self.text.as_deref().or(content).unwrap_or_default()

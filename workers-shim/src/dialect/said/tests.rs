@@ -30,12 +30,12 @@ fn text(stream: &str) -> String {
     choices.filter_map(said).collect()
 }
 
-fn keeping(api: Api, shown: ShownIds, telling: Telling) -> SseScanner {
-    SseScanner::new().keeping(Said::new(api, shown, telling))
+fn resumable_scanner(api: Api, shown: TokenIdVisibility, telling: TextDelivery) -> SseScanner {
+    SseScanner::new().with_transcript(TokenTranscript::new(api, shown, telling))
 }
 
 /// What passes of these events.
-fn pass(scanner: &mut SseScanner, events: &[&str]) -> String {
+fn forward(scanner: &mut SseScanner, events: &[&str]) -> String {
     let mut out = Vec::new();
     events.iter().for_each(|event| scanner.push(Bytes::copy_from_slice(event.as_bytes()), &mut out));
     out.extend(scanner.finish());
@@ -49,11 +49,11 @@ fn event(text: &str, ids: &[u32]) -> String {
 }
 
 #[test]
-fn ids_that_the_client_did_not_ask_for_are_not_seen_by_it() {
+fn unrequested_token_ids_are_hidden_from_the_client() {
     for (case, api, prompt) in [("completion", Api::Completions, 7), ("chat", Api::Chat, 19)] {
         let stream = recorded(case);
-        let mut scanner = keeping(api, ShownIds::None, Telling::AtOnce);
-        let out = pass(&mut scanner, &[&stream]);
+        let mut scanner = resumable_scanner(api, TokenIdVisibility::None, TextDelivery::WithIds);
+        let out = forward(&mut scanner, &[&stream]);
         let mut expected = stream.clone();
         while let Some(at) = expected.find("token_ids\":[") {
             let from = at + "token_ids\":".len();
@@ -61,22 +61,25 @@ fn ids_that_the_client_did_not_ask_for_are_not_seen_by_it() {
             expected.replace_range(from..to, "null");
         }
         assert_eq!(out, expected, "{case}");
-        let usage = Usage { prompt: Tokens(prompt), completion: Tokens(12), cached: None };
-        assert_eq!(scanner.said().unwrap().usage(), Some(usage), "{case}");
-        assert_eq!(pass(&mut keeping(api, ShownIds::All, Telling::AtOnce), &[&stream]), stream);
+        let usage = TokenUsage { prompt: Tokens(prompt), completion: Tokens(12), cached: None };
+        assert_eq!(scanner.transcript().unwrap().usage(), Some(usage), "{case}");
+        assert_eq!(
+            forward(&mut resumable_scanner(api, TokenIdVisibility::All, TextDelivery::WithIds), &[&stream]),
+            stream
+        );
     }
 }
 
 #[test]
-fn a_completion_goes_on_after_its_last_whole_character() {
+fn completion_resumes_after_its_last_whole_character() {
     let (stream, rest) = (recorded("completion"), recorded("completion goes on after 6"));
-    let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::AtOnce);
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
     // The seventh event tells an id whose character is not whole.
-    let mut out = pass(&mut scanner, &events(&stream)[..7]);
-    let (prompt, said) = scanner.said().unwrap().so_far().unwrap().unwrap();
+    let mut out = forward(&mut scanner, &events(&stream)[..7]);
+    let (prompt, said) = scanner.transcript().unwrap().resume_ids().unwrap().unwrap();
     assert_eq!((prompt.len(), said), (7, &[1810, 120, 420, 1200, 1934, 1662][..]));
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&rest]);
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&rest]);
     assert_eq!(text(&out), text(&stream));
     assert!(!out.contains("token_ids\":["), "{out}");
     let (all, whole) = (payloads(&out), payloads(&stream));
@@ -92,20 +95,20 @@ fn a_completion_goes_on_after_its_last_whole_character() {
 }
 
 #[test]
-fn a_chat_goes_on_in_its_own_words_after_what_a_tokenizer_shows_to_be_delivered() {
+fn chat_resumes_after_the_ids_whose_text_was_delivered() {
     let (stream, rest) = (recorded("chat"), recorded("chat goes on after 7"));
-    let mut scanner = keeping(Api::Chat, ShownIds::None, Telling::AtOnce);
-    let mut out = pass(&mut scanner, &events(&stream)[..2]);
+    let mut scanner = resumable_scanner(Api::Chat, TokenIdVisibility::None, TextDelivery::WithIds);
+    let mut out = forward(&mut scanner, &events(&stream)[..2]);
     assert_eq!(
-        scanner.said().unwrap().so_far().unwrap().unwrap().1,
+        scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1,
         [0_u32; 0],
         "seven at once: the last may be half a character"
     );
     let told = text(&out);
-    scanner.settle(|ids| (ids.len() == 7).then(|| told.clone()));
-    assert_eq!(scanner.said().unwrap().so_far().unwrap().unwrap().1.len(), 7);
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&rest]);
+    scanner.settle_text(|ids| (ids.len() == 7).then(|| told.clone()));
+    assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1.len(), 7);
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&rest]);
     assert_eq!(text(&out), text(&stream));
     let all = payloads(&out);
     assert!(all.iter().all(|event| event["object"] == "chat.completion.chunk"));
@@ -114,106 +117,112 @@ fn a_chat_goes_on_in_its_own_words_after_what_a_tokenizer_shows_to_be_delivered(
 }
 
 #[test]
-fn an_engine_that_is_asked_within_a_character_tells_the_prompt_too() {
+fn resuming_within_a_character_echoes_the_prompt() {
     let told = text(&recorded("chat goes on within a character"));
     assert!(told.starts_with("user\nitem 0 is about caches"), "why only whole characters are gone on after: {told}");
 }
 
 #[test]
-fn text_beyond_the_settled_ids_is_made_again_and_not_told_again() {
+fn unsettled_text_is_regenerated_and_not_delivered_again() {
     for cut in [["a", "b", "cd"], ["ab", "", "cd"], ["abc", "d", ""]] {
-        let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::AtOnce);
-        let mut out = pass(&mut scanner, &[&event("x", &[1]), &event("abc", &[2, 3, 4])]);
-        assert_eq!(scanner.said().unwrap().so_far().unwrap().unwrap().1, [1]);
-        scanner.go_on();
-        out += &pass(&mut scanner, &[&event(cut[0], &[2]), &event(cut[1], &[3]), &event(cut[2], &[4])]);
+        let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
+        let mut out = forward(&mut scanner, &[&event("x", &[1]), &event("abc", &[2, 3, 4])]);
+        assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1, [1]);
+        scanner.switch_engine();
+        out += &forward(&mut scanner, &[&event(cut[0], &[2]), &event(cut[1], &[3]), &event(cut[2], &[4])]);
         assert_eq!(text(&out), "xabcd", "{cut:?}");
-        assert_eq!(scanner.said().unwrap().so_far().unwrap().unwrap().1.first(), Some(&1));
+        assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1.first(), Some(&1));
     }
 }
 
 #[test]
-fn an_answer_may_break_again_before_all_of_it_is_made_again() {
-    let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::AtOnce);
-    let mut out = pass(&mut scanner, &[&event("abcd", &[1, 2, 3, 4])]);
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&event("ab", &[1])]);
-    assert_eq!(scanner.said().unwrap().so_far().unwrap().unwrap().1, [1]);
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&event("c", &[3]), &event("de", &[4])]);
+fn answer_may_break_again_during_regeneration() {
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
+    let mut out = forward(&mut scanner, &[&event("abcd", &[1, 2, 3, 4])]);
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&event("ab", &[1])]);
+    assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1, [1]);
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&event("c", &[3]), &event("de", &[4])]);
     assert_eq!(text(&out), "abcde");
-    assert_eq!(scanner.said().unwrap().usage().unwrap().completion, Tokens(3));
+    assert_eq!(scanner.transcript().unwrap().usage().unwrap().completion, Tokens(3));
 }
 
 #[test]
-fn what_is_made_again_otherwise_is_not_gone_on_with() {
-    let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::Late);
-    let mut out = pass(&mut scanner, &[&event("a", &[1]), &event("b", &[2])]);
-    assert_eq!(scanner.said().unwrap().so_far().unwrap().unwrap().1, [0_u32; 0], "text may be behind its ids");
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&event("a", &[1]), &event("x", &[9])]);
-    assert_eq!((text(&out).as_str(), scanner.said().unwrap().so_far()), ("ab", Err(Lost::Differs)));
-    assert_eq!(scanner.closing(), None);
+fn diverging_regeneration_is_not_resumed() {
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::AfterIds);
+    let mut out = forward(&mut scanner, &[&event("a", &[1]), &event("b", &[2])]);
+    assert_eq!(
+        scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1,
+        [0_u32; 0],
+        "text may be behind its ids"
+    );
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&event("a", &[1]), &event("x", &[9])]);
+    assert_eq!((text(&out).as_str(), scanner.transcript().unwrap().resume_ids()), ("ab", Err(NotResumable::Diverged)));
+    assert_eq!(scanner.closing_events(), None);
 }
 
 #[test]
-fn a_client_that_asked_for_ids_gets_each_once() {
-    let mut scanner = keeping(Api::Completions, ShownIds::All, Telling::AtOnce);
-    let mut out = pass(&mut scanner, &[&event("a", &[1]), &event("", &[2])]);
-    scanner.go_on();
-    out += &pass(&mut scanner, &[&event("", &[2]), &event("b", &[3])]);
+fn client_that_requested_ids_receives_each_once() {
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::All, TextDelivery::WithIds);
+    let mut out = forward(&mut scanner, &[&event("a", &[1]), &event("", &[2])]);
+    scanner.switch_engine();
+    out += &forward(&mut scanner, &[&event("", &[2]), &event("b", &[3])]);
     let ids = payloads(&out).into_iter().flat_map(|event| event["choices"][0]["token_ids"].as_array().unwrap().clone());
     assert_eq!((text(&out).as_str(), ids.collect::<Vec<_>>()), ("ab", vec![1.into(), 2.into(), 3.into()]));
 }
 
 #[test]
-fn what_is_more_than_text_and_what_has_no_ids_is_not_gone_on_with() {
+fn parsed_output_and_missing_ids_are_not_resumable() {
     let chat = |delta: &str, ids: &str| {
         format!(
             "data: {{\"id\":\"c\",\"created\":5,\"model\":\"m\",\"choices\":[{{\"delta\":{delta},\"token_ids\":{ids}}}],\"prompt_token_ids\":[1]}}\n\n"
         )
     };
     for (delta, ids, lost) in [
-        (r#"{"reasoning":"hm"}"#, "[1]", Lost::Parsed),
-        (r#"{"tool_calls":[{"index":0}]}"#, "[1]", Lost::Parsed),
-        (r#"{"content":"a"}"#, "null", Lost::NoIds),
+        (r#"{"reasoning":"hm"}"#, "[1]", NotResumable::ParsedOutput),
+        (r#"{"tool_calls":[{"index":0}]}"#, "[1]", NotResumable::ParsedOutput),
+        (r#"{"content":"a"}"#, "null", NotResumable::NoIds),
     ] {
-        let mut scanner = keeping(Api::Chat, ShownIds::None, Telling::AtOnce);
-        pass(&mut scanner, &[&chat(delta, ids)]);
-        assert_eq!(scanner.said().unwrap().so_far(), Err(lost), "{delta}");
+        let mut scanner = resumable_scanner(Api::Chat, TokenIdVisibility::None, TextDelivery::WithIds);
+        forward(&mut scanner, &[&chat(delta, ids)]);
+        assert_eq!(scanner.transcript().unwrap().resume_ids(), Err(lost), "{delta}");
     }
-    let mut scanner = keeping(Api::Chat, ShownIds::None, Telling::AtOnce);
-    pass(&mut scanner, &["data: {\"cut"]);
-    assert_eq!(scanner.said().unwrap().so_far(), Ok(None), "nothing was told: all can be asked for anew");
+    let mut scanner = resumable_scanner(Api::Chat, TokenIdVisibility::None, TextDelivery::WithIds);
+    forward(&mut scanner, &["data: {\"cut"]);
+    assert_eq!(scanner.transcript().unwrap().resume_ids(), Ok(None), "nothing was told: all can be asked for anew");
 }
 
 #[test]
-fn an_engines_failure_is_kept_back_and_a_clients_is_not() {
+fn engine_errors_are_withheld_and_client_errors_forwarded() {
     let failed = |code: u16| format!("data: {{\"error\":{{\"message\":\"no\",\"code\":{code}}}}}\n\n");
-    let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::AtOnce);
-    let out = pass(&mut scanner, &[&event("a", &[1]), &failed(500), "data: [DONE]\n\n"]);
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
+    let out = forward(&mut scanner, &[&event("a", &[1]), &failed(500), "data: [DONE]\n\n"]);
     assert_eq!((text(&out).as_str(), out.contains("error"), out.contains("DONE")), ("a", false, false));
     assert_eq!(scanner.failure().unwrap(), failed(500).as_bytes());
-    scanner.go_on();
+    scanner.switch_engine();
     assert!(scanner.failure().is_none() && !scanner.facts().ended());
-    let out =
-        pass(&mut keeping(Api::Completions, ShownIds::None, Telling::AtOnce), &[&failed(400), "data: [DONE]\n\n"]);
+    let out = forward(
+        &mut resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds),
+        &[&failed(400), "data: [DONE]\n\n"],
+    );
     assert_eq!(out, failed(400) + "data: [DONE]\n\n");
 }
 
 #[test]
-fn an_answer_that_lacks_only_its_end_is_ended_here() {
+fn answer_that_lacks_only_its_end_is_closed_locally() {
     let stream = recorded("completion");
     let said = events(&stream);
-    let mut scanner = keeping(Api::Completions, ShownIds::None, Telling::AtOnce);
-    pass(&mut scanner, &said[..11]);
-    assert_eq!(scanner.closing(), None, "the last word is missing");
-    pass(&mut scanner, &said[11..12]);
-    let end = String::from_utf8(scanner.closing().unwrap().to_vec()).unwrap();
+    let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
+    forward(&mut scanner, &said[..11]);
+    assert_eq!(scanner.closing_events(), None, "the last word is missing");
+    forward(&mut scanner, &said[11..12]);
+    let end = String::from_utf8(scanner.closing_events().unwrap().to_vec()).unwrap();
     assert_eq!(payloads(&end)[0]["usage"]["completion_tokens"], 12);
     assert!(end.ends_with("data: [DONE]\n\n"));
-    pass(&mut scanner, &said[12..13]);
-    assert_eq!(scanner.closing().unwrap(), "data: [DONE]\n\n");
-    pass(&mut scanner, &said[13..]);
-    assert_eq!(scanner.closing(), None, "it was told");
+    forward(&mut scanner, &said[12..13]);
+    assert_eq!(scanner.closing_events().unwrap(), "data: [DONE]\n\n");
+    forward(&mut scanner, &said[13..]);
+    assert_eq!(scanner.closing_events(), None, "it was told");
 }

@@ -6,15 +6,15 @@ fn scan(text: &str) -> JsonFields {
     JsonFields::scan(Bytes::copy_from_slice(text.as_bytes()), &[]).unwrap()
 }
 
-fn spliced(text: &str, edit: impl FnOnce(&mut Splice<'_>)) -> String {
+fn spliced(text: &str, edit: impl FnOnce(&mut JsonSplice<'_>)) -> String {
     let fields = scan(text);
-    let mut splice = Splice::new(&fields);
+    let mut splice = JsonSplice::new(&fields);
     edit(&mut splice);
     String::from_utf8(splice.finish().to_vec()).unwrap()
 }
 
 #[test]
-fn everything_else_stays_byte_for_byte() {
+fn unedited_fields_stay_byte_for_byte() {
     let text = "{ \"a\":1 ,\n  \"b\" : \"\\ud800\", \"z\":1.0e0 }\n";
     assert_eq!(spliced(text, |s| s.set("b", b"2".as_slice())), "{ \"a\":1 ,\n  \"b\" : 2, \"z\":1.0e0 }\n");
     assert_eq!(
@@ -32,7 +32,7 @@ fn objects_can_become_empty_and_be_filled() {
     assert_eq!(spliced("{}", |s| s.set("a", b"1".as_slice())), "{\"a\":1}");
     assert_eq!(spliced(" { } ", |s| s.set("a", b"1".as_slice())), " {\"a\":1 } ");
     assert_eq!(spliced("{\"a\":1}", |s| assert!(s.remove("a"))), "{}");
-    let both = |s: &mut Splice<'_>| {
+    let both = |s: &mut JsonSplice<'_>| {
         s.remove("a");
         s.remove("b");
         s.set("c", b"1".as_slice());
@@ -42,13 +42,13 @@ fn objects_can_become_empty_and_be_filled() {
 }
 
 #[test]
-fn the_last_word_on_a_field_counts() {
-    let set_then_remove = |s: &mut Splice<'_>| {
+fn last_edit_of_a_field_wins() {
+    let set_then_remove = |s: &mut JsonSplice<'_>| {
         s.set("a", b"2".as_slice());
         s.remove("a");
     };
     assert_eq!(spliced("{\"a\":1,\"b\":1}", set_then_remove), "{\"b\":1}");
-    let remove_then_set = |s: &mut Splice<'_>| {
+    let remove_then_set = |s: &mut JsonSplice<'_>| {
         s.remove("a");
         s.set("a", b"2".as_slice());
     };
@@ -56,7 +56,7 @@ fn the_last_word_on_a_field_counts() {
 }
 
 #[test]
-fn an_escaped_name_hides_nothing() {
+fn escaped_field_names_are_recognized() {
     let text = r#"{"\u0061":1,"b":2,"a\u0000":3}"#;
     assert_eq!(scan(text).get("a"), Some(b"1".as_slice()));
     assert_eq!(spliced(text, |s| assert!(s.remove("a"))), r#"{"b":2,"a\u0000":3}"#);
@@ -65,7 +65,7 @@ fn an_escaped_name_hides_nothing() {
 }
 
 #[test]
-fn repetitions_of_other_fields_are_the_clients_business() {
+fn duplicates_of_other_fields_are_allowed() {
     let text = r#"{"a":1,"b":0,"a":2}"#;
     assert_eq!(scan(text).read::<u32>("a"), Some(2));
     assert_eq!(spliced(text, |s| s.set("a", b"3".as_slice())), r#"{"b":0,"a":3}"#);
@@ -73,23 +73,23 @@ fn repetitions_of_other_fields_are_the_clients_business() {
 }
 
 #[test]
-fn nothing_changed_means_the_same_memory() {
+fn unchanged_body_shares_memory() {
     let fields = scan("{\"a\":1}");
-    assert_eq!(Splice::new(&fields).finish().as_ptr(), fields.body().as_ptr());
+    assert_eq!(JsonSplice::new(&fields).finish().as_ptr(), fields.body().as_ptr());
 }
 
 #[test]
-fn the_number_of_fields_is_bounded() {
+fn number_of_fields_is_bounded() {
     let object = |count: usize| {
         let fields: Vec<String> = (0..count).map(|n| format!("\"f{n}\":{n}")).collect();
         Bytes::from(format!("{{{}}}", fields.join(",")))
     };
     assert!(JsonFields::scan(object(1024), &[]).is_ok());
-    assert_eq!(JsonFields::scan(object(1025), &[]).unwrap_err(), JsonError::TooManyFields { most: 1024 });
+    assert_eq!(JsonFields::scan(object(1025), &[]).unwrap_err(), JsonError::TooManyFields { max: 1024 });
 }
 
 #[test]
-fn values_are_read_or_not_there() {
+fn values_are_read_if_present_and_of_the_right_type() {
     let fields = scan(r#"{"s":true,"n":null,"t":"x"}"#);
     assert_eq!(
         (fields.read::<bool>("s"), fields.read::<bool>("n"), fields.read::<bool>("t")),
@@ -102,7 +102,7 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 proptest! {
     #[test]
-    fn splicing_means_what_editing_a_map_means(
+    fn splicing_equals_editing_a_map(
         present in proptest::sample::subsequence(NAMES.to_vec(), 0..=4).prop_shuffle(),
         edits in proptest::collection::vec((0usize..4, proptest::option::of(any::<u16>())), 0..6),
         space in "[ \n\t]{0,2}",
@@ -131,7 +131,7 @@ proptest! {
 }
 
 #[test]
-fn all_fields_are_told_by_the_names_that_a_reader_reads() {
+fn all_fields_are_listed_by_unescaped_names() {
     let body = br#"{"a":1, "\u0062" : [2] ,"\ud800":3,"a":"x"}"#;
     let fields = JsonFields::scan(Bytes::from_static(body), &[]).unwrap();
     let all: Vec<_> = fields.all().map(|(name, value)| (name.into_owned(), &body[value])).collect();
@@ -140,18 +140,18 @@ fn all_fields_are_told_by_the_names_that_a_reader_reads() {
 }
 
 #[test]
-fn a_name_as_long_as_a_body_is_refused_at_once() {
+fn overlong_field_name_is_refused_early() {
     let named = |bytes: usize| format!("{{\"\\u0061{}\":1,\"model\":\"m\"}}", "a".repeat(bytes));
     let read = |text: String| JsonFields::scan(Bytes::from(text), &[]);
-    assert!(matches!(read(named(LONGEST_NAME)), Err(JsonError::LongName { offset: 2, most: LONGEST_NAME })));
-    let fits = read(named(LONGEST_NAME - 6)).unwrap();
+    assert!(matches!(read(named(MAX_NAME)), Err(JsonError::LongName { offset: 2, max: MAX_NAME })));
+    let fits = read(named(MAX_NAME - 6)).unwrap();
     assert_eq!(fits.get("model"), Some(&b"\"m\""[..]));
 }
 
 #[test]
-fn an_escaped_name_is_read_only_where_it_can_be_the_one_that_is_asked_for() {
+fn escaped_name_is_decoded_only_if_it_may_match() {
     let fields = scan("{\"\\u006dode\\u006C\":1,\"\\u006d\\u006f\\u0064\\u0065\\u006c\":2,\"\\/\":3}");
-    assert_eq!(fields.places("model").collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(fields.positions("model").collect::<Vec<_>>(), [0, 1]);
     assert_eq!(fields.get("/"), Some(&b"3"[..]));
     assert_eq!(fields.get("mode"), None);
 }

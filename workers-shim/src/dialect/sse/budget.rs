@@ -5,54 +5,54 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What each stream may hold without asking: more than any event but those with a prompt's token ids.
-const FREE: usize = 64 << 10;
+const FREE_BYTES: usize = 64 << 10;
 
 /// A bound on what all streams hold of unfinished events. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct EventBudget(Option<Arc<Shared>>);
+pub struct EventBudget(Option<Arc<BudgetState>>);
 
 #[derive(Debug)]
-struct Shared {
-    most: usize,
-    held: AtomicUsize,
+struct BudgetState {
+    max: usize,
+    reserved: AtomicUsize,
 }
 
 impl EventBudget {
     /// So many bytes, beside 64 KiB of each stream.
     pub fn of(most: usize) -> Self {
-        Self(Some(Arc::new(Shared { most, held: AtomicUsize::new(0) })))
+        Self(Some(Arc::new(BudgetState { max: most, reserved: AtomicUsize::new(0) })))
     }
 
     /// Bytes that are held now, beyond those that need not ask.
     pub fn held(&self) -> usize {
-        self.0.as_ref().map_or(0, |shared| shared.held.load(Ordering::Relaxed))
+        self.0.as_ref().map_or(0, |shared| shared.reserved.load(Ordering::Relaxed))
     }
 }
 
 /// One stream's part of the budget; dropping it gives it back.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct BudgetShare {
     budget: EventBudget,
     bytes: usize,
 }
 
-impl Share {
+impl BudgetShare {
     pub(super) fn of(budget: EventBudget) -> Self {
         Self { budget, bytes: 0 }
     }
 
     /// Whether the stream may hold so many bytes in all. What it held before is given back where it may not.
-    pub(super) fn hold(&mut self, bytes: usize) -> bool {
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let Some(shared) = &self.budget.0 else { return true };
-        let wanted = bytes.saturating_sub(FREE);
+        let wanted = bytes.saturating_sub(FREE_BYTES);
         if wanted <= self.bytes {
-            shared.held.fetch_sub(self.bytes - wanted, Ordering::Relaxed);
+            shared.reserved.fetch_sub(self.bytes - wanted, Ordering::Relaxed);
             self.bytes = wanted;
             return true;
         }
         let more = wanted - self.bytes;
-        if shared.held.fetch_add(more, Ordering::Relaxed) + more > shared.most {
-            shared.held.fetch_sub(more + self.bytes, Ordering::Relaxed);
+        if shared.reserved.fetch_add(more, Ordering::Relaxed) + more > shared.max {
+            shared.reserved.fetch_sub(more + self.bytes, Ordering::Relaxed);
             self.bytes = 0;
             return false;
         }
@@ -61,9 +61,9 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
-        self.hold(0);
+        self.reserve(0);
     }
 }
 
@@ -75,9 +75,9 @@ mod tests {
     use crate::dialect::SseScanner;
 
     #[test]
-    fn endless_lines_of_many_streams_hold_no_more_than_the_budget() {
+    fn unfinished_events_of_many_streams_stay_within_the_budget() {
         let budget = EventBudget::of(256 << 10);
-        let mut scanners: Vec<_> = (0..40).map(|_| SseScanner::new().within(budget.clone())).collect();
+        let mut scanners: Vec<_> = (0..40).map(|_| SseScanner::new().with_budget(budget.clone())).collect();
         let (mut passed, piece) = (Vec::new(), Bytes::from(vec![b'a'; 32 << 10]));
         for _ in 0..20 {
             for scanner in &mut scanners {
@@ -85,7 +85,7 @@ mod tests {
                 assert!(budget.held() <= 256 << 10);
             }
         }
-        let unread = scanners.iter().filter(|scanner| scanner.facts().unread > 0).count();
+        let unread = scanners.iter().filter(|scanner| scanner.facts().unread_events > 0).count();
         assert_eq!(unread, 40, "each is longer than the budget");
         passed.extend(scanners.iter_mut().filter_map(SseScanner::finish));
         assert_eq!(passed.iter().map(Bytes::len).sum::<usize>(), 40 * 20 * piece.len(), "nothing is lost");
@@ -94,16 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn short_events_need_no_budget_and_what_ended_gives_its_part_back() {
+    fn short_events_need_no_budget_and_finished_ones_return_theirs() {
         let budget = EventBudget::of(100 << 10);
-        let mut scanner = SseScanner::new().within(budget.clone());
+        let mut scanner = SseScanner::new().with_budget(budget.clone());
         let mut passed = Vec::new();
-        scanner.push(Bytes::from(format!("data: \"{}", "a".repeat(FREE / 2))), &mut passed);
+        scanner.push(Bytes::from(format!("data: \"{}", "a".repeat(FREE_BYTES / 2))), &mut passed);
         assert_eq!(budget.held(), 0);
-        scanner.push(Bytes::from("b".repeat(FREE)), &mut passed);
+        scanner.push(Bytes::from("b".repeat(FREE_BYTES)), &mut passed);
         assert!(budget.held() > 0);
         scanner.push(Bytes::from_static(b"\"\n\n"), &mut passed);
-        assert_eq!((budget.held(), scanner.facts().unread), (0, 1), "it was read, and is no chunk");
+        assert_eq!((budget.held(), scanner.facts().unread_events), (0, 1), "it was read, and is no chunk");
         assert_eq!(passed.len(), 1, "whole");
     }
 }

@@ -10,12 +10,12 @@ use crate::dialect::answer::UsageFields;
 
 /// An event of any of the four APIs.
 #[derive(Deserialize)]
-pub(super) struct Chunk<'a> {
+pub(super) struct StreamChunk<'a> {
     /// Of `/v1/messages` and `/v1/responses`.
     #[serde(borrow)]
     pub(super) r#type: Option<Cow<'a, str>>,
     pub(super) id: Option<String>,
-    pub(super) choices: Option<Vec<Choice>>,
+    pub(super) choices: Option<Vec<StreamChoice>>,
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
     pub(super) delta: Option<TypedDelta>,
@@ -25,7 +25,7 @@ pub(super) struct Chunk<'a> {
 }
 
 #[derive(Deserialize, Default)]
-pub(super) struct Inner {
+pub(super) struct NestedAnswer {
     pub(super) id: Option<String>,
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
@@ -39,10 +39,10 @@ pub(super) struct EngineError {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Choice {
+pub(super) struct StreamChoice {
     pub(super) finish_reason: Option<String>,
     text: Option<String>,
-    delta: Option<Delta>,
+    delta: Option<StreamDelta>,
 }
 
 /// What is said in an event of `/v1/responses` or `/v1/messages`.
@@ -68,14 +68,14 @@ impl TypedDelta {
 }
 
 #[derive(Deserialize)]
-struct Delta {
+struct StreamDelta {
     content: Option<String>,
     reasoning: Option<String>,
     reasoning_content: Option<String>,
     tool_calls: Option<Vec<IgnoredAny>>,
 }
 
-impl Choice {
+impl StreamChoice {
     /// Bytes of text that it says.
     pub(super) fn text(&self) -> usize {
         let of_delta = self.delta.as_ref().map(|delta| [&delta.content, &delta.reasoning, &delta.reasoning_content]);

@@ -1,23 +1,23 @@
 //! Where one event ends, and which one ends an answer.
 
 /// The name in an event's first line, where it stands there.
-pub(super) fn name_of(event: &[u8]) -> &[u8] {
+pub(super) fn event_name(event: &[u8]) -> &[u8] {
     let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
     line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
 }
 
 /// What the last event of an answer says of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Last {
+pub(super) enum FinalEvent {
     Complete,
     Failed,
 }
 
 /// What an event of this name says of the answer that it ends, as `[DONE]` does elsewhere; none where it ends none.
-pub(super) fn ends_answer(name: &[u8]) -> Option<Last> {
+pub(super) fn final_event(name: &[u8]) -> Option<FinalEvent> {
     match name {
-        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(Last::Complete),
-        b"response.failed" => Some(Last::Failed),
+        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(FinalEvent::Complete),
+        b"response.failed" => Some(FinalEvent::Failed),
         _ => None,
     }
 }

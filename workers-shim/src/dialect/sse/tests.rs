@@ -20,21 +20,21 @@ fn is_at_boundary(scanner: &SseScanner) -> bool {
 }
 
 #[test]
-fn a_real_stream_is_understood() {
+fn recorded_stream_is_parsed() {
     let stream = recorded("D chat stream");
     let (out, scanner) = read(SseScanner::new(), &[&stream]);
     assert_eq!(out, stream);
     let facts = scanner.facts();
     assert_eq!(facts.id.as_deref(), Some("chatcmpl-b7f778f69d40dc66"));
-    assert_eq!((facts.finish.as_deref(), facts.done, facts.unread), (Some("length"), true, 0));
-    let usage = Usage { prompt: Tokens(218), completion: Tokens(16), cached: Some(Tokens(0)) };
+    assert_eq!((facts.finish.as_deref(), facts.done, facts.unread_events), (Some("length"), true, 0));
+    let usage = TokenUsage { prompt: Tokens(218), completion: Tokens(16), cached: Some(Tokens(0)) };
     assert_eq!(facts.usage, Some(usage));
     assert!((14..=16).contains(&facts.outputs), "{} outputs", facts.outputs);
     assert!(facts.ended() && is_at_boundary(&scanner));
 }
 
 #[test]
-fn the_usage_event_is_hidden_and_nothing_else() {
+fn only_the_usage_event_is_hidden() {
     let stream = recorded("D chat stream");
     let (out, scanner) = read(SseScanner::hiding_usage(), &[&stream]);
     let text = std::str::from_utf8(&stream).unwrap();
@@ -56,7 +56,7 @@ fn whole_chunks_are_forwarded_without_a_copy() {
 }
 
 #[test]
-fn half_an_event_is_kept_until_it_is_whole() {
+fn partial_event_is_buffered_until_complete() {
     for mut scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
         let mut out = Vec::new();
         scanner.push(Bytes::from("data: {\"choices\":[]}\n\ndata: {\"cho"), &mut out);
@@ -67,7 +67,7 @@ fn half_an_event_is_kept_until_it_is_whole() {
 }
 
 #[test]
-fn boundaries_are_known_between_events_only() {
+fn boundaries_lie_only_between_events() {
     let mut scanner = SseScanner::new();
     let mut out = Vec::new();
     for (chunk, at_boundary) in
@@ -80,15 +80,15 @@ fn boundaries_are_known_between_events_only() {
 }
 
 #[test]
-fn engines_errors_and_broken_events_are_told_apart() {
+fn engine_errors_and_broken_events_are_distinguished() {
     let stream = b"data: {\"error\":{\"message\":\"out of blocks\",\"code\":500}}\n\ndata: {broken\n\nevent: ping\n\n";
     let (_, scanner) = read(SseScanner::new(), &[stream]);
-    assert_eq!((scanner.facts().error.as_deref(), scanner.facts().unread), (Some("out of blocks"), 1));
+    assert_eq!((scanner.facts().error.as_deref(), scanner.facts().unread_events), (Some("out of blocks"), 1));
     assert!(scanner.facts().ended() && !scanner.facts().done);
 }
 
 #[test]
-fn every_kind_of_output_counts() {
+fn every_kind_of_output_is_counted() {
     let output = |choice: &str| {
         let event = format!("data:{{\"choices\":[{choice}]}}\n\n");
         read(SseScanner::new(), &[event.as_bytes()]).1.facts().outputs
@@ -114,7 +114,7 @@ fn named(name: &str, fields: &str) -> String {
 }
 
 #[test]
-fn streams_of_messages_and_responses_are_understood() {
+fn messages_and_responses_streams_are_parsed() {
     let usage = r#"{"input_tokens":20,"output_tokens":5,"cache_read_input_tokens":32}"#;
     let messages = [
         named("message_start", r#","message":{"id":"chatcmpl-1","usage":{"input_tokens":52,"output_tokens":0}}"#),
@@ -135,15 +135,15 @@ fn streams_of_messages_and_responses_are_understood() {
         let (out, scanner) = read(SseScanner::new(), &[before.concat().as_bytes(), last.as_bytes()]);
         assert_eq!(out, events.concat().as_bytes());
         let facts = scanner.facts();
-        assert_eq!((facts.id.as_deref(), facts.outputs, facts.done, facts.unread), (Some(id), 1, true, 0));
+        assert_eq!((facts.id.as_deref(), facts.outputs, facts.done, facts.unread_events), (Some(id), 1, true, 0));
         assert_eq!(facts.text, 1, "{id}");
-        let usage = Usage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
+        let usage = TokenUsage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
         assert_eq!((facts.usage, facts.error.as_deref()), (Some(usage), None));
     }
 }
 
 #[test]
-fn failures_of_messages_and_responses_are_told() {
+fn messages_and_responses_failures_are_reported() {
     let failed = r#","response":{"id":"resp_1","error":{"message":"out of blocks"}}"#;
     let error = r#","error":{"type":"internal_error","message":"out of blocks"}"#;
     for event in [named("response.failed", failed), named("error", error)] {
@@ -157,8 +157,8 @@ fn failures_of_messages_and_responses_are_told() {
 }
 
 #[test]
-fn an_end_that_is_too_long_to_read_is_known_by_its_name() {
-    let long = "x".repeat(LONGEST_EVENT + 9);
+fn overlong_final_event_is_recognized_by_its_name() {
+    let long = "x".repeat(MAX_EVENT_BYTES + 9);
     let end = |name: &str| named(name, &format!(r#","response":{{"instructions":"{long}"}}"#));
     for (name, ended) in [("response.completed", true), ("response.created", false)] {
         for size in [1 << 12, 1 << 22] {
@@ -171,14 +171,14 @@ fn an_end_that_is_too_long_to_read_is_known_by_its_name() {
 }
 
 #[test]
-fn an_event_without_end_is_bounded_and_passes_unread() {
-    let long = vec![b'x'; LONGEST_EVENT / 2];
+fn overlong_event_is_bounded_and_forwarded_unread() {
+    let long = vec![b'x'; MAX_EVENT_BYTES / 2];
     for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
         let chunks: [&[u8]; 6] = [b"data: ", &long, &long, &long, b"\n", b"\ndata: [DONE]\n\n"];
         let (out, scanner) = read(scanner, &chunks);
         assert_eq!(out, chunks.concat());
-        assert_eq!((scanner.facts().unread, scanner.facts().done), (1, true));
-        assert!(scanner.tail.capacity() <= 2 * LONGEST_EVENT);
+        assert_eq!((scanner.facts().unread_events, scanner.facts().done), (1, true));
+        assert!(scanner.tail.capacity() <= 2 * MAX_EVENT_BYTES);
     }
 }
 
@@ -191,7 +191,7 @@ fn cuts(stream: &[u8], at: &[prop::sample::Index]) -> Vec<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn cuts_make_no_difference(
+    fn chunk_boundaries_do_not_matter(
         at in proptest::collection::vec(any::<prop::sample::Index>(), 0..60),
         crlf in any::<bool>(),
     ) {
@@ -210,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_passes_as_it_is(chunks in proptest::collection::vec(proptest::collection::vec(prop::sample::select(b"\r\nd:{ata\"".to_vec()), 0..20), 0..12)) {
+    fn random_bytes_are_forwarded_unchanged(chunks in proptest::collection::vec(proptest::collection::vec(prop::sample::select(b"\r\nd:{ata\"".to_vec()), 0..20), 0..12)) {
         let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
         for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
             let (out, _) = read(scanner, &chunks);
@@ -220,11 +220,11 @@ proptest! {
 }
 
 #[test]
-fn what_the_prompt_took_is_told_at_the_start_and_the_answer_at_the_end() {
+fn prompt_usage_comes_from_the_first_event_and_output_from_the_last() {
     let start = r#","message":{"usage":{"input_tokens":20,"cache_read_input_tokens":32,"output_tokens":1}}"#;
     let end = r#","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}"#;
     let events = [named("message_start", start), named("message_delta", end)].concat();
     let (_, scanner) = read(SseScanner::new(), &[events.as_bytes()]);
-    let usage = Usage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
+    let usage = TokenUsage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
     assert_eq!(scanner.facts().usage, Some(usage));
 }

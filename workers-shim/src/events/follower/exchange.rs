@@ -1,17 +1,17 @@
 //! A rank's side of imprints: writes one for another router, takes one over from another.
 
 use bytes::Bytes;
-use vocabulary::{Incarnation, Knowledge};
+use vocabulary::{Incarnation, KvIndexState};
 
-use super::rank::Rank;
-use crate::events::imprints::{Asked, Exported, Wanted};
+use super::rank::RankFollower;
+use crate::events::imprints::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
 
-impl Rank {
+impl RankFollower {
     /// Writes an imprint, if all is known. Nothing is applied meanwhile: what comes waits in the socket.
-    pub(super) async fn export(&self, asked: Asked) {
-        let exact = self.stream.knowledge() == Knowledge::Exact && self.worker.incarnation != Incarnation(0);
+    pub(super) async fn export_snapshot(&self, asked: SnapshotReply) {
+        let exact = self.stream.knowledge() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
         let mut chunks = Vec::new();
-        let mut writer = self.feed.imprint(self.worker.incarnation, self.stream.next());
+        let mut writer = self.feed.snapshot(self.worker.incarnation, self.stream.next());
         let head = writer.head();
         while exact && !asked.is_closed() {
             let Some(chunk) = writer.next() else { break };
@@ -20,18 +20,18 @@ impl Rank {
             tokio::task::yield_now().await;
         }
         // Whoever asked may have gone.
-        let _ = asked.send(exact.then_some(Exported { head, chunks }));
+        let _ = asked.send(exact.then_some(EncodedSnapshot { head, chunks }));
     }
 
     /// Takes over what another router knows, where not all is known here.
-    pub(super) async fn adopt(&mut self) {
+    pub(super) async fn adopt_snapshot(&mut self) {
         let process = self.worker.incarnation;
-        if self.stream.knowledge() == Knowledge::Exact || process == Incarnation(0) {
+        if self.stream.knowledge() == KvIndexState::Exact || process == Incarnation(0) {
             return;
         }
-        let Some(imprints) = &self.worker.with.imprints else { return };
+        let Some(imprints) = &self.worker.environment.snapshots else { return };
         let (worker, rank) = (self.worker.member.id, self.source.rank);
-        let wanted = Wanted { worker, rank, process, rules: self.feed.rules().clone() };
+        let wanted = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
         let Some(imprint) = imprints.fetch(wanted).await else { return };
         // What was heard since must be heard again, from a replay.
         if imprint.head.next < self.stream.next() && self.source.replay.is_none() {

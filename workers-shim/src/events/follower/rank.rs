@@ -2,126 +2,130 @@
 
 use std::time::Duration;
 
-use residency::{Feed, Gap, Hearing, Met, SourceRules, Stream, Verdict, turned_over};
+use residency::{
+    KnowledgeGap, LiveSocketHealth, ProcessMatch, ResidencyFeed, SequenceAction, SequenceTracker, SourceRules,
+    turnover_blocks,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{interval_at, sleep};
-use vocabulary::{Knowledge, Tokens};
+use vocabulary::{KvIndexState, Tokens};
 
-use super::connection::{Loss, listen, unanswered};
-use super::{Worker, ended, misfit};
+use super::connection::{ConnectionLoss, subscribe, wait_unresponsive};
+use super::{FollowedWorker, misfit_reason, wait_incarnation_end};
 use crate::events::discovery::EventSource;
-use crate::events::imprints::Asked;
-use crate::events::replay::{Message, replay};
-use crate::events::sources::Doubt;
-use crate::fleet::probe::life_of;
-use crate::zmtp::Connection;
+use crate::events::imprints::SnapshotReply;
+use crate::events::replay::{EventMessage, replay};
+use crate::events::sources::InexactReason;
+use crate::fleet::probe::current_incarnation;
+use crate::zmtp::ZmtpConnection;
 
 /// Between two tries to reach a publisher.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// A fresh subscription may miss what is said before it takes effect: so long after it, what was missed is asked for.
-const FIRST_CHECK: Duration = Duration::from_millis(300);
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(300);
 /// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
-const CHECK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// So many replays in a row; the next look goes on from there.
-const MOST_REPLAYS: usize = 64;
+const MAX_REPLAYS: usize = 64;
 
 /// Why a rank is no longer followed, or a connection no longer read.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum FollowEnd {
     /// Another process is there now.
     Restarted,
     /// The connection is gone.
-    Lost(Loss),
+    Lost(ConnectionLoss),
     /// Its blocks of so many tokens can never be placed.
     Misfit(Tokens),
 }
 
-struct Told {
+struct LastReport {
     blocks: u64,
-    knowledge: Knowledge,
+    knowledge: KvIndexState,
     /// Whether the log says that it is not heard.
-    is_unheard: bool,
+    is_disconnected: bool,
     /// Whether the log says that events are lost.
-    is_holed: bool,
+    has_loss: bool,
 }
 
-pub(super) struct Rank {
-    pub(super) worker: Worker,
+pub(super) struct RankFollower {
+    pub(super) worker: FollowedWorker,
     pub(super) source: EventSource,
-    pub(super) stream: Stream,
-    pub(super) feed: Feed,
+    pub(super) stream: SequenceTracker,
+    pub(super) feed: ResidencyFeed,
     rules: SourceRules,
-    told: Told,
+    last_report: LastReport,
     /// Whether blocks were told that lie elsewhere than where the engine computes: nobody knows how many those can be.
     pub(super) is_tiered: bool,
     /// Other routers that want an imprint.
-    asked: mpsc::Receiver<Asked>,
+    snapshot_requests: mpsc::Receiver<SnapshotReply>,
 }
 
-impl Rank {
-    pub(super) fn new(worker: Worker, source: EventSource, rules: SourceRules) -> Self {
-        let feed = Feed::new(worker.member.id, source.rank, rules.clone());
-        let mut stream = Stream::new();
-        stream.expect(worker.incarnation);
-        let asked = worker.member.exports.open(source.rank);
-        let told = Told { blocks: 0, knowledge: Knowledge::Degraded, is_unheard: false, is_holed: false };
-        Self { worker, source, stream, feed, rules, told, is_tiered: false, asked }
+impl RankFollower {
+    pub(super) fn new(worker: FollowedWorker, source: EventSource, rules: SourceRules) -> Self {
+        let feed = ResidencyFeed::new(worker.member.id, source.rank, rules.clone());
+        let mut stream = SequenceTracker::new();
+        stream.expect_process(worker.incarnation);
+        let snapshot_requests = worker.member.exports.register(source.rank);
+        let last_report =
+            LastReport { blocks: 0, knowledge: KvIndexState::Degraded, is_disconnected: false, has_loss: false };
+        Self { worker, source, stream, feed, rules, last_report, is_tiered: false, snapshot_requests }
     }
 
     /// Follows it until its life ends, or its blocks or another rank's turn out not to fit.
-    pub(super) async fn run(mut self, misfit: &mut watch::Receiver<Option<Tokens>>) -> End {
+    pub(super) async fn run(mut self, misfit: &mut watch::Receiver<Option<Tokens>>) -> FollowEnd {
         let (member, incarnation) = (self.worker.member.clone(), self.worker.incarnation);
-        self.settle();
+        self.apply_to_index();
         let end = loop {
             let end = tokio::select! {
-                () = ended(&member, incarnation) => End::Restarted,
-                Some(block) = told(misfit) => End::Misfit(block),
-                end = self.session() => end,
+                () = wait_incarnation_end(&member, incarnation) => FollowEnd::Restarted,
+                Some(block) = wait_misfit(misfit) => FollowEnd::Misfit(block),
+                end = self.run_connection() => end,
             };
-            self.unheard(&end);
-            if !matches!(end, End::Lost(_)) {
+            self.mark_disconnected(&end);
+            if !matches!(end, FollowEnd::Lost(_)) {
                 break end;
             }
-            sleep(RETRY).await;
+            sleep(RETRY_INTERVAL).await;
         };
-        if let End::Restarted = end {
+        if let FollowEnd::Restarted = end {
             // The prober will find the new life; a worker that it has not found yet must not be followed meanwhile.
-            ended(&member, incarnation).await;
+            wait_incarnation_end(&member, incarnation).await;
         }
         self.feed.leave();
-        self.settle();
+        self.apply_to_index();
         end
     }
 
     /// One connection to the publisher, from its start to its end.
-    async fn session(&mut self) -> End {
+    async fn run_connection(&mut self) -> FollowEnd {
         let endpoint = self.source.live.clone();
-        let connection = match listen(&endpoint).await {
+        let connection = match subscribe(&endpoint).await {
             Ok(connection) => connection,
-            Err(loss) => return End::Lost(loss),
+            Err(loss) => return FollowEnd::Lost(loss),
         };
         tokio::select! {
-            end = self.hear(connection) => end,
-            () = unanswered(&endpoint) => End::Lost(Loss::Unanswered),
+            end = self.read_live(connection) => end,
+            () = wait_unresponsive(&endpoint) => FollowEnd::Lost(ConnectionLoss::Unresponsive),
         }
     }
 
     /// Reads a connection to its end. May be dropped at any wait: what a message means is applied between two of them.
-    async fn hear(&mut self, mut connection: Connection) -> End {
-        self.heard();
-        if let Err(end) = self.learn().await {
+    async fn read_live(&mut self, mut connection: ZmtpConnection) -> FollowEnd {
+        self.mark_connected();
+        if let Err(end) = self.synchronize().await {
             return end;
         }
-        let mut check = interval_at(tokio::time::Instant::now() + FIRST_CHECK, CHECK);
+        let mut check = interval_at(tokio::time::Instant::now() + FIRST_CHECK_DELAY, CHECK_INTERVAL);
         loop {
             let step = tokio::select! {
                 message = connection.recv() => match message {
-                    Ok(message) => self.live(Message::of(message)).await,
-                    Err(error) => Err(End::Lost(error.into())),
+                    Ok(message) => self.handle_live(EventMessage::from_frames(message)).await,
+                    Err(error) => Err(FollowEnd::Lost(error.into())),
                 },
-                _ = check.tick() => self.look().await,
-                Some(asked) = self.asked.recv() => {
-                    self.export(asked).await;
+                _ = check.tick() => self.check_for_loss().await,
+                Some(asked) = self.snapshot_requests.recv() => {
+                    self.export_snapshot(asked).await;
                     Ok(())
                 }
             };
@@ -132,81 +136,81 @@ impl Rank {
     }
 
     /// The connection stands.
-    fn heard(&mut self) {
-        if std::mem::take(&mut self.told.is_unheard) {
+    fn mark_connected(&mut self) {
+        if std::mem::take(&mut self.last_report.is_disconnected) {
             let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
             tracing::info!(%worker, %source, rank = self.source.rank.0, "its KV events are heard again");
         }
-        self.stand();
+        self.publish_reason();
     }
 
     /// The connection is gone, or never was: what is known may be old from now on.
-    fn unheard(&mut self, end: &End) {
+    fn mark_disconnected(&mut self, end: &FollowEnd) {
         match end {
-            End::Lost(loss) => {
-                if !std::mem::replace(&mut self.told.is_unheard, true) {
+            FollowEnd::Lost(loss) => {
+                if !std::mem::replace(&mut self.last_report.is_disconnected, true) {
                     let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
                     tracing::warn!(%worker, %source, rank = self.source.rank.0, why = %loss,
                         "its KV events are not heard; what it holds is known only as of before, until they are again");
                 }
-                self.stream.lose();
+                self.stream.disconnect();
             }
-            End::Restarted | End::Misfit(_) => self.start_over(),
+            FollowEnd::Restarted | FollowEnd::Misfit(_) => self.start_over(),
         }
         let doubt = match end {
-            End::Lost(_) => Doubt::Unconnected { live: self.source.live.clone() },
-            End::Restarted => Doubt::Replaced,
-            End::Misfit(block) => misfit(&self.rules, *block),
+            FollowEnd::Lost(_) => InexactReason::Unconnected { live: self.source.live.clone() },
+            FollowEnd::Restarted => InexactReason::Replaced,
+            FollowEnd::Misfit(block) => misfit_reason(&self.rules, *block),
         };
-        self.worker.member.events.sources.doubt_of(self.source.rank, Some(doubt));
-        self.tell_knowledge();
+        self.worker.member.events.sources.set_reason(self.source.rank, Some(doubt));
+        self.publish_knowledge();
     }
 
     /// Nothing is known any more; that is said before the blocks are forgotten, or nothing would be known exactly for a moment.
     fn start_over(&mut self) {
-        self.stream.restart();
-        self.tell_knowledge();
+        self.stream.process_restarted();
+        self.publish_knowledge();
         self.feed.reset();
-        self.settle();
+        self.apply_to_index();
     }
 
     /// Gets all that can be had: from another router where not all is known here, and what was said since from the engine.
-    async fn learn(&mut self) -> Result<(), End> {
-        self.adopt().await;
+    async fn synchronize(&mut self) -> Result<(), FollowEnd> {
+        self.adopt_snapshot().await;
         self.catch_up().await
     }
 
     /// The same, while the connection should bring it.
-    async fn look(&mut self) -> Result<(), End> {
+    async fn check_for_loss(&mut self) -> Result<(), FollowEnd> {
         let from = self.stream.next();
-        self.learn().await?;
-        match self.stream.looked(from) {
-            Hearing::Fine => Ok(()),
-            Hearing::Deaf => Err(End::Lost(Loss::Deaf)),
+        self.synchronize().await?;
+        match self.stream.check_live_socket(from) {
+            LiveSocketHealth::Fine => Ok(()),
+            LiveSocketHealth::Deaf => Err(FollowEnd::Lost(ConnectionLoss::Deaf)),
         }
     }
 
-    async fn live(&mut self, message: Option<Message>) -> Result<(), End> {
+    async fn handle_live(&mut self, message: Option<EventMessage>) -> Result<(), FollowEnd> {
         let log = &self.worker.member.events;
         let Some(message) = message else {
             log.counts.lock().undecodable += 1;
-            self.stream.spoiled();
-            self.tell();
+            self.stream.record_loss();
+            self.publish_state();
             return Ok(());
         };
-        match self.stream.live(message.sequence) {
-            Verdict::Seen => Ok(()),
-            Verdict::Apply => self.apply(&message),
-            Verdict::Restarted => {
+        match self.stream.on_live(message.sequence) {
+            SequenceAction::Duplicate => Ok(()),
+            SequenceAction::Apply => self.apply(&message),
+            SequenceAction::Restarted => {
                 log.counts.lock().restarts += 1;
                 self.start_over();
-                Err(End::Lost(Loss::Backwards))
+                Err(FollowEnd::Lost(ConnectionLoss::SequenceReset))
             }
-            Verdict::Replay { .. } => {
+            SequenceAction::Replay { .. } => {
                 log.counts.lock().gaps += 1;
                 self.catch_up().await?;
                 match self.stream.after_replay(message.sequence) {
-                    Verdict::Apply => self.apply(&message),
+                    SequenceAction::Apply => self.apply(&message),
                     _ => Ok(()),
                 }
             }
@@ -214,31 +218,31 @@ impl Rank {
     }
 
     /// Who is there now, if it tells.
-    async fn meet(&mut self) -> Result<Met, End> {
-        let process = life_of(&self.worker.with.client, &self.worker.member).await;
-        let met = self.stream.meet(process);
-        if met == Met::Another {
+    async fn identify_process(&mut self) -> Result<ProcessMatch, FollowEnd> {
+        let process = current_incarnation(&self.worker.environment.client, &self.worker.member).await;
+        let met = self.stream.identify_process(process);
+        if met == ProcessMatch::Another {
             self.worker.member.events.counts.lock().restarts += 1;
-            return Err(End::Restarted);
+            return Err(FollowEnd::Restarted);
         }
         Ok(met)
     }
 
     /// Makes sure that the same process speaks, asks for all that is missing, and makes sure again: between two looks another
     /// one may have answered.
-    async fn catch_up(&mut self) -> Result<(), End> {
-        let before = self.meet().await?;
+    async fn catch_up(&mut self) -> Result<(), FollowEnd> {
+        let before = self.identify_process().await?;
         if let Some(endpoint) = self.source.replay.clone() {
             let from = self.stream.next();
             let is_whole = self.replay(&endpoint).await?;
-            let is_same = before == Met::Same && self.meet().await? == Met::Same;
+            let is_same = before == ProcessMatch::Same && self.identify_process().await? == ProcessMatch::Same;
             if is_same && is_whole {
                 self.stream.replay_ended();
             } else if !is_same && self.stream.next() > from {
-                self.stream.replay_doubted();
+                self.stream.replay_unidentified();
             }
         }
-        self.tell();
+        self.publish_state();
         Ok(())
     }
 
@@ -246,8 +250,8 @@ impl Rank {
     ///
     /// A publisher drops what a reader has no room for (a ZMQ ROUTER beyond its high-water mark, 1,000 messages by itself), the
     /// end as well: what is missing inside a replay is asked for again, and only what a replay does not begin with is lost.
-    async fn replay(&mut self, endpoint: &str) -> Result<bool, End> {
-        for _ in 0..MOST_REPLAYS {
+    async fn replay(&mut self, endpoint: &str) -> Result<bool, FollowEnd> {
+        for _ in 0..MAX_REPLAYS {
             let from = self.stream.next();
             if self.replay_once(endpoint).await? {
                 return Ok(true);
@@ -259,13 +263,13 @@ impl Rank {
         Ok(false)
     }
 
-    async fn replay_once(&mut self, endpoint: &str) -> Result<bool, End> {
+    async fn replay_once(&mut self, endpoint: &str) -> Result<bool, FollowEnd> {
         self.worker.member.events.counts.lock().replays += 1;
         let (mut outcome, mut is_first, mut is_torn) = (Ok(()), true, false);
         let replayed = replay(endpoint, self.stream.next(), |message| {
             is_torn |= !is_first && message.sequence > self.stream.next();
             is_first = false;
-            if !is_torn && outcome.is_ok() && self.stream.replayed(message.sequence) == Verdict::Apply {
+            if !is_torn && outcome.is_ok() && self.stream.on_replayed(message.sequence) == SequenceAction::Apply {
                 outcome = self.apply(&message);
             }
         });
@@ -277,12 +281,12 @@ impl Rank {
     }
 
     /// Brings the index up to date, and says how far it can be believed.
-    pub(super) fn tell(&mut self) {
-        self.stand();
-        self.tell_knowledge();
-        let is_holed = matches!(self.stream.gap(), Some(Gap::Lost(_)));
+    pub(super) fn publish_state(&mut self) {
+        self.publish_reason();
+        self.publish_knowledge();
+        let is_holed = matches!(self.stream.gap(), Some(KnowledgeGap::Lost(_)));
         let (worker, rank) = (&self.worker.member.spec.endpoint, self.source.rank.0);
-        match (std::mem::replace(&mut self.told.is_holed, is_holed), self.doubt()) {
+        match (std::mem::replace(&mut self.last_report.has_loss, is_holed), self.inexact_reason()) {
             (false, Some(doubt)) if is_holed => {
                 tracing::warn!(%worker, rank, %doubt, "not all of its blocks are known")
             }
@@ -291,54 +295,56 @@ impl Rank {
         }
     }
 
-    fn tell_knowledge(&mut self) {
+    fn publish_knowledge(&mut self) {
         let knowledge = self.stream.knowledge();
-        let before = std::mem::replace(&mut self.told.knowledge, knowledge);
+        let before = std::mem::replace(&mut self.last_report.knowledge, knowledge);
         if before != knowledge {
-            self.feed.know(knowledge);
+            self.feed.set_knowledge(knowledge);
         }
-        self.settle();
+        self.apply_to_index();
         if before != knowledge {
-            self.worker.member.changed();
+            self.worker.member.invalidate_views();
         }
     }
 
     /// Says why not all is known, while it is connected.
-    fn stand(&self) {
-        self.worker.member.events.sources.doubt_of(self.source.rank, self.doubt());
+    fn publish_reason(&self) {
+        self.worker.member.events.sources.set_reason(self.source.rank, self.inexact_reason());
     }
 
     /// Blocks that the engine may hold; none where nobody knows.
-    pub(super) fn most_blocks(&self) -> Option<u64> {
-        self.worker.member.most_blocks().filter(|_| !self.is_tiered)
+    pub(super) fn max_blocks(&self) -> Option<u64> {
+        self.worker.member.max_blocks().filter(|_| !self.is_tiered)
     }
 
-    fn doubt(&self) -> Option<Doubt> {
+    fn inexact_reason(&self) -> Option<InexactReason> {
         self.stream.gap().map(|gap| match (gap, &self.source.replay) {
-            (Gap::Unidentified, _) => Doubt::Unidentified,
-            (Gap::Behind, Some(replay)) => Doubt::Replaying { replay: replay.clone() },
-            (Gap::Behind, None) => Doubt::NoReplay,
-            (Gap::Lost(stored), replay) => {
-                Doubt::Lost { stored, enough: self.most_blocks().map(turned_over), replays: replay.is_some() }
-            }
+            (KnowledgeGap::Unidentified, _) => InexactReason::Unidentified,
+            (KnowledgeGap::CatchingUp, Some(replay)) => InexactReason::Replaying { replay: replay.clone() },
+            (KnowledgeGap::CatchingUp, None) => InexactReason::NoReplay,
+            (KnowledgeGap::Lost(stored), replay) => InexactReason::Lost {
+                stored,
+                needed: self.max_blocks().map(turnover_blocks),
+                replays: replay.is_some(),
+            },
         })
     }
 
-    fn settle(&mut self) {
+    fn apply_to_index(&mut self) {
         let worker = &self.worker;
         let now = self.feed.blocks() as u64;
-        let before = std::mem::replace(&mut self.told.blocks, now);
+        let before = std::mem::replace(&mut self.last_report.blocks, now);
         // The worker's blocks are the sum over its ranks.
         let mut counts = worker.member.events.counts.lock();
         counts.blocks = counts.blocks + now - before;
         drop(counts);
-        if let Err(error) = worker.with.index.settle(&mut self.feed) {
+        if let Err(error) = worker.environment.index.apply_feed(&mut self.feed) {
             tracing::error!(worker = %worker.member.spec.endpoint, %error, "residency");
         }
     }
 }
 
 /// The block that some rank found not to fit, once one has.
-async fn told(misfit: &mut watch::Receiver<Option<Tokens>>) -> Option<Tokens> {
+async fn wait_misfit(misfit: &mut watch::Receiver<Option<Tokens>>) -> Option<Tokens> {
     misfit.wait_for(Option::is_some).await.ok().and_then(|block| *block)
 }

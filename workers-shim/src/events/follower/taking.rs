@@ -2,74 +2,74 @@
 
 use std::time::SystemTime;
 
-use residency::{Batch, DecodeError, Event, Limits, decode};
+use residency::{DecodeError, DecodeLimits, KvCacheEvent, KvEventBatch, decode};
 use vocabulary::{DpRank, Micros, Tier, Tokens};
 
-use super::rank::{End, Rank};
-use crate::events::replay::Message;
+use super::rank::{FollowEnd, RankFollower};
+use crate::events::replay::EventMessage;
 
-impl Rank {
+impl RankFollower {
     /// Applies a message whose turn has come.
-    pub(super) fn apply(&mut self, message: &Message) -> Result<(), End> {
-        match decode(&message.payload, &Limits::default()) {
-            Err(error) => self.undecodable(error),
+    pub(super) fn apply(&mut self, message: &EventMessage) -> Result<(), FollowEnd> {
+        match decode(&message.payload, &DecodeLimits::default()) {
+            Err(error) => self.record_undecodable(error),
             // One socket can carry several ranks; each follower listens to its own.
             Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
-            Ok(batch) => self.take(&batch)?,
+            Ok(batch) => self.ingest(&batch)?,
         }
-        self.tell();
+        self.publish_state();
         Ok(())
     }
 
-    fn take(&mut self, batch: &Batch) -> Result<(), End> {
+    fn ingest(&mut self, batch: &KvEventBatch) -> Result<(), FollowEnd> {
         let before = self.feed.counts();
-        if batch.events.contains(&Event::Cleared) {
-            self.stream.cleared();
+        if batch.events.contains(&KvCacheEvent::Cleared) {
+            self.stream.cache_cleared();
         }
-        self.feed.take_all(&batch.events);
+        self.feed.ingest_all(&batch.events);
         let after = self.feed.counts();
         let orphans = after.orphans - before.orphans;
         let mut counts = self.worker.member.events.counts.lock();
         counts.unplaced += orphans + after.unknown_removals - before.unknown_removals;
         counts.events += batch.events.len() as u64;
         counts.batches += 1;
-        counts.lag = Micros(lag(batch.timestamp));
+        counts.lag = Micros(clock_lag(batch.timestamp));
         drop(counts);
         if orphans > 0 {
-            self.stream.orphaned();
+            self.stream.record_orphan();
         } else {
-            self.turn_over(batch);
+            self.record_turnover(batch);
         }
         // After all that could end a doubt: what the same message loses is lost.
         if after.over_limit > before.over_limit {
-            self.stream.spoiled();
+            self.stream.record_loss();
         }
         if after.indivisible > before.indivisible {
-            return Err(End::Misfit(misfit(batch, self.feed.rules().block)));
+            return Err(FollowEnd::Misfit(misfit_block(batch, self.feed.rules().block)));
         }
         Ok(())
     }
 
     /// Counts what was stored, for the end of a doubt.
-    fn turn_over(&mut self, batch: &Batch) {
-        let stored = || batch.events.iter().filter_map(Event::stored);
+    fn record_turnover(&mut self, batch: &KvEventBatch) {
+        let stored = || batch.events.iter().filter_map(KvCacheEvent::stored_copies);
         self.is_tiered |= stored().any(|(tier, _)| tier != Tier::Hbm);
         // More blocks than there is room for: removals were lost, too, and what these took is still believed to be there.
-        let most = self.most_blocks().filter(|most| self.feed.blocks() as u64 <= *most);
-        self.stream.stored(stored().map(|(_, blocks)| blocks).sum(), most);
+        let most = self.max_blocks().filter(|most| self.feed.blocks() as u64 <= *most);
+        self.stream.record_stored(stored().map(|(_, blocks)| blocks).sum(), most);
     }
 
-    fn undecodable(&mut self, error: DecodeError) {
+    fn record_undecodable(&mut self, error: DecodeError) {
         tracing::warn!(worker = %self.worker.member.spec.endpoint, %error, "an event message cannot be read");
         self.worker.member.events.counts.lock().undecodable += 1;
-        self.stream.spoiled();
+        self.stream.record_loss();
     }
 }
 
 /// Tokens in the first block that is not made of whole chain blocks.
-fn misfit(batch: &Batch, chain: Tokens) -> Tokens {
+fn misfit_block(batch: &KvEventBatch, chain: Tokens) -> Tokens {
     let sizes = batch.events.iter().filter_map(|event| match event {
-        Event::Stored(stored) => Some(u64::from(stored.block_size)),
+        KvCacheEvent::Stored(stored) => Some(u64::from(stored.block_size)),
         _ => None,
     });
     let mut odd = sizes.filter(|size| *size == 0 || !size.is_multiple_of(chain.0));
@@ -77,7 +77,7 @@ fn misfit(batch: &Batch, chain: Tokens) -> Tokens {
 }
 
 /// Microseconds from an engine's clock to ours; 0 where theirs is ahead.
-fn lag(timestamp: f64) -> u64 {
+fn clock_lag(timestamp: f64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64
 }

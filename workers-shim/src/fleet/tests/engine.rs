@@ -12,29 +12,29 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{broadcast, watch};
 
-use crate::zmtp::{Connection, SocketType, publish, serve};
+use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
 
 /// An engine as far as events are concerned, whose replay buffer is short.
-pub(super) struct Forgetful {
+pub(super) struct ForgetfulPublisher {
     pub(super) address: SocketAddr,
     publisher: broadcast::Sender<Arc<[Bytes]>>,
     /// What replay still has, by sequence number.
     pub(super) buffer: watch::Sender<Vec<(u64, Bytes)>>,
     /// So many messages of a replay find room on their way; what comes then is dropped, but for the last and the end.
-    pub(super) room: Arc<AtomicUsize>,
+    pub(super) replay_limit: Arc<AtomicUsize>,
     pub(super) started: Arc<AtomicU64>,
     /// Where it publishes, and where it replays.
     pub(super) endpoints: (String, String),
     next: u64,
 }
 
-impl Forgetful {
+impl ForgetfulPublisher {
     pub(super) async fn start() -> Self {
-        Self::telling("").await
+        Self::with_metrics("").await
     }
 
     /// With more on its metrics page than which process it is.
-    pub(super) async fn telling(more: &'static str) -> Self {
+    pub(super) async fn with_metrics(more: &'static str) -> Self {
         let (publisher, _) = broadcast::channel::<Arc<[Bytes]>>(1024);
         let (live, said) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), publisher.clone());
         let replay = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -64,11 +64,11 @@ impl Forgetful {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, server).await });
-        Self { address, publisher, buffer, room, started, endpoints, next: 0 }
+        Self { address, publisher, buffer, replay_limit: room, started, endpoints, next: 0 }
     }
 
     /// Says something, and keeps it for replay or not.
-    pub(super) async fn say(&mut self, payload: Bytes, keep: bool) {
+    pub(super) async fn publish(&mut self, payload: Bytes, keep: bool) {
         if keep {
             self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
         }
@@ -79,7 +79,11 @@ impl Forgetful {
     }
 }
 
-async fn serve_replay(mut asking: Connection, buffered: watch::Receiver<Vec<(u64, Bytes)>>, room: Arc<AtomicUsize>) {
+async fn serve_replay(
+    mut asking: ZmtpConnection,
+    buffered: watch::Receiver<Vec<(u64, Bytes)>>,
+    room: Arc<AtomicUsize>,
+) {
     while let Ok(frames) = asking.recv().await {
         let [empty, start] = frames.as_slice() else { panic!("{frames:?}") };
         assert!(empty.is_empty());
@@ -121,7 +125,7 @@ pub(super) fn cleared() -> Bytes {
 
 /// What becomes of bytes on their way to a publisher.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ProxyMode {
     Open,
     /// Connections are closed, and new ones, too.
     Closed,
@@ -130,39 +134,39 @@ pub(super) enum Way {
 }
 
 /// A way to a publisher that can fail.
-pub(super) struct Wire {
+pub(super) struct FlakyProxy {
     pub(super) endpoint: String,
-    way: watch::Sender<Way>,
+    mode: watch::Sender<ProxyMode>,
 }
 
-impl Wire {
+impl FlakyProxy {
     pub(super) async fn to(endpoint: &str) -> Self {
         let target = endpoint.strip_prefix("tcp://").unwrap().to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
-        let (way, now) = watch::channel(Way::Open);
+        let (way, now) = watch::channel(ProxyMode::Open);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                tokio::spawn(carry(near, target.clone(), now.clone()));
+                tokio::spawn(forward_connection(near, target.clone(), now.clone()));
             }
         });
-        Self { endpoint, way }
+        Self { endpoint, mode: way }
     }
 
-    pub(super) fn make(&self, way: Way) {
-        self.way.send_replace(way);
+    pub(super) fn set_mode(&self, way: ProxyMode) {
+        self.mode.send_replace(way);
     }
 }
 
 /// One connection, until the way is closed.
-async fn carry(mut near: TcpStream, target: String, mut way: watch::Receiver<Way>) {
-    if *way.borrow_and_update() == Way::Open {
+async fn forward_connection(mut near: TcpStream, target: String, mut way: watch::Receiver<ProxyMode>) {
+    if *way.borrow_and_update() == ProxyMode::Open {
         let mut far = TcpStream::connect(target).await.unwrap();
         tokio::select! {
             _ = copy_bidirectional(&mut near, &mut far) => return,
-            _ = way.wait_for(|way| *way != Way::Open) => {}
+            _ = way.wait_for(|way| *way != ProxyMode::Open) => {}
         }
     }
     // Nothing is read, written or closed meanwhile.
-    let _ = way.wait_for(|way| *way != Way::Silent).await;
+    let _ = way.wait_for(|way| *way != ProxyMode::Silent).await;
 }

@@ -4,16 +4,16 @@ use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vocabulary::Health;
+use vocabulary::WorkerHealth;
 
-use super::engine::{Forgetful, cleared, stored};
+use super::engine::{ForgetfulPublisher, cleared, stored};
 use super::*;
 use crate::sim::{EventFault, EventOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_worker_computes_is_known_exactly() {
+async fn computed_blocks_are_known_exactly() {
     let worker = sim(sim_options()).await;
-    let watch = Watch::at(worker.address());
+    let watch = FleetHarness::at(worker.address());
     watch.until_exact().await;
     let prompt = prompt(1, 44);
     let answer = ask(worker.address(), &prompt, 20).await;
@@ -23,19 +23,19 @@ async fn what_a_worker_computes_is_known_exactly() {
         answer["choices"][0]["text"].as_str().unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
     let whole = [&prompt[..], &said].concat();
     watch.until("answer stored", |watch| watch.depth(&whole) >= 14).await;
-    assert_eq!(watch.view(0).knowledge, Knowledge::Exact);
+    assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
     let counts = watch.fleet.events(watch.id(0)).unwrap();
     assert_eq!((counts.undecodable, counts.unplaced, counts.gaps), (0, 0, 0));
     assert!(counts.batches > 0 && counts.blocks >= 7 && counts.lag < vocabulary::Micros(5_000_000), "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_fleet_learns_all_by_replay() {
+async fn late_fleet_catches_up_by_replay() {
     let worker = sim(sim_options()).await;
     for number in 0..6 {
         ask(worker.address(), &prompt(number, 40), 1).await;
     }
-    let watch = Watch::at(worker.address());
+    let watch = FleetHarness::at(worker.address());
     watch.until_exact().await;
     for number in 0..6 {
         watch.until("replayed", |watch| watch.depth(&prompt(number, 40)) == 10).await;
@@ -43,12 +43,12 @@ async fn a_late_fleet_learns_all_by_replay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicates_gaps_and_evictions_leave_the_index_true() {
+async fn index_stays_correct_under_duplicates_gaps_and_evictions() {
     let fault = EventFault { duplicate: NonZeroU64::new(2), gap: NonZeroU64::new(3) };
     let events = EventOptions { fault, ..EventOptions::default() };
     let worker = sim(SimOptions { events, ..sim_options() }).await;
-    let (faulty, late) = (Watch::at(worker.address()), async || {
-        let late = Watch::at(worker.address());
+    let (faulty, late) = (FleetHarness::at(worker.address()), async || {
+        let late = FleetHarness::at(worker.address());
         late.until_exact().await;
         late
     });
@@ -67,25 +67,25 @@ async fn duplicates_gaps_and_evictions_leave_the_index_true() {
     assert!(late.depth(&prompt(1, 80)) > 0 && late.depth(&prompt(2, 80)) == 0, "both outcomes occur");
     let counts = faulty.fleet.events(faulty.id(0)).unwrap();
     assert!(counts.gaps > 3 && counts.replays > counts.gaps, "{counts:?}");
-    assert_eq!(faulty.view(0).knowledge, Knowledge::Exact);
+    assert_eq!(faulty.view(0).knowledge, KvIndexState::Exact);
     assert!(faulty.index.read().blocks() <= 2 * 64, "no more than the cache holds");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_worker_holds_nothing_of_its_former_life() {
+async fn restarted_worker_keeps_no_previous_blocks() {
     let worker = sim(sim_options()).await;
     let address = worker.address();
     let endpoint = |text: &str| text.strip_prefix("tcp://").unwrap().parse::<SocketAddr>().unwrap();
     let (live, replay) = (endpoint(worker.events_endpoint()), endpoint(worker.replay_endpoint()));
-    let watch = Watch::at(address);
+    let watch = FleetHarness::at(address);
     watch.until_exact().await;
     ask(address, &prompt(1, 40), 1).await;
     watch.until("stored", |watch| watch.depth(&prompt(1, 40)) == 10).await;
     let first = watch.view(0).incarnation;
     drop(worker);
-    watch.until("unreachable", |watch| watch.view(0).health == Health::Unreachable).await;
+    watch.until("unreachable", |watch| watch.view(0).health == WorkerHealth::Unreachable).await;
     let events = EventOptions { listen: live, replay, ..EventOptions::default() };
-    let again = sim_again(SimOptions { listen: address, events, ..sim_options() }).await;
+    let again = sim_at_reused_address(SimOptions { listen: address, events, ..sim_options() }).await;
     watch.until("another life", |watch| watch.view(0).incarnation > first).await;
     watch.until("forgotten", |watch| watch.depth(&prompt(1, 40)) == 0).await;
     watch.until_exact().await;
@@ -96,9 +96,9 @@ async fn a_restarted_worker_holds_nothing_of_its_former_life() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cleared_cache_is_empty_here_too() {
+async fn cleared_engine_cache_clears_the_index() {
     let worker = sim(sim_options()).await;
-    let watch = Watch::at(worker.address());
+    let watch = FleetHarness::at(worker.address());
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
     watch.until("stored", |watch| watch.depth(&prompt(1, 40)) == 10).await;
@@ -107,49 +107,51 @@ async fn a_cleared_cache_is_empty_here_too() {
     // The engine tells it with its next step.
     ask(worker.address(), &prompt(2, 40), 1).await;
     watch.until("cleared", |watch| watch.depth(&prompt(1, 40)) == 0 && watch.depth(&prompt(2, 40)) == 10).await;
-    assert_eq!(watch.view(0).knowledge, Knowledge::Exact);
+    assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocks_that_do_not_fit_the_chain_leave_a_worker_to_guesses() {
-    let odd = SimOptions { profile: Profile { block_tokens: 10, ..sim_options().profile }, ..sim_options() };
+async fn indivisible_block_size_falls_back_to_approximation() {
+    let odd = SimOptions { profile: EngineProfile { block_tokens: 10, ..sim_options().profile }, ..sim_options() };
     let worker = sim(odd).await;
-    let watch = Watch::at(worker.address());
+    let watch = FleetHarness::at(worker.address());
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
-    watch.until("a misfit", |watch| watch.doubt().contains("`models.tiny.block` to a number that divides 10")).await;
+    watch
+        .until("a misfit", |watch| watch.inexact_reason().contains("`models.tiny.block` to a number that divides 10"))
+        .await;
     // What the fleet shows of a worker follows its sources a moment later.
-    watch.until("guesses", |watch| watch.view(0).knowledge == Knowledge::Fallback).await;
+    watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Fallback).await;
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_replay_brings_back_is_said_loudly_until_the_cache_is_empty() {
-    let mut engine = Forgetful::start().await;
-    engine.say(stored(1, &prompt(1, 8)), false).await;
-    engine.say(stored(2, &prompt(2, 8)), true).await;
-    let watch = Watch::at(engine.address);
+async fn unrecoverable_loss_stays_degraded_until_the_cache_is_cleared() {
+    let mut engine = ForgetfulPublisher::start().await;
+    engine.publish(stored(1, &prompt(1, 8)), false).await;
+    engine.publish(stored(2, &prompt(2, 8)), true).await;
+    let watch = FleetHarness::at(engine.address);
     watch.until("replayed", |watch| watch.depth(&prompt(2, 8)) == 2).await;
     assert_eq!(watch.depth(&prompt(1, 8)), 0);
-    watch.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
-    engine.say(Bytes::from_static(b"\xc1"), true).await;
-    engine.say(stored(3, &prompt(3, 8)), true).await;
+    watch.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    engine.publish(Bytes::from_static(b"\xc1"), true).await;
+    engine.publish(stored(3, &prompt(3, 8)), true).await;
     watch.until("going on", |watch| watch.depth(&prompt(3, 8)) == 2).await;
-    assert_eq!(watch.view(0).knowledge, Knowledge::Degraded);
-    engine.say(cleared(), true).await;
+    assert_eq!(watch.view(0).knowledge, KvIndexState::Degraded);
+    engine.publish(cleared(), true).await;
     watch.until_exact().await;
     assert_eq!((watch.depth(&prompt(3, 8)), watch.fleet.events(watch.id(0)).unwrap().undecodable), (0, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_replay_drops_on_its_way_is_asked_for_again() {
-    let mut engine = Forgetful::start().await;
-    engine.room.store(3, Ordering::Relaxed);
+async fn messages_dropped_during_a_replay_are_requested_again() {
+    let mut engine = ForgetfulPublisher::start().await;
+    engine.replay_limit.store(3, Ordering::Relaxed);
     for number in 0..12 {
-        engine.say(stored(number, &prompt(number as u32, 8)), true).await;
+        engine.publish(stored(number, &prompt(number as u32, 8)), true).await;
     }
-    let watch = Watch::at(engine.address);
+    let watch = FleetHarness::at(engine.address);
     watch.until_exact().await;
     for number in 0..12 {
         assert_eq!(watch.depth(&prompt(number, 8)), 2, "prompt {number}");
@@ -157,17 +159,17 @@ async fn what_a_replay_drops_on_its_way_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_process_behind_the_same_sockets_is_noticed_before_its_events_are_believed() {
-    let mut engine = Forgetful::start().await;
-    engine.say(stored(1, &prompt(1, 8)), true).await;
-    let watch = Watch::at(engine.address);
+async fn replaced_process_is_detected_before_its_events_are_applied() {
+    let mut engine = ForgetfulPublisher::start().await;
+    engine.publish(stored(1, &prompt(1, 8)), true).await;
+    let watch = FleetHarness::at(engine.address);
     watch.until_exact().await;
     watch.until("stored", |watch| watch.depth(&prompt(1, 8)) == 2).await;
     // Restarted, and further on than the old one was: the numbers alone look like a gap.
     engine.started.fetch_add(100, Ordering::Relaxed);
     engine.buffer.send_modify(Vec::clear);
     for number in 2..6 {
-        engine.say(stored(number, &prompt(number as u32, 8)), true).await;
+        engine.publish(stored(number, &prompt(number as u32, 8)), true).await;
     }
     engine.buffer.send_modify(|buffer| {
         for (sequence, (number, _)) in buffer.iter_mut().enumerate() {

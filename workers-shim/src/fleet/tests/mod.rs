@@ -12,33 +12,35 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_model::Profile;
-use residency::{RoutedLimits, SourceRules};
+use engine_model::EngineProfile;
+use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::mpsc;
-use vocabulary::{Chain, Namespace, Overlap, PrefixId, Role, RootKeys, Seed, Tokens, WorkerId, WorkerView};
+use vocabulary::{
+    ChainNamespace, HashSeed, Overlap, PrefixChain, PrefixId, RootKeys, Tokens, WorkerId, WorkerRole, WorkerView,
+};
 
 use super::*;
-use crate::events::KnownBy;
-use crate::sim::{ChatWords, CodecError, Framing, SimOptions, SimWorker, TextCodec};
+use crate::events::ChainBasis;
+use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, SimOptions, SimWorker, TextCodec};
 
 /// Tokens are numbers, and numbers are their text.
-struct Numbers;
+struct NumberCodec;
 
-impl TextCodec for Numbers {
-    fn encode_chat(&self, _: ChatWords, _: &[u8]) -> Result<Vec<u32>, CodecError> {
+impl TextCodec for NumberCodec {
+    fn encode_chat(&self, _: ConversationApi, _: &[u8]) -> Result<Vec<u32>, CodecError> {
         Err(CodecError("only token ids here".to_owned()))
     }
 
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
         #[derive(serde::Deserialize)]
-        struct Body {
+        struct NumberPrompt {
             prompt: Vec<u32>,
         }
-        let body: Body = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+        let body: NumberPrompt = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
         Ok(vec![body.prompt])
     }
 
-    fn encode(&self, text: &str, _: Framing) -> Result<Vec<u32>, CodecError> {
+    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
         let number = |word: &str| word.parse().map_err(|_| CodecError(format!("{word} is no number")));
         text.split_whitespace().map(number).collect()
     }
@@ -60,37 +62,37 @@ impl TextCodec for Numbers {
     }
 }
 
-const SEED: Seed = Seed(3);
+const SEED: HashSeed = HashSeed(3);
 
-fn namespace() -> Namespace {
-    Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
+fn namespace() -> ChainNamespace {
+    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
 }
 
 fn root() -> PrefixId {
     namespace().root(SEED, RootKeys::default())
 }
 
-fn served<'a>(prompts: &'a [&'a Chain]) -> Served<'a> {
-    Served { prompts, by: KnownBy::Tokens }
+fn served<'a>(prompts: &'a [&'a PrefixChain]) -> ServedPrompts<'a> {
+    ServedPrompts { prompts, basis: ChainBasis::Tokens }
 }
 
-fn chain(tokens: &[u32]) -> Chain {
-    Chain::over_tokens(root(), SEED, Tokens(4), tokens)
+fn chain(tokens: &[u32]) -> PrefixChain {
+    PrefixChain::over_tokens(root(), SEED, Tokens(4), tokens)
 }
 
 fn sim_options() -> SimOptions {
-    let profile = Profile { block_tokens: 8, blocks: 64, context_tokens: 400, ..Profile::default() };
+    let profile = EngineProfile { block_tokens: 8, blocks: 64, context_tokens: 400, ..EngineProfile::default() };
     SimOptions { profile, speed_up: 50.0, ..SimOptions::default() }
 }
 
 async fn sim(options: SimOptions) -> SimWorker {
-    SimWorker::start(options, Arc::new(Numbers)).await.unwrap()
+    SimWorker::start(options, Arc::new(NumberCodec)).await.unwrap()
 }
 
 /// A worker at an address whose former owner's sockets may still be closing.
-async fn sim_again(options: SimOptions) -> SimWorker {
+async fn sim_at_reused_address(options: SimOptions) -> SimWorker {
     for _ in 0..500 {
-        if let Ok(worker) = SimWorker::start(options.clone(), Arc::new(Numbers)).await {
+        if let Ok(worker) = SimWorker::start(options.clone(), Arc::new(NumberCodec)).await {
             return worker;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -102,43 +104,43 @@ fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-fn quick() -> Pace {
-    Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() }
+fn quick_probes() -> ProbeSettings {
+    ProbeSettings { every: Duration::from_millis(50), again: Duration::from_millis(10), ..ProbeSettings::default() }
 }
 
 /// A fleet with a quick pulse, and what it reports.
-struct Watch {
+struct FleetHarness {
     fleet: Arc<Fleet>,
     index: SharedIndex,
-    alive: mpsc::Receiver<Alive>,
+    alive: mpsc::Receiver<LivenessReport>,
 }
 
-impl Watch {
-    fn over(workers: Vec<WorkerSpec>) -> Self {
-        Self::paced(workers, quick())
+impl FleetHarness {
+    fn with_workers(workers: Vec<WorkerDefinition>) -> Self {
+        Self::with_probe_settings(workers, quick_probes())
     }
 
     /// Of another router, which can be asked for imprints.
-    fn beside(other: &Self, worker: SocketAddr) -> Self {
-        let spec = WorkerSpec::at(&url(worker), Role::Hybrid);
-        let neighbour: Arc<dyn Imprints> = Arc::new(sharing::Neighbour(other.fleet.clone()));
-        Self::open(vec![spec], quick(), Some(neighbour))
+    fn with_peer(other: &Self, worker: SocketAddr) -> Self {
+        let spec = WorkerDefinition::at(&url(worker), WorkerRole::Hybrid);
+        let neighbour: Arc<dyn SnapshotProvider> = Arc::new(sharing::PeerRouter(other.fleet.clone()));
+        Self::open(vec![spec], quick_probes(), Some(neighbour))
     }
 
-    fn paced(workers: Vec<WorkerSpec>, pace: Pace) -> Self {
+    fn with_probe_settings(workers: Vec<WorkerDefinition>, pace: ProbeSettings) -> Self {
         Self::open(workers, pace, None)
     }
 
-    fn open(workers: Vec<WorkerSpec>, pace: Pace, imprints: Option<Arc<dyn Imprints>>) -> Self {
+    fn open(workers: Vec<WorkerDefinition>, pace: ProbeSettings, imprints: Option<Arc<dyn SnapshotProvider>>) -> Self {
         Self::start((workers, pace, imprints), Fleet::start)
     }
 
-    fn kept(workers: Vec<WorkerSpec>, pace: Pace, keep: Keep) -> Self {
+    fn kept(workers: Vec<WorkerDefinition>, pace: ProbeSettings, keep: Keep) -> Self {
         Self::start((workers, pace, None), |options| Fleet::start_kept(options, keep))
     }
 
     fn start(
-        (workers, pace, imprints): (Vec<WorkerSpec>, Pace, Option<Arc<dyn Imprints>>),
+        (workers, pace, imprints): (Vec<WorkerDefinition>, ProbeSettings, Option<Arc<dyn SnapshotProvider>>),
         start: impl FnOnce(FleetOptions) -> Result<Fleet, FleetError>,
     ) -> Self {
         let index = SharedIndex::new();
@@ -149,15 +151,15 @@ impl Watch {
             pace,
             index: index.clone(),
             rules: Arc::new(move |model| (&*model.0 == "tiny").then(|| rules.clone())),
-            alive: Some(alive),
-            routed: RoutedLimits::default(),
-            imprints,
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: imprints,
         };
         Self { fleet: Arc::new(start(options).unwrap()), index, alive: reports }
     }
 
     fn at(address: SocketAddr) -> Self {
-        Self::over(vec![WorkerSpec::at(&url(address), Role::Hybrid)])
+        Self::with_workers(vec![WorkerDefinition::at(&url(address), WorkerRole::Hybrid)])
     }
 
     fn view(&self, at: usize) -> WorkerView {
@@ -169,12 +171,12 @@ impl Watch {
     }
 
     /// Why the first worker's blocks are not known exactly.
-    fn doubt(&self) -> String {
-        self.fleet.doubt(self.id(0)).map(|doubt| doubt.to_string()).unwrap_or_default()
+    fn inexact_reason(&self) -> String {
+        self.fleet.inexact_reason(self.id(0)).map(|doubt| doubt.to_string()).unwrap_or_default()
     }
 
     fn overlaps(&self, tokens: &[u32]) -> Vec<Overlap> {
-        self.index.read().overlaps_of(&chain(tokens))
+        self.index.read().overlaps_of_chain(&chain(tokens))
     }
 
     /// Chain blocks that the first worker holds of a prompt.
@@ -196,7 +198,7 @@ impl Watch {
     }
 
     async fn until_exact(&self) {
-        self.until("exact", |watch| watch.view(0).knowledge == Knowledge::Exact).await;
+        self.until("exact", |watch| watch.view(0).knowledge == KvIndexState::Exact).await;
     }
 }
 

@@ -2,25 +2,25 @@
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use residency::{Imprint, Taken};
+use residency::{ReadProgress, ResidencySnapshot};
 use vocabulary::NodeId;
 
 use super::*;
-use crate::events::{Imprints, Wanted};
+use crate::events::{SnapshotProvider, SnapshotRequest};
 use crate::sim::EventOptions;
 
 /// Another router in the same process.
-pub(super) struct Neighbour(pub(super) Arc<Fleet>);
+pub(super) struct PeerRouter(pub(super) Arc<Fleet>);
 
-impl Imprints for Neighbour {
-    fn fetch(&self, wanted: Wanted) -> BoxFuture<'static, Option<Imprint>> {
-        let written = self.0.imprint(wanted.worker, wanted.rank);
+impl SnapshotProvider for PeerRouter {
+    fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
+        let written = self.0.residency_snapshot(wanted.worker, wanted.rank);
         async move {
             let mut reader = wanted.reader();
             for chunk in written.await?.chunks {
                 match reader.take(&chunk).ok()? {
-                    Taken::More(next) => reader = next,
-                    Taken::Whole(imprint) => return Some(imprint),
+                    ReadProgress::More(next) => reader = next,
+                    ReadProgress::Complete(imprint) => return Some(imprint),
                 }
             }
             None
@@ -30,84 +30,91 @@ impl Imprints for Neighbour {
 }
 
 /// A worker that replays only its last two messages.
-async fn forgetful() -> SimWorker {
+async fn small_replay_worker() -> SimWorker {
     let events = EventOptions { buffer: 2, ..EventOptions::default() };
     sim(SimOptions { events, ..sim_options() }).await
 }
 
-fn knows(watch: &Watch, number: u32) -> bool {
+fn knows_prompt(watch: &FleetHarness, number: u32) -> bool {
     watch.depth(&prompt(number, 40)) == 10
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_fleet_learns_from_another_what_the_engine_no_longer_tells() {
-    let worker = forgetful().await;
-    let first = Watch::at(worker.address());
+async fn late_fleet_takes_a_snapshot_for_events_beyond_the_replay_buffer() {
+    let worker = small_replay_worker().await;
+    let first = FleetHarness::at(worker.address());
     first.until_exact().await;
     for number in 0..6 {
         ask(worker.address(), &prompt(number, 40), 1).await;
-        first.until("heard", |watch| knows(watch, number)).await;
+        first.until("heard", |watch| knows_prompt(watch, number)).await;
     }
-    let alone = Watch::at(worker.address());
-    alone.until("heard of the last prompt", |watch| knows(watch, 5)).await;
-    alone.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
-    assert!(!knows(&alone, 0));
-    let second = Watch::beside(&first, worker.address());
+    let alone = FleetHarness::at(worker.address());
+    alone.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
+    alone.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    assert!(!knows_prompt(&alone, 0));
+    let second = FleetHarness::with_peer(&first, worker.address());
     second.until_exact().await;
     for number in 0..6 {
-        assert!(knows(&second, number), "prompt {number}");
+        assert!(knows_prompt(&second, number), "prompt {number}");
     }
     assert_eq!(second.fleet.events(second.id(0)).unwrap().adopted, 1);
     // Both go on alike, evictions included: the cache holds 64 blocks of 8 tokens.
     for number in 6..20 {
         ask(worker.address(), &prompt(number, 40), 1).await;
     }
-    first.until("heard of the last prompt", |watch| knows(watch, 19)).await;
+    first.until("heard of the last prompt", |watch| knows_prompt(watch, 19)).await;
     for number in 0..20 {
         let depth = first.depth(&prompt(number, 40));
         second.until("alike", |watch| watch.depth(&prompt(number, 40)) == depth).await;
     }
-    assert_eq!(second.view(0).knowledge, Knowledge::Exact);
-    assert!(!knows(&second, 0), "evicted");
+    assert_eq!(second.view(0).knowledge, KvIndexState::Exact);
+    assert!(!knows_prompt(&second, 0), "evicted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fleet_that_does_not_know_all_is_no_help() {
-    let worker = forgetful().await;
+async fn incomplete_fleet_provides_no_snapshot() {
+    let worker = small_replay_worker().await;
     for number in 0..6 {
         ask(worker.address(), &prompt(number, 40), 1).await;
     }
-    let first = Watch::at(worker.address());
-    first.until("heard of the last prompt", |watch| knows(watch, 5)).await;
-    let second = Watch::beside(&first, worker.address());
-    second.until("heard of the last prompt", |watch| knows(watch, 5)).await;
-    second.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
-    assert!(first.fleet.imprint(first.id(0), DpRank(0)).await.is_none(), "nothing is given away that is not whole");
-    assert!(first.fleet.imprint(first.id(0), DpRank(9)).await.is_none(), "no such rank");
-    assert!(first.fleet.imprint(WorkerId(1), DpRank(0)).await.is_none(), "no such worker");
+    let first = FleetHarness::at(worker.address());
+    first.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
+    let second = FleetHarness::with_peer(&first, worker.address());
+    second.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
+    second.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    assert!(
+        first.fleet.residency_snapshot(first.id(0), DpRank(0)).await.is_none(),
+        "nothing is given away that is not whole"
+    );
+    assert!(first.fleet.residency_snapshot(first.id(0), DpRank(9)).await.is_none(), "no such rank");
+    assert!(first.fleet.residency_snapshot(WorkerId(1), DpRank(0)).await.is_none(), "no such worker");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_router_sent_is_load_for_the_other_until_it_is_silent() {
+async fn peer_router_requests_count_as_load_until_it_goes_silent() {
     let worker = sim(sim_options()).await;
-    let (a, b) = (Watch::at(worker.address()), Watch::at(worker.address()));
+    let (a, b) = (FleetHarness::at(worker.address()), FleetHarness::at(worker.address()));
     for watch in [&a, &b] {
-        watch.until("ready", |watch| watch.view(0).health == Health::Ready).await;
+        watch.until("ready", |watch| watch.view(0).health == WorkerHealth::Ready).await;
     }
     let mut first = a.fleet.dispatch(a.id(0), DpRank(0), Tokens(500));
     let second = a.fleet.dispatch(a.id(0), DpRank(1), Tokens(70));
     let tell = |sequence| {
-        b.fleet.hear(NodeId(1), InFlightTable { boot: 1, sequence, flows: a.fleet.in_flight() }, Instant::now())
+        b.fleet.merge_peer_table(
+            NodeId(1),
+            InFlightTable { boot: 1, sequence, flows: a.fleet.in_flight() },
+            Instant::now(),
+        )
     };
-    assert_eq!(tell(1), Heard::News);
-    let load = |watch: &Watch| watch.view(0).load;
+    assert_eq!(tell(1), MergeOutcome::Changed);
+    let load = |watch: &FleetHarness| watch.view(0).load;
     assert_eq!((load(&b).waiting, load(&b).running, load(&b).backlog), (2, 0, Tokens(570)));
-    first.first_token();
+    first.record_first_token();
     drop(second);
-    assert_eq!(tell(2), Heard::News);
+    assert_eq!(tell(2), MergeOutcome::Changed);
     assert_eq!((load(&b).waiting, load(&b).running, load(&b).backlog), (0, 1, Tokens(0)));
-    assert_eq!(b.fleet.heard(Instant::now()).len(), 1);
-    b.fleet.forget_silent(Instant::now() + SILENCE);
+    assert_eq!(b.fleet.peer_ages(Instant::now()).len(), 1);
+    b.fleet.expire_peers(Instant::now() + SILENCE_TIMEOUT);
     assert_eq!((load(&b).waiting, load(&b).running), (0, 0));
     drop(first);
 }

@@ -5,29 +5,29 @@ use std::collections::BTreeSet;
 use crate::sim::error::SimError;
 
 /// Adapters that are served at a time.
-const MOST: usize = 64;
+const MAX_ADAPTERS: usize = 64;
 /// Longest name in bytes.
-const LONGEST: usize = 128;
+const MAX_NAME_BYTES: usize = 128;
 
 /// Names of adapters. None of them is the model's.
-pub(crate) struct Adapters {
+pub(crate) struct AdapterNames {
     model: String,
     names: BTreeSet<String>,
 }
 
 /// Why an adapter cannot be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Unfit;
+pub(crate) struct UnservableAdapter;
 
-impl Adapters {
+impl AdapterNames {
     /// Those that the worker starts with.
     pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimError> {
         let mut adapters = Self { model: model.to_owned(), names: BTreeSet::new() };
         let must = "at most 64 different names, each of 1 to 128 bytes and none of them the model's";
-        let taken = |Unfit| SimError::Option { option: "adapter", must };
+        let taken = |UnservableAdapter| SimError::Option { option: "adapter", must };
         for name in names {
             if adapters.serves(&name) {
-                return Err(taken(Unfit));
+                return Err(taken(UnservableAdapter));
             }
             adapters.add(name).map_err(taken)?;
         }
@@ -35,13 +35,14 @@ impl Adapters {
     }
 
     /// One more; one that is there already stays.
-    pub(crate) fn add(&mut self, name: String) -> Result<(), Unfit> {
+    pub(crate) fn add(&mut self, name: String) -> Result<(), UnservableAdapter> {
         if self.serves(&name) {
             return Ok(());
         }
-        let fits = !name.is_empty() && name.len() <= LONGEST && name != self.model && self.names.len() < MOST;
+        let fits =
+            !name.is_empty() && name.len() <= MAX_NAME_BYTES && name != self.model && self.names.len() < MAX_ADAPTERS;
         if !fits {
-            return Err(Unfit);
+            return Err(UnservableAdapter);
         }
         self.names.insert(name);
         Ok(())

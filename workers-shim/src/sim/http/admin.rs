@@ -10,18 +10,18 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::App;
-use super::errors::Fault;
-use super::fields::{Fields, wrong};
-use crate::dialect::Spoken;
+use super::SimState;
+use super::errors::ErrorResponse;
+use super::fields::{RequestFields, wrong};
+use crate::dialect::KvConnector;
 
 /// The version that it speaks like.
 pub(crate) const VERSION: &str = "0.32.0";
 
 /// Alive or dead, without a body.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> StatusCode {
+pub(crate) async fn health(State(app): State<Arc<SimState>>) -> StatusCode {
     if app.driver.is_dead() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
@@ -30,28 +30,28 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 /// What SGLang tells of itself.
-pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Response {
-    if app.handing.spoken != Spoken::Sglang {
+pub(crate) async fn server_info(State(app): State<Arc<SimState>>) -> Response {
+    if app.transfers.connector != KvConnector::Sglang {
         return (StatusCode::NOT_FOUND, Json(json!({"detail": "Not Found"}))).into_response();
     }
-    let mode = if app.handing.role == Role::Hybrid { "null" } else { app.handing.role.as_str() };
-    let port = app.handing.bootstrap.port();
+    let mode = if app.transfers.role == WorkerRole::Hybrid { "null" } else { app.transfers.role.as_str() };
+    let port = app.transfers.bootstrap.port();
     Json(json!({"disaggregation_mode": mode, "disaggregation_bootstrap_port": port, "dp_size": 1})).into_response()
 }
 
 /// Requests under way.
-pub(crate) async fn load(State(app): State<Arc<App>>) -> Json<Value> {
-    let (stats, _) = app.driver.measures();
+pub(crate) async fn load(State(app): State<Arc<SimState>>) -> Json<Value> {
+    let (stats, _) = app.driver.stats_and_latencies();
     Json(json!({"server_load": stats.running + stats.waiting + stats.pulling}))
 }
 
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn models(State(app): State<Arc<SimState>>) -> Json<Value> {
     let mut data = vec![model(&app, &app.model, Value::Null)];
     data.extend(app.state.adapters.lock().names().map(|name| model(&app, name, json!(app.model))));
     Json(json!({"object": "list", "data": data}))
 }
 
-fn model(app: &App, name: &str, parent: Value) -> Value {
+fn model(app: &SimState, name: &str, parent: Value) -> Value {
     json!({
         "id": name,
         "object": "model",
@@ -64,7 +64,7 @@ fn model(app: &App, name: &str, parent: Value) -> Value {
     })
 }
 
-pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn kv_event_sources(State(app): State<Arc<SimState>>) -> Json<Value> {
     Json(json!({"0": {
         "enable_kv_cache_events": true,
         "publisher": "zmq",
@@ -74,35 +74,35 @@ pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value>
     }}))
 }
 
-pub(crate) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
-    app.administered();
-    let cleared = app.driver.with(|engine, _| engine.reset_prefix_cache());
+pub(crate) async fn reset_prefix_cache(State(app): State<Arc<SimState>>) -> Response {
+    app.count_admin_request();
+    let cleared = app.driver.with_engine(|engine, _| engine.reset_prefix_cache());
     tracing::info!(cleared, "prefix cache reset asked for");
     Json(json!({"success": cleared})).into_response()
 }
 
 /// Discard all KV and serve nobody until woken.
-pub(crate) async fn sleep(State(app): State<Arc<App>>) -> StatusCode {
-    app.administered();
+pub(crate) async fn sleep(State(app): State<Arc<SimState>>) -> StatusCode {
+    app.count_admin_request();
     app.state.asleep.store(true, Ordering::Relaxed);
-    app.driver.with(|engine, _| engine.reset_prefix_cache());
+    app.driver.with_engine(|engine, _| engine.reset_prefix_cache());
     StatusCode::OK
 }
 
 /// Serve again.
-pub(crate) async fn wake_up(State(app): State<Arc<App>>) -> StatusCode {
-    app.administered();
+pub(crate) async fn wake_up(State(app): State<Arc<SimState>>) -> StatusCode {
+    app.count_admin_request();
     app.state.asleep.store(false, Ordering::Relaxed);
     StatusCode::OK
 }
 
-pub(crate) async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn is_sleeping(State(app): State<Arc<SimState>>) -> Json<Value> {
     Json(json!({"is_sleeping": app.state.asleep.load(Ordering::Relaxed)}))
 }
 
 /// Serve one more adapter.
-pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
-    app.administered();
+pub(crate) async fn load_adapter(State(app): State<Arc<SimState>>, body: Bytes) -> Result<String, ErrorResponse> {
+    app.count_admin_request();
     let name = adapter_name(&body)?;
     let added = app.state.adapters.lock().add(name.clone());
     added.map_err(|_| wrong("lora_name", "the name is taken, too long, or too many adapters are loaded"))?;
@@ -110,17 +110,19 @@ pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Re
 }
 
 /// Serve one adapter less.
-pub(crate) async fn unload_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
-    app.administered();
+pub(crate) async fn unload_adapter(State(app): State<Arc<SimState>>, body: Bytes) -> Result<String, ErrorResponse> {
+    app.count_admin_request();
     let name = adapter_name(&body)?;
     match app.state.adapters.lock().remove(&name) {
         true => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
-        false => Err(Fault::not_found(format!("The lora adapter '{name}' cannot be found."), Some("lora_name"))),
+        false => {
+            Err(ErrorResponse::not_found(format!("The lora adapter '{name}' cannot be found."), Some("lora_name")))
+        }
     }
 }
 
-fn adapter_name(body: &Bytes) -> Result<String, Fault> {
-    let fields = Fields::parse(body)?;
+fn adapter_name(body: &Bytes) -> Result<String, ErrorResponse> {
+    let fields = RequestFields::parse(body)?;
     let name = fields.text("lora_name")?.filter(|name| !name.is_empty());
     name.map(str::to_owned).ok_or_else(|| wrong("lora_name", "Field required"))
 }

@@ -7,52 +7,56 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use engine_model::Reading;
+use engine_model::CacheReadPolicy;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::sim::codec::ChatWords;
+use crate::sim::codec::ConversationApi;
 
-use super::App;
-use super::ask::{Ask, Delivery};
-use super::choice::Part;
-use super::errors::Fault;
-use super::fields::{Fields, wrong};
-use super::generate::{Answer, begin, whole};
-use super::sse::{Script, data, stream_answer};
-use super::totals::Totals;
+use super::SimState;
+use super::ask::{GenerationParams, ResponseMode};
+use super::choice::AnswerPart;
+use super::errors::ErrorResponse;
+use super::fields::{RequestFields, wrong};
+use super::generate::{CompletedAnswer, collect_answer, submit_choices};
+use super::sse::{StreamFormatter, data, stream_answer};
+use super::totals::UsageTotals;
 
-pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn chat(
+    State(app): State<Arc<SimState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     let limits = ["max_completion_tokens", "max_tokens"];
-    let mut ask = Ask::read(&app, (&headers, &fields), &limits, "chatcmpl-")?;
+    let mut ask = GenerationParams::read(&app, (&headers, &fields), &limits, "chatcmpl-")?;
     if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? {
-        ask.cache.reading = Reading::Nothing;
+        ask.cache.cache_reads = CacheReadPolicy::Ignored;
     }
     let prompt = prompt_of(&app, &fields)?;
-    let choices = begin(&app, &mut ask, std::slice::from_ref(&prompt)).await?;
-    if ask.delivery == Delivery::Whole {
-        let answer = whole(&app, &ask, choices).await?;
+    let choices = submit_choices(&app, &mut ask, std::slice::from_ref(&prompt)).await?;
+    if ask.delivery == ResponseMode::Whole {
+        let answer = collect_answer(&app, &ask, choices).await?;
         return Ok(Json(answer_body(&app, (&ask, &prompt), answer)).into_response());
     }
-    let totals = Totals::new(ask.remote_cached);
+    let totals = UsageTotals::new(ask.remote_cached);
     let per_prompt = ask.choices;
-    let script = ChatScript { created: app.unix_seconds(), fingerprint: app.fingerprint(), prompt, ask };
+    let script = ChatFormatter { created: app.unix_seconds(), fingerprint: app.system_fingerprint(), prompt, ask };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
 /// The tokens of a body with `messages`.
-pub(crate) fn prompt_of(app: &App, fields: &Fields) -> Result<Vec<u32>, Fault> {
+pub(crate) fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
     check_messages(fields)?;
     if fields.flag("continue_final_message")? && fields.flag("add_generation_prompt")? {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
-        return Err(Fault::bad_request(message, None));
+        return Err(ErrorResponse::bad_request(message, None));
     }
-    Ok(app.codec.encode_chat(ChatWords::Chat, fields.body())?)
+    Ok(app.codec.encode_chat(ConversationApi::Chat, fields.body())?)
 }
 
 /// Refuses what no chat begins with.
-pub(crate) fn check_messages(fields: &Fields) -> Result<(), Fault> {
+pub(crate) fn check_messages(fields: &RequestFields) -> Result<(), ErrorResponse> {
     let messages = fields.list("messages")?.ok_or_else(|| wrong("messages", "Field required"))?;
     let shaped = |message: &Value| message.get("role").is_some_and(Value::is_string);
     match !messages.is_empty() && messages.iter().all(shaped) {
@@ -61,7 +65,7 @@ pub(crate) fn check_messages(fields: &Fields) -> Result<(), Fault> {
     }
 }
 
-fn answer_body(app: &App, (ask, prompt): (&Ask, &[u32]), answer: Answer) -> Value {
+fn answer_body(app: &SimState, (ask, prompt): (&GenerationParams, &[u32]), answer: CompletedAnswer) -> Value {
     let choices: Vec<Value> = (0u32..)
         .zip(&answer.choices)
         .map(|(index, (part, end))| {
@@ -74,7 +78,7 @@ fn answer_body(app: &App, (ask, prompt): (&Ask, &[u32]), answer: Answer) -> Valu
                 "logprobs": null,
                 "finish_reason": end.reason,
                 "stop_reason": end.stop,
-                "token_ids": ask.with_ids.then_some(&part.ids),
+                "token_ids": ask.return_token_ids.then_some(&part.ids),
                 "routed_experts": null,
             })
         })
@@ -86,10 +90,10 @@ fn answer_body(app: &App, (ask, prompt): (&Ask, &[u32]), answer: Answer) -> Valu
         "model": ask.model,
         "choices": choices,
         "service_tier": null,
-        "system_fingerprint": app.fingerprint(),
-        "usage": answer.totals.openai(),
+        "system_fingerprint": app.system_fingerprint(),
+        "usage": answer.usage.openai(),
         "prompt_logprobs": null,
-        "prompt_token_ids": ask.with_ids.then_some(prompt),
+        "prompt_token_ids": ask.return_token_ids.then_some(prompt),
         "prompt_text": null,
         "kv_transfer_params": answer.params,
         "ec_transfer_params": null,
@@ -97,8 +101,8 @@ fn answer_body(app: &App, (ask, prompt): (&Ask, &[u32]), answer: Answer) -> Valu
     })
 }
 
-struct ChatScript {
-    ask: Ask,
+struct ChatFormatter {
+    ask: GenerationParams,
     prompt: Vec<u32>,
     created: u64,
     fingerprint: String,
@@ -106,14 +110,14 @@ struct ChatScript {
 
 /// The first event. Its ids are written as they are: there are many.
 #[derive(Serialize)]
-struct Opening<'a> {
+struct FirstChatChunk<'a> {
     #[serde(flatten)]
     chunk: Value,
     prompt_token_ids: Option<&'a [u32]>,
     prompt_text: (),
 }
 
-impl ChatScript {
+impl ChatFormatter {
     fn chunk(&self, choices: Value) -> Value {
         json!({
             "id": self.ask.id,
@@ -125,19 +129,19 @@ impl ChatScript {
     }
 }
 
-impl Script for ChatScript {
+impl StreamFormatter for ChatFormatter {
     fn open(&mut self) -> String {
         let opening = |index: u32| {
             let delta = json!({"role": "assistant", "content": ""});
             let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            let prompt_token_ids = self.ask.with_ids.then_some(&*self.prompt);
-            data(&Opening { chunk: self.chunk(json!([choice])), prompt_token_ids, prompt_text: () })
+            let prompt_token_ids = self.ask.return_token_ids.then_some(&*self.prompt);
+            data(&FirstChatChunk { chunk: self.chunk(json!([choice])), prompt_token_ids, prompt_text: () })
         };
         (0..self.ask.choices).map(opening).collect()
     }
 
-    fn part(&mut self, index: u32, part: &Part) -> String {
-        if part.text.is_empty() && part.end.is_none() && !self.ask.with_ids {
+    fn part(&mut self, index: u32, part: &AnswerPart) -> String {
+        if part.text.is_empty() && part.end.is_none() && !self.ask.return_token_ids {
             return String::new();
         }
         let mut choice = json!({
@@ -145,21 +149,21 @@ impl Script for ChatScript {
             "delta": {"content": part.text},
             "logprobs": null,
             "finish_reason": part.end.as_ref().map(|end| end.reason),
-            "token_ids": self.ask.with_ids.then_some(&part.ids),
+            "token_ids": self.ask.return_token_ids.then_some(&part.ids),
         });
         if let Some(end) = &part.end {
             choice["stop_reason"] = end.stop.clone();
         }
         let mut chunk = self.chunk(json!([choice]));
-        if part.end.is_some() && self.ask.delivery == Delivery::Stream {
+        if part.end.is_some() && self.ask.delivery == ResponseMode::Stream {
             chunk["system_fingerprint"] = json!(self.fingerprint);
         }
         data(&chunk)
     }
 
-    fn close(&mut self, totals: &Totals) -> String {
+    fn close(&mut self, totals: &UsageTotals) -> String {
         let mut text = String::new();
-        if self.ask.delivery == Delivery::StreamWithUsage {
+        if self.ask.delivery == ResponseMode::StreamWithUsage {
             let mut chunk = self.chunk(json!([]));
             chunk["usage"] = totals.openai();
             chunk["system_fingerprint"] = json!(self.fingerprint);

@@ -2,71 +2,71 @@
 
 use std::sync::Arc;
 
-use engine_model::{Finish, FinishReason};
+use engine_model::{FinishReason, FinishedRequest};
 use serde_json::{Value, json};
 
 use crate::sim::codec::TextCodec;
-use crate::sim::driver::{Ticket, Update};
+use crate::sim::driver::{RequestHandle, RequestUpdate};
 use crate::sim::speech::Detokenizer;
 
-use super::errors::Fault;
+use super::errors::ErrorResponse;
 
 /// A piece of an answer.
 #[derive(Default)]
-pub(crate) struct Part {
+pub(crate) struct AnswerPart {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<ChoiceEnd>,
 }
 
-pub(crate) struct End {
+pub(crate) struct ChoiceEnd {
     pub(crate) reason: &'static str,
     /// The stop text, if one ended it.
     pub(crate) stop: Value,
-    pub(crate) finish: Finish,
+    pub(crate) finish: FinishedRequest,
 }
 
 /// An answer under way.
-pub(crate) struct Choice {
-    ticket: Ticket,
+pub(crate) struct ChoiceStream {
+    request: RequestHandle,
     text: Detokenizer,
     stops: Vec<String>,
     /// Text that may be the beginning of a stop text.
-    held: String,
+    withheld: String,
     /// The stop text that was met; the engine has been told.
-    stopped: Option<String>,
-    over: bool,
+    matched_stop: Option<String>,
+    is_finished: bool,
 }
 
-impl Choice {
-    pub(crate) fn new(ticket: Ticket, codec: Arc<dyn TextCodec>, stops: Vec<String>) -> Self {
+impl ChoiceStream {
+    pub(crate) fn new(request: RequestHandle, codec: Arc<dyn TextCodec>, stops: Vec<String>) -> Self {
         let text = Detokenizer::new(codec);
-        Self { ticket, text, stops, held: String::new(), stopped: None, over: false }
+        Self { request, text, stops, withheld: String::new(), matched_stop: None, is_finished: false }
     }
 
     /// What was said since the last call; none after the end.
-    pub(crate) async fn next(&mut self) -> Option<Result<Part, Fault>> {
-        if self.over {
+    pub(crate) async fn next(&mut self) -> Option<Result<AnswerPart, ErrorResponse>> {
+        if self.is_finished {
             return None;
         }
-        let updates = self.ticket.updates().await;
-        let mut part = Part::default();
+        let updates = self.request.updates().await;
+        let mut part = AnswerPart::default();
         if updates.is_empty() {
-            self.over = true;
-            return Some(Err(Fault::internal()));
+            self.is_finished = true;
+            return Some(Err(ErrorResponse::internal()));
         }
         for update in updates {
             match update {
-                Update::Token(id) => self.token(id, &mut part),
-                Update::Finished(finish) => return Some(self.finish(finish, part)),
+                RequestUpdate::Token(id) => self.push_token(id, &mut part),
+                RequestUpdate::Finished(finish) => return Some(self.finish(finish, part)),
             }
         }
         Some(Ok(part))
     }
 
     /// Everything until the end.
-    pub(crate) async fn whole(mut self) -> Result<(Part, End), Fault> {
-        let mut all = Part::default();
+    pub(crate) async fn collect(mut self) -> Result<(AnswerPart, ChoiceEnd), ErrorResponse> {
+        let mut all = AnswerPart::default();
         while let Some(part) = self.next().await {
             let part = part?;
             all.text += &part.text;
@@ -75,58 +75,62 @@ impl Choice {
                 return Ok((all, end));
             }
         }
-        Err(Fault::internal())
+        Err(ErrorResponse::internal())
     }
 
-    fn token(&mut self, id: u32, part: &mut Part) {
-        if self.stopped.is_some() {
+    fn push_token(&mut self, id: u32, part: &mut AnswerPart) {
+        if self.matched_stop.is_some() {
             return;
         }
         part.ids.push(id);
         let said = self.text.push(id);
-        self.say(&said, part);
+        self.push_text(&said, part);
     }
 
-    fn say(&mut self, said: &str, part: &mut Part) {
-        self.held += said;
-        if let Some((at, stop)) = self.met() {
-            self.held.truncate(at);
-            self.stopped = Some(stop);
-            self.ticket.stop();
+    fn push_text(&mut self, said: &str, part: &mut AnswerPart) {
+        self.withheld += said;
+        if let Some((at, stop)) = self.find_stop() {
+            self.withheld.truncate(at);
+            self.matched_stop = Some(stop);
+            self.request.stop();
         }
-        let safe = if self.stopped.is_some() { self.held.len() } else { self.held.len() - self.risky() };
-        part.text.extend(self.held.drain(..safe));
+        let safe = if self.matched_stop.is_some() {
+            self.withheld.len()
+        } else {
+            self.withheld.len() - self.possible_stop_suffix()
+        };
+        part.text.extend(self.withheld.drain(..safe));
     }
 
     /// The first stop text in what is held.
-    fn met(&self) -> Option<(usize, String)> {
-        let found = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+    fn find_stop(&self) -> Option<(usize, String)> {
+        let found = self.stops.iter().filter_map(|stop| Some((self.withheld.find(stop.as_str())?, stop)));
         found.min().map(|(at, stop)| (at, stop.clone()))
     }
 
     /// Bytes at the end that may begin a stop text.
-    fn risky(&self) -> usize {
+    fn possible_stop_suffix(&self) -> usize {
         let begins = |length: &usize| {
-            let cut = self.held.len() - length;
-            self.held.is_char_boundary(cut) && self.stops.iter().any(|stop| stop.starts_with(&self.held[cut..]))
+            let cut = self.withheld.len() - length;
+            self.withheld.is_char_boundary(cut) && self.stops.iter().any(|stop| stop.starts_with(&self.withheld[cut..]))
         };
-        (1..=self.held.len()).rev().find(begins).unwrap_or(0)
+        (1..=self.withheld.len()).rev().find(begins).unwrap_or(0)
     }
 
-    fn finish(&mut self, finish: Finish, mut part: Part) -> Result<Part, Fault> {
-        self.over = true;
-        if self.stopped.is_none() {
-            let rest = self.text.rest();
-            self.say(&rest, &mut part);
-            part.text += &std::mem::take(&mut self.held);
+    fn finish(&mut self, finish: FinishedRequest, mut part: AnswerPart) -> Result<AnswerPart, ErrorResponse> {
+        self.is_finished = true;
+        if self.matched_stop.is_none() {
+            let rest = self.text.finish();
+            self.push_text(&rest, &mut part);
+            part.text += &std::mem::take(&mut self.withheld);
         }
-        let (reason, stop) = match (&self.stopped, finish.reason) {
+        let (reason, stop) = match (&self.matched_stop, finish.reason) {
             (Some(stop), _) => ("stop", json!(stop)),
             (None, FinishReason::Stop) => ("stop", Value::Null),
             (None, FinishReason::Length) => ("length", Value::Null),
-            (None, FinishReason::Abort | FinishReason::Error) => return Err(Fault::internal()),
+            (None, FinishReason::Abort | FinishReason::Error) => return Err(ErrorResponse::internal()),
         };
-        part.end = Some(End { reason, stop, finish });
+        part.end = Some(ChoiceEnd { reason, stop, finish });
         Ok(part)
     }
 }

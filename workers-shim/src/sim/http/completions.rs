@@ -7,54 +7,54 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use engine_model::Reading;
+use engine_model::CacheReadPolicy;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::App;
-use super::ask::{Ask, Delivery};
-use super::choice::Part;
-use super::errors::Fault;
-use super::fields::Fields;
-use super::generate::{Answer, begin, whole};
-use super::sse::{Script, data, stream_answer};
-use super::totals::Totals;
+use super::SimState;
+use super::ask::{GenerationParams, ResponseMode};
+use super::choice::AnswerPart;
+use super::errors::ErrorResponse;
+use super::fields::RequestFields;
+use super::generate::{CompletedAnswer, collect_answer, submit_choices};
+use super::sse::{StreamFormatter, data, stream_answer};
+use super::totals::UsageTotals;
 
 /// Answer length where a completion names none: OpenAI's.
 const DEFAULT_TOKENS: u32 = 16;
 
 pub(crate) async fn completions(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<SimState>>,
     headers: HeaderMap,
     body: Bytes,
-) -> Result<Response, Fault> {
-    let fields = Fields::parse(&body)?;
-    let mut ask = Ask::read(&app, (&headers, &fields), &["max_tokens"], "cmpl-")?;
-    ask.bound(DEFAULT_TOKENS);
+) -> Result<Response, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
+    let mut ask = GenerationParams::read(&app, (&headers, &fields), &["max_tokens"], "cmpl-")?;
+    ask.set_default_length(DEFAULT_TOKENS);
     // What is echoed has log probabilities where the answer has.
     if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? && fields.get("logprobs").is_some() {
-        ask.cache.reading = Reading::Nothing;
+        ask.cache.cache_reads = CacheReadPolicy::Ignored;
     }
     let prompts = prompts_of(&app, &fields)?;
-    let choices = begin(&app, &mut ask, &prompts).await?;
-    if ask.delivery == Delivery::Whole {
-        let answer = whole(&app, &ask, choices).await?;
+    let choices = submit_choices(&app, &mut ask, &prompts).await?;
+    if ask.delivery == ResponseMode::Whole {
+        let answer = collect_answer(&app, &ask, choices).await?;
         return Ok(Json(answer_body(&app, (&ask, &prompts), answer)).into_response());
     }
-    let (totals, per_prompt) = (Totals::new(ask.remote_cached), ask.choices);
+    let (totals, per_prompt) = (UsageTotals::new(ask.remote_cached), ask.choices);
     let first = vec![true; choices.len()];
-    let script = CompletionScript { created: app.unix_seconds(), prompts, ask, first };
+    let script = CompletionFormatter { created: app.unix_seconds(), prompts, ask, first };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
 /// The prompts of a body with `prompt`, all of tokens that the model has.
-pub(crate) fn prompts_of(app: &App, fields: &Fields) -> Result<Vec<Vec<u32>>, Fault> {
+pub(crate) fn prompts_of(app: &SimState, fields: &RequestFields) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     fields.required("prompt")?;
-    app.codec.encode_completion(fields.body())?.into_iter().map(|prompt| app.known(prompt)).collect()
+    app.codec.encode_completion(fields.body())?.into_iter().map(|prompt| app.check_vocabulary(prompt)).collect()
 }
 
-fn answer_body(app: &App, (ask, prompts): (&Ask, &[Vec<u32>]), answer: Answer) -> Value {
-    let prompt_ids = |index: usize| ask.with_ids.then(|| &prompts[index / ask.choices as usize]);
+fn answer_body(app: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]), answer: CompletedAnswer) -> Value {
+    let prompt_ids = |index: usize| ask.return_token_ids.then(|| &prompts[index / ask.choices as usize]);
     let choices: Vec<Value> = answer
         .choices
         .iter()
@@ -66,7 +66,7 @@ fn answer_body(app: &App, (ask, prompts): (&Ask, &[Vec<u32>]), answer: Answer) -
                 "logprobs": null,
                 "finish_reason": end.reason,
                 "stop_reason": end.stop,
-                "token_ids": ask.with_ids.then_some(&part.ids),
+                "token_ids": ask.return_token_ids.then_some(&part.ids),
                 "prompt_logprobs": null,
                 "prompt_token_ids": prompt_ids(index),
             })
@@ -79,39 +79,39 @@ fn answer_body(app: &App, (ask, prompts): (&Ask, &[Vec<u32>]), answer: Answer) -
         "model": ask.model,
         "choices": choices,
         "service_tier": null,
-        "system_fingerprint": app.fingerprint(),
-        "usage": answer.totals.openai(),
+        "system_fingerprint": app.system_fingerprint(),
+        "usage": answer.usage.openai(),
         "kv_transfer_params": answer.params,
     })
 }
 
-struct CompletionScript {
-    ask: Ask,
+struct CompletionFormatter {
+    ask: GenerationParams,
     prompts: Vec<Vec<u32>>,
     created: u64,
     /// Choices of which nothing was told yet.
     first: Vec<bool>,
 }
 
-impl CompletionScript {
-    fn chunk<'a>(&'a self, choices: &'a [Choice<'a>]) -> Chunk<'a> {
-        let Ask { id, model, .. } = &self.ask;
-        Chunk { id, object: "text_completion", created: self.created, model, choices }
+impl CompletionFormatter {
+    fn chunk<'a>(&'a self, choices: &'a [CompletionChoice<'a>]) -> CompletionChunk<'a> {
+        let GenerationParams { id, model, .. } = &self.ask;
+        CompletionChunk { id, object: "text_completion", created: self.created, model, choices }
     }
 }
 
 /// An event. Written as it is: the ids of a prompt are many.
 #[derive(Serialize)]
-struct Chunk<'a> {
+struct CompletionChunk<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: &'a [Choice<'a>],
+    choices: &'a [CompletionChoice<'a>],
 }
 
 #[derive(Serialize)]
-struct Choice<'a> {
+struct CompletionChoice<'a> {
     index: u32,
     text: &'a str,
     logprobs: (),
@@ -121,32 +121,32 @@ struct Choice<'a> {
     token_ids: Option<&'a [u32]>,
 }
 
-impl Script for CompletionScript {
+impl StreamFormatter for CompletionFormatter {
     fn open(&mut self) -> String {
         String::new()
     }
 
-    fn part(&mut self, index: u32, part: &Part) -> String {
-        if part.text.is_empty() && part.end.is_none() && !self.ask.with_ids {
+    fn part(&mut self, index: u32, part: &AnswerPart) -> String {
+        if part.text.is_empty() && part.end.is_none() && !self.ask.return_token_ids {
             return String::new();
         }
         let first = std::mem::replace(&mut self.first[index as usize], false);
-        let prompt = (first && self.ask.with_ids).then(|| &self.prompts[(index / self.ask.choices) as usize]);
-        let choice = Choice {
+        let prompt = (first && self.ask.return_token_ids).then(|| &self.prompts[(index / self.ask.choices) as usize]);
+        let choice = CompletionChoice {
             index,
             text: &part.text,
             logprobs: (),
             finish_reason: part.end.as_ref().map(|end| end.reason),
             stop_reason: part.end.as_ref().map(|end| &end.stop),
             prompt_token_ids: prompt.map(Vec::as_slice),
-            token_ids: self.ask.with_ids.then_some(&part.ids),
+            token_ids: self.ask.return_token_ids.then_some(&part.ids),
         };
         data(&self.chunk(&[choice]))
     }
 
-    fn close(&mut self, totals: &Totals) -> String {
+    fn close(&mut self, totals: &UsageTotals) -> String {
         let mut text = String::new();
-        if self.ask.delivery == Delivery::StreamWithUsage {
+        if self.ask.delivery == ResponseMode::StreamWithUsage {
             let mut chunk = json!(self.chunk(&[]));
             chunk["usage"] = totals.openai();
             text += &data(&chunk);

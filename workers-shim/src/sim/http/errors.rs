@@ -3,21 +3,21 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use engine_model::Refused;
+use engine_model::RequestRejection;
 use serde_json::{Value, json};
 
 use crate::sim::codec::CodecError;
 
 /// An error's answer.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     kind: &'static str,
     message: String,
     param: Option<&'static str>,
 }
 
-impl Fault {
+impl ErrorResponse {
     /// The client's fault, with the field if there is one to blame.
     pub(crate) fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into(), param }
@@ -55,31 +55,31 @@ impl Fault {
     }
 }
 
-impl IntoResponse for Fault {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         (self.status, Json(self.body())).into_response()
     }
 }
 
-impl From<CodecError> for Fault {
+impl From<CodecError> for ErrorResponse {
     fn from(error: CodecError) -> Self {
         Self::bad_request(error.to_string(), None)
     }
 }
 
-impl From<Refused> for Fault {
-    fn from(refused: Refused) -> Self {
+impl From<RequestRejection> for ErrorResponse {
+    fn from(refused: RequestRejection) -> Self {
         match refused {
-            Refused::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty", Some("prompt")),
-            Refused::TooLong { prompt, context } => Self::bad_request(
+            RequestRejection::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty", Some("prompt")),
+            RequestRejection::TooLong { prompt, context } => Self::bad_request(
                 format!(
                     "This model's maximum context length is {context} tokens. However, your request has {prompt} \
                      input tokens. Please reduce the length of the input messages."
                 ),
                 Some("input_tokens"),
             ),
-            Refused::QueueFull { .. } => Self::unavailable(refused.to_string()),
-            Refused::Dead => Self::internal(),
+            RequestRejection::QueueFull { .. } => Self::unavailable(refused.to_string()),
+            RequestRejection::Dead => Self::internal(),
         }
     }
 }

@@ -3,16 +3,16 @@
 use axum::body::Bytes;
 use serde_json::{Map, Value};
 
-use super::errors::Fault;
+use super::errors::ErrorResponse;
 
 /// A JSON object from a client.
-pub(crate) struct Fields {
+pub(crate) struct RequestFields {
     fields: Map<String, Value>,
     body: Bytes,
 }
 
-impl Fields {
-    pub(crate) fn parse(body: &Bytes) -> Result<Self, Fault> {
+impl RequestFields {
+    pub(crate) fn parse(body: &Bytes) -> Result<Self, ErrorResponse> {
         let mut body = body.clone();
         let parsed = serde_json::from_slice(&body).or_else(|error| match mend_surrogates(&body) {
             Some(mended) => {
@@ -23,8 +23,8 @@ impl Fields {
         });
         match parsed {
             Ok(Value::Object(fields)) => Ok(Self { fields, body }),
-            Ok(_) => Err(Fault::bad_request("Input should be a valid dictionary", None)),
-            Err(error) => Err(Fault::bad_request(format!("JSON decode error: {error}"), None)),
+            Ok(_) => Err(ErrorResponse::bad_request("Input should be a valid dictionary", None)),
+            Err(error) => Err(ErrorResponse::bad_request(format!("JSON decode error: {error}"), None)),
         }
     }
 
@@ -37,43 +37,43 @@ impl Fields {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    pub(crate) fn required(&self, name: &'static str) -> Result<&Value, Fault> {
+    pub(crate) fn required(&self, name: &'static str) -> Result<&Value, ErrorResponse> {
         self.get(name).ok_or_else(|| wrong(name, "Field required"))
     }
 
-    pub(crate) fn text(&self, name: &'static str) -> Result<Option<&str>, Fault> {
+    pub(crate) fn text(&self, name: &'static str) -> Result<Option<&str>, ErrorResponse> {
         self.typed(name, "Input should be a valid string", Value::as_str)
     }
 
-    pub(crate) fn flag(&self, name: &'static str) -> Result<bool, Fault> {
+    pub(crate) fn flag(&self, name: &'static str) -> Result<bool, ErrorResponse> {
         Ok(self.typed(name, "Input should be a valid boolean", Value::as_bool)?.unwrap_or(false))
     }
 
-    pub(crate) fn number(&self, name: &'static str) -> Result<Option<f64>, Fault> {
+    pub(crate) fn number(&self, name: &'static str) -> Result<Option<f64>, ErrorResponse> {
         self.typed(name, "Input should be a valid number", Value::as_f64)
     }
 
-    pub(crate) fn whole(&self, name: &'static str) -> Result<Option<i64>, Fault> {
+    pub(crate) fn whole(&self, name: &'static str) -> Result<Option<i64>, ErrorResponse> {
         self.typed(name, "Input should be a valid integer", Value::as_i64)
     }
 
-    pub(crate) fn list(&self, name: &'static str) -> Result<Option<&[Value]>, Fault> {
+    pub(crate) fn list(&self, name: &'static str) -> Result<Option<&[Value]>, ErrorResponse> {
         self.typed(name, "Input should be a valid list", |value| value.as_array().map(Vec::as_slice))
     }
 
-    pub(crate) fn object(&self, name: &'static str) -> Result<Option<&Map<String, Value>>, Fault> {
+    pub(crate) fn object(&self, name: &'static str) -> Result<Option<&Map<String, Value>>, ErrorResponse> {
         self.typed(name, "Input should be a valid dictionary", Value::as_object)
     }
 
     /// A number of tokens, at least `least`.
-    pub(crate) fn count(&self, name: &'static str, least: u32) -> Result<Option<u32>, Fault> {
+    pub(crate) fn count(&self, name: &'static str, least: u32) -> Result<Option<u32>, ErrorResponse> {
         let Some(count) = self.whole(name)? else { return Ok(None) };
         match u32::try_from(count) {
             Ok(count) if count >= least => Ok(Some(count)),
             _ => {
                 let message =
                     format!("{name} must be at least {least}, got {count}. (parameter={name}, value={count})");
-                Err(Fault::bad_request(message, Some(name)))
+                Err(ErrorResponse::bad_request(message, Some(name)))
             }
         }
     }
@@ -83,17 +83,17 @@ impl Fields {
         name: &'static str,
         expected: &'static str,
         read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, Fault> {
+    ) -> Result<Option<T>, ErrorResponse> {
         self.get(name).map(|value| read(value).ok_or_else(|| wrong(name, expected))).transpose()
     }
 }
 
-pub(crate) fn wrong(name: &'static str, expected: &str) -> Fault {
-    Fault::bad_request(format!("1 validation error: [('body', '{name}')] {expected}"), Some(name))
+pub(crate) fn wrong(name: &'static str, expected: &str) -> ErrorResponse {
+    ErrorResponse::bad_request(format!("1 validation error: [('body', '{name}')] {expected}"), Some(name))
 }
 
 /// Token ids from a JSON list.
-pub(crate) fn token_ids(values: &[Value], name: &'static str) -> Result<Vec<u32>, Fault> {
+pub(crate) fn token_ids(values: &[Value], name: &'static str) -> Result<Vec<u32>, ErrorResponse> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     values
         .iter()
@@ -111,7 +111,7 @@ fn mend_surrogates(body: &[u8]) -> Option<Vec<u8>> {
             continue;
         }
         let step = match (surrogate(&mended, at), surrogate(&mended, at + 6)) {
-            (Some(Half::High), Some(Half::Low)) => 12,
+            (Some(SurrogateHalf::High), Some(SurrogateHalf::Low)) => 12,
             (Some(_), _) => {
                 mended[at + 2..at + 6].copy_from_slice(b"fffd");
                 changed = true;
@@ -124,16 +124,16 @@ fn mend_surrogates(body: &[u8]) -> Option<Vec<u8>> {
     changed.then_some(mended)
 }
 
-enum Half {
+enum SurrogateHalf {
     High,
     Low,
 }
 
-fn surrogate(text: &[u8], at: usize) -> Option<Half> {
+fn surrogate(text: &[u8], at: usize) -> Option<SurrogateHalf> {
     let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
     match u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()? {
-        0xd800..=0xdbff => Some(Half::High),
-        0xdc00..=0xdfff => Some(Half::Low),
+        0xd800..=0xdbff => Some(SurrogateHalf::High),
+        0xdc00..=0xdfff => Some(SurrogateHalf::Low),
         _ => None,
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn text_of(body: &str) -> String {
-        let fields = Fields::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
+        let fields = RequestFields::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
         fields.text("a").unwrap().unwrap().to_owned()
     }
 
@@ -153,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_and_broken_bodies_are_the_clients_fault() {
-        let fields = Fields::parse(&Bytes::from_static(br#"{"n":"1","m":-2,"s":5,"z":null}"#)).unwrap();
+    fn wrong_types_and_broken_bodies_are_client_errors() {
+        let fields = RequestFields::parse(&Bytes::from_static(br#"{"n":"1","m":-2,"s":5,"z":null}"#)).unwrap();
         assert!(fields.whole("n").is_err() && fields.text("s").is_err() && fields.count("m", 0).is_err());
         assert_eq!((fields.whole("z"), fields.get("z")), (Ok(None), None));
         for body in ["", "{", "[]", "\"x\"", "{\"a\":\"\\ud800}"] {
-            assert!(Fields::parse(&Bytes::copy_from_slice(body.as_bytes())).is_err(), "{body}");
+            assert!(RequestFields::parse(&Bytes::copy_from_slice(body.as_bytes())).is_err(), "{body}");
         }
     }
 }

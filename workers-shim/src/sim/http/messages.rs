@@ -9,19 +9,19 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::sim::codec::ChatWords;
+use crate::sim::codec::ConversationApi;
 
-use super::App;
-use super::ask::{Ask, Delivery};
+use super::SimState;
+use super::ask::{GenerationParams, ResponseMode};
 use super::chat::check_messages;
-use super::choice::{End, Part};
-use super::errors::Fault;
-use super::fields::Fields;
-use super::generate::{begin, whole};
-use super::sse::{Script, named, stream_answer};
-use super::totals::Totals;
+use super::choice::{AnswerPart, ChoiceEnd};
+use super::errors::ErrorResponse;
+use super::fields::RequestFields;
+use super::generate::{collect_answer, submit_choices};
+use super::sse::{StreamFormatter, named, stream_answer};
+use super::totals::UsageTotals;
 
-pub(crate) async fn messages(app: State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Response {
+pub(crate) async fn messages(app: State<Arc<SimState>>, headers: HeaderMap, body: Bytes) -> Response {
     match answer(&app, &headers, &body).await {
         Ok(response) => response,
         Err(fault) => (fault.status, Json(fault.anthropic())).into_response(),
@@ -29,8 +29,8 @@ pub(crate) async fn messages(app: State<Arc<App>>, headers: HeaderMap, body: Byt
 }
 
 /// The token count's route.
-pub(crate) async fn count_tokens(app: State<Arc<App>>, body: Bytes) -> Response {
-    let counted = Fields::parse(&body).and_then(|fields| {
+pub(crate) async fn count_tokens(app: State<Arc<SimState>>, body: Bytes) -> Response {
+    let counted = RequestFields::parse(&body).and_then(|fields| {
         app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
         prompt_of(&app, &fields)
     });
@@ -40,19 +40,19 @@ pub(crate) async fn count_tokens(app: State<Arc<App>>, body: Bytes) -> Response 
     }
 }
 
-async fn answer(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<Response, Fault> {
-    let fields = Fields::parse(body)?;
+async fn answer(app: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<Response, ErrorResponse> {
+    let fields = RequestFields::parse(body)?;
     fields.required("max_tokens")?;
-    let mut ask = Ask::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
+    let mut ask = GenerationParams::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
     let prompt = prompt_of(app, &fields)?;
-    let choices = begin(app, &mut ask, &[prompt]).await?;
-    if ask.delivery != Delivery::Whole {
-        let totals = Totals::new(ask.remote_cached);
-        return Ok(stream_answer(choices, 1, totals, MessageScript { ask, end: None }));
+    let choices = submit_choices(app, &mut ask, &[prompt]).await?;
+    if ask.delivery != ResponseMode::Whole {
+        let totals = UsageTotals::new(ask.remote_cached);
+        return Ok(stream_answer(choices, 1, totals, MessageFormatter { ask, end: None }));
     }
-    let answer = whole(app, &ask, choices).await?;
+    let answer = collect_answer(app, &ask, choices).await?;
     let (part, end) = &answer.choices[0];
-    let mut body = message(&ask, answer.totals.anthropic());
+    let mut body = message(&ask, answer.usage.anthropic());
     body["content"] = json!([{"type": "text", "text": part.text}]);
     body["stop_reason"] = stop_reason(end).into();
     if !answer.params.is_null() {
@@ -61,14 +61,14 @@ async fn answer(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<Response
     Ok(Json(body).into_response())
 }
 
-fn message(ask: &Ask, usage: Value) -> Value {
+fn message(ask: &GenerationParams, usage: Value) -> Value {
     json!({
         "id": ask.id, "type": "message", "role": "assistant", "content": [], "model": ask.model,
         "stop_reason": null, "usage": usage,
     })
 }
 
-fn stop_reason(end: &End) -> &'static str {
+fn stop_reason(end: &ChoiceEnd) -> &'static str {
     match (end.reason, &end.stop) {
         ("length", _) => "max_tokens",
         (_, Value::Null) => "end_turn",
@@ -76,17 +76,17 @@ fn stop_reason(end: &End) -> &'static str {
     }
 }
 
-fn prompt_of(app: &App, fields: &Fields) -> Result<Vec<u32>, Fault> {
+fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
     check_messages(fields)?;
-    Ok(app.codec.encode_chat(ChatWords::Messages, fields.body())?)
+    Ok(app.codec.encode_chat(ConversationApi::Messages, fields.body())?)
 }
 
-struct MessageScript {
-    ask: Ask,
+struct MessageFormatter {
+    ask: GenerationParams,
     end: Option<&'static str>,
 }
 
-impl Script for MessageScript {
+impl StreamFormatter for MessageFormatter {
     fn open(&mut self) -> String {
         let start = message(&self.ask, json!({"input_tokens": 0, "output_tokens": 0}));
         let block = json!({"type": "text", "text": ""});
@@ -94,7 +94,7 @@ impl Script for MessageScript {
             + &named("content_block_start", &json!({"type": "content_block_start", "index": 0, "content_block": block}))
     }
 
-    fn part(&mut self, _: u32, part: &Part) -> String {
+    fn part(&mut self, _: u32, part: &AnswerPart) -> String {
         self.end = part.end.as_ref().map(stop_reason).or(self.end);
         if part.text.is_empty() {
             return String::new();
@@ -103,14 +103,14 @@ impl Script for MessageScript {
         named("content_block_delta", &json!({"type": "content_block_delta", "index": 0, "delta": delta}))
     }
 
-    fn close(&mut self, totals: &Totals) -> String {
+    fn close(&mut self, totals: &UsageTotals) -> String {
         let delta = json!({"stop_reason": self.end, "stop_sequence": null});
         named("content_block_stop", &json!({"type": "content_block_stop", "index": 0}))
             + &named("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": totals.anthropic()}))
             + &named("message_stop", &json!({"type": "message_stop"}))
     }
 
-    fn fail(&mut self, fault: &Fault) -> String {
+    fn fail(&mut self, fault: &ErrorResponse) -> String {
         named("error", &fault.anthropic())
     }
 }

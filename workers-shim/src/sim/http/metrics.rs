@@ -6,67 +6,67 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use engine_model::Stats;
+use engine_model::EngineStats;
 
-use super::{App, metrics_sglang};
-use crate::dialect::Spoken;
+use super::{SimState, metrics_sglang};
+use crate::dialect::KvConnector;
 
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn metrics(State(app): State<Arc<SimState>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render(&app)).into_response()
 }
 
-fn render(app: &App) -> String {
-    if app.handing.spoken == Spoken::Sglang {
+fn render(app: &SimState) -> String {
+    if app.transfers.connector == KvConnector::Sglang {
         return metrics_sglang::render(app);
     }
-    let (stats, latencies) = app.driver.measures();
+    let (stats, latencies) = app.driver.stats_and_latencies();
     let labels = format!("engine=\"0\",model_name=\"{}\"", app.model);
-    let mut page = Page { text: String::new(), labels: labels.clone() };
+    let mut page = MetricsWriter { text: String::new(), labels: labels.clone() };
     let _ = writeln!(page.text, "# TYPE process_start_time_seconds gauge");
     let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
     gauges(&mut page, app, &stats);
     counters(&mut page, &stats);
-    if matches!(app.handing.spoken, Spoken::Nixl | Spoken::Bidirectional) {
+    if matches!(app.transfers.connector, KvConnector::Nixl | KvConnector::Bidirectional) {
         transfers(&mut page, app, &stats);
     }
     page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);
     page.text += &latencies.per_token.render("vllm:inter_token_latency_seconds", &labels);
-    page.text += &latencies.whole.render("vllm:e2e_request_latency_seconds", &labels);
+    page.text += &latencies.total.render("vllm:e2e_request_latency_seconds", &labels);
     page.text
 }
 
-struct Page {
+struct MetricsWriter {
     text: String,
     labels: String,
 }
 
-impl Page {
-    fn family(&mut self, name: &str, kind: &str) {
+impl MetricsWriter {
+    fn write_family(&mut self, name: &str, kind: &str) {
         let _ = writeln!(self.text, "# HELP {name} See vLLM.\n# TYPE {name} {kind}");
     }
 
-    fn one(&mut self, (name, kind): (&str, &str), value: impl Display) {
-        self.family(name, kind);
+    fn write_sample(&mut self, (name, kind): (&str, &str), value: impl Display) {
+        self.write_family(name, kind);
         let _ = writeln!(self.text, "{name}{{{}}} {value}", self.labels);
     }
 
-    fn by(&mut self, (name, kind): (&str, &str), label: &str, values: &[(&str, u64)]) {
-        self.family(name, kind);
+    fn write_labelled(&mut self, (name, kind): (&str, &str), label: &str, values: &[(&str, u64)]) {
+        self.write_family(name, kind);
         for (which, value) in values {
             let _ = writeln!(self.text, "{name}{{{},{label}=\"{which}\"}} {value}.0", self.labels);
         }
     }
 }
 
-fn gauges(page: &mut Page, app: &App, stats: &Stats) {
+fn gauges(page: &mut MetricsWriter, app: &SimState, stats: &EngineStats) {
     let waiting = stats.waiting + stats.pulling;
     let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
-    page.one(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
-    page.one(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
+    page.write_sample(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
+    page.write_sample(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
     let reasons = [("capacity", u64::from(stats.waiting)), ("deferred", u64::from(stats.pulling))];
-    page.by(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
-    page.one(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
-    page.family("vllm:cache_config_info", "gauge");
+    page.write_labelled(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
+    page.write_sample(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
+    page.write_family("vllm:cache_config_info", "gauge");
     let (block, blocks) = (app.profile.block_tokens, app.profile.blocks);
     let _ = writeln!(
         page.text,
@@ -76,11 +76,11 @@ fn gauges(page: &mut Page, app: &App, stats: &Stats) {
     );
 }
 
-fn counters(page: &mut Page, stats: &Stats) {
+fn counters(page: &mut MetricsWriter, stats: &EngineStats) {
     let counter = |name| (name, "counter");
     let prompt = &stats.prompt;
     let all = prompt.computed + prompt.cached + prompt.external;
-    let one = |page: &mut Page, name, value: u64| page.one(counter(name), format!("{value}.0"));
+    let one = |page: &mut MetricsWriter, name, value: u64| page.write_sample(counter(name), format!("{value}.0"));
     one(page, "vllm:prefix_cache_queries_total", all);
     one(page, "vllm:prefix_cache_hits_total", prompt.cached);
     one(page, "vllm:external_prefix_cache_queries_total", prompt.external);
@@ -93,28 +93,28 @@ fn counters(page: &mut Page, stats: &Stats) {
         ("local_cache_hit", prompt.cached),
         ("external_kv_transfer", prompt.external),
     ];
-    page.by(counter("vllm:prompt_tokens_by_source_total"), "source", &sources);
+    page.write_labelled(counter("vllm:prompt_tokens_by_source_total"), "source", &sources);
     let tiers =
         [("device", prompt.cached), ("host", 0), ("p2p", prompt.external), ("disk", 0), ("external_unspecified", 0)];
-    page.by(counter("vllm:prompt_tokens_cached_by_source_total"), "source", &tiers);
+    page.write_labelled(counter("vllm:prompt_tokens_cached_by_source_total"), "source", &tiers);
     let ends = &stats.finishes;
     let reasons =
         [("stop", ends.stop), ("length", ends.length), ("abort", ends.abort), ("error", ends.error), ("repetition", 0)];
-    page.by(counter("vllm:request_success_total"), "finished_reason", &reasons);
+    page.write_labelled(counter("vllm:request_success_total"), "finished_reason", &reasons);
 }
 
-fn transfers(page: &mut Page, app: &App, stats: &Stats) {
+fn transfers(page: &mut MetricsWriter, app: &SimState, stats: &EngineStats) {
     let transfers = &stats.transfers;
-    let seconds = app.clock.real(vocabulary::Micros(transfers.micros)).as_secs_f64();
+    let seconds = app.clock.real_duration(vocabulary::Micros(transfers.micros)).as_secs_f64();
     let labels = page.labels.clone();
     for (name, sum) in
         [("vllm:nixl_xfer_time_seconds", seconds), ("vllm:nixl_bytes_transferred", transfers.bytes.0 as f64)]
     {
-        page.family(name, "histogram");
+        page.write_family(name, "histogram");
         let count = transfers.done;
         let _ = writeln!(page.text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}.0");
         let _ = writeln!(page.text, "{name}_count{{{labels}}} {count}.0\n{name}_sum{{{labels}}} {sum:?}");
     }
-    page.one(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
-    page.one(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
+    page.write_sample(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
+    page.write_sample(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
 }

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use vocabulary::Role;
+use vocabulary::WorkerRole;
 
-use super::App;
+use super::SimState;
 
-pub(super) fn render(app: &App) -> String {
-    let (stats, _) = app.driver.measures();
-    let kind = if app.handing.role == Role::Hybrid { "unified" } else { app.handing.role.as_str() };
+pub(super) fn render(app: &SimState) -> String {
+    let (stats, _) = app.driver.stats_and_latencies();
+    let kind = if app.transfers.role == WorkerRole::Hybrid { "unified" } else { app.transfers.role.as_str() };
     let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
     let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", app.model);
     let mut page = String::new();

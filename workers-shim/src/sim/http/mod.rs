@@ -29,70 +29,70 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use engine_model::Profile;
+use engine_model::EngineProfile;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::clock::Clock;
+use super::clock::EngineClock;
 use super::codec::TextCodec;
-use super::driver::Driver;
-use super::publisher::Endpoints;
+use super::driver::EngineDriver;
+use super::publisher::EventEndpoints;
 
-pub(crate) use adapters::Adapters;
-use errors::Fault;
-pub(crate) use meeting::Handing;
-pub(crate) use transfer_fields::Identity;
+pub(crate) use adapters::AdapterNames;
+use errors::ErrorResponse;
+pub(crate) use meeting::TransferService;
+pub(crate) use transfer_fields::SideChannelIdentity;
 
 /// What all routes share.
-pub(crate) struct App {
-    pub(crate) handing: Arc<Handing>,
-    pub(crate) driver: Driver,
+pub(crate) struct SimState {
+    pub(crate) transfers: Arc<TransferService>,
+    pub(crate) driver: EngineDriver,
     pub(crate) codec: Arc<dyn TextCodec>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: SideChannelIdentity,
     pub(crate) model: String,
     pub(crate) ignores_salts: bool,
-    pub(crate) profile: Arc<Profile>,
-    pub(crate) endpoints: Endpoints,
-    pub(crate) clock: Clock,
+    pub(crate) profile: Arc<EngineProfile>,
+    pub(crate) endpoints: EventEndpoints,
+    pub(crate) clock: EngineClock,
     /// When this life began, in seconds since the epoch.
     pub(crate) started: f64,
-    pub(crate) state: Changing,
+    pub(crate) state: AdminState,
 }
 
 /// What administration and use change.
-pub(crate) struct Changing {
-    adapters: Mutex<Adapters>,
-    responses: Mutex<responses::Store>,
+pub(crate) struct AdminState {
+    adapters: Mutex<AdapterNames>,
+    responses: Mutex<responses::ResponseStore>,
     asleep: AtomicBool,
-    administered: AtomicU64,
-    numbers: AtomicU64,
+    admin_requests: AtomicU64,
+    next_id: AtomicU64,
 }
 
-impl Changing {
-    pub(crate) fn with(adapters: Adapters) -> Self {
+impl AdminState {
+    pub(crate) fn with_adapters(adapters: AdapterNames) -> Self {
         Self {
             adapters: Mutex::new(adapters),
             responses: Mutex::default(),
             asleep: AtomicBool::new(false),
-            administered: AtomicU64::new(0),
-            numbers: AtomicU64::new(0),
+            admin_requests: AtomicU64::new(0),
+            next_id: AtomicU64::new(0),
         }
     }
 }
 
-impl App {
+impl SimState {
     /// How often administration was asked for.
-    pub(crate) fn administrations(&self) -> u64 {
-        self.state.administered.load(Ordering::Relaxed)
+    pub(crate) fn admin_requests(&self) -> u64 {
+        self.state.admin_requests.load(Ordering::Relaxed)
     }
 
-    fn administered(&self) {
-        self.state.administered.fetch_add(1, Ordering::Relaxed);
+    fn count_admin_request(&self) {
+        self.state.admin_requests.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A number that no other answer of this life has, without a pattern.
     fn next_number(&self) -> u64 {
-        let number = self.state.numbers.fetch_add(1, Ordering::Relaxed);
+        let number = self.state.next_id.fetch_add(1, Ordering::Relaxed);
         xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), self.started.to_bits())
     }
 
@@ -100,44 +100,44 @@ impl App {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
-    fn fingerprint(&self) -> String {
+    fn system_fingerprint(&self) -> String {
         let id = &self.identity.engine;
         format!("vllm-{}-{}", admin::VERSION, id.get(..8).unwrap_or(id))
     }
 
     /// The adapter that a model name means; none for the model itself.
-    fn adapter_of(&self, model: &str) -> Result<Option<Arc<str>>, Fault> {
+    fn adapter_of(&self, model: &str) -> Result<Option<Arc<str>>, ErrorResponse> {
         if model == self.model {
             return Ok(None);
         }
         match self.state.adapters.lock().serves(model) {
             true => Ok(Some(Arc::from(model))),
-            false => Err(Fault::not_found(format!("The model `{model}` does not exist."), Some("model"))),
+            false => Err(ErrorResponse::not_found(format!("The model `{model}` does not exist."), Some("model"))),
         }
     }
 
-    fn known(&self, tokens: Vec<u32>) -> Result<Vec<u32>, Fault> {
+    fn check_vocabulary(&self, tokens: Vec<u32>) -> Result<Vec<u32>, ErrorResponse> {
         let size = self.codec.vocabulary_size();
         match tokens.iter().find(|id| **id >= size) {
-            Some(id) => Err(Fault::bad_request(format!("Token id {id} is out of vocabulary"), Some("prompt"))),
+            Some(id) => Err(ErrorResponse::bad_request(format!("Token id {id} is out of vocabulary"), Some("prompt"))),
             None => Ok(tokens),
         }
     }
 
-    fn awake(&self) -> Result<(), Fault> {
+    fn check_awake(&self) -> Result<(), ErrorResponse> {
         match self.state.asleep.load(Ordering::Relaxed) {
-            true => Err(Fault::unavailable("The engine is asleep.")),
+            true => Err(ErrorResponse::unavailable("The engine is asleep.")),
             false => Ok(()),
         }
     }
 }
 
-pub(crate) fn routes(app: Arc<App>, body_limit: usize) -> Router {
+pub(crate) fn routes(app: Arc<SimState>, body_limit: usize) -> Router {
     let served = Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
-        .route("/v1/responses/{id}", get(responses::kept))
+        .route("/v1/responses/{id}", get(responses::retrieve_response))
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/embeddings", post(pooling::embeddings))

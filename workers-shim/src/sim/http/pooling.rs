@@ -9,19 +9,19 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::sim::codec::Framing;
+use crate::sim::codec::AddSpecialTokens;
 
-use super::App;
-use super::errors::Fault;
-use super::fields::{Fields, token_ids, wrong};
+use super::SimState;
+use super::errors::ErrorResponse;
+use super::fields::{RequestFields, token_ids, wrong};
 
 /// Numbers in an embedding.
-const WIDTH: u64 = 64;
+const EMBEDDING_WIDTH: u64 = 64;
 /// Texts of one request.
-const MOST_INPUTS: usize = 1024;
+const MAX_INPUTS: usize = 1024;
 
-pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn embeddings(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     let model = model_of(&app, &fields)?;
     let inputs = inputs_of(&app, fields.required("input")?)?;
     let packed = match fields.text("encoding_format")? {
@@ -45,12 +45,12 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Resu
     })))
 }
 
-pub(crate) async fn rerank(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn rerank(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     let model = model_of(&app, &fields)?;
     let query = fields.text("query")?.ok_or_else(|| wrong("query", "Field required"))?;
     let documents = texts(fields.required("documents")?, "documents")?;
-    let (scores, tokens) = scored(&app, &[query], &documents)?;
+    let (scores, tokens) = score_pairs(&app, &[query], &documents)?;
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     order.truncate(fields.count("top_n", 0)?.filter(|n| *n > 0).map_or(usize::MAX, |n| n as usize));
@@ -63,8 +63,8 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, body: Bytes) -> Result<J
 }
 
 /// The route of scoring: one text against each, or pairs.
-pub(crate) async fn score(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn score(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     let model = model_of(&app, &fields)?;
     let (left, right) =
         (fields.get("text_1").or(fields.get("queries")), fields.get("text_2").or(fields.get("documents")));
@@ -73,7 +73,7 @@ pub(crate) async fn score(State(app): State<Arc<App>>, body: Bytes) -> Result<Js
     if left.len() != 1 && left.len() != right.len() {
         return Err(wrong("text_1", "Input lengths must be either 1:1, 1:N or N:N"));
     }
-    let (scores, tokens) = scored(&app, &left, &right)?;
+    let (scores, tokens) = score_pairs(&app, &left, &right)?;
     let result = |(index, score): (usize, &f64)| json!({"index": index, "object": "score", "score": score});
     Ok(Json(json!({
         "id": format!("score-{:016x}", app.next_number()), "object": "list", "created": app.unix_seconds(),
@@ -82,29 +82,29 @@ pub(crate) async fn score(State(app): State<Arc<App>>, body: Bytes) -> Result<Js
 }
 
 /// The tokens of each text of an `input` field.
-fn inputs_of(app: &App, input: &Value) -> Result<Vec<Vec<u32>>, Fault> {
+fn inputs_of(app: &SimState, input: &Value) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     let unread = || wrong("input", "Input should be a string, a list of strings, or lists of token ids");
     let one = |value: &Value| match value {
-        Value::String(text) => Ok(app.codec.encode(text, Framing::Framed)?),
-        Value::Array(ids) => app.known(token_ids(ids, "input")?),
+        Value::String(text) => Ok(app.codec.encode(text, AddSpecialTokens::Framed)?),
+        Value::Array(ids) => app.check_vocabulary(token_ids(ids, "input")?),
         _ => Err(unread()),
     };
     match input {
         Value::String(_) => Ok(vec![one(input)?]),
         Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![one(input)?]),
-        Value::Array(items) if !items.is_empty() && items.len() <= MOST_INPUTS => items.iter().map(one).collect(),
+        Value::Array(items) if !items.is_empty() && items.len() <= MAX_INPUTS => items.iter().map(one).collect(),
         _ => Err(unread()),
     }
 }
 
-fn model_of(app: &App, fields: &Fields) -> Result<String, Fault> {
-    app.awake()?;
+fn model_of(app: &SimState, fields: &RequestFields) -> Result<String, ErrorResponse> {
+    app.check_awake()?;
     let model = fields.text("model")?.unwrap_or(&app.model);
     app.adapter_of(model)?;
     Ok(model.to_owned())
 }
 
-fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Fault> {
+fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, ErrorResponse> {
     let text = |value: &'a Value| value.as_str().or_else(|| value.get("text").and_then(Value::as_str));
     let texts: Option<Vec<&str>> = match value {
         Value::Array(items) => items.iter().map(text).collect(),
@@ -114,9 +114,9 @@ fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Fault
 }
 
 /// Cosine of the embeddings, and the tokens that it took.
-fn scored(app: &App, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), Fault> {
+fn score_pairs(app: &SimState, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), ErrorResponse> {
     let encode = |texts: &[&str]| {
-        texts.iter().map(|text| app.codec.encode(text, Framing::Framed)).collect::<Result<Vec<_>, _>>()
+        texts.iter().map(|text| app.codec.encode(text, AddSpecialTokens::Framed)).collect::<Result<Vec<_>, _>>()
     };
     let (left, right) = (encode(left)?, encode(right)?);
     let tokens = left.iter().chain(&right).map(Vec::len).sum();
@@ -130,7 +130,7 @@ fn scored(app: &App, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize),
 
 /// A unit vector: every token adds its own direction, so that texts with common words are close.
 fn embed(tokens: &[u32]) -> Vec<f32> {
-    let mut vector = vec![0f32; WIDTH as usize];
+    let mut vector = vec![0f32; EMBEDDING_WIDTH as usize];
     for token in tokens {
         let direction = xxh3_64_with_seed(&token.to_le_bytes(), 7);
         for (at, value) in vector.iter_mut().enumerate() {
@@ -156,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_pads_as_everybody_does() {
+    fn base64_output_is_padded() {
         assert_eq!(base64(&[1.0]), "AACAPw==");
         assert_eq!(base64(&[1.0, -2.0]), "AACAPwAAAMA=");
         assert_eq!(base64(&[0.0, 0.0, 0.0]), "AAAAAAAAAAAAAAAA");
     }
 
     #[test]
-    fn embeddings_are_unit_vectors_and_like_texts_are_close() {
+    fn embeddings_are_unit_vectors_and_similar_texts_are_close() {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let (a, near, far) = (embed(&[1, 2, 3, 4]), embed(&[1, 2, 3, 9]), embed(&[20, 21, 22, 23]));
         assert!((dot(&a, &a) - 1.0).abs() < 1e-5);

@@ -9,89 +9,97 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::dialect::{JsonFields, Splice, items};
-use crate::sim::codec::ChatWords;
+use crate::dialect::{JsonFields, JsonSplice, items};
+use crate::sim::codec::ConversationApi;
 
-use super::App;
-use super::ask::{Ask, Delivery};
-use super::choice::Part;
-use super::errors::Fault;
-use super::fields::{Fields, wrong};
-use super::generate::{begin, whole};
-use super::sse::{Script, named, stream_answer};
-use super::totals::Totals;
+use super::SimState;
+use super::ask::{GenerationParams, ResponseMode};
+use super::choice::AnswerPart;
+use super::errors::ErrorResponse;
+use super::fields::{RequestFields, wrong};
+use super::generate::{collect_answer, submit_choices};
+use super::sse::{StreamFormatter, named, stream_answer};
+use super::totals::UsageTotals;
 
 /// A response that can be continued.
 #[derive(Clone)]
-pub(crate) struct Kept {
+pub(crate) struct StoredResponse {
     id: String,
     /// Everything that was asked and answered so far, as items of an input, between the brackets.
-    items: Bytes,
+    history: Bytes,
     body: Value,
 }
 
 /// Responses that are kept, oldest first.
-pub(crate) type Store = std::collections::VecDeque<Kept>;
-const KEPT: usize = 256;
+pub(crate) type ResponseStore = std::collections::VecDeque<StoredResponse>;
+const MAX_STORED_RESPONSES: usize = 256;
 
-pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
-    let fields = Fields::parse(&body)?;
-    let mut ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
-    let step = Step::read(&app, &fields)?;
-    let choices = begin(&app, &mut ask, &[app.codec.encode_chat(ChatWords::Responses, &step.body)?]).await?;
-    let draft = draft(&app, &ask, &fields)?;
-    if ask.delivery != Delivery::Whole {
-        let totals = Totals::new(ask.remote_cached);
-        let script = ResponseScript { id: ask.id, draft, text: String::new(), reason: "stop", sent: 0 };
+pub(crate) async fn responses(
+    State(app): State<Arc<SimState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
+    let mut ask = GenerationParams::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
+    let step = ResolvedRequest::read(&app, &fields)?;
+    let choices =
+        submit_choices(&app, &mut ask, &[app.codec.encode_chat(ConversationApi::Responses, &step.body)?]).await?;
+    let draft = draft_response(&app, &ask, &fields)?;
+    if ask.delivery != ResponseMode::Whole {
+        let totals = UsageTotals::new(ask.remote_cached);
+        let script = ResponseFormatter { id: ask.id, draft, text: String::new(), reason: "stop", next_sequence: 0 };
         return Ok(stream_answer(choices, 1, totals, script));
     }
-    let answer = whole(&app, &ask, choices).await?;
+    let answer = collect_answer(&app, &ask, choices).await?;
     let (part, end) = &answer.choices[0];
-    let mut body = complete(draft, (&ask.id, &part.text, end.reason), answer.totals.responses());
+    let mut body = complete(draft, (&ask.id, &part.text, end.reason), answer.usage.responses());
     body["kv_transfer_params"] = answer.params;
     if fields.get("store").and_then(Value::as_bool).unwrap_or(true) {
         let said = output_item(&ask.id, &part.text).to_string();
         let items = items::joined([&step.items[..], said.as_bytes()]).into();
-        keep(&app, Kept { id: ask.id, items, body: body.clone() });
+        store_response(&app, StoredResponse { id: ask.id, history: items, body: body.clone() });
     }
     Ok(Json(body).into_response())
 }
 
-pub(crate) async fn kept(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Fault> {
-    Ok(Json(find(&app, &id)?.body).into_response())
+pub(crate) async fn retrieve_response(
+    State(app): State<Arc<SimState>>,
+    Path(id): Path<String>,
+) -> Result<Response, ErrorResponse> {
+    Ok(Json(find_response(&app, &id)?.body).into_response())
 }
 
-fn keep(app: &App, kept: Kept) {
+fn store_response(app: &SimState, kept: StoredResponse) {
     let mut store = app.state.responses.lock();
-    if store.len() == KEPT {
+    if store.len() == MAX_STORED_RESPONSES {
         store.pop_front();
     }
     store.push_back(kept);
 }
 
-fn find(app: &App, id: &str) -> Result<Kept, Fault> {
+fn find_response(app: &SimState, id: &str) -> Result<StoredResponse, ErrorResponse> {
     let found = app.state.responses.lock().iter().find(|kept| kept.id == id).cloned();
-    found.ok_or_else(|| Fault::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
+    found.ok_or_else(|| ErrorResponse::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
 }
 
 /// A request that follows nothing any more: what it followed stands in its input.
-struct Step {
+struct ResolvedRequest {
     body: Bytes,
     /// The items of its input, between the brackets.
     items: Bytes,
 }
 
-impl Step {
-    fn read(app: &App, fields: &Fields) -> Result<Self, Fault> {
+impl ResolvedRequest {
+    fn read(app: &SimState, fields: &RequestFields) -> Result<Self, ErrorResponse> {
         fields.required("input")?;
         let body = fields.body();
         let scanned = JsonFields::scan(body.clone(), &["input", "previous_response_id"])
-            .map_err(|error| Fault::bad_request(format!("JSON decode error: {error}"), None))?;
-        let items = scanned.get("input").and_then(items::of_input);
+            .map_err(|error| ErrorResponse::bad_request(format!("JSON decode error: {error}"), None))?;
+        let items = scanned.get("input").and_then(items::input_items);
         let items = items.ok_or_else(|| wrong("input", "Input should be a valid string or list"))?;
         let Some(id) = fields.text("previous_response_id")? else { return Ok(Self { body: body.clone(), items }) };
-        let items: Bytes = items::joined([&find(app, id)?.items[..], &items[..]]).into();
-        let mut splice = Splice::new(&scanned);
+        let items: Bytes = items::joined([&find_response(app, id)?.history[..], &items[..]]).into();
+        let mut splice = JsonSplice::new(&scanned);
         splice.set("input", [b"[", &items[..], b"]"].concat());
         splice.remove("previous_response_id");
         Ok(Self { body: splice.finish(), items })
@@ -99,7 +107,7 @@ impl Step {
 }
 
 /// A response before its output.
-fn draft(app: &App, ask: &Ask, fields: &Fields) -> Result<Value, Fault> {
+fn draft_response(app: &SimState, ask: &GenerationParams, fields: &RequestFields) -> Result<Value, ErrorResponse> {
     let tools = fields.list("tools")?.unwrap_or_default();
     let choice = fields.get("tool_choice").cloned();
     Ok(json!({
@@ -145,19 +153,19 @@ fn complete(mut draft: Value, (id, text, reason): (&str, &str, &str), usage: Val
     draft
 }
 
-struct ResponseScript {
+struct ResponseFormatter {
     id: String,
     draft: Value,
     text: String,
     reason: &'static str,
-    sent: u64,
+    next_sequence: u64,
 }
 
-impl ResponseScript {
+impl ResponseFormatter {
     fn event(&mut self, kind: &str, mut fields: Value) -> String {
         fields["type"] = kind.into();
-        fields["sequence_number"] = self.sent.into();
-        self.sent += 1;
+        fields["sequence_number"] = self.next_sequence.into();
+        self.next_sequence += 1;
         named(kind, &fields)
     }
 
@@ -173,7 +181,7 @@ impl ResponseScript {
     }
 }
 
-impl Script for ResponseScript {
+impl StreamFormatter for ResponseFormatter {
     fn open(&mut self) -> String {
         let response = json!({"response": self.draft});
         let mut item = output_item(&self.id, "");
@@ -186,7 +194,7 @@ impl Script for ResponseScript {
             + &self.inside("response.content_part.added", empty)
     }
 
-    fn part(&mut self, _: u32, part: &Part) -> String {
+    fn part(&mut self, _: u32, part: &AnswerPart) -> String {
         self.reason = part.end.as_ref().map_or(self.reason, |end| end.reason);
         self.text += &part.text;
         match part.text.is_empty() {
@@ -195,7 +203,7 @@ impl Script for ResponseScript {
         }
     }
 
-    fn close(&mut self, totals: &Totals) -> String {
+    fn close(&mut self, totals: &UsageTotals) -> String {
         let text = std::mem::take(&mut self.text);
         let item = output_item(&self.id, &text);
         let body = complete(self.draft.take(), (&self.id, &text, self.reason), totals.responses());
@@ -206,7 +214,7 @@ impl Script for ResponseScript {
             + &self.event(last, json!({"response": body}))
     }
 
-    fn fail(&mut self, fault: &Fault) -> String {
+    fn fail(&mut self, fault: &ErrorResponse) -> String {
         named("error", &fault.body())
     }
 }

@@ -10,20 +10,20 @@ use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::choice::{Choice, Part};
-use super::errors::Fault;
-use super::totals::Totals;
+use super::choice::{AnswerPart, ChoiceStream};
+use super::errors::ErrorResponse;
+use super::totals::UsageTotals;
 
 /// An API's way to tell a growing answer. Each method returns whole events.
-pub(crate) trait Script: Send + 'static {
+pub(crate) trait StreamFormatter: Send + 'static {
     /// Before the first part.
     fn open(&mut self) -> String;
     /// A part of the choice at `index`.
-    fn part(&mut self, index: u32, part: &Part) -> String;
+    fn part(&mut self, index: u32, part: &AnswerPart) -> String;
     /// After the last.
-    fn close(&mut self, totals: &Totals) -> String;
+    fn close(&mut self, totals: &UsageTotals) -> String;
     /// Instead of the rest; as OpenAI's APIs tell it, where an API has no words of its own.
-    fn fail(&mut self, fault: &Fault) -> String {
+    fn fail(&mut self, fault: &ErrorResponse) -> String {
         data(&fault.body()) + "data: [DONE]\n\n"
     }
 }
@@ -37,27 +37,32 @@ pub(crate) fn named(name: &str, value: &Value) -> String {
     format!("event: {name}\ndata: {value}\n\n")
 }
 
-type Told = (u32, Result<Part, Fault>);
+type IndexedPart = (u32, Result<AnswerPart, ErrorResponse>);
 
-struct Telling<S> {
-    choices: SelectAll<BoxStream<'static, Told>>,
+struct AnswerStream<S> {
+    choices: SelectAll<BoxStream<'static, IndexedPart>>,
     script: S,
-    totals: Totals,
+    usage: UsageTotals,
     per_prompt: u32,
     opened: bool,
-    over: bool,
+    is_finished: bool,
 }
 
 /// Stream `choices`, of which each `per_prompt` answer one prompt.
-pub(crate) fn stream_answer(choices: Vec<Choice>, per_prompt: u32, totals: Totals, script: impl Script) -> Response {
-    let choices = (0u32..).zip(choices).map(|(index, choice)| told(index, choice).boxed());
-    let telling = Telling {
+pub(crate) fn stream_answer(
+    choices: Vec<ChoiceStream>,
+    per_prompt: u32,
+    totals: UsageTotals,
+    script: impl StreamFormatter,
+) -> Response {
+    let choices = (0u32..).zip(choices).map(|(index, choice)| indexed_parts(index, choice).boxed());
+    let telling = AnswerStream {
         choices: stream::select_all(choices),
         script,
-        totals,
+        usage: totals,
         per_prompt: per_prompt.max(1),
         opened: false,
-        over: false,
+        is_finished: false,
     };
     let body = stream::unfold(telling, |mut telling| async move {
         let text = telling.next().await?;
@@ -69,26 +74,26 @@ pub(crate) fn stream_answer(choices: Vec<Choice>, per_prompt: u32, totals: Total
         .expect("a fixed header is valid")
 }
 
-fn told(index: u32, choice: Choice) -> impl Stream<Item = Told> + Send {
+fn indexed_parts(index: u32, choice: ChoiceStream) -> impl Stream<Item = IndexedPart> + Send {
     stream::unfold(choice, move |mut choice| async move {
         let part = choice.next().await?;
         Some(((index, part), choice))
     })
 }
 
-impl<S: Script> Telling<S> {
+impl<S: StreamFormatter> AnswerStream<S> {
     async fn next(&mut self) -> Option<String> {
-        if self.over {
+        if self.is_finished {
             return None;
         }
         let mut text = String::new();
         match self.choices.next().await {
             None => {
-                self.over = true;
-                text += &self.script.close(&self.totals);
+                self.is_finished = true;
+                text += &self.script.close(&self.usage);
             }
             Some((_, Err(fault))) => {
-                self.over = true;
+                self.is_finished = true;
                 text += &self.script.fail(&fault);
             }
             Some((index, Ok(part))) => {
@@ -96,7 +101,7 @@ impl<S: Script> Telling<S> {
                     text += &self.script.open();
                 }
                 if let Some(end) = &part.end {
-                    self.totals.add(index % self.per_prompt, end);
+                    self.usage.add(index % self.per_prompt, end);
                 }
                 text += &self.script.part(index, &part);
             }

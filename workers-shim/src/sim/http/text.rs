@@ -7,15 +7,15 @@ use axum::body::Bytes;
 use axum::extract::State;
 use serde_json::{Value, json};
 
-use super::App;
+use super::SimState;
 use super::chat::prompt_of;
 use super::completions::prompts_of;
-use super::errors::Fault;
-use super::fields::{Fields, token_ids, wrong};
+use super::errors::ErrorResponse;
+use super::fields::{RequestFields, token_ids, wrong};
 
 /// Text or chat to tokens.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn tokenize(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
     let tokens = match fields.text("prompt")? {
         Some(_) => prompts_of(&app, &fields)?.concat(),
@@ -28,10 +28,10 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result
     })))
 }
 
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
-    let fields = Fields::parse(&body)?;
+pub(crate) async fn detokenize(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
+    let fields = RequestFields::parse(&body)?;
     app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
     let list = fields.list("tokens")?.ok_or_else(|| wrong("tokens", "Field required"))?;
-    let tokens = app.known(token_ids(list, "tokens")?)?;
+    let tokens = app.check_vocabulary(token_ids(list, "tokens")?)?;
     Ok(Json(json!({"prompt": app.codec.decode(&tokens)})))
 }

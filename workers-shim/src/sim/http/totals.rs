@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::choice::End;
+use super::choice::ChoiceEnd;
 
 /// Counts over all choices of a request.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Totals {
+pub(crate) struct UsageTotals {
     pub(crate) prompt: u32,
     pub(crate) cached: u32,
     pub(crate) created: u32,
@@ -15,13 +15,13 @@ pub(crate) struct Totals {
     remote_cached: Option<u32>,
 }
 
-impl Totals {
+impl UsageTotals {
     pub(crate) fn new(remote_cached: Option<u32>) -> Self {
         Self { remote_cached, ..Self::default() }
     }
 
     /// One more choice. Choices of one prompt count it once.
-    pub(crate) fn add(&mut self, choice: u32, end: &End) {
+    pub(crate) fn add(&mut self, choice: u32, end: &ChoiceEnd) {
         if choice == 0 {
             self.prompt += end.finish.prompt;
             self.cached += self.remote_cached.unwrap_or(end.finish.cached);

@@ -3,41 +3,43 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine_model::{Handoff, Source, Taker, Transfer};
+use engine_model::{HandoffOffer, HandoffTarget, RemoteBlocks, TransferRole};
 use serde_json::{Map, Value, json};
 use vocabulary::Tokens;
 
 /// What this worker says of its side channel.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct SideChannelIdentity {
     /// Its engine id, new with every life.
     pub(crate) engine: Arc<str>,
     pub(crate) side_channel: SocketAddr,
 }
 
 /// What the parameters mean to the engine.
-pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> Transfer {
-    let Some(params) = params else { return Transfer::None };
+pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
+    let Some(params) = params else { return TransferRole::None };
     let is = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
     let has = |name: &str| params.get(name).is_some_and(|value| !value.is_null());
     match (is("do_remote_prefill"), is("do_remote_decode")) {
         // A partial pull without the bidirectional mode.
-        (_, true) if has("remote_block_ids") => Transfer::Hang,
-        (_, true) => Transfer::Produce,
-        (true, false) if has("remote_block_ids") && !has("remote_request_id") => Transfer::Hang,
-        (true, false) => source_of(params).map_or(Transfer::None, Transfer::Consume),
-        (false, false) => Transfer::None,
+        (_, true) if has("remote_block_ids") => TransferRole::Hang,
+        (_, true) => TransferRole::Produce,
+        (true, false) if has("remote_block_ids") && !has("remote_request_id") => TransferRole::Hang,
+        (true, false) => source_of(params).map_or(TransferRole::None, TransferRole::Consume),
+        (false, false) => TransferRole::None,
     }
 }
 
 /// The same in the bidirectional mode: a prefill leg may pull what the last turn's decode leg keeps.
-pub(crate) fn two_way_transfer_of(params: Option<&Map<String, Value>>) -> Transfer {
-    let Some(given) = params else { return Transfer::None };
+pub(crate) fn bidirectional_transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
+    let Some(given) = params else { return TransferRole::None };
     let is = |name: &str| given.get(name).and_then(Value::as_bool).unwrap_or(false);
     let tokens = given.get("remote_num_tokens").and_then(Value::as_u64).unwrap_or_default();
     match (is("do_remote_decode"), transfer_of(params)) {
-        (true, _) => source_of(given).map_or(Transfer::Produce, |source| Transfer::ReadBack(source, Tokens(tokens))),
-        (false, Transfer::Consume(source)) => Transfer::Exchange(source),
+        (true, _) => {
+            source_of(given).map_or(TransferRole::Produce, |source| TransferRole::ReversePull(source, Tokens(tokens)))
+        }
+        (false, TransferRole::Consume(source)) => TransferRole::Exchange(source),
         (false, transfer) => transfer,
     }
 }
@@ -48,12 +50,12 @@ pub(crate) fn producer_cached(params: Option<&Map<String, Value>>) -> Option<u32
     u32::try_from(cached).ok()
 }
 
-fn source_of(params: &Map<String, Value>) -> Option<Source> {
+fn source_of(params: &Map<String, Value>) -> Option<RemoteBlocks> {
     let text = |name: &str| params.get(name).and_then(Value::as_str).map(Arc::from);
     let groups = params.get("remote_block_ids")?.as_array()?;
     let first = groups.first().and_then(Value::as_array).unwrap_or(groups);
     let blocks: Option<Vec<u32>> = first.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
-    Some(Source {
+    Some(RemoteBlocks {
         engine: text("remote_engine_id")?,
         request: text("remote_request_id")?,
         blocks: blocks.filter(|blocks| !blocks.is_empty())?,
@@ -63,10 +65,10 @@ fn source_of(params: &Map<String, Value>) -> Option<Source> {
 }
 
 /// What the answer of a producer carries, or of a consumer for the next turn.
-pub(crate) fn params_of(handoff: &Handoff, own: &Identity) -> Value {
+pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Value {
     let mut params = json!({
-        "do_remote_prefill": handoff.taker == Taker::Consumer,
-        "do_remote_decode": handoff.taker != Taker::Consumer,
+        "do_remote_prefill": handoff.target == HandoffTarget::Consumer,
+        "do_remote_decode": handoff.target != HandoffTarget::Consumer,
         "remote_block_ids": [handoff.blocks],
         "remote_engine_id": own.engine,
         "remote_request_id": handoff.request,
@@ -79,9 +81,9 @@ pub(crate) fn params_of(handoff: &Handoff, own: &Identity) -> Value {
         "remote_blocks_expiry_time": null,
         "transfer_mode": "pull",
     });
-    match handoff.taker {
-        Taker::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
-        Taker::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
+    match handoff.target {
+        HandoffTarget::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
+        HandoffTarget::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
     }
     params
 }
@@ -90,38 +92,49 @@ pub(crate) fn params_of(handoff: &Handoff, own: &Identity) -> Value {
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Transfer {
+    fn read(value: Value) -> TransferRole {
         transfer_of(value.as_object())
     }
 
     #[test]
-    fn what_a_producer_writes_a_consumer_reads() {
-        let own = Identity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
-        let handoff =
-            Handoff { request: "r".into(), blocks: vec![3, 4], tokens: 20, cached: 16, taker: Taker::Consumer };
+    fn consumer_reads_the_producers_params() {
+        let own = SideChannelIdentity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
+        let handoff = HandoffOffer {
+            request: "r".into(),
+            blocks: vec![3, 4],
+            tokens: 20,
+            cached: 16,
+            target: HandoffTarget::Consumer,
+        };
         let params = params_of(&handoff, &own);
         assert_eq!(producer_cached(params.as_object()), Some(16));
-        let Transfer::Consume(source) = read(params) else { panic!("to be pulled") };
+        let TransferRole::Consume(source) = read(params) else { panic!("to be pulled") };
         assert_eq!((source.blocks, source.port, &*source.host), (vec![3, 4], 5600, "127.0.0.1"));
     }
 
     #[test]
-    fn parameters_that_no_engine_survives_hang() {
-        let own = Identity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
-        let handoff = Handoff { request: "r".into(), blocks: vec![3], tokens: 20, cached: 0, taker: Taker::Consumer };
+    fn malformed_params_hang_the_request() {
+        let own = SideChannelIdentity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
+        let handoff = HandoffOffer {
+            request: "r".into(),
+            blocks: vec![3],
+            tokens: 20,
+            cached: 0,
+            target: HandoffTarget::Consumer,
+        };
         let mut params = params_of(&handoff, &own);
         params["remote_request_id"] = Value::Null;
-        assert_eq!(read(params), Transfer::Hang);
+        assert_eq!(read(params), TransferRole::Hang);
         let mut partial = params_of(&handoff, &own);
         partial["do_remote_decode"] = true.into();
-        assert_eq!(read(partial), Transfer::Hang);
+        assert_eq!(read(partial), TransferRole::Hang);
     }
 
     #[test]
-    fn absent_or_useless_parameters_mean_recompute() {
-        assert_eq!(transfer_of(None), Transfer::None);
-        assert_eq!(read(json!({"do_remote_prefill": true})), Transfer::None);
-        assert_eq!(read(json!({"do_remote_prefill": "yes", "do_remote_decode": 1})), Transfer::None);
-        assert_eq!(read(json!({"do_remote_prefill": false, "do_remote_decode": true})), Transfer::Produce);
+    fn absent_or_useless_params_mean_recompute() {
+        assert_eq!(transfer_of(None), TransferRole::None);
+        assert_eq!(read(json!({"do_remote_prefill": true})), TransferRole::None);
+        assert_eq!(read(json!({"do_remote_prefill": "yes", "do_remote_decode": 1})), TransferRole::None);
+        assert_eq!(read(json!({"do_remote_prefill": false, "do_remote_decode": true})), TransferRole::Produce);
     }
 }

@@ -6,11 +6,11 @@ use serde::Deserialize;
 
 use super::*;
 use crate::sim::EventFault;
-use crate::zmtp::{Connection, SocketType};
+use crate::zmtp::{SocketType, ZmtpConnection};
 
 #[derive(Deserialize, Debug, PartialEq, Clone)]
 #[serde(tag = "type")]
-enum Event {
+enum DecodedEvent {
     BlockStored {
         block_hashes: Vec<u64>,
         parent_block_hash: Option<u64>,
@@ -29,20 +29,20 @@ enum Event {
     AllBlocksCleared {},
 }
 
-type Batch = (f64, Vec<Event>, u32);
+type DecodedBatch = (f64, Vec<DecodedEvent>, u32);
 
-struct Listener(Connection);
+struct EventSubscriber(ZmtpConnection);
 
-impl Listener {
+impl EventSubscriber {
     /// Listens, and has heard that it does.
-    async fn new(bench: &Bench) -> Self {
-        let mut socket = Connection::connect(bench.worker.events_endpoint(), SocketType::Sub).await.unwrap();
+    async fn new(bench: &SimWorkerFixture) -> Self {
+        let mut socket = ZmtpConnection::connect(bench.worker.events_endpoint(), SocketType::Sub).await.unwrap();
         socket.subscribe("").await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         Self(socket)
     }
 
-    async fn next(&mut self) -> (String, i64, Batch) {
+    async fn next(&mut self) -> (String, i64, DecodedBatch) {
         let frames = tokio::time::timeout(Duration::from_secs(5), self.0.recv()).await.unwrap().unwrap();
         assert_eq!(frames.len(), 3);
         let sequence = i64::from_be_bytes(frames[1].as_ref().try_into().unwrap());
@@ -51,8 +51,8 @@ impl Listener {
 }
 
 /// What a replay from `start` answers, the end marker last.
-async fn replay(bench: &Bench, start: u64) -> Vec<(i64, Vec<u8>)> {
-    let mut socket = Connection::connect(bench.worker.replay_endpoint(), SocketType::Dealer).await.unwrap();
+async fn replay(bench: &SimWorkerFixture, start: u64) -> Vec<(i64, Vec<u8>)> {
+    let mut socket = ZmtpConnection::connect(bench.worker.replay_endpoint(), SocketType::Dealer).await.unwrap();
     socket.send(&[bytes::Bytes::new(), bytes::Bytes::copy_from_slice(&start.to_be_bytes())]).await.unwrap();
     let mut answers = Vec::new();
     loop {
@@ -67,9 +67,9 @@ async fn replay(bench: &Bench, start: u64) -> Vec<(i64, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn stored_blocks_are_told_in_vllms_format() {
-    let bench = Bench::new().await;
-    let mut listener = Listener::new(&bench).await;
+async fn stored_blocks_are_published_in_vllms_format() {
+    let bench = SimWorkerFixture::new().await;
+    let mut listener = EventSubscriber::new(&bench).await;
     let prompt = words(1, 20);
     let mut ask = completion(&prompt, 1);
     ask["cache_salt"] = json!("tenant-a");
@@ -78,8 +78,9 @@ async fn stored_blocks_are_told_in_vllms_format() {
     assert_eq!(topic, format!("kv@{}@tiny", bench.worker.address()));
     assert_eq!((sequence, rank), (0, 0));
     assert!(time > 1.6e9);
-    let Event::BlockStored { block_hashes, parent_block_hash, token_ids, block_size, medium, extra_keys, .. } =
-        &events[0]
+    let DecodedEvent::BlockStored {
+        block_hashes, parent_block_hash, token_ids, block_size, medium, extra_keys, ..
+    } = &events[0]
     else {
         panic!("{events:?}")
     };
@@ -89,9 +90,9 @@ async fn stored_blocks_are_told_in_vllms_format() {
 }
 
 #[tokio::test]
-async fn an_adapters_blocks_are_its_own_and_say_whose_they_are() {
-    let bench = Bench::with(SimOptions { adapters: vec!["poet".into()], ..options() }).await;
-    let mut listener = Listener::new(&bench).await;
+async fn adapter_blocks_are_separate_and_name_their_adapter() {
+    let bench = SimWorkerFixture::with(SimOptions { adapters: vec!["poet".into()], ..options() }).await;
+    let mut listener = EventSubscriber::new(&bench).await;
     let prompt = words(1, 20);
     let mut told = Vec::new();
     for model in ["tiny", "poet", "poet"] {
@@ -105,20 +106,22 @@ async fn an_adapters_blocks_are_its_own_and_say_whose_they_are() {
     assert_eq!(told, [0, 0, 16], "a prompt is found under its own adapter only");
     let (_, _, (_, plain, _)) = listener.next().await;
     let (_, _, (_, adapted, _)) = listener.next().await;
-    let Event::BlockStored { block_hashes, lora_id, lora_name, extra_keys, .. } = &adapted[0] else {
+    let DecodedEvent::BlockStored { block_hashes, lora_id, lora_name, extra_keys, .. } = &adapted[0] else {
         panic!("{adapted:?}")
     };
     let whose = |name: &[&str]| Some(name.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
     assert_eq!((lora_name.as_deref(), lora_id.is_some_and(|id| id > 0)), (Some("poet"), true));
     assert_eq!(extra_keys, &[whose(&["poet", "s"]), whose(&["poet"])]);
-    let Event::BlockStored { block_hashes: own, lora_id, lora_name, .. } = &plain[0] else { panic!("{plain:?}") };
+    let DecodedEvent::BlockStored { block_hashes: own, lora_id, lora_name, .. } = &plain[0] else {
+        panic!("{plain:?}")
+    };
     assert_eq!((lora_id, lora_name), (&None, &None));
     assert!(own.iter().all(|hash| !block_hashes.contains(hash)));
 }
 
 #[test]
-fn a_batch_is_byte_for_byte_what_vllm_writes() {
-    use engine_model::{KvEvent, StoredBlocks};
+fn published_batch_equals_vllms_bytes() {
+    use engine_model::{PrefixCacheChange, StoredBlocks};
     // Taken off the wire of vLLM 0.32: one block of 32 tokens, no parent.
     let captured = "93cb41dac03d9917ee59918ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cf557ec5768b\
         00bda7b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473dc0020cd01f7cd01fecd0205cd020ccd0213cd021acd02\
@@ -133,16 +136,20 @@ fn a_batch_is_byte_for_byte_what_vllm_writes() {
         salt: None,
         adapter: None,
     };
-    let own = crate::sim::event_frames::encode(f64::from_bits(0x41da_c03d_9917_ee59), &[KvEvent::Stored(stored)], 32);
+    let own = crate::sim::event_frames::encode(
+        f64::from_bits(0x41da_c03d_9917_ee59),
+        &[PrefixCacheChange::Stored(stored)],
+        32,
+    );
     let own: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(own, captured.replace([' ', '\n'], ""));
 }
 
 #[tokio::test]
-async fn a_listener_learns_of_answers_evictions_and_resets() {
-    let small = Profile { blocks: 40, context_tokens: 300, ..profile() };
-    let bench = Bench::with(SimOptions { profile: small, ..options() }).await;
-    let mut listener = Listener::new(&bench).await;
+async fn subscriber_sees_stores_evictions_and_resets() {
+    let small = EngineProfile { blocks: 40, context_tokens: 300, ..profile() };
+    let bench = SimWorkerFixture::with(SimOptions { profile: small, ..options() }).await;
+    let mut listener = EventSubscriber::new(&bench).await;
     for seed in 0..4 {
         bench.ask("/v1/completions", completion(&words(seed, 90), 20)).await;
     }
@@ -153,20 +160,20 @@ async fn a_listener_learns_of_answers_evictions_and_resets() {
         let (_, sequence, (_, events, _)) = listener.next().await;
         assert_eq!(sequence, expected);
         expected += 1;
-        let cleared = events.contains(&Event::AllBlocksCleared {});
+        let cleared = events.contains(&DecodedEvent::AllBlocksCleared {});
         for event in events {
             match event {
-                Event::BlockStored { block_hashes, parent_block_hash, .. } => {
+                DecodedEvent::BlockStored { block_hashes, parent_block_hash, .. } => {
                     assert!(parent_block_hash.is_none_or(|parent| held.contains_key(&parent)), "parents are known");
                     block_hashes.into_iter().for_each(|hash| *held.entry(hash).or_insert(0) += 1);
                 }
-                Event::BlockRemoved { block_hashes } => {
+                DecodedEvent::BlockRemoved { block_hashes } => {
                     removed += 1;
                     let count = held.get_mut(&block_hashes[0]).expect("what is removed was stored");
                     *count -= 1;
                     held.retain(|_, count| *count > 0);
                 }
-                Event::AllBlocksCleared {} => held.clear(),
+                DecodedEvent::AllBlocksCleared {} => held.clear(),
             }
         }
         if cleared {
@@ -178,8 +185,8 @@ async fn a_listener_learns_of_answers_evictions_and_resets() {
 }
 
 #[tokio::test]
-async fn a_replay_tells_everything_from_a_sequence_on() {
-    let bench = Bench::new().await;
+async fn replay_sends_everything_from_a_sequence_on() {
+    let bench = SimWorkerFixture::new().await;
     for seed in 0..3 {
         bench.ask("/v1/completions", completion(&words(seed, 20), 1)).await;
     }
@@ -188,15 +195,15 @@ async fn a_replay_tells_everything_from_a_sequence_on() {
     assert!(all[3].1.is_empty());
     assert_eq!(replay(&bench, 2).await, all[2..]);
     assert_eq!(replay(&bench, 77).await.len(), 1);
-    let batch: Batch = rmp_serde::from_slice(&all[0].1).unwrap();
-    assert!(matches!(&batch.1[0], Event::BlockStored { token_ids, .. } if token_ids == &words(0, 20)[..16]));
+    let batch: DecodedBatch = rmp_serde::from_slice(&all[0].1).unwrap();
+    assert!(matches!(&batch.1[0], DecodedEvent::BlockStored { token_ids, .. } if token_ids == &words(0, 20)[..16]));
 }
 
 #[tokio::test]
-async fn a_replay_starts_later_than_asked_when_the_buffer_is_full() {
+async fn full_buffer_makes_the_replay_start_later() {
     let mut options = options();
     options.events.buffer = 2;
-    let bench = Bench::with(options).await;
+    let bench = SimWorkerFixture::with(options).await;
     for seed in 0..5 {
         bench.ask("/v1/completions", completion(&words(seed, 20), 1)).await;
     }
@@ -205,11 +212,11 @@ async fn a_replay_starts_later_than_asked_when_the_buffer_is_full() {
 }
 
 #[tokio::test]
-async fn faults_duplicate_and_drop_live_batches_but_not_replayed_ones() {
+async fn faults_affect_live_batches_and_spare_replayed_ones() {
     let mut options = options();
     options.events.fault = "duplicate=2,gap=3".parse().unwrap();
-    let bench = Bench::with(options).await;
-    let mut listener = Listener::new(&bench).await;
+    let bench = SimWorkerFixture::with(options).await;
+    let mut listener = EventSubscriber::new(&bench).await;
     for seed in 0..6 {
         bench.ask("/v1/completions", completion(&words(seed, 20), 1)).await;
     }
@@ -222,7 +229,7 @@ async fn faults_duplicate_and_drop_live_batches_but_not_replayed_ones() {
 }
 
 #[test]
-fn faults_are_read_or_refused() {
+fn event_faults_are_parsed_or_refused() {
     let fault: EventFault = "gap=5".parse().unwrap();
     assert_eq!((fault.gap.map(u64::from), fault.duplicate), (Some(5), None));
     for wrong in ["", "gap", "gap=0", "gap=x", "lose=3", "gap=1;duplicate=2"] {
@@ -231,21 +238,24 @@ fn faults_are_read_or_refused() {
 }
 
 #[tokio::test]
-async fn a_consumer_tells_the_blocks_that_it_received() {
-    let (p, d) = (Bench::new().await, Bench::new().await);
-    let mut listener = Listener::new(&d).await;
+async fn consumer_publishes_received_blocks() {
+    let (p, d) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await);
+    let mut listener = EventSubscriber::new(&d).await;
     let prompt = words(1, 75);
     let params = transfers::produce(&p, &prompt).await;
     let mut ask = completion(&prompt, 1);
     ask["kv_transfer_params"] = params;
     d.ask("/v1/completions", ask).await;
     let (_, _, (_, events, _)) = listener.next().await;
-    assert!(matches!(&events[0], Event::BlockStored { token_ids, .. } if token_ids == &prompt[..72]), "{events:?}");
+    assert!(
+        matches!(&events[0], DecodedEvent::BlockStored { token_ids, .. } if token_ids == &prompt[..72]),
+        "{events:?}"
+    );
 }
 
 #[tokio::test]
-async fn the_sources_of_events_are_told_as_vllm_does() {
-    let bench = Bench::new().await;
+async fn event_sources_are_listed_in_vllms_format() {
+    let bench = SimWorkerFixture::new().await;
     let sources: Value = serde_json::from_str(&bench.get("/kv_event_sources").await.1).unwrap();
     let source = &sources["0"];
     assert_eq!(source["publisher"], "zmq");

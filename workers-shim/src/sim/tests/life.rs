@@ -6,7 +6,7 @@ use futures::StreamExt;
 
 fn slow() -> SimOptions {
     let decode_step_us = ::vocabulary::Micros(20_000);
-    SimOptions { profile: Profile { decode_step_us, ..profile() }, ..options() }
+    SimOptions { profile: EngineProfile { decode_step_us, ..profile() }, ..options() }
 }
 
 fn long(stream: bool) -> Value {
@@ -16,8 +16,8 @@ fn long(stream: bool) -> Value {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_its_request() {
-    let bench = Bench::with(slow()).await;
+async fn client_disconnect_cancels_the_request() {
+    let bench = SimWorkerFixture::with(slow()).await;
     for streamed in [true, false] {
         let (client, url) = (bench.client.clone(), bench.url("/v1/completions"));
         let asking = tokio::spawn(async move {
@@ -34,8 +34,8 @@ async fn a_client_that_leaves_cancels_its_request() {
 }
 
 #[tokio::test]
-async fn tokens_come_one_by_one_and_not_at_the_end() {
-    let bench = Bench::with(slow()).await;
+async fn tokens_are_streamed_one_by_one() {
+    let bench = SimWorkerFixture::with(slow()).await;
     let mut ask = long(true);
     ask["max_tokens"] = json!(10);
     let began = std::time::Instant::now();
@@ -48,8 +48,8 @@ async fn tokens_come_one_by_one_and_not_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_speed_up_makes_everything_quicker() {
-    let bench = Bench::with(SimOptions { speed_up: 20.0, ..slow() }).await;
+async fn speed_up_shortens_every_step() {
+    let bench = SimWorkerFixture::with(SimOptions { speed_up: 20.0, ..slow() }).await;
     let mut ask = long(false);
     ask["max_tokens"] = json!(100);
     let began = std::time::Instant::now();
@@ -59,8 +59,8 @@ async fn a_speed_up_makes_everything_quicker() {
 }
 
 #[tokio::test]
-async fn a_killed_worker_breaks_its_streams_and_refuses_connections() {
-    let Bench { worker, client } = Bench::with(slow()).await;
+async fn killed_worker_breaks_its_streams_and_refuses_connections() {
+    let SimWorkerFixture { worker, client } = SimWorkerFixture::with(slow()).await;
     let url = format!("http://{}/v1/completions", worker.address());
     let mut stream = client.post(&url).json(&long(true)).send().await.unwrap().bytes_stream();
     stream.next().await.unwrap().unwrap();
@@ -74,8 +74,8 @@ async fn a_killed_worker_breaks_its_streams_and_refuses_connections() {
 }
 
 #[tokio::test]
-async fn a_stopped_worker_finishes_what_it_began() {
-    let Bench { worker, client } = Bench::with(slow()).await;
+async fn stopped_worker_finishes_running_requests() {
+    let SimWorkerFixture { worker, client } = SimWorkerFixture::with(slow()).await;
     let address = worker.address();
     let mut ask = long(false);
     ask["max_tokens"] = json!(10);
@@ -88,8 +88,8 @@ async fn a_stopped_worker_finishes_what_it_began() {
 }
 
 #[tokio::test]
-async fn a_broken_engine_ends_streams_with_an_error_event() {
-    let bench = Bench::with(slow()).await;
+async fn failed_engine_ends_streams_with_an_error_event() {
+    let bench = SimWorkerFixture::with(slow()).await;
     let mut stream = bench.send("/v1/completions", &long(true)).await.bytes_stream();
     let mut told = stream.next().await.unwrap().unwrap().to_vec();
     bench.worker.break_engine();
@@ -103,37 +103,38 @@ async fn a_broken_engine_ends_streams_with_an_error_event() {
 }
 
 #[tokio::test]
-async fn an_idle_worker_sleeps() {
-    let bench = Bench::new().await;
+async fn idle_worker_takes_no_steps() {
+    let bench = SimWorkerFixture::new().await;
     bench.ask("/v1/completions", completion(&words(1, 20), 5)).await;
-    let before = bench.worker.turns();
+    let before = bench.worker.wakeups();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(bench.worker.turns() - before <= 2, "it does nothing until somebody asks");
+    assert!(bench.worker.wakeups() - before <= 2, "it does nothing until somebody asks");
 }
 
 #[tokio::test]
-async fn options_that_make_no_worker_are_refused() {
-    let started = |options| SimWorker::start(options, Arc::new(Tiny));
-    let wrong = Profile { blocks: 0, ..profile() };
+async fn invalid_options_are_refused() {
+    let started = |options| SimWorker::start(options, Arc::new(TinyTokenizer));
+    let wrong = EngineProfile { blocks: 0, ..profile() };
     assert!(matches!(started(SimOptions { profile: wrong, ..options() }).await, Err(SimError::Model(_))));
     assert!(matches!(started(SimOptions { speed_up: 0.0, ..options() }).await, Err(SimError::Option { .. })));
-    let taken = Bench::new().await;
+    let taken = SimWorkerFixture::new().await;
     let listen = taken.worker.address();
     assert!(matches!(started(SimOptions { listen, ..options() }).await, Err(SimError::Listen { .. })));
 }
 
 #[test]
-fn committed_profiles_are_read_and_make_engines() {
+fn committed_profiles_parse_and_build_engines() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/profiles");
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let profile: Profile = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let profile: EngineProfile = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         profile.check().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         names.push(path.file_stem().unwrap().to_string_lossy().into_owned());
     }
     assert!(names.contains(&"h100-8b".to_owned()) && names.contains(&"demo".to_owned()));
-    let h100: Profile = toml::from_str(&std::fs::read_to_string(format!("{folder}/h100-8b.toml")).unwrap()).unwrap();
+    let h100: EngineProfile =
+        toml::from_str(&std::fs::read_to_string(format!("{folder}/h100-8b.toml")).unwrap()).unwrap();
     let compute = h100.step_time(100_000, 0).0 as f64 / 1e6;
     let moved = h100.link_time(100_000 / h100.block_tokens).0 as f64 / 1e6;
     assert!((compute - 9.3).abs() < 0.1 && (moved - 0.33).abs() < 0.01, "{compute} s, {moved} s");

@@ -1,21 +1,24 @@
 //! Transfers whose legs meet at a bootstrap server: SGLang's and Mooncake's.
 
 use super::*;
-use crate::dialect::Spoken;
-use crate::sim::HandingOptions;
-use ::vocabulary::Role;
+use crate::dialect::KvConnector;
+use crate::sim::TransferOptions;
+use ::vocabulary::WorkerRole;
 
-async fn bench(dialect: Spoken, role: Role, patience_ms: u64) -> Bench {
+async fn bench(dialect: KvConnector, role: WorkerRole, patience_ms: u64) -> SimWorkerFixture {
     let patience = Duration::from_millis(patience_ms);
-    let handing = HandingOptions { dialect, patience, ..HandingOptions::default() };
-    Bench::with(SimOptions { handing, role, ..options() }).await
+    let handing = TransferOptions { dialect, patience, ..TransferOptions::default() };
+    SimWorkerFixture::with(SimOptions { handing, role, ..options() }).await
 }
 
-async fn sglang(patience_ms: u64) -> (Bench, Bench) {
-    (bench(Spoken::Sglang, Role::Prefill, patience_ms).await, bench(Spoken::Sglang, Role::Decode, patience_ms).await)
+async fn sglang(patience_ms: u64) -> (SimWorkerFixture, SimWorkerFixture) {
+    (
+        bench(KvConnector::Sglang, WorkerRole::Prefill, patience_ms).await,
+        bench(KvConnector::Sglang, WorkerRole::Decode, patience_ms).await,
+    )
 }
 
-fn leg(prompt: &[u32], source: &Bench, room: u64) -> Value {
+fn leg(prompt: &[u32], source: &SimWorkerFixture, room: u64) -> Value {
     let mut ask = completion(prompt, 12);
     ask["bootstrap_host"] = json!("127.0.0.1");
     ask["bootstrap_port"] = json!(source.worker.bootstrap().port());
@@ -26,12 +29,12 @@ fn leg(prompt: &[u32], source: &Bench, room: u64) -> Value {
 const PATH: &str = "/v1/completions";
 
 #[tokio::test]
-async fn sglangs_legs_meet_in_their_room_and_the_target_computes_nothing() {
+async fn sglang_legs_meet_in_a_room_and_the_target_skips_prefill() {
     let (p, d) = sglang(10_000).await;
     let prompt = words(1, 75);
     let ask = || leg(&prompt, &p, 41);
     let (source, target) = tokio::join!(p.ask(PATH, ask()), d.ask(PATH, ask()));
-    assert_eq!(text(&target), alone(&prompt, 12).await);
+    assert_eq!(text(&target), answer_of_fresh_worker(&prompt, 12).await);
     assert_eq!(
         source["usage"]["completion_tokens"], 1,
         "a source ends after the first token, whatever it is asked for"
@@ -44,7 +47,7 @@ async fn sglangs_legs_meet_in_their_room_and_the_target_computes_nothing() {
 }
 
 #[tokio::test]
-async fn a_leg_whose_other_never_comes_to_its_room_fails_in_time() {
+async fn leg_without_a_counterpart_times_out() {
     let (p, d) = sglang(300).await;
     let prompt = words(1, 75);
     let (source, target) = tokio::join!(p.post(PATH, leg(&prompt, &p, 1)), d.post(PATH, leg(&prompt, &p, 2)));
@@ -55,7 +58,7 @@ async fn a_leg_whose_other_never_comes_to_its_room_fails_in_time() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_room_or_with_a_wrong_port_is_refused() {
+async fn request_without_a_room_or_with_a_wrong_port_is_refused() {
     let (p, d) = sglang(300).await;
     let prompt = words(1, 75);
     for one in [&p, &d] {
@@ -69,9 +72,11 @@ async fn a_request_without_a_room_or_with_a_wrong_port_is_refused() {
 }
 
 #[tokio::test]
-async fn mooncakes_legs_meet_by_name_at_the_engine_that_the_bootstrap_server_tells() {
-    let (p, d) =
-        (bench(Spoken::Mooncake, Role::Prefill, 2_000).await, bench(Spoken::Mooncake, Role::Decode, 2_000).await);
+async fn mooncake_legs_meet_by_transfer_id_at_the_bootstrap_listed_engine() {
+    let (p, d) = (
+        bench(KvConnector::Mooncake, WorkerRole::Prefill, 2_000).await,
+        bench(KvConnector::Mooncake, WorkerRole::Decode, 2_000).await,
+    );
     let address = format!("http://{}", p.worker.bootstrap());
     let told: Value = d.client.get(format!("{address}/query")).send().await.unwrap().json().await.unwrap();
     let prompt = words(1, 75);
@@ -87,10 +92,17 @@ async fn mooncakes_legs_meet_by_name_at_the_engine_that_the_bootstrap_server_tel
     };
     let (source, target) = legs(&told["0"]["engine_id"], "xfer-1");
     let (source, target) = tokio::join!(p.ask(PATH, source), d.ask(PATH, target));
-    assert_eq!((text(&target), &source["kv_transfer_params"]), (alone(&prompt, 12).await, &Value::Null));
+    assert_eq!(
+        (text(&target), &source["kv_transfer_params"]),
+        (answer_of_fresh_worker(&prompt, 12).await, &Value::Null)
+    );
     assert!(d.metric("vllm:external_prefix_cache_hits_total").await > 70.0);
     let (source, target) = legs(&json!("another life"), "xfer-2");
     let (source, target) = tokio::join!(p.post(PATH, source), d.post(PATH, target));
     assert_eq!((source.0, target.0), (200, 500));
-    assert_eq!(text(&d.ask(PATH, completion(&prompt, 12)).await), alone(&prompt, 12).await, "alone it answers, too");
+    assert_eq!(
+        text(&d.ask(PATH, completion(&prompt, 12)).await),
+        answer_of_fresh_worker(&prompt, 12).await,
+        "alone it answers, too"
+    );
 }

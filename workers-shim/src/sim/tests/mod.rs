@@ -11,15 +11,15 @@ mod vocabulary;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_model::Profile;
+use engine_model::EngineProfile;
 use serde_json::{Value, json};
 
 use super::{SimOptions, SimWorker};
-use vocabulary::Tiny;
+use vocabulary::TinyTokenizer;
 
 /// Eight tokens a block, 512 blocks, quick.
-pub(super) fn profile() -> Profile {
-    Profile {
+pub(super) fn profile() -> EngineProfile {
+    EngineProfile {
         prefill_tokens_per_second: 200_000.0,
         step_overhead_us: ::vocabulary::Micros(0),
         decode_step_us: ::vocabulary::Micros(1_000),
@@ -28,7 +28,7 @@ pub(super) fn profile() -> Profile {
         blocks: 512,
         context_tokens: 4_000,
         link_latency_us: ::vocabulary::Micros(1_000),
-        ..Profile::default()
+        ..EngineProfile::default()
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn options() -> SimOptions {
 }
 
 pub(super) async fn start(options: SimOptions) -> SimWorker {
-    SimWorker::start(options, Arc::new(Tiny)).await.unwrap()
+    SimWorker::start(options, Arc::new(TinyTokenizer)).await.unwrap()
 }
 
 pub(super) fn client() -> reqwest::Client {
@@ -46,12 +46,12 @@ pub(super) fn client() -> reqwest::Client {
 }
 
 /// One worker and a client for it.
-pub(super) struct Bench {
+pub(super) struct SimWorkerFixture {
     pub(super) worker: SimWorker,
     pub(super) client: reqwest::Client,
 }
 
-impl Bench {
+impl SimWorkerFixture {
     pub(super) async fn new() -> Self {
         Self::with(options()).await
     }
@@ -118,8 +118,8 @@ pub(super) fn text(body: &Value) -> String {
 }
 
 /// What one worker alone answers.
-pub(super) async fn alone(prompt: &[u32], max_tokens: u32) -> String {
-    text(&Bench::new().await.ask("/v1/completions", completion(prompt, max_tokens)).await)
+pub(super) async fn answer_of_fresh_worker(prompt: &[u32], max_tokens: u32) -> String {
+    text(&SimWorkerFixture::new().await.ask("/v1/completions", completion(prompt, max_tokens)).await)
 }
 
 /// The JSON payloads of an event stream, `[DONE]` left out.

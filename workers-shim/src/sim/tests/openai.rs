@@ -7,8 +7,8 @@ fn chat(content: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_chat_answer_has_vllms_shape() {
-    let bench = Bench::new().await;
+async fn chat_answer_has_vllms_shape() {
+    let bench = SimWorkerFixture::new().await;
     let body = bench.ask("/v1/chat/completions", chat("hello there")).await;
     assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
     assert_eq!((&body["object"], &body["model"]), (&json!("chat.completion"), &json!("tiny")));
@@ -24,8 +24,8 @@ async fn a_chat_answer_has_vllms_shape() {
 }
 
 #[tokio::test]
-async fn a_streamed_chat_says_the_same_as_a_whole_one() {
-    let bench = Bench::new().await;
+async fn streamed_chat_equals_the_unstreamed_one() {
+    let bench = SimWorkerFixture::new().await;
     let whole = bench.ask("/v1/chat/completions", chat("hello there")).await;
     let mut ask = chat("hello there");
     ask["stream"] = json!(true);
@@ -48,8 +48,8 @@ async fn a_streamed_chat_says_the_same_as_a_whole_one() {
 }
 
 #[tokio::test]
-async fn usage_is_streamed_only_when_asked_for() {
-    let bench = Bench::new().await;
+async fn usage_is_streamed_only_on_request() {
+    let bench = SimWorkerFixture::new().await;
     let mut ask = chat("hello");
     ask["stream"] = json!(true);
     let stream = bench.send("/v1/chat/completions", &ask).await.text().await.unwrap();
@@ -57,8 +57,8 @@ async fn usage_is_streamed_only_when_asked_for() {
 }
 
 #[tokio::test]
-async fn the_next_step_of_a_conversation_finds_its_history_and_its_answer_cached() {
-    let bench = Bench::new().await;
+async fn next_step_finds_its_history_and_answer_cached() {
+    let bench = SimWorkerFixture::new().await;
     let question = "tell me ".repeat(30);
     let first = bench.ask("/v1/chat/completions", chat(&question)).await;
     let mut messages = chat(&question)["messages"].clone();
@@ -75,7 +75,7 @@ async fn the_next_step_of_a_conversation_finds_its_history_and_its_answer_cached
 
 #[tokio::test]
 async fn completions_take_text_ids_and_batches() {
-    let bench = Bench::new().await;
+    let bench = SimWorkerFixture::new().await;
     let ids = words(1, 20);
     let by_ids = bench.ask("/v1/completions", completion(&ids, 6)).await;
     let plain = bench.ask("/tokenize", json!({"model": "tiny", "prompt": "x"})).await;
@@ -95,16 +95,16 @@ async fn completions_take_text_ids_and_batches() {
 }
 
 #[tokio::test]
-async fn a_completion_without_a_length_has_sixteen_tokens() {
-    let bench = Bench::new().await;
+async fn completion_length_defaults_to_sixteen_tokens() {
+    let bench = SimWorkerFixture::new().await;
     let mut ask = completion(&words(1, 20), 1);
     ask.as_object_mut().unwrap().remove("max_tokens");
     assert_eq!(bench.ask("/v1/completions", ask).await["usage"]["completion_tokens"], 16);
 }
 
 #[tokio::test]
-async fn token_ids_are_answered_when_asked_for() {
-    let bench = Bench::new().await;
+async fn token_ids_are_returned_on_request() {
+    let bench = SimWorkerFixture::new().await;
     let ids = words(1, 20);
     let mut ask = completion(&ids, 5);
     ask["return_token_ids"] = json!(true);
@@ -125,8 +125,8 @@ async fn token_ids_are_answered_when_asked_for() {
 }
 
 #[tokio::test]
-async fn several_choices_differ_and_the_first_is_the_plain_one() {
-    let bench = Bench::new().await;
+async fn choices_differ_and_the_first_equals_the_single_one() {
+    let bench = SimWorkerFixture::new().await;
     let mut ask = completion(&words(1, 20), 8);
     let plain = text(&bench.ask("/v1/completions", ask.clone()).await);
     ask["n"] = json!(3);
@@ -146,8 +146,8 @@ async fn several_choices_differ_and_the_first_is_the_plain_one() {
 }
 
 #[tokio::test]
-async fn a_stop_text_ends_the_answer_before_itself() {
-    let bench = Bench::new().await;
+async fn stop_string_ends_the_answer_and_is_excluded() {
+    let bench = SimWorkerFixture::new().await;
     let mut ask = completion(&words(1, 20), 12);
     let whole = text(&bench.ask("/v1/completions", ask.clone()).await);
     // From the middle of one word to the middle of the next.
@@ -170,8 +170,8 @@ async fn a_stop_text_ends_the_answer_before_itself() {
 }
 
 #[tokio::test]
-async fn a_seed_counts_only_when_warm() {
-    let bench = Bench::new().await;
+async fn seed_has_an_effect_only_with_temperature() {
+    let bench = SimWorkerFixture::new().await;
     let ask = |temperature: f64, seed: Value| {
         let mut ask = completion(&words(1, 20), 8);
         ask["temperature"] = json!(temperature);
@@ -186,8 +186,8 @@ async fn a_seed_counts_only_when_warm() {
 }
 
 #[tokio::test]
-async fn a_partial_answer_can_be_continued() {
-    let bench = Bench::new().await;
+async fn partial_answer_can_be_continued() {
+    let bench = SimWorkerFixture::new().await;
     let mut ask = chat("hello there");
     ask["max_tokens"] = json!(12);
     let whole = text(&bench.ask("/v1/chat/completions", ask.clone()).await);
@@ -200,8 +200,8 @@ async fn a_partial_answer_can_be_continued() {
 }
 
 #[tokio::test]
-async fn wrong_requests_get_vllms_errors() {
-    let bench = Bench::new().await;
+async fn invalid_requests_get_vllms_errors() {
+    let bench = SimWorkerFixture::new().await;
     let cases = [
         ("/v1/chat/completions", json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}), 404),
         ("/v1/chat/completions", json!({"model": 5, "messages": [{"role": "user", "content": "x"}]}), 400),
@@ -240,8 +240,8 @@ async fn wrong_requests_get_vllms_errors() {
 }
 
 #[tokio::test]
-async fn broken_and_huge_bodies_harm_nothing() {
-    let bench = Bench::with(SimOptions { body_limit: 1000, ..options() }).await;
+async fn broken_and_oversized_bodies_are_refused() {
+    let bench = SimWorkerFixture::with(SimOptions { body_limit: 1000, ..options() }).await;
     let send = |body: Vec<u8>| bench.client.post(bench.url("/v1/completions")).body(body).send();
     assert_eq!(send(b"{\"model\": ".to_vec()).await.unwrap().status(), 400);
     assert_eq!(send(b"{\"model\": \"\xff\"}".to_vec()).await.unwrap().status(), 400);
@@ -253,8 +253,8 @@ async fn broken_and_huge_bodies_harm_nothing() {
 }
 
 #[tokio::test]
-async fn tenants_do_not_see_each_others_cache() {
-    let bench = Bench::new().await;
+async fn tenants_do_not_share_cached_blocks() {
+    let bench = SimWorkerFixture::new().await;
     let cached = async |salt: &str| {
         let mut ask = completion(&words(1, 40), 2);
         ask["cache_salt"] = json!(salt);
@@ -264,8 +264,8 @@ async fn tenants_do_not_see_each_others_cache() {
 }
 
 #[tokio::test]
-async fn log_probabilities_of_a_prompt_have_all_of_it_computed() {
-    let bench = Bench::new().await;
+async fn prompt_logprobs_force_a_full_prefill() {
+    let bench = SimWorkerFixture::new().await;
     let chat = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words(1, 40)}]});
     let cached = async |path: &str, mut ask: Value, fields: Value| {
         ask.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

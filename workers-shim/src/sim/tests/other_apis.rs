@@ -3,8 +3,8 @@
 use super::*;
 
 #[tokio::test]
-async fn messages_are_answered_in_anthropics_words() {
-    let bench = Bench::new().await;
+async fn messages_are_answered_in_anthropics_format() {
+    let bench = SimWorkerFixture::new().await;
     let ask = json!({
         "model": "tiny", "max_tokens": 6, "system": "be brief",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
@@ -32,8 +32,8 @@ async fn messages_are_answered_in_anthropics_words() {
 }
 
 #[tokio::test]
-async fn responses_can_be_continued_and_read_again() {
-    let bench = Bench::new().await;
+async fn responses_can_be_continued_and_retrieved() {
+    let bench = SimWorkerFixture::new().await;
     let first = bench.ask("/v1/responses", json!({"model": "tiny", "input": "hello", "max_output_tokens": 6})).await;
     assert_eq!((&first["object"], &first["status"]), (&json!("response"), &json!("incomplete")));
     assert_eq!(first["output"][0]["content"][0]["type"], "output_text");
@@ -54,8 +54,8 @@ async fn responses_can_be_continued_and_read_again() {
 }
 
 #[tokio::test]
-async fn a_streamed_response_ends_with_the_whole_one() {
-    let bench = Bench::new().await;
+async fn streamed_response_ends_with_the_whole_response() {
+    let bench = SimWorkerFixture::new().await;
     let ask = json!({"model": "tiny", "input": [{"role": "user", "content": "hi"}], "max_output_tokens": 6,
                      "stream": true});
     let stream = bench.send("/v1/responses", &ask).await.text().await.unwrap();
@@ -74,8 +74,8 @@ async fn a_streamed_response_ends_with_the_whole_one() {
 }
 
 #[tokio::test]
-async fn embeddings_scores_and_ranks_are_predictable() {
-    let bench = Bench::new().await;
+async fn embeddings_scores_and_ranks_are_deterministic() {
+    let bench = SimWorkerFixture::new().await;
     let ask = json!({"model": "tiny", "input": ["ab cd", "xy"]});
     let body = bench.ask("/v1/embeddings", ask.clone()).await;
     assert_eq!(body["data"].as_array().unwrap().len(), 2);
@@ -95,8 +95,8 @@ async fn embeddings_scores_and_ranks_are_predictable() {
 }
 
 #[tokio::test]
-async fn a_worker_tells_what_it_is_and_how_it_does() {
-    let bench = Bench::new().await;
+async fn worker_reports_models_health_load_and_metrics() {
+    let bench = SimWorkerFixture::new().await;
     let models: Value = serde_json::from_str(&bench.get("/v1/models").await.1).unwrap();
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(4000)));
     assert_eq!(bench.get("/health").await, (200, String::new()));
@@ -117,13 +117,13 @@ async fn a_worker_tells_what_it_is_and_how_it_does() {
     }
     assert!(page.contains("block_size=\"8\"") && page.contains("num_gpu_blocks=\"512\""));
     let start = bench.metric("process_start_time_seconds").await;
-    let other = Bench::new().await.metric("process_start_time_seconds").await;
+    let other = SimWorkerFixture::new().await.metric("process_start_time_seconds").await;
     assert!(start > 1.6e9 && start != other, "two lives are told apart");
 }
 
 #[tokio::test]
-async fn adapters_that_it_starts_with_are_listed_with_their_model_and_served() {
-    let bench = Bench::with(SimOptions { adapters: vec!["sql".into(), "poet".into()], ..options() }).await;
+async fn configured_adapters_are_listed_and_served() {
+    let bench = SimWorkerFixture::with(SimOptions { adapters: vec!["sql".into(), "poet".into()], ..options() }).await;
     let models: Value = serde_json::from_str(&bench.get("/v1/models").await.1).unwrap();
     let listed: Vec<_> =
         models["data"].as_array().unwrap().iter().map(|model| (&model["id"], &model["parent"])).collect();
@@ -139,16 +139,18 @@ async fn adapters_that_it_starts_with_are_listed_with_their_model_and_served() {
     assert_eq!(bench.post("/v1/messages/count_tokens", ask("csv")).await.0, 404);
     for wrong in [vec!["tiny".to_owned()], vec![String::new()], vec!["a".into(), "a".into()], vec!["x".repeat(129)]] {
         let options = SimOptions { adapters: wrong.clone(), ..options() };
-        let error =
-            SimWorker::start(options, Arc::new(Tiny)).await.err().unwrap_or_else(|| panic!("{wrong:?} is taken"));
+        let error = SimWorker::start(options, Arc::new(TinyTokenizer))
+            .await
+            .err()
+            .unwrap_or_else(|| panic!("{wrong:?} is taken"));
         assert!(error.to_string().starts_with("adapter must be at most 64 different names"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn administration_works_here_and_is_counted() {
-    let bench = Bench::new().await;
-    assert_eq!(bench.worker.administrations(), 0);
+async fn admin_endpoints_work_and_are_counted() {
+    let bench = SimWorkerFixture::new().await;
+    assert_eq!(bench.worker.admin_requests(), 0);
     assert_eq!(bench.send("/v1/load_lora_adapter", &json!({})).await.status(), 400);
     let load = json!({"lora_name": "poet", "lora_path": "/x"});
     assert_eq!(bench.send("/v1/load_lora_adapter", &load).await.status(), 200);
@@ -164,5 +166,5 @@ async fn administration_works_here_and_is_counted() {
     let awake = bench.ask("/v1/completions", completion(&words(1, 20), 5)).await;
     assert_eq!(awake["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "sleep discards KV");
     assert!(bench.ask("/reset_prefix_cache", json!({})).await["success"].as_bool().unwrap());
-    assert_eq!(bench.worker.administrations(), 6);
+    assert_eq!(bench.worker.admin_requests(), 6);
 }

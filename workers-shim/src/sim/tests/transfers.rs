@@ -4,7 +4,7 @@ use super::*;
 use crate::sim::TransferFault;
 
 /// A producer's leg.
-pub(super) async fn produce(producer: &Bench, prompt: &[u32]) -> Value {
+pub(super) async fn produce(producer: &SimWorkerFixture, prompt: &[u32]) -> Value {
     let mut ask = completion(prompt, 1);
     ask["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
     let params = producer.ask("/v1/completions", ask).await["kv_transfer_params"].clone();
@@ -22,12 +22,12 @@ const EXTERNAL: &str =
     "vllm:prompt_tokens_by_source_total{engine=\"0\",model_name=\"tiny\",source=\"external_kv_transfer\"}";
 
 #[tokio::test]
-async fn a_prompt_computed_elsewhere_is_answered_as_if_computed_here() {
-    let (p, d) = (Bench::new().await, Bench::new().await);
+async fn remotely_prefilled_prompt_gets_the_same_answer() {
+    let (p, d) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await);
     let prompt = words(1, 75);
     let params = produce(&p, &prompt).await;
     let body = d.ask("/v1/completions", consuming(&prompt, 12, params)).await;
-    assert_eq!(text(&body), alone(&prompt, 12).await);
+    assert_eq!(text(&body), answer_of_fresh_worker(&prompt, 12).await);
     assert_eq!(d.metric(EXTERNAL).await, 75.0);
     assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "the producer's count");
     p.until("vllm:kv_cache_usage_perc", 0.0).await;
@@ -36,8 +36,8 @@ async fn a_prompt_computed_elsewhere_is_answered_as_if_computed_here() {
 }
 
 #[tokio::test]
-async fn chat_legs_work_streamed_too() {
-    let (p, d, single) = (Bench::new().await, Bench::new().await, Bench::new().await);
+async fn streamed_chat_handoff_works() {
+    let (p, d, single) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await, SimWorkerFixture::new().await);
     let messages = json!([{"role": "user", "content": "some words to begin with ".repeat(8)}]);
     let ask = json!({"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 9});
     let mut leg = ask.clone();
@@ -57,8 +57,8 @@ async fn chat_legs_work_streamed_too() {
 }
 
 #[tokio::test]
-async fn messages_and_responses_hand_off_too() {
-    let p = Bench::new().await;
+async fn messages_and_responses_support_handoff() {
+    let p = SimWorkerFixture::new().await;
     let params = json!({"do_remote_decode": true, "do_remote_prefill": false});
     let messages = json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}],
                           "kv_transfer_params": params});
@@ -68,8 +68,8 @@ async fn messages_and_responses_hand_off_too() {
 }
 
 #[tokio::test]
-async fn replicating_a_sealed_prefix_lets_the_target_serve_as_the_owner_would() {
-    let (owner, target) = (Bench::new().await, Bench::new().await);
+async fn replicated_prefix_gives_the_same_answer_on_the_target() {
+    let (owner, target) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await);
     let history = words(1, 100);
     let expected = text(&owner.ask("/v1/completions", completion(&history, 10)).await);
     let sealed = &history[..96];
@@ -82,35 +82,35 @@ async fn replicating_a_sealed_prefix_lets_the_target_serve_as_the_owner_would() 
 }
 
 #[tokio::test]
-async fn foreign_and_used_parameters_give_wrong_text_and_no_error() {
-    let (p, d) = (Bench::new().await, Bench::new().await);
+async fn foreign_and_reused_params_give_wrong_text_without_error() {
+    let (p, d) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await);
     let (mine, other) = (words(1, 75), words(2, 75));
     let foreign = produce(&p, &other).await;
     let body = d.ask("/v1/completions", consuming(&mine, 12, foreign)).await;
-    assert_ne!(text(&body), alone(&mine, 12).await);
+    assert_ne!(text(&body), answer_of_fresh_worker(&mine, 12).await);
     let fresh = words(3, 75);
     let params = produce(&p, &fresh).await;
-    let consumer = Bench::new().await;
+    let consumer = SimWorkerFixture::new().await;
     let first = consumer.ask("/v1/completions", consuming(&fresh, 12, params.clone())).await;
-    assert_eq!(text(&first), alone(&fresh, 12).await);
+    assert_eq!(text(&first), answer_of_fresh_worker(&fresh, 12).await);
     p.until("vllm:kv_cache_usage_perc", 0.0).await;
-    let second = Bench::new().await.ask("/v1/completions", consuming(&fresh, 12, params)).await;
+    let second = SimWorkerFixture::new().await.ask("/v1/completions", consuming(&fresh, 12, params)).await;
     assert_ne!(text(&second), text(&first));
 }
 
 #[tokio::test]
-async fn absent_parameters_mean_that_the_consumer_computes() {
-    let d = Bench::new().await;
+async fn consumer_without_params_computes_the_prompt() {
+    let d = SimWorkerFixture::new().await;
     let prompt = words(1, 75);
     let body = d.ask("/v1/completions", consuming(&prompt, 12, json!(null))).await;
-    assert_eq!(text(&body), alone(&prompt, 12).await);
+    assert_eq!(text(&body), answer_of_fresh_worker(&prompt, 12).await);
     assert_eq!(d.metric(EXTERNAL).await, 0.0);
 }
 
 #[tokio::test]
-async fn a_dead_producer_fails_its_consumer_after_vllms_patience() {
-    let p = Bench::new().await;
-    let d = Bench::with(SimOptions { speed_up: 50.0, ..options() }).await;
+async fn dead_producer_fails_its_consumer_after_vllms_timeout() {
+    let p = SimWorkerFixture::new().await;
+    let d = SimWorkerFixture::with(SimOptions { speed_up: 50.0, ..options() }).await;
     let prompt = words(1, 75);
     let params = produce(&p, &prompt).await;
     drop(p);
@@ -118,13 +118,16 @@ async fn a_dead_producer_fails_its_consumer_after_vllms_patience() {
     let (status, body) = d.post("/v1/completions", consuming(&prompt, 12, params)).await;
     assert_eq!((status, &body["error"]["type"]), (500, &json!("InternalServerError")));
     assert!(began.elapsed() > Duration::from_millis(376), "18.8 s, fifty times as fast");
-    assert_eq!(text(&d.ask("/v1/completions", completion(&prompt, 12)).await), alone(&prompt, 12).await);
+    assert_eq!(
+        text(&d.ask("/v1/completions", completion(&prompt, 12)).await),
+        answer_of_fresh_worker(&prompt, 12).await
+    );
 }
 
 #[tokio::test]
-async fn another_engine_on_the_same_port_is_noticed() {
-    let p = Bench::new().await;
-    let d = Bench::with(SimOptions { speed_up: 100.0, ..options() }).await;
+async fn replaced_engine_on_the_same_port_is_detected() {
+    let p = SimWorkerFixture::new().await;
+    let d = SimWorkerFixture::with(SimOptions { speed_up: 100.0, ..options() }).await;
     let prompt = words(1, 75);
     let mut params = produce(&p, &prompt).await;
     params["remote_engine_id"] = json!("00000000-0000-0000-0000-000000000000");
@@ -132,8 +135,8 @@ async fn another_engine_on_the_same_port_is_noticed() {
 }
 
 #[tokio::test]
-async fn blocks_that_nobody_pulls_are_freed_when_the_lease_ends() {
-    let p = Bench::with(SimOptions { speed_up: 40.0, ..options() }).await;
+async fn unpulled_blocks_are_freed_when_the_lease_ends() {
+    let p = SimWorkerFixture::with(SimOptions { speed_up: 40.0, ..options() }).await;
     produce(&p, &words(1, 75)).await;
     assert!(p.metric("vllm:kv_cache_usage_perc").await > 0.0);
     p.until("vllm:nixl_num_kv_expired_reqs_total", 1.0).await;
@@ -141,8 +144,8 @@ async fn blocks_that_nobody_pulls_are_freed_when_the_lease_ends() {
 }
 
 #[tokio::test]
-async fn parameters_without_a_request_hang_and_kill_the_engine_when_the_client_leaves() {
-    let (p, d) = (Bench::new().await, Bench::new().await);
+async fn hanging_params_kill_the_engine_when_the_client_leaves() {
+    let (p, d) = (SimWorkerFixture::new().await, SimWorkerFixture::new().await);
     let prompt = words(1, 75);
     let mut params = produce(&p, &prompt).await;
     params.as_object_mut().unwrap().remove("remote_request_id");
@@ -158,9 +161,10 @@ async fn parameters_without_a_request_hang_and_kill_the_engine_when_the_client_l
 }
 
 #[tokio::test]
-async fn a_transfer_takes_the_links_time() {
-    let slow = Profile { link_bytes_per_second: 75.0 * 131_072.0 * 4.0, ..profile() };
-    let (p, d) = (Bench::new().await, Bench::with(SimOptions { profile: slow, ..options() }).await);
+async fn transfer_takes_the_links_time() {
+    let slow = EngineProfile { link_bytes_per_second: 75.0 * 131_072.0 * 4.0, ..profile() };
+    let (p, d) =
+        (SimWorkerFixture::new().await, SimWorkerFixture::with(SimOptions { profile: slow, ..options() }).await);
     let prompt = words(1, 75);
     let params = produce(&p, &prompt).await;
     let began = std::time::Instant::now();
@@ -170,16 +174,16 @@ async fn a_transfer_takes_the_links_time() {
 }
 
 #[tokio::test]
-async fn every_third_read_is_damaged_where_that_is_wanted_and_the_text_is_wrong_until_it_is_computed_again() {
+async fn corruption_fault_damages_every_third_read_until_recomputed() {
     let fault = "corrupt=3".parse().unwrap();
-    let p = Bench::with(SimOptions { transfer_fault: fault, ..options() }).await;
-    let d = Bench::new().await;
+    let p = SimWorkerFixture::with(SimOptions { transfer_fault: fault, ..options() }).await;
+    let d = SimWorkerFixture::new().await;
     let mut wrong = Vec::new();
     for n in 0..6 {
         let prompt = words(n + 1, 75);
         let params = produce(&p, &prompt).await;
         let answer = text(&d.ask("/v1/completions", consuming(&prompt, 12, params)).await);
-        let right = alone(&prompt, 12).await;
+        let right = answer_of_fresh_worker(&prompt, 12).await;
         wrong.push(answer != right);
         // What came damaged lies in the consumer's cache, and is wrong there for whoever reads it.
         let again = d.ask("/v1/completions", completion(&prompt, 12)).await;
@@ -192,11 +196,11 @@ async fn every_third_read_is_damaged_where_that_is_wanted_and_the_text_is_wrong_
 }
 
 #[tokio::test]
-async fn in_the_bidirectional_mode_the_next_turns_producer_pulls_what_the_consumer_has_computed() {
+async fn bidirectional_producer_pulls_the_consumers_kv_on_the_next_turn() {
     let both_ways = || {
         let mut options = options();
-        options.handing.dialect = crate::dialect::Spoken::Bidirectional;
-        Bench::with(options)
+        options.handing.dialect = crate::dialect::KvConnector::Bidirectional;
+        SimWorkerFixture::with(options)
     };
     let (p, d) = (both_ways().await, both_ways().await);
     let prompt = words(1, 75);
@@ -218,5 +222,5 @@ async fn in_the_bidirectional_mode_the_next_turns_producer_pulls_what_the_consum
     assert_eq!(p.metric(EXTERNAL).await, 82.0, "154 tokens without the 72 that it has");
     d.until("vllm:kv_cache_usage_perc", 0.0).await;
     let body = d.ask("/v1/completions", consuming(&next, 12, params)).await;
-    assert_eq!(text(&body), alone(&next, 12).await);
+    assert_eq!(text(&body), answer_of_fresh_worker(&next, 12).await);
 }

@@ -3,22 +3,22 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::sim::{ChatWords, CodecError, Framing, TextCodec};
+use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
 
 const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const FIRST_BYTE: u32 = 3;
 pub(super) const FIRST_WORD: u32 = 259;
 pub(super) const WORDS: u32 = 26 * 26;
 
-pub(super) struct Tiny;
+pub(super) struct TinyTokenizer;
 
-impl TextCodec for Tiny {
-    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+impl TextCodec for TinyTokenizer {
+    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
         let body: Value = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
         let (system, turns) = match words {
-            ChatWords::Chat => (None, &body["messages"]),
-            ChatWords::Messages => (body.get("system"), &body["messages"]),
-            ChatWords::Responses => (body.get("instructions"), &body["input"]),
+            ConversationApi::Chat => (None, &body["messages"]),
+            ConversationApi::Messages => (body.get("system"), &body["messages"]),
+            ConversationApi::Responses => (body.get("instructions"), &body["input"]),
         };
         let mut said: Vec<(String, String)> = Vec::new();
         if let Some(system) = system {
@@ -37,33 +37,33 @@ impl TextCodec for Tiny {
         } else if body["add_generation_prompt"] != false {
             text += "<|im_start|>assistant\n";
         }
-        self.encode(&text, Framing::Bare)
+        self.encode(&text, AddSpecialTokens::Bare)
     }
 
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Prompt {
+        enum PromptInput {
             Text(String),
             Ids(Vec<u32>),
-            Batch(Vec<Prompt>),
+            Batch(Vec<PromptInput>),
         }
         #[derive(Deserialize)]
-        struct Body {
-            prompt: Prompt,
+        struct PromptBody {
+            prompt: PromptInput,
         }
         let one = |prompt| match prompt {
-            Prompt::Text(text) => self.encode(&text, Framing::Framed),
-            Prompt::Ids(ids) => Ok(ids),
-            Prompt::Batch(_) => Err(CodecError("a batch in a batch".to_owned())),
+            PromptInput::Text(text) => self.encode(&text, AddSpecialTokens::Framed),
+            PromptInput::Ids(ids) => Ok(ids),
+            PromptInput::Batch(_) => Err(CodecError("a batch in a batch".to_owned())),
         };
-        match serde_json::from_slice::<Body>(body).map_err(|error| CodecError(error.to_string()))?.prompt {
-            Prompt::Batch(prompts) => prompts.into_iter().map(one).collect(),
+        match serde_json::from_slice::<PromptBody>(body).map_err(|error| CodecError(error.to_string()))?.prompt {
+            PromptInput::Batch(prompts) => prompts.into_iter().map(one).collect(),
             prompt => Ok(vec![one(prompt)?]),
         }
     }
 
-    fn encode(&self, text: &str, _: Framing) -> Result<Vec<u32>, CodecError> {
+    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
         let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
         while let Some(first) = rest.first() {
             let special = SPECIALS.iter().position(|special| rest.starts_with(special.as_bytes()));
@@ -120,10 +120,10 @@ fn text_of(content: &Value) -> Result<String, CodecError> {
 }
 
 #[test]
-fn what_is_decoded_is_encoded_back() {
+fn decode_then_encode_round_trips() {
     let text = "<|im_start|>user\nhé ab cd<|im_end|>\n ef";
-    let ids = Tiny.encode(text, Framing::Bare).unwrap();
-    assert_eq!(Tiny.decode(&ids), "user\nhé ab cd\n ef");
+    let ids = TinyTokenizer.encode(text, AddSpecialTokens::Bare).unwrap();
+    assert_eq!(TinyTokenizer.decode(&ids), "user\nhé ab cd\n ef");
     let words = super::words(3, 50);
-    assert_eq!(Tiny.encode(&Tiny.decode(&words), Framing::Bare).unwrap(), words);
+    assert_eq!(TinyTokenizer.encode(&TinyTokenizer.decode(&words), AddSpecialTokens::Bare).unwrap(), words);
 }

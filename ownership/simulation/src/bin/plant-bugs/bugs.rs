@@ -9,14 +9,14 @@ use serde::Deserialize;
 use crate::Result;
 
 /// The list, from the repository's root.
-pub(crate) const LIST: &str = "ownership/simulation/planted/bugs.toml";
+pub(crate) const BUGS_FILE: &str = "ownership/simulation/planted/bugs.toml";
 
 #[derive(Debug)]
-pub(crate) struct Bugs {
+pub(crate) struct BugList {
     /// Every change of every bug, in the order of the list.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Vec<SourceEdit>,
     /// What finds each bug, by the bug's name; none where no seed is known yet.
-    pub(crate) known: BTreeMap<String, Option<Finding>>,
+    pub(crate) findings: BTreeMap<String, Option<Finding>>,
 }
 
 /// A seed, and the check that fails there.
@@ -35,14 +35,14 @@ impl Finding {
 }
 
 #[derive(Deserialize)]
-struct List {
-    bug: Vec<Edit>,
+struct BugsFile {
+    bug: Vec<SourceEdit>,
 }
 
 /// One change of one file; a bug may need several, of which one says what it is and what finds it.
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Edit {
+pub(crate) struct SourceEdit {
     pub(crate) name: String,
     what: Option<String>,
     seed: Option<u64>,
@@ -52,10 +52,11 @@ pub(crate) struct Edit {
     pub(crate) replace: String,
 }
 
-pub(crate) fn read(text: &str) -> Result<Bugs> {
-    let List { bug: edits } = toml::from_str(text).map_err(|error| format!("{LIST} cannot be read: {error}"))?;
+pub(crate) fn read(text: &str) -> Result<BugList> {
+    let BugsFile { bug: edits } =
+        toml::from_str(text).map_err(|error| format!("{BUGS_FILE} cannot be read: {error}"))?;
     let mut known = BTreeMap::new();
-    for Edit { name, what, seed, check, .. } in &edits {
+    for SourceEdit { name, what, seed, check, .. } in &edits {
         let finding = match (what, *seed, check) {
             (None, None, None) => continue,
             (None, ..) => Err("`seed` and `check` stand at an edit without `what`; move them beside it in"),
@@ -63,16 +64,16 @@ pub(crate) fn read(text: &str) -> Result<Bugs> {
             (Some(_), Some(seed), Some(check)) => Ok(Some(Finding { seed, check: check.clone() })),
             (Some(_), ..) => Err("`seed` and `check` belong together; add the other one, or remove both, in"),
         };
-        let finding = finding.map_err(|why| format!("{name}: {why} {LIST}"))?;
+        let finding = finding.map_err(|why| format!("{name}: {why} {BUGS_FILE}"))?;
         if known.insert(name.clone(), finding).is_some() {
-            return Err(format!("{name}: two edits say what it is; leave `what` at one of them in {LIST}").into());
+            return Err(format!("{name}: two edits say what it is; leave `what` at one of them in {BUGS_FILE}").into());
         }
     }
     match edits.iter().find(|edit| !known.contains_key(&edit.name)) {
-        Some(Edit { name, .. }) => {
-            Err(format!("{name}: no edit says what it is; give one of them `what` in {LIST}").into())
+        Some(SourceEdit { name, .. }) => {
+            Err(format!("{name}: no edit says what it is; give one of them `what` in {BUGS_FILE}").into())
         }
-        None => Ok(Bugs { edits, known }),
+        None => Ok(BugList { edits, findings: known }),
     }
 }
 
@@ -84,31 +85,34 @@ mod tests {
         format!("[[bug]]\nname = \"{name}\"\n{says}\nfile = \"a.rs\"\nfind = \"a\"\nreplace = \"b\"\n")
     }
 
-    const WHOLE: &str = "what = \"w\"\nseed = 7\ncheck = \"nothing \\\"panics\\\"\"";
+    const COMPLETE_FIELDS: &str = "what = \"w\"\nseed = 7\ncheck = \"nothing \\\"panics\\\"\"";
 
     #[test]
-    fn a_bug_of_several_edits_has_the_seed_that_stands_at_what_it_is() {
-        let text = [edit("two", ""), edit("two", WHOLE), edit("new", "what = \"w\"")].concat();
+    fn a_bug_of_several_edits_takes_the_seed_of_the_edit_that_describes_it() {
+        let text = [edit("two", ""), edit("two", COMPLETE_FIELDS), edit("new", "what = \"w\"")].concat();
         let bugs = read(&text).unwrap();
         let finding = Finding { seed: 7, check: "nothing \"panics\"".into() };
         assert_eq!(bugs.edits.len(), 3);
-        assert_eq!(bugs.known, BTreeMap::from([("two".into(), Some(finding)), ("new".into(), None)]));
+        assert_eq!(bugs.findings, BTreeMap::from([("two".into(), Some(finding)), ("new".into(), None)]));
     }
 
     #[test]
-    fn the_lines_of_a_finding_read_back_as_the_same_finding() {
+    fn a_finding_round_trips_through_its_lines() {
         let finding = Finding { seed: 12, check: "a \"b\" <= c".into() };
         let bugs = read(&edit("one", &format!("what = \"w\"\n{}", finding.lines()))).unwrap();
-        assert_eq!(bugs.known["one"], Some(finding));
+        assert_eq!(bugs.findings["one"], Some(finding));
     }
 
     #[test]
-    fn an_incomplete_bug_is_refused_by_its_name() {
+    fn an_incomplete_bug_is_refused_by_name() {
         let error = |text: &str| read(text).unwrap_err().to_string();
         assert!(error(&edit("bare", "")).starts_with("bare: no edit says what it is"));
         assert!(error(&edit("half", "what = \"w\"\nseed = 1")).starts_with("half: `seed` and `check`"));
         assert!(error(&edit("lost", "seed = 1\ncheck = \"c\"")).starts_with("lost: `seed` and `check`"));
-        assert!(error(&[edit("twice", WHOLE), edit("twice", WHOLE)].concat()).starts_with("twice: two edits"));
-        assert!(error("[[bug]]\nname = 1").contains(LIST));
+        assert!(
+            error(&[edit("twice", COMPLETE_FIELDS), edit("twice", COMPLETE_FIELDS)].concat())
+                .starts_with("twice: two edits")
+        );
+        assert!(error("[[bug]]\nname = 1").contains(BUGS_FILE));
     }
 }

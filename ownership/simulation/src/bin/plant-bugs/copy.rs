@@ -7,20 +7,20 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
-use crate::bugs::{Bugs, Edit, LIST, read};
-use crate::{Result, at};
+use crate::bugs::{BUGS_FILE, BugList, SourceEdit, read};
+use crate::{Result, io_error_at};
 
 /// Crates whose sources are copied.
 const CRATES: [&str; 4] = ["ownership/vocabulary", "ownership/ledger", "ownership/consensus", "ownership/simulation"];
 
 /// Where the copied members lie in the copied workspace. Cargo names artifacts by the path below the workspace's root, and
 /// in another folder the copy's never take the place of the real ones in the target folder that they share.
-const FOLDER: &str = "copy";
+const COPY_DIR: &str = "copy";
 
 /// The binary of the copy.
 const BINARY: &str = "simulate-planted";
 
-const CHOOSER: &str = r#"
+const SELECTOR_SOURCE: &str = r#"
 /// Which planted bug is switched on.
 pub mod planted {
     use std::sync::OnceLock;
@@ -35,44 +35,44 @@ pub mod planted {
 "#;
 
 /// Files by their path from the root.
-type Files = BTreeMap<PathBuf, String>;
+type SourceFiles = BTreeMap<PathBuf, String>;
 
 /// Copies, edits and builds. Returns the binary, and the bugs that are in it.
-pub(crate) fn plant() -> Result<(PathBuf, Bugs)> {
+pub(crate) fn plant() -> Result<(PathBuf, BugList)> {
     let root = root()?;
     let copy = root.join("target/planted");
-    let (sources, bugs) = edited(&root)?;
+    let (sources, bugs) = sources_with_bugs(&root)?;
     let mut files = workspace(&root)?;
-    files.extend(sources.into_iter().map(|(path, text)| (Path::new(FOLDER).join(path), text)));
+    files.extend(sources.into_iter().map(|(path, text)| (Path::new(COPY_DIR).join(path), text)));
     write(&copy, &files)?;
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // The features of all members, as wherever the whole workspace is built: no dependency is built for the copy alone.
     build.args(["build", "--profile", "ci", "--offline", "--locked", "--workspace", "--bin", BINARY]);
     build.current_dir(&copy).env("CARGO_TARGET_DIR", root.join("target"));
-    if build.status().map_err(at(build.get_program()))?.success() {
+    if build.status().map_err(io_error_at(build.get_program()))?.success() {
         return Ok((root.join("target/ci").join(BINARY), bugs));
     }
     Err(format!(
-        "the edited copy does not build; correct `replace` in {LIST} of the bug that stands where the compiler points"
+        "the edited copy does not build; correct `replace` in {BUGS_FILE} of the bug that stands where the compiler points"
     )
     .into())
 }
 
 fn root() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    root.canonicalize().map_err(at(root))
+    root.canonicalize().map_err(io_error_at(root))
 }
 
 /// The sources with every bug in them, and the bugs.
-fn edited(root: &Path) -> Result<(Files, Bugs)> {
-    let bugs = read(&text_of(root, LIST)?)?;
+fn sources_with_bugs(root: &Path) -> Result<(SourceFiles, BugList)> {
+    let bugs = read(&read_source(root, BUGS_FILE)?)?;
     let mut files = sources(root)?;
     for edit in &bugs.edits {
         edit_file(&mut files, edit)?;
     }
     for (file, text) in &mut files {
         if file.ends_with("vocabulary/src/lib.rs") {
-            text.push_str(CHOOSER);
+            text.push_str(SELECTOR_SOURCE);
         }
         if file.ends_with("simulation/Cargo.toml") {
             *text = text.replace("simulate-quorum", BINARY);
@@ -82,63 +82,66 @@ fn edited(root: &Path) -> Result<(Files, Bugs)> {
 }
 
 /// The sources as they are shipped.
-fn sources(root: &Path) -> Result<Files> {
-    let mut files = Files::new();
+fn sources(root: &Path) -> Result<SourceFiles> {
+    let mut files = SourceFiles::new();
     for name in CRATES {
         read_all(root, Path::new(name), &mut files)?;
     }
     Ok(files)
 }
 
-fn text_of(root: &Path, file: impl AsRef<Path>) -> Result<String> {
+fn read_source(root: &Path, file: impl AsRef<Path>) -> Result<String> {
     let path = root.join(file);
-    fs::read_to_string(&path).map_err(at(path))
+    fs::read_to_string(&path).map_err(io_error_at(path))
 }
 
-fn read_all(root: &Path, folder: &Path, files: &mut Files) -> Result<()> {
-    let at = || at(root.join(folder));
+fn read_all(root: &Path, folder: &Path, files: &mut SourceFiles) -> Result<()> {
+    let at = || io_error_at(root.join(folder));
     for entry in fs::read_dir(root.join(folder)).map_err(at())? {
         let entry = entry.map_err(at())?;
         let path = folder.join(entry.file_name());
         if entry.file_type().map_err(at())?.is_dir() {
             read_all(root, &path, files)?;
         } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "toml") {
-            files.insert(path.clone(), text_of(root, &path)?);
+            files.insert(path.clone(), read_source(root, &path)?);
         }
     }
     Ok(())
 }
 
-fn edit_file(files: &mut Files, edit: &Edit) -> Result<()> {
-    let Edit { name, file, find, replace, .. } = edit;
+fn edit_file(files: &mut SourceFiles, edit: &SourceEdit) -> Result<()> {
+    let SourceEdit { name, file, find, replace, .. } = edit;
     let path = file.display();
-    let text = files.get_mut(file).ok_or_else(|| format!("{name}: there is no {path}; correct `file` in {LIST}"))?;
+    let text =
+        files.get_mut(file).ok_or_else(|| format!("{name}: there is no {path}; correct `file` in {BUGS_FILE}"))?;
     match text.matches(find.as_str()).count() {
         1 => *text = text.replacen(find, replace, 1),
         places => {
             let why = "change it so that it stands once, in";
-            return Err(format!("{name}: `find` stands {places} times in {path}; {why} {LIST}").into());
+            return Err(format!("{name}: `find` stands {places} times in {path}; {why} {BUGS_FILE}").into());
         }
     }
     Ok(())
 }
 
 /// The manifests of the whole workspace: its profiles, its lock file, and members that are empty where they are not copied.
-fn workspace(root: &Path) -> Result<Files> {
-    let text = text_of(root, "Cargo.toml")?;
-    let (manifest, members) = moved(&text)?;
-    let mut files = Files::from([("Cargo.toml".into(), manifest), ("Cargo.lock".into(), text_of(root, "Cargo.lock")?)]);
+fn workspace(root: &Path) -> Result<SourceFiles> {
+    let text = read_source(root, "Cargo.toml")?;
+    let (manifest, members) = relocate_members(&text)?;
+    let mut files =
+        SourceFiles::from([("Cargo.toml".into(), manifest), ("Cargo.lock".into(), read_source(root, "Cargo.lock")?)]);
     for member in members.iter().filter(|member| !CRATES.contains(&member.as_str())) {
         let file = Path::new(member).join("Cargo.toml");
-        let hollow = hollow(&text_of(root, &file)?).map_err(|error| format!("{}: {error}", file.display()))?;
-        files.insert(Path::new(FOLDER).join(file), hollow);
-        files.insert(Path::new(FOLDER).join(member).join("src/lib.rs"), String::new());
+        let hollow =
+            strip_targets(&read_source(root, &file)?).map_err(|error| format!("{}: {error}", file.display()))?;
+        files.insert(Path::new(COPY_DIR).join(file), hollow);
+        files.insert(Path::new(COPY_DIR).join(member).join("src/lib.rs"), String::new());
     }
     Ok(files)
 }
 
 /// The workspace's manifest with its members in the copy's folder, and the members as they were.
-fn moved(text: &str) -> Result<(String, Vec<String>)> {
+fn relocate_members(text: &str) -> Result<(String, Vec<String>)> {
     let mut table: Table = text.parse()?;
     let mut members = Vec::new();
     if let Some(Value::Table(workspace)) = table.get_mut("workspace") {
@@ -146,21 +149,21 @@ fn moved(text: &str) -> Result<(String, Vec<String>)> {
         let named = workspace.get_mut("members").and_then(Value::as_array_mut);
         for member in named.into_iter().flatten() {
             members.extend(member.as_str().map(str::to_owned));
-            *member = in_folder(member);
+            *member = relocated_path(member);
         }
         let dependencies = workspace.get_mut("dependencies").and_then(Value::as_table_mut);
         let paths = dependencies.into_iter().flatten().filter_map(|(_, dependency)| dependency.get_mut("path"));
-        paths.for_each(|path| *path = in_folder(path));
+        paths.for_each(|path| *path = relocated_path(path));
     }
     Ok((table.to_string(), members))
 }
 
-fn in_folder(path: &Value) -> Value {
-    format!("{FOLDER}/{}", path.as_str().unwrap_or_default()).into()
+fn relocated_path(path: &Value) -> Value {
+    format!("{COPY_DIR}/{}", path.as_str().unwrap_or_default()).into()
 }
 
 /// A member's manifest without its targets: what it depends on decides the features of all dependencies.
-fn hollow(text: &str) -> Result<String> {
+fn strip_targets(text: &str) -> Result<String> {
     let mut table: Table = text.parse()?;
     table.retain(|section, _| !["bin", "lib", "test", "bench", "example"].contains(&section));
     if let Some(Value::Table(package)) = table.get_mut("package") {
@@ -170,13 +173,13 @@ fn hollow(text: &str) -> Result<String> {
 }
 
 /// Writes what is different, so that nothing is built again for nothing, and removes what is not there any more.
-fn write(copy: &Path, files: &Files) -> Result<()> {
-    let mut there = Files::new();
-    if copy.join(FOLDER).exists() {
-        read_all(copy, Path::new(FOLDER), &mut there)?;
+fn write(copy: &Path, files: &SourceFiles) -> Result<()> {
+    let mut there = SourceFiles::new();
+    if copy.join(COPY_DIR).exists() {
+        read_all(copy, Path::new(COPY_DIR), &mut there)?;
     }
     for path in there.keys().filter(|path| !files.contains_key(*path)) {
-        fs::remove_file(copy.join(path)).map_err(at(path))?;
+        fs::remove_file(copy.join(path)).map_err(io_error_at(path))?;
     }
     for (path, text) in files {
         let path = copy.join(path);
@@ -184,7 +187,7 @@ fn write(copy: &Path, files: &Files) -> Result<()> {
             continue;
         }
         let folder = path.parent().unwrap_or(copy);
-        fs::create_dir_all(folder).and_then(|()| fs::write(&path, text)).map_err(at(&path))?;
+        fs::create_dir_all(folder).and_then(|()| fs::write(&path, text)).map_err(io_error_at(&path))?;
     }
     Ok(())
 }
@@ -194,19 +197,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bug_still_fits_into_the_sources_and_says_what_it_is() {
-        let (files, bugs) = edited(&root().unwrap()).unwrap();
+    fn every_bug_still_applies_to_the_sources_and_has_a_description() {
+        let (files, bugs) = sources_with_bugs(&root().unwrap()).unwrap();
         for edit in &bugs.edits {
             assert!(edit.replace.contains(&edit.name) || edit.replace.contains("pub fn"), "{} is never off", edit.name);
         }
-        assert_eq!(bugs.known.len(), 46);
-        assert!(bugs.known.values().all(Option::is_some), "{:?}", bugs.known);
+        assert_eq!(bugs.findings.len(), 46);
+        assert!(bugs.findings.values().all(Option::is_some), "{:?}", bugs.findings);
         assert!(files.values().any(|text| text.contains(concat!("planted::", "on("))));
         assert!(files[Path::new("ownership/simulation/Cargo.toml")].contains(&format!("name = \"{BINARY}\"")));
     }
 
     #[test]
-    fn the_sources_that_are_shipped_hold_none() {
+    fn shipped_sources_contain_no_planted_bug() {
         let files = sources(&root().unwrap()).unwrap();
         let planted = concat!("planted::", "on(");
         let here = |(path, text): &(&PathBuf, &String)| !path.ends_with("bugs.toml") && text.contains(planted);
@@ -215,11 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn the_copied_workspace_has_every_member_and_the_profiles_of_the_real_one() {
+    fn the_copied_workspace_has_every_member_and_profile() {
         let root = root().unwrap();
         let files = workspace(&root).unwrap();
         let table = |text: &str| text.parse::<Table>().unwrap();
-        let (real, copied) = (table(&text_of(&root, "Cargo.toml").unwrap()), table(&files[Path::new("Cargo.toml")]));
+        let (real, copied) =
+            (table(&read_source(&root, "Cargo.toml").unwrap()), table(&files[Path::new("Cargo.toml")]));
         assert_eq!(real["profile"], copied["profile"]);
         assert_eq!(copied["workspace"]["dependencies"]["ledger"]["path"].as_str(), Some("copy/ownership/ledger"));
         let members = copied["workspace"]["members"].as_array().unwrap();

@@ -16,11 +16,11 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use bugs::{Bugs, Finding, LIST};
-use trial::{Ended, advice, changed};
+use bugs::{BUGS_FILE, BugList, Finding};
+use trial::{TrialEnd, advice, deviation};
 
 /// Seeds of a hunt for a bug that its known seed no longer finds.
-const SHORT_HUNT: u64 = 50;
+const SHORT_HUNT_SEEDS: u64 = 50;
 
 /// Plants bugs, and replays the seeds that find them.
 #[derive(Parser)]
@@ -39,21 +39,21 @@ struct Options {
 }
 
 /// What keeps bugs from being planted, and what to do about it.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type PlantError = Box<dyn std::error::Error + Send + Sync>;
 
-type Result<T, E = Failure> = std::result::Result<T, E>;
+type Result<T, E = PlantError> = std::result::Result<T, E>;
 
 /// A failure to read or write a path, or to start it.
-fn at(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Failure {
+fn io_error_at(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> PlantError {
     let path = path.into();
     move |error| format!("{}: {error}", path.display()).into()
 }
 
 /// A bug, and the seed that is known to find it.
-type Known<'a> = (&'a str, Option<&'a Finding>);
+type KnownBug<'a> = (&'a str, Option<&'a Finding>);
 
 fn main() -> ExitCode {
-    match all_found(&Options::parse()) {
+    match replay_all(&Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -64,42 +64,42 @@ fn main() -> ExitCode {
 }
 
 /// True when every bug is found, and nothing is found where there is none.
-fn all_found(options: &Options) -> Result<bool> {
+fn replay_all(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let (binary, bugs) = copy::plant()?;
-    let wanted = wanted(options, &bugs)?;
+    let wanted = selected_bugs(options, &bugs)?;
     say(&format!("the copy is built, {:.1} s", started.elapsed().as_secs_f64()));
     let started = Instant::now();
     let control = trial::hunt(&binary, None, options.control)?;
     match &control {
-        Ended::Passed => {}
-        Ended::Found(Finding { seed, check }) => {
+        TrialEnd::Passed => {}
+        TrialEnd::Failed(Finding { seed, check }) => {
             say(&format!("without any bug: seed {seed}: {check}; `just simulate 1 --seed {seed}` tells all of it"));
         }
-        Ended::Crashed(why) => say(&format!("without any bug: the simulation ended: {why}")),
+        TrialEnd::Crashed(why) => say(&format!("without any bug: the simulation ended: {why}")),
     }
     let found = if options.hunt { hunt(options, &binary, &wanted)? } else { replay(&binary, &wanted)? };
     say(&format!(
         "{found} of {} planted bugs found; without any, {} of {} seeds; {:.1} s",
         wanted.len(),
-        if control == Ended::Passed { "all" } else { "not all" },
+        if control == TrialEnd::Passed { "all" } else { "not all" },
         options.control,
         started.elapsed().as_secs_f64()
     ));
-    Ok(found == wanted.len() && control == Ended::Passed)
+    Ok(found == wanted.len() && control == TrialEnd::Passed)
 }
 
-fn wanted<'a>(options: &Options, bugs: &'a Bugs) -> Result<Vec<Known<'a>>> {
-    if let Some(name) = options.bugs.iter().find(|name| !bugs.known.contains_key(*name)) {
-        return Err(format!("there is no bug named {name}; {LIST} names them all").into());
+fn selected_bugs<'a>(options: &Options, bugs: &'a BugList) -> Result<Vec<KnownBug<'a>>> {
+    if let Some(name) = options.bugs.iter().find(|name| !bugs.findings.contains_key(*name)) {
+        return Err(format!("there is no bug named {name}; {BUGS_FILE} names them all").into());
     }
-    let all = bugs.known.iter().map(|(name, finding)| (name.as_str(), finding.as_ref()));
+    let all = bugs.findings.iter().map(|(name, finding)| (name.as_str(), finding.as_ref()));
     Ok(all.filter(|(name, _)| options.bugs.is_empty() || options.bugs.iter().any(|wanted| wanted == name)).collect())
 }
 
 /// Replays the known seeds, as many at once as there are cores, and hunts for bugs whose seed has changed. Returns how
 /// many are found as they are known.
-fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
+fn replay(binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (next, (teller, told)) = (AtomicUsize::new(0), mpsc::channel());
     let changes: Vec<(&str, Option<String>)> = std::thread::scope(|scope| {
@@ -107,7 +107,7 @@ fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
             let (teller, next) = (teller.clone(), &next);
             scope.spawn(move || {
                 while let Some((name, finding)) = wanted.get(next.fetch_add(1, Relaxed)) {
-                    drop(teller.send(change(binary, name, *finding).map(|change| (*name, change))));
+                    drop(teller.send(replay_bug(binary, name, *finding).map(|change| (*name, change))));
                 }
             });
         }
@@ -115,17 +115,17 @@ fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
         told.into_iter().collect::<Result<_, _>>()
     })?;
     for (name, how) in changes.iter().filter_map(|(name, change)| Some((name, change.as_ref()?))) {
-        let hunted = trial::hunt(binary, Some(name), SHORT_HUNT)?;
-        say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT)));
+        let hunted = trial::hunt(binary, Some(name), SHORT_HUNT_SEEDS)?;
+        say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT_SEEDS)));
     }
     Ok(changes.iter().filter(|(_, change)| change.is_none()).count())
 }
 
 /// Replays a bug's known seed; how it has changed.
-fn change(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<String>> {
-    let Some(known) = known else { return Ok(Some(format!("{LIST} knows no seed that finds it"))) };
+fn replay_bug(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<String>> {
+    let Some(known) = known else { return Ok(Some(format!("{BUGS_FILE} knows no seed that finds it"))) };
     let started = Instant::now();
-    let change = changed(known, &trial::replay(binary, name, known.seed)?);
+    let change = deviation(known, &trial::replay(binary, name, known.seed)?);
     if change.is_none() {
         say_found(name, known, started);
     }
@@ -133,23 +133,23 @@ fn change(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<S
 }
 
 /// Runs seeds for each bug until one fails. Returns how many bugs are found.
-fn hunt(options: &Options, binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
+fn hunt(options: &Options, binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
     let mut found = 0;
     for (name, _) in wanted {
         let started = Instant::now();
         let hunted = trial::hunt(binary, Some(name), options.seeds)?;
         let seconds = started.elapsed().as_secs_f64();
         match &hunted {
-            Ended::Found(finding) => {
+            TrialEnd::Failed(finding) => {
                 found += 1;
                 say_found(name, finding, started);
             }
-            Ended::Passed => say(&format!(
+            TrialEnd::Passed => say(&format!(
                 "MISSED  {name:40} in {} seeds, {seconds:.1} s: add the check that would see it, or raise --seeds",
                 options.seeds
             )),
-            Ended::Crashed(why) => {
-                say(&format!("MISSED  {name:40} the simulation ended ({why}): correct its `replace` in {LIST}"));
+            TrialEnd::Crashed(why) => {
+                say(&format!("MISSED  {name:40} the simulation ended ({why}): correct its `replace` in {BUGS_FILE}"));
             }
         }
     }

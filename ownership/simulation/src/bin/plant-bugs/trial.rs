@@ -3,42 +3,42 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::bugs::{Finding, LIST};
-use crate::{Result, at};
+use crate::bugs::{BUGS_FILE, Finding};
+use crate::{Result, io_error_at};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Ended {
+pub(crate) enum TrialEnd {
     Passed,
-    Found(Finding),
+    Failed(Finding),
     /// The simulation itself ended, and says why if it can.
     Crashed(String),
 }
 
 /// Runs the first so many seeds until one fails, on all cores.
-pub(crate) fn hunt(binary: &Path, bug: Option<&str>, seeds: u64) -> Result<Ended> {
+pub(crate) fn hunt(binary: &Path, bug: Option<&str>, seeds: u64) -> Result<TrialEnd> {
     run(binary, bug, &["--until-failure", "--seeds", &seeds.to_string()])
 }
 
 /// Runs one seed on one core.
-pub(crate) fn replay(binary: &Path, bug: &str, seed: u64) -> Result<Ended> {
+pub(crate) fn replay(binary: &Path, bug: &str, seed: u64) -> Result<TrialEnd> {
     run(binary, Some(bug), &["--threads", "1", "--seeds", "1", "--from", &seed.to_string()])
 }
 
-fn run(binary: &Path, bug: Option<&str>, seeds: &[&str]) -> Result<Ended> {
+fn run(binary: &Path, bug: Option<&str>, seeds: &[&str]) -> Result<TrialEnd> {
     let mut command = Command::new(binary);
     command.args(seeds);
     command.env_remove("PLANTED_BUG").envs(bug.map(|name| ("PLANTED_BUG", name)));
-    let output = command.output().map_err(at(binary))?;
+    let output = command.output().map_err(io_error_at(binary))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(match (text.lines().find_map(finding), output.status.success()) {
-        (_, true) => Ended::Passed,
-        (Some(finding), false) => Ended::Found(finding),
-        (None, false) => Ended::Crashed(format!("{}: {}", output.status, last_line(&text, &output.stderr))),
+    Ok(match (text.lines().find_map(parse_finding), output.status.success()) {
+        (_, true) => TrialEnd::Passed,
+        (Some(finding), false) => TrialEnd::Failed(finding),
+        (None, false) => TrialEnd::Crashed(format!("{}: {}", output.status, last_line(&text, &output.stderr))),
     })
 }
 
 /// What a line says of a seed that failed.
-fn finding(line: &str) -> Option<Finding> {
+fn parse_finding(line: &str) -> Option<Finding> {
     let (seed, check) = line.strip_prefix("seed ")?.split_once(" FAILED: ")?;
     Some(Finding { seed: seed.parse().ok()?, check: check.to_owned() })
 }
@@ -49,24 +49,26 @@ fn last_line(stdout: &str, stderr: &[u8]) -> String {
 }
 
 /// How a seed ends otherwise than is known of it; none where it fails by the check that it is known for.
-pub(crate) fn changed(known: &Finding, ended: &Ended) -> Option<String> {
+pub(crate) fn deviation(known: &Finding, ended: &TrialEnd) -> Option<String> {
     let Finding { seed, check } = known;
     match ended {
-        Ended::Found(found) if found == known => None,
-        Ended::Found(found) => Some(format!("seed {seed} fails by \"{}\", no longer by \"{check}\"", found.check)),
-        Ended::Passed => Some(format!("seed {seed} passes; it failed by \"{check}\"")),
-        Ended::Crashed(why) => Some(format!("seed {seed} ends without a verdict ({why}); it failed by \"{check}\"")),
+        TrialEnd::Failed(found) if found == known => None,
+        TrialEnd::Failed(found) => Some(format!("seed {seed} fails by \"{}\", no longer by \"{check}\"", found.check)),
+        TrialEnd::Passed => Some(format!("seed {seed} passes; it failed by \"{check}\"")),
+        TrialEnd::Crashed(why) => Some(format!("seed {seed} ends without a verdict ({why}); it failed by \"{check}\"")),
     }
 }
 
 /// What to do about a bug whose seed has changed, once a hunt for it has ended.
-pub(crate) fn advice(bug: &str, hunted: &Ended, seeds: u64) -> String {
+pub(crate) fn advice(bug: &str, hunted: &TrialEnd, seeds: u64) -> String {
     match hunted {
-        Ended::Found(finding) => {
-            format!("if this check is about the bug, put this beside its `what` in {LIST}:\n{}", finding.lines())
+        TrialEnd::Failed(finding) => {
+            format!("if this check is about the bug, put this beside its `what` in {BUGS_FILE}:\n{}", finding.lines())
         }
-        Ended::Passed => format!("none of {seeds} seeds finds it; `just planted --hunt {bug}` tries more"),
-        Ended::Crashed(why) => format!("the hunt ended without a verdict ({why}); correct its `replace` in {LIST}"),
+        TrialEnd::Passed => format!("none of {seeds} seeds finds it; `just planted --hunt {bug}` tries more"),
+        TrialEnd::Crashed(why) => {
+            format!("the hunt ended without a verdict ({why}); correct its `replace` in {BUGS_FILE}")
+        }
     }
 }
 
@@ -79,26 +81,28 @@ mod tests {
     }
 
     #[test]
-    fn a_line_about_a_failed_seed_is_read_and_no_other() {
-        assert_eq!(finding("seed 7 FAILED: a view never goes back"), Some(known()));
-        assert_eq!(finding("seed 7: everything held"), None);
-        assert_eq!(finding("  node 1 went from 5 to 4"), None);
+    fn only_a_failed_seed_line_parses_as_a_finding() {
+        assert_eq!(parse_finding("seed 7 FAILED: a view never goes back"), Some(known()));
+        assert_eq!(parse_finding("seed 7: everything held"), None);
+        assert_eq!(parse_finding("  node 1 went from 5 to 4"), None);
     }
 
     #[test]
     fn only_the_known_check_at_the_known_seed_counts_as_found() {
-        assert_eq!(changed(&known(), &Ended::Found(known())), None);
-        let says = |ended| changed(&known(), &ended).unwrap();
-        let other = Ended::Found(Finding { check: "nothing panics".into(), ..known() });
+        assert_eq!(deviation(&known(), &TrialEnd::Failed(known())), None);
+        let says = |ended| deviation(&known(), &ended).unwrap();
+        let other = TrialEnd::Failed(Finding { check: "nothing panics".into(), ..known() });
         assert_eq!(says(other), "seed 7 fails by \"nothing panics\", no longer by \"a view never goes back\"");
-        assert_eq!(says(Ended::Passed), "seed 7 passes; it failed by \"a view never goes back\"");
-        assert!(says(Ended::Crashed("exit status: 1: no".into())).contains("without a verdict (exit status: 1: no)"));
+        assert_eq!(says(TrialEnd::Passed), "seed 7 passes; it failed by \"a view never goes back\"");
+        assert!(
+            says(TrialEnd::Crashed("exit status: 1: no".into())).contains("without a verdict (exit status: 1: no)")
+        );
     }
 
     #[test]
-    fn the_advice_after_a_hunt_is_what_to_write_or_to_run() {
-        assert!(advice("b", &Ended::Found(known()), 50).ends_with("seed = 7\ncheck = \"a view never goes back\""));
-        assert!(advice("b", &Ended::Passed, 50).ends_with("`just planted --hunt b` tries more"));
-        assert!(advice("b", &Ended::Crashed("signal".into()), 50).contains(LIST));
+    fn advice_after_a_hunt_names_what_to_write_or_run() {
+        assert!(advice("b", &TrialEnd::Failed(known()), 50).ends_with("seed = 7\ncheck = \"a view never goes back\""));
+        assert!(advice("b", &TrialEnd::Passed, 50).ends_with("`just planted --hunt b` tries more"));
+        assert!(advice("b", &TrialEnd::Crashed("signal".into()), 50).contains(BUGS_FILE));
     }
 }

@@ -1,24 +1,24 @@
 //! What the ledger calls paths of runs: a rolling hash over runs, an id for every block that ends.
 
-use engine_model::runs::{RunId, Runs};
-use vocabulary::{Chain, PrefixId, Seed, Tokens};
+use engine_model::runs::{RunId, RunTree};
+use vocabulary::{HashSeed, PrefixChain, PrefixId, Tokens};
 
-const SEED: Seed = Seed(0);
+const SEED: HashSeed = HashSeed(0);
 
 /// The ids of every run's blocks. A block belongs to the run in which it ends.
-pub(super) struct Chains {
+pub(super) struct RunPrefixIds {
     block: Tokens,
     ids: Vec<PrefixId>,
     /// Where a run's ids begin, and after the last run where they end.
-    from: Vec<usize>,
+    run_starts: Vec<usize>,
 }
 
-impl Chains {
+impl RunPrefixIds {
     pub(super) const ROOT: PrefixId = PrefixId(1);
 
     /// Of all runs, in blocks of `block` tokens.
-    pub(super) fn new(runs: &Runs, block: Tokens) -> Self {
-        let mut chains = Self { block, ids: Vec::new(), from: vec![0] };
+    pub(super) fn new(runs: &RunTree, block: Tokens) -> Self {
+        let mut chains = Self { block, ids: Vec::new(), run_starts: vec![0] };
         // The deepest id on the path to each run's end: runs come after those that they follow.
         let mut last: Vec<PrefixId> = Vec::with_capacity(runs.len());
         for run in (0..runs.len() as u32).map(RunId) {
@@ -30,17 +30,17 @@ impl Chains {
                 chains.ids.push(id);
             }
             last.push(id);
-            chains.from.push(chains.ids.len());
+            chains.run_starts.push(chains.ids.len());
         }
         chains
     }
 
     /// Of a prompt of so many tokens whose whole blocks are this path.
-    pub(super) fn of(&self, path: &[RunId], tokens: Tokens) -> Chain {
-        let own = |run: &RunId| &self.ids[self.from[run.0 as usize]..self.from[run.0 as usize + 1]];
+    pub(super) fn of(&self, path: &[RunId], tokens: Tokens) -> PrefixChain {
+        let own = |run: &RunId| &self.ids[self.run_starts[run.0 as usize]..self.run_starts[run.0 as usize + 1]];
         let mut ids = Vec::with_capacity(path.iter().map(|run| own(run).len()).sum());
         path.iter().for_each(|run| ids.extend_from_slice(own(run)));
-        Chain { root: Self::ROOT, block: self.block, ids, tokens }
+        PrefixChain { root: Self::ROOT, block: self.block, ids, tokens }
     }
 }
 
@@ -51,13 +51,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_share_ids_as_far_as_they_share_runs_and_no_further() {
-        let mut runs = Runs::default();
+    fn prompt_paths_share_ids_exactly_as_far_as_they_share_runs() {
+        let mut runs = RunTree::default();
         let first = runs.add(None, 100);
         let [left, right] = [60, 60].map(|tokens| runs.add(Some(first), tokens));
         let other = runs.add(None, 100);
-        let chains = Chains::new(&runs, Tokens(20));
-        let of = |path: &[RunId]| chains.of(path, runs.end(path) + Tokens(7));
+        let chains = RunPrefixIds::new(&runs, Tokens(20));
+        let of = |path: &[RunId]| chains.of(path, runs.end_depth(path) + Tokens(7));
         let [one, two] = [left, right].map(|end| of(&[first, end]));
         assert_eq!((one.blocks(), one.tokens, one.ids[..5].to_vec()), (Blocks(8), Tokens(167), two.ids[..5].to_vec()));
         assert_eq!(of(&[first]).ids, one.ids[..5]);
@@ -66,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn a_block_over_the_end_of_a_run_is_of_the_run_in_which_it_ends() {
-        let mut runs = Runs::default();
+    fn block_across_a_run_boundary_belongs_to_the_run_it_ends_in() {
+        let mut runs = RunTree::default();
         let first = runs.add(None, 30);
         let tiny = runs.add(Some(first), 5);
         let [left, right] = [25, 25].map(|tokens| runs.add(Some(tiny), tokens));
-        let chains = Chains::new(&runs, Tokens(20));
-        let of = |path: &[RunId]| chains.of(path, runs.end(path)).ids;
+        let chains = RunPrefixIds::new(&runs, Tokens(20));
+        let of = |path: &[RunId]| chains.of(path, runs.end_depth(path)).ids;
         let (one, two) = (of(&[first, tiny, left]), of(&[first, tiny, right]));
         assert_eq!((one.len(), of(&[first, tiny]).len(), of(&[first]).len()), (3, 1, 1));
         assert_eq!(one[0], two[0]);

@@ -5,18 +5,18 @@
 
 use engine_model::runs::RunId;
 use ledger::{
-    Command, Custody, Entry, KvFormat, KvKinds, KvShape, LEVEL, Ledger, MAX_CLOCK_STEP, Origin, Outcome, Place, Point,
-    Query, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit, StepOutcome, Submission, WorkerKind,
-    WorkerSpec,
+    Command, KvFormat, KvKinds, KvOrigin, KvShape, LEVEL, Ledger, LedgerEntry, LocateQuery, MAX_CLOCK_STEP, Outcome,
+    OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit,
+    StepOutcome, Submission, WorkerKind, WorkerSpec,
 };
-use planner::{Claim, Handoff, HeadRelation, Plan, SessionView};
+use planner::{Handoff, HeadRelation, OwnershipClaim, Plan, SessionView};
 use vocabulary::{
-    Blocks, Bytes, Chain, ClientId, ClientSerial, LedgerTime, Micros, ModelId, NodeId, Owner, PrefixId, SessionId,
-    TenantId, Tokens,
+    Blocks, Bytes, ClientId, ClientSerial, LedgerTime, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId,
+    SessionId, TenantId, Tokens,
 };
 
-use super::chains::Chains;
-use super::{Fleet, MODEL, owner, view};
+use super::chains::RunPrefixIds;
+use super::{FleetView, MODEL, owner, view};
 
 /// This router, and its boot.
 const ROUTER: NodeId = NodeId(1);
@@ -29,32 +29,32 @@ const INTENT_TTL: Micros = Micros(120_000_000);
 const REPLICA_TTL: Micros = Micros(600_000_000);
 /// Entries that make a gap in the traffic pass. After a day the ledger has forgotten what is idle: the rest of a longer
 /// gap would change nothing.
-const MOST_TICKS: u32 = 90_000;
+const MAX_TICKS: u32 = 90_000;
 
 /// The ledger, and what this router calls things in it.
-pub(super) struct Quorum {
+pub(super) struct VirtualLedger {
     ledger: Ledger,
-    sent: u64,
+    last_serial: u64,
     /// Time that passed for the traffic and not for the ledger.
-    skipped: Micros,
-    chains: Chains,
-    origin: Origin,
+    clock_lag: Micros,
+    chains: RunPrefixIds,
+    origin: KvOrigin,
     scope: Scope,
 }
 
 /// A prompt to be located.
-pub(super) struct Asked<'a> {
+pub(super) struct PromptQuery<'a> {
     /// The session, where the client says which.
-    pub(super) named: Option<SessionId>,
+    pub(super) client_session: Option<SessionId>,
     /// The name of a session that is new.
-    pub(super) fresh: SessionId,
+    pub(super) new_session: SessionId,
     /// The whole blocks of the prompt.
     pub(super) path: &'a [RunId],
     pub(super) prompt: Tokens,
 }
 
 /// What the ledger says of a prompt.
-pub(super) struct Located {
+pub(super) struct PromptMatch {
     pub(super) session: SessionView,
     pub(super) relation: HeadRelation,
     /// Blocks that the prompt shares with the session's head.
@@ -66,20 +66,21 @@ pub(super) struct Located {
     parent: Option<SessionId>,
     /// The head that the step extends.
     base: PrefixId,
-    rewrites: Option<PrefixId>,
-    chain: Chain,
+    replaces: Option<PrefixId>,
+    chain: PrefixChain,
 }
 
-impl Quorum {
+impl VirtualLedger {
     /// A ledger that knows the fleet and nothing else.
-    pub(super) fn new(fleet: &Fleet<'_>) -> Self {
+    pub(super) fn new(fleet: &FleetView<'_>) -> Self {
         let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
         let shape = KvShape { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
-        let chains = Chains::new(fleet.runs, fleet.block);
-        let origin = Origin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: Chains::ROOT, shape };
+        let chains = RunPrefixIds::new(fleet.runs, fleet.block);
+        let origin =
+            KvOrigin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: RunPrefixIds::ROOT, shape };
         let (scope, ledger) = (origin.scope(), Ledger::default());
-        let mut quorum = Self { ledger, sent: 0, skipped: Micros::ZERO, chains, origin, scope };
-        quorum.pass(super::micros(fleet.now.0));
+        let mut quorum = Self { ledger, last_serial: 0, clock_lag: Micros::ZERO, chains, origin, scope };
+        quorum.advance_clock(super::micros(fleet.now.0));
         quorum.send(Command::OpenClient(ROUTER));
         quorum.send(Command::RaiseLevel(LEVEL));
         fleet.all().for_each(|worker| _ = quorum.send(register(worker, fleet)));
@@ -91,21 +92,26 @@ impl Quorum {
     }
 
     /// What is known of a prompt at this moment.
-    pub(super) fn locate(&mut self, asked: &Asked<'_>, now: Micros) -> Located {
-        self.pass(now);
+    pub(super) fn locate(&mut self, asked: &PromptQuery<'_>, now: Micros) -> PromptMatch {
+        self.advance_clock(now);
         let chain = self.chains.of(asked.path, asked.prompt);
-        let query = Query { scope: self.scope, session: asked.named, chain: &chain, preamble: Blocks::ZERO };
+        let query = LocateQuery {
+            scope: self.scope,
+            session: asked.client_session,
+            chain: &chain,
+            shared_prefix: Blocks::ZERO,
+        };
         let found = self.ledger.locate(query);
-        let whose = found.whose(asked.named, asked.fresh);
+        let whose = found.resolve_session(asked.client_session, asked.new_session);
         let record = self.ledger.session(whose.session);
         let owner = record.as_ref().and_then(|session| self.ledger.session_owner(session));
         let shared = whose.head.map_or(Blocks::ZERO, |(_, shared)| shared);
         let on_head = whose.head.filter(|(head, shared)| head.blocks == *shared);
-        Located {
+        PromptMatch {
             session: SessionView {
                 owner,
                 epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
-                sealed: found.known(),
+                sealed: found.known_blocks(),
                 replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
                 ..SessionView::new(whose.session)
             },
@@ -114,16 +120,16 @@ impl Quorum {
                 .map_or(HeadRelation::Unknown, |(head, shared)| HeadRelation::of(chain.blocks(), head.blocks, shared)),
             shared,
             idle: record.map(|session| Micros(self.ledger.now().0 - session.touched.0)),
-            is_named: asked.named.is_some(),
+            is_named: asked.client_session.is_some(),
             parent: whose.parent,
             base: on_head.map_or(chain.root, |(head, _)| head.id),
-            rewrites: whose.rewrites,
+            replaces: whose.replaced_head,
             chain,
         }
     }
 
     /// Says that a step is on its way.
-    pub(super) fn announce(&mut self, step: &Located, server: Owner) {
+    pub(super) fn announce(&mut self, step: &PromptMatch, server: Owner) {
         // Another router can meet this session only by its name or by its head.
         if step.is_named || step.idle.is_some() {
             self.intend(step, Some((server, INTENT_TTL)));
@@ -131,16 +137,17 @@ impl Quorum {
     }
 
     /// Seals what a step has computed, moves its session's head, and settles who owns it.
-    pub(super) fn commit(&mut self, step: &Located, plan: &Plan, now: Micros) {
-        self.pass(now);
-        let server = Owner { rank: plan.decode.rank, ..owner(super::place_of(plan.decode.worker)) };
-        let known = self.ledger.deepest(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.at.blocks);
-        let custody = custody(&plan.claim);
+    pub(super) fn commit(&mut self, step: &PromptMatch, plan: &Plan, now: Micros) {
+        self.advance_clock(now);
+        let server = Owner { rank: plan.decode.rank, ..owner(super::worker_index(plan.decode.worker)) };
+        let known =
+            self.ledger.deepest_boundary(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
+        let custody = ownership_transition(&plan.claim);
         let Some(command) = self.command(step, (server, custody), known) else {
             return self.intend(step, None);
         };
         let outcome = self.send(command);
-        if StepOutcome::of(&outcome).must_restart
+        if StepOutcome::of(&outcome).restart_from_root
             && let Some(command) = self.command(step, (server, custody), Blocks::ZERO)
         {
             self.send(command);
@@ -149,12 +156,19 @@ impl Quorum {
         if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
             self.intend(step, None);
         }
-        if let (Some(Handoff::Replicate { blocks, .. }), Claim::Borrow | Claim::Open) = (&plan.handoff, &plan.claim) {
-            self.note_copy(step, (server, *blocks));
+        if let (Some(Handoff::Replicate { blocks, .. }), OwnershipClaim::Borrow | OwnershipClaim::Open) =
+            (&plan.handoff, &plan.claim)
+        {
+            self.record_replica(step, (server, *blocks));
         }
     }
 
-    fn command(&self, step: &Located, (owner, custody): (Owner, Custody), base: Blocks) -> Option<Command> {
+    fn command(
+        &self,
+        step: &PromptMatch,
+        (owner, custody): (Owner, OwnershipTransition),
+        base: Blocks,
+    ) -> Option<Command> {
         Command::commit_step(StepCommit {
             session: step.session.id,
             tenant: &self.origin.tenant,
@@ -163,61 +177,61 @@ impl Quorum {
             chain: &step.chain,
             sealed: step.chain.blocks(),
             base,
-            replaces: step.rewrites,
+            replaced_head: step.replaces,
             owner,
-            custody,
+            ownership: custody,
             shape: self.origin.shape,
             router: ROUTER,
         })
     }
 
-    fn intend(&mut self, step: &Located, to: Option<(Owner, Micros)>) {
+    fn intend(&mut self, step: &PromptMatch, to: Option<(Owner, Micros)>) {
         self.send(Command::Intent(SetIntent { session: step.session.id, base: step.base, router: ROUTER, step: to }));
     }
 
     /// The server keeps a read-only copy of what was fetched.
-    fn note_copy(&mut self, step: &Located, (holder, blocks): (Owner, Blocks)) {
-        let point = Point::on(&step.chain, blocks.min(step.session.sealed));
+    fn record_replica(&mut self, step: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
+        let point = PrefixPoint::on_chain(&step.chain, blocks.min(step.session.sealed));
         let Some(point) = point.filter(|point| point.blocks > Blocks::ZERO) else { return };
-        let place = Place { scope: self.scope, point, extent: None };
+        let place = PrefixRef { scope: self.scope, point, extent: None };
         self.send(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
     }
 
     fn send(&mut self, command: Command) -> Outcome {
-        self.sent += 1;
-        let submission = Submission { client: BOOT, serial: ClientSerial(self.sent), command };
+        self.last_serial += 1;
+        let submission = Submission { client: BOOT, serial: ClientSerial(self.last_serial), command };
         let mut outcomes = self.enter(vec![submission]);
         outcomes.pop().expect("one command has one outcome")
     }
 
     fn enter(&mut self, submissions: Vec<Submission>) -> Vec<Outcome> {
-        let entry = Entry { time: self.ledger.now(), submissions };
+        let entry = LedgerEntry { time: self.ledger.now(), submissions };
         self.ledger.apply(self.ledger.applied() + 1, &entry)
     }
 
     /// The ledger's clock goes on, a second an entry.
-    fn pass(&mut self, now: Micros) {
-        let until = LedgerTime((now - self.skipped).0);
+    fn advance_clock(&mut self, now: Micros) {
+        let until = LedgerTime((now - self.clock_lag).0);
         let mut ticks = 0;
-        while self.ledger.now() < until && ticks < MOST_TICKS {
+        while self.ledger.now() < until && ticks < MAX_TICKS {
             let time = until.min(self.ledger.now().after(MAX_CLOCK_STEP));
-            self.ledger.apply(self.ledger.applied() + 1, &Entry { time, submissions: Vec::new() });
+            self.ledger.apply(self.ledger.applied() + 1, &LedgerEntry { time, submissions: Vec::new() });
             ticks += 1;
         }
-        self.skipped = Micros(now.0 - self.ledger.now().0);
+        self.clock_lag = Micros(now.0 - self.ledger.now().0);
     }
 }
 
 /// What becomes of the session's ownership, in the ledger's words.
-fn custody(claim: &Claim) -> Custody {
+fn ownership_transition(claim: &OwnershipClaim) -> OwnershipTransition {
     match claim {
-        Claim::Keep | Claim::Open => Custody::Claims,
-        Claim::Borrow => Custody::Stays,
-        Claim::Move { epoch, .. } => Custody::Moves { seen: *epoch },
+        OwnershipClaim::Keep | OwnershipClaim::Open => OwnershipTransition::Claim,
+        OwnershipClaim::Borrow => OwnershipTransition::Unchanged,
+        OwnershipClaim::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
     }
 }
 
-fn register(worker: usize, fleet: &Fleet<'_>) -> Command {
+fn register(worker: usize, fleet: &FleetView<'_>) -> Command {
     let (view, life) = (view(worker, fleet), owner(worker));
     let models: Vec<ModelId> = view.models.iter().cloned().collect();
     let spec = WorkerSpec {

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use super::html::escaped;
 use super::policies::class;
-use super::scale::{Scale, number};
+use super::scale::{AxisScale, number};
 
 const WIDTH: f64 = 640.0;
 const LEFT: f64 = 158.0;
 const RIGHT: f64 = 58.0;
-const ROW: f64 = 21.0;
-const THICK: f64 = 15.0;
+const ROW_HEIGHT: f64 = 21.0;
+const BAR_HEIGHT: f64 = 15.0;
 
 pub(super) struct Bar {
     /// Of a policy, or of a way to manage the cache.
@@ -20,23 +20,23 @@ pub(super) struct Bar {
     pub(super) parts: Vec<f64>,
 }
 
-pub(super) struct Bars<'a> {
+pub(super) struct BarChart<'a> {
     /// What the drawing shows, for those who do not see it.
     pub(super) title: String,
     /// The parts' names; one without a name where a bar is all of one.
     pub(super) parts: &'a [&'a str],
     /// The unit behind the values.
     pub(super) unit: &'a str,
-    pub(super) scale: Scale,
+    pub(super) scale: AxisScale,
 }
 
-impl Bars<'_> {
+impl BarChart<'_> {
     pub(super) fn plot(&self, bars: &[Bar]) -> String {
-        let height = ROW * bars.len() as f64 + 24.0;
+        let height = ROW_HEIGHT * bars.len() as f64 + 24.0;
         let title = escaped(&self.title);
         let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">");
-        for mark in self.scale.marks() {
-            let (at, low) = (across(self.scale.place(mark)), height - 20.0);
+        for mark in self.scale.ticks() {
+            let (at, low) = (x_position(self.scale.position(mark)), height - 20.0);
             let said = number(mark);
             let _ = write!(svg, "<line class=\"grid-line\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"0\" y2=\"{low}\"/>");
             let _ = write!(
@@ -46,18 +46,18 @@ impl Bars<'_> {
             );
         }
         for (row, bar) in bars.iter().enumerate() {
-            self.draw(&mut svg, row as f64 * ROW, bar);
+            self.draw(&mut svg, row as f64 * ROW_HEIGHT, bar);
         }
         svg + "</svg>"
     }
 
     fn draw(&self, svg: &mut String, top: f64, bar: &Bar) {
         let who = &*bar.name;
-        let line = top + THICK - 1.0;
+        let line = top + BAR_HEIGHT - 1.0;
         let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{who}</text>", LEFT - 8.0);
         let mut sum = 0.0;
         for (number_of_part, (part, name)) in bar.parts.iter().zip(self.parts).enumerate() {
-            let (from, to) = (across(self.scale.place(sum)), across(self.scale.place(sum + part)));
+            let (from, to) = (x_position(self.scale.position(sum)), x_position(self.scale.position(sum + part)));
             sum += part;
             let look = if self.parts.len() == 1 {
                 format!("bar {}", class(who))
@@ -65,11 +65,11 @@ impl Bars<'_> {
                 format!("part k{}", number_of_part % 8)
             };
             let place =
-                format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{THICK}\"", (to - from).max(0.0));
+                format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\"", (to - from).max(0.0));
             let said = format!("{who}: {name} {}{}", number(*part), self.unit);
             let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&said));
         }
-        let at = across(self.scale.place(sum)) + 5.0;
+        let at = x_position(self.scale.position(sum)) + 5.0;
         let said = if bar.parts.is_empty() { "-".to_owned() } else { format!("{}{}", number(sum), self.unit) };
         let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{}</text>", escaped(&said));
     }
@@ -84,6 +84,6 @@ impl Bars<'_> {
     }
 }
 
-fn across(place: f64) -> f64 {
+fn x_position(place: f64) -> f64 {
     LEFT + place * (WIDTH - LEFT - RIGHT)
 }

@@ -1,9 +1,9 @@
 //! Ways of keeping slower tiers beside each other.
 
-use super::bars::{Bar, Bars};
+use super::bars::{Bar, BarChart};
 use super::html::{escaped, figure};
-use super::scale::Scale;
-use crate::report::{Cell, Report, cache_table};
+use super::scale::AxisScale;
+use crate::report::{PolicySummary, SimulationReport, cache_table};
 
 /// What is plotted of each: its title, and the figures that are its parts with their names.
 const PLOTS: [(&str, &[(&str, &str)]); 3] = [
@@ -13,7 +13,7 @@ const PLOTS: [(&str, &[(&str, &str)]); 3] = [
 ];
 
 /// Every way that was asked for: the figures of each policy at each load, then the table.
-pub(super) fn caches(report: &Report) -> String {
+pub(super) fn caches(report: &SimulationReport) -> String {
     if report.caches.is_empty() {
         return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();
     }
@@ -21,23 +21,23 @@ pub(super) fn caches(report: &Report) -> String {
     plots + &super::table("Cache management", &cache_table(&report.caches))
 }
 
-fn plot(report: &Report, said: &str, parts: &[(&str, &str)]) -> String {
-    let values = |cell: &Cell| -> Vec<f64> {
+fn plot(report: &SimulationReport, said: &str, parts: &[(&str, &str)]) -> String {
+    let values = |cell: &PolicySummary| -> Vec<f64> {
         let all: Option<Vec<f64>> = parts.iter().map(|(name, _)| cell.mean(name).map(|mean| mean.mean)).collect();
         all.unwrap_or_default()
     };
     let names: Vec<&str> = parts.iter().map(|(_, name)| *name).collect();
-    let bars = Bars {
+    let bars = BarChart {
         title: format!("{said} by cache management; the table below has the values"),
         parts: &names,
         unit: " s",
-        scale: Scale::from_zero(report.caches.iter().map(|cell| values(cell).iter().sum())),
+        scale: AxisScale::from_zero(report.caches.iter().map(|cell| values(cell).iter().sum())),
     };
     let legend = super::sections::legend_of(&bars);
     let mut html = format!("<h3>{}</h3>{legend}<div class=\"grid\">", escaped(said));
     for (policy, load) in report.cells.iter().map(|cell| (cell.policy, cell.load)) {
         let here = report.caches.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());
-        let name = |cell: &Cell| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
+        let name = |cell: &PolicySummary| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
         let rows: Vec<Bar> = here.map(|cell| Bar { name: name(cell), parts: values(cell) }).collect();
         html += &figure(&format!("{policy} at {load} {}", report.subject.load_is), &bars.plot(&rows));
     }

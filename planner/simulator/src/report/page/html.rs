@@ -43,7 +43,7 @@ fn worded(cell: &str) -> String {
 }
 
 /// A table that is unfolded when it is wanted.
-pub(super) fn folded(name: &str, rows: &[Vec<String>]) -> String {
+pub(super) fn collapsible_table(name: &str, rows: &[Vec<String>]) -> String {
     format!("<details><summary>Table: {}</summary>{}</details>", escaped(name), table(name, rows))
 }
 

@@ -12,20 +12,20 @@ mod sections;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{Report, verdict_table};
+use super::{SimulationReport, verdict_table};
 use html::{escaped, table};
 
 const STYLE: &str = include_str!("style.css");
 /// The page may use nothing but its own style.
-const ALLOWED: &str = "default-src 'none'; style-src 'unsafe-inline'";
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// The page.
-pub fn page(report: &Report) -> String {
+pub fn page(report: &SimulationReport) -> String {
     let policies = report.policies();
     let title = format!("OwnerServe simulation of {}", escaped(&report.subject.trace));
     let mut html = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
-         content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"Content-Security-Policy\" content=\"{ALLOWED}\">\
+         content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"Content-Security-Policy\" content=\"{CONTENT_SECURITY_POLICY}\">\
          <title>{title}</title><style>{STYLE}{}</style></head><body>",
         policies::rules(&policies)
     );
@@ -35,7 +35,7 @@ pub fn page(report: &Report) -> String {
         let items: String = report.notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
         let _ = write!(html, "<ul class=\"notes\" aria-label=\"Notes\">{items}</ul>");
     }
-    html += &policies::boxes(&policies);
+    html += &policies::policy_checkboxes(&policies);
     for (id, name, section) in SECTIONS {
         let _ = write!(html, "<section id=\"{id}\"><h2>{name}</h2>{}</section>", section(report));
     }
@@ -43,7 +43,7 @@ pub fn page(report: &Report) -> String {
 }
 
 /// A section: its anchor, its name, and what it shows.
-type Section = (&'static str, &'static str, fn(&Report) -> String);
+type Section = (&'static str, &'static str, fn(&SimulationReport) -> String);
 
 /// All of them, from the top.
 const SECTIONS: [Section; 12] = [
@@ -53,9 +53,9 @@ const SECTIONS: [Section; 12] = [
     ("memory", "Copies and bytes moved", sections::memory),
     ("caches", "Cache management", caches::caches),
     ("actions", "Action mix", sections::actions),
-    ("time", "Where the time went", sections::time),
+    ("time", "Where the time went", sections::step_time),
     ("ablations", "What each part is worth", sections::ablations),
-    ("foretold", "First tokens as foretold", sections::foretold),
+    ("foretold", "First tokens as foretold", sections::predictions),
     ("planning", "Planning overhead", sections::planning),
     ("figures", "Every figure", sections::figures),
     ("definitions", "Definitions", sections::definitions),
@@ -66,7 +66,7 @@ fn contents() -> String {
     format!("<nav aria-label=\"Sections\">{links}</nav>")
 }
 
-fn subject(report: &Report) -> String {
+fn subject(report: &SimulationReport) -> String {
     let subject = &report.subject;
     let seeds: BTreeSet<u64> = report.runs.iter().map(|run| run.traffic.seed).collect();
     format!(
@@ -89,7 +89,7 @@ fn subject(report: &Report) -> String {
 }
 
 /// The verdicts; the notes say why there are none.
-fn verdicts(report: &Report) -> String {
+fn verdicts(report: &SimulationReport) -> String {
     if report.verdicts.is_empty() {
         return "<p>No verdict.</p>".to_owned();
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::policies::{PolicyKind, every};
+use crate::policies::{PolicyKind, all_policies};
 
 const COLOURS: usize = 7;
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
@@ -11,7 +11,7 @@ const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 pub(super) fn class(policy: &str) -> String {
     match policy.parse::<PolicyKind>() {
         Ok(PolicyKind::OwnerServe) => format!("own s-{policy}"),
-        Ok(PolicyKind::Pooled | PolicyKind::Oracle) => format!("bound s-{policy}"),
+        Ok(PolicyKind::PooledMemory | PolicyKind::Oracle) => format!("bound s-{policy}"),
         _ => format!("s-{policy}"),
     }
 }
@@ -20,7 +20,7 @@ pub(super) fn class(policy: &str) -> String {
 pub(super) fn rules(policies: &[&str]) -> String {
     let mut css = String::new();
     for policy in policies {
-        let (colour, dash, width) = look(policy);
+        let (colour, dash, width) = line_style(policy);
         let of = format!(".s-{policy}");
         let _ = write!(
             css,
@@ -31,19 +31,19 @@ pub(super) fn rules(policies: &[&str]) -> String {
     css
 }
 
-fn look(policy: &str) -> (String, &'static str, f64) {
-    let place = every().position(|kind| kind.as_str() == policy);
+fn line_style(policy: &str) -> (String, &'static str, f64) {
+    let place = all_policies().position(|kind| kind.as_str() == policy);
     let place = place.unwrap_or_default();
     match policy.parse::<PolicyKind>() {
         Ok(PolicyKind::OwnerServe) => ("var(--own)".into(), "none", 3.0),
-        Ok(PolicyKind::Pooled) => ("var(--bound)".into(), "7 4", 1.5),
+        Ok(PolicyKind::PooledMemory) => ("var(--bound)".into(), "7 4", 1.5),
         Ok(PolicyKind::Oracle) => ("var(--bound)".into(), "2 3", 1.5),
         _ => (format!("var(--c{})", place % COLOURS), DASHES[place / COLOURS % DASHES.len()], 1.75),
     }
 }
 
 /// A box for each policy, with its line: what plots of lines show, and their legend.
-pub(super) fn boxes(policies: &[&str]) -> String {
+pub(super) fn policy_checkboxes(policies: &[&str]) -> String {
     let mut html = "<fieldset><legend>Policies shown in plots of lines</legend><div class=\"legend\">".to_owned();
     for policy in policies {
         let id = format!("show-{policy}");

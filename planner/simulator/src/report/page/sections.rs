@@ -3,23 +3,23 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::bars::{Bar, Bars};
-use super::html::{escaped, figure, folded};
-use super::lines::{Axis, Line, Marked, Point, plot};
+use super::bars::{Bar, BarChart};
+use super::html::{collapsible_table, escaped, figure};
+use super::lines::{Axis, PlotLine, PlotPoint, PointMarkers, plot};
 use super::policies::legend;
-use super::scale::{Scale, Steps};
+use super::scale::{AxisScale, ScaleKind};
 use crate::report::cells::with_confidence;
-use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
+use crate::report::{Metric, PolicySummary, PredictionQuality, SimulationReport, StepBreakdown, ablation_table};
 
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
-const SWEEP: [(&str, &str, Steps); 4] = [
-    ("step_mean_s", "step time, mean (s)", Steps::Logarithmic),
-    ("ttft_p95_s", "time to first token, p95 (s)", Steps::Logarithmic),
-    ("session_mean_s", "session time, mean (s)", Steps::Logarithmic),
-    ("sessions_per_gpu_hour", "sessions finished per GPU-hour", Steps::Even),
+const SWEEP: [(&str, &str, ScaleKind); 4] = [
+    ("step_mean_s", "step time, mean (s)", ScaleKind::Logarithmic),
+    ("ttft_p95_s", "time to first token, p95 (s)", ScaleKind::Logarithmic),
+    ("session_mean_s", "session time, mean (s)", ScaleKind::Logarithmic),
+    ("sessions_per_gpu_hour", "sessions finished per GPU-hour", ScaleKind::Linear),
 ];
 
-pub(super) fn sweep(report: &Report) -> String {
+pub(super) fn sweep(report: &SimulationReport) -> String {
     let mut html = String::new();
     if report.loads().len() < 2 {
         html += "<p>One load only: <code>--load 8,16,24,32</code> shows where each policy saturates.</p>";
@@ -30,37 +30,37 @@ pub(super) fn sweep(report: &Report) -> String {
     }
     html += &format!("</div>{}", legend(&report.policies()));
     let names: Vec<&str> = SWEEP.iter().map(|(name, ..)| *name).collect();
-    html + &folded("load sweep", &with_confidence(&report.cells, &names))
+    html + &collapsible_table("load sweep", &with_confidence(&report.cells, &names))
 }
 
-fn over_load(report: &Report, (name, said): (&str, &str), steps: Steps) -> String {
+fn over_load(report: &SimulationReport, (name, said): (&str, &str), steps: ScaleKind) -> String {
     let line = |policy: &&'static str| {
         let cells = report.cells.iter().filter(|cell| cell.policy == *policy);
-        let mut points: Vec<Point> = cells
+        let mut points: Vec<PlotPoint> = cells
             .filter_map(|cell| cell.mean(name).map(|mean| (cell.load, mean)))
-            .map(|(x, mean)| Point { x, y: mean.mean, half: mean.confidence })
+            .map(|(x, mean)| PlotPoint { x, y: mean.mean, half_interval: mean.confidence })
             .collect();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        Line { policy, points, marked: Marked::Points }
+        PlotLine { policy, points, markers: PointMarkers::Points }
     };
-    let lines: Vec<Line> = report.policies().iter().map(line).collect();
+    let lines: Vec<PlotLine> = report.policies().iter().map(line).collect();
     let values = || lines.iter().flat_map(|line| &line.points);
     if values().next().is_none() {
         return figure(said, "<p class=\"soft\">Nothing was measured.</p>");
     }
     let x = Axis::at(format!("load: {}", report.subject.load_is), report.loads());
-    let ends = |point: &Point| [point.y, point.y + point.half.unwrap_or_default()];
-    let scale = Scale::around(values().flat_map(ends), steps);
+    let ends = |point: &PlotPoint| [point.y, point.y + point.half_interval.unwrap_or_default()];
+    let scale = AxisScale::covering(values().flat_map(ends), steps);
     let y = Axis::new(said, scale);
     figure(said, &plot(&format!("{said} over the load; the table below has the values"), (&x, &y), &lines))
 }
 
 /// A cell's percentiles.
-type Curve = fn(&Cell) -> &Vec<f64>;
+type PercentileSelector = fn(&PolicySummary) -> &Vec<f64>;
 
 /// The distributions of each load.
-pub(super) fn latency(report: &Report) -> String {
-    let kinds: [(&str, Curve); 2] =
+pub(super) fn latency(report: &SimulationReport) -> String {
+    let kinds: [(&str, PercentileSelector); 2] =
         [("time to first token", |cell| &cell.first_token), ("step time", |cell| &cell.step)];
     let mut html = "<p class=\"soft\">Share of steps that took at most so long.</p><div class=\"grid\">".to_owned();
     for load in report.loads() {
@@ -72,32 +72,32 @@ pub(super) fn latency(report: &Report) -> String {
     let _ = write!(html, "</div>{}", legend(&report.policies()));
     let names = ["measured", "ttft_mean_s", "ttft_p95_s", "ttft_p99_s", "small_p95_s", "small_p99_s", "step_mean_s"];
     let names = [&names[..], &["step_p95_s", "session_mean_s", "tpot_mean_ms", "tpot_p99_ms"]].concat();
-    html + &folded("latency", &with_confidence(&report.cells, &names))
+    html + &collapsible_table("latency", &with_confidence(&report.cells, &names))
 }
 
-fn distribution(cells: &[&Cell], (name, curve): (&str, Curve)) -> String {
-    let point = |(share, time): (usize, &f64)| Point { x: *time, y: share as f64, half: None };
-    let line = |cell: &&Cell| {
+fn distribution(cells: &[&PolicySummary], (name, curve): (&str, PercentileSelector)) -> String {
+    let point = |(share, time): (usize, &f64)| PlotPoint { x: *time, y: share as f64, half_interval: None };
+    let line = |cell: &&PolicySummary| {
         let points = curve(cell).iter().enumerate().map(point).collect();
-        Line { policy: cell.policy, points, marked: Marked::LineOnly }
+        PlotLine { policy: cell.policy, points, markers: PointMarkers::LineOnly }
     };
-    let lines: Vec<Line> = cells.iter().map(line).collect();
+    let lines: Vec<PlotLine> = cells.iter().map(line).collect();
     let times = lines.iter().flat_map(|line| line.points.iter().map(|point| point.x));
-    let x = Axis::new("seconds", Scale::around(times, Steps::Logarithmic));
-    let y = Axis::new("% of steps", Scale::from_zero([100.0].into_iter()));
+    let x = Axis::new("seconds", AxisScale::covering(times, ScaleKind::Logarithmic));
+    let y = Axis::new("% of steps", AxisScale::from_zero([100.0].into_iter()));
     plot(&format!("distribution of {name}; the table below has percentiles"), (&x, &y), &lines)
 }
 
-pub(super) fn memory(report: &Report) -> String {
+pub(super) fn memory(report: &SimulationReport) -> String {
     let mut html = String::new();
     for (name, said, unit) in [
         ("duplicates", "Duplicate factor: how often the average cached token lies in the fleet", ""),
         ("moved_gb", "KV moved over links", " GB"),
     ] {
-        let value = |cell: &Cell| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
+        let value = |cell: &PolicySummary| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
         html += &per_load(report, (said, unit), (&[name], value));
     }
-    html + &folded("copies, bytes and tokens", &with_confidence(&report.cells, &MEMORY))
+    html + &collapsible_table("copies, bytes and tokens", &with_confidence(&report.cells, &MEMORY))
 }
 
 const MEMORY: [&str; 17] = [
@@ -120,45 +120,47 @@ const MEMORY: [&str; 17] = [
     "write_amplification",
 ];
 
-pub(super) fn actions(report: &Report) -> String {
+pub(super) fn actions(report: &SimulationReport) -> String {
     let names: BTreeSet<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
     let names: Vec<&str> = names.into_iter().collect();
     if names.is_empty() {
         return "<p>No policy that ran has words for its actions; <code>ownerserve</code> has.</p>".to_owned();
     }
-    let share = |cell: &Cell, name: &str| 100.0 * cell.actions.get(name).copied().unwrap_or_default();
-    let cells: Vec<&Cell> = report.cells.iter().filter(|cell| !cell.actions.is_empty()).collect();
-    let shares =
-        |cell: &Cell| names.iter().map(|name| share(cell, name)).filter(|_| !cell.actions.is_empty()).collect();
+    let share = |cell: &PolicySummary, name: &str| 100.0 * cell.actions.get(name).copied().unwrap_or_default();
+    let cells: Vec<&PolicySummary> = report.cells.iter().filter(|cell| !cell.actions.is_empty()).collect();
+    let shares = |cell: &PolicySummary| {
+        names.iter().map(|name| share(cell, name)).filter(|_| !cell.actions.is_empty()).collect()
+    };
     let html = per_load(report, ("Share of steps that each way of serving was taken for", " %"), (&names, shares));
     let head = ["policy", "load"].iter().chain(&names).map(|name| (*name).to_owned()).collect();
-    let row = |cell: &&Cell| {
+    let row = |cell: &&PolicySummary| {
         let shares = names.iter().map(|name| format!("{:.2} %", share(cell, name)));
         [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shares).collect()
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(cells.iter().map(row)).collect();
-    html + &folded("action mix", &rows)
+    html + &collapsible_table("action mix", &rows)
 }
 
 /// Where the time of a step went.
-pub(super) fn time(report: &Report) -> String {
+pub(super) fn step_time(report: &SimulationReport) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name).filter(|name| name.starts_with("spent_"));
     let names: Vec<&str> = names.collect();
-    let parts = |cell: &Cell| {
+    let parts = |cell: &PolicySummary| {
         let part = |name: &&str| cell.mean(name).map(|mean| mean.mean).unwrap_or_default();
         names.iter().map(part).collect()
     };
-    let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
+    let html = per_load(report, ("Seconds of a step, mean", " s"), (&StepBreakdown::PARTS, parts));
     let names = [&names[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
-    let restores = folded("what first tokens of restored steps waited for", &with_confidence(&report.cells, &RESTORES));
-    html + &folded("where the time went", &with_confidence(&report.cells, &names)) + &restores
+    let restores =
+        collapsible_table("what first tokens of restored steps waited for", &with_confidence(&report.cells, &RESTORES));
+    html + &collapsible_table("where the time went", &with_confidence(&report.cells, &names)) + &restores
 }
 
 const RESTORES: [&str; 5] =
     ["restored_steps", "restore_host_s", "restore_disk_s", "restore_network_s", "restore_compute_s"];
 
 /// OwnerServe without parts of it.
-pub(super) fn ablations(report: &Report) -> String {
+pub(super) fn ablations(report: &SimulationReport) -> String {
     if report.ablations.is_empty() {
         return "<p>None was asked for: <code>--policy ablations</code> runs them beside <code>ownerserve</code>.</p>"
             .to_owned();
@@ -171,11 +173,11 @@ pub(super) fn ablations(report: &Report) -> String {
 }
 
 /// How well policies foretold first tokens, by the way of serving.
-pub(super) fn foretold(report: &Report) -> String {
+pub(super) fn predictions(report: &SimulationReport) -> String {
     let head = ["policy", "load", "action", "steps", "foretold (s)", "seen (s)", "error p50", "error p90", "bias p50"];
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let cell = |cell: &Cell| -> Vec<Vec<String>> {
-        let row = |(action, one): (&&str, &Foretelling)| {
+    let cell = |cell: &PolicySummary| -> Vec<Vec<String>> {
+        let row = |(action, one): (&&str, &PredictionQuality)| {
             let who = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
             let means = [one.foretold_mean, one.seen_mean].map(|seconds| format!("{seconds:.3}"));
             let offs = [one.error_p50, one.error_p90, one.bias_p50].map(per_cent);
@@ -194,7 +196,7 @@ pub(super) fn foretold(report: &Report) -> String {
 }
 
 /// How long decisions took, by a real clock.
-pub(super) fn planning(report: &Report) -> String {
+pub(super) fn planning(report: &SimulationReport) -> String {
     if report.planning.is_empty() {
         return "<p>Nobody took the time.</p>".to_owned();
     }
@@ -211,13 +213,17 @@ pub(super) fn planning(report: &Report) -> String {
 
 /// Bars of every load on one scale.
 fn per_load(
-    report: &Report,
+    report: &SimulationReport,
     (said, unit): (&str, &str),
-    (parts, values): (&[&str], impl Fn(&Cell) -> Vec<f64>),
+    (parts, values): (&[&str], impl Fn(&PolicySummary) -> Vec<f64>),
 ) -> String {
     let all = report.cells.iter().map(|cell| values(cell).iter().sum());
-    let bars =
-        Bars { title: format!("{said}; the table below has the values"), parts, unit, scale: Scale::from_zero(all) };
+    let bars = BarChart {
+        title: format!("{said}; the table below has the values"),
+        parts,
+        unit,
+        scale: AxisScale::from_zero(all),
+    };
     let mut html = format!("<h3>{}</h3>{}<div class=\"grid\">", escaped(said), legend_of(&bars));
     for load in report.loads() {
         let cells = report.at(load);
@@ -227,16 +233,16 @@ fn per_load(
     html + "</div>"
 }
 
-pub(super) fn legend_of(bars: &Bars<'_>) -> String {
+pub(super) fn legend_of(bars: &BarChart<'_>) -> String {
     if bars.parts.len() > 1 { bars.legend() } else { String::new() }
 }
 
-pub(super) fn figures(report: &Report) -> String {
+pub(super) fn figures(report: &SimulationReport) -> String {
     let names: Vec<&str> = Metric::ALL.iter().map(|metric| metric.name).collect();
     super::table("Every figure", &with_confidence(&report.cells, &names))
 }
 
-pub(super) fn definitions(report: &Report) -> String {
+pub(super) fn definitions(report: &SimulationReport) -> String {
     let mut list = "<dl>".to_owned();
     for definition in &report.definitions {
         let _ = write!(list, "<dt>{}</dt><dd>{}</dd>", definition.name, escaped(definition.what));

@@ -1,28 +1,32 @@
 use super::*;
 use crate::policies::PolicyKind;
-use crate::report::{Figures, Planning, Subject, Times};
+use crate::report::{DecisionLatency, ReportSubject, RunFigures, TimeDistribution};
 use crate::tests::sessions;
-use crate::trace::{Limits, Trace};
-use crate::{Setup, Spec, World};
+use crate::trace::{ReplayLimits, Trace};
+use crate::{HardwareProfile, Simulation, SimulationSetup};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::PrefixAffinity, PolicyKind::OwnerServe, PolicyKind::Oracle];
 
 fn trace() -> Trace {
-    sessions().within(&Limits { steps: 12, ..Limits::default() })
+    sessions().apply_limits(&ReplayLimits { max_steps: 12, ..ReplayLimits::default() })
 }
 
-fn runs(loads: &[f64]) -> Vec<Figures> {
+fn runs(loads: &[f64]) -> Vec<RunFigures> {
     let run = |load: f64, kind, seed| {
         let trace = trace().shuffled(seed);
-        let setup = Setup { workers: 2, spec: Spec::H100_8B, load, seed };
-        World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
+        let setup = SimulationSetup { workers: 2, spec: HardwareProfile::H100_8B, load, seed };
+        Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
     };
     let cells = loads.iter().flat_map(|load| POLICIES.map(|kind| (*load, kind)));
     cells.flat_map(|(load, kind)| [1, 2].map(|seed| run(load, kind, seed))).collect()
 }
 
-fn report(name: &str, runs: Vec<Figures>) -> Report {
-    Report::of(Subject::new(name.to_owned(), &trace(), (2, &Spec::H100_8B)), Vec::new(), runs)
+fn report(name: &str, runs: Vec<RunFigures>) -> SimulationReport {
+    SimulationReport::of(
+        ReportSubject::new(name.to_owned(), &trace(), (2, &HardwareProfile::H100_8B)),
+        Vec::new(),
+        runs,
+    )
 }
 
 fn count(text: &str, part: &str) -> usize {
@@ -30,7 +34,7 @@ fn count(text: &str, part: &str) -> usize {
 }
 
 #[test]
-fn the_page_is_whole_and_takes_nothing_from_elsewhere() {
+fn page_is_well_formed_and_self_contained() {
     let html = page(&report("some <trace> & \"more\"", runs(&[3.0, 6.0])));
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</body></html>\n"));
     assert!(html.contains("<h1>OwnerServe simulation of some &lt;trace&gt; &amp; &quot;more&quot;</h1>"));
@@ -44,7 +48,7 @@ fn the_page_is_whole_and_takes_nothing_from_elsewhere() {
 }
 
 #[test]
-fn every_plot_is_described_and_every_section_linked() {
+fn every_plot_has_a_description_and_every_section_a_link() {
     let html = page(&report("trace", runs(&[3.0, 6.0])));
     // Four over the load; two distributions, two bars, the mix and the time for each load.
     assert_eq!(count(&html, "role=\"img\""), 4 + 2 * (2 + 2 + 1 + 1));
@@ -67,13 +71,13 @@ fn every_plot_is_described_and_every_section_linked() {
 }
 
 #[test]
-fn tables_hold_what_plots_show() {
+fn tables_contain_the_values_of_the_plots() {
     let report = report("trace", runs(&[3.0, 6.0]));
     let html = page(&report);
     for cell in &report.cells {
         for name in ["step_mean_s", "ttft_p95_s", "moved_gb", "prefill_mtok", "measured"] {
-            let metric = crate::report::Metric::named(name).unwrap();
-            let said = format!("<td>{}</td>", cell.mean(name).unwrap().said(metric.digits));
+            let metric = crate::report::Metric::by_name(name).unwrap();
+            let said = format!("<td>{}</td>", cell.mean(name).unwrap().format(metric.digits));
             assert!(html.contains(&said), "{} of {} at {}: {said}", name, cell.policy, cell.load);
         }
     }
@@ -84,8 +88,8 @@ fn tables_hold_what_plots_show() {
 }
 
 #[test]
-fn ways_of_keeping_slower_tiers_stand_beside_each_other() {
-    use crate::cache::Cache;
+fn cache_strategies_are_plotted_side_by_side() {
+    use crate::cache::CacheStrategy;
 
     let all = runs(&[3.0]);
     let under = |cache| {
@@ -95,28 +99,30 @@ fn ways_of_keeping_slower_tiers_stand_beside_each_other() {
             run
         })
     };
-    let html =
-        page(&report("trace", under(Cache::Lru).chain(under(Cache::Periodic(vocabulary::Tokens(4096)))).collect()));
+    let html = page(&report(
+        "trace",
+        under(CacheStrategy::Lru).chain(under(CacheStrategy::Periodic(vocabulary::Tokens(4096)))).collect(),
+    ));
     // Three figures of two policies, with a bar each.
     for (said, bars) in [("Step time, mean (s)", 2), ("Time to first token, p95 (s)", 2)] {
         assert_eq!(count(&html, &format!("aria-label=\"{said} by cache management")), bars, "{said}");
     }
     assert_eq!(count(&html, ">periodic:4096</text>"), 3 * 2, "{html}");
     assert_eq!(count(&html, "from host memory</li>"), 1);
-    assert!(!page(&report("trace", under(Cache::Lru).collect())).contains("by cache management"));
+    assert!(!page(&report("trace", under(CacheStrategy::Lru).collect())).contains("by cache management"));
 }
 
 #[test]
-fn how_long_decisions_took_is_told_where_somebody_looked() {
+fn decision_latency_appears_only_when_measured() {
     let mut report = report("trace", runs(&[3.0]));
     assert!(page(&report).contains("Nobody took the time."));
     assert!(serde_json::to_value(&report).unwrap().get("planning").is_none(), "all else is the same everywhere");
-    report.planning = vec![Planning { policy: "ownerserve", micros: Times::of(vec![10.0, 30.0]) }];
+    report.planning = vec![DecisionLatency { policy: "ownerserve", micros: TimeDistribution::of(vec![10.0, 30.0]) }];
     assert!(page(&report).contains("<td>2</td><td>20.0</td><td>30.0</td>"));
 }
 
 #[test]
-fn one_load_one_seed_and_no_planner_are_a_page_as_well() {
+fn page_renders_with_one_load_one_seed_and_no_planner() {
     let mut runs = runs(&[3.0]);
     runs.retain(|run| run.policy == "prefix_affinity" && run.traffic.seed == 1);
     let html = page(&report("trace", runs));

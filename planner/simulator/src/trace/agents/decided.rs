@@ -12,10 +12,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use vocabulary::{Micros, Tokens};
 
-use crate::trace::error::{Place, TraceError};
-use crate::trace::record::{MOST_REQUESTS, json, lines};
-use crate::trace::{Reader, is_torn};
-use shared::Shared;
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::record::{MAX_REQUESTS, json, lines};
+use crate::trace::{TraceReader, is_truncated};
+use shared::PromptTree;
 
 /// Tokens in a block, as routers count what they find known unless they are told otherwise.
 pub(in crate::trace) const BLOCK: u32 = 16;
@@ -24,10 +24,10 @@ const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
 const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session", "prompt", "deepest_overlap"}, "seen": {"ending", "total", "answered"}, ...}, "case": {"facts": {"reused"}, ...}} on each line"#;
 
 /// Milliseconds since 1970 at the end of the year 2200, roughly.
-const LATEST: u64 = 7_289_568_000_000;
+const MAX_UNIX_MS: u64 = 7_289_568_000_000;
 
 #[derive(Deserialize)]
-struct Head {
+struct LoggedHeader {
     version: u32,
     #[serde(rename = "release")]
     _release: IgnoredAny,
@@ -36,27 +36,27 @@ struct Head {
 }
 
 #[derive(Deserialize)]
-struct Line {
-    receipt: Receipt,
-    case: Option<Case>,
+struct DecisionLine {
+    receipt: LoggedReceipt,
+    case: Option<LoggedCase>,
 }
 
 #[derive(Deserialize)]
-struct Receipt {
+struct LoggedReceipt {
     at_unix_ms: u64,
-    known: Known,
-    seen: Option<Seen>,
+    known: LoggedPrompt,
+    seen: Option<LoggedOutcome>,
 }
 
 #[derive(Deserialize)]
-struct Known {
+struct LoggedPrompt {
     session: String,
     prompt: u64,
     deepest_overlap: u64,
 }
 
 #[derive(Deserialize)]
-struct Seen {
+struct LoggedOutcome {
     ending: String,
     total: u64,
     cached: Option<u64>,
@@ -64,19 +64,19 @@ struct Seen {
 }
 
 #[derive(Deserialize)]
-struct Case {
-    facts: Facts,
+struct LoggedCase {
+    facts: LoggedFacts,
 }
 
 #[derive(Deserialize)]
-struct Facts {
+struct LoggedFacts {
     reused: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Served {
+struct LoggedStep {
     at: Micros,
-    took: Micros,
+    duration: Micros,
     prompt: Tokens,
     answer: Tokens,
     /// What of its prompt was known, by the router's own view or by the engine's count.
@@ -85,61 +85,61 @@ struct Served {
 
 /// Sessions in the making: a session may go on in a later file.
 #[derive(Default)]
-pub(crate) struct Decided {
+pub(crate) struct DecisionLogSessions {
     /// In the order of their first records.
     order: Vec<String>,
-    steps: HashMap<String, Vec<Served>>,
+    steps: HashMap<String, Vec<LoggedStep>>,
     count: usize,
     /// Steps that did not come to their end, and the sessions that they are of.
     unfinished: usize,
-    begun: HashSet<String>,
+    unfinished_sessions: HashSet<String>,
 }
 
 /// Reads a file of the log. Steps that did not come to their end are left out; so is a last line that is cut off, as a router
 /// that was killed leaves one.
-pub(crate) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(crate) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut all = lines(file, text).peekable();
     if let Some((place, line)) = all.next() {
-        let head: Head = json(place, line, HEAD)?;
+        let head: LoggedHeader = json(place, line, HEAD)?;
         if head.version != 1 {
             return Err(place.out_of_range("version", head.version, "1"));
         }
     }
     while let Some((place, line)) = all.next() {
-        let read = match json::<Line>(place, line, LINE) {
-            Err(_) if all.peek().is_none() && is_torn(line) => {
-                reader.torn.push(format!("{}:{}", place.file, place.line));
+        let read = match json::<DecisionLine>(place, line, LINE) {
+            Err(_) if all.peek().is_none() && is_truncated(line) => {
+                reader.truncated.push(format!("{}:{}", place.file, place.line));
                 break;
             }
             read => read?,
         };
-        match served(place, &read)? {
-            Some(served) => reader.decided.add(place, read.receipt.known.session, served)?,
-            None => reader.decided.leave_out(read.receipt.known.session),
+        match parse_step(place, &read)? {
+            Some(served) => reader.decision_logs.add(place, read.receipt.known.session, served)?,
+            None => reader.decision_logs.skip_unfinished(read.receipt.known.session),
         }
     }
     Ok(())
 }
 
-fn served(place: Place<'_>, line: &Line) -> Result<Option<Served>, TraceError> {
-    let Receipt { at_unix_ms, known, seen } = &line.receipt;
+fn parse_step(place: TraceLocation<'_>, line: &DecisionLine) -> Result<Option<LoggedStep>, TraceError> {
+    let LoggedReceipt { at_unix_ms, known, seen } = &line.receipt;
     let Some(seen) = seen.as_ref().filter(|seen| seen.ending == "complete") else { return Ok(None) };
-    let prompt = place.prompt("known.prompt", known.prompt)?;
-    let answer = place.answer("seen.answered", seen.answered.unwrap_or(1))?;
-    if *at_unix_ms > LATEST {
+    let prompt = place.check_prompt("known.prompt", known.prompt)?;
+    let answer = place.check_answer("seen.answered", seen.answered.unwrap_or(1))?;
+    if *at_unix_ms > MAX_UNIX_MS {
         return Err(place.out_of_range("at_unix_ms", at_unix_ms, "milliseconds since 1970, to the year 2200"));
     }
     let at = Micros(at_unix_ms * 1_000);
-    let took = place.seconds("seen.total (in seconds)", seen.total as f64 / 1e6)?;
+    let took = place.check_seconds("seen.total (in seconds)", seen.total as f64 / 1e6)?;
     let reused = line.case.as_ref().map_or(known.deepest_overlap, |case| case.facts.reused);
     let reused = reused.max(seen.cached.unwrap_or_default()).min(prompt.0);
-    Ok(Some(Served { at, took, prompt, answer, reused }))
+    Ok(Some(LoggedStep { at, duration: took, prompt, answer, reused }))
 }
 
-impl Decided {
-    fn add(&mut self, place: Place<'_>, session: String, served: Served) -> Result<(), TraceError> {
+impl DecisionLogSessions {
+    fn add(&mut self, place: TraceLocation<'_>, session: String, served: LoggedStep) -> Result<(), TraceError> {
         self.count += 1;
-        if self.count > MOST_REQUESTS {
+        if self.count > MAX_REQUESTS {
             return Err(place.out_of_range("requests", self.count, "1 to 16777216 of them in a log"));
         }
         if !self.steps.contains_key(&session) {
@@ -149,31 +149,31 @@ impl Decided {
         Ok(())
     }
 
-    fn leave_out(&mut self, session: String) {
+    fn skip_unfinished(&mut self, session: String) {
         self.unfinished += 1;
-        self.begun.insert(session);
+        self.unfinished_sessions.insert(session);
     }
 
     /// All sessions that were read, and what must be known of them.
-    pub(crate) fn finish(mut self, reader: &mut Reader) -> Result<Vec<String>, TraceError> {
+    pub(crate) fn finish(mut self, reader: &mut TraceReader) -> Result<Vec<String>, TraceError> {
         if self.count + self.unfinished == 0 {
             return Ok(Vec::new());
         }
-        let mut notes: Vec<String> = self.left_out().into_iter().collect();
-        let mut sessions: Vec<(String, Vec<Served>)> = Vec::with_capacity(self.order.len());
+        let mut notes: Vec<String> = self.unfinished_note().into_iter().collect();
+        let mut sessions: Vec<(String, Vec<LoggedStep>)> = Vec::with_capacity(self.order.len());
         for session in self.order {
             let mut steps = self.steps.remove(&session).unwrap_or_default();
             steps.sort_by_key(|step| step.at);
             sessions.push((session, steps));
         }
-        let shared = Shared::of(&sessions);
+        let shared = PromptTree::of(&sessions);
         notes.extend(shared.note());
-        reader.sessions.extend(shared.frozen(sessions, (&mut reader.runs, &mut reader.budget))?);
+        reader.sessions.extend(shared.into_sessions(sessions, (&mut reader.runs, &mut reader.budget))?);
         Ok(notes)
     }
 
-    fn left_out(&self) -> Option<String> {
-        let lost = self.begun.iter().filter(|session| !self.steps.contains_key(*session)).count();
+    fn unfinished_note(&self) -> Option<String> {
+        let lost = self.unfinished_sessions.iter().filter(|session| !self.steps.contains_key(*session)).count();
         let (steps, sessions) = (self.count + self.unfinished, self.order.len() + lost);
         let told = format!(
             "{} of the log's {steps} steps did not end in a whole answer and are left out, and with them {lost} of its \

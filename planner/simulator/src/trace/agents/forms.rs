@@ -6,15 +6,15 @@ use serde_json::value::RawValue;
 use vocabulary::Micros;
 
 use super::BLOCK;
-use super::weave::{Agent, Told, Woven};
-use crate::trace::Reader;
+use super::weave::{Agent, RecordedRequest, SessionBuilder};
+use crate::trace::TraceReader;
 use crate::trace::block_ids::BlockIds;
-use crate::trace::budget::Budget;
-use crate::trace::error::{Place, TraceError};
-use crate::trace::record::{self, Cursor, json};
+use crate::trace::budget::TraceBudget;
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::record::{self, LineCursor, json};
 
 /// Sub-agents of sub-agents: how many within each other.
-const DEEPEST: usize = 16;
+const MAX_AGENT_DEPTH: usize = 16;
 
 const DOCUMENT: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "requests": [...]}"#;
 const REQUEST: &str = r#"{"t", "type": "s" or "n", "in", "out", "hash_ids", "think_time", "api_time", "ttft", "model", "stop", "input_types", "output_types"}, or {"t", "type": "subagent", "requests", "tool_tokens", "duration_ms", ...}"#;
@@ -24,7 +24,7 @@ const DELTA: &str = r#"{"t", "agent", "in", "out", "think", "api", "par", "keep"
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Document<'a> {
+struct SessionDocument<'a> {
     id: String,
     block_size: u32,
     tool_tokens: u64,
@@ -37,7 +37,7 @@ struct Document<'a> {
 }
 
 #[derive(Deserialize)]
-struct Tagged {
+struct TypeTag {
     #[serde(rename = "type")]
     kind: String,
 }
@@ -45,7 +45,7 @@ struct Tagged {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Request {
+struct DocumentRequest {
     t: f64,
     #[serde(rename = "in")]
     prompt: u64,
@@ -81,66 +81,70 @@ struct SubAgent<'a> {
     system_tokens: Option<IgnoredAny>,
 }
 
-pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
-    let place = Place { file, line: 1 };
-    let document: Document<'_> = json(place, text, DOCUMENT)?;
+pub(in crate::trace) fn document(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    let place = TraceLocation { file, line: 1 };
+    let document: SessionDocument<'_> = json(place, text, DOCUMENT)?;
     block_size(place, document.block_size)?;
-    let mut woven = Woven::default();
-    woven.open(Agent::main(document.tool_tokens));
-    nested(&mut woven, &mut Cursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
-    place.count(woven.len())?;
-    let session = woven.session(place, document.id.into(), reader)?;
+    let mut woven = SessionBuilder::default();
+    woven.add_agent(Agent::main(document.tool_tokens));
+    read_agent(&mut woven, &mut LineCursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
+    place.check_request_count(woven.len())?;
+    let session = woven.build(place, document.id.into(), reader)?;
     reader.sessions.push(session);
     Ok(())
 }
 
 /// The requests of one agent, those of its sub-agents in between.
-fn nested(
-    woven: &mut Woven,
-    cursor: &mut Cursor<'_>,
+fn read_agent(
+    woven: &mut SessionBuilder,
+    cursor: &mut LineCursor<'_>,
     requests: &[&RawValue],
     (agent, begin, depth): (usize, Micros, usize),
 ) -> Result<(), TraceError> {
     for raw in requests {
-        let place = cursor.place_of(raw.get());
-        let tagged: Tagged = json(place, raw.get(), REQUEST)?;
+        let place = cursor.location_of(raw.get());
+        let tagged: TypeTag = json(place, raw.get(), REQUEST)?;
         if tagged.kind != "subagent" {
-            let request: Request = json(place, raw.get(), REQUEST)?;
-            woven.add(agent, told(place, &request, begin)?);
+            let request: DocumentRequest = json(place, raw.get(), REQUEST)?;
+            woven.add(agent, recorded_request(place, &request, begin)?);
             continue;
         }
-        if depth == DEEPEST {
+        if depth == MAX_AGENT_DEPTH {
             return Err(place.out_of_range("requests", "a sub-agent 17 deep", "sub-agents within each other, 16 deep"));
         }
         let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
-        let lasted = place.seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
-        let child = woven.open(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
-        let begin = begin + place.seconds("t", sub.t)?;
-        nested(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
+        let lasted = place.check_seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
+        let child = woven.add_agent(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
+        let begin = begin + place.check_seconds("t", sub.t)?;
+        read_agent(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
     }
     Ok(())
 }
 
-fn told(place: Place<'_>, request: &Request, begin: Micros) -> Result<Told, TraceError> {
-    let prompt = place.prompt("in", request.prompt)?;
-    request.hash_ids.iter().try_for_each(|id| place.ids("hash_ids", *id, 1))?;
+fn recorded_request(
+    place: TraceLocation<'_>,
+    request: &DocumentRequest,
+    begin: Micros,
+) -> Result<RecordedRequest, TraceError> {
+    let prompt = place.check_prompt("in", request.prompt)?;
+    request.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
     let ids: BlockIds = request.hash_ids.iter().copied().collect();
-    covered(place, &ids, request.prompt)?;
-    Ok(Told {
-        at: begin + place.seconds("t", request.t)?,
-        think: request.think_time.map(|think| place.seconds("think_time", think)).transpose()?,
-        took: place.seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
+    check_block_count(place, &ids, request.prompt)?;
+    Ok(RecordedRequest {
+        at: begin + place.check_seconds("t", request.t)?,
+        pause: request.think_time.map(|think| place.check_seconds("think_time", think)).transpose()?,
+        duration: place.check_seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
         prompt,
-        answer: place.answer("out", request.answer)?,
+        answer: place.check_answer("out", request.answer)?,
         ids,
     })
 }
 
-fn block_size(place: Place<'_>, size: u32) -> Result<(), TraceError> {
+fn block_size(place: TraceLocation<'_>, size: u32) -> Result<(), TraceError> {
     if size == BLOCK { Ok(()) } else { Err(place.out_of_range("block_size", size, "64")) }
 }
 
-fn covered(place: Place<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
+fn check_block_count(place: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
     if u64::from(ids.len()) * u64::from(BLOCK) <= prompt {
         return Ok(());
     }
@@ -151,7 +155,7 @@ fn covered(place: Place<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceErr
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Line<'a> {
+struct DeltaSession<'a> {
     id: String,
     block_size: u32,
     tool_tokens: u64,
@@ -165,7 +169,7 @@ struct Line<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Delta {
+struct RequestDelta {
     t: f64,
     agent: usize,
     #[serde(rename = "in")]
@@ -177,7 +181,7 @@ struct Delta {
     par: i64,
     keep: u32,
     runs: Vec<(u64, u32)>,
-    sub: Option<Sub>,
+    sub: Option<SubAgentStart>,
     it: Option<IgnoredAny>,
     stop: Option<IgnoredAny>,
     model: Option<IgnoredAny>,
@@ -186,7 +190,7 @@ struct Delta {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct Sub {
+struct SubAgentStart {
     tool_tokens: Option<u64>,
     duration_ms: Option<f64>,
     r#type: Option<IgnoredAny>,
@@ -194,29 +198,33 @@ struct Sub {
 }
 
 /// One session a line, each request as what it adds to an earlier one.
-pub(in crate::trace) fn lines(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     for (place, line) in record::lines(file, text) {
-        let session: Line<'_> = json(place, line, LINE)?;
+        let session: DeltaSession<'_> = json(place, line, LINE)?;
         block_size(place, session.block_size)?;
-        place.count(session.reqs.len())?;
-        let mut woven = Woven::default();
-        woven.open(Agent::main(session.tool_tokens));
+        place.check_request_count(session.reqs.len())?;
+        let mut woven = SessionBuilder::default();
+        woven.add_agent(Agent::main(session.tool_tokens));
         let mut prompts: Vec<BlockIds> = Vec::with_capacity(session.reqs.len());
         for raw in session.reqs {
-            let delta: Delta = json(place, raw.get(), DELTA)?;
-            let agent = agent_of(place, &mut woven, &delta)?;
-            let told = grown(place, &prompts, &delta, &mut reader.budget)?;
+            let delta: RequestDelta = json(place, raw.get(), DELTA)?;
+            let agent = resolve_agent(place, &mut woven, &delta)?;
+            let told = apply_delta(place, &prompts, &delta, &mut reader.budget)?;
             prompts.push(told.ids.clone());
             woven.add(agent, told);
         }
-        let session = woven.session(place, session.id.into(), reader)?;
+        let session = woven.build(place, session.id.into(), reader)?;
         reader.sessions.push(session);
     }
     Ok(())
 }
 
 /// Agents are numbered in the order in which they appear; all of them are the main one's.
-fn agent_of(place: Place<'_>, woven: &mut Woven, delta: &Delta) -> Result<usize, TraceError> {
+fn resolve_agent(
+    place: TraceLocation<'_>,
+    woven: &mut SessionBuilder,
+    delta: &RequestDelta,
+) -> Result<usize, TraceError> {
     if delta.agent < woven.agents() {
         return Ok(delta.agent);
     }
@@ -224,12 +232,17 @@ fn agent_of(place: Place<'_>, woven: &mut Woven, delta: &Delta) -> Result<usize,
         return Err(place.out_of_range("agent", delta.agent, "0, or the next sub-agent's number"));
     }
     let (tools, lasted) = delta.sub.as_ref().map_or((None, None), |sub| (sub.tool_tokens, sub.duration_ms));
-    let lasted = place.seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
-    Ok(woven.open(Agent::sub(0, tools.unwrap_or_default(), lasted)))
+    let lasted = place.check_seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
+    Ok(woven.add_agent(Agent::sub(0, tools.unwrap_or_default(), lasted)))
 }
 
-fn grown(place: Place<'_>, prompts: &[BlockIds], delta: &Delta, budget: &mut Budget) -> Result<Told, TraceError> {
-    let prompt = place.prompt("in", delta.prompt)?;
+fn apply_delta(
+    place: TraceLocation<'_>,
+    prompts: &[BlockIds],
+    delta: &RequestDelta,
+    budget: &mut TraceBudget,
+) -> Result<RecordedRequest, TraceError> {
+    let prompt = place.check_prompt("in", delta.prompt)?;
     let earlier = "-1, or the index of an earlier request";
     let none = BlockIds::default();
     let parent = match usize::try_from(delta.par) {
@@ -249,15 +262,15 @@ fn grown(place: Place<'_>, prompts: &[BlockIds], delta: &Delta, budget: &mut Bud
     budget.take(place, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
     let mut ids = parent.first(delta.keep);
     for (first, count) in &delta.runs {
-        place.ids("runs", *first, *count)?;
+        place.check_ids("runs", *first, *count)?;
         ids.push_run(*first, *count);
     }
-    Ok(Told {
-        at: place.seconds("t", delta.t)?,
-        think: delta.think.map(|think| place.seconds("think", think)).transpose()?,
-        took: place.seconds("api", delta.api.unwrap_or_default())?,
+    Ok(RecordedRequest {
+        at: place.check_seconds("t", delta.t)?,
+        pause: delta.think.map(|think| place.check_seconds("think", think)).transpose()?,
+        duration: place.check_seconds("api", delta.api.unwrap_or_default())?,
         prompt,
-        answer: place.answer("out", delta.answer)?,
+        answer: place.check_answer("out", delta.answer)?,
         ids,
     })
 }

@@ -8,17 +8,17 @@ use vocabulary::{Micros, Tokens};
 
 use super::BLOCK;
 use crate::trace::block_ids::BlockIds;
-use crate::trace::error::{Place, TraceError};
-use crate::trace::radix::{Preamble, Radix};
-use crate::trace::{Reader, Session, Step};
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::radix::{RadixBuilder, ToolPrefix};
+use crate::trace::{TraceReader, TraceSession, TraceStep};
 
 /// One request as a recording tells it.
-pub(super) struct Told {
+pub(super) struct RecordedRequest {
     pub(super) at: Micros,
     /// The pause before it, where the recording says.
-    pub(super) think: Option<Micros>,
+    pub(super) pause: Option<Micros>,
     /// How long its answer took.
-    pub(super) took: Micros,
+    pub(super) duration: Micros,
     pub(super) prompt: Tokens,
     pub(super) answer: Tokens,
     pub(super) ids: BlockIds,
@@ -28,7 +28,7 @@ pub(super) struct Agent {
     parent: Option<usize>,
     /// Tokens of the tools that its prompts begin with.
     tools: u64,
-    lasted: Micros,
+    duration: Micros,
     last: Option<usize>,
     /// Sub-agents that it has started since its last request.
     children: Vec<usize>,
@@ -36,26 +36,26 @@ pub(super) struct Agent {
 
 impl Agent {
     pub(super) fn main(tools: u64) -> Self {
-        Self { parent: None, tools, lasted: Micros::ZERO, last: None, children: Vec::new() }
+        Self { parent: None, tools, duration: Micros::ZERO, last: None, children: Vec::new() }
     }
 
-    pub(super) fn sub(parent: usize, tools: u64, lasted: Micros) -> Self {
-        Self { parent: Some(parent), tools, lasted, last: None, children: Vec::new() }
+    pub(super) fn sub(parent: usize, tools: u64, duration: Micros) -> Self {
+        Self { parent: Some(parent), tools, duration, last: None, children: Vec::new() }
     }
 }
 
 /// A session in the making.
 #[derive(Default)]
-pub(super) struct Woven {
+pub(super) struct SessionBuilder {
     agents: Vec<Agent>,
-    steps: Vec<Step>,
-    took: Vec<Micros>,
-    radix: Radix,
+    steps: Vec<TraceStep>,
+    durations: Vec<Micros>,
+    radix: RadixBuilder,
     /// First requests of agents: their list, and the blocks of their tools.
-    firsts: Vec<(usize, u32, u64)>,
+    first_requests: Vec<(usize, u32, u64)>,
 }
 
-impl Woven {
+impl SessionBuilder {
     pub(super) fn len(&self) -> usize {
         self.steps.len()
     }
@@ -64,7 +64,7 @@ impl Woven {
         self.agents.len()
     }
 
-    pub(super) fn open(&mut self, agent: Agent) -> usize {
+    pub(super) fn add_agent(&mut self, agent: Agent) -> usize {
         let number = self.agents.len();
         if let Some(parent) = agent.parent {
             self.agents[parent].children.push(number);
@@ -74,70 +74,83 @@ impl Woven {
     }
 
     /// The next request of an agent.
-    pub(super) fn add(&mut self, agent: usize, told: Told) {
+    pub(super) fn add(&mut self, agent: usize, told: RecordedRequest) {
         let number = self.steps.len();
         let own = &self.agents[agent];
         let children: Vec<&Agent> = own.children.iter().map(|child| &self.agents[*child]).collect();
         let waited: Vec<usize> = children.iter().filter_map(|child| child.last).collect();
         let before = own.last.or_else(|| own.parent.and_then(|parent| self.agents[parent].last));
         let after = if waited.is_empty() { before.into_iter().collect() } else { waited };
-        let since = |last: usize| told.at - (self.steps[last].at + self.took[last]);
-        let pause = told.think.unwrap_or_else(|| match own.parent {
+        let since = |last: usize| told.at - (self.steps[last].at + self.durations[last]);
+        let pause = told.pause.unwrap_or_else(|| match own.parent {
             None => own.last.map_or(Micros::ZERO, since),
             Some(_) => Micros::ZERO,
         });
         // The recorded pause holds the sub-agents' time too.
-        let ran = children.iter().filter(|child| child.last.is_some()).map(|child| child.lasted).max();
+        let ran = children.iter().filter(|child| child.last.is_some()).map(|child| child.duration).max();
         let think = pause - ran.unwrap_or_default();
         let list = self.radix.insert(told.ids);
         if own.last.is_none() {
-            self.firsts.push((list, (own.tools / u64::from(BLOCK)) as u32, own.tools));
+            self.first_requests.push((list, (own.tools / u64::from(BLOCK)) as u32, own.tools));
         }
         let own = &mut self.agents[agent];
         own.last = Some(number);
         own.children.clear();
-        self.took.push(told.took);
-        let Told { at, prompt, answer, .. } = told;
+        self.durations.push(told.duration);
+        let RecordedRequest { at, prompt, answer, .. } = told;
         let path: Arc<[RunId]> = [].into();
-        self.steps.push(Step { agent: agent as u32, after, think, at, prompt, answer, path, resent: None });
+        self.steps.push(TraceStep {
+            agent: agent as u32,
+            after,
+            pause: think,
+            at,
+            prompt,
+            answer,
+            path,
+            resent_path: None,
+        });
     }
 
     /// All of it, with prompts cut into runs.
-    pub(super) fn session(
+    pub(super) fn build(
         mut self,
-        place: Place<'_>,
+        place: TraceLocation<'_>,
         id: Arc<str>,
-        reader: &mut Reader,
-    ) -> Result<Session, TraceError> {
-        for (list, blocks, _) in &self.firsts {
+        reader: &mut TraceReader,
+    ) -> Result<TraceSession, TraceError> {
+        for (list, blocks, _) in &self.first_requests {
             self.radix.cut(*list, *blocks);
         }
-        let resent = self.resent();
+        let resent = self.find_resent_answers();
         for (list, blocks) in resent.iter().flatten() {
             self.radix.cut(*list, *blocks);
         }
-        let Reader { runs, preambles: known, budget, .. } = reader;
-        let preamble =
-            self.firsts.first().map(|(list, blocks, key)| Preamble { key: *key, blocks: *blocks, list: *list, known });
+        let TraceReader { runs, tool_prefixes: known, budget, .. } = reader;
+        let preamble = self.first_requests.first().map(|(list, blocks, key)| ToolPrefix {
+            key: *key,
+            blocks: *blocks,
+            list: *list,
+            known,
+        });
         self.radix.freeze(BLOCK, runs, preamble);
         for (list, step) in self.steps.iter_mut().enumerate() {
             let path = self.radix.path(list, u32::MAX);
             let resent = resent[list].map(|(list, blocks)| self.radix.path(list, blocks));
             budget.take(place, path.len() + resent.as_ref().map_or(0, Vec::len))?;
-            (step.path, step.resent) = (path.into(), resent.map(Arc::from));
+            (step.path, step.resent_path) = (path.into(), resent.map(Arc::from));
         }
-        Ok(Session { id, steps: self.steps })
+        Ok(TraceSession { id, steps: self.steps })
     }
 
     /// For each step, where its prompt and answer end in the agent's next prompt, if that goes on from them.
-    fn resent(&self) -> Vec<Option<(usize, u32)>> {
+    fn find_resent_answers(&self) -> Vec<Option<(usize, u32)>> {
         let mut all = vec![None; self.steps.len()];
         let mut before: HashMap<u32, usize> = HashMap::new();
         for (next, step) in self.steps.iter().enumerate() {
             if let Some(last) = before.insert(step.agent, next) {
                 let (old, new) = (self.radix.list(last), self.radix.list(next));
                 let (known, whole) = (&self.steps[last], old.len().saturating_sub(1));
-                let grows = new.len() >= old.len() && old.common(0, new, 0) >= whole;
+                let grows = new.len() >= old.len() && old.common_prefix_len(0, new, 0) >= whole;
                 let end = ((known.prompt + known.answer).0 / u64::from(BLOCK)) as u32;
                 if grows && step.prompt >= known.prompt + known.answer && end > whole {
                     all[last] = Some((next, end.min(new.len())));

@@ -3,7 +3,7 @@ use vocabulary::Tokens;
 use super::*;
 use crate::trace::Trace;
 
-const SIDE: &str = r#""isSidechain":true,"#;
+const SIDECHAIN: &str = r#""isSidechain":true,"#;
 
 /// A user's message.
 fn asked((uuid, parent): (&str, &str), second: u32, content: &str) -> String {
@@ -27,7 +27,7 @@ fn line(kind: &str, (uuid, parent): (&str, &str), second: u32, message: &str) ->
 }
 
 fn trace(text: &str) -> Result<Trace, TraceError> {
-    let mut reader = Reader::default();
+    let mut reader = TraceReader::default();
     reader.read("a.jsonl", text)?;
     Ok(reader.finish()?.expect("one file"))
 }
@@ -45,24 +45,24 @@ fn dialogue() -> String {
 }
 
 #[test]
-fn a_call_is_asked_with_what_leads_to_it_and_its_parts_are_one_answer() {
+fn model_call_prompt_is_its_ancestors_and_its_messages_one_answer() {
     let trace = trace(&dialogue()).unwrap();
     let [session] = &trace.sessions[..] else { panic!("one session") };
     let [first, second] = &session.steps[..] else { panic!("two calls") };
     // 1,500 tokens less 100 of the question, in steps of 256; and the question.
     assert_eq!(first.prompt, Tokens(1_280 + 100));
-    assert_eq!((first.path.len(), first.resent.as_ref().unwrap().len()), (2, 4));
-    assert_eq!(second.path[..4], first.resent.as_ref().unwrap()[..]);
-    assert_eq!((&second.after[..], second.think), (&[0][..], Micros(3_000_000)));
+    assert_eq!((first.path.len(), first.resent_path.as_ref().unwrap().len()), (2, 4));
+    assert_eq!(second.path[..4], first.resent_path.as_ref().unwrap()[..]);
+    assert_eq!((&second.after[..], second.pause), (&[0][..], Micros(3_000_000)));
     assert_eq!(second.at, Micros(9_000_000));
     assert!(second.answer < first.answer, "one part against two");
 }
 
 #[test]
-fn another_branch_and_a_sub_agent_share_what_they_have_in_common() {
+fn branches_and_sub_agents_share_their_common_prefix() {
     let branch = asked(("f", "c"), 20, "something else") + &answered(("g", "f"), 22, ("three", "well"));
     let alone = asked(("h", ""), 21, "look there") + &answered(("i", "h"), 25, ("four", "found"));
-    let side: String = alone.lines().map(|line| line.replacen('{', &format!("{{{SIDE}"), 1) + "\n").collect();
+    let side: String = alone.lines().map(|line| line.replacen('{', &format!("{{{SIDECHAIN}"), 1) + "\n").collect();
     let trace = trace(&(dialogue() + &branch + &side)).unwrap();
     let steps = &trace.sessions[0].steps;
     assert_eq!(steps.len(), 4);
@@ -76,7 +76,7 @@ fn another_branch_and_a_sub_agent_share_what_they_have_in_common() {
 
 #[test]
 fn equal_system_prompts_are_shared_between_sessions() {
-    let mut reader = Reader::default();
+    let mut reader = TraceReader::default();
     reader.read("a.jsonl", &dialogue()).unwrap();
     reader.read("b.jsonl", &dialogue().replace("and now?", "and then?")).unwrap();
     let trace = reader.finish().unwrap().unwrap();
@@ -85,7 +85,7 @@ fn equal_system_prompts_are_shared_between_sessions() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line() {
+fn malformed_transcript_line_is_reported_with_its_number() {
     let no_time = dialogue().replace("09:00:09.500Z", "noon");
     let said = trace(&no_time).unwrap_err().to_string();
     assert!(said.contains("a.jsonl:5") && said.contains("`2026-02-05Tnoon` is not a time"), "{said}");

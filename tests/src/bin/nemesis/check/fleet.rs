@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::Broken;
-use crate::history::Seat;
+use super::GuaranteeViolation;
+use crate::history::MemberSlot;
 
 /// What a node said of its state.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NodeState {
+pub(crate) struct NodeStateHash {
     /// Which node.
-    pub(crate) seat: Seat,
+    pub(crate) seat: MemberSlot,
     /// The last entry that it applied.
     pub(crate) applied: u64,
     /// Digest of everything that it remembers.
@@ -17,8 +17,8 @@ pub(crate) struct NodeState {
 }
 
 /// Nodes that applied the same entries remember the same.
-pub(crate) fn equal_states(states: &[NodeState]) -> Vec<Broken> {
-    let mut known: BTreeMap<u64, &NodeState> = BTreeMap::new();
+pub(crate) fn check_equal_states(states: &[NodeStateHash]) -> Vec<GuaranteeViolation> {
+    let mut known: BTreeMap<u64, &NodeStateHash> = BTreeMap::new();
     let mut broken = Vec::new();
     for state in states {
         let first = known.entry(state.applied).or_insert(state);
@@ -27,7 +27,7 @@ pub(crate) fn equal_states(states: &[NodeState]) -> Vec<Broken> {
                 "at entry {}, node {} says {} and node {} says {}",
                 state.applied, first.seat.0, first.hash, state.seat.0, state.hash
             );
-            broken.push(Broken { promise: "state hashes are equal at equal applied index", detail });
+            broken.push(GuaranteeViolation { guarantee: "state hashes are equal at equal applied index", detail });
         }
     }
     broken

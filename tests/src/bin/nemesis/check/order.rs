@@ -2,69 +2,71 @@
 
 use vocabulary::{Epoch, SessionId};
 
-use super::Broken;
-use crate::history::{Answer, Asked, Operation};
+use super::GuaranteeViolation;
+use crate::history::{ClientOperation, OwnershipReply, OwnershipRequest};
 
 /// What an answer says of the moment at which it was true.
-enum Reach {
+enum EpochConstraint {
     /// The session's epoch was this one.
-    At(Epoch),
+    Exactly(Epoch),
     /// The session's epoch was above this one.
-    Beyond(Epoch),
+    Above(Epoch),
 }
 
-impl Reach {
+impl EpochConstraint {
     /// The lowest that an answer to a later question may be at.
-    fn of(operation: &Operation) -> Option<Reach> {
+    fn from_answer(operation: &ClientOperation) -> Option<EpochConstraint> {
         match (operation.answer, operation.asked) {
-            (Answer::Granted(epoch), _) => Some(Reach::At(epoch)),
-            (Answer::Found(holding), _) => Some(Reach::At(holding.epoch)),
-            (Answer::Released, Asked::Release { seen, .. }) => Some(Reach::Beyond(seen)),
+            (OwnershipReply::Granted(epoch), _) => Some(EpochConstraint::Exactly(epoch)),
+            (OwnershipReply::Found(holding), _) => Some(EpochConstraint::Exactly(holding.epoch)),
+            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => Some(EpochConstraint::Above(seen)),
             _ => None,
         }
     }
 
     /// As a number pair that compares: an epoch, and whether something lies beyond it.
-    fn floor(&self) -> (Epoch, bool) {
+    fn lower_bound(&self) -> (Epoch, bool) {
         match self {
-            Reach::At(epoch) => (*epoch, false),
-            Reach::Beyond(epoch) => (*epoch, true),
+            EpochConstraint::Exactly(epoch) => (*epoch, false),
+            EpochConstraint::Above(epoch) => (*epoch, true),
         }
     }
 }
 
 /// No answer is older than one that was complete before its question was asked.
-pub(super) fn of_subject(subject: SessionId, operations: &[&Operation]) -> Vec<Broken> {
+pub(super) fn check_order(subject: SessionId, operations: &[&ClientOperation]) -> Vec<GuaranteeViolation> {
     let mut asked = operations.to_vec();
     asked.sort_unstable_by_key(|operation| operation.invoked);
     let mut answered = operations.to_vec();
     answered.sort_unstable_by_key(|operation| operation.completed);
     let mut answered = answered.into_iter().peekable();
-    let mut floor: Option<((Epoch, bool), &Operation)> = None;
+    let mut floor: Option<((Epoch, bool), &ClientOperation)> = None;
     let mut broken = Vec::new();
     for operation in asked {
         while let Some(before) = answered.next_if(|before| before.completed < operation.invoked) {
-            let reach = Reach::of(before).map(|reach| reach.floor());
+            let reach = EpochConstraint::from_answer(before).map(|reach| reach.lower_bound());
             if let Some(reach) = reach.filter(|reach| floor.is_none_or(|(floor, _)| *reach > floor)) {
                 floor = Some((reach, before));
             }
         }
         let Some(((at_least, beyond), before)) = floor else { continue };
-        let Some(Reach::At(at)) = Reach::of(operation) else { continue };
+        let Some(EpochConstraint::Exactly(at)) = EpochConstraint::from_answer(operation) else { continue };
         if at < at_least || (beyond && at == at_least) {
             let promise = match operation.asked {
-                Asked::Read => "a linearizable read is never older than what was answered before it was asked",
+                OwnershipRequest::Read => {
+                    "a linearizable read is never older than what was answered before it was asked"
+                }
                 _ => "epochs rise with real time",
             };
-            let detail = format!("{subject}: {} answered {at}, after {}", told(operation), told(before));
-            broken.push(Broken { promise, detail });
+            let detail = format!("{subject}: {} answered {at}, after {}", describe(operation), describe(before));
+            broken.push(GuaranteeViolation { guarantee: promise, detail });
         }
     }
     broken
 }
 
 /// An attempt, as the history has it.
-pub(super) fn told(operation: &Operation) -> String {
+pub(super) fn describe(operation: &ClientOperation) -> String {
     format!(
         "client {} at node {} asked {:?} at {} us, was told {:?} at {} us",
         operation.client,

@@ -15,124 +15,134 @@ use serde::de::DeserializeOwned;
 use vocabulary::{Epoch, Owner, SessionId};
 
 use crate::NemesisError;
-use crate::history::{Answer, Asked, Holding, Seat, Sighting};
-use crate::http::{Line, Reply, Silence};
-pub(crate) use words::{Change, Member, Standing, Status};
-use words::{DoneWord, HashWord, LeasesWord, MembersWord, SessionAnswer, SessionsWord};
+use crate::history::{LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::http::{HttpFailure, HttpReply, KeepAliveConnection};
+use words::{LeasesJson, MembersJson, SessionReplyJson, SessionsJson, StateHashJson, WriteReplyJson};
+pub(crate) use words::{MemberJson, MemberRoleJson, MembershipChange, NodeStatusJson};
 
 /// Longest time for what is not part of the load.
-const WITHIN: Duration = Duration::from_secs(12);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(12);
 const BASE: &str = "/ownerserve/v1";
 
 /// Where all nodes are reached, for operators and for clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Doors {
-    addresses: Arc<BTreeMap<Seat, (SocketAddr, SocketAddr)>>,
+pub(crate) struct NodeAddresses {
+    addresses: Arc<BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>>,
 }
 
-impl Doors {
+impl NodeAddresses {
     /// Operators' and clients' addresses by seat.
-    pub(crate) fn new(addresses: BTreeMap<Seat, (SocketAddr, SocketAddr)>) -> Doors {
-        Doors { addresses: Arc::new(addresses) }
+    pub(crate) fn new(addresses: BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>) -> NodeAddresses {
+        NodeAddresses { addresses: Arc::new(addresses) }
     }
 
     /// All seats, taken or not.
-    pub(crate) fn seats(&self) -> Vec<Seat> {
+    pub(crate) fn seats(&self) -> Vec<MemberSlot> {
         self.addresses.keys().copied().collect()
     }
 
     /// Where operators reach a node.
-    pub(crate) fn operator(&self, seat: Seat) -> SocketAddr {
+    pub(crate) fn operator(&self, seat: MemberSlot) -> SocketAddr {
         self.addresses[&seat].0
     }
 
     /// Where clients of the models reach a node.
-    pub(crate) fn proxy(&self, seat: Seat) -> SocketAddr {
+    pub(crate) fn proxy(&self, seat: MemberSlot) -> SocketAddr {
         self.addresses[&seat].1
     }
 
     /// Connections of one client.
-    pub(crate) fn enter(&self) -> Door {
-        Door { doors: self.clone(), lines: HashMap::new() }
+    pub(crate) fn client(&self) -> ApiClient {
+        ApiClient { addresses: self.clone(), connections: HashMap::new() }
     }
 
     /// What a node says of itself.
-    pub(crate) async fn status(&self, seat: Seat) -> Result<Status, NemesisError> {
+    pub(crate) async fn status(&self, seat: MemberSlot) -> Result<NodeStatusJson, NemesisError> {
         // Whoever is stopped in its tracks takes connections and answers nothing.
         self.get(seat, "/cluster", Duration::from_secs(2)).await
     }
 
     /// A node's applied index, and the digest of its state there.
-    pub(crate) async fn state_hash(&self, seat: Seat) -> Result<(u64, String), NemesisError> {
-        let HashWord { revision, hash } = self.get(seat, "/cluster/hash", WITHIN).await?;
+    pub(crate) async fn state_hash(&self, seat: MemberSlot) -> Result<(u64, String), NemesisError> {
+        let StateHashJson { revision, hash } = self.get(seat, "/cluster/hash", REQUEST_TIMEOUT).await?;
         Ok((revision, hash))
     }
 
     /// The members, as a node knows them.
-    pub(crate) async fn members(&self, seat: Seat) -> Result<Vec<Member>, NemesisError> {
-        let MembersWord { members } = self.get(seat, "/cluster/members", WITHIN).await?;
+    pub(crate) async fn members(&self, seat: MemberSlot) -> Result<Vec<MemberJson>, NemesisError> {
+        let MembersJson { members } = self.get(seat, "/cluster/members", REQUEST_TIMEOUT).await?;
         Ok(members)
     }
 
     /// Asks for a change of the membership.
-    pub(crate) async fn change(&self, seat: Seat, change: &Change) -> Result<(), NemesisError> {
+    pub(crate) async fn change(&self, seat: MemberSlot, change: &MembershipChange) -> Result<(), NemesisError> {
         let (method, path, body) = change.request();
-        self.told(seat, (method, &path, body)).await.map(drop)
+        self.send(seat, (method, &path, body)).await.map(drop)
     }
 
     /// Raises the cluster's feature level.
-    pub(crate) async fn raise_level(&self, seat: Seat, level: u32) -> Result<(), NemesisError> {
-        self.told(seat, (Method::PUT, "/cluster/level", serde_json::json!({ "level": level }))).await.map(drop)
+    pub(crate) async fn raise_level(&self, seat: MemberSlot, level: u32) -> Result<(), NemesisError> {
+        self.send(seat, (Method::PUT, "/cluster/level", serde_json::json!({ "level": level }))).await.map(drop)
     }
 
     /// A snapshot of a node's ledger, as it lies on its disk.
-    pub(crate) async fn snapshot(&self, seat: Seat) -> Result<Bytes, NemesisError> {
+    pub(crate) async fn snapshot(&self, seat: MemberSlot) -> Result<Bytes, NemesisError> {
         let path = "/cluster/snapshot";
-        let reply = self.enter().raw(seat, (Method::GET, path), None, WITHIN).await;
-        self.good(seat, path, reply).map(|reply| reply.body)
+        let reply = self.client().raw(seat, (Method::GET, path), None, REQUEST_TIMEOUT).await;
+        self.expect_success(seat, path, reply).map(|reply| reply.body)
     }
 
     /// Lets a node write a snapshot of its ledger to its disk.
-    pub(crate) async fn write_snapshot(&self, seat: Seat) -> Result<(), NemesisError> {
-        self.told(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
+    pub(crate) async fn write_snapshot(&self, seat: MemberSlot) -> Result<(), NemesisError> {
+        self.send(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
     }
 
     /// Workers' leases, as a node has them.
-    pub(crate) async fn leases(&self, seat: Seat) -> Result<Vec<Sighting>, NemesisError> {
-        let leases: LeasesWord = self.get(seat, "/leases", WITHIN).await?;
+    pub(crate) async fn leases(&self, seat: MemberSlot) -> Result<Vec<LeaseSighting>, NemesisError> {
+        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
         Ok(leases.sightings())
     }
 
     /// The present lives of all workers that hold a lease.
-    pub(crate) async fn owners(&self, seat: Seat) -> Result<Vec<Owner>, NemesisError> {
-        let leases: LeasesWord = self.get(seat, "/leases", WITHIN).await?;
-        Ok(leases.owners())
+    pub(crate) async fn live_owners(&self, seat: MemberSlot) -> Result<Vec<Owner>, NemesisError> {
+        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
+        Ok(leases.live_owners())
     }
 
     /// The session that a client of a model calls `key`.
-    pub(crate) async fn session_of(&self, seat: Seat, key: &str) -> Result<Option<SessionId>, NemesisError> {
+    pub(crate) async fn session_of(&self, seat: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
         let path = format!("/sessions?key={key}&model=tiny&consistency=linearizable");
-        let SessionsWord { sessions } = self.get(seat, &path, WITHIN).await?;
+        let SessionsJson { sessions } = self.get(seat, &path, REQUEST_TIMEOUT).await?;
         Ok(sessions.first().filter(|session| session.owner.is_some()).map(|session| session.id))
     }
 
-    async fn get<T: DeserializeOwned>(&self, seat: Seat, path: &str, within: Duration) -> Result<T, NemesisError> {
-        let reply = self.enter().raw(seat, (Method::GET, path), None, within).await;
-        let reply = self.good(seat, path, reply)?;
+    async fn get<T: DeserializeOwned>(
+        &self,
+        seat: MemberSlot,
+        path: &str,
+        within: Duration,
+    ) -> Result<T, NemesisError> {
+        let reply = self.client().raw(seat, (Method::GET, path), None, within).await;
+        let reply = self.expect_success(seat, path, reply)?;
         let odd = |error| NemesisError::Answer { who: format!("{path} of node {}", seat.0), got: format!("{error}") };
         serde_json::from_slice(&reply.body).map_err(odd)
     }
 
-    async fn told(
+    async fn send(
         &self,
-        seat: Seat,
+        seat: MemberSlot,
         (method, path, body): (Method, &str, serde_json::Value),
-    ) -> Result<Reply, NemesisError> {
-        let reply = self.enter().raw(seat, (method, path), Some((body, None)), WITHIN).await;
-        self.good(seat, path, reply)
+    ) -> Result<HttpReply, NemesisError> {
+        let reply = self.client().raw(seat, (method, path), Some((body, None)), REQUEST_TIMEOUT).await;
+        self.expect_success(seat, path, reply)
     }
 
-    fn good(&self, seat: Seat, path: &str, reply: Result<Reply, Silence>) -> Result<Reply, NemesisError> {
+    fn expect_success(
+        &self,
+        seat: MemberSlot,
+        path: &str,
+        reply: Result<HttpReply, HttpFailure>,
+    ) -> Result<HttpReply, NemesisError> {
         let who = || format!("{path} of node {}", seat.0);
         match reply {
             Ok(reply) if reply.status.is_success() => Ok(reply),
@@ -146,48 +156,52 @@ impl Doors {
 }
 
 /// One client's connections to all nodes.
-pub(crate) struct Door {
-    doors: Doors,
-    lines: HashMap<Seat, Line>,
+pub(crate) struct ApiClient {
+    addresses: NodeAddresses,
+    connections: HashMap<MemberSlot, KeepAliveConnection>,
 }
 
-impl Door {
+impl ApiClient {
     /// Asks about a session; the node's applied index comes with most answers.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &mut self,
-        seat: Seat,
-        (subject, asked): (SessionId, Asked),
+        seat: MemberSlot,
+        (subject, asked): (SessionId, OwnershipRequest),
         within: Duration,
-    ) -> (Answer, Option<u64>) {
+    ) -> (OwnershipReply, Option<u64>) {
         let session = format!("/sessions/{subject}");
         let reply = match asked {
-            Asked::Read => {
+            OwnershipRequest::Read => {
                 self.raw(seat, (Method::GET, &format!("{session}?consistency=linearizable")), None, within).await
             }
-            Asked::Claim(owner) => {
+            OwnershipRequest::Claim(owner) => {
                 let body = serde_json::json!({ "owner": words::target(owner) });
                 self.raw(seat, (Method::POST, &format!("{session}/claim")), Some((body, None)), within).await
             }
-            Asked::Release { seen, .. } => {
+            OwnershipRequest::Release { seen, .. } => {
                 let body = (serde_json::json!({}), Some(seen));
                 self.raw(seat, (Method::POST, &format!("{session}/release")), Some(body), within).await
             }
-            Asked::Migrate { to, seen } => {
+            OwnershipRequest::Migrate { to, seen } => {
                 let body = (serde_json::json!({ "to": words::target(to), "blocks": "there" }), Some(seen));
                 self.raw(seat, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
             }
         };
         match reply {
-            Ok(reply) => (read(asked, &reply), revision(&reply)),
-            Err(Silence::NotSent(_)) => (Answer::Unavailable, None),
-            Err(Silence::Lost(_)) => (Answer::Unknown, None),
+            Ok(reply) => (read_reply(asked, &reply), revision(&reply)),
+            Err(HttpFailure::NotSent(_)) => (OwnershipReply::Unavailable, None),
+            Err(HttpFailure::Lost(_)) => (OwnershipReply::Unknown, None),
         }
     }
 
     /// A linearizable read that must succeed.
-    pub(crate) async fn read(&mut self, seat: Seat, subject: SessionId) -> Result<Holding, NemesisError> {
-        match self.ask(seat, (subject, Asked::Read), WITHIN).await.0 {
-            Answer::Found(holding) => Ok(holding),
+    pub(crate) async fn read_owner(
+        &mut self,
+        seat: MemberSlot,
+        subject: SessionId,
+    ) -> Result<SessionHolder, NemesisError> {
+        match self.request(seat, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
+            OwnershipReply::Found(holding) => Ok(holding),
             other => {
                 let got = format!("{other:?} to a linearizable read of {subject}");
                 Err(NemesisError::Answer { who: format!("node {}", seat.0), got })
@@ -197,12 +211,12 @@ impl Door {
 
     async fn raw(
         &mut self,
-        seat: Seat,
+        seat: MemberSlot,
         (method, path): (Method, &str),
         body: Option<(serde_json::Value, Option<Epoch>)>,
         within: Duration,
-    ) -> Result<Reply, Silence> {
-        let address = self.doors.operator(seat);
+    ) -> Result<HttpReply, HttpFailure> {
+        let address = self.addresses.operator(seat);
         let mut request =
             Request::builder().method(method).uri(format!("{BASE}{path}")).header(HOST, address.to_string());
         let mut bytes = Bytes::new();
@@ -213,36 +227,36 @@ impl Door {
             }
             bytes = body.to_string().into();
         }
-        let request = request.body(Full::new(bytes)).map_err(|error| Silence::NotSent(error.to_string()))?;
-        self.lines.entry(seat).or_insert_with(|| Line::new(address)).ask(request, within).await
+        let request = request.body(Full::new(bytes)).map_err(|error| HttpFailure::NotSent(error.to_string()))?;
+        self.connections.entry(seat).or_insert_with(|| KeepAliveConnection::new(address)).request(request, within).await
     }
 }
 
 /// What an answer means for the one who asked.
-fn read(asked: Asked, reply: &Reply) -> Answer {
+fn read_reply(asked: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
     match reply.status {
-        StatusCode::OK => understood(asked, &reply.body).unwrap_or(Answer::Unknown),
+        StatusCode::OK => parse_reply(asked, &reply.body).unwrap_or(OwnershipReply::Unknown),
         // Nothing was sent to the ledger.
-        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => Answer::Unavailable,
-        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => Answer::Refused,
-        _ => Answer::Unknown,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => OwnershipReply::Unavailable,
+        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => OwnershipReply::Refused,
+        _ => OwnershipReply::Unknown,
     }
 }
 
-fn understood(asked: Asked, body: &[u8]) -> Option<Answer> {
+fn parse_reply(asked: OwnershipRequest, body: &[u8]) -> Option<OwnershipReply> {
     match asked {
-        Asked::Read => {
-            let SessionAnswer { session } = serde_json::from_slice(body).ok()?;
-            Some(Answer::Found(session.holding()))
+        OwnershipRequest::Read => {
+            let SessionReplyJson { session } = serde_json::from_slice(body).ok()?;
+            Some(OwnershipReply::Found(session.session_holder()))
         }
-        Asked::Claim(_) | Asked::Migrate { .. } => {
-            let DoneWord { epoch } = serde_json::from_slice(body).ok()?;
-            epoch.map(Answer::Granted)
+        OwnershipRequest::Claim(_) | OwnershipRequest::Migrate { .. } => {
+            let WriteReplyJson { epoch } = serde_json::from_slice(body).ok()?;
+            epoch.map(OwnershipReply::Granted)
         }
-        Asked::Release { .. } => Some(Answer::Released),
+        OwnershipRequest::Release { .. } => Some(OwnershipReply::Released),
     }
 }
 
-fn revision(reply: &Reply) -> Option<u64> {
+fn revision(reply: &HttpReply) -> Option<u64> {
     reply.headers.get("ownerserve-revision")?.to_str().ok()?.parse().ok()
 }

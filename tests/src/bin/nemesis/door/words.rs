@@ -5,11 +5,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
-use crate::history::{Holding, Sighting};
+use crate::history::{LeaseSighting, SessionHolder};
 
 /// What a node says of itself.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Status {
+pub(crate) struct NodeStatusJson {
     /// Its id.
     pub(crate) node: u64,
     /// The leader that it knows.
@@ -24,7 +24,7 @@ pub(crate) struct Status {
 /// What a member does in the quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Standing {
+pub(crate) enum MemberRoleJson {
     /// It decides.
     Voter,
     /// It follows.
@@ -33,23 +33,23 @@ pub(crate) enum Standing {
 
 /// A node of the cluster.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Member {
+pub(crate) struct MemberJson {
     /// Its id.
     pub(crate) node: u64,
     /// Where other nodes reach it.
     pub(crate) address: String,
     /// What it does.
-    pub(crate) standing: Standing,
+    pub(crate) standing: MemberRoleJson,
 }
 
 #[derive(Deserialize)]
-pub(super) struct MembersWord {
-    pub(super) members: Vec<Member>,
+pub(super) struct MembersJson {
+    pub(super) members: Vec<MemberJson>,
 }
 
 /// A change of the membership.
 #[derive(Clone, Debug)]
-pub(crate) enum Change {
+pub(crate) enum MembershipChange {
     /// Learners become voters, in one step.
     Promote(Vec<u64>),
     /// Voters become learners, in one step.
@@ -67,63 +67,65 @@ pub(crate) enum Change {
     TransferLeader(u64),
 }
 
-impl Change {
+impl MembershipChange {
     pub(super) fn request(&self) -> (Method, String, Value) {
         let members = |verb: &str| format!("/cluster/members/{verb}");
         match self {
-            Change::Promote(nodes) => (Method::POST, members("promote"), json!({ "nodes": nodes })),
-            Change::Demote(nodes) => (Method::POST, members("demote"), json!({ "nodes": nodes })),
-            Change::Replace { old, new } => (Method::POST, members("replace"), json!({ "old": old, "new": new })),
-            Change::Remove(node) => (Method::DELETE, members(&node.to_string()), json!({})),
-            Change::TransferLeader(node) => (Method::POST, "/cluster/leader".into(), json!({ "node": node })),
+            MembershipChange::Promote(nodes) => (Method::POST, members("promote"), json!({ "nodes": nodes })),
+            MembershipChange::Demote(nodes) => (Method::POST, members("demote"), json!({ "nodes": nodes })),
+            MembershipChange::Replace { old, new } => {
+                (Method::POST, members("replace"), json!({ "old": old, "new": new }))
+            }
+            MembershipChange::Remove(node) => (Method::DELETE, members(&node.to_string()), json!({})),
+            MembershipChange::TransferLeader(node) => (Method::POST, "/cluster/leader".into(), json!({ "node": node })),
         }
     }
 }
 
 #[derive(Deserialize)]
-pub(super) struct HashWord {
+pub(super) struct StateHashJson {
     pub(super) revision: u64,
     pub(super) hash: String,
 }
 
 #[derive(Deserialize)]
-pub(super) struct DoneWord {
+pub(super) struct WriteReplyJson {
     pub(super) epoch: Option<Epoch>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct OwnerWord {
+pub(super) struct OwnerJson {
     worker: WorkerId,
     incarnation: Incarnation,
     rank: DpRank,
 }
 
 #[derive(Deserialize)]
-pub(super) struct SessionWord {
+pub(super) struct SessionJson {
     pub(super) id: SessionId,
-    pub(super) owner: Option<OwnerWord>,
+    pub(super) owner: Option<OwnerJson>,
     epoch: Epoch,
 }
 
-impl SessionWord {
-    pub(super) fn holding(&self) -> Holding {
-        let owner = |word: &OwnerWord| Owner { worker: word.worker, incarnation: word.incarnation, rank: word.rank };
-        Holding { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
+impl SessionJson {
+    pub(super) fn session_holder(&self) -> SessionHolder {
+        let owner = |word: &OwnerJson| Owner { worker: word.worker, incarnation: word.incarnation, rank: word.rank };
+        SessionHolder { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
     }
 }
 
 #[derive(Deserialize)]
-pub(super) struct SessionAnswer {
-    pub(super) session: SessionWord,
+pub(super) struct SessionReplyJson {
+    pub(super) session: SessionJson,
 }
 
 #[derive(Deserialize)]
-pub(super) struct SessionsWord {
-    pub(super) sessions: Vec<SessionWord>,
+pub(super) struct SessionsJson {
+    pub(super) sessions: Vec<SessionJson>,
 }
 
 #[derive(Deserialize)]
-struct LeaseWord {
+struct LeaseJson {
     worker: WorkerId,
     incarnation: Incarnation,
     state: String,
@@ -132,14 +134,14 @@ struct LeaseWord {
 }
 
 #[derive(Deserialize)]
-pub(super) struct LeasesWord {
+pub(super) struct LeasesJson {
     revision: u64,
-    leases: Vec<LeaseWord>,
+    leases: Vec<LeaseJson>,
 }
 
-impl LeasesWord {
-    pub(super) fn sightings(&self) -> Vec<Sighting> {
-        let sighting = |lease: &LeaseWord| Sighting {
+impl LeasesJson {
+    pub(super) fn sightings(&self) -> Vec<LeaseSighting> {
+        let sighting = |lease: &LeaseJson| LeaseSighting {
             worker: lease.worker,
             granted: lease.epoch,
             is_live: lease.state == "held",
@@ -148,9 +150,9 @@ impl LeasesWord {
         self.leases.iter().map(sighting).collect()
     }
 
-    pub(super) fn owners(&self) -> Vec<Owner> {
+    pub(super) fn live_owners(&self) -> Vec<Owner> {
         let held = self.leases.iter().filter(|lease| lease.state == "held");
-        let ranks = |lease: &LeaseWord| {
+        let ranks = |lease: &LeaseJson| {
             let Owner { worker, incarnation, .. } =
                 Owner { worker: lease.worker, incarnation: lease.incarnation, rank: DpRank(0) };
             (0..lease.ranks).map(move |rank| Owner { worker, incarnation, rank: DpRank(rank) })

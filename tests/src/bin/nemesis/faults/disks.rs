@@ -3,34 +3,34 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Strike;
+use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::Arena;
-use crate::check::Broken;
-use crate::ground::{ballast, cut, flip_a_byte, newest_chunk, tear_the_end, unballast};
-use crate::history::Seat;
+use crate::arena::Testbed;
+use crate::check::GuaranteeViolation;
+use crate::ground::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, newest_chunk};
+use crate::history::MemberSlot;
 
-const FULL: Duration = Duration::from_secs(3);
+const FAULT_DURATION: Duration = Duration::from_secs(3);
 
 /// A voter's disk is full, and has room again. A node that could not write keeps no ledger until it is started again:
 /// either it ended, or it goes on serving and says so.
-pub(super) async fn full(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    let mut strike = Strike::begin(arena);
+pub(super) async fn full(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let mut strike = FaultRecord::begin(arena);
     let Some(seat) = arena.cluster.small_disk() else {
         strike.note = "no small disk can be mounted here".into();
         return Ok(strike);
     };
     match arena.leader().await? == seat && arena.cluster.seats().len() > 1 {
-        true => strike.takes_leader(arena),
-        false => strike.fault(),
+        true => strike.count_leader_loss(arena),
+        false => strike.count_fault(),
     }
     let folder = arena.cluster.folder(seat);
-    let bytes = ballast(&folder)?;
-    arena.hold(FULL).await;
-    unballast(&folder)?;
+    let bytes = fill_disk(&folder)?;
+    arena.hold_fault(FAULT_DURATION).await;
+    free_disk(&folder)?;
     let mut running = arena.cluster.take(seat)?;
-    let did = match running.ended() {
+    let did = match running.exit_status() {
         Some(status) => format!("the node ended ({status})"),
         None => format!("the node went on serving, and ended when asked ({})", running.terminate().await?),
     };
@@ -40,55 +40,60 @@ pub(super) async fn full(arena: &mut Arena) -> Result<Strike, NemesisError> {
 }
 
 /// The end of a stopped follower's log, with what it had acknowledged, is gone.
-pub(super) async fn torn(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    damaged(arena, newest_chunk, |chunk| tear_the_end(chunk).map(|left| format!("cut to {left} bytes"))).await
+pub(super) async fn torn(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    check_damage(arena, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
 }
 
 /// The last bytes of a stopped follower's log are gone, all of which it had vouched for: nobody writes before it stops.
-pub(super) async fn tail(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    let bytes = 1 + arena.dice.below(48);
+pub(super) async fn tail(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let bytes = 1 + arena.rng.below(48);
     let held = arena.load.pause().await;
     // Whatever was proposed is everywhere, and said to be.
     arena.equal_states().await?;
-    let struck = damaged(arena, newest_chunk, move |chunk| cut(chunk, bytes).map(|_| format!("{bytes} bytes cut off")));
+    let struck = check_damage(arena, newest_chunk, move |chunk| {
+        cut_tail(chunk, bytes).map(|_| format!("{bytes} bytes cut off"))
+    });
     let strike = struck.await;
     drop(held);
     strike
 }
 
 /// The end of a stopped follower's snapshot is gone, from which its log goes on.
-pub(super) async fn snapshot(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    for seat in arena.cluster.awake() {
-        arena.cluster.doors().snapshot(seat).await?;
+pub(super) async fn snapshot(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    for seat in arena.cluster.running_slots() {
+        arena.cluster.addresses().snapshot(seat).await?;
     }
-    let bytes = 1 + arena.dice.below(4096);
+    let bytes = 1 + arena.rng.below(4096);
     let file = |folder: &Path| Ok(folder.join("snapshot"));
-    damaged(arena, file, move |file| cut(file, bytes).map(|left| format!("{bytes} bytes cut off, {left} left"))).await
+    check_damage(arena, file, move |file| {
+        cut_tail(file, bytes).map(|left| format!("{bytes} bytes cut off, {left} left"))
+    })
+    .await
 }
 
 /// One bit of a stopped follower's log is flipped.
-pub(super) async fn flipped(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    damaged(arena, newest_chunk, |chunk| flip_a_byte(chunk).map(|at| format!("flipped at {at}"))).await
+pub(super) async fn flipped(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    check_damage(arena, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
 /// The node must refuse to start, and say which file and where; then it is wiped and joins under a new id.
-async fn damaged(
-    arena: &mut Arena,
+async fn check_damage(
+    arena: &mut Testbed,
     file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
     damage: impl FnOnce(&Path) -> Result<String, NemesisError>,
-) -> Result<Strike, NemesisError> {
+) -> Result<FaultRecord, NemesisError> {
     let alone = arena.cluster.seats().len() == 1;
     let seat = if alone { arena.leader().await? } else { arena.follower().await? };
-    let mut strike = Strike::begin(arena);
-    strike.fault();
+    let mut strike = FaultRecord::begin(arena);
+    strike.count_fault();
     kill(arena, seat).await?;
     let file = file(&arena.cluster.folder(seat))?;
     let whole = std::fs::read(&file).map_err(NemesisError::system(file.display().to_string()))?;
     strike.note = damage(&file)?;
     let boot = arena.cluster.boot(seat)?;
-    match arena.cluster.start_in_vain(seat, boot).await {
-        Ok(said) => strike.broken.extend(names_the_damage((seat, &file), &said)),
-        Err(error) => strike.broken.push(refusal(format!("node {}: {error}", seat.0))),
+    match arena.cluster.start_expecting_failure(seat, boot).await {
+        Ok(said) => strike.broken.extend(check_names_damage((seat, &file), &said)),
+        Err(error) => strike.broken.push(damage_violation(format!("node {}: {error}", seat.0))),
     }
     match alone {
         // From the backup that the message asks for.
@@ -101,16 +106,18 @@ async fn damaged(
     Ok(strike.end(arena))
 }
 
-fn names_the_damage((seat, file): (Seat, &Path), said: &str) -> Option<Broken> {
+fn check_names_damage((seat, file): (MemberSlot, &Path), said: &str) -> Option<GuaranteeViolation> {
     // The end of a log has an entry, the middle of one an offset; either tells where.
     let located = said.contains("offset") || said.contains("entry");
     // A log may be named as a whole: what is missing is in none of its files.
     let folder = file.parent().filter(|folder| folder.ends_with("log"));
     let names = |path: &Path| said.contains(&path.display().to_string());
     let named = located && (names(file) || folder.is_some_and(names));
-    (!named).then(|| refusal(format!("node {} does not say that it is {}, or where: {said}", seat.0, file.display())))
+    (!named).then(|| {
+        damage_violation(format!("node {} does not say that it is {}, or where: {said}", seat.0, file.display()))
+    })
 }
 
-fn refusal(detail: String) -> Broken {
-    Broken { promise: "a damaged log or snapshot stops the node, which says where the damage is", detail }
+fn damage_violation(detail: String) -> GuaranteeViolation {
+    GuaranteeViolation { guarantee: "a damaged log or snapshot stops the node, which says where the damage is", detail }
 }

@@ -5,52 +5,52 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vocabulary::{Epoch, WorkerId};
 
-use super::Strike;
+use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::{Arena, PATIENCE};
-use crate::check::Broken;
-use crate::trial::{FAIL_OVER, TICK};
+use crate::arena::{OPERATOR_TIMEOUT, Testbed};
+use crate::check::GuaranteeViolation;
+use crate::trial::{MAX_FAIL_OVER, TICK};
 
 /// The leader is killed and started again at once, while a follower is cut off, all inside a lease; after that a worker
 /// dies together with the leader.
-pub(super) async fn restart_inside(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    let before = granted(arena).await?;
-    let mut strike = Strike::begin(arena);
+pub(super) async fn restart_leader_within_lease(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let before = held_leases(arena).await?;
+    let mut strike = FaultRecord::begin(arena);
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
-    strike.fault();
+    strike.count_fault();
     arena.isolate(follower).await?;
     // Of three voters one is left: this is no fail-over to be measured.
-    strike.fault();
+    strike.count_fault();
     kill(arena, leader).await?;
     arena.cluster.restart(leader).await?;
-    arena.rejoin(follower).await?;
+    arena.heal_isolation(follower).await?;
     let now = arena.history.now();
-    arena.recovered(now).await?;
-    let after = granted(arena).await?;
-    strike.broken.extend(lost(&before, &after));
+    arena.await_recovery(now).await?;
+    let after = held_leases(arena).await?;
+    strike.broken.extend(check_none_lost(&before, &after));
     dead_worker(arena, &mut strike).await?;
     Ok(strike.end(arena))
 }
 
 /// A stopped worker answers no probe. Its lease must be gone within one lease, one fail-over and one tick.
-async fn dead_worker(arena: &mut Arena, strike: &mut Strike) -> Result<(), NemesisError> {
-    let leases = granted(arena).await?;
+async fn dead_worker(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<(), NemesisError> {
+    let leases = held_leases(arena).await?;
     let Some(worker) = arena.cluster.worker(0) else { return Ok(()) };
-    strike.fault();
+    strike.count_fault();
     worker.pause().await?;
     let leader = arena.leader().await?;
-    strike.takes_leader(arena);
+    strike.count_leader_loss(arena);
     kill(arena, leader).await?;
     let began = Instant::now();
     // A report that was under way may still renew it once.
-    let bound = arena.lease + FAIL_OVER + 2 * TICK;
+    let bound = arena.lease + MAX_FAIL_OVER + 2 * TICK;
     let ended = loop {
-        let live = granted(arena).await?;
+        let live = held_leases(arena).await?;
         if live.len() < leases.len() {
             break Some(began.elapsed());
         }
-        if began.elapsed() > bound + PATIENCE {
+        if began.elapsed() > bound + OPERATOR_TIMEOUT {
             break None;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -63,27 +63,29 @@ async fn dead_worker(arena: &mut Arena, strike: &mut Strike) -> Result<(), Nemes
     let after = ended.map_or("never".into(), |after| format!("after {:.1} s", after.as_secs_f64()));
     strike.note = format!("a dead worker's lease ended {after}, {:.1} s allowed", bound.as_secs_f64());
     if late {
-        strike.broken.push(Broken { promise: "dead leases are gone in time", detail: strike.note.clone() });
+        strike
+            .broken
+            .push(GuaranteeViolation { guarantee: "dead leases are gone in time", detail: strike.note.clone() });
     }
     Ok(())
 }
 
 /// A lease that is held: whose, and since when.
-pub(super) type Granted = (WorkerId, Epoch);
+pub(super) type HeldLease = (WorkerId, Epoch);
 
 /// The leases that ended although their workers were reached all the time.
-pub(super) fn lost(before: &[Granted], after: &[Granted]) -> Vec<Broken> {
+pub(super) fn check_none_lost(before: &[HeldLease], after: &[HeldLease]) -> Vec<GuaranteeViolation> {
     let lost = before.iter().filter(|lease| !after.contains(lease));
-    let early = |(worker, epoch): &Granted| Broken {
-        promise: "no lease ends early",
+    let early = |(worker, epoch): &HeldLease| GuaranteeViolation {
+        guarantee: "no lease ends early",
         detail: format!("{worker} was granted its lease at {epoch}, and lost it while routers reached it"),
     };
     lost.map(early).collect()
 }
 
 /// Leases that are held, by worker and grant, as the leader has them.
-pub(super) async fn granted(arena: &Arena) -> Result<Vec<Granted>, NemesisError> {
+pub(super) async fn held_leases(arena: &Testbed) -> Result<Vec<HeldLease>, NemesisError> {
     let leader = arena.leader().await?;
-    let seen = arena.cluster.doors().leases(leader).await?;
+    let seen = arena.cluster.addresses().leases(leader).await?;
     Ok(seen.into_iter().filter(|lease| lease.is_live).map(|lease| (lease.worker, lease.granted)).collect())
 }

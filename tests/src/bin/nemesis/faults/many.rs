@@ -2,34 +2,34 @@
 
 use std::time::Duration;
 
-use super::Strike;
+use super::FaultRecord;
 use super::links::links;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::Arena;
-use crate::ground::Weather;
+use crate::arena::Testbed;
+use crate::ground::LinkCondition;
 
-const STOPPED: Duration = Duration::from_secs(4);
+const STOP_DURATION: Duration = Duration::from_secs(4);
 
 /// Slow links, a killed follower, and a stopped leader: of three voters, one moves.
-pub(super) async fn three(arena: &mut Arena) -> Result<Strike, NemesisError> {
+pub(super) async fn three_faults(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
-    let slow = Weather::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
-    let mut strike = Strike::begin(arena);
-    strike.fault();
+    let slow = LinkCondition::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
+    let mut strike = FaultRecord::begin(arena);
+    strike.count_fault();
     for (from, to) in links(arena) {
-        arena.ground.weather(from, to, slow);
+        arena.network.set_condition(from, to, slow);
     }
-    strike.fault();
+    strike.count_fault();
     kill(arena, follower).await?;
     // Without a quorum nobody can take over: this is no fail-over to be measured.
-    strike.fault();
+    strike.count_fault();
     arena.cluster.running(leader)?.pause().await?;
-    arena.hold(STOPPED).await;
+    arena.hold_fault(STOP_DURATION).await;
     arena.cluster.restart(follower).await?;
     arena.cluster.running(leader)?.resume().await?;
     for (from, to) in links(arena) {
-        arena.ground.weather(from, to, Weather::Fair);
+        arena.network.set_condition(from, to, LinkCondition::Healthy);
     }
     Ok(strike.end(arena))
 }

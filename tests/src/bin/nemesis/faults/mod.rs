@@ -13,59 +13,66 @@ mod routers;
 mod shortages;
 mod versions;
 
-pub(crate) use processes::LONGEST_PAUSE;
+pub(crate) use processes::MAX_PAUSE;
 
 use crate::NemesisError;
-use crate::arena::{Arena, Pace};
-use crate::check::Broken;
-use crate::history::At;
+use crate::arena::{RunLength, Testbed};
+use crate::check::GuaranteeViolation;
+use crate::history::RunInstant;
 
 /// Why clocks and fdatasync are as they are.
-const NO_LEVERS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
+const NO_SYSCALL_FAULTS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
 
 /// What a nemesis did.
 #[derive(Clone, Debug)]
-pub(crate) struct Strike {
+pub(crate) struct FaultRecord {
     /// Faults that were injected.
     pub(crate) faults: u32,
     /// When the first began.
-    pub(crate) began: At,
+    pub(crate) began: RunInstant,
     /// When the last was taken back.
-    pub(crate) healed: At,
+    pub(crate) healed: RunInstant,
     /// When the leader was lost, if it was.
-    pub(crate) leader_lost: Vec<At>,
+    pub(crate) leader_lost: Vec<RunInstant>,
     /// What did not hold, beside what is checked after every nemesis.
-    pub(crate) broken: Vec<Broken>,
+    pub(crate) broken: Vec<GuaranteeViolation>,
     /// Worth a line in the table.
     pub(crate) note: String,
 }
 
-impl Strike {
+impl FaultRecord {
     /// Begins now.
-    fn begin(arena: &Arena) -> Strike {
+    fn begin(arena: &Testbed) -> FaultRecord {
         let now = arena.history.now();
-        Strike { faults: 0, began: now, healed: now, leader_lost: Vec::new(), broken: Vec::new(), note: String::new() }
+        FaultRecord {
+            faults: 0,
+            began: now,
+            healed: now,
+            leader_lost: Vec::new(),
+            broken: Vec::new(),
+            note: String::new(),
+        }
     }
 
     /// Counts a fault.
-    fn fault(&mut self) {
+    fn count_fault(&mut self) {
         self.faults += 1;
     }
 
     /// Counts a fault that takes the leader away.
-    fn takes_leader(&mut self, arena: &Arena) {
+    fn count_leader_loss(&mut self, arena: &Testbed) {
         self.faults += 1;
         self.leader_lost.push(arena.history.now());
     }
 
     /// Does nothing, for this reason.
-    fn not_run(mut self, why: &str) -> Strike {
+    fn not_run(mut self, why: &str) -> FaultRecord {
         self.note = why.to_owned();
         self
     }
 
     /// Ends now.
-    fn end(mut self, arena: &Arena) -> Strike {
+    fn end(mut self, arena: &Testbed) -> FaultRecord {
         self.healed = arena.history.now();
         self
     }
@@ -204,11 +211,11 @@ impl Nemesis {
     }
 
     /// Whether a run of this pace and so many voters has it, unless it is asked for by name.
-    pub(crate) fn belongs_to(self, pace: Pace, voters: u8) -> bool {
+    pub(crate) fn applies_to(self, pace: RunLength, voters: u8) -> bool {
         match self {
             Nemesis::MinorityPartition | Nemesis::KillTwo => voters >= 5,
             // A torn log is much the same.
-            Nemesis::CutTail => pace == Pace::Long,
+            Nemesis::CutTail => pace == RunLength::Long,
             _ => true,
         }
     }
@@ -219,9 +226,9 @@ impl Nemesis {
     }
 
     /// Strikes.
-    pub(crate) async fn strike(self, arena: &mut Arena) -> Result<Strike, NemesisError> {
+    pub(crate) async fn run(self, arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
         match self {
-            Nemesis::MixedVersions => versions::mixed(arena).await,
+            Nemesis::MixedVersions => versions::mixed_releases(arena).await,
             Nemesis::SymmetricPartition => links::symmetric(arena).await,
             Nemesis::OneWayPartition => links::one_way(arena).await,
             Nemesis::FlappingPartition => links::flapping(arena).await,
@@ -234,12 +241,12 @@ impl Nemesis {
             Nemesis::FullDisk => disks::full(arena).await,
             Nemesis::TornLog => disks::torn(arena).await,
             Nemesis::FlippedLog => disks::flipped(arena).await,
-            Nemesis::RestartInsideLease => leases::restart_inside(arena).await,
+            Nemesis::RestartInsideLease => leases::restart_leader_within_lease(arena).await,
             Nemesis::RollingRestart => processes::rolling_restart(arena).await,
             Nemesis::LeaderTransfer => changes::transfer(arena).await,
-            Nemesis::MembershipUnderFault => changes::under_fault(arena).await,
-            Nemesis::RouterKilled => routers::killed(arena).await,
-            Nemesis::ThreeAtOnce => many::three(arena).await,
+            Nemesis::MembershipUnderFault => changes::change_under_fault(arena).await,
+            Nemesis::RouterKilled => routers::kill_mid_stream(arena).await,
+            Nemesis::ThreeAtOnce => many::three_faults(arena).await,
             Nemesis::MinorityPartition => links::minority(arena).await,
             Nemesis::KillTwo => processes::kill_two(arena).await,
             Nemesis::SlowDisk => failing::slow(arena).await,

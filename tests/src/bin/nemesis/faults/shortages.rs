@@ -5,52 +5,54 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{NO_LEVERS, Strike};
+use super::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
-use crate::arena::{Arena, PATIENCE};
-use crate::check::Broken;
-use crate::ground::{Lever, Levers};
-use crate::history::Seat;
+use crate::arena::{OPERATOR_TIMEOUT, Testbed};
+use crate::check::GuaranteeViolation;
+use crate::ground::{SyscallFault, SyscallFaults};
+use crate::history::MemberSlot;
 
-const HELD: Duration = Duration::from_millis(900);
-const PROMISE: &str = "a shortage ends with its cause";
+const FAULT_DURATION: Duration = Duration::from_millis(900);
+const GUARANTEE: &str = "a shortage ends with its cause";
 
 /// Each with the error of the system call: EMFILE, ENOMEM, EAGAIN.
-const SHORTAGES: [(&str, Lever, i64); 5] = [
-    ("descriptors for files", Lever::OpenError, 24),
-    ("memory for files", Lever::OpenError, 12),
-    ("descriptors for connections", Lever::AcceptError, 24),
-    ("memory for connections", Lever::AcceptError, 12),
-    ("threads", Lever::ThreadError, 11),
+const SHORTAGES: [(&str, SyscallFault, i64); 5] = [
+    ("descriptors for files", SyscallFault::OpenError, 24),
+    ("memory for files", SyscallFault::OpenError, 12),
+    ("descriptors for connections", SyscallFault::AcceptError, 24),
+    ("memory for connections", SyscallFault::AcceptError, 12),
+    ("threads", SyscallFault::ThreadError, 11),
 ];
 
 /// A follower runs out of each, then the leader, while each is asked for a snapshot. Nobody ends, and what failed for that
 /// reason succeeds without a restart once the shortage is over: only a write or an fsync that fails stops a ledger.
-pub(super) async fn shortages(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    let mut strike = Strike::begin(arena);
-    let Some(levers) = arena.cluster.levers().cloned() else { return Ok(strike.not_run(NO_LEVERS)) };
+pub(super) async fn shortages(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let mut strike = FaultRecord::begin(arena);
+    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let (mut unopened, mut unaccepted, mut unstarted) = (0, 0, 0);
     for seat in [arena.follower().await?, arena.leader().await?] {
         for (what, lever, error) in SHORTAGES {
-            strike.fault();
-            levers.pull(seat, lever, error)?;
-            under(arena, seat).await;
-            levers.pull(seat, lever, 0)?;
-            if let Some(broken) = over(arena, (seat, what)).await? {
+            strike.count_fault();
+            levers.set(seat, lever, error)?;
+            request_under_shortage(arena, seat).await;
+            levers.set(seat, lever, 0)?;
+            if let Some(broken) = check_recovered(arena, (seat, what)).await? {
                 strike.broken.push(broken);
                 // What follows shows nothing of this node.
-                start_again(arena, seat).await?;
+                restart_node(arena, seat).await?;
                 break;
             }
         }
-        let felt = felt(&levers, seat)?;
+        let felt = fault_counts(&levers, seat)?;
         unopened += felt.0;
         unaccepted += felt.1;
         unstarted += felt.2;
     }
     if strike.broken.is_empty() {
-        strike.broken.extend(Broken::unless_felt("a shortage of descriptors for files", unopened));
-        strike.broken.extend(Broken::unless_felt("a shortage of descriptors for connections", unaccepted));
+        strike.broken.extend(GuaranteeViolation::unless_observed("a shortage of descriptors for files", unopened));
+        strike
+            .broken
+            .extend(GuaranteeViolation::unless_observed("a shortage of descriptors for connections", unaccepted));
     }
     // Threads that are there already do the work of those that are not.
     strike.note =
@@ -58,15 +60,15 @@ pub(super) async fn shortages(arena: &mut Arena) -> Result<Strike, NemesisError>
     Ok(strike.end(arena))
 }
 
-fn felt(levers: &Levers, seat: Seat) -> Result<(i64, i64, i64), NemesisError> {
-    let felt = levers.felt(seat)?;
-    Ok((felt.unopened, felt.unaccepted, felt.unstarted))
+fn fault_counts(levers: &SyscallFaults, seat: MemberSlot) -> Result<(i64, i64, i64), NemesisError> {
+    let felt = levers.counts(seat)?;
+    Ok((felt.failed_opens, felt.failed_accepts, felt.failed_thread_starts))
 }
 
 /// Asks for a snapshot, which opens a file, on a connection of its own; what comes of it now is nobody's promise.
-async fn under(arena: &mut Arena, seat: Seat) {
-    let span = arena.span(HELD);
-    let doors = arena.cluster.doors().clone();
+async fn request_under_shortage(arena: &mut Testbed, seat: MemberSlot) {
+    let span = arena.fault_duration(FAULT_DURATION);
+    let doors = arena.cluster.addresses().clone();
     let asked = async {
         let _ = doors.write_snapshot(seat).await;
         let _ = doors.snapshot(seat).await;
@@ -77,28 +79,31 @@ async fn under(arena: &mut Arena, seat: Seat) {
 }
 
 /// What must be true of the node again.
-async fn over(arena: &mut Arena, (seat, what): (Seat, &str)) -> Result<Option<Broken>, NemesisError> {
-    let deadline = Instant::now() + PATIENCE;
+async fn check_recovered(
+    arena: &mut Testbed,
+    (seat, what): (MemberSlot, &str),
+) -> Result<Option<GuaranteeViolation>, NemesisError> {
+    let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
-        if arena.cluster.running(seat)?.ended().is_some() {
-            let detail = format!("node {} ran out of {what} and ended: {}", seat.0, arena.cluster.last_words(seat));
-            return Ok(Some(Broken { promise: PROMISE, detail }));
+        if arena.cluster.running(seat)?.exit_status().is_some() {
+            let detail = format!("node {} ran out of {what} and ended: {}", seat.0, arena.cluster.log_tail(seat));
+            return Ok(Some(GuaranteeViolation { guarantee: GUARANTEE, detail }));
         }
-        let refused = match arena.cluster.doors().write_snapshot(seat).await {
+        let refused = match arena.cluster.addresses().write_snapshot(seat).await {
             Ok(()) => return Ok(None),
             Err(refused) => refused,
         };
         if Instant::now() > deadline {
             let detail = format!("node {} ran out of {what}, and still answers: {refused}", seat.0);
-            return Ok(Some(Broken { promise: PROMISE, detail }));
+            return Ok(Some(GuaranteeViolation { guarantee: GUARANTEE, detail }));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn start_again(arena: &mut Arena, seat: Seat) -> Result<(), NemesisError> {
+async fn restart_node(arena: &mut Testbed, seat: MemberSlot) -> Result<(), NemesisError> {
     let mut running = arena.cluster.take(seat)?;
-    if running.ended().is_none() {
+    if running.exit_status().is_none() {
         running.kill().await?;
     }
     arena.cluster.restart(seat).await

@@ -6,73 +6,81 @@
 use tokio::time::Instant;
 use vocabulary::SessionId;
 
-use super::Strike;
+use super::FaultRecord;
 use crate::NemesisError;
-use crate::arena::{Arena, PATIENCE};
-use crate::check::{Broken, StreamEnd};
-use crate::cluster::{Boot, Origin};
-use crate::ground::SEATS;
-use crate::history::{Answer, Asked, Holding, Seat};
-use crate::node::Running;
-use crate::streams::{Streaming, Wish, stream};
+use crate::arena::{OPERATOR_TIMEOUT, Testbed};
+use crate::check::{GuaranteeViolation, StreamEnd};
+use crate::cluster::{BootOrigin, NodeBoot};
+use crate::ground::MAX_SLOTS;
+use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::node::ProgramProcess;
+use crate::streams::{StreamRequest, StreamResult, run_stream};
 
-const ALONE: Seat = Seat(SEATS);
+const LONE_SLOT: MemberSlot = MemberSlot(MAX_SLOTS);
 const OLD: u32 = 1;
 const NEW: u32 = 2;
 const SESSIONS: usize = 8;
-const PROMISE: &str = "binaries of two levels work on the same data until the level is raised";
+const GUARANTEE: &str = "binaries of two levels work on the same data until the level is raised";
 
 /// Old, new, old, new, raised; then the old one must refuse.
-pub(super) async fn mixed(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    let old = Boot { origin: Origin::Alone, max_level: Some(OLD) };
-    let new = Boot::new(Origin::Alone);
-    let mut strike = Strike::begin(arena);
-    arena.cluster.wipe(ALONE)?;
-    let mut running = arena.cluster.start_apart(ALONE, old).await?;
+pub(super) async fn mixed_releases(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let old = NodeBoot { origin: BootOrigin::Standalone, max_level: Some(OLD) };
+    let new = NodeBoot::new(BootOrigin::Standalone);
+    let mut strike = FaultRecord::begin(arena);
+    arena.cluster.wipe(LONE_SLOT)?;
+    let mut running = arena.cluster.start_separate(LONE_SLOT, old).await?;
     let sessions = sessions(arena).await?;
     let mut known = write(arena, &sessions).await?;
     for (boot, word) in [(new, "newer"), (old, "older"), (new, "newer again")] {
-        strike.fault();
-        running = exchange(arena, running, boot).await?;
+        strike.count_fault();
+        running = swap_binary(arena, running, boot).await?;
         let found = read(arena, &sessions).await?;
         if found != known {
-            strike.broken.push(Broken { promise: PROMISE, detail: format!("{word}: {known:?} became {found:?}") });
+            strike.broken.push(GuaranteeViolation {
+                guarantee: GUARANTEE,
+                detail: format!("{word}: {known:?} became {found:?}"),
+            });
         }
         known = write(arena, &sessions).await?;
     }
-    let doors = arena.cluster.doors();
-    let level = doors.status(ALONE).await?.level;
+    let doors = arena.cluster.addresses();
+    let level = doors.status(LONE_SLOT).await?.level;
     if level != OLD {
-        strike.broken.push(Broken { promise: PROMISE, detail: format!("level {level} before anybody raised it") });
+        strike.broken.push(GuaranteeViolation {
+            guarantee: GUARANTEE,
+            detail: format!("level {level} before anybody raised it"),
+        });
     }
-    doors.raise_level(ALONE, NEW).await?;
-    strike.fault();
+    doors.raise_level(LONE_SLOT, NEW).await?;
+    strike.count_fault();
     running.terminate().await?;
-    match arena.cluster.start_in_vain(ALONE, old).await {
+    match arena.cluster.start_expecting_failure(LONE_SLOT, old).await {
         Ok(said) if said.contains("level") => {}
-        Ok(said) => strike.broken.push(Broken { promise: PROMISE, detail: format!("the refusal is unclear: {said}") }),
-        Err(error) => strike.broken.push(Broken { promise: PROMISE, detail: error.to_string() }),
+        Ok(said) => strike
+            .broken
+            .push(GuaranteeViolation { guarantee: GUARANTEE, detail: format!("the refusal is unclear: {said}") }),
+        Err(error) => strike.broken.push(GuaranteeViolation { guarantee: GUARANTEE, detail: error.to_string() }),
     }
     strike.note = format!("levels {OLD} and {NEW} on one node's data, {} writes", SESSIONS * 4);
     Ok(strike.end(arena))
 }
 
-async fn exchange(arena: &Arena, running: Running, boot: Boot) -> Result<Running, NemesisError> {
+async fn swap_binary(arena: &Testbed, running: ProgramProcess, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
     running.terminate().await?;
-    arena.cluster.start_apart(ALONE, boot).await
+    arena.cluster.start_separate(LONE_SLOT, boot).await
 }
 
 /// Sessions in the lone node's ledger.
-async fn sessions(arena: &Arena) -> Result<Vec<SessionId>, NemesisError> {
-    let doors = arena.cluster.doors();
-    let deadline = Instant::now() + PATIENCE;
+async fn sessions(arena: &Testbed) -> Result<Vec<SessionId>, NemesisError> {
+    let doors = arena.cluster.addresses();
+    let deadline = Instant::now() + OPERATOR_TIMEOUT;
     let mut sessions = Vec::new();
     for number in 0..SESSIONS {
         let key = format!("alone-{number}");
         loop {
-            let wish = Wish { seat: ALONE, key: &key, tokens: 2 };
-            let served = stream(doors, wish, || {}).await == Streaming::Ended(StreamEnd::Whole);
-            if let Some(session) = if served { doors.session_of(ALONE, &key).await? } else { None } {
+            let wish = StreamRequest { seat: LONE_SLOT, key: &key, tokens: 2 };
+            let served = run_stream(doors, wish, || {}).await == StreamResult::Ended(StreamEnd::Whole);
+            if let Some(session) = if served { doors.session_of(LONE_SLOT, &key).await? } else { None } {
                 sessions.push(session);
                 break;
             }
@@ -86,33 +94,39 @@ async fn sessions(arena: &Arena) -> Result<Vec<SessionId>, NemesisError> {
 }
 
 /// Takes every session from its owner, and claims it for another; the grants.
-async fn write(arena: &Arena, sessions: &[SessionId]) -> Result<Vec<Holding>, NemesisError> {
-    let owners = arena.cluster.doors().owners(ALONE).await?;
-    let mut door = arena.cluster.doors().enter();
+async fn write(arena: &Testbed, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+    let owners = arena.cluster.addresses().live_owners(LONE_SLOT).await?;
+    let mut door = arena.cluster.addresses().client();
     for (at, session) in sessions.iter().enumerate() {
-        let Holding { owner, epoch } = door.read(ALONE, *session).await?;
+        let SessionHolder { owner, epoch } = door.read_owner(LONE_SLOT, *session).await?;
         if let Some(owner) = owner {
-            told(door.ask(ALONE, (*session, Asked::Release { owner, seen: epoch }), PATIENCE).await.0)?;
+            expect_acknowledged(
+                door.request(LONE_SLOT, (*session, OwnershipRequest::Release { owner, seen: epoch }), OPERATOR_TIMEOUT)
+                    .await
+                    .0,
+            )?;
         }
         if let Some(next) = owners.get(at % owners.len().max(1)) {
-            told(door.ask(ALONE, (*session, Asked::Claim(*next)), PATIENCE).await.0)?;
+            expect_acknowledged(
+                door.request(LONE_SLOT, (*session, OwnershipRequest::Claim(*next)), OPERATOR_TIMEOUT).await.0,
+            )?;
         }
     }
     read(arena, sessions).await
 }
 
-fn told(answer: Answer) -> Result<(), NemesisError> {
+fn expect_acknowledged(answer: OwnershipReply) -> Result<(), NemesisError> {
     match answer {
-        Answer::Granted(_) | Answer::Released => Ok(()),
+        OwnershipReply::Granted(_) | OwnershipReply::Released => Ok(()),
         other => Err(NemesisError::Answer { who: "the lone node".into(), got: format!("{other:?} to a write") }),
     }
 }
 
-async fn read(arena: &Arena, sessions: &[SessionId]) -> Result<Vec<Holding>, NemesisError> {
-    let mut door = arena.cluster.doors().enter();
+async fn read(arena: &Testbed, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+    let mut door = arena.cluster.addresses().client();
     let mut found = Vec::new();
     for session in sessions {
-        found.push(door.read(ALONE, *session).await?);
+        found.push(door.read_owner(LONE_SLOT, *session).await?);
     }
     Ok(found)
 }

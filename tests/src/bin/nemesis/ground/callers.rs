@@ -3,27 +3,27 @@
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use crate::history::Seat;
+use crate::history::MemberSlot;
 
 /// How often the kernel's table is read for one socket.
-const READS: usize = 4;
+const TABLE_READS: usize = 4;
 
 /// Processes by seat.
 #[derive(Default)]
-pub(super) struct Callers {
-    pids: HashMap<Seat, u32>,
+pub(super) struct CallerPids {
+    pids: HashMap<MemberSlot, u32>,
 }
 
-impl Callers {
-    pub(super) fn settle(&mut self, seat: Seat, pid: u32) {
+impl CallerPids {
+    pub(super) fn register(&mut self, seat: MemberSlot, pid: u32) {
         self.pids.insert(seat, pid);
     }
 
     /// The seat of the process that connected from `address`.
-    pub(super) fn owner_of(&self, address: SocketAddr) -> Option<Seat> {
+    pub(super) fn owner_of(&self, address: SocketAddr) -> Option<MemberSlot> {
         // The table is read in pieces: while others come and go, a line may be missing from it.
         let read = || std::fs::read_to_string("/proc/net/tcp").ok();
-        let inode = (0..READS).find_map(|_| inode_of(&read()?, address))?;
+        let inode = (0..TABLE_READS).find_map(|_| inode_of(&read()?, address))?;
         let link = format!("socket:[{inode}]");
         let holds = |pid: &u32| {
             let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok();
@@ -52,17 +52,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_names_the_socket_of_this_process() {
+    fn the_kernel_socket_table_names_the_calling_process() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let caller = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut callers = Callers::default();
-        callers.settle(Seat(3), std::process::id());
-        assert_eq!(callers.owner_of(caller.local_addr().unwrap()), Some(Seat(3)));
+        let mut callers = CallerPids::default();
+        callers.register(MemberSlot(3), std::process::id());
+        assert_eq!(callers.owner_of(caller.local_addr().unwrap()), Some(MemberSlot(3)));
         assert_eq!(callers.owner_of("127.0.0.1:1".parse().unwrap()), None);
     }
 
     #[test]
-    fn a_closed_socket_that_lingers_at_the_address_is_not_taken_for_the_open_one() {
+    fn a_lingering_closed_socket_is_not_mistaken_for_the_open_one() {
         let line = |inode: &str| format!("0: 0100007F:1F90 0200007F:0050 06 0:0 00:0 0 0 0 {inode} 3\n");
         let table = format!("head\n{}{}", line("0"), line("4711"));
         let address = "127.0.0.1:8080".parse().unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::wires::run;
 use crate::NemesisError;
 
-const BALLAST: &str = "ballast";
+const FILL_FILE: &str = "ballast";
 
 /// Mounts a small disk there; it goes with this program's mount namespace.
 pub(crate) async fn mount_small(folder: &Path, size: &str) -> Result<(), NemesisError> {
@@ -16,8 +16,8 @@ pub(crate) async fn mount_small(folder: &Path, size: &str) -> Result<(), Nemesis
 }
 
 /// Writes until nothing more fits beside the node's files. Returns the bytes that it took.
-pub(crate) fn ballast(folder: &Path) -> Result<u64, NemesisError> {
-    let path = folder.join(BALLAST);
+pub(crate) fn fill_disk(folder: &Path) -> Result<u64, NemesisError> {
+    let path = folder.join(FILL_FILE);
     let mut file = File::create(&path).map_err(NemesisError::system("fill the disk"))?;
     let mut written = 0;
     // Small pieces at the end, so that not even one record fits.
@@ -34,8 +34,8 @@ pub(crate) fn ballast(folder: &Path) -> Result<u64, NemesisError> {
 }
 
 /// Gives the room back.
-pub(crate) fn unballast(folder: &Path) -> Result<(), NemesisError> {
-    std::fs::remove_file(folder.join(BALLAST)).map_err(NemesisError::system("free the disk"))
+pub(crate) fn free_disk(folder: &Path) -> Result<(), NemesisError> {
+    std::fs::remove_file(folder.join(FILL_FILE)).map_err(NemesisError::system("free the disk"))
 }
 
 /// The file that a node's log was last written to.
@@ -51,7 +51,7 @@ pub(crate) fn newest_chunk(folder: &Path) -> Result<PathBuf, NemesisError> {
 }
 
 /// Flips one bit well inside the log: what was written there is no longer what is there. Returns where.
-pub(crate) fn flip_a_byte(chunk: &Path) -> Result<u64, NemesisError> {
+pub(crate) fn flip_byte(chunk: &Path) -> Result<u64, NemesisError> {
     let what = || format!("flip a byte of {}", chunk.display());
     let file = File::options().read(true).write(true).open(chunk).map_err(NemesisError::system(what()))?;
     let length = file.metadata().map_err(NemesisError::system(what()))?.len();
@@ -63,14 +63,14 @@ pub(crate) fn flip_a_byte(chunk: &Path) -> Result<u64, NemesisError> {
 }
 
 /// Cuts a quarter of a file off: of a log, acknowledged entries included. Returns its new length.
-pub(crate) fn tear_the_end(path: &Path) -> Result<u64, NemesisError> {
+pub(crate) fn cut_quarter(path: &Path) -> Result<u64, NemesisError> {
     let what = || format!("cut {}", path.display());
     let length = path.metadata().map_err(NemesisError::system(what()))?.len();
-    cut(path, length / 4)
+    cut_tail(path, length / 4)
 }
 
 /// Cuts so many bytes off. Returns its new length.
-pub(crate) fn cut(path: &Path, bytes: u64) -> Result<u64, NemesisError> {
+pub(crate) fn cut_tail(path: &Path, bytes: u64) -> Result<u64, NemesisError> {
     let what = || format!("cut {}", path.display());
     let file = File::options().write(true).open(path).map_err(NemesisError::system(what()))?;
     let length = file.metadata().map_err(NemesisError::system(what()))?.len();

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::NemesisError;
-use crate::history::Seat;
+use crate::history::MemberSlot;
 
-const SOURCE: &str = include_str!("shim.c");
+const SHIM_SOURCE: &str = include_str!("shim.c");
 
 /// What is pulled; the number is its place among the shim's levers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lever {
+pub(crate) enum SyscallFault {
     /// Milliseconds before every fsync and fdatasync.
     SyncDelay = 0,
     /// The error that every fsync and fdatasync returns.
@@ -24,9 +24,9 @@ pub(crate) enum Lever {
     /// Seconds that wall clocks are ahead.
     WallOffset = 2,
     /// How fast monotonic clocks run, in thousandths.
-    Pace = 3,
+    ClockRate = 3,
     /// Milliseconds that monotonic clocks have jumped ahead, all jumps together.
-    Jump = 4,
+    ClockJump = 4,
     /// The error of every opening of a file.
     OpenError = 5,
     /// The error of every accept of a connection.
@@ -37,7 +37,7 @@ pub(crate) enum Lever {
 
 /// What came of it, by the node's own calls; without any a lever did nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Felt {
+pub(crate) struct SyscallFaultCounts {
     /// Calls that were delayed.
     pub(crate) delayed: i64,
     /// Calls that failed.
@@ -45,49 +45,49 @@ pub(crate) struct Felt {
     /// Wall clocks that were read while they were off.
     pub(crate) wall_reads: i64,
     /// Monotonic clocks that were read while they ran at another pace.
-    pub(crate) odd_reads: i64,
+    pub(crate) skewed_reads: i64,
     /// Files that were not opened.
-    pub(crate) unopened: i64,
+    pub(crate) failed_opens: i64,
     /// Connections that were not taken.
-    pub(crate) unaccepted: i64,
+    pub(crate) failed_accepts: i64,
     /// Threads that were not started.
-    pub(crate) unstarted: i64,
+    pub(crate) failed_thread_starts: i64,
 }
 
-const LEVERS: u64 = 8;
-const BYTES: usize = 15 * 8;
+const FAULT_COUNT: u64 = 8;
+const FILE_BYTES: usize = 15 * 8;
 
 /// The levers of all nodes of a run.
 #[derive(Clone, Debug)]
-pub(crate) struct Levers {
+pub(crate) struct SyscallFaults {
     shared_object: PathBuf,
     folder: PathBuf,
 }
 
-impl Levers {
+impl SyscallFaults {
     /// Builds the shim in `folder`; fails where there is no C compiler.
-    pub(crate) fn build(folder: &Path) -> Result<Levers, NemesisError> {
+    pub(crate) fn build(folder: &Path) -> Result<SyscallFaults, NemesisError> {
         let (source, shared_object) = (folder.join("shim.c"), folder.join("shim.so"));
-        std::fs::write(&source, SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
+        std::fs::write(&source, SHIM_SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
         let mut compile = Command::new("cc");
         compile.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&shared_object).arg(&source).arg("-ldl");
         let compiled = compile.stdin(Stdio::null()).output().map_err(NemesisError::system("cc"))?;
         let got = || String::from_utf8_lossy(&compiled.stderr).trim().to_owned();
         match compiled.status.success() {
-            true => Ok(Levers { shared_object, folder: folder.to_owned() }),
+            true => Ok(SyscallFaults { shared_object, folder: folder.to_owned() }),
             false => Err(NemesisError::Answer { who: "cc".into(), got: got() }),
         }
     }
 
     /// What a node in this seat is started with; all levers are back.
-    pub(crate) fn environment(&self, seat: Seat) -> Result<Vec<(&'static str, String)>, NemesisError> {
+    pub(crate) fn environment(&self, seat: MemberSlot) -> Result<Vec<(&'static str, String)>, NemesisError> {
         let path = self.path(seat);
-        std::fs::write(&path, [0; BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
+        std::fs::write(&path, [0; FILE_BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
         Ok(vec![("LD_PRELOAD", self.shared_object.display().to_string()), ("FAULT_LEVERS", path.display().to_string())])
     }
 
     /// Pulls one; zero lets it go.
-    pub(crate) fn pull(&self, seat: Seat, lever: Lever, value: i64) -> Result<(), NemesisError> {
+    pub(crate) fn set(&self, seat: MemberSlot, lever: SyscallFault, value: i64) -> Result<(), NemesisError> {
         let path = self.path(seat);
         let file = File::options().write(true).open(&path);
         let pulled = file.and_then(|file| file.write_all_at(&value.to_ne_bytes(), lever as u64 * 8));
@@ -95,27 +95,27 @@ impl Levers {
     }
 
     /// What the node in this seat felt since it was started.
-    pub(crate) fn felt(&self, seat: Seat) -> Result<Felt, NemesisError> {
+    pub(crate) fn counts(&self, seat: MemberSlot) -> Result<SyscallFaultCounts, NemesisError> {
         let path = self.path(seat);
-        let mut bytes = [0; BYTES];
+        let mut bytes = [0; FILE_BYTES];
         let read = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, 0));
         read.map_err(NemesisError::system(path.display().to_string()))?;
         let at = |place: u64| {
-            let from = (LEVERS + place) as usize * 8;
+            let from = (FAULT_COUNT + place) as usize * 8;
             bytes[from..from + 8].try_into().map_or(0, i64::from_ne_bytes)
         };
-        Ok(Felt {
+        Ok(SyscallFaultCounts {
             delayed: at(0),
             failed: at(1),
             wall_reads: at(2),
-            odd_reads: at(3),
-            unopened: at(4),
-            unaccepted: at(5),
-            unstarted: at(6),
+            skewed_reads: at(3),
+            failed_opens: at(4),
+            failed_accepts: at(5),
+            failed_thread_starts: at(6),
         })
     }
 
-    fn path(&self, seat: Seat) -> PathBuf {
+    fn path(&self, seat: MemberSlot) -> PathBuf {
         self.folder.join(format!("node{}.levers", seat.0))
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     /// A real program under the shim: what `cat` of the time would be, from a shell that has only these.
-    fn seconds_of(levers: &Levers, seat: Seat) -> i64 {
+    fn seconds_of(levers: &SyscallFaults, seat: MemberSlot) -> i64 {
         let path = levers.path(seat);
         let mut date = Command::new("date");
         date.arg("+%s").env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", path);
@@ -133,18 +133,18 @@ mod tests {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
-    fn sync_of(levers: &Levers, seat: Seat, file: &Path) -> bool {
+    fn sync_of(levers: &SyscallFaults, seat: MemberSlot, file: &Path) -> bool {
         let mut sync = Command::new("sync");
         sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
         sync.stderr(Stdio::null()).status().unwrap().success()
     }
 
     #[test]
-    fn a_program_runs_out_of_what_is_said_and_has_it_again() {
+    fn an_injected_shortage_is_seen_until_it_is_lifted() {
         let folder = std::env::temp_dir().join(format!("shortages-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        if let Ok(levers) = Levers::build(&folder) {
-            let (seat, file) = (Seat(1), folder.join("file"));
+        if let Ok(levers) = SyscallFaults::build(&folder) {
+            let (seat, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
             levers.environment(seat).unwrap();
             let read = || {
@@ -152,38 +152,38 @@ mod tests {
                 cat.arg(&file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
                 cat.env("LC_ALL", "C").output().unwrap()
             };
-            levers.pull(seat, Lever::OpenError, 24).unwrap();
+            levers.set(seat, SyscallFault::OpenError, 24).unwrap();
             let refused = read();
             assert!(!refused.status.success());
             assert!(String::from_utf8_lossy(&refused.stderr).contains("Too many open files"));
-            assert!(levers.felt(seat).unwrap().unopened > 0);
-            levers.pull(seat, Lever::OpenError, 0).unwrap();
+            assert!(levers.counts(seat).unwrap().failed_opens > 0);
+            levers.set(seat, SyscallFault::OpenError, 0).unwrap();
             assert_eq!(read().stdout, b"written");
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn a_program_feels_what_is_pulled_and_nothing_once_it_is_let_go() {
+    fn an_injected_syscall_fault_is_seen_until_it_is_lifted() {
         let folder = std::env::temp_dir().join(format!("levers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         // Where there is no compiler, a run has no levers either.
-        if let Ok(levers) = Levers::build(&folder) {
-            let (seat, file) = (Seat(1), folder.join("file"));
+        if let Ok(levers) = SyscallFaults::build(&folder) {
+            let (seat, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
             levers.environment(seat).unwrap();
             let before = seconds_of(&levers, seat);
-            assert_eq!(levers.felt(seat).unwrap(), Felt::default());
-            levers.pull(seat, Lever::WallOffset, 7200).unwrap();
+            assert_eq!(levers.counts(seat).unwrap(), SyscallFaultCounts::default());
+            levers.set(seat, SyscallFault::WallOffset, 7200).unwrap();
             assert!(seconds_of(&levers, seat) >= before + 7200);
-            levers.pull(seat, Lever::WallOffset, 0).unwrap();
+            levers.set(seat, SyscallFault::WallOffset, 0).unwrap();
             assert!(seconds_of(&levers, seat) < before + 7200);
-            levers.pull(seat, Lever::SyncError, 5).unwrap();
+            levers.set(seat, SyscallFault::SyncError, 5).unwrap();
             assert!(!sync_of(&levers, seat, &file), "it failed");
-            levers.pull(seat, Lever::SyncError, 0).unwrap();
-            levers.pull(seat, Lever::SyncDelay, 1).unwrap();
+            levers.set(seat, SyscallFault::SyncError, 0).unwrap();
+            levers.set(seat, SyscallFault::SyncDelay, 1).unwrap();
             assert!(sync_of(&levers, seat, &file), "late, but it succeeded");
-            let felt = levers.felt(seat).unwrap();
+            let felt = levers.counts(seat).unwrap();
             assert_eq!((felt.delayed, felt.failed), (1, 1));
             assert!(felt.wall_reads > 0);
         }

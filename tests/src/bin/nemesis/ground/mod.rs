@@ -13,119 +13,121 @@ mod wires;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-pub(crate) use disk::{ballast, cut, flip_a_byte, mount_small, newest_chunk, tear_the_end, unballast};
-pub(crate) use levers::{Lever, Levers};
-pub(crate) use relay::Weather;
-pub(crate) use stage::{Stage, enter};
+pub(crate) use disk::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, mount_small, newest_chunk};
+pub(crate) use levers::{SyscallFault, SyscallFaults};
+pub(crate) use relay::LinkCondition;
+pub(crate) use stage::{NetworkIsolation, enter_namespaces};
 
 use crate::NemesisError;
-use crate::history::Seat;
-use relay::Relay;
+use crate::history::MemberSlot;
+use relay::TcpRelay;
 
 /// Nodes that a run may have at once.
-pub(crate) const SEATS: u8 = 9;
+pub(crate) const MAX_SLOTS: u8 = 9;
 
 /// The network under the nodes.
-pub(crate) struct Ground {
-    stage: Stage,
-    relay: Arc<Relay>,
+pub(crate) struct TestNetwork {
+    isolation: NetworkIsolation,
+    relay: Arc<TcpRelay>,
     ports: Vec<u16>,
 }
 
-impl Ground {
+impl TestNetwork {
     /// Lays the wires and opens the relay for every seat.
-    pub(crate) async fn lay() -> Result<Ground, NemesisError> {
-        let stage = Stage::current();
-        if stage == Stage::Namespaces {
-            wires::lay(SEATS).await?;
+    pub(crate) async fn create() -> Result<TestNetwork, NemesisError> {
+        let stage = NetworkIsolation::current();
+        if stage == NetworkIsolation::Namespaces {
+            wires::create_all(MAX_SLOTS).await?;
         }
-        let relay = Relay::new(stage);
+        let relay = TcpRelay::new(stage);
         let mut ports = Vec::new();
-        for seat in (1..=SEATS).map(Seat) {
-            ports.push(relay.open(seat, shadow(stage, seat), home(stage, seat)).await?);
+        for seat in (1..=MAX_SLOTS).map(MemberSlot) {
+            ports.push(relay.open(seat, relay_ip(stage, seat), own_ip(stage, seat)).await?);
         }
-        Ok(Ground { stage, relay, ports })
+        Ok(TestNetwork { isolation: stage, relay, ports })
     }
 
     /// Where this run takes place.
-    pub(crate) fn stage(&self) -> Stage {
-        self.stage
+    pub(crate) fn isolation(&self) -> NetworkIsolation {
+        self.isolation
     }
 
     /// The address of a node inside its own namespace.
-    pub(crate) fn home(&self, seat: Seat) -> IpAddr {
-        home(self.stage, seat)
+    pub(crate) fn own_address(&self, seat: MemberSlot) -> IpAddr {
+        own_ip(self.isolation, seat)
     }
 
     /// The address of this program, as nodes see it; workers listen there.
-    pub(crate) fn hub(&self) -> IpAddr {
-        match self.stage {
-            Stage::Namespaces => wires::HUB,
-            Stage::Loopback => Ipv4Addr::LOCALHOST.into(),
+    pub(crate) fn host_address(&self) -> IpAddr {
+        match self.isolation {
+            NetworkIsolation::Namespaces => wires::HOST_ADDRESS,
+            NetworkIsolation::Loopback => Ipv4Addr::LOCALHOST.into(),
         }
     }
 
     /// Where other nodes reach a node: through the relay. A node listens for them on the same port at home.
-    pub(crate) fn shadow(&self, seat: Seat) -> SocketAddr {
-        SocketAddr::new(shadow(self.stage, seat), self.ports[usize::from(seat.0) - 1])
+    pub(crate) fn relay_address(&self, seat: MemberSlot) -> SocketAddr {
+        SocketAddr::new(relay_ip(self.isolation, seat), self.ports[usize::from(seat.0) - 1])
     }
 
     /// What a program that is to run in a node's place is started with.
-    pub(crate) fn launcher(&self, seat: Seat) -> Vec<String> {
-        match self.stage {
-            Stage::Namespaces => ["ip", "netns", "exec", &wires::namespace(seat)].map(str::to_owned).to_vec(),
-            Stage::Loopback => Vec::new(),
+    pub(crate) fn launcher(&self, seat: MemberSlot) -> Vec<String> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => {
+                ["ip", "netns", "exec", &wires::namespace(seat)].map(str::to_owned).to_vec()
+            }
+            NetworkIsolation::Loopback => Vec::new(),
         }
     }
 
     /// Tells the relay whose connections come from this process; without namespaces it cannot tell by address.
-    pub(crate) fn settle(&self, seat: Seat, pid: u32) {
-        self.relay.settle(seat, pid);
+    pub(crate) fn register_process(&self, seat: MemberSlot, pid: u32) {
+        self.relay.register_process(seat, pid);
     }
 
-    /// Drops everything that `from` sends to `to`, until [`Ground::mend`].
-    pub(crate) async fn sever(&self, from: Seat, to: Seat) -> Result<(), NemesisError> {
-        match self.stage {
-            Stage::Namespaces => wires::sever(from, shadow(self.stage, to)).await,
-            Stage::Loopback => {
-                self.relay.change(from, to, Weather::Stalled);
+    /// Drops everything that `from` sends to `to`, until [`TestNetwork::restore`].
+    pub(crate) async fn sever(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => wires::sever(from, relay_ip(self.isolation, to)).await,
+            NetworkIsolation::Loopback => {
+                self.relay.set_condition(from, to, LinkCondition::Stalled);
                 Ok(())
             }
         }
     }
 
-    /// Ends what [`Ground::sever`] began.
-    pub(crate) async fn mend(&self, from: Seat, to: Seat) -> Result<(), NemesisError> {
-        match self.stage {
-            Stage::Namespaces => wires::mend(from, shadow(self.stage, to)).await,
-            Stage::Loopback => {
-                self.relay.change(from, to, Weather::Fair);
+    /// Ends what [`TestNetwork::sever`] began.
+    pub(crate) async fn restore(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => wires::restore(from, relay_ip(self.isolation, to)).await,
+            NetworkIsolation::Loopback => {
+                self.relay.set_condition(from, to, LinkCondition::Healthy);
                 Ok(())
             }
         }
     }
 
     /// Changes how the relay treats what `from` sends to `to`.
-    pub(crate) fn weather(&self, from: Seat, to: Seat, weather: Weather) {
-        self.relay.change(from, to, weather);
+    pub(crate) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
+        self.relay.set_condition(from, to, weather);
     }
 
     /// Bytes that the relay carried, and connections that it cut for the sake of a nemesis.
-    pub(crate) fn carried(&self) -> (u64, u64) {
-        self.relay.carried()
+    pub(crate) fn relay_counts(&self) -> (u64, u64) {
+        self.relay.counts()
     }
 }
 
-fn home(stage: Stage, seat: Seat) -> IpAddr {
+fn own_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
     match stage {
-        Stage::Namespaces => Ipv4Addr::new(10, 77, seat.0, 2).into(),
-        Stage::Loopback => Ipv4Addr::new(127, 77, seat.0, 1).into(),
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 77, seat.0, 2).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 77, seat.0, 1).into(),
     }
 }
 
-fn shadow(stage: Stage, seat: Seat) -> IpAddr {
+fn relay_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
     match stage {
-        Stage::Namespaces => Ipv4Addr::new(10, 78, seat.0, 1).into(),
-        Stage::Loopback => Ipv4Addr::new(127, 78, seat.0, 1).into(),
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 78, seat.0, 1).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 78, seat.0, 1).into(),
     }
 }

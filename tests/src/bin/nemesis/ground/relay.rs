@@ -15,22 +15,22 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::callers::Callers;
-use super::stage::Stage;
+use super::callers::CallerPids;
+use super::stage::NetworkIsolation;
 use crate::NemesisError;
-use crate::dice::Dice;
-use crate::history::Seat;
+use crate::dice::FaultRng;
+use crate::history::MemberSlot;
 
-/// Pieces that may be on their way in one direction of one connection; with [`PIECE`] this bounds memory.
-const IN_FLIGHT: usize = 256;
-const PIECE: usize = 16 << 10;
+/// Pieces that may be on their way in one direction of one connection; with [`PIECE_BYTES`] this bounds memory.
+const MAX_PIECES_IN_FLIGHT: usize = 256;
+const PIECE_BYTES: usize = 16 << 10;
 
 /// How one direction of a link behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Weather {
+pub(crate) enum LinkCondition {
     /// As the kernel does it.
     #[default]
-    Fair,
+    Healthy,
     /// Every piece arrives later, in order.
     Slow {
         /// At least by this.
@@ -52,28 +52,40 @@ pub(crate) enum Weather {
 /// What a lost segment costs: the kernel's shortest retransmission time-out.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 
-type Sky = HashMap<(Seat, Seat), Weather>;
+type LinkConditions = HashMap<(MemberSlot, MemberSlot), LinkCondition>;
 
 /// All relayed links.
-pub(super) struct Relay {
-    stage: Stage,
-    sky: watch::Sender<Sky>,
-    callers: Mutex<Callers>,
-    dice: Mutex<Dice>,
+pub(super) struct TcpRelay {
+    isolation: NetworkIsolation,
+    conditions: watch::Sender<LinkConditions>,
+    callers: Mutex<CallerPids>,
+    rng: Mutex<FaultRng>,
     bytes: AtomicU64,
-    cut: AtomicU64,
+    cut_connections: AtomicU64,
 }
 
-impl Relay {
-    pub(super) fn new(stage: Stage) -> Arc<Relay> {
-        let (sky, _) = watch::channel(Sky::new());
-        let dice = Mutex::new(Dice::new(1));
-        let callers = Mutex::new(Callers::default());
-        Arc::new(Relay { stage, sky, callers, dice, bytes: AtomicU64::new(0), cut: AtomicU64::new(0) })
+impl TcpRelay {
+    pub(super) fn new(stage: NetworkIsolation) -> Arc<TcpRelay> {
+        let (sky, _) = watch::channel(LinkConditions::new());
+        let dice = Mutex::new(FaultRng::new(1));
+        let callers = Mutex::new(CallerPids::default());
+        Arc::new(TcpRelay {
+            isolation: stage,
+            conditions: sky,
+            callers,
+            rng: dice,
+            bytes: AtomicU64::new(0),
+            cut_connections: AtomicU64::new(0),
+        })
     }
 
     /// Begins to listen for those who call `seat`; returns the port, which is the node's own at home.
-    pub(super) async fn open(self: &Arc<Self>, seat: Seat, shadow: IpAddr, home: IpAddr) -> Result<u16, NemesisError> {
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        seat: MemberSlot,
+        shadow: IpAddr,
+        home: IpAddr,
+    ) -> Result<u16, NemesisError> {
         let listener = TcpListener::bind((shadow, 0)).await.map_err(NemesisError::system("open the relay"))?;
         let port = listener.local_addr().map_err(NemesisError::system("open the relay"))?.port();
         let relay = self.clone();
@@ -83,7 +95,9 @@ impl Relay {
                     Ok((caller, from)) => {
                         let relay = relay.clone();
                         // A link that breaks is what this is for; nobody waits for it.
-                        tokio::spawn(async move { relay.carry(caller, from, (seat, (home, port).into())).await });
+                        tokio::spawn(
+                            async move { relay.relay_connection(caller, from, (seat, (home, port).into())).await },
+                        );
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the relay could not accept");
@@ -95,60 +109,67 @@ impl Relay {
         Ok(port)
     }
 
-    pub(super) fn settle(&self, seat: Seat, pid: u32) {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner).settle(seat, pid);
+    pub(super) fn register_process(&self, seat: MemberSlot, pid: u32) {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner).register(seat, pid);
     }
 
-    pub(super) fn change(&self, from: Seat, to: Seat, weather: Weather) {
-        self.sky.send_modify(|sky| {
+    pub(super) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
+        self.conditions.send_modify(|sky| {
             sky.insert((from, to), weather);
         });
     }
 
-    pub(super) fn carried(&self) -> (u64, u64) {
-        (self.bytes.load(Relaxed), self.cut.load(Relaxed))
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.bytes.load(Relaxed), self.cut_connections.load(Relaxed))
     }
 
-    async fn carry(self: Arc<Self>, caller: TcpStream, from: SocketAddr, (to, home): (Seat, SocketAddr)) {
-        let Some(seat) = self.seat_of(from) else { return };
-        let Ok(callee) = self.call(seat, home).await else { return };
+    async fn relay_connection(
+        self: Arc<Self>,
+        caller: TcpStream,
+        from: SocketAddr,
+        (to, home): (MemberSlot, SocketAddr),
+    ) {
+        let Some(seat) = self.caller_slot(from) else { return };
+        let Ok(callee) = self.connect_as(seat, home).await else { return };
         if caller.set_nodelay(true).is_err() || callee.set_nodelay(true).is_err() {
             return;
         }
         let ((caller_reads, caller_writes), (callee_reads, callee_writes)) = (caller.into_split(), callee.into_split());
         // When either direction ends, both do: half-closed connections mean nothing between nodes.
         tokio::select! {
-            () = self.hand_on((seat, to), caller_reads, callee_writes) => {}
-            () = self.hand_on((to, seat), callee_reads, caller_writes) => {}
+            () = self.forward((seat, to), caller_reads, callee_writes) => {}
+            () = self.forward((to, seat), callee_reads, caller_writes) => {}
         }
     }
 
-    fn seat_of(&self, from: SocketAddr) -> Option<Seat> {
-        match (self.stage, from.ip()) {
-            (Stage::Namespaces, IpAddr::V4(ip)) => Some(Seat(ip.octets()[2])),
-            (Stage::Loopback, _) => self.callers.lock().unwrap_or_else(PoisonError::into_inner).owner_of(from),
+    fn caller_slot(&self, from: SocketAddr) -> Option<MemberSlot> {
+        match (self.isolation, from.ip()) {
+            (NetworkIsolation::Namespaces, IpAddr::V4(ip)) => Some(MemberSlot(ip.octets()[2])),
+            (NetworkIsolation::Loopback, _) => {
+                self.callers.lock().unwrap_or_else(PoisonError::into_inner).owner_of(from)
+            }
             _ => None,
         }
     }
 
     /// Connects with the caller's shadow as the source, so that a rule against the answer finds it.
-    async fn call(&self, caller: Seat, home: SocketAddr) -> std::io::Result<TcpStream> {
+    async fn connect_as(&self, caller: MemberSlot, home: SocketAddr) -> std::io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
-        socket.bind((super::shadow(self.stage, caller), 0).into())?;
+        socket.bind((super::relay_ip(self.isolation, caller), 0).into())?;
         socket.connect(home).await
     }
 
-    async fn hand_on(&self, link: (Seat, Seat), mut from: OwnedReadHalf, to: OwnedWriteHalf) {
-        let (sender, arrivals) = mpsc::channel(IN_FLIGHT);
+    async fn forward(&self, link: (MemberSlot, MemberSlot), mut from: OwnedReadHalf, to: OwnedWriteHalf) {
+        let (sender, arrivals) = mpsc::channel(MAX_PIECES_IN_FLIGHT);
         let sending = async {
             let mut buffer = BytesMut::new();
             loop {
-                buffer.reserve(PIECE);
+                buffer.reserve(PIECE_BYTES);
                 match from.read_buf(&mut buffer).await {
                     Ok(0) | Err(_) => return,
                     Ok(_) => {}
                 }
-                let Some(due) = self.due(link) else { return };
+                let Some(due) = self.delivery_time(link) else { return };
                 if sender.send((due, buffer.split().freeze())).await.is_err() {
                     return;
                 }
@@ -161,15 +182,15 @@ impl Relay {
     }
 
     /// When a piece that is sent now arrives; none when the connection is reset instead.
-    fn due(&self, link: (Seat, Seat)) -> Option<Instant> {
-        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-        let late = match self.weather(link) {
-            Weather::Fair | Weather::Stalled => Duration::ZERO,
-            Weather::Slow { delay, jitter } => delay + jitter.mul_f64(dice.fraction()),
-            Weather::Lossy { stalled, reset } => {
+    fn delivery_time(&self, link: (MemberSlot, MemberSlot)) -> Option<Instant> {
+        let mut dice = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = match self.condition(link) {
+            LinkCondition::Healthy | LinkCondition::Stalled => Duration::ZERO,
+            LinkCondition::Slow { delay, jitter } => delay + jitter.mul_f64(dice.fraction()),
+            LinkCondition::Lossy { stalled, reset } => {
                 let drawn = dice.below(1000) as u16;
                 if drawn < reset {
-                    self.cut.fetch_add(1, Relaxed);
+                    self.cut_connections.fetch_add(1, Relaxed);
                     return None;
                 }
                 if drawn < reset + stalled { RETRANSMISSION } else { Duration::ZERO }
@@ -180,14 +201,14 @@ impl Relay {
 
     async fn deliver(
         &self,
-        link: (Seat, Seat),
+        link: (MemberSlot, MemberSlot),
         mut arrivals: mpsc::Receiver<(Instant, Bytes)>,
         mut to: OwnedWriteHalf,
     ) {
-        let mut sky = self.sky.subscribe();
+        let mut sky = self.conditions.subscribe();
         while let Some((due, piece)) = arrivals.recv().await {
             tokio::time::sleep_until(due).await;
-            let moves = |sky: &Sky| sky.get(&link) != Some(&Weather::Stalled);
+            let moves = |sky: &LinkConditions| sky.get(&link) != Some(&LinkCondition::Stalled);
             if sky.wait_for(moves).await.is_err() || to.write_all(&piece).await.is_err() {
                 return;
             }
@@ -195,8 +216,8 @@ impl Relay {
         }
     }
 
-    fn weather(&self, link: (Seat, Seat)) -> Weather {
-        self.sky.borrow().get(&link).copied().unwrap_or_default()
+    fn condition(&self, link: (MemberSlot, MemberSlot)) -> LinkCondition {
+        self.conditions.borrow().get(&link).copied().unwrap_or_default()
     }
 }
 
@@ -204,23 +225,29 @@ impl Relay {
 mod tests {
     use super::*;
 
-    const CALLER: Seat = Seat(1);
-    const CALLEE: Seat = Seat(2);
+    const CALLER: MemberSlot = MemberSlot(1);
+    const CALLEE: MemberSlot = MemberSlot(2);
 
     /// A relay on loopback, a listener behind it, and a connection through it: the caller's end and the callee's.
-    async fn linked(relay: &Arc<Relay>) -> (TcpStream, TcpStream) {
-        relay.settle(CALLER, std::process::id());
-        let (shadow, home) =
-            (super::super::shadow(Stage::Loopback, CALLEE), super::super::home(Stage::Loopback, CALLEE));
+    async fn connected_pair(relay: &Arc<TcpRelay>) -> (TcpStream, TcpStream) {
+        relay.register_process(CALLER, std::process::id());
+        let (shadow, home) = (
+            super::super::relay_ip(NetworkIsolation::Loopback, CALLEE),
+            super::super::own_ip(NetworkIsolation::Loopback, CALLEE),
+        );
         let port = relay.open(CALLEE, shadow, home).await.unwrap();
         let listener = TcpListener::bind((home, port)).await.unwrap();
         let caller = TcpStream::connect((shadow, port)).await.unwrap();
         let (callee, from) = listener.accept().await.unwrap();
-        assert_eq!(from.ip(), super::super::shadow(Stage::Loopback, CALLER), "the caller's shadow is its source");
+        assert_eq!(
+            from.ip(),
+            super::super::relay_ip(NetworkIsolation::Loopback, CALLER),
+            "the caller's shadow is its source"
+        );
         (caller, callee)
     }
 
-    async fn passes(from: &mut TcpStream, to: &mut TcpStream, text: &[u8]) {
+    async fn assert_passes(from: &mut TcpStream, to: &mut TcpStream, text: &[u8]) {
         from.write_all(text).await.unwrap();
         let mut read = vec![0; text.len()];
         to.read_exact(&mut read).await.unwrap();
@@ -228,28 +255,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stalled_direction_holds_its_bytes_back_and_the_other_does_not() {
-        let relay = Relay::new(Stage::Loopback);
-        let (mut caller, mut callee) = linked(&relay).await;
-        passes(&mut caller, &mut callee, b"one").await;
-        passes(&mut callee, &mut caller, b"two").await;
-        relay.change(CALLER, CALLEE, Weather::Stalled);
+    async fn a_stalled_direction_withholds_bytes_and_the_other_does_not() {
+        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let (mut caller, mut callee) = connected_pair(&relay).await;
+        assert_passes(&mut caller, &mut callee, b"one").await;
+        assert_passes(&mut callee, &mut caller, b"two").await;
+        relay.set_condition(CALLER, CALLEE, LinkCondition::Stalled);
         caller.write_all(b"three").await.unwrap();
         let mut read = [0; 5];
         let early = tokio::time::timeout(Duration::from_millis(200), callee.read_exact(&mut read)).await;
         assert!(early.is_err(), "it arrived");
-        passes(&mut callee, &mut caller, b"four").await;
-        relay.change(CALLER, CALLEE, Weather::Fair);
+        assert_passes(&mut callee, &mut caller, b"four").await;
+        relay.set_condition(CALLER, CALLEE, LinkCondition::Healthy);
         callee.read_exact(&mut read).await.unwrap();
         assert_eq!(&read, b"three", "late, and not lost");
     }
 
     #[tokio::test]
-    async fn slow_weather_delays_by_at_least_what_it_says() {
-        let relay = Relay::new(Stage::Loopback);
-        let (mut caller, mut callee) = linked(&relay).await;
+    async fn a_slow_link_delays_by_at_least_the_configured_time() {
+        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let (mut caller, mut callee) = connected_pair(&relay).await;
         let delay = Duration::from_millis(60);
-        relay.change(CALLER, CALLEE, Weather::Slow { delay, jitter: Duration::ZERO });
+        relay.set_condition(CALLER, CALLEE, LinkCondition::Slow { delay, jitter: Duration::ZERO });
         let began = Instant::now();
         caller.write_all(b"late").await.unwrap();
         callee.read_exact(&mut [0; 4]).await.unwrap();
@@ -257,13 +284,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lossy_weather_cuts_connections_at_both_ends() {
-        let relay = Relay::new(Stage::Loopback);
-        let (mut caller, mut callee) = linked(&relay).await;
-        relay.change(CALLER, CALLEE, Weather::Lossy { stalled: 0, reset: 1000 });
+    async fn a_lossy_link_cuts_connections_at_both_ends() {
+        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let (mut caller, mut callee) = connected_pair(&relay).await;
+        relay.set_condition(CALLER, CALLEE, LinkCondition::Lossy { stalled: 0, reset: 1000 });
         caller.write_all(b"gone").await.unwrap();
         assert_eq!(callee.read(&mut [0; 4]).await.unwrap_or(0), 0);
         assert_eq!(caller.read(&mut [0; 4]).await.unwrap_or(0), 0);
-        assert_eq!(relay.carried().1, 1);
+        assert_eq!(relay.counts().1, 1);
     }
 }

@@ -6,29 +6,29 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::NemesisError;
-use crate::history::Seat;
+use crate::history::MemberSlot;
 
 /// This side's address for everything that is no node.
-pub(super) const HUB: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 76, 0, 1));
+pub(super) const HOST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 76, 0, 1));
 
 /// Rules that drop must stand before the one that finds local addresses.
-const DROP: &str = "10";
+const DROP_PRIORITY: &str = "10";
 
 /// The namespace of a node.
-pub(super) fn namespace(seat: Seat) -> String {
+pub(super) fn namespace(seat: MemberSlot) -> String {
     format!("node{}", seat.0)
 }
 
 /// Makes all namespaces and wires. They are ours alone: the kernel removes them with this process.
-pub(super) async fn lay(seats: u8) -> Result<(), NemesisError> {
+pub(super) async fn create_all(seats: u8) -> Result<(), NemesisError> {
     // `ip netns` keeps its names under /run, which in this mount namespace is nobody else's.
     run(&["mount", "-t", "tmpfs", "tmpfs", "/run"]).await?;
     run(&["ip", "link", "set", "lo", "up"]).await?;
-    run(&["ip", "addr", "add", &format!("{HUB}/32"), "dev", "lo"]).await?;
+    run(&["ip", "addr", "add", &format!("{HOST_ADDRESS}/32"), "dev", "lo"]).await?;
     run(&["ip", "rule", "add", "pref", "100", "lookup", "local"]).await?;
     run(&["ip", "rule", "del", "pref", "0"]).await?;
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(NemesisError::system("forward between wires"))?;
-    for seat in (1..=seats).map(Seat) {
+    for seat in (1..=seats).map(MemberSlot) {
         let (name, link, subnet) = (namespace(seat), format!("wire{}", seat.0), seat.0);
         let (here, there) = (format!("10.77.{subnet}.1"), format!("10.77.{subnet}.2/24"));
         run(&["ip", "netns", "add", &name]).await?;
@@ -45,16 +45,16 @@ pub(super) async fn lay(seats: u8) -> Result<(), NemesisError> {
 }
 
 /// Drops what `from` sends to an address here, without a word to the sender.
-pub(super) async fn sever(from: Seat, to: IpAddr) -> Result<(), NemesisError> {
-    run(&["ip", "rule", "add", "from", &wire(from), "to", &to.to_string(), "pref", DROP, "blackhole"]).await
+pub(super) async fn sever(from: MemberSlot, to: IpAddr) -> Result<(), NemesisError> {
+    run(&["ip", "rule", "add", "from", &wire(from), "to", &to.to_string(), "pref", DROP_PRIORITY, "blackhole"]).await
 }
 
 /// Lets it through again.
-pub(super) async fn mend(from: Seat, to: IpAddr) -> Result<(), NemesisError> {
-    run(&["ip", "rule", "del", "from", &wire(from), "to", &to.to_string(), "pref", DROP, "blackhole"]).await
+pub(super) async fn restore(from: MemberSlot, to: IpAddr) -> Result<(), NemesisError> {
+    run(&["ip", "rule", "del", "from", &wire(from), "to", &to.to_string(), "pref", DROP_PRIORITY, "blackhole"]).await
 }
 
-fn wire(seat: Seat) -> String {
+fn wire(seat: MemberSlot) -> String {
     format!("10.77.{}.2", seat.0)
 }
 

@@ -1,30 +1,31 @@
 use vocabulary::Micros;
 
 use super::*;
-use crate::Profile;
-use crate::tests::{Rig, prompt, request, small};
+use crate::EngineProfile;
+use crate::tests::{EngineHarness, prompt, request, small_profile};
 
 /// One conversation beside others: its prompts grow by its own answers.
-struct Talk {
+struct GrowingConversation {
     text: Vec<u32>,
     path: Vec<RunId>,
 }
 
 /// Four conversations of six turns at both engines: when each first token came, when each turn was over, what was found.
-fn both(profile: &Profile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>) {
+fn run_on_both_engines(profile: &EngineProfile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>) {
     const ANSWER: u32 = 24;
     let block = profile.block_tokens;
-    let mut runs = Runs::default();
-    let mut rig = Rig::new(profile.clone());
+    let mut runs = RunTree::default();
+    let mut rig = EngineHarness::new(profile.clone());
     let mut turns = Vec::new();
-    let mut talks: Vec<Talk> = (0..4).map(|_| Talk { text: Vec::new(), path: Vec::new() }).collect();
+    let mut talks: Vec<GrowingConversation> =
+        (0..4).map(|_| GrowingConversation { text: Vec::new(), path: Vec::new() }).collect();
     for turn in 0..6_u32 {
         for (talk, number) in talks.iter_mut().zip(0..) {
             talk.text.extend(prompt(turn * 10 + number + 1, 300 + 40 * number));
             let at = Micros(u64::from(turn) * 4_000_000 + u64::from(number) * 60_000);
             rig.advance(at);
             let id = rig.submit(request(&talk.text, ANSWER));
-            let known = runs.end(&talk.path).0 as u32;
+            let known = runs.end_depth(&talk.path).0 as u32;
             let whole = talk.text.len() as u32 / block * block;
             talk.path.push(runs.add(talk.path.last().copied(), whole - known));
             turns.push((id, at, talk.path.clone(), talk.text.len() as u64, Vec::new()));
@@ -33,7 +34,7 @@ fn both(profile: &Profile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>) {
         for (talk, (id, .., resent)) in talks.iter_mut().zip(&mut turns[turn as usize * 4..]) {
             talk.text.extend(&rig.texts[id]);
             // The last token of an answer is never computed.
-            let (known, whole) = (runs.end(&talk.path).0 as u32, (talk.text.len() as u32 - 1) / block * block);
+            let (known, whole) = (runs.end_depth(&talk.path).0 as u32, (talk.text.len() as u32 - 1) / block * block);
             talk.path.push(runs.add(talk.path.last().copied(), whole - known));
             resent.clone_from(&talk.path);
         }
@@ -45,13 +46,13 @@ fn both(profile: &Profile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>) {
     });
     let by_blocks = by_blocks.collect();
     let device = u64::from(profile.capacity());
-    let mut bench = Bench::new(runs, Timing::of(profile), sizes(device, 0));
+    let mut bench = RunEngineHarness::new(runs, EngineTiming::of(profile), sizes(device, 0));
     for (ticket, (_, at, path, tokens, resent)) in (0..).zip(&turns) {
-        bench.until(Seconds::from(*at).0);
+        bench.run_until(Seconds::from(*at).0);
         let resent = Some(resent.as_slice().into());
-        bench.submit(Prompt { resent, ..asked(ticket, path, *tokens, u64::from(ANSWER)) });
+        bench.submit(RunRequest { expected_history: resent, ..run_request(ticket, path, *tokens, u64::from(ANSWER)) });
     }
-    bench.until(100.0);
+    bench.run_until(100.0);
     let by_runs = (0..).zip(&turns).map(|(ticket, (_, at, ..))| {
         let begun = Seconds::from(*at).0;
         [bench.first_token(ticket) - begun, bench.finished(ticket) - begun, bench.started(ticket)[0] as f64]
@@ -64,9 +65,9 @@ fn mean(all: &[[f64; 3]], which: usize) -> f64 {
 }
 
 #[test]
-fn by_runs_and_by_blocks_agree_on_times_and_on_what_is_found() {
-    let roomy = Profile { blocks: 4_096, context_tokens: 8_000, step_tokens: 256, ..small() };
-    let (blocks, runs) = both(&roomy);
+fn run_and_block_engines_agree_on_times_and_cache_hits() {
+    let roomy = EngineProfile { blocks: 4_096, context_tokens: 8_000, step_tokens: 256, ..small_profile() };
+    let (blocks, runs) = run_on_both_engines(&roomy);
     // Answers: these prompts are a chunk and a bit, which is two steps by blocks and 1.2 of them by runs.
     for (which, within) in [(0, 0.02), (1, 0.12), (2, 0.01)] {
         let (seen, expected) = (mean(&runs, which), mean(&blocks, which));
@@ -75,10 +76,10 @@ fn by_runs_and_by_blocks_agree_on_times_and_on_what_is_found() {
 }
 
 #[test]
-fn both_recompute_alike_when_memory_is_short() {
-    let tight = Profile { blocks: 1_000, context_tokens: 4_000, step_tokens: 256, ..small() };
-    let (blocks, runs) = both(&tight);
-    let (roomy, _) = both(&Profile { blocks: 4_096, ..tight });
+fn run_and_block_engines_recompute_alike_under_memory_pressure() {
+    let tight = EngineProfile { blocks: 1_000, context_tokens: 4_000, step_tokens: 256, ..small_profile() };
+    let (blocks, runs) = run_on_both_engines(&tight);
+    let (roomy, _) = run_on_both_engines(&EngineProfile { blocks: 4_096, ..tight });
     assert!(mean(&blocks, 2) < 0.8 * mean(&roomy, 2), "the memory is too large for this test");
     let (seen, expected) = (mean(&runs, 2), mean(&blocks, 2));
     assert!((seen / expected - 1.0).abs() < 0.25, "{seen} found by runs, {expected} by blocks");

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::runs::pool::RunPool;
-use crate::runs::{DiskUse, Restoring, Way};
+use crate::runs::{DiskTraffic, RestoreChoice, RestoreTime};
 
-fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
+fn put(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) {
     let missing: Vec<RunId> = path.iter().copied().filter(|run| !pool.has(*run)).collect();
     let present: Vec<RunId> = path.iter().copied().filter(|run| pool.has(*run)).collect();
     pool.pin(runs, &present);
@@ -15,122 +15,122 @@ fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
 }
 
 /// What a pool would bring back of a path, and does.
-fn restore(pool: &mut RunPool, runs: &Runs, path: &[RunId]) -> Restoring {
+fn restore(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) -> RestoreTime {
     let from = pool.matched(runs, path);
-    let [_, to] = pool.matched_below(runs, path, from);
-    let below = pool.below(runs, path, (from, &loaded(to)));
-    pool.lower.give(runs, &below)
+    let [_, to] = pool.matched_in_lower_tiers(runs, path, from);
+    let below = pool.lower_tier_hit(runs, path, (from, &loaded(to)));
+    pool.lower.restore(runs, &below)
 }
 
-fn loaded(until: Tokens) -> Way {
-    Way { loaded: until, windows: Tokens::ZERO, start: until }
+fn loaded(until: Tokens) -> RestoreChoice {
+    RestoreChoice { loaded_until: until, windows: Tokens::ZERO, compute_from: until }
 }
 
-fn restored(host: f64, disk: f64) -> Restoring {
-    Restoring { host, disk }
+fn restored(host: f64, disk: f64) -> RestoreTime {
+    RestoreTime { host, disk }
 }
 
 #[test]
-fn what_the_host_tier_pushes_out_lies_on_disk_and_comes_back_from_there() {
-    let mut runs = Runs::default();
+fn host_tier_eviction_moves_runs_to_disk_and_restores_them() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[100, 100, 100]), chain(&mut runs, &[300]));
     let mut pool = RunPool::new(with_disk(300, 200, 500), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
     // Evicted from its end, so that the end is the oldest in the host tier.
-    assert_eq!(pool.matched_below(&runs, &a, Tokens::ZERO), [Tokens(200), Tokens(300)]);
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens::ZERO), [Tokens(200), Tokens(300)]);
     assert_eq!(pool.lower.used(), [Tokens(200), Tokens(100)]);
-    let DiskUse { written, read, .. } = pool.lower.disk_use();
+    let DiskTraffic { written, read, .. } = pool.lower.disk_use();
     assert_eq!((written, read), (Tokens(100), Tokens::ZERO));
-    pool.lower.pass(Seconds(10.0));
+    pool.lower.advance_clock(Seconds(10.0));
     assert_eq!(restore(&mut pool, &runs, &a), restored(200.0 / 10_000.0, 100.0 / 1_000.0));
-    let DiskUse { read, useful, .. } = pool.lower.disk_use();
+    let DiskTraffic { read, useful, .. } = pool.lower.disk_use();
     assert_eq!((read, useful), (Tokens(100), Tokens(100)));
 }
 
 #[test]
-fn a_disk_needs_no_host_tier_above_it() {
-    let mut runs = Runs::default();
+fn disk_tier_works_without_a_host_tier() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[100, 200]), chain(&mut runs, &[300]));
     let mut pool = RunPool::new(with_disk(300, 0, 500), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
-    assert_eq!(pool.matched_below(&runs, &a, Tokens::ZERO), [Tokens::ZERO, Tokens(300)]);
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens::ZERO), [Tokens::ZERO, Tokens(300)]);
 }
 
 #[test]
-fn what_lies_on_disk_is_not_written_again_and_what_is_read_twice_is_useful_once() {
-    let mut runs = Runs::default();
+fn disk_writes_a_run_once_and_counts_repeated_reads_as_useful_once() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[300]), chain(&mut runs, &[300]));
     let mut pool = RunPool::new(with_disk(300, 0, 1_000), runs.len());
     for round in 0..4 {
-        pool.lower.pass(Seconds(100.0 * f64::from(round)));
+        pool.lower.advance_clock(Seconds(100.0 * f64::from(round)));
         for path in [&a, &b] {
             restore(&mut pool, &runs, path);
             put(&mut pool, &runs, path);
         }
     }
-    let DiskUse { written, read, useful, dropped } = pool.lower.disk_use();
+    let DiskTraffic { written, read, useful, dropped } = pool.lower.disk_use();
     assert_eq!((written, read, useful, dropped), (Tokens(600), Tokens(1_800), Tokens(600), Tokens::ZERO));
 }
 
 #[test]
-fn a_disk_reads_one_thing_after_the_other_and_writes_when_it_does_not_read() {
-    let mut runs = Runs::default();
+fn disk_reads_are_serial_and_writes_use_idle_time() {
+    let mut runs = RunTree::default();
     let paths: Vec<_> = [300, 300, 300, 300].map(|tokens| chain(&mut runs, &[tokens])).into();
     let mut pool = RunPool::new(with_disk(300, 0, 10_000), runs.len());
     paths[..2].iter().for_each(|path| put(&mut pool, &runs, path));
-    near(restore(&mut pool, &runs, &paths[0]).disk, 0.3);
-    pool.lower.pass(Seconds(0.1));
-    near(restore(&mut pool, &runs, &paths[0]).disk, 0.2 + 0.3);
+    assert_near(restore(&mut pool, &runs, &paths[0]).disk, 0.3);
+    pool.lower.advance_clock(Seconds(0.1));
+    assert_near(restore(&mut pool, &runs, &paths[0]).disk, 0.2 + 0.3);
     // Two reads and a write are over at 1.2 s: what is to be written then is in time, and what comes after that is not.
-    pool.lower.pass(Seconds(0.3));
+    pool.lower.advance_clock(Seconds(0.3));
     paths[2..].iter().for_each(|path| put(&mut pool, &runs, path));
-    let DiskUse { written, dropped, .. } = pool.lower.disk_use();
+    let DiskTraffic { written, dropped, .. } = pool.lower.disk_use();
     assert_eq!((written, dropped), (Tokens(600), Tokens(300)));
 }
 
 #[test]
-fn a_disk_that_is_behind_drops_what_it_cannot_write() {
-    let mut runs = Runs::default();
+fn overloaded_disk_drops_writes() {
+    let mut runs = RunTree::default();
     let paths: Vec<_> = (0..6).map(|_| chain(&mut runs, &[300])).collect();
     let mut pool = RunPool::new(with_disk(300, 0, 10_000), runs.len());
     paths.iter().for_each(|path| put(&mut pool, &runs, path));
     // Two writes take 1.2 s, so that a third would begin too late.
-    let DiskUse { written, dropped, .. } = pool.lower.disk_use();
+    let DiskTraffic { written, dropped, .. } = pool.lower.disk_use();
     assert_eq!((written, dropped), (Tokens(600), Tokens(900)));
     assert_eq!(pool.lower.used(), [Tokens::ZERO, Tokens(600)]);
-    assert_eq!(pool.matched_below(&runs, &paths[2], Tokens::ZERO)[1], Tokens::ZERO);
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &paths[2], Tokens::ZERO)[1], Tokens::ZERO);
 }
 
 #[test]
-fn a_hit_on_disk_is_slower_than_one_in_the_host_tier_and_faster_than_computing() {
-    let third = |sizes: Sizes| {
-        let mut runs = Runs::default();
+fn disk_hit_is_slower_than_host_hit_and_faster_than_recompute() {
+    let third = |sizes: MemorySizes| {
+        let mut runs = RunTree::default();
         let (a, b) = (chain(&mut runs, &[900]), chain(&mut runs, &[400]));
-        let mut bench = Bench::new(runs, TIMING, sizes);
-        bench.submit(asked(1, &a, 900, 1));
-        bench.until(10.0);
-        bench.submit(asked(2, &b, 400, 1));
-        bench.until(20.0);
-        bench.submit(asked(3, &a, 950, 1));
-        bench.until(40.0);
+        let mut bench = RunEngineHarness::new(runs, TIMING, sizes);
+        bench.submit(run_request(1, &a, 900, 1));
+        bench.run_until(10.0);
+        bench.submit(run_request(2, &b, 400, 1));
+        bench.run_until(20.0);
+        bench.submit(run_request(3, &a, 950, 1));
+        bench.run_until(40.0);
         (bench.started(3)[2], bench.first_token(3) - 20.0)
     };
     let [host, disk, none] = [sizes(1_000, 1_000), with_disk(1_000, 0, 1_000), sizes(1_000, 0)].map(third);
     assert_eq!((host.0, disk.0, none.0), (900, 900, 0));
-    near(disk.1 - host.1, 0.9 - 0.09);
+    assert_near(disk.1 - host.1, 0.9 - 0.09);
     assert!(none.1 > disk.1, "{none:?} {disk:?}");
 }
 
 #[test]
-fn whatever_is_done_every_tiers_books_are_right() {
-    let mut runs = Runs::default();
+fn random_operations_keep_every_tiers_accounting_consistent() {
+    let mut runs = RunTree::default();
     let paths: Vec<Vec<RunId>> = (1..14).map(|n| chain(&mut runs, &[n, 2 * n, 7])).collect();
-    let (mut chance, mut pool) = (Chance::new(5), RunPool::new(with_disk(120, 90, 150), runs.len()));
-    let mut before = DiskUse::default();
+    let (mut chance, mut pool) = (PromptRng::new(5), RunPool::new(with_disk(120, 90, 150), runs.len()));
+    let mut before = DiskTraffic::default();
     for round in 0..20_000 {
-        pool.lower.pass(Seconds(f64::from(round) * 0.02));
+        pool.lower.advance_clock(Seconds(f64::from(round) * 0.02));
         let path = &paths[chance.below(paths.len() as u64) as usize];
         let path = &path[..=chance.below(path.len() as u64) as usize];
         restore(&mut pool, &runs, path);
@@ -149,22 +149,22 @@ fn whatever_is_done_every_tiers_books_are_right() {
 }
 
 #[test]
-fn a_path_comes_back_in_parts_from_every_tier_and_a_hole_ends_it() {
-    let mut runs = Runs::default();
+fn path_is_restored_from_all_tiers_up_to_the_first_hole() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[100, 100, 100, 100]), chain(&mut runs, &[300]));
     let mut pool = RunPool::new(with_disk(400, 100, 100), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
     // The last two of the path have gone through the host tier, of which the disk has kept one.
     assert_eq!((pool.matched(&runs, &a), pool.lower.used()), (Tokens(100), [Tokens(100), Tokens(100)]));
-    assert_eq!(pool.matched_below(&runs, &a, Tokens(100)), [Tokens(200), Tokens(300)]);
-    let below = pool.below(&runs, &a, (Tokens(100), &loaded(Tokens(300))));
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens(100)), [Tokens(200), Tokens(300)]);
+    let below = pool.lower_tier_hit(&runs, &a, (Tokens(100), &loaded(Tokens(300))));
     assert_eq!((below.host, below.disk), (Tokens(100), vec![(a[2], Tokens(100))]));
 }
 
 #[test]
-fn what_others_load_is_waited_for_in_each_tier_on_its_own() {
-    let mut runs = Runs::default();
+fn each_tier_queues_concurrent_loads_separately() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[200, 200]), chain(&mut runs, &[400]));
     let mut pool = RunPool::new(with_disk(400, 200, 1_000), runs.len());
     put(&mut pool, &runs, &a);
@@ -172,21 +172,21 @@ fn what_others_load_is_waited_for_in_each_tier_on_its_own() {
     let first = restore(&mut pool, &runs, &a);
     assert_eq!(first, restored(0.02, 0.2));
     let second = restore(&mut pool, &runs, &a);
-    near(second.host, 0.04);
+    assert_near(second.host, 0.04);
     // It begins there 0.04 s later, when 0.18 s of the first one's reading are left.
-    near(second.disk, 0.18 + 0.2);
-    pool.lower.pass(Seconds(10.0));
+    assert_near(second.disk, 0.18 + 0.2);
+    pool.lower.advance_clock(Seconds(10.0));
     assert_eq!(restore(&mut pool, &runs, &a), first);
 }
 
 #[test]
-fn a_worker_without_slower_tiers_forgets_what_it_evicts() {
-    let mut runs = Runs::default();
+fn worker_without_lower_tiers_discards_evicted_runs() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[100, 200]), chain(&mut runs, &[300]));
     let mut pool = RunPool::new(with_disk(300, 200, 500).device_only(), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
-    assert_eq!(pool.matched_below(&runs, &a, Tokens::ZERO), [Tokens::ZERO; 2]);
-    assert_eq!((pool.lower.disk_use(), pool.lower.used()), (DiskUse::default(), [Tokens::ZERO; 2]));
-    assert_eq!(restore(&mut pool, &runs, &a), Restoring::default());
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens::ZERO), [Tokens::ZERO; 2]);
+    assert_eq!((pool.lower.disk_use(), pool.lower.used()), (DiskTraffic::default(), [Tokens::ZERO; 2]));
+    assert_eq!(restore(&mut pool, &runs, &a), RestoreTime::default());
 }

@@ -1,11 +1,11 @@
 use vocabulary::Tokens;
 
-use super::{Chance, chain, sizes};
+use super::{PromptRng, chain, sizes};
 use crate::runs::pool::RunPool;
-use crate::runs::{RunId, Runs};
+use crate::runs::{RunId, RunTree};
 
 /// A pool that holds these paths, cached in this order.
-fn holding(runs: &Runs, device: u64, host: u64, paths: &[&[RunId]]) -> RunPool {
+fn pool_with(runs: &RunTree, device: u64, host: u64, paths: &[&[RunId]]) -> RunPool {
     let mut pool = RunPool::new(sizes(device, host), runs.len());
     for path in paths {
         put(&mut pool, runs, path);
@@ -13,7 +13,7 @@ fn holding(runs: &Runs, device: u64, host: u64, paths: &[&[RunId]]) -> RunPool {
     pool
 }
 
-fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
+fn put(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) {
     let missing: Vec<RunId> = path.iter().copied().filter(|run| !pool.has(*run)).collect();
     assert!(pool.reserve(runs, missing.iter().map(|run| runs.tokens(*run)).sum()));
     missing.iter().for_each(|run| assert!(pool.fill(runs, *run)));
@@ -21,10 +21,10 @@ fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_a_path_from_its_end() {
-    let mut runs = Runs::default();
+fn eviction_takes_the_least_recently_used_run_and_path_ends_first() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[10, 20, 30]), chain(&mut runs, &[40]));
-    let mut pool = holding(&runs, 100, 0, &[&a, &b]);
+    let mut pool = pool_with(&runs, 100, 0, &[&a, &b]);
     assert_eq!(pool.used(), Tokens(100));
     assert!(pool.reserve(&runs, Tokens(25)));
     assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(30), Tokens(40)));
@@ -37,10 +37,10 @@ fn the_least_recently_used_goes_first_and_a_path_from_its_end() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_a_refusal_evicts_nothing() {
-    let mut runs = Runs::default();
+fn pinned_runs_stay_and_a_failed_reservation_evicts_nothing() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[60]), chain(&mut runs, &[40]));
-    let mut pool = holding(&runs, 100, 0, &[&a, &b]);
+    let mut pool = pool_with(&runs, 100, 0, &[&a, &b]);
     pool.pin(&runs, &a);
     assert!(!pool.reserve(&runs, Tokens(41)));
     assert_eq!((pool.evicted(), pool.matched(&runs, &b)), (Tokens(0), Tokens(40)));
@@ -49,10 +49,10 @@ fn what_is_in_use_stays_and_a_refusal_evicts_nothing() {
 }
 
 #[test]
-fn as_many_users_must_leave_as_have_come() {
-    let mut runs = Runs::default();
+fn run_stays_pinned_until_every_user_unpins_it() {
+    let mut runs = RunTree::default();
     let a = chain(&mut runs, &[60]);
-    let mut pool = holding(&runs, 100, 0, &[&a]);
+    let mut pool = pool_with(&runs, 100, 0, &[&a]);
     pool.pin(&runs, &a);
     pool.pin(&runs, &a);
     pool.unpin(&runs, &a);
@@ -66,10 +66,10 @@ fn as_many_users_must_leave_as_have_come() {
 }
 
 #[test]
-fn memory_in_use_is_what_is_pinned_and_what_is_reserved() {
-    let mut runs = Runs::default();
+fn in_use_memory_is_pinned_plus_reserved() {
+    let mut runs = RunTree::default();
     let a = chain(&mut runs, &[50]);
-    let mut pool = holding(&runs, 100, 0, &[&a]);
+    let mut pool = pool_with(&runs, 100, 0, &[&a]);
     assert_eq!((pool.used(), pool.in_use()), (Tokens(50), Tokens(0)));
     assert!(pool.reserve(&runs, Tokens(30)));
     assert_eq!((pool.used(), pool.in_use()), (Tokens(80), Tokens(30)));
@@ -78,10 +78,10 @@ fn memory_in_use_is_what_is_pinned_and_what_is_reserved() {
 }
 
 #[test]
-fn a_run_that_came_twice_lies_here_once() {
-    let mut runs = Runs::default();
+fn duplicate_run_is_stored_once() {
+    let mut runs = RunTree::default();
     let a = chain(&mut runs, &[50]);
-    let mut pool = holding(&runs, 200, 0, &[]);
+    let mut pool = pool_with(&runs, 200, 0, &[]);
     assert!(pool.reserve(&runs, Tokens(50)) && pool.reserve(&runs, Tokens(50)));
     assert!(pool.fill(&runs, a[0]));
     assert!(!pool.fill(&runs, a[0]));
@@ -90,37 +90,37 @@ fn a_run_that_came_twice_lies_here_once() {
 }
 
 #[test]
-fn a_hole_ends_a_match_and_the_host_tier_fills_it() {
-    let mut runs = Runs::default();
+fn hole_ends_a_match_and_the_host_tier_fills_it() {
+    let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[10, 20, 30]), chain(&mut runs, &[70]));
-    let pool = holding(&runs, 100, 60, &[&a, &b]);
+    let pool = pool_with(&runs, 100, 60, &[&a, &b]);
     // Evicted from its end: 30, then 20 for what b needs.
     assert_eq!(pool.matched(&runs, &a), Tokens(30));
-    assert_eq!(pool.matched_below(&runs, &a, Tokens(30)), [Tokens(60); 2]);
-    let mut none = holding(&runs, 100, 0, &[&a, &b]);
-    assert_eq!(none.matched_below(&runs, &a, Tokens(30)), [Tokens(30); 2]);
+    assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens(30)), [Tokens(60); 2]);
+    let mut none = pool_with(&runs, 100, 0, &[&a, &b]);
+    assert_eq!(none.matched_in_lower_tiers(&runs, &a, Tokens(30)), [Tokens(30); 2]);
     put(&mut none, &runs, &a[..2]);
     assert_eq!(none.matched(&runs, &a), Tokens(30));
 }
 
 #[test]
-fn the_host_tier_forgets_its_oldest_too() {
-    let mut runs = Runs::default();
+fn host_tier_evicts_its_oldest_run() {
+    let mut runs = RunTree::default();
     let paths = [50, 50, 50, 50].map(|tokens| chain(&mut runs, &[tokens]));
-    let mut pool = holding(&runs, 50, 100, &[]);
+    let mut pool = pool_with(&runs, 50, 100, &[]);
     for path in &paths {
         put(&mut pool, &runs, path);
     }
-    let held = |path: &Vec<RunId>| pool.matched_below(&runs, path, pool.matched(&runs, path))[0].0;
+    let held = |path: &Vec<RunId>| pool.matched_in_lower_tiers(&runs, path, pool.matched(&runs, path))[0].0;
     assert_eq!(paths.iter().map(held).collect::<Vec<_>>(), [0, 50, 50, 50]);
     assert_eq!(pool.evicted(), Tokens(150));
 }
 
 #[test]
-fn whatever_is_done_the_books_are_right() {
-    let mut runs = Runs::default();
+fn random_operations_keep_the_pool_accounting_consistent() {
+    let mut runs = RunTree::default();
     let paths: Vec<Vec<RunId>> = (1..12).map(|n| chain(&mut runs, &[n, 2 * n, 7])).collect();
-    let (mut chance, mut pool) = (Chance::new(3), RunPool::new(sizes(120, 40), runs.len()));
+    let (mut chance, mut pool) = (PromptRng::new(3), RunPool::new(sizes(120, 40), runs.len()));
     let (mut pinned, mut reserved): (Vec<usize>, Vec<u64>) = (Vec::new(), Vec::new());
     for _ in 0..20_000 {
         let path = chance.below(paths.len() as u64) as usize;
@@ -153,7 +153,7 @@ fn whatever_is_done_the_books_are_right() {
         assert_eq!(pool.used().0, cached + reserved.iter().sum::<u64>());
         assert!(pool.used() <= Tokens(120));
         let in_use = paths.iter().enumerate().filter(|(at, _)| pinned.contains(at));
-        let in_use: u64 = in_use.map(|(_, path)| runs.end(path).0).sum();
+        let in_use: u64 = in_use.map(|(_, path)| runs.end_depth(path).0).sum();
         assert_eq!(pool.in_use().0, in_use + reserved.iter().sum::<u64>());
     }
 }

@@ -1,16 +1,16 @@
 use std::collections::VecDeque;
 
-use super::Chance;
+use super::PromptRng;
 use crate::runs::RunId;
-use crate::runs::recency::Recency;
+use crate::runs::recency::LruList;
 
-fn order(recency: &Recency) -> Vec<u32> {
+fn order(recency: &LruList) -> Vec<u32> {
     recency.iter().map(|run| run.0).collect()
 }
 
 #[test]
-fn the_last_used_comes_last() {
-    let mut recency = Recency::new(4);
+fn last_touched_run_is_newest() {
+    let mut recency = LruList::new(4);
     assert_eq!((order(&recency), recency.oldest()), (vec![], None));
     let was: Vec<bool> = [2, 0, 3, 0].map(|run| recency.touch(RunId(run))).into();
     assert_eq!(was, [false, false, false, true]);
@@ -18,9 +18,9 @@ fn the_last_used_comes_last() {
 }
 
 #[test]
-fn what_is_removed_is_gone_wherever_it_was() {
+fn removal_works_at_every_position() {
     for removed in 0..3 {
-        let mut recency = Recency::new(3);
+        let mut recency = LruList::new(3);
         (0..3).for_each(|run| _ = recency.touch(RunId(run)));
         assert!(recency.remove(RunId(removed)));
         assert!(!recency.remove(RunId(removed)) && !recency.has(RunId(removed)));
@@ -32,8 +32,8 @@ fn what_is_removed_is_gone_wherever_it_was() {
 }
 
 #[test]
-fn removing_all_leaves_nothing_and_it_can_be_filled_again() {
-    let mut recency = Recency::new(5);
+fn emptied_list_can_be_refilled() {
+    let mut recency = LruList::new(5);
     for round in 0..3 {
         (0..5).for_each(|run| _ = recency.touch(RunId((run + round) % 5)));
         while let Some(run) = recency.oldest() {
@@ -44,8 +44,8 @@ fn removing_all_leaves_nothing_and_it_can_be_filled_again() {
 }
 
 #[test]
-fn it_is_the_list_that_one_would_write_down() {
-    let (mut chance, mut recency, mut list) = (Chance::new(7), Recency::new(40), VecDeque::new());
+fn lru_list_matches_a_reference_list() {
+    let (mut chance, mut recency, mut list) = (PromptRng::new(7), LruList::new(40), VecDeque::new());
     for _ in 0..20_000 {
         let run = chance.below(40) as u32;
         let was = list.iter().position(|other| *other == run);

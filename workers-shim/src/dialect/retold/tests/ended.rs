@@ -1,6 +1,6 @@
 //! What comes after an end that the client has, and what is kept of a repeat.
 
-use super::super::tape::MOST_TOLD;
+use super::super::tape::MAX_BUFFERED_BYTES;
 use super::*;
 
 fn at(events: &[String], words: &[&str]) -> usize {
@@ -8,23 +8,23 @@ fn at(events: &[String], words: &[&str]) -> usize {
 }
 
 #[test]
-fn more_text_in_a_block_that_the_client_has_as_ended_is_another_answer() {
+fn extra_text_in_a_finished_block_diverges() {
     let all = message("one", 3);
     let end = ["content_block_stop", "\"index\":1"];
     let more = json!({"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": " AND MORE"}});
     for told in [at(&all, &end), at(&all, &["look"]), all.len() - 1] {
         let mut second = message("two", 3);
         second.insert(at(&second, &end), data(more.clone()));
-        let mut scanner = retelling(Api::Messages, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &all[..=told]);
-        scanner.go_on();
-        let rest = pass(&mut scanner, &second);
-        assert!(scanner.differs() && !rest.contains("MORE") && !rest.contains("message_stop"), "{told} {rest}");
+        let mut scanner = replaying_scanner(Api::Messages, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &all[..=told]);
+        scanner.switch_engine();
+        let rest = forward(&mut scanner, &second);
+        assert!(scanner.has_diverged() && !rest.contains("MORE") && !rest.contains("message_stop"), "{told} {rest}");
     }
 }
 
 #[test]
-fn more_text_in_a_part_that_the_client_has_as_done_is_another_answer() {
+fn extra_text_in_a_finished_part_diverges() {
     for end in ["response.output_text.done", "response.content_part.done", "response.output_item.done"] {
         let make = |name: &str, size| {
             let ends = ["output_text.done", "content_part.done", "output_item.done"];
@@ -39,50 +39,50 @@ fn more_text_in_a_part_that_the_client_has_as_done_is_another_answer() {
         let mut second = make("two", 3);
         let delta = json!({"type": "response.output_text.delta", "item_id": "msg_two", "output_index": 0, "content_index": 0, "delta": " AND MORE", "logprobs": []});
         second.insert(at(&second, &[end]), data(delta));
-        let mut scanner = retelling(Api::Responses, ShownIds::All, Repeats::Always);
-        pass(&mut scanner, &all[..=at(&all, &["look"])]);
-        scanner.go_on();
-        let rest = pass(&mut scanner, &second);
-        assert!(scanner.differs() && !rest.contains("MORE") && !rest.contains("completed"), "{end} {rest}");
+        let mut scanner = replaying_scanner(Api::Responses, TokenIdVisibility::All, AnswerDeterminism::Always);
+        forward(&mut scanner, &all[..=at(&all, &["look"])]);
+        scanner.switch_engine();
+        let rest = forward(&mut scanner, &second);
+        assert!(scanner.has_diverged() && !rest.contains("MORE") && !rest.contains("completed"), "{end} {rest}");
     }
 }
 
 #[test]
-fn a_drawn_answer_that_first_speaks_at_the_second_engine_is_not_made_again_by_a_third() {
+fn sampled_answer_that_starts_on_the_second_engine_is_not_replayed() {
     for (api, make) in ALL {
         let all = make("one", 3);
-        let mut scanner = retelling(api, ShownIds::All, Repeats::UntilItSpeaks);
-        pass(&mut scanner, &all[..1]);
-        if scanner.so_far().is_err() {
+        let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
+        forward(&mut scanner, &all[..1]);
+        if scanner.resume_ids().is_err() {
             // Its first event speaks.
             continue;
         }
-        scanner.go_on();
-        pass(&mut scanner, &all[..6]);
-        assert_eq!(scanner.so_far(), Err(Lost::Drawn), "{api:?}");
-        assert!(!scanner.differs());
+        scanner.switch_engine();
+        forward(&mut scanner, &all[..6]);
+        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
+        assert!(!scanner.has_diverged());
     }
 }
 
 #[test]
-fn what_is_kept_of_a_repeat_is_bounded_and_the_rest_is_passed() {
+fn replay_buffer_is_bounded_and_the_rest_is_forwarded() {
     let said = |text: &str| {
         json!({"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]})
             .to_string()
     };
-    let long = "Q".repeat(MOST_TOLD / 2);
-    let mut retold = Retold::new(Api::Chat, ShownIds::All, Repeats::Always);
-    retold.take(said("QQ").as_bytes());
-    retold.go_on();
+    let long = "Q".repeat(MAX_BUFFERED_BYTES / 2);
+    let mut retold = ReplayVerifier::new(Api::Chat, TokenIdVisibility::All, AnswerDeterminism::Always);
+    retold.rewrite_event(said("QQ").as_bytes());
+    retold.switch_engine();
     let mut passed = 0;
     for text in ["QQQ"].into_iter().chain([long.as_str(); 6]) {
-        let Passage::As(event) = retold.take(said(text).as_bytes()) else {
+        let EventRewrite::Replaced(event) = retold.rewrite_event(said(text).as_bytes()) else {
             panic!("{} of it is not passed", text.len())
         };
         passed += event.iter().filter(|byte| **byte == b'Q').count();
     }
     assert_eq!(passed, 1 + 6 * long.len());
-    assert_eq!(retold.repeatable(), Err(Lost::TooLong));
-    assert!(retold.tape.size() <= MOST_TOLD + long.len() + 1024, "{}", retold.tape.size());
-    assert_eq!(retold.over(), Ok(()));
+    assert_eq!(retold.check_replayable(), Err(NotResumable::TooLong));
+    assert!(retold.buffer.size() <= MAX_BUFFERED_BYTES + long.len() + 1024, "{}", retold.buffer.size());
+    assert_eq!(retold.finish_stream(), Ok(()));
 }

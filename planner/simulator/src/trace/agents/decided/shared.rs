@@ -2,102 +2,102 @@
 
 use vocabulary::{Micros, Tokens};
 
-use super::{BLOCK, Served};
+use super::{BLOCK, LoggedStep};
 use crate::trace::block_ids::BlockIds;
-use crate::trace::budget::Budget;
-use crate::trace::error::{Place, TraceError};
-use crate::trace::radix::Radix;
-use crate::trace::{Session, Step};
-use engine_model::runs::Runs;
+use crate::trace::budget::TraceBudget;
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::radix::RadixBuilder;
+use crate::trace::{TraceSession, TraceStep};
+use engine_model::runs::RunTree;
 
 /// Ids of a session's own blocks are neighbours, so that a history is few runs of them.
-const IDS: u32 = 32;
+const ID_BITS: u32 = 32;
 
 /// One step's place: which session, and which of its steps.
-type At = (usize, usize);
+type StepPosition = (usize, usize);
 
 /// The prompts of all steps, in one tree.
 #[derive(Default)]
-pub(super) struct Shared {
-    radix: Radix,
-    told: Vec<Told>,
+pub(super) struct PromptTree {
+    radix: RadixBuilder,
+    sessions: Vec<SessionPrompts>,
     /// Those that were longer than all before them, with their blocks.
-    longest: Vec<(u32, At)>,
+    longest: Vec<(u32, StepPosition)>,
     /// What steps found that no earlier one had: it was there before the log begins.
-    before: BlockIds,
+    before_log: BlockIds,
     prompts: Tokens,
     known: Tokens,
     /// Of these, what no earlier step had.
-    unseen: Tokens,
+    not_in_log: Tokens,
 }
 
 /// What is told of one session's steps, in their order.
 #[derive(Default)]
-struct Told {
+struct SessionPrompts {
     /// Numbers of their prompts in the tree.
     lists: Vec<usize>,
     /// Prompt and answer.
-    histories: Vec<BlockIds>,
+    histories_by_step: Vec<BlockIds>,
     /// By whom the answer was sent again, and to which block.
-    resent: Vec<Option<(usize, u32)>>,
+    resent_answers: Vec<Option<(usize, u32)>>,
     /// Blocks that no other session had first.
-    own: u64,
+    own_blocks: u64,
 }
 
 fn blocks(tokens: Tokens) -> u32 {
     (tokens.0 / u64::from(BLOCK)) as u32
 }
 
-impl Shared {
+impl PromptTree {
     /// Of sessions whose steps are in the order of their times.
-    pub(super) fn of(sessions: &[(String, Vec<Served>)]) -> Self {
-        let told = sessions.iter().map(|_| Told::default()).collect();
-        let mut shared = Self { told, ..Self::default() };
-        let places = |(session, (_, steps)): (usize, &(String, Vec<Served>))| {
+    pub(super) fn of(sessions: &[(String, Vec<LoggedStep>)]) -> Self {
+        let told = sessions.iter().map(|_| SessionPrompts::default()).collect();
+        let mut shared = Self { sessions: told, ..Self::default() };
+        let places = |(session, (_, steps)): (usize, &(String, Vec<LoggedStep>))| {
             steps.iter().enumerate().map(move |(step, served)| (served.at, (session, step))).collect::<Vec<_>>()
         };
-        let mut order: Vec<(Micros, At)> = sessions.iter().enumerate().flat_map(places).collect();
+        let mut order: Vec<(Micros, StepPosition)> = sessions.iter().enumerate().flat_map(places).collect();
         order.sort();
         order.iter().for_each(|(_, at)| shared.add(*at, sessions));
         shared
     }
 
-    fn add(&mut self, (session, step): At, sessions: &[(String, Vec<Served>)]) {
+    fn add(&mut self, (session, step): StepPosition, sessions: &[(String, Vec<LoggedStep>)]) {
         let served = &sessions[session].1[step];
         let need = blocks(Tokens(served.reused));
-        let source = self.source(session, need);
+        let source = self.find_source(session, need);
         let (mut ids, missed) = match source {
             Some((other, at)) => {
-                let ids = self.told[other].histories[at].first(need);
+                let ids = self.sessions[other].histories_by_step[at].first(need);
                 let missed = need - ids.len();
                 (ids, missed)
             }
-            None => self.earlier_than_all(need),
+            None => self.ids_before_log(need),
         };
-        self.fresh(&mut ids, session, blocks(served.prompt));
+        self.extend_with_new_ids(&mut ids, session, blocks(served.prompt));
         let list = self.radix.insert(ids.clone());
         if let Some(at) = source {
-            self.resend(at, (list, need), &sessions[at.0].1[at.1]);
+            self.record_resend(at, (list, need), &sessions[at.0].1[at.1]);
         }
-        self.fresh(&mut ids, session, blocks(served.prompt + served.answer));
+        self.extend_with_new_ids(&mut ids, session, blocks(served.prompt + served.answer));
         if self.longest.last().is_none_or(|(blocks, _)| *blocks < ids.len()) {
             self.longest.push((ids.len(), (session, step)));
         }
-        let told = &mut self.told[session];
+        let told = &mut self.sessions[session];
         told.lists.push(list);
-        told.histories.push(ids);
-        told.resent.push(None);
+        told.histories_by_step.push(ids);
+        told.resent_answers.push(None);
         self.prompts += served.prompt;
         self.known += Tokens(served.reused);
-        self.unseen += Tokens(u64::from(missed) * u64::from(BLOCK));
+        self.not_in_log += Tokens(u64::from(missed) * u64::from(BLOCK));
     }
 
     /// Whose history a step goes on from that found so many blocks known.
-    fn source(&self, session: usize, need: u32) -> Option<At> {
+    fn find_source(&self, session: usize, need: u32) -> Option<StepPosition> {
         if need == 0 {
             return None;
         }
-        let own = &self.told[session].histories;
+        let own = &self.sessions[session].histories_by_step;
         let latest = own.iter().rposition(|history| history.len() >= need).map(|step| (session, step));
         let other = || self.longest.get(self.longest.partition_point(|(blocks, _)| *blocks < need)).map(|(_, at)| *at);
         let most = || (0..own.len()).max_by_key(|step| own[*step].len()).map(|step| (session, step));
@@ -107,33 +107,33 @@ impl Shared {
     }
 
     /// What was there before the log begins, and how much of it no step had found yet.
-    fn earlier_than_all(&mut self, need: u32) -> (BlockIds, u32) {
-        let known = self.before.len();
-        let first = (self.told.len() as u64) << IDS;
+    fn ids_before_log(&mut self, need: u32) -> (BlockIds, u32) {
+        let known = self.before_log.len();
+        let first = (self.sessions.len() as u64) << ID_BITS;
         let fresh = need.saturating_sub(known);
-        self.before.push_run(first + u64::from(known), fresh);
-        (self.before.first(need), fresh)
+        self.before_log.push_run(first + u64::from(known), fresh);
+        (self.before_log.first(need), fresh)
     }
 
-    fn fresh(&mut self, ids: &mut BlockIds, session: usize, end: u32) {
-        let (count, told) = (end.saturating_sub(ids.len()), &mut self.told[session]);
-        ids.push_run(((session as u64) << IDS) + told.own, count);
-        told.own += u64::from(count);
+    fn extend_with_new_ids(&mut self, ids: &mut BlockIds, session: usize, end: u32) {
+        let (count, told) = (end.saturating_sub(ids.len()), &mut self.sessions[session]);
+        ids.push_run(((session as u64) << ID_BITS) + told.own_blocks, count);
+        told.own_blocks += u64::from(count);
     }
 
     /// A later prompt, up to a block of it, holds what the step at `at` answered.
-    fn resend(&mut self, (session, step): At, (list, end): (usize, u32), served: &Served) {
+    fn record_resend(&mut self, (session, step): StepPosition, (list, end): (usize, u32), served: &LoggedStep) {
         let end = end.min(blocks(served.prompt + served.answer));
-        let longer = self.told[session].resent[step].is_none_or(|(_, before)| before < end);
+        let longer = self.sessions[session].resent_answers[step].is_none_or(|(_, before)| before < end);
         if longer && end > blocks(served.prompt) {
-            self.told[session].resent[step] = Some((list, end));
+            self.sessions[session].resent_answers[step] = Some((list, end));
         }
     }
 
     /// What the log itself says, beside what is figured out from it.
     pub(super) fn note(&self) -> Option<String> {
         let share = 100.0 * self.known.0 as f64 / self.prompts.0.max(1) as f64;
-        let unseen = match self.unseen {
+        let unseen = match self.not_in_log {
             Tokens::ZERO => String::new(),
             Tokens(unseen) => format!(
                 "; {unseen} of these tokens lie in no earlier step of the log and count as new here: they were there \
@@ -147,40 +147,40 @@ impl Shared {
     }
 
     /// All sessions, with prompts cut into runs.
-    pub(super) fn frozen(
+    pub(super) fn into_sessions(
         mut self,
-        sessions: Vec<(String, Vec<Served>)>,
-        (runs, budget): (&mut Runs, &mut Budget),
-    ) -> Result<Vec<Session>, TraceError> {
-        for (list, end) in self.told.iter().flat_map(|told| told.resent.iter().flatten()) {
+        sessions: Vec<(String, Vec<LoggedStep>)>,
+        (runs, budget): (&mut RunTree, &mut TraceBudget),
+    ) -> Result<Vec<TraceSession>, TraceError> {
+        for (list, end) in self.sessions.iter().flat_map(|told| told.resent_answers.iter().flatten()) {
             self.radix.cut(*list, *end);
         }
         self.radix.freeze(BLOCK, runs, None);
         let mut all = Vec::with_capacity(sessions.len());
-        for ((id, served), told) in sessions.into_iter().zip(&self.told) {
+        for ((id, served), told) in sessions.into_iter().zip(&self.sessions) {
             let steps = self.steps(&served, told);
-            let taken = |step: &Step| step.path.len() + step.resent.as_ref().map_or(0, |path| path.len());
-            budget.take(Place { file: &id, line: 1 }, steps.iter().map(taken).sum())?;
-            all.push(Session { id: id.into(), steps });
+            let taken = |step: &TraceStep| step.path.len() + step.resent_path.as_ref().map_or(0, |path| path.len());
+            budget.take(TraceLocation { file: &id, line: 1 }, steps.iter().map(taken).sum())?;
+            all.push(TraceSession { id: id.into(), steps });
         }
         Ok(all)
     }
 
-    fn steps(&self, served: &[Served], told: &Told) -> Vec<Step> {
+    fn steps(&self, served: &[LoggedStep], told: &SessionPrompts) -> Vec<TraceStep> {
         let begin = served.first().map_or(Micros::ZERO, |first| first.at);
-        let step = |(index, one): (usize, &Served)| {
+        let step = |(index, one): (usize, &LoggedStep)| {
             let before = index.checked_sub(1);
-            let pause = before.map_or(Micros::ZERO, |before| one.at - (served[before].at + served[before].took));
-            let resent = told.resent[index].map(|(list, end)| self.radix.path(list, end).into());
-            Step {
+            let pause = before.map_or(Micros::ZERO, |before| one.at - (served[before].at + served[before].duration));
+            let resent = told.resent_answers[index].map(|(list, end)| self.radix.path(list, end).into());
+            TraceStep {
                 agent: 0,
                 after: before.into_iter().collect(),
-                think: pause,
+                pause,
                 at: one.at - begin,
                 prompt: one.prompt,
                 answer: one.answer,
                 path: self.radix.path(told.lists[index], u32::MAX).into(),
-                resent,
+                resent_path: resent,
             }
         };
         served.iter().enumerate().map(step).collect()
