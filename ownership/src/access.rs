@@ -12,9 +12,9 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use vocabulary::NodeId;
 
-use crate::core::NodeCore;
-use crate::joining::Enrolment;
+use crate::admission::Enrolment;
 use crate::members::ClusterMember;
+use crate::node_core::NodeCore;
 use crate::peers::caller::Caller;
 use crate::peers::socket::DialPolicy as _;
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerMethod};

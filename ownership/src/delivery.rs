@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::{KnownLeader, NodeCore};
 use crate::error::SubmitError;
+use crate::node_core::{KnownLeader, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
 use crate::proposer::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};

@@ -15,19 +15,19 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::core::NodeCore;
 use crate::counters::DirectoryStats;
 use crate::error::{OwnershipError, SubmitError};
 use crate::failure::start_failure;
-use crate::leading;
+use crate::leader_call;
 use crate::members::{self, ClusterMember, MemberChange, MemberError};
+use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeFolder};
 use crate::options::Options;
 use crate::peers::socket::DialPolicy as _;
 use crate::peers::{AbortingTask, PeerService, PeerTls, Peers, Topic};
 use crate::raft::{NodeStateMachine, TokioTypeConfig};
 use crate::read::{self, ReadError};
-use crate::starting::{self, START_TIMEOUT, StartedNode};
+use crate::startup::{self, START_TIMEOUT, StartedNode};
 use crate::supervision::Supervision;
 use crate::writer::{CommandTicket, CommandWriter};
 
@@ -62,16 +62,16 @@ impl Directory {
     }
 
     async fn open_node(options: Options) -> Result<Self, OwnershipError> {
-        let StartedNode { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
+        let StartedNode { core, folder, mut tasks, queue, address } = startup::start(&options).await?;
         let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_timeout);
         let writer = core.supervision.supervise("writer", move || {
             let (core, queue) = (writing.clone(), queue.clone());
             // What it had on its way is answered as unknown; it writes on as a new client.
             async move { CommandWriter::new(core, within).run(&mut *queue.lock().await).await }
         });
-        starting::raise_level_of_new_cluster(&core, &options).await.map_err(|error| start_failure(&core, error))?;
+        startup::raise_level_of_new_cluster(&core, &options).await.map_err(|error| start_failure(&core, error))?;
         if let Some(address) = address {
-            let settled = starting::await_membership(&core, address, &options).await;
+            let settled = startup::await_membership(&core, address, &options).await;
             tasks.extend(settled.map_err(|error| start_failure(&core, error))?);
         }
         let peers = Peers { registry: core.registry.clone() };
@@ -177,7 +177,7 @@ impl Directory {
 
     /// Carries out a change of the membership at the leader, wherever it is.
     pub fn change_members(&self, change: MemberChange) -> BoxFuture<'_, Result<(), MemberError>> {
-        Box::pin(leading::change_members(&self.core, change))
+        Box::pin(leader_call::change_members(&self.core, change))
     }
 
     /// The other nodes, for what routers tell each other outside Raft.
@@ -257,7 +257,7 @@ impl Directory {
     async fn close_node(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
         if let Some(heir) = members::best_successor(&self.core) {
-            let handed_over = leading::change_members(&self.core, MemberChange::TransferLeader(heir));
+            let handed_over = leader_call::change_members(&self.core, MemberChange::TransferLeader(heir));
             let handed_over = tokio::time::timeout(TRANSFER_TIMEOUT, handed_over).await;
             if !matches!(handed_over, Ok(Ok(()))) {
                 tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");

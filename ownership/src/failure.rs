@@ -12,13 +12,13 @@ use openraft::raft::AppendEntriesResponse;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::core::NodeCore;
+use crate::data_dir_guard::MAX_DETECTION_TIME;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
-use crate::in_place::MAX_DETECTION_TIME;
+use crate::node_core::NodeCore;
 use crate::node_folder::{read_json, write_durably_with};
+use crate::node_observer::NodeObserver;
 use crate::raft::TokioTypeConfig;
-use crate::watch::NodeObserver;
 
 /// What went wrong while a node came up. Where its store failed under it, that: all that then follows is that the
 /// quorum is not there.

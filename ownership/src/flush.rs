@@ -14,7 +14,7 @@ use raft_log::chunked_wal::Config;
 use raft_log::{Callback, ChunkId, RaftLog, Segment};
 use tokio::sync::oneshot;
 
-use crate::committed::{DurableEnd, LogMarksFile};
+use crate::log_marks::{DurableEnd, LogMarksFile};
 use crate::raft::TokioTypeConfig;
 use crate::reaper::Reaper;
 use crate::shortage::ResourceShortages;

@@ -3,31 +3,32 @@
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
 mod access;
+mod admission;
 mod backup;
 mod chunks;
-mod committed;
-mod core;
 mod counters;
+mod data_dir_guard;
 mod delivery;
-mod desk;
 mod directory;
 mod error;
+mod exchange_handler;
 mod failure;
 mod flush;
 mod frames;
 #[doc(hidden)]
-pub mod fuzzed;
-mod in_place;
-mod joining;
-mod leading;
+pub mod fuzz_entry;
+mod leader_call;
+mod log_marks;
 mod log_store;
 mod members;
 mod network;
-mod news;
+mod node_core;
 mod node_folder;
+mod node_observer;
 mod options;
 mod peers;
 mod proposer;
+mod quorum_notices;
 mod raft;
 mod read;
 mod reaper;
@@ -36,12 +37,11 @@ mod shortage;
 mod snapshot_store;
 mod snapshot_stream;
 mod snapshots;
-mod starting;
+mod startup;
 mod supervision;
 mod terms;
 mod ticker;
 mod wal;
-mod watch;
 mod writer;
 
 pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
@@ -61,10 +61,10 @@ pub use supervision::Supervision;
 pub use writer::CommandTicket;
 
 #[cfg(test)]
+mod admission_tests;
+#[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
-mod newcomer_tests;
+mod pending_voter_change_tests;
 #[cfg(test)]
 mod retry_tests;
-#[cfg(test)]
-mod unfinished_tests;

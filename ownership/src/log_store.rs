@@ -14,9 +14,9 @@ use raft_log::RaftLog;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use tokio::sync::oneshot;
 
-use crate::committed::LogMarksFile;
 use crate::error::OwnershipError;
 use crate::flush::{self, FlushQueue, FlushWaiter};
+use crate::log_marks::LogMarksFile;
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
 use crate::reaper::Reaper;

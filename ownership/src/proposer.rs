@@ -11,7 +11,7 @@ use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::NodeCore;
+use crate::node_core::NodeCore;
 use crate::raft::TokioTypeConfig;
 
 /// Entries on their way through the log at once.

@@ -2,8 +2,8 @@
 
 pub(crate) use consensus::{LogEntry, LogId, Payload, SnapshotMeta, Vote};
 
+use crate::node_observer::NodeObserver;
 use crate::snapshots::SnapshotFile;
-use crate::watch::NodeObserver;
 
 pub(crate) type TokioTypeConfig = consensus::TypeConfig<openraft::impls::TokioRuntime>;
 pub(crate) type NodeStateMachine = consensus::StateMachine<SnapshotFile, NodeObserver>;

@@ -8,8 +8,8 @@ use consensus::{Consistency, LedgerView};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::core::NodeCore;
-use crate::leading;
+use crate::leader_call;
+use crate::node_core::NodeCore;
 use crate::peers::{Lane, PeerMethod};
 
 /// How long a fresh read may take: over a fail-over, and shorter than who asks waits for an answer.
@@ -79,6 +79,6 @@ async fn leader_read_index(core: &NodeCore) -> u64 {
         if let ReadIndex::At(index) = answer {
             return index;
         }
-        leading::pause_until_leader_change(core).await;
+        leader_call::pause_until_leader_change(core).await;
     }
 }

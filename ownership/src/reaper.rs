@@ -10,7 +10,7 @@ use std::{io, thread};
 
 use consensus::LedgerView;
 
-use crate::peers::seldom::LogThrottle;
+use crate::peers::log_throttle::LogThrottle;
 
 /// How many things wait at most.
 const QUEUE: usize = 256;

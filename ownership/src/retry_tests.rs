@@ -8,8 +8,8 @@ use ledger::{Command, LedgerLimits, OpenSession, Outcome, Submission};
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{ClientId, ClientSerial, ModelId, NodeId, SessionId, TenantId};
 
-use crate::core::{NodeCore, NodeCoreParts};
 use crate::error::SubmitError;
+use crate::node_core::{NodeCore, NodeCoreParts};
 use crate::proposer::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
 use crate::writer::{CommandTicket, CommandWriter, QueuedCommand};
 use crate::{Directory, Options};

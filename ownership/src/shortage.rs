@@ -12,7 +12,7 @@ use consensus::Waits;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::peers::seldom::LogThrottle;
+use crate::peers::log_throttle::LogThrottle;
 
 /// For how long a shortage counts as one of now.
 const RECENT_WINDOW: Duration = Duration::from_secs(30);

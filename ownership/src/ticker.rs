@@ -11,7 +11,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use parking_lot::Mutex;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
-use crate::core::NodeCore;
+use crate::node_core::NodeCore;
 use crate::options::Options;
 use crate::peers::{Lane, PeerMethod};
 

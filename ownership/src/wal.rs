@@ -18,9 +18,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::chunks::{LogSurvey, TornEnd, damage_error};
-use crate::committed::{DurableEnd, LogMarks, LogMarksFile};
 use crate::error::OwnershipError;
 use crate::flush::FlushCallback;
+use crate::log_marks::{DurableEnd, LogMarks, LogMarksFile};
 use crate::node_folder::create_private_folder;
 use crate::raft::{LogId, Payload, Vote};
 

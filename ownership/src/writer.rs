@@ -19,9 +19,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::core::NodeCore;
 use crate::delivery::{BatchDelivery, open_client};
 use crate::error::SubmitError;
+use crate::node_core::NodeCore;
 use crate::node_folder::random_u128;
 
 const MAX_BATCH: usize = 256;

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
 
-use crate::holding::CachedPrefix;
+use crate::cached_prefix::CachedPrefix;
+use crate::kv_occupancy::{SessionLookup, Victim};
 use crate::micros::micros;
-use crate::standing::WorkerCandidate;
-use crate::tenancy::{SessionLookup, Victim};
+use crate::worker_candidate::WorkerCandidate;
 use crate::{Decision, PlanningInputs};
 pub use queue::{AdmissionRequest, StepQueue};
 

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use vocabulary::{Bytes, Micros, Tokens};
 
 use crate::cost::{ComputeSite, CostModel, TargetWork, sequential_terms};
+use crate::fleet_layout::{FabricShortlist, Fabrics, FleetLayout};
 use crate::lcm::lcm;
-use crate::standing::WorkerCandidate;
-use crate::table::{FabricShortlist, Fabrics, FleetLayout};
+use crate::worker_candidate::WorkerCandidate;
 use crate::{
     Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipClaim, PlanCandidate, PrefixRestore,
     RestoreSplit, SelectionRule, SendTiming, StepKind, TransferPermission,

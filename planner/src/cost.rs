@@ -5,11 +5,11 @@
 
 use vocabulary::{Bytes, KvLink, Micros, Tokens};
 
-use crate::holding::CachedPrefix;
+use crate::cached_prefix::CachedPrefix;
+use crate::kv_occupancy::SessionLookup;
 use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
-use crate::standing::WorkerCandidate;
-use crate::tenancy::SessionLookup;
+use crate::worker_candidate::WorkerCandidate;
 use crate::{AttentionSpec, CostTerms, LowerTiers, PlanningInputs, PlanningRequest};
 
 /// Beside a prompt an answer gets a token with each chunk: so much of its time is lost meanwhile. A chunk of 2,048 tokens takes

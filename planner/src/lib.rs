@@ -4,60 +4,60 @@
 //! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
 
 mod action;
-mod actions;
+mod action_set;
 mod admission;
-mod again;
-mod ahead;
 mod attention;
+mod cached_prefix;
 mod candidates;
-mod case;
-mod check;
-mod choose;
 mod cost;
 mod decision;
-mod holding;
+mod eviction_cost;
+mod fleet_layout;
 mod inputs;
+mod kv_occupancy;
 mod lcm;
 mod micros;
 mod plan;
+mod plan_check;
+mod planning_case;
 mod policy;
+mod prefix_replication;
 mod pressure;
 mod rendezvous;
-mod returns;
-mod standing;
+mod return_model;
+mod selection;
 mod step;
-mod table;
-mod tenancy;
+mod worker_candidate;
 
 pub use action::Action;
-pub use actions::ActionSet;
+pub use action_set::ActionSet;
 pub use admission::{
     AdmissionDecision, AdmissionLimits, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute,
-};
-pub use ahead::{
-    PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,
 };
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, Instances,
     KvGroups, LatentKv, LayerState, ParallelShape, PrefetchMode, PrefixRestore, RestorePlan, RestorePrices,
     RestoreSplit, ShapeError, SpecError, StateKind, WindowKv, check_kv_compatibility,
 };
-pub use case::PlanningCase;
-pub use check::PlanViolation;
-pub use choose::plan;
 pub use decision::{CandidateRefusal, CostTerms, Decision, PlanCandidate, PlanningError};
 pub use inputs::{
     BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, PlanningRequest, SessionView,
     TransferObstacle, TransferPermission,
 };
+pub use kv_occupancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
 pub use lcm::lcm;
 pub use micros::ComputeRate;
 pub use plan::{Handoff, Leg, MoveReason, OwnershipClaim, Plan, PlanRationale, RunnerUp};
+pub use plan_check::PlanViolation;
+pub use planning_case::PlanningCase;
 pub use policy::{
     LowerTiers, OverloadThresholds, Policy, ResidencyConfidence, SelectionRule, SendTiming, TransferRisk,
 };
+pub use prefix_replication::{
+    PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,
+};
+pub use selection::plan;
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
-pub use tenancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
 
 #[cfg(test)]
 mod tests;

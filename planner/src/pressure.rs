@@ -3,9 +3,9 @@
 use vocabulary::{Micros, Tokens};
 
 use crate::cost::CostModel;
+use crate::kv_occupancy::Victim;
 use crate::micros::micros;
-use crate::standing::WorkerCandidate;
-use crate::tenancy::Victim;
+use crate::worker_candidate::WorkerCandidate;
 
 /// Where nobody is left to push out, the step waits for answers to end: as long as this many times the computing of what
 /// does not fit.

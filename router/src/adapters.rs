@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vocabulary::{ModelId, WorkerView};
 
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 
 /// Between two looks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use vocabulary::TenantId;
 
 use crate::config::line_and_column;
 use crate::error::ApiError;
-use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// So many tenants are named in one line of the log.
 const MAX_NAMED_TENANTS: usize = 8;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use ownership::TlsFiles;
 
+use crate::app_state::AppState;
 use crate::config::Config;
-use crate::following::{FileStamp, follow, stamp_of};
-use crate::gateway::AppState;
+use crate::watched_files::{FileStamp, follow, stamp_of};
 
 /// The files, as they were before the directory read them.
 #[derive(Clone)]

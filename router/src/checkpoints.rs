@@ -8,7 +8,7 @@ use prefix::TokenCheckpoint;
 use vocabulary::{SessionId, TenantId, Tokens};
 
 use crate::pipeline::identify::IdentifiedRequest;
-use crate::soft_state::{CacheEntryKind, CacheKey, SharedCache};
+use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 
 /// Bodies below this are tokenized anew. Measured: the tokenizer, which remembers words itself, takes 0.05 ms for 32 KB
 /// that it has seen, as long as reading a checkpoint does, and 0.2 ms for 128 KB, which is three times as long.

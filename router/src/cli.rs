@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{closed_loop, ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command, what_if_command};
+use crate::{ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command, validate_sim, what_if_command};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -25,7 +25,7 @@ enum CliCommand {
     Ctl(Box<ctl::CtlArgs>),
     Trace(trace_command::TraceArgs),
     Simulate(Box<simulate_command::SimulateArgs>),
-    ClosedLoop(closed_loop::ValidateSimArgs),
+    ClosedLoop(validate_sim::ValidateSimArgs),
     WhatIf(Box<what_if_command::WhatIfArgs>),
 }
 
@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
         CliCommand::Ctl(args) => runtime.block_on(ctl::run(&args)),
         CliCommand::Trace(args) => ended(trace_command::run(&args)),
         CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
-        CliCommand::ClosedLoop(args) => ended(runtime.block_on(closed_loop::run(&args))),
+        CliCommand::ClosedLoop(args) => ended(runtime.block_on(validate_sim::run(&args))),
         CliCommand::WhatIf(args) => ended(what_if_command::run(&args)),
     }
 }
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.steering.mode, crate::pipeline::steering::RoutingMode::Shadow);
+        assert_eq!(config.steering.mode, crate::pipeline::routing::RoutingMode::Shadow);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! Every message says what to do about it. Never a secret, never a path of this machine, never a panic's text.
 
-mod words;
+mod format;
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICAT
 use http::{HeaderMap, HeaderValue, StatusCode};
 use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::Tokens;
-use workers_shim::dialect::JsonError;
+use workers_shim::engine_api::JsonError;
 
 use crate::host_check::HostRefusal;
 
-pub use words::{ErrorFormat, ErrorRecipient};
+pub use format::{ErrorFormat, ErrorRecipient};
 
 /// Everything that ends a client's request without an engine's answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, AsRefStr, IntoStaticStr)]

@@ -6,19 +6,19 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
 use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
-use workers_shim::dialect::{LegOptions, RequestBody, StrippedFields, TokenUsage};
+use workers_shim::engine_api::{LegOptions, RequestBody, StrippedFields, TokenUsage};
 
+use crate::app_state::AppState;
+use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
-use crate::gateway::AppState;
-use crate::incoming::ClientRequest;
-use crate::pipeline::aside::OffloadTask;
-use crate::pipeline::finish::{UNBOUNDED_ANSWER, most_believed};
+use crate::passthrough::{ResponseObserver, is_event_stream, relay};
+use crate::pipeline::offload_pool::OffloadTask;
+use crate::pipeline::request_end::{UNBOUNDED_ANSWER, most_believed};
 use crate::quotas::{BYTES_PER_TOKEN, RequestCompletion, TokenReservation};
-use crate::relay::{ResponseObserver, is_event_stream, relay};
-use crate::resources::filing::ReceiptRecorder;
-use crate::resources::listener::{BodyFormat, ResponseListener};
-use crate::roster::DispatchGuard;
+use crate::stored_responses::listener::{BodyFormat, ResponseListener};
+use crate::stored_responses::receipt_recorder::ReceiptRecorder;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
+use crate::worker_pool::DispatchGuard;
 
 /// Most workers tried for one request.
 const MAX_ATTEMPTS: usize = 3;

@@ -1,37 +1,37 @@
 //! The way of one request, from bytes to bytes. Control flow only: what each step does lives in its own file.
 
-pub mod aside;
+pub mod admission_queue;
 mod batch;
 pub mod commit;
+pub mod conversation_fingerprint;
 pub mod execute;
-pub mod finish;
-pub(crate) mod guard;
+pub(crate) mod guardrail_enforcement;
 pub mod identify;
 mod knowledge;
+pub mod kv_reservation;
 pub mod legs;
+pub mod liveness_watch;
 pub mod locate;
-pub mod opening;
+pub mod offload_pool;
 pub mod parse;
-pub mod place;
 pub mod plan;
+pub mod planning;
 pub mod prompts;
-pub mod readback;
 pub mod receipt;
 pub mod remote_prefill;
 pub mod replicate;
-pub mod resumable;
+pub mod request_end;
 pub mod resume;
+pub mod resume_blocker;
+pub mod reverse_pull;
+pub mod routing;
 pub mod session_key;
+pub mod session_resolution;
 pub mod single_flight;
-pub mod steering;
 pub mod stream;
 pub mod summary;
-pub mod tenure;
 pub mod token_ids;
-pub mod turns;
-pub mod underway;
 pub(crate) mod verify;
-pub mod vigil;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,15 +39,15 @@ use std::time::Instant;
 use axum::response::Response;
 use prefix::{ConvertedRequest, TokenCheckpoint};
 
+use crate::app_state::AppState;
+use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
-use crate::gateway::AppState;
-use crate::incoming::{ClientRequest, GenerationEndpoint};
-use crate::memory::MemoryReservation;
+use crate::memory_budget::MemoryReservation;
 use crate::telemetry::metrics::Metrics;
-use aside::OffloadTask;
 use identify::{IdentificationResult, IdentifiedPrompt, IdentifiedRequest, UnidentifiedRequest};
 use legs::Legs;
-use underway::Planning;
+use offload_pool::OffloadTask;
+use planning::Planning;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(

@@ -2,7 +2,7 @@
 //!
 //! Only what stands in the table is served. Engines' administration paths are not in it and must never be.
 
-mod counted;
+mod request_tracker;
 mod routes;
 
 use std::panic::AssertUnwindSafe;
@@ -18,17 +18,17 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
+use crate::app_state::{AppState, NotServing};
+use crate::client_request::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
 use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
-use crate::gateway::{AppState, NotServing};
 use crate::host_check::HostCheck;
-use crate::incoming::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
-use crate::pipeline::aside::OffloadTask;
+use crate::pipeline::offload_pool::OffloadTask;
 use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
-use crate::resources::serve::{new_response, stored_response};
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
-use counted::RequestTracker;
+use crate::stored_responses::serve::{new_response, stored_response};
+use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
 /// The clients' routes.
@@ -210,11 +210,11 @@ async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) 
         }
         RouteHandler::NewResponse => new_response(gateway, request).await,
         RouteHandler::StoredResponse => stored_response(gateway, &request).await,
-        RouteHandler::Models => crate::models::list(gateway).await,
+        RouteHandler::Models => crate::model_list::list(gateway).await,
         RouteHandler::OneModel => {
             let path = request.path.split('?').next().unwrap_or_default();
             let id = path.strip_prefix("/v1/models/").unwrap_or_default();
-            crate::models::get_model(gateway, &percent_decoded(id)).await
+            crate::model_list::get_model(gateway, &percent_decoded(id)).await
         }
         RouteHandler::Alive => Ok("ok\n".into_response()),
         RouteHandler::Ready => match gateway.serving() {

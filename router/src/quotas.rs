@@ -7,7 +7,7 @@
 //! (`router/decisions/0008`).
 
 mod allowance;
-mod repeats;
+mod idempotency;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{TenantId, Tokens};
 
 use crate::error::ApiError;
-use crate::soft_state::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
-use crate::telemetry::soft_state::SharedCacheMetrics;
+use crate::shared_cache::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
+use crate::telemetry::shared_cache::SharedCacheMetrics;
 use allowance::{Allowance, QuotaShortfall, RefillSource};
-use repeats::{Charge, IdempotencyKey, body_digest};
+use idempotency::{Charge, IdempotencyKey, body_digest};
 use strum::{AsRefStr, IntoStaticStr};
 
 /// Section `[tenants.NAME]`.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::TenantId;
 
-use crate::pipeline::steering::Percent;
+use crate::pipeline::routing::Percent;
 
 /// In how long an empty bucket is full again without any request.
 const REFILL_TIME: Duration = Duration::from_secs(60);

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{DpRank, Incarnation, Tokens, WorkerHealth, WorkerId, WorkerView};
 
-use crate::gateway::AppState;
-use crate::incoming::{GenerationEndpoint, new_request_id};
+use crate::app_state::AppState;
+use crate::client_request::{GenerationEndpoint, new_request_id};
 use crate::pipeline::legs::{LegError, Legs};
 
 /// How often it is looked for workers without a verdict.

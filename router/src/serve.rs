@@ -8,18 +8,18 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 
+use crate::app_state::{AppState, AppStateError};
 use crate::certificates::Certificates;
 use crate::config::Config;
-use crate::exchange::keeper;
 use crate::exposure::exposures;
-use crate::gateway::{AppState, AppStateError};
-use crate::identity::agreement;
 use crate::operator::{OperatorStartError, OperatorState};
+use crate::peer_exchange::commit_retry;
+use crate::prefix_cache::tokenizer_drift;
 use crate::server::{
     BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
     TlsError, UnauthenticatedLimits, descriptors,
 };
-use crate::{adapters, ahead, file_modes, operator, proxy, salt_proof};
+use crate::{adapters, file_modes, operator, prefix_replication, proxy, salt_proof};
 
 /// Workers for which descriptors are kept where discovery finds them.
 const FOUND_WORKERS: usize = 64;
@@ -150,10 +150,10 @@ impl RunningServer {
             let gateway = gateway.clone();
             tasks.supervise(task, move || run(gateway.clone()))
         };
-        background.push(on("sessions", |gateway| keeper::run(gateway).boxed()));
+        background.push(on("sessions", |gateway| commit_retry::run(gateway).boxed()));
         background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
-        background.push(on("agreement", |gateway| agreement::follow(gateway).boxed()));
-        background.push(on("ahead", |gateway| ahead::run(gateway).boxed()));
+        background.push(on("agreement", |gateway| tokenizer_drift::follow(gateway).boxed()));
+        background.push(on("ahead", |gateway| prefix_replication::run(gateway).boxed()));
         if gateway.keys.required() && gateway.config.auth.prove_salts {
             background.push(on("salt_proofs", |gateway| salt_proof::follow(gateway).boxed()));
         }
@@ -192,7 +192,7 @@ impl RunningServer {
             tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
         }
         self.operator.stop().await;
-        keeper::flush(&self.gateway).await;
+        commit_retry::flush(&self.gateway).await;
         for task in self.background {
             task.abort();
         }

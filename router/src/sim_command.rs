@@ -11,7 +11,7 @@ use prefix::PrefixError;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error as ValueError, StringDeserializer};
 use vocabulary::WorkerRole;
-use workers_shim::dialect::KvConnector;
+use workers_shim::engine_api::KvConnector;
 use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };

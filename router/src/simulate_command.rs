@@ -1,8 +1,8 @@
 //! `ownerserve simulate`: a trace against a fleet in virtual time, under as many policies and loads as one likes. Reads
 //! the trace, shows how far it is, and writes the figures; what happens in between is the simulator's.
 
-mod kept;
-mod progress;
+mod cache_variants;
+mod progress_meter;
 mod report_files;
 mod stopwatch;
 
@@ -21,8 +21,8 @@ use vocabulary::{Micros, Tokens};
 
 use crate::ctl::{aligned, pretty};
 use crate::trace_command::files::{self, TraceFilesError};
-use kept::{CacheVariant, CacheVariantError};
-pub(crate) use progress::{ProgressMeter, bar};
+use cache_variants::{CacheVariant, CacheVariantError};
+pub(crate) use progress_meter::{ProgressMeter, bar};
 use report_files::{ReportError, ReportFiles};
 use stopwatch::DecisionStopwatch;
 
@@ -278,7 +278,7 @@ impl SimulateArgs {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
         };
-        let kept = kept::cache_variants((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
+        let kept = cache_variants::cache_variants((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
         let cells = kept.iter().map(|kept| self.cells(&kept.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
         let mut progress = ProgressMeter::new(cells.iter().map(Vec::len).sum::<usize>() * self.seed.len());
         // Only reports tell of this machine: everything else is equal wherever it runs.

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
-use workers_shim::dialect::EventBudget;
+use workers_shim::engine_api::EventBudget;
 
 use crate::config::units::{ByteCount, TimeSpan};
 

@@ -1,6 +1,6 @@
 //! Engines as they are: their dialects, their events and metrics, the fleet made of them, and simulated ones.
 
-pub mod dialect;
+pub mod engine_api;
 pub mod events;
 pub mod fleet;
 pub mod scrape;

@@ -15,7 +15,7 @@ use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::{Watch as _, WatchReceiver as _, WatchSender as _};
 
 use crate::changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
-use crate::machine::{AppliedEntry, ApplyObserver};
+use crate::state_machine::{AppliedEntry, ApplyObserver};
 
 type RevisionSender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Sender<u64>;
 type RevisionReceiver<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Receiver<u64>;

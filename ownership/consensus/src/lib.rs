@@ -10,32 +10,32 @@ mod clock;
 mod config;
 mod feed;
 mod freshness;
+mod leader_term;
 mod levels;
-mod machine;
-mod office;
+mod membership_lock;
+mod pending_voter_change;
 mod shortage;
-mod signs;
 mod snapshot;
-mod turn;
+mod state_machine;
 mod types;
-mod unfinished;
 mod view;
+mod worker_liveness;
 
 pub use changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
 pub use clock::LeaderClock;
 pub use config::raft_config;
 pub use feed::{ChangeFeed, ChangeStream};
 pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
+pub use leader_term::{DesiredLimits, LeaderTerm, expiries, limit_widening, renewal};
 pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
-pub use machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, StateMachine};
-pub use office::{DesiredLimits, LeaderTerm, expiries, limit_widening, renewal};
+pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
+pub use pending_voter_change::PendingVoterChange;
 pub use shortage::{Waits, is_shortage};
-pub use signs::WorkerLiveness;
 pub use snapshot::{SnapshotContents, SnapshotStore};
-pub use turn::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
+pub use state_machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, StateMachine};
 pub use types::{
     EntryOutcomes, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership,
     TypeConfig, Vote,
 };
-pub use unfinished::PendingVoterChange;
 pub use view::{LedgerView, QuorumStatus, ReplacedViews, ViewPublisher};
+pub use worker_liveness::WorkerLiveness;

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::PrefixPoint;
 use crate::control::PinFlag;
-use crate::refs::RefSet;
+use crate::ref_set::RefSet;
 
 /// A kind of KV state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]

@@ -13,16 +13,16 @@ use vocabulary::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
-use crate::boundaries::BoundaryIndex;
+use crate::artifact_table::{ArtifactTable, BoundaryRef};
+use crate::boundary_index::BoundaryIndex;
 use crate::changes::EntryChanges;
 use crate::clients::ClientRecord;
-use crate::interned::OriginInterner;
 use crate::limits::LedgerLimits;
 use crate::node::{ClusterRecords, Node};
+use crate::origin_interner::OriginInterner;
 use crate::radix::RadixMap;
 use crate::record::{Intent, Lease, Session, Worker};
-use crate::sessions::SessionTable;
-use crate::stored::{ArtifactTable, BoundaryRef};
+use crate::session_table::SessionTable;
 
 /// What a tenant has in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -5,32 +5,33 @@
 
 mod apply;
 mod artifact;
-mod boundaries;
+mod artifact_table;
+mod boundary_index;
 mod changes;
 mod clients;
 mod command;
 mod control;
 mod families;
-mod interned;
 pub mod invariants;
 mod ledger;
 mod limits;
 mod listing;
 mod locate;
 mod node;
+mod origin_interner;
 mod outcome;
-mod packed;
+mod packed_codec;
 mod point;
 mod radix;
 mod record;
-mod refs;
-mod sessions;
+mod ref_set;
+mod session_table;
 mod step;
-mod stored;
 mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
 pub use artifact::{Artifact, Boundary, KvFormat, KvKind, KvKinds, KvOrigin, KvShape, ParentPoint, Replica, Scope};
+pub use artifact_table::BoundaryRef;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};
 pub use command::{
     AdvanceHead, ClaimOwner, Command, DropReplica, ExpireLease, ForkSession, LedgerEntry, MigrateSession, OpenSession,
@@ -47,9 +48,8 @@ pub use node::{FOUNDER, MembershipStatus, Node};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
-pub use refs::{RefId, RefSet};
+pub use ref_set::{RefId, RefSet};
 pub use step::{OwnershipTransition, StepCommit, StepOutcome};
-pub use stored::BoundaryRef;
 
 #[cfg(test)]
 mod tests;

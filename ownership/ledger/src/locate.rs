@@ -4,10 +4,10 @@ use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, Owner, PrefixChain, PrefixI
 
 use crate::PrefixPoint;
 use crate::artifact::{Artifact, Scope};
+use crate::artifact_table::BoundaryRef;
 use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
 use crate::record::{Head, Session, WorkerKind};
-use crate::stored::BoundaryRef;
 
 /// A prompt to be located.
 #[derive(Clone, Copy, Debug)]

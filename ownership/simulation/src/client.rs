@@ -10,8 +10,8 @@ use ledger::{Command, Outcome, Refusal, Submission};
 use openraft::AsyncRuntime;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::fabric::{FIRST_CLIENT, PeerNumber};
 use crate::network::{RpcFailure, ask};
+use crate::network_model::{FIRST_CLIENT, PeerNumber};
 use crate::node::{CommandAck, NodeReply, SimNode};
 use crate::rng::Rng;
 use crate::runtime::{SimulatedRuntime, true_time};

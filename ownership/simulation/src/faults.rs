@@ -6,7 +6,7 @@ use std::time::Duration;
 use openraft::AsyncRuntime;
 
 use crate::disk::{DiskHealth, ProcessEnd, Shortage};
-use crate::fabric::NetworkConditions;
+use crate::network_model::NetworkConditions;
 use crate::operator;
 use crate::process;
 use crate::rng::Rng;

@@ -3,27 +3,27 @@
 //!
 //! The same seed is the same run, to the bit. Nothing here reads a real clock or depends on the order of a hash map.
 
-mod book;
 mod checks;
 mod client;
 mod disk;
-mod fabric;
 mod faults;
 mod log_store;
 mod network;
+mod network_model;
 mod node;
-mod onlookers;
 mod operator;
-mod people;
 mod plan;
 mod process;
 mod releases;
 pub mod report;
 mod rng;
 mod run;
+mod run_recorder;
 mod runtime;
 mod script;
 mod snapshots;
+mod watchers;
+mod workload;
 mod world;
 
 pub use run::{SeedReport, run, run_with_log};

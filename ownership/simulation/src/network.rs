@@ -15,7 +15,7 @@ use openraft::raft::{
 };
 use openraft::{AsyncRuntime, BasicNode, OptionalSend};
 
-use crate::fabric::{MessageFate, PeerNumber};
+use crate::network_model::{MessageFate, PeerNumber};
 use crate::node::SimNode;
 use crate::process::{self, Pid};
 use crate::runtime::{SimulatedRuntime, true_time};

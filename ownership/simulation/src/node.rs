@@ -19,14 +19,14 @@ use openraft::type_config::alias::CommittedLeaderIdOf;
 use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Config, Raft};
 use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
-use crate::book::NodeProbe;
-use crate::checks::order;
+use crate::checks::log_order;
 use crate::checks::staleness::StalenessClaim;
 use crate::disk::SimDisk;
 use crate::log_store::SimLogStore;
 use crate::network::{SimNetworkFactory, ask};
 use crate::plan::SimPlan;
 use crate::process::Pid;
+use crate::run_recorder::NodeProbe;
 use crate::runtime::{ProcessInstant, SimulatedRuntime, true_time};
 use crate::snapshots::SimSnapshotStore;
 use crate::world::SimWorld;
@@ -117,7 +117,7 @@ impl SimNode {
         let links = SimNetworkFactory { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
         let raft = Raft::new(id, config(&world.plan), links, SimLogStore::on_disk(disk.clone()), machine).await.ok()?;
-        world.recorder.record_result(order::check_recovered(id, publisher.view().applied(), committed));
+        world.recorder.record_result(log_order::check_recovered(id, publisher.view().applied(), committed));
         let (queue, queued) = mpsc::unbounded();
         let own = Mutex::new((ClientId(u128::from(id) << 64 | u128::from(boot)), 0));
         let node = Arc::new(SimNode {

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use openraft::{AsyncRuntime, BasicNode};
 
-use crate::book::{PropertyResult, PropertyViolation, RunRecorder};
 use crate::checks::shortages;
 use crate::disk::{DiskHealth, ProcessEnd};
 use crate::ensure;
 use crate::faults;
 use crate::node::SimNode;
-use crate::onlookers::{self, WATCHERS};
 use crate::operator;
-use crate::people::{self, ClientHistories, MAX_DEAD_LEASE_TIME};
 use crate::plan::SimPlan;
 use crate::process;
 use crate::releases;
+use crate::run_recorder::{PropertyResult, PropertyViolation, RunRecorder};
 use crate::runtime::{SimulatedRuntime, true_time};
+use crate::watchers::{self, WATCHERS};
+use crate::workload::{self, ClientHistories, MAX_DEAD_LEASE_TIME};
 use crate::world::SimWorld;
 
 const HEALED: &str = "after healing: one leader, and everybody has everything";
@@ -118,17 +118,17 @@ async fn monitor(world: Arc<SimWorld>) {
 
 async fn run_workload(world: Arc<SimWorld>) {
     found_cluster(&world).await;
-    people::prepare(&world).await;
+    workload::prepare(&world).await;
     let people = Arc::new(ClientHistories::default());
     for n in 1..=world.plan.clients {
-        drop(SimulatedRuntime::spawn(people::run_router(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(workload::run_router(world.clone(), people.clone(), n)));
     }
     for n in 1..=world.plan.workers {
-        drop(SimulatedRuntime::spawn(people::run_worker(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(workload::run_worker(world.clone(), people.clone(), n)));
     }
-    drop(SimulatedRuntime::spawn(onlookers::run_reader(world.clone(), people.clone())));
+    drop(SimulatedRuntime::spawn(watchers::run_reader(world.clone(), people.clone())));
     for n in 1..=WATCHERS {
-        drop(SimulatedRuntime::spawn(onlookers::run_watcher(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(watchers::run_watcher(world.clone(), people.clone(), n)));
     }
     let troubles = process::begin(0);
     process::run_in(troubles, || {

@@ -9,17 +9,17 @@ use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
 
-use crate::book::RunRecorder;
 use crate::checks::durability::{self, DurableCopies};
-use crate::checks::joints::{JointConfigCheck, LeaderReport};
-use crate::checks::order::{self, LogProgress, ViewOrderCheck};
+use crate::checks::joint_configs::{JointConfigCheck, LeaderReport};
+use crate::checks::log_order::{self, LogProgress, ViewOrderCheck};
 use crate::disk::{ProcessEnd, SimDisk};
-use crate::fabric::{MessageFate, NetworkModel, PeerNumber};
+use crate::network_model::{MessageFate, NetworkModel, PeerNumber};
 use crate::node::{SimNode, SimNodeParts};
 use crate::plan::SimPlan;
 use crate::process::{self, Pid};
 use crate::releases::OLD_LEVEL;
 use crate::rng::Rng;
+use crate::run_recorder::RunRecorder;
 use crate::runtime::SimulatedRuntime;
 
 /// A node over all its lives.
@@ -161,7 +161,7 @@ impl SimWorld {
             slot.pid = Some(pid);
             (slot.disk.clone(), slot.boots, pid, slot.release)
         };
-        self.recorder.record_result(order::check_restart(id, log_progress(&disk)));
+        self.recorder.record_result(log_order::check_restart(id, log_progress(&disk)));
         self.recorder.count("starts");
         self.recorder.log(|| format!("node {id} starts"));
         self.add_to_digest(&[id, boot]);
@@ -215,7 +215,7 @@ impl SimWorld {
                     last: now.last_log_index.unwrap_or(0),
                 }
             };
-            self.recorder.record_result(order::check(node.id, marks));
+            self.recorder.record_result(log_order::check(node.id, marks));
             let boots = lock(&self.slots).get(&node.id).map_or(0, |slot| slot.boots);
             self.recorder.record_result(lock(&self.views).check((node.id, boots), node.view().applied()));
             self.recorder.record_result(lock(&self.joints).check(node.id, leader_report(&node)));

@@ -14,9 +14,9 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::{KnownLeader, LeaderTransfer, NodeCore};
-use crate::joining::Enrolment;
+use crate::admission::Enrolment;
 use crate::members::{ClusterMember, MemberChange, MemberError, MemberRole, next_voters};
+use crate::node_core::{KnownLeader, LeaderTransfer, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerMethod};
 use crate::raft::{LogId, TokioTypeConfig};

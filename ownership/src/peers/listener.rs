@@ -11,12 +11,12 @@ use tokio::time::timeout;
 
 use crate::error::OwnershipError;
 use crate::peers::caller::Caller;
+use crate::peers::caller_limiter::{CallerLimiter, CallerPermit};
 use crate::peers::certificate::tls_complaint;
 use crate::peers::handshake::{self, Hello};
-use crate::peers::kept_out::RejectionLog;
-use crate::peers::lobby::{CallerLimiter, CallerPermit};
 use crate::peers::registry::PeerRegistry;
-use crate::peers::serving::{self, ExchangeHandler};
+use crate::peers::rejection_log::RejectionLog;
+use crate::peers::served_connection::{self, ExchangeHandler};
 use crate::peers::socket::{ByteStream, DialPolicy};
 
 /// Connections of members at once: five voters, a hundred learners, some lanes each.
@@ -113,11 +113,11 @@ async fn serve<A: ExchangeHandler>(
     drop(place);
     if registry.is_member(&caller) {
         let Ok(_place) = rooms.members.try_acquire() else { return Err(std::io::ErrorKind::QuotaExceeded.into()) };
-        return serving::serve(stream, Arc::new(caller), answerer).await;
+        return served_connection::serve(stream, Arc::new(caller), answerer).await;
     }
     let mut place = rooms.non_members.admit(from);
     tokio::select! {
-        served = serving::serve(stream, Arc::new(caller), answerer) => served,
+        served = served_connection::serve(stream, Arc::new(caller), answerer) => served,
         () = place.wait_evicted() => Ok(()),
     }
 }

@@ -1,13 +1,13 @@
 //! Several nodes in one process, over loopback TCP and real disk, from outside.
 
-mod bricks;
-mod joining;
+mod admission;
 mod leases;
 mod lost_folders;
 mod membership;
-mod mixed;
+mod mixed_releases;
 mod nodes;
-mod strangers;
-mod watching;
+mod poison_messages;
+mod rejected_callers;
+mod watches;
 mod wire;
-mod writing;
+mod writes;

@@ -4,21 +4,21 @@
 
 mod chain;
 mod epoch;
-mod fleet;
 mod hex;
 mod ids;
 mod namespace;
 mod units;
+mod worker_view;
 
 pub use chain::{BlockHash, HashSeed, PrefixChain, PrefixId};
 pub use epoch::Epoch;
-pub use fleet::{
-    EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,
-    WorkerView,
-};
 pub use ids::{
     ArtifactId, ClientId, ClientSerial, DpRank, GroupId, Incarnation, ModelId, NodeId, Owner, ParseIdError, RequestId,
     SessionId, TenantId, WorkerId,
 };
 pub use namespace::{ChainNamespace, RootKeys};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
+pub use worker_view::{
+    EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,
+    WorkerView,
+};

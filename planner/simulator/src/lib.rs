@@ -2,21 +2,21 @@
 //!
 //! Pure: text and values in, figures out. Equal inputs and seeds give equal figures. It opens no file and reads no clock.
 
-mod cache;
-mod chance;
-mod kv;
+mod cache_strategy;
+mod hardware_profile;
+mod kv_model;
 pub mod policies;
 pub mod report;
-mod spec;
+mod seeded_rng;
+mod simulation;
 pub mod stats;
 pub mod trace;
-mod world;
 
-pub use cache::{CacheStrategy, UnknownCacheStrategy};
-pub use chance::SeededRng;
-pub use kv::{KvModel, KvModelError};
-pub use spec::{HardwareProfile, LinkSpeed};
-pub use world::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SetupError, Simulation, SimulationSetup};
+pub use cache_strategy::{CacheStrategy, UnknownCacheStrategy};
+pub use hardware_profile::{HardwareProfile, LinkSpeed};
+pub use kv_model::{KvModel, KvModelError};
+pub use seeded_rng::SeededRng;
+pub use simulation::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SetupError, Simulation, SimulationSetup};
 
 #[cfg(test)]
 mod tests;

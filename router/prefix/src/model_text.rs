@@ -8,14 +8,14 @@ use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::{CallFieldOrder, TemplateVariables};
-use crate::checkpoint::tokenize;
-use crate::converted::{SystemPlacement, TemplateTraits};
-use crate::folder::ModelFiles;
+use crate::conversion::{SystemPlacement, TemplateTraits};
+use crate::incremental_rendering::{HistorySummary, IncrementalRendering, PlaceholderMessages};
 use crate::json_value::object;
+use crate::model_files::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, RenderSize, TemplateSource};
+use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
-use crate::window::{HistorySummary, IncrementalRendering, PlaceholderMessages};
 use crate::{
     ChatBody, FallbackReason, ModelTextSource, PrefixError, PromptLimits, SpecialTokens, TemplateFault, TemplateKind,
     TokenCheckpoint, TokenizedPrompt, WallTime,

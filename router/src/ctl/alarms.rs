@@ -284,7 +284,7 @@ mod tests {
             guarded.cloned().collect::<Vec<_>>()
         };
         assert!(alarms().await.is_empty());
-        crate::pipeline::guard::tests::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
+        crate::pipeline::guardrail_enforcement::tests::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
         let found = alarms().await;
         let what = cell_text(found[0].get("what"));
         assert_eq!(alarm_names(&found), ["guardrail_action_slower"]);

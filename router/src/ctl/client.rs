@@ -12,9 +12,9 @@ use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
 use super::error::CtlError;
+use crate::app_state::bearer;
 use crate::auth::Secret;
 use crate::config::units::TimeSpan;
-use crate::gateway::bearer;
 use crate::server::tls::certificates;
 use crate::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
 

@@ -78,7 +78,7 @@ fn case_at(tokens: u64) -> PlanningCase {
 }
 
 fn request_ids(found: &DecisionSearchResult) -> Vec<u128> {
-    let id = |raw: &RawValue| serde_json::from_str::<wanted::ReceiptFields>(raw.get()).unwrap().request.0;
+    let id = |raw: &RawValue| serde_json::from_str::<filter::ReceiptFields>(raw.get()).unwrap().request.0;
     found.receipts.iter().map(|raw| id(raw)).collect()
 }
 

@@ -153,7 +153,7 @@ impl SegmentedLog {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut log = Self { folder: folder.to_owned(), limit: bound, head, file: None };
         // Another policy may be in force than when the file that is there was written.
-        let times = super::reading::arrival_range(&folder.join(CURRENT_FILE));
+        let times = super::reader::arrival_range(&folder.join(CURRENT_FILE));
         let set_aside = times.map_or(Ok(()), |times| files::rotate(folder, times));
         // A disk that is full now may not be later, and no router waits for it.
         if let Err(error) = set_aside.and_then(|()| log.create_segment().map(drop)) {

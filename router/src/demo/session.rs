@@ -10,7 +10,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::client::{AgentClient, AgentClientError, ChatRequest, ServedAnswer, StepMeasurement};
 use super::corpus::{HistoryChange, RecordedDialogue};
-use super::think::ThinkTimeModel;
+use super::think_time::ThinkTimeModel;
 
 /// The model that simulated workers serve.
 const MODEL: &str = "tiny";

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::problem::{Problem, ProblemKind};
 use crate::auth::{KeyDigest, bearer_key, digest, parse_digest};
 use crate::config::line_and_column;
-use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Fewest characters of a token that is written as it is.
 const SHORTEST: usize = 16;

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{PathId, QueryParams};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::entity_tags::EntityTag;
+use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::tags::EntityTag;
-use super::words::{
+use super::schemas::{
     ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
     WorkerIdSchema,
 };

@@ -9,9 +9,9 @@ use futures::stream;
 use http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::io::AsyncReadExt as _;
 
-use super::fresh::REVISION_HEADER;
+use super::consistency::REVISION_HEADER;
 use super::problem::{Problem, ProblemKind};
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 
 const CHUNK_BYTES: usize = 64 << 10;
 

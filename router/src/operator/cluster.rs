@@ -7,13 +7,13 @@ use ownership::{LedgerView, MemberChange};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::JsonBody;
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::extractors::JsonBody;
 use super::members::apply_change;
 use super::problem::{Problem, ProblemKind};
 use super::writes::{EmptyBody, WriteResult};
+use crate::app_state::AppState;
 use crate::exposure::{ExposedListener, exposures};
-use crate::gateway::AppState;
 
 /// What the ledger holds.
 #[derive(Serialize, ToSchema)]

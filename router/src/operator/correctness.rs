@@ -9,11 +9,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::WorkerId;
 
-use super::input::PathIds;
+use super::extractors::PathIds;
 use super::problem::Problem;
-use super::words::WorkerIdSchema;
-use crate::correctness::BarredLinkRecord;
-use crate::gateway::AppState;
+use super::schemas::WorkerIdSchema;
+use crate::app_state::AppState;
+use crate::transfer_check::BarredLinkRecord;
 
 /// How transfers are checked, and what that found.
 #[derive(Serialize, ToSchema)]

@@ -10,12 +10,12 @@ use vocabulary::{KvIndexState, WorkerHealth, WorkerView};
 use workers_shim::events::EventSourceCount;
 
 use super::guardrail::is_reverted;
-use crate::exchange::trouble::LedgerFault;
-use crate::foretelling::DriftDirection;
-use crate::gateway::AppState;
+use crate::app_state::AppState;
+use crate::calibration::DriftDirection;
+use crate::discovery::WorkerSource;
 use crate::guardrail::Arm;
-use crate::membership::WorkerSource;
-use crate::pipeline::steering::RoutingMode;
+use crate::peer_exchange::ledger_health::LedgerFault;
+use crate::pipeline::routing::RoutingMode;
 
 pub(super) fn refresh(gateway: &AppState) {
     process(gateway);

@@ -8,9 +8,9 @@ use planner::Action;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 use crate::guardrail::{ComparisonReport, can_be_disabled};
-use crate::pipeline::steering::Percent;
+use crate::pipeline::routing::Percent;
 
 /// How sessions are compared.
 #[derive(Serialize, ToSchema)]

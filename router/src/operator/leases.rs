@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Epoch, Incarnation, NodeId, PrefixId, SessionId, WorkerId, WorkerRole};
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{PathId, QueryParams};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::entity_tags::EntityTag;
+use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::tags::EntityTag;
-use super::words::{EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema};
+use super::schemas::{EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema};
 
 /// Whether some router reached this life of the worker lately.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]

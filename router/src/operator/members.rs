@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vocabulary::NodeId;
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{JsonBody, PathId};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::writes::WriteResult;
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 
 /// Whether a node decides or only keeps up.
 #[derive(Serialize, ToSchema)]

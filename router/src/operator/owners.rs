@@ -7,11 +7,11 @@ use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, WorkerId};
 
 use super::artifacts::{ArtifactFilter, OwnershipState, ReplicaResource};
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{PathId, QueryParams};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::extractors::{PathId, QueryParams};
 use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::{
+use super::schemas::{
     ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
     WorkerIdSchema,
 };

@@ -11,7 +11,7 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Epoch, Owner};
 
-use super::words::{EpochSchema, OwnerSchema};
+use super::schemas::{EpochSchema, OwnerSchema};
 use crate::host_check::HostRefusal;
 
 /// What kind of problem it is; the last part of its `type`.

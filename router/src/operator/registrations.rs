@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vocabulary::{WorkerId, WorkerRole};
 
-use super::fresh::{LedgerResponse, ReadView};
-use super::input::{JsonBody, PathId};
+use super::consistency::{LedgerResponse, ReadView};
+use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
-use super::words::{RoleSchema, WorkerIdSchema};
+use super::schemas::{RoleSchema, WorkerIdSchema};
 use super::writes::WriteResult;
+use crate::app_state::AppState;
 use crate::config::WorkerConfig;
-use crate::gateway::AppState;
-use crate::membership::RegistrationOutcome;
+use crate::discovery::RegistrationOutcome;
 
 /// Longest URL, and longest address of events.
 const MAX_URL_BYTES: usize = 256;
@@ -152,7 +152,7 @@ pub(super) async fn registrations(
     ReadView(view): ReadView,
 ) -> Result<LedgerResponse<RegistrationList>, Problem> {
     let now = Instant::now();
-    let line = |it: &crate::membership::Registration| RegisteredWorker {
+    let line = |it: &crate::discovery::Registration| RegisteredWorker {
         worker: WorkerId::of_endpoint(it.worker.endpoint()),
         endpoint: it.worker.endpoint().clone(),
         left_ms: it.expires_at.saturating_duration_since(now).as_millis() as u64,

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::TenantId;
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{JsonBody, PathId, QueryParams, TenantName};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::extractors::{JsonBody, PathId, QueryParams, TenantName};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::TenantSchema;
+use super::schemas::TenantSchema;
 use super::writes::{WriteResult, commit};
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 
 /// A tenant's entries.
 #[derive(Serialize, ToSchema)]
@@ -117,7 +117,7 @@ pub(super) async fn tenant(
 pub(super) struct QuotaBody {
     /// How many artifacts, and how many sessions, the tenant may have; null lifts the bound. What is there already stays.
     #[schema(required = true)]
-    #[serde(deserialize_with = "super::input::required_nullable")]
+    #[serde(deserialize_with = "super::extractors::required_nullable")]
     artifacts: Option<u64>,
 }
 

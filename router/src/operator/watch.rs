@@ -22,10 +22,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 use utoipa::{IntoParams, ToSchema};
 
-use super::desk::OperatorState;
-use super::fresh::REVISION_HEADER;
-use super::input::QueryParams;
+use super::consistency::REVISION_HEADER;
+use super::extractors::QueryParams;
 use super::problem::{Problem, ProblemKind};
+use super::state::OperatorState;
 
 /// Most watchers at once.
 pub(super) const MAX_WATCHERS: usize = 64;

@@ -14,15 +14,15 @@ use vocabulary::{
 use workers_shim::events::{EventCounts, EventSourceCount, InexactReason};
 use workers_shim::fleet::{Confidence, SpeedConfidence};
 
-use super::fresh::{ConsistencyQuery, LedgerResponse, ReadView};
-use super::input::{PathId, QueryParams};
+use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::extractors::{PathId, QueryParams};
 use super::leases::LeaseStatus;
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::words::{HealthSchema, KnowledgeSchema, RoleSchema, WorkerIdSchema};
-use crate::foretelling::PredictionDrift;
-use crate::gateway::AppState;
-use crate::membership::WorkerSource;
+use super::schemas::{HealthSchema, KnowledgeSchema, RoleSchema, WorkerIdSchema};
+use crate::app_state::AppState;
+use crate::calibration::PredictionDrift;
+use crate::discovery::WorkerSource;
 use crate::outliers::Ejection;
 
 /// One worker: what is seen of it, what the ledger holds of it, and what came of its events.

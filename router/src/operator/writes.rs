@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Incarnation, Owner, WorkerId};
 
-use super::fresh::LedgerResponse;
+use super::consistency::LedgerResponse;
+use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
-use super::tags::EntityTag;
-use super::words::{EpochSchema, WorkerIdSchema};
-use crate::gateway::AppState;
+use super::schemas::{EpochSchema, WorkerIdSchema};
+use crate::app_state::AppState;
 
 /// Longest wait for a command's outcome; after it the outcome is unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

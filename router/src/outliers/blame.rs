@@ -5,7 +5,7 @@ use std::time::Instant;
 use planner::{Handoff, Plan};
 use vocabulary::{WorkerId, WorkerView};
 
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 use crate::pipeline::legs::{LegError, LegResponse};
 use crate::pipeline::receipt::{Attempt, AttemptEvent};
 
@@ -96,7 +96,7 @@ mod tests {
     use http::{Response, StatusCode};
     use planner::{Action, CostTerms, Leg, OwnershipClaim, PlanRationale, SelectionRule};
     use vocabulary::{Bytes, DpRank, Micros, Tokens};
-    use workers_shim::dialect::EngineResponse;
+    use workers_shim::engine_api::EngineResponse;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 
 use crate::config::units::TimeSpan;
-use crate::pipeline::steering::Percent;
+use crate::pipeline::routing::Percent;
 
 /// When a worker whose requests fail takes none. Names as Envoy's where they mean the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]

@@ -5,7 +5,7 @@ use vocabulary::{Bytes, EngineSpeed, KvIndexState, Micros, ModelId, WorkerCapaci
 use super::*;
 use crate::config::units::TimeSpan;
 use crate::pipeline::receipt::Attempt;
-use crate::pipeline::steering::Percent;
+use crate::pipeline::routing::Percent;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 
 const SECOND: Duration = Duration::from_secs(1);

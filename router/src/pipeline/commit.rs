@@ -14,9 +14,9 @@ use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
 use super::locate::LocatedRequest;
 use super::plan::ClassifiedStep;
-use super::steering::RoutingMode;
-use crate::exchange::unapplied::{CommitOutcome, UncommittedStep};
-use crate::gateway::AppState;
+use super::routing::RoutingMode;
+use crate::app_state::AppState;
+use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
 
 /// How long other routers believe that a dispatched step is on its way.
 const INTENT_TTL: Micros = Micros(120_000_000);

@@ -12,11 +12,11 @@ use workers_shim::fleet::InFlightRequest;
 
 use super::legs::{LegError, LegResponse, Legs, culprit};
 use super::plan::ClassifiedStep;
-use super::readback;
 use super::receipt::AttemptEvent;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
-use crate::gateway::AppState;
+use super::reverse_pull;
+use crate::app_state::AppState;
 
 /// An answer that has begun.
 pub struct Dispatched {
@@ -59,21 +59,21 @@ pub async fn execute(
     let back = gateway.caches.reverse_pulls.take(step.located.session.id);
     let opened = match plan.handoff {
         None => {
-            readback::count_unused(gateway, back);
+            reverse_pull::count_unused(gateway, back);
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
-            readback::count_unused(gateway, back);
+            reverse_pull::count_unused(gateway, back);
             let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
             remarks.extend(replicate(gateway, (step, plan), &legs, (source, blocks)).await);
             in_flight.mark_sent();
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::RemotePrefill { .. }) => {
-            let back = readback::check_usable(gateway, (step, plan), back).await;
+            let back = reverse_pull::check_usable(gateway, (step, plan), back).await;
             let (opened, met) = remote_prefill(legs.clone(), plan, back).await;
             remarks.extend(met);
-            opened.map(|opened| readback::store_returned(gateway, (step, plan), opened))
+            opened.map(|opened| reverse_pull::store_returned(gateway, (step, plan), opened))
         }
     };
     match opened {

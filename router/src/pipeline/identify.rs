@@ -10,7 +10,7 @@ use prefix::{
 };
 use vocabulary::{PrefixChain, SessionId, Tokens};
 
-use super::opening::conversation_fingerprint;
+use super::conversation_fingerprint::conversation_fingerprint;
 use super::parse::ParsedRequest;
 use crate::catalog::Model;
 

@@ -7,8 +7,8 @@ use vocabulary::{KvIndexState, WorkerId, WorkerView};
 use workers_shim::scrape::EngineKind;
 
 use super::identify::IdentifiedRequest;
-use crate::gateway::AppState;
-use crate::incoming::GenerationEndpoint;
+use crate::app_state::AppState;
+use crate::client_request::GenerationEndpoint;
 
 /// The fleet as this step knows it. What is planned and what receipts say come from here.
 pub(super) fn workers_for_step(

@@ -10,19 +10,21 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::dialect::{Api, EngineResponse, KvTransfer, LegOptions, RequestBody, TokenIdsMode, UsageEventMode};
+use workers_shim::engine_api::{
+    Api, EngineResponse, KvTransfer, LegOptions, RequestBody, TokenIdsMode, UsageEventMode,
+};
 use workers_shim::fleet::InFlightRequest;
 use workers_shim::scrape::EngineKind;
 
-use super::aside::OffloadTask;
+use super::liveness_watch::LivenessWatch;
+use super::offload_pool::OffloadTask;
 use super::parse::{ParsedRequest, ResponseDelivery};
 use super::plan::ClassifiedStep;
 use super::receipt::AttemptEvent;
-use super::vigil::LivenessWatch;
+use crate::app_state::AppState;
+use crate::client_request::{GenerationEndpoint, REQUEST_ID};
 use crate::error::ApiError;
-use crate::gateway::AppState;
-use crate::incoming::{GenerationEndpoint, REQUEST_ID};
-use crate::relay::is_event_stream;
+use crate::passthrough::is_event_stream;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 
 /// Largest whole answer that is kept until its end.
@@ -165,8 +167,8 @@ impl Legs {
     pub fn without_client(gateway: &Arc<AppState>) -> Self {
         let mut client_headers = HeaderMap::new();
         client_headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let request = crate::incoming::new_request_id();
-        client_headers.insert(REQUEST_ID, crate::incoming::id_value(request));
+        let request = crate::client_request::new_request_id();
+        client_headers.insert(REQUEST_ID, crate::client_request::id_value(request));
         Self {
             gateway: gateway.clone(),
             path: String::new(),
@@ -201,7 +203,7 @@ impl Legs {
 
     /// How KV goes from one leg's rank to the other's worker; none where they do not understand each other.
     pub fn transfer(&self, source: &Leg, target: &Leg) -> Option<KvTransfer> {
-        let room = crate::incoming::new_request_id().0 as u64;
+        let room = crate::client_request::new_request_id().0 as u64;
         self.gateway.fleet().transfer((source.worker, source.rank), target.worker, room)
     }
 

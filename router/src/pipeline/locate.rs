@@ -10,15 +10,15 @@ use prefix::ConvertedRequest;
 use serde::Serialize;
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerHealth, WorkerView};
 
-use super::aside::OffloadTask;
 use super::batch;
+use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::IdentifiedRequest;
 use super::knowledge;
-use super::opening::shared_prefix_blocks;
+use super::offload_pool::OffloadTask;
 use super::parse::ParsedRequest;
-use super::place::SessionResolution;
+use super::session_resolution::SessionResolution;
+use crate::app_state::AppState;
 use crate::error::ApiError;
-use crate::gateway::AppState;
 
 /// A prompt whose place in the world is known.
 #[derive(Debug)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use planner::TransferObstacle;
 use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
-use workers_shim::dialect::{JsonFields, RequestBody};
+use workers_shim::engine_api::{JsonFields, RequestBody};
 
 use super::session_key::SessionKey;
+use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
-use crate::incoming::{ClientRequest, GenerationEndpoint};
 
 /// How the answer comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

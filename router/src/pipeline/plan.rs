@@ -14,16 +14,16 @@ use planner::{
 };
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
+use super::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use super::locate::LocatedRequest;
-use super::resumable::{ResumeBlocker, resume_blocker};
-use super::steering::RoutingMode;
-use super::tenure::{KvReservation, OccupancyGuard, OccupancyTracker};
-use crate::ahead::PrefixReplicator;
+use super::resume_blocker::{ResumeBlocker, resume_blocker};
+use super::routing::RoutingMode;
+use crate::app_state::AppState;
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
-use crate::gateway::AppState;
 use crate::guardrail::Arm;
 use crate::outliers::{Outliers, Trials};
+use crate::prefix_replication::PrefixReplicator;
 use crate::retries::{RetryBudget, TenantShare};
 
 /// The two policies that may be in force for a step, and what is kept between steps.

@@ -12,12 +12,12 @@ use vocabulary::{
     Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
 };
 
+use super::admission_queue::AdmissionWait;
 use super::locate::LookupEvidence;
+use super::routing::RoutingMode;
 use super::session_key::KeySource;
-use super::steering::RoutingMode;
-use super::turns::AdmissionWait;
-use crate::identity::agreement::{CacheHitCheck, PromptTokenCount};
-use crate::soft_state::SharedCacheHealth;
+use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, PromptTokenCount};
+use crate::shared_cache::SharedCacheHealth;
 
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]

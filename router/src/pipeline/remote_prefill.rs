@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use planner::Plan;
 use tokio::sync::oneshot;
-use workers_shim::dialect::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
+use workers_shim::engine_api::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
 use super::legs::{LegError, LegResponse, Legs};
-use super::readback::{ReversePullOutcome, ReversePullSource};
 use super::receipt::AttemptEvent;
+use super::reverse_pull::{ReversePullOutcome, ReversePullSource};
 
 /// The answer, and what did not go as planned before it began.
 pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>);

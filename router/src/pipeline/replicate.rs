@@ -8,7 +8,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use planner::{Handoff as Moving, Leg, Plan};
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
-use workers_shim::dialect::{
+use workers_shim::engine_api::{
     EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
 
@@ -18,7 +18,7 @@ use super::plan::ClassifiedStep;
 use super::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
 use super::receipt::AttemptEvent;
 use super::token_ids::PromptTokenIds;
-use crate::gateway::AppState;
+use crate::app_state::AppState;
 
 /// What one run makes present, and where.
 pub type ReplicationKey = (PrefixId, WorkerId);

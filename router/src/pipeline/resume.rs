@@ -6,17 +6,17 @@ use std::time::Instant;
 use bytes::Bytes;
 use planner::Plan;
 use vocabulary::Tokens;
-use workers_shim::dialect::{AnswerContinuation, TokenUsage};
+use workers_shim::engine_api::{AnswerContinuation, TokenUsage};
 
 use super::commit;
 use super::execute::{FailedAttempt, execute};
-use super::finish::RequestEnd;
 use super::legs::{LegError, LegResponse, Legs};
 use super::plan::{ClassifiedStep, plan};
+use super::planning::{BrokenAnswer, Planning};
 use super::receipt::RequestOutcome;
-use super::underway::{BrokenAnswer, Planning};
+use super::request_end::RequestEnd;
+use crate::app_state::AppState;
 use crate::error::ApiError;
-use crate::gateway::AppState;
 use crate::upstream::WorkerBody;
 
 /// Token ids of the prompt, and those of the answer that are kept. Without them all is asked for anew.

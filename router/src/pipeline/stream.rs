@@ -23,21 +23,21 @@ use http_body::Body as _;
 use planner::TransferObstacle;
 use prefix::SpecialTokens;
 use vocabulary::Tokens;
-use workers_shim::dialect::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
+use workers_shim::engine_api::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
 use workers_shim::fleet::InFlightRequest;
 
-use super::finish::RequestEnd;
 use super::legs::LegResponse;
+use super::liveness_watch::LivenessWatch;
 use super::parse::ResponseDelivery;
+use super::planning::BrokenAnswer;
 use super::receipt::{AttemptEvent, RequestOutcome};
-use super::resumable::{ResumeBlocker, replay_verifier, token_transcript};
+use super::request_end::RequestEnd;
 use super::resume::{ResumePrefix, ResumedAnswer, resume};
-use super::underway::BrokenAnswer;
-use super::vigil::LivenessWatch;
+use super::resume_blocker::{ResumeBlocker, replay_verifier, token_transcript};
+use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
-use crate::incoming::GenerationEndpoint;
 use crate::quotas::BYTES_PER_TOKEN;
-use crate::resources::listener::{BodyFormat, ResponseListener};
+use crate::stored_responses::listener::{BodyFormat, ResponseListener};
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 
 /// How often an answer goes on elsewhere: a request that kills its workers does not get all of them.

@@ -3,7 +3,7 @@
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 
-use super::finish::RequestEnd;
+use super::request_end::RequestEnd;
 
 const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-explain");
 const SUMMARY_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-decision");

@@ -6,11 +6,11 @@ use planner::{Action, ActionSet};
 use serde_json::{Value, json};
 use vocabulary::{Blocks, KvIndexState, ModelId, SessionId, TenantId, Tokens};
 
+use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::UnidentifiedRequest;
-use super::opening::shared_prefix_blocks;
 use super::parse;
+use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::decisions::DecisionRecords;
-use crate::incoming::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{StubWorker, TestRouter, get, post, send, start_router, start_router_at, wait_until};
 

@@ -13,9 +13,9 @@ use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use super::legs::{LegError, Legs};
 use super::prompts::StoredPrompt;
-use crate::correctness::{BarredLinkRecord, CheckDecision, GreedySample, TransferCheckOutcome};
-use crate::gateway::AppState;
-use crate::incoming::new_request_id;
+use crate::app_state::AppState;
+use crate::client_request::new_request_id;
+use crate::transfer_check::{BarredLinkRecord, CheckDecision, GreedySample, TransferCheckOutcome};
 use crate::upstream::UpstreamError;
 
 const ANSWER_TOKENS: u32 = 4;

@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::incoming::GenerationEndpoint;
+use crate::client_request::GenerationEndpoint;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RouteHandler {

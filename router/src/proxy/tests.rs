@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use vocabulary::TenantId;
 
-use crate::incoming::new_request_id;
+use crate::client_request::new_request_id;
 use crate::testing::{
     StubWorker, get, post, raw, read_to_end, read_until, request_bytes, send, start_router, start_router_at, wait_until,
 };

@@ -15,8 +15,8 @@ use vocabulary::RequestId;
 
 use super::ProxyConfig;
 use crate::error::{ApiError, truncated};
-use crate::memory::MemoryReservation;
-use crate::pipeline::aside::OffloadPool;
+use crate::memory_budget::MemoryReservation;
+use crate::pipeline::offload_pool::OffloadPool;
 
 /// How many times its size a body may inflate to: conversations reach 10.
 const MAX_INFLATION_RATIO: usize = 32;
@@ -214,7 +214,7 @@ mod tests {
     use vocabulary::TenantId;
 
     use super::*;
-    use crate::memory::{MemoryBudget, MemoryLimits};
+    use crate::memory_budget::{MemoryBudget, MemoryLimits};
     use crate::telemetry::metrics::Metrics;
 
     const LIMITS: BodyLimits =

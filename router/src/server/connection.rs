@@ -20,8 +20,8 @@ use tower::Service as _;
 
 use super::unauthenticated::UnauthenticatedPermit;
 use super::{LONGEST_URI, MAX_HEAD_BYTES, RemoteAddr, RouteResult};
+use crate::client_request::new_request_id;
 use crate::error::{ApiError, ErrorFormat, ErrorRecipient, headers_timeout_response};
-use crate::incoming::new_request_id;
 
 /// Who connected, and until when it must have authenticated.
 pub(super) struct ClientConnection {

@@ -12,7 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 
-use crate::following::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Section `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]

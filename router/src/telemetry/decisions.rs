@@ -3,9 +3,9 @@
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{SECONDS, families, label_values};
-use crate::correctness::TransferCheckOutcome;
 use crate::outliers::EjectionCause;
-use crate::pipeline::turns::WaitOutcome;
+use crate::pipeline::admission_queue::WaitOutcome;
+use crate::transfer_check::TransferCheckOutcome;
 
 families! {
     /// Counted where it happens, gauges when scraped; clones share their values.

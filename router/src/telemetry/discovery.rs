@@ -3,7 +3,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{families, label_values};
-use crate::membership::WorkerSource;
+use crate::discovery::WorkerSource;
 
 families! {
     /// Counted where it happens, gauges when scraped; clones share their values.

@@ -7,15 +7,15 @@ use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
-use workers_shim::dialect::StrippedFields;
+use workers_shim::engine_api::StrippedFields;
 
 use super::decisions::DecisionMetrics;
 use super::discovery::DiscoveryMetrics;
-use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, FamilyRegistrar, SECONDS, TOKENS, families, label_values};
-use super::identity::PrefixCacheMetrics;
-use super::soft_state::SharedCacheMetrics;
-use crate::pipeline::readback::ReversePullOutcome;
+use super::peer_exchange::ExchangeMetrics;
+use super::prefix_cache::PrefixCacheMetrics;
+use super::shared_cache::SharedCacheMetrics;
+use crate::pipeline::reverse_pull::ReversePullOutcome;
 use crate::salt_proof::SaltVerdict;
 use crate::server::ClosedConnections;
 

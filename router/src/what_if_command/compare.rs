@@ -11,7 +11,7 @@ use vocabulary::{Micros, SessionId, WorkerId};
 use super::estimate::{MeanEstimate, SessionSums, percentile};
 use crate::decisions::{ReplayAttempt, ReplayRecord};
 use crate::pipeline::receipt::RequestOutcome;
-use crate::pipeline::steering::RoutingMode;
+use crate::pipeline::routing::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
 struct PlanSamples {

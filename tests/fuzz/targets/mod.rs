@@ -13,7 +13,7 @@ use residency::{
     decode,
 };
 use vocabulary::{ChainNamespace, DpRank, HashSeed, Incarnation, Tokens, WorkerId};
-use workers_shim::dialect::{
+use workers_shim::engine_api::{
     Api, EngineResponse, KvConnector, KvTransfer, LegOptions, RequestBody, SseScanner, StrippedFields, TextDelivery,
     TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
 };

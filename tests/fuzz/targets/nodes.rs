@@ -2,5 +2,5 @@
 
 /// A connection's bytes: the greeting, frames, and what is asked in them.
 pub fn connections(bytes: &[u8]) {
-    ownership::fuzzed::fuzz_connection(bytes);
+    ownership::fuzz_entry::fuzz_connection(bytes);
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use prefix::TokenCheckpoint;
-use workers_shim::dialect::{
+use workers_shim::engine_api::{
     AnswerContinuation, AnswerDeterminism, Api, EngineResponse, EventBudget, JsonFields, LegOptions, ReplayVerifier,
     RequestBody, SseScanner, TextDelivery, TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
     redact_answer,

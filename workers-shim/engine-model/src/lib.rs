@@ -18,8 +18,8 @@ mod stats;
 mod step;
 #[cfg(test)]
 mod tests;
+mod token_generator;
 mod transfer;
-mod voice;
 
 pub use engine::Engine;
 pub use error::{ModelError, RequestRejection};
@@ -30,5 +30,5 @@ pub use request::{
     TransferRole,
 };
 pub use stats::{EngineStats, FinishCounts, PromptTokensBySource, TransferStats};
+pub use token_generator::{KvFingerprint, TokenGenerator};
 pub use transfer::{BlockImage, HandoffOffer, HandoffTarget};
-pub use voice::{KvFingerprint, TokenGenerator};

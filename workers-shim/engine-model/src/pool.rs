@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::voice::{KvFingerprint, TokenGenerator};
+use crate::token_generator::{KvFingerprint, TokenGenerator};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockId(pub(crate) u32);

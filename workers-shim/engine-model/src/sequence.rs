@@ -7,7 +7,7 @@ use vocabulary::Micros;
 
 use crate::keys::block_key;
 use crate::pool::{BlockContent, BlockId, BlockPool};
-use crate::voice::{KvFingerprint, TokenGenerator};
+use crate::token_generator::{KvFingerprint, TokenGenerator};
 use crate::{
     BlockImage, CacheKeys, CacheReadPolicy, EngineRequest, FinishReason, FinishedRequest, KvReportMode,
     PrefixCacheChange, SamplingParams, StoredBlocks, TransferRole,

@@ -3,7 +3,7 @@
 use vocabulary::Tier;
 
 use crate::event::KvCacheSpecKind;
-use crate::holders::{plane, tier};
+use crate::holder_sets::{plane, tier};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CopyLocation {

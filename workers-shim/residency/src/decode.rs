@@ -6,10 +6,10 @@
 use smart_default::SmartDefault;
 use vocabulary::DpRank;
 
-use crate::cursor::{MsgpackCursor, MsgpackItem};
 use crate::event::{
     BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch, tier_of,
 };
+use crate::msgpack::{MsgpackCursor, MsgpackItem};
 
 /// Why a message could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

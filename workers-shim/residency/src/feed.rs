@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 
 use vocabulary::{DpRank, Incarnation, KvIndexState, WorkerId};
 
-use crate::closure::PrefixClosure;
 use crate::event::KvCacheEvent;
-use crate::imprint::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
 use crate::index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+use crate::prefix_closure::PrefixClosure;
+use crate::snapshot::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
 use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};
 
 /// Whether everything has reached the index.

@@ -7,8 +7,8 @@
 
 use vocabulary::{BlockHash, Blocks, DpRank, KvIndexState, Overlap, PrefixChain, Tier, WorkerId};
 
-use crate::closure::PrefixClosure;
-use crate::holders::{HolderSets, MAX_SLOTS, TierBits, plane, tier};
+use crate::holder_sets::{HolderSets, MAX_SLOTS, TierBits, plane, tier};
+use crate::prefix_closure::PrefixClosure;
 use crate::shard::{IndexShard, ShardKey};
 
 /// What became of one chain block at one source.

@@ -6,37 +6,37 @@
 //! The way of an event: [`decode`] bytes to a [`KvEventBatch`], [`SequenceTracker`] says whether its turn has come, [`ResidencyFeed`] turns it
 //! into [`ResidencyChange`]s outside any lock and settles them into the shared [`ResidencyIndex`] in bounded portions.
 
-mod blocks;
-mod closure;
+mod block_tree;
+mod bucket_table;
 mod copies;
-mod cursor;
 mod decode;
+mod depth_hint;
 mod event;
 mod feed;
-mod holders;
-mod imprint;
+mod fold_hash;
+mod holder_sets;
 mod index;
-mod mix;
-mod near;
+mod msgpack;
 mod orphans;
-mod routed;
+mod prefix_closure;
+mod routed_blocks;
+mod sequence;
 mod shard;
+mod snapshot;
 mod source;
-mod stream;
-mod table;
 #[cfg(test)]
 mod tests;
 
-pub use closure::PrefixClosure;
 pub use decode::{DecodeError, DecodeLimits, decode};
+pub use depth_hint::DepthHint;
 pub use event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
 pub use feed::{ResidencyFeed, SettleProgress};
-pub use imprint::{
+pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+pub use prefix_closure::PrefixClosure;
+pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};
+pub use sequence::{KnowledgeGap, LiveSocketHealth, ProcessMatch, SequenceAction, SequenceTracker, turnover_blocks};
+pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,
 };
-pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
-pub use near::DepthHint;
-pub use routed::{RoutedBlockLimits, RoutedBlocks};
 pub use source::{RemovalSemantics, SourceAnomalies, SourceBlocks, SourceRules};
-pub use stream::{KnowledgeGap, LiveSocketHealth, ProcessMatch, SequenceAction, SequenceTracker, turnover_blocks};

@@ -5,7 +5,7 @@ use std::collections::hash_map::Iter;
 
 use crate::copies::BlockCopies;
 use crate::event::EngineHash;
-use crate::mix::FoldHashMap;
+use crate::fold_hash::FoldHashMap;
 
 /// One such block.
 #[derive(Clone, Default, Debug)]

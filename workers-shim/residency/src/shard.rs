@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use vocabulary::{BlockHash, Tier};
 
-use crate::holders::{HolderSetId, HolderSets, plane};
-use crate::mix::FoldHashMap;
-use crate::table::{BucketTable, random, spread};
+use crate::bucket_table::{BucketTable, random, spread};
+use crate::fold_hash::FoldHashMap;
+use crate::holder_sets::{HolderSetId, HolderSets, plane};
 
 /// A block's hash, spread evenly: its first bits say in which part of the index it is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,16 +3,16 @@
 //! The engine's hashes are never interpreted. A block's place is found from its parent and its tokens, and what else
 //! went into it (adapter, salt, images) is hashed in, so that it can never be taken for a plain text block.
 
-mod adoption;
+mod snapshot;
 
 use vocabulary::{ChainNamespace, HashSeed, PrefixId, RootKeys, Tokens};
 
-use crate::blocks::{BlockHandle, BlockPlacement, BlockTree};
-use crate::closure::PrefixClosure;
+use crate::block_tree::{BlockHandle, BlockPlacement, BlockTree};
 use crate::copies::{BlockCopies, CopyLocation};
 use crate::event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
 use crate::index::ResidencyChange;
 use crate::orphans::{Orphan, Orphans};
+use crate::prefix_closure::PrefixClosure;
 
 /// What a removal means to an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -4,9 +4,9 @@
 //! at the engine, which drops at its own mark; a drop is a gap, and a gap is replayed. So there is no queue here.
 
 mod connection;
-mod exchange;
+mod ingest;
 mod rank;
-mod taking;
+mod snapshot_transfer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use tokio::time::timeout;
 use vocabulary::{Incarnation, Tokens};
 
 use super::discovery::EventSource;
-use super::imprints::SnapshotProvider;
-use super::shared::SharedIndex;
+use super::shared_index::SharedIndex;
+use super::snapshots::SnapshotProvider;
 use super::sources::InexactReason;
-use crate::fleet::member::WorkerHandle;
 use crate::fleet::probe::get;
+use crate::fleet::worker_handle::WorkerHandle;
 use crate::fleet::{EventSourceSetting, SourceRulesResolver};
 use rank::{FollowEnd, RankFollower};
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::{Bytes, EngineSpeed, Micros, ModelId, Tokens, WorkerRole};
 
-use crate::dialect::KvConnector;
+use crate::engine_api::KvConnector;
 
 /// One worker.
 #[derive(Clone, PartialEq, Debug)]

@@ -12,8 +12,8 @@ use vocabulary::{Bytes, KvLink, KvLinkMode, Micros, ModelId};
 
 use super::config::LinkProfile;
 use super::estimate::{Confidence, LogMovingAverage};
-use super::speech::connector_of;
-use crate::dialect::KvConnector;
+use super::kv_connector::connector_of;
+use crate::engine_api::KvConnector;
 use crate::scrape::Scrape;
 
 /// Longest part of a fabric's name that counts; longer ones are cut.

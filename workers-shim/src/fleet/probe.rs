@@ -10,10 +10,10 @@ use tokio::time::{sleep, timeout};
 use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::answers::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
 use super::config::ProbeSettings;
-use super::member::WorkerHandle;
-use super::{FleetError, LivenessReport, speech};
+use super::probe_round::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
+use super::worker_handle::WorkerHandle;
+use super::{FleetError, LivenessReport, kv_connector};
 use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
 
 /// Models and adapters that are remembered of one worker, and the longest name.
@@ -124,10 +124,10 @@ impl Prober {
         };
         let speech = match &metrics {
             Ok(scrape) if self.member.needs_endpoint(scrape) => {
-                Some(speech::discover_endpoint(&self.client, &self.member, scrape).await)
+                Some(kv_connector::discover_endpoint(&self.client, &self.member, scrape).await)
             }
             Err(ProbeFailure::Absent) => {
-                Some(speech::discover_endpoint(&self.client, &self.member, &Scrape::default()).await)
+                Some(kv_connector::discover_endpoint(&self.client, &self.member, &Scrape::default()).await)
             }
             _ => None,
         };

@@ -9,7 +9,7 @@ use engine_model::EngineProfile;
 use smart_default::SmartDefault;
 use vocabulary::WorkerRole;
 
-use crate::dialect::KvConnector;
+use crate::engine_api::KvConnector;
 
 /// Everything about one simulated worker.
 #[derive(Clone, Debug, SmartDefault)]

@@ -17,17 +17,17 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use vocabulary::WorkerRole;
 
+use super::bootstrap_rooms::BootstrapRooms;
 use super::clock::EngineClock;
 use super::codec::TextCodec;
+use super::detokenizer::token_generator_of;
 use super::driver::EngineDriver;
 use super::error::SimError;
 use super::event_frames::default_topic;
 use super::http::{AdapterNames, AdminState, SideChannelIdentity, SimState, TransferService, routes};
 use super::options::{SimOptions, TransferOptions};
 use super::publisher::{EventEndpoints, EventPublisher};
-use super::rooms::BootstrapRooms;
 use super::side_channel::{self, KvProducer};
-use super::speech::token_generator_of;
 
 const MAX_CONNECTIONS: usize = 4096;
 /// A client that takes longer for its headers is cut off.

@@ -6,11 +6,11 @@ use vocabulary::{ArtifactId, Epoch};
 
 use super::{InvariantFailure, InvariantResult};
 use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
+use crate::artifact_table::ArtifactTable;
 use crate::ledger::{Ledger, LedgerIndexes};
 use crate::point::WAYPOINT;
 use crate::record::{Lease, Session};
-use crate::sessions::SessionTable;
-use crate::stored::ArtifactTable;
+use crate::session_table::SessionTable;
 
 pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantResult {
     ensure!(ledger.index == LedgerIndexes::of(&ledger.records), "an index differs from what the records say")

@@ -6,9 +6,9 @@ use consensus::AppliedEntry;
 use ledger::{Ledger, LedgerEntry, Outcome, invariants};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::book::{PropertyResult, PropertyViolation};
-use crate::checks::order::TermLeader;
+use crate::checks::log_order::TermLeader;
 use crate::ensure;
+use crate::run_recorder::{PropertyResult, PropertyViolation};
 
 const STATES: &str = "at equal applied index, state hashes are equal";
 const ENTRIES: &str = "at equal index, every node applies the same entry";

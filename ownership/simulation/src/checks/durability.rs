@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::book::PropertyResult;
 use crate::ensure;
+use crate::run_recorder::PropertyResult;
 
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 

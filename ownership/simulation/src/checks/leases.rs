@@ -10,10 +10,10 @@ use std::time::Duration;
 use ledger::{Command, LedgerEntry, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
-use crate::book::PropertyResult;
-use crate::checks::order::TermLeader;
+use crate::checks::log_order::TermLeader;
 use crate::ensure;
 use crate::node::LEASE;
+use crate::run_recorder::PropertyResult;
 use crate::runtime::true_time;
 
 const BORROWED: &str = "the ledger's clock keeps up with its leader's";

@@ -3,8 +3,8 @@
 use consensus::{SupportedLevels, UnsupportedLevel};
 use ledger::{Ledger, LedgerEntry};
 
-use crate::book::PropertyResult;
 use crate::ensure;
+use crate::run_recorder::PropertyResult;
 
 const READABLE: &str = "no node is given what its release cannot read";
 

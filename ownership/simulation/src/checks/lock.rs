@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use vocabulary::{Epoch, Owner};
 
-use crate::book::PropertyResult;
 use crate::ensure;
+use crate::run_recorder::PropertyResult;
 
 const LINEARIZABLE: &str = "claims, releases and reads are linearizable";
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use ledger::{Outcome, Refusal, Submission};
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::book::PropertyViolation;
 use crate::ensure;
+use crate::run_recorder::PropertyViolation;
 
 const CHECK: &str = "a replayed serial returns the first outcome";
 

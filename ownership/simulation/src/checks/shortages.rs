@@ -1,7 +1,7 @@
 //! A process that lacks file handles, memory or threads for a while waits for them: it stops for nothing that passes.
 
-use crate::book::PropertyResult;
 use crate::ensure;
+use crate::run_recorder::PropertyResult;
 
 const STOPPED: &str = "a shortage stops no node";
 

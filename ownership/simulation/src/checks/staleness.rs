@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::book::PropertyResult;
 use crate::ensure;
+use crate::run_recorder::PropertyResult;
 
 const BOUNDED: &str = "a bounded read is no older than its bound";
 const STATED: &str = "a stated staleness is true";

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use consensus::{ChangeEvent, CompactedRevision};
 use ledger::{ChangeOp, RecordKey, RecordUpdate};
 
-use crate::book::{PropertyResult, PropertyViolation};
 use crate::ensure;
+use crate::run_recorder::{PropertyResult, PropertyViolation};
 
 const SAME: &str = "at equal index, every node has the same changes";
 const ORDER: &str = "a watch tells every change once, in order, without a gap";

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use vocabulary::Tokens;
 
-use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, TransferScope, argmin, cost};
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, TransferScope, argmin, dynamo};
 
 fn halves(fleet: &FleetView<'_>) -> (Range<usize>, Range<usize>) {
     let all = fleet.workers.len();
@@ -38,7 +38,7 @@ impl ConditionalPd {
 impl RoutingPolicy for ConditionalPd {
     fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (prefill, decode) = halves(fleet);
-        let decode = argmin(decode, |worker| cost::dynamo(ask, fleet, worker));
+        let decode = argmin(decode, |worker| dynamo::dynamo(ask, fleet, worker));
         let missing = ask.uncached_tokens(decode);
         let local = missing <= Self::MAX_LOCAL_PROMPT
             && missing.0 as f64 <= Self::MAX_LOCAL_NEW_SHARE * ask.step.prompt.0 as f64;

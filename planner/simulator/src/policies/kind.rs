@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use engine_model::runs::{RunEngine, Seconds};
 
-use super::{Ablation, RoutingPolicy, bound, cost, disaggregated, own, plain, scored, thunder};
+use super::{Ablation, RoutingPolicy, disaggregated, dynamo, least_work, owner_serve, plain, scored, thunder_agent};
 
 /// Every policy that is simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr)]
@@ -137,13 +137,13 @@ impl PolicyKind {
             Self::Sglang => Box::new(scored::Sglang::default()),
             Self::Llmd => Box::new(scored::Llmd { used_memory: RunEngine::memory_in_use }),
             Self::LlmdCachedCounts => Box::new(scored::Llmd { used_memory: RunEngine::memory_used }),
-            Self::Dynamo => Box::new(cost::Dynamo),
+            Self::Dynamo => Box::new(dynamo::Dynamo),
             Self::StaticPd => Box::new(disaggregated::StaticPd),
             Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
-            Self::ThunderAgent => Box::new(thunder::ThunderAgent::default()),
-            Self::OwnerServe => Box::new(own::OwnerServe::default()),
-            Self::Ablated(ablation) => Box::new(own::OwnerServe::without(ablation)),
-            Self::PooledMemory | Self::Oracle => Box::new(bound::LeastWork),
+            Self::ThunderAgent => Box::new(thunder_agent::ThunderAgent::default()),
+            Self::OwnerServe => Box::new(owner_serve::OwnerServe::default()),
+            Self::Ablated(ablation) => Box::new(owner_serve::OwnerServe::without(ablation)),
+            Self::PooledMemory | Self::Oracle => Box::new(least_work::LeastWork),
         }
     }
 }

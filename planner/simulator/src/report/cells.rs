@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::metrics::MetricVisibility;
 use super::{Mean, Metric, PredictionQuality, RunFigures, TimeDistribution};
-use crate::cache::CacheStrategy;
+use crate::cache_strategy::CacheStrategy;
 
 /// One policy at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]

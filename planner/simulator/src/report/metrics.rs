@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::ablations::ABLATION;
-use super::foretold::ALL_ACTIONS;
+use super::prediction::ALL_ACTIONS;
 use super::times::{MEASUREMENT_WINDOW, PERCENTILE};
 use super::verdicts::VERDICT;
 use super::{PredictionQuality, RestoreBreakdown, RunFigures, StepBreakdown};

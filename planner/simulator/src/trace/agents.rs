@@ -2,11 +2,11 @@
 //!
 //! The parent waits for a sub-agent; a sub-agent may have sub-agents of its own.
 
-mod decided;
-mod forms;
-mod weave;
+mod decision_log;
+mod formats;
+mod session_builder;
 
-pub(super) use decided::{BLOCK as DECIDED_BLOCK, DecisionLogSessions, read as decisions};
-pub(super) use forms::{document, read_delta_lines};
+pub(super) use decision_log::{BLOCK as DECIDED_BLOCK, DecisionLogSessions, read as decisions};
+pub(super) use formats::{document, read_delta_lines};
 
 pub(super) const BLOCK: u32 = 64;

@@ -1,8 +1,8 @@
 //! Rendered text and token ids equal those of Hugging Face `transformers`, for every model and conversation in
 //! `testdata/` (see `make_goldens.py` there).
 
+mod conversion;
 mod recorded;
-mod shapes;
 mod traces;
 
 use std::collections::HashMap;

@@ -8,12 +8,12 @@ use vocabulary::{TenantId, WorkerId};
 use workers_shim::sim::SimWorker;
 
 use super::*;
-use crate::gateway::AppState;
-use crate::incoming::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::app_state::AppState;
+use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::outliers::Trials;
 use crate::pipeline::execute::FailedAttempt;
 use crate::pipeline::plan::{ClassifiedStep, PlannedStep};
-use crate::pipeline::underway::Planning;
+use crate::pipeline::planning::Planning;
 use crate::pipeline::{identify, locate, parse, plan};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, get, start_router_at, wait_until};

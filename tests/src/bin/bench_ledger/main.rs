@@ -8,9 +8,9 @@
 
 mod disk;
 mod etcd;
+mod ledger_cluster;
 mod load;
 mod node;
-mod ours;
 mod process;
 mod report;
 mod rpc;
@@ -213,7 +213,7 @@ async fn writes(
     nodes: usize,
     probes: &mut Vec<LatencySummary>,
 ) -> Result<Vec<WriteResults>, LedgerBenchError> {
-    let ours = ours::LedgerCluster::start(folder, nodes).await?;
+    let ours = ledger_cluster::LedgerCluster::start(folder, nodes).await?;
     let etcd = match options.systems.contains(&WriteSystem::Etcd) {
         true => Some(etcd::EtcdCluster::start(folder, nodes).await?),
         false => None,
@@ -287,7 +287,7 @@ async fn measure_over_rpc(
         let connection = connections[client as usize % connections.len()].clone();
         async move {
             match system {
-                WriteSystem::Embedded | WriteSystem::Ours => ours::write(&connection, client, count).await,
+                WriteSystem::Embedded | WriteSystem::Ours => ledger_cluster::write(&connection, client, count).await,
                 WriteSystem::Etcd => etcd::put(&connection, client, count).await,
             }
         }

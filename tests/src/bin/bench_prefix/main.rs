@@ -5,7 +5,7 @@
 //! Every prompt is compared with the one computed as a whole: a difference, or a step that was not incremental, fails.
 //! Times never do; whether an aim was met is said.
 
-mod talk;
+mod conversation;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ use vocabulary::{
     BlockHash, Bytes, ChainNamespace, DpRank, HashSeed, KvIndexState, Overlap, PrefixChain, Tier, Tokens, WorkerId,
 };
 
-use talk::ConversationText;
+use conversation::ConversationText;
 
 /// Tokens of a step.
 const STEP_TOKENS: u64 = 800;

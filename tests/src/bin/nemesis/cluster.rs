@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::NemesisError;
-use crate::door::{MemberJson, NodeAddresses, NodeStatusJson};
-use crate::ground::{MAX_SLOTS, SyscallFaults, TestNetwork};
+use crate::api_client::{MemberJson, NodeAddresses, NodeStatusJson};
 use crate::history::MemberSlot;
 use crate::node::{LaunchSpec, ProgramProcess, free_port, log_tail_of, wait_until_listening};
+use crate::test_network::{MAX_SLOTS, SyscallFaults, TestNetwork};
 
 /// Longest time until a started node serves operators; a restart may have a log to read.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -111,7 +111,7 @@ impl ProcessCluster {
         if let Some(seat) = cluster.setup.small_disk {
             let folder = cluster.folder(seat);
             std::fs::create_dir_all(&folder).map_err(NemesisError::system("make a mount point"))?;
-            crate::ground::mount_small(&folder, SMALL_DISK).await?;
+            crate::test_network::mount_small(&folder, SMALL_DISK).await?;
         }
         Ok(cluster)
     }

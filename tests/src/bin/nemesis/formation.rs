@@ -6,12 +6,12 @@ use tokio::time::Instant;
 use vocabulary::SessionId;
 
 use crate::NemesisError;
-use crate::arena::OPERATOR_TIMEOUT;
+use crate::api_client::MembershipChange;
 use crate::check::StreamEnd;
 use crate::cluster::{BootOrigin, NodeBoot, ProcessCluster};
-use crate::door::MembershipChange;
 use crate::history::MemberSlot;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
+use crate::testbed::OPERATOR_TIMEOUT;
 
 const FOUNDER: MemberSlot = MemberSlot(1);
 

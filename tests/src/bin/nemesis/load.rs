@@ -12,8 +12,8 @@ use tokio::time::MissedTickBehavior;
 use vocabulary::{Owner, SessionId};
 
 use crate::NemesisError;
-use crate::dice::FaultRng;
-use crate::door::{ApiClient, NodeAddresses};
+use crate::api_client::{ApiClient, NodeAddresses};
+use crate::fault_rng::FaultRng;
 use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionHolder};
 
 /// How long a client waits for one answer; longer than an election takes.

@@ -7,14 +7,12 @@
 //! between nodes and their disks and clocks; without one it leaves those nemeses out, and says so. Fails when a promise is broken or
 //! the load was too small to show that it is not.
 
-mod arena;
+mod api_client;
 mod check;
 mod cluster;
-mod dice;
-mod door;
+mod fault_rng;
 mod faults;
 mod formation;
-mod ground;
 mod history;
 mod http;
 mod load;
@@ -24,6 +22,8 @@ mod report;
 mod run;
 mod snapshot;
 mod streams;
+mod test_network;
+mod testbed;
 mod throughput;
 mod trial;
 mod watch;
@@ -77,7 +77,7 @@ impl NemesisError {
 fn main() -> ExitCode {
     let done = Options::parse(std::env::args().skip(1)).and_then(|options| {
         // From here on this program is inside its own namespaces, or knows why it is not.
-        let without_namespaces = ground::enter_namespaces()?;
+        let without_namespaces = test_network::enter_namespaces()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(NemesisError::system("start a runtime"))?;
         runtime.block_on(run::run(&options, without_namespaces))

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::NemesisError;
-use crate::arena::RunLength;
 use crate::faults::Nemesis;
 use crate::load::LoadAmount;
+use crate::testbed::RunLength;
 
 /// How a run is to be.
 #[derive(Clone, Debug)]

@@ -8,18 +8,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::NemesisError;
-use crate::arena::{RunLength, Testbed};
 use crate::check::GuaranteeViolation;
 use crate::cluster::{ClusterSetup, ProcessCluster};
-use crate::dice::FaultRng;
+use crate::fault_rng::FaultRng;
 use crate::faults::Nemesis;
 use crate::formation;
-use crate::ground::{NetworkIsolation, SyscallFaults, TestNetwork};
 use crate::history::{MemberSlot, OperationHistory};
 use crate::load::ClientLoad;
 use crate::options::Options;
 use crate::report::{NemesisReport, TrafficCounts};
 use crate::streams::StreamClients;
+use crate::test_network::{NetworkIsolation, SyscallFaults, TestNetwork};
+use crate::testbed::{RunLength, Testbed};
 use crate::trial::{self, TrialOutcome};
 use crate::watch::WatchClients;
 
@@ -104,7 +104,7 @@ async fn build_testbed(
 ) -> Result<Testbed, NemesisError> {
     let history = Arc::new(OperationHistory::new());
     let dice = FaultRng::new(options.seed);
-    let leader = cluster.leader(crate::arena::OPERATOR_TIMEOUT).await?;
+    let leader = cluster.leader(crate::testbed::OPERATOR_TIMEOUT).await?;
     let subjects = formation::open_sessions(&cluster, leader, options.amount.session_count()).await?;
     let (_, owners) = watch::channel(cluster.addresses().live_owners(leader).await?);
     let load = (options.amount, &dice);

@@ -1,9 +1,9 @@
 //! A node's ledger as it lies on disk, held against the ledger's own invariants.
 
 use crate::NemesisError;
-use crate::arena::Testbed;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
+use crate::testbed::Testbed;
 
 /// Takes a snapshot of a running node, as a backup would, reads it, and checks what it holds.
 pub(crate) async fn check(arena: &Testbed, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {

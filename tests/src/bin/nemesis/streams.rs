@@ -9,8 +9,8 @@ use http_body_util::{BodyExt, Full};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
+use crate::api_client::NodeAddresses;
 use crate::check::{GuaranteeViolation, StreamEnd, StreamRecord};
-use crate::door::NodeAddresses;
 use crate::faults::MAX_PAUSE;
 use crate::history::{MemberSlot, OperationHistory};
 use crate::http::KeepAliveConnection;

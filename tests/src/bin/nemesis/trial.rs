@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::NemesisError;
-use crate::arena::{RunLength, Testbed};
 use crate::check::{self, GuaranteeViolation, HistoryVerdict};
 use crate::faults::{FaultRecord, Nemesis};
 use crate::history::RunInstant;
+use crate::testbed::{RunLength, Testbed};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
 
 /// Longest time from the loss of a leader to the next one's first commit: the longest election time-out and some.

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 
 use crate::NemesisError;
+use crate::api_client::NodeAddresses;
 use crate::check::{GuaranteeViolation, WatchRecord, WatchedChange, newest_acknowledged, run_blocking};
-use crate::door::NodeAddresses;
 use crate::history::{HistoryRecords, MemberSlot, OperationHistory};
 
 const WATCHERS: usize = 2;

@@ -3,7 +3,7 @@
 //! Prompts begin in the order in which they came, each once its memory is there; one that does not fit holds up those
 //! behind it. A chunk and the batch share each step, so that prompts slow answers down and answers slow prompts down.
 
-mod life;
+mod lifecycle;
 mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};

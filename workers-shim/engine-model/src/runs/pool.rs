@@ -2,8 +2,8 @@
 
 use vocabulary::Tokens;
 
-use super::lower::{LowerTierHit, OffloadTiers, SlowestTier};
-use super::recency::LruList;
+use super::lru_list::LruList;
+use super::offload_tiers::{LowerTierHit, OffloadTiers, SlowestTier};
 use super::{MemorySizes, RestoreChoice, RestoreRule, RunId, RunTree, StoredPrefix};
 
 /// Device memory with optional tiers below. Runs in use are pinned; the rest is evicted least recently used first.

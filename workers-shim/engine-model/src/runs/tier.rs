@@ -2,7 +2,7 @@
 
 use vocabulary::Tokens;
 
-use super::recency::LruList;
+use super::lru_list::LruList;
 use super::{RunId, RunTree, Seconds};
 
 /// Runs up to a size, of which the least recently used one goes first. It moves one thing at a time.

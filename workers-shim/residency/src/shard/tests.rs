@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, Tier};
 
 use super::*;
-use crate::holders::TierBits;
+use crate::holder_sets::TierBits;
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 

@@ -15,7 +15,7 @@ use vocabulary::WorkerRole;
 use super::SimState;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, wrong};
-use crate::dialect::KvConnector;
+use crate::engine_api::KvConnector;
 
 /// The version that it speaks like.
 pub(crate) const VERSION: &str = "0.32.0";

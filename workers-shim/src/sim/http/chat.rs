@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use crate::sim::codec::ConversationApi;
 
 use super::SimState;
-use super::ask::{GenerationParams, ResponseMode};
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, wrong};
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
+use super::generation_params::{GenerationParams, ResponseMode};
 use super::sse::{StreamFormatter, data, stream_answer};
-use super::totals::UsageTotals;
+use super::usage::UsageTotals;
 
 pub(crate) async fn chat(
     State(app): State<Arc<SimState>>,

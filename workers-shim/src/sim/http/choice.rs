@@ -6,8 +6,8 @@ use engine_model::{FinishReason, FinishedRequest};
 use serde_json::{Value, json};
 
 use crate::sim::codec::TextCodec;
+use crate::sim::detokenizer::Detokenizer;
 use crate::sim::driver::{RequestHandle, RequestUpdate};
-use crate::sim::speech::Detokenizer;
 
 use super::errors::ErrorResponse;
 

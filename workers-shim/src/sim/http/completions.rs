@@ -12,13 +12,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::SimState;
-use super::ask::{GenerationParams, ResponseMode};
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
 use super::fields::RequestFields;
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
+use super::generation_params::{GenerationParams, ResponseMode};
 use super::sse::{StreamFormatter, data, stream_answer};
-use super::totals::UsageTotals;
+use super::usage::UsageTotals;
 
 /// Answer length where a completion names none: OpenAI's.
 const DEFAULT_TOKENS: u32 = 16;

@@ -4,10 +4,10 @@ use futures::future::try_join_all;
 use serde_json::Value;
 
 use super::SimState;
-use super::ask::GenerationParams;
 use super::choice::{AnswerPart, ChoiceEnd, ChoiceStream};
 use super::errors::ErrorResponse;
-use super::totals::UsageTotals;
+use super::generation_params::GenerationParams;
+use super::usage::UsageTotals;
 
 /// Give all choices of all prompts to the engine, prompt by prompt.
 pub(crate) async fn submit_choices(

@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use crate::sim::codec::ConversationApi;
 
 use super::SimState;
-use super::ask::{GenerationParams, ResponseMode};
 use super::chat::check_messages;
 use super::choice::{AnswerPart, ChoiceEnd};
 use super::errors::ErrorResponse;
 use super::fields::RequestFields;
 use super::generate::{collect_answer, submit_choices};
+use super::generation_params::{GenerationParams, ResponseMode};
 use super::sse::{StreamFormatter, named, stream_answer};
-use super::totals::UsageTotals;
+use super::usage::UsageTotals;
 
 pub(crate) async fn messages(app: State<Arc<SimState>>, headers: HeaderMap, body: Bytes) -> Response {
     match answer(&app, &headers, &body).await {

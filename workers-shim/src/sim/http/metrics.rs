@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use engine_model::EngineStats;
 
 use super::{SimState, metrics_sglang};
-use crate::dialect::KvConnector;
+use crate::engine_api::KvConnector;
 
 pub(crate) async fn metrics(State(app): State<Arc<SimState>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render(&app)).into_response()

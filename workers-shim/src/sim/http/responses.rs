@@ -9,17 +9,17 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::dialect::{JsonFields, JsonSplice, items};
+use crate::engine_api::{JsonFields, JsonSplice, items};
 use crate::sim::codec::ConversationApi;
 
 use super::SimState;
-use super::ask::{GenerationParams, ResponseMode};
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, wrong};
 use super::generate::{collect_answer, submit_choices};
+use super::generation_params::{GenerationParams, ResponseMode};
 use super::sse::{StreamFormatter, named, stream_answer};
-use super::totals::UsageTotals;
+use super::usage::UsageTotals;
 
 /// A response that can be continued.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::choice::{AnswerPart, ChoiceStream};
 use super::errors::ErrorResponse;
-use super::totals::UsageTotals;
+use super::usage::UsageTotals;
 
 /// An API's way to tell a growing answer. Each method returns whole events.
 pub(crate) trait StreamFormatter: Send + 'static {

@@ -199,7 +199,7 @@ async fn corruption_fault_damages_every_third_read_until_recomputed() {
 async fn bidirectional_producer_pulls_the_consumers_kv_on_the_next_turn() {
     let both_ways = || {
         let mut options = options();
-        options.handing.dialect = crate::dialect::KvConnector::Bidirectional;
+        options.handing.dialect = crate::engine_api::KvConnector::Bidirectional;
         SimWorkerFixture::with(options)
     };
     let (p, d) = (both_ways().await, both_ways().await);

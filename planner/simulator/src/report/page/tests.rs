@@ -89,7 +89,7 @@ fn tables_contain_the_values_of_the_plots() {
 
 #[test]
 fn cache_strategies_are_plotted_side_by_side() {
-    use crate::cache::CacheStrategy;
+    use crate::cache_strategy::CacheStrategy;
 
     let all = runs(&[3.0]);
     let under = |cache| {

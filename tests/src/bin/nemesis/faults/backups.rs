@@ -12,13 +12,13 @@ use vocabulary::{Epoch, SessionId};
 
 use super::FaultRecord;
 use crate::NemesisError;
-use crate::arena::{OPERATOR_TIMEOUT, Testbed};
+use crate::api_client::{ApiClient, MembershipChange};
 use crate::check::{self, FinalOwners, GuaranteeViolation, NodeStateHash};
 use crate::cluster::{BootOrigin, NodeBoot};
-use crate::door::{ApiClient, MembershipChange};
-use crate::ground::{MAX_SLOTS, cut_tail};
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
 use crate::node::ProgramProcess;
+use crate::test_network::{MAX_SLOTS, cut_tail};
+use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 
 /// Where the restored cluster lives: seats that the one under test never takes.
 const RESTORED_SLOTS: [MemberSlot; 3] = [MemberSlot(MAX_SLOTS - 2), MemberSlot(MAX_SLOTS - 1), MemberSlot(MAX_SLOTS)];

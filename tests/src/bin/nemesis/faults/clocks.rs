@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::leases::{HeldLease, check_none_lost, held_leases};
 use super::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
-use crate::arena::{OPERATOR_TIMEOUT, RunLength, Testbed};
 use crate::check::GuaranteeViolation;
-use crate::ground::SyscallFault;
+use crate::test_network::SyscallFault;
+use crate::testbed::{OPERATOR_TIMEOUT, RunLength, Testbed};
 use crate::throughput::longest_silence;
 use crate::trial::{MAX_FAIL_OVER, TICK};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::Testbed;
 use crate::check::GuaranteeViolation;
-use crate::ground::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, newest_chunk};
 use crate::history::MemberSlot;
+use crate::test_network::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, newest_chunk};
+use crate::testbed::Testbed;
 
 const FAULT_DURATION: Duration = Duration::from_secs(3);
 

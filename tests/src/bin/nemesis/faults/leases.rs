@@ -8,8 +8,8 @@ use vocabulary::{Epoch, WorkerId};
 use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::{OPERATOR_TIMEOUT, Testbed};
 use crate::check::GuaranteeViolation;
+use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 use crate::trial::{MAX_FAIL_OVER, TICK};
 
 /// The leader is killed and started again at once, while a follower is cut off, all inside a lease; after that a worker

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::FaultRecord;
 use crate::NemesisError;
-use crate::arena::Testbed;
 use crate::check::GuaranteeViolation;
-use crate::ground::LinkCondition;
 use crate::history::MemberSlot;
+use crate::test_network::LinkCondition;
+use crate::testbed::Testbed;
 
 /// Longer than the longest election time-out.
 const PARTITION_DURATION: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::FaultRecord;
 use crate::NemesisError;
-use crate::arena::Testbed;
 use crate::history::MemberSlot;
+use crate::testbed::Testbed;
 
 const DOWN_DURATION: Duration = Duration::from_secs(2);
 /// From shorter than a heartbeat to longer than an election.

@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
-use crate::arena::Testbed;
 use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::streams::{StreamRequest, StreamResult, run_stream};
+use crate::testbed::Testbed;
 
 /// Long enough to be in the middle of it when the router dies.
 const TOKENS: u32 = 2000;

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
-use crate::arena::{OPERATOR_TIMEOUT, Testbed};
 use crate::check::GuaranteeViolation;
-use crate::ground::{SyscallFault, SyscallFaults};
 use crate::history::MemberSlot;
+use crate::test_network::{SyscallFault, SyscallFaults};
+use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 
 const FAULT_DURATION: Duration = Duration::from_millis(900);
 const GUARANTEE: &str = "a shortage ends with its cause";

@@ -8,13 +8,13 @@ use vocabulary::SessionId;
 
 use super::FaultRecord;
 use crate::NemesisError;
-use crate::arena::{OPERATOR_TIMEOUT, Testbed};
 use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::cluster::{BootOrigin, NodeBoot};
-use crate::ground::MAX_SLOTS;
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
 use crate::node::ProgramProcess;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
+use crate::test_network::MAX_SLOTS;
+use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 
 const LONE_SLOT: MemberSlot = MemberSlot(MAX_SLOTS);
 const OLD: u32 = 1;

@@ -1,0 +1,179 @@
+//! From an entry to its outcomes. Everything that changes the ledger starts here.
+
+pub(crate) mod control;
+mod owners;
+mod replicas;
+mod seal;
+mod sessions;
+mod sweep;
+mod workers;
+
+use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
+
+use crate::artifact::Artifact;
+use crate::clients::{ClientRecord, OutcomeRetention, SerialStatus};
+use crate::command::{Command, LedgerEntry, PrefixRef, Submission};
+use crate::ledger::Ledger;
+use crate::outcome::{Outcome, Refusal};
+
+/// How far one entry may move the ledger's clock.
+pub const MAX_CLOCK_STEP: Micros = Micros(1_000_000);
+
+/// Bytes of outcomes that are remembered for one client: at the usual number of them, steps take a tenth of it, and only
+/// batches of hundreds of commands come near it.
+const MAX_OUTCOME_BYTES: u64 = 4 << 20;
+
+/// The answer, or why nothing was changed.
+type CommandResult = Result<Outcome, Refusal>;
+
+impl Ledger {
+    /// Executes the entry at `index` of the Raft log; one outcome for each submission, in order.
+    ///
+    /// The clock takes the entry's time, but never goes back and never more than a second forward. Indexes must rise.
+    pub fn apply(&mut self, index: u64, entry: &LedgerEntry) -> Vec<Outcome> {
+        assert!(index > self.records.applied || self.records.applied == 0, "entry {index} is applied twice");
+        let clock = self.records.clock;
+        self.changes.clear();
+        self.records.applied = index;
+        self.records.clock = entry.time.clamp(clock, clock.after(MAX_CLOCK_STEP));
+        self.sweep();
+        let mut epoch = Epoch { generation: self.records.generation, index, position: 0 };
+        entry.submissions.iter().map(|submission| self.submit(&mut epoch, submission)).collect()
+    }
+
+    /// Takes note of an entry that holds no commands (a new term, a membership), so that every index is accounted for.
+    pub fn apply_empty(&mut self, index: u64) {
+        self.changes.clear();
+        self.records.applied = self.records.applied.max(index);
+    }
+
+    /// Executes a command unless its serial was seen.
+    fn submit(&mut self, epoch: &mut Epoch, submission: &Submission) -> Outcome {
+        let Submission { client, serial, command } = submission;
+        if let Some(known) = self.records.clients.get(client) {
+            match known.serial_status(*serial) {
+                SerialStatus::Executed(outcome) => return outcome,
+                SerialStatus::Forgotten => return Outcome::Forgotten,
+                SerialStatus::Fresh => {}
+            }
+        }
+        if let Command::OpenClient(node) = command {
+            self.open_client(*epoch, (*client, *serial), *node);
+        } else if !self.records.clients.contains_key(client) {
+            return Outcome::Refused(Refusal::UnknownClient);
+        }
+        let outcome = match command {
+            Command::Batch(commands) => self.batch(epoch, commands),
+            single => self.execute(next_epoch(epoch), single),
+        };
+        // The release before levels counted outcomes only, and a ledger at level 1 decides as it did.
+        let bytes = if self.level() < 2 { u64::MAX } else { MAX_OUTCOME_BYTES };
+        let keep = OutcomeRetention { max_outcomes: self.records.limits.outcomes, max_bytes: bytes };
+        if let Some(client) = self.records.clients.get_mut(client) {
+            client.wrote = *epoch;
+            client.record_outcome(*serial, outcome.clone(), keep);
+        }
+        outcome
+    }
+
+    fn batch(&mut self, epoch: &mut Epoch, commands: &[Command]) -> Outcome {
+        let nested = commands.iter().any(|command| matches!(command, Command::Batch(_) | Command::OpenClient(_)));
+        if nested || commands.len() > self.records.limits.batch as usize {
+            return Outcome::Refused(Refusal::BadBatch);
+        }
+        Outcome::Batch(commands.iter().map(|command| self.execute(next_epoch(epoch), command)).collect())
+    }
+
+    fn execute(&mut self, epoch: Epoch, command: &Command) -> Outcome {
+        let (needed, current) = (command.level(), self.level());
+        if needed > current {
+            return Outcome::Refused(Refusal::Level { needed, current });
+        }
+        let answer = match command {
+            Command::ClaimOwner(claim) => self.claim_owner(epoch, *claim),
+            Command::RenewLease(renewal) => Ok(self.renew_lease(renewal)),
+            Command::Release(release) => self.release(epoch, *release),
+            Command::ReplicateReadonly(copy) => self.replicate_readonly(*copy),
+            Command::DropReplica(copy) => self.drop_replica(*copy),
+            Command::Seal(seal) => self.seal(epoch, seal),
+            Command::OpenSession(open) => self.open_session(epoch, open),
+            Command::Advance(advance) => self.advance(*advance),
+            Command::Fork(fork) => self.fork(epoch, *fork),
+            Command::CloseSession(id) => {
+                self.remove_session(*id);
+                Ok(Outcome::Done)
+            }
+            Command::Migrate(migrate) => self.migrate(epoch, *migrate),
+            Command::RegisterWorker(register) => self.register_worker(epoch, register),
+            Command::RetireWorker(worker) => Ok(self.retire_worker(*worker)),
+            Command::SetGroup(set) => self.set_group(*set),
+            Command::Intent(intent) => self.set_intent(*intent),
+            Command::Expire(expire) => self.expire(*expire),
+            Command::OpenClient(_) | Command::Barrier => Ok(Outcome::Done),
+            Command::Batch(_) => Err(Refusal::BadBatch),
+            Command::AdmitNode(admit) => self.admit_node(admit),
+            Command::RetireNode(node) => self.retire_node(*node),
+            Command::RaiseLevel(level) => self.raise_level(*level),
+            Command::SetLimits(limits) => self.set_limits(limits),
+            Command::Pin(pin) => self.pin(*pin),
+            Command::Evict(artifact) => self.evict(*artifact),
+            Command::DrainWorker(drain) => self.drain_worker(*drain),
+            Command::SetQuota(set) => self.set_quota(set),
+            Command::RetireLife(retire) => self.retire_incarnation(*retire),
+        };
+        answer.unwrap_or_else(Outcome::Refused)
+    }
+
+    /// Opens a client, at the cost of the one that has been silent longest when there are too many.
+    fn open_client(&mut self, epoch: Epoch, (client, serial): (ClientId, ClientSerial), node: NodeId) {
+        if self.records.clients.contains_key(&client) {
+            return;
+        }
+        if self.records.clients.len() >= self.records.limits.clients as usize {
+            let silent = self.records.clients.iter().map(|(id, client)| (client.wrote, *id)).min();
+            silent.map(|(_, id)| self.records.clients.remove(&id));
+        }
+        self.records.clients.insert(client, ClientRecord::new(node, epoch, serial));
+    }
+
+    /// The extent that keeps a place as a boundary.
+    fn resolve_prefix(&self, place: PrefixRef) -> Result<Artifact, UnresolvedPrefix> {
+        if let Some(artifact) = self.artifact_with_prefix(place.point.id, place.scope) {
+            let exact =
+                artifact.boundary_at_or_before(place.point.blocks).is_some_and(|kept| kept.point == place.point);
+            return if exact { Ok(artifact) } else { Err(UnresolvedPrefix::Refused(Refusal::BadRun)) };
+        }
+        let hint = place.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == place.scope);
+        match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {
+            None => Err(UnresolvedPrefix::Refused(Refusal::UnknownPrefix)),
+            Some(extent) => {
+                let kept = extent.boundary_at_or_before(place.point.blocks).map(|kept| kept.point);
+                Err(UnresolvedPrefix::Merged(Outcome::Merged { extent: extent.id, kept }))
+            }
+        }
+    }
+}
+
+/// A place that is no kept boundary.
+enum UnresolvedPrefix {
+    /// It lies inside an extent.
+    Merged(Outcome),
+    /// It is not known, or contradicts what is.
+    Refused(Refusal),
+}
+
+impl From<UnresolvedPrefix> for CommandResult {
+    fn from(unresolved: UnresolvedPrefix) -> Self {
+        match unresolved {
+            UnresolvedPrefix::Merged(outcome) => Ok(outcome),
+            UnresolvedPrefix::Refused(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// The epoch of the next command in an entry.
+fn next_epoch(epoch: &mut Epoch) -> Epoch {
+    let current = *epoch;
+    epoch.position += 1;
+    current
+}

@@ -1,0 +1,68 @@
+//! Which extent keeps a prefix: 16 bytes a boundary.
+//!
+//! An entry is 64 bits of prefix and scope and 64 bits of the extent's id, so what it finds is looked up in the extents.
+
+use vocabulary::{ArtifactId, PrefixId};
+
+use crate::artifact::Scope;
+use crate::artifact_table::{ArtifactTable, BoundaryRef};
+use crate::radix::RadixMap;
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct BoundaryIndex(RadixMap<u128, (), 64>);
+
+impl BoundaryIndex {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn insert(&mut self, prefix: PrefixId, scope: Scope, id: ArtifactId) {
+        self.0.insert(entry(prefix, scope, id), ());
+    }
+
+    pub(crate) fn remove(&mut self, prefix: PrefixId, scope: Scope, id: ArtifactId) {
+        self.0.remove(&entry(prefix, scope, id));
+    }
+
+    pub(crate) fn find<'a>(
+        &self,
+        prefix: PrefixId,
+        scope: Scope,
+        artifacts: &'a ArtifactTable,
+    ) -> Option<BoundaryRef<'a>> {
+        let mut from = key(prefix, scope);
+        loop {
+            let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
+            if let Some(holder) = boundary_of_entry(*found, prefix, scope, artifacts) {
+                return Some(holder);
+            }
+            from = found.checked_add(1)?;
+        }
+    }
+}
+
+/// The extent that an entry means, if it keeps the prefix indeed. Others may share the half of its id.
+fn boundary_of_entry(
+    entry: u128,
+    prefix: PrefixId,
+    scope: Scope,
+    artifacts: &ArtifactTable,
+) -> Option<BoundaryRef<'_>> {
+    let mut from = u128::from(entry as u64) << 64;
+    loop {
+        let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;
+        if let Some(kept) = stored.boundary(id, prefix).filter(|_| stored.origin().scope() == scope) {
+            return Some(kept);
+        }
+        from = id.0.checked_add(1)?;
+    }
+}
+
+/// The half of an entry that is known of a prefix. Both parts are hashes, so both halves are spread evenly.
+fn key(prefix: PrefixId, scope: Scope) -> u128 {
+    u128::from((prefix.0 >> 64) as u64 ^ scope.hash()) << 64
+}
+
+fn entry(prefix: PrefixId, scope: Scope, id: ArtifactId) -> u128 {
+    key(prefix, scope) | id.0 >> 64
+}

@@ -1,0 +1,15 @@
+//! What must hold, one property a file. Each takes facts and says whether they may be.
+
+pub(crate) mod agreement;
+pub(crate) mod durability;
+pub(crate) mod fencing_tokens;
+pub(crate) mod joint_configs;
+pub(crate) mod leases;
+pub(crate) mod levels;
+pub(crate) mod lock;
+pub(crate) mod log_order;
+pub(crate) mod node_ids;
+pub(crate) mod serials;
+pub(crate) mod shortages;
+pub(crate) mod staleness;
+pub(crate) mod watches;

@@ -1,0 +1,204 @@
+//! Who uses the quorum: routers that write steps, clients that fight for a few owned things, and workers that live and
+//! die.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ledger::{ClaimOwner, Command, LEVEL, Outcome, OwnershipSubject, Refusal, ReleaseOwner};
+use openraft::AsyncRuntime;
+use vocabulary::{Epoch, Incarnation, Micros, Owner, SessionId, WorkerId};
+
+use crate::checks::lock::{self, LockOperation, LockReply, LockRequest, MAX_OPERATIONS};
+use crate::client::SimClient;
+use crate::node::{LEASE, SimNode};
+use crate::run_recorder::PropertyViolation;
+use crate::runtime::{SimulatedRuntime, true_time};
+use crate::script;
+use crate::world::SimWorld;
+
+/// Things that clients fight for.
+const LOCKS: u64 = 3;
+/// Their ids begin here.
+const FIRST_LOCK: u64 = 9_000;
+/// Workers that own them begin here, and never die.
+const FIRST_HOLDER: u64 = 900;
+
+/// What clients saw of each thing, and whether they should stop.
+#[derive(Debug, Default)]
+pub(crate) struct ClientHistories {
+    histories: Mutex<BTreeMap<u64, Vec<LockOperation>>>,
+    stopping: AtomicBool,
+    finished: Mutex<u64>,
+}
+
+impl ClientHistories {
+    /// Asks all of them to stop.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    pub(crate) fn finished_clients(&self) -> u64 {
+        *self.finished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn finish_client(&self) {
+        *self.finished.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// Checks every history; the first that nothing explains.
+    pub(crate) fn check(&self) -> Result<usize, PropertyViolation> {
+        let histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
+        histories.iter().try_for_each(|(thing, history)| lock::check(&format!("session {thing}"), history))?;
+        Ok(histories.values().map(Vec::len).sum())
+    }
+
+    fn record_call(&self, thing: u64, asked: LockRequest) -> Option<usize> {
+        let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = histories.entry(thing).or_default();
+        // Whoever comes later only looks on.
+        (history.len() < MAX_OPERATIONS).then(|| {
+            history.push(LockOperation { request: asked, called_at: true_time(), returned: None });
+            history.len() - 1
+        })
+    }
+
+    fn record_return(&self, thing: u64, call: usize, said: LockReply) {
+        let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(operation) = histories.get_mut(&thing).and_then(|history| history.get_mut(call)) {
+            operation.returned = Some((true_time(), said));
+        }
+    }
+}
+
+/// Prepares what is fought for. Nothing else begins before.
+pub(crate) async fn prepare(world: &Arc<SimWorld>) {
+    let mut client = SimClient::new(world, 0);
+    client.open().await;
+    if !world.plan.changes.releases {
+        // A new cluster works at its founder's level.
+        while client.execute(Command::RaiseLevel(LEVEL)).await.is_none() {}
+    }
+    let hours = Micros(36_000_000_000);
+    let holders = (0..LOCKS).map(|n| script::register(FIRST_HOLDER + n, 1, hours));
+    let things = (0..LOCKS).map(|n| script::open(u128::from(FIRST_LOCK + n)));
+    for command in holders.chain(things).collect::<Vec<_>>() {
+        while client.execute(command.clone()).await.is_none() {}
+    }
+}
+
+/// A router: writes steps, and fights now and then.
+pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
+    let mut client = SimClient::new(&world, n);
+    client.open().await;
+    let mut held = BTreeMap::new();
+    while !people.is_stopping() {
+        let (low, high) = world.plan.think_millis;
+        SimulatedRuntime::sleep(client.rng.millis(low, high)).await;
+        match client.rng.below(10) {
+            0..=3 => contend_for_lock(&mut client, &people, &mut held).await,
+            4 => client.resend_last().await,
+            _ => {
+                let Some(view) = client.pick_view() else { continue };
+                let command = script::next_command(&mut client.rng, &view, world.plan.workers);
+                drop(client.execute(command).await);
+            }
+        }
+    }
+    people.finish_client();
+}
+
+/// One operation on one of the things that are fought for.
+async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held: &mut BTreeMap<u64, (Owner, Epoch)>) {
+    let thing = FIRST_LOCK + client.rng.below(LOCKS);
+    let subject = OwnershipSubject::Session(SessionId(u128::from(thing)));
+    let kind = client.rng.below(3);
+    if kind == 0 {
+        return read_lock(client, people, thing).await;
+    }
+    let (asked, command) = match held.get(&thing).copied().filter(|_| kind == 1) {
+        Some((owner, seen)) => {
+            (LockRequest::Release(owner, seen), Command::Release(ReleaseOwner { subject, owner, seen }))
+        }
+        None => {
+            let owner = script::owner(FIRST_HOLDER + client.rng.below(LOCKS), 1);
+            (LockRequest::Claim(owner), Command::ClaimOwner(ClaimOwner { subject, owner }))
+        }
+    };
+    let Some(call) = people.record_call(thing, asked) else { return };
+    let Some(done) = client.execute(command).await else { return };
+    let said = match done.outcome {
+        Outcome::Granted { epoch } => LockReply::Granted(epoch),
+        Outcome::Done => LockReply::Released,
+        Outcome::Refused(Refusal::Owned { by, epoch }) => LockReply::Owned(by, epoch),
+        Outcome::Refused(Refusal::Stale { current }) => LockReply::Stale(current),
+        other => return client.world.recorder.record_result(Err(unexpected_outcome(thing, &other))),
+    };
+    match (asked, said) {
+        (LockRequest::Claim(owner), LockReply::Granted(epoch)) => drop(held.insert(thing, (owner, epoch))),
+        (LockRequest::Claim(_), LockReply::Owned(by, epoch)) => drop(held.insert(thing, (by, epoch))),
+        _ => drop(held.remove(&thing)),
+    }
+    people.record_return(thing, call, said);
+}
+
+fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
+    PropertyViolation {
+        check: "claims, releases and reads are linearizable",
+        detail: format!("session {thing}: {outcome:?}"),
+    }
+}
+
+async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64) {
+    let Some(call) = people.record_call(thing, LockRequest::Read) else { return };
+    let told = client.world.recorder.last_acknowledged();
+    let Some(view) = client.read().await else { return };
+    client.world.recorder.count("linearizable reads");
+    client.world.recorder.record_result(match told <= view.applied() {
+        true => Ok(()),
+        false => Err(PropertyViolation {
+            check: "a linearizable read shows all that was acknowledged before",
+            detail: format!("entry {told} was acknowledged, the read shows {}", view.applied()),
+        }),
+    });
+    match view.session(SessionId(u128::from(thing))) {
+        Some(session) => people.record_return(thing, call, LockReply::Held(session.owner, session.epoch)),
+        None => client.world.recorder.record_result(Err(PropertyViolation {
+            check: "no acknowledged write is lost",
+            detail: format!("session {thing} was opened, and is not there at {}", view.applied()),
+        })),
+    }
+}
+
+/// A worker's lives, as a router that probes it reports them.
+pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
+    let mut client = SimClient::new(&world, 100 + n);
+    client.open().await;
+    let mut incarnation = 1;
+    while !people.is_stopping() {
+        drop(client.execute(script::register(n, incarnation, Micros::of(LEASE))).await);
+        let dies = true_time() + client.rng.millis(3_000, 60_000);
+        while true_time() < dies && !people.is_stopping() {
+            SimulatedRuntime::sleep(client.rng.millis(700, 1_300)).await;
+            // Now and then the router is busy elsewhere for almost a lease.
+            if client.rng.chance(80) {
+                SimulatedRuntime::sleep(client.rng.millis(9_000, 15_500)).await;
+            }
+            let (worker, life) = (WorkerId(n), Incarnation(incarnation));
+            let _lost = client.send(move |node: Arc<SimNode>| node.report_liveness(worker, life)).await;
+        }
+        if client.rng.chance(500) {
+            SimulatedRuntime::sleep(client.rng.millis(1_000, 25_000)).await;
+        }
+        incarnation += client.rng.below(2);
+    }
+    people.finish_client();
+}
+
+/// The longest time in which dead leases must be gone once all is well: a lease, a fail-over, a tick, and their slack.
+pub(crate) const MAX_DEAD_LEASE_TIME: Duration = Duration::from_secs(15 + 10 + 1 + 3);

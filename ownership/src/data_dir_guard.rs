@@ -1,0 +1,201 @@
+//! Whether what this node writes lies where it is looked for after a restart. A file that was removed, or whose folder was
+//! moved away, takes every write and every fdatasync without an error, and keeps nothing.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::chunks;
+use crate::error::OwnershipError;
+use crate::node_core::NodeCore;
+use crate::node_folder::NodeFolder;
+
+/// Between two looks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Looks in a row that miss something until it is believed: a file system of the network may stumble over one.
+const CHECKS_TO_CONFIRM: u32 = 2;
+/// By when it is known that something is missing.
+pub(crate) const MAX_DETECTION_TIME: Duration = Duration::from_millis(500 * (CHECKS_TO_CONFIRM as u64 + 1));
+
+/// A file or folder that is in use, and where it was found. Held open, so that nothing else gets its number.
+#[derive(Debug)]
+struct OpenPath {
+    path: PathBuf,
+    file: File,
+}
+
+impl OpenPath {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        File::open(&path).map(|file| Self { path, file })
+    }
+
+    /// Whether it still lies there, itself and no copy of it.
+    fn is_in_place(&self) -> io::Result<bool> {
+        let held = self.file.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+            Err(error) if is_not_found(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether an error says that nothing is there. Any other one, of too many open files say, tells nothing.
+fn is_not_found(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// The data directory and what of the log in it must stay where it is.
+#[derive(Debug)]
+pub(crate) struct DataDirGuard {
+    /// The directory, the folder of the log and the marks.
+    open_paths: Vec<OpenPath>,
+    log: PathBuf,
+    newest: Option<NewestLogFile>,
+}
+
+/// The file that the log grows in.
+#[derive(Debug)]
+struct NewestLogFile {
+    start: u64,
+    held: OpenPath,
+}
+
+impl DataDirGuard {
+    /// Of a directory whose log is open.
+    pub(crate) fn of(folder: &NodeFolder) -> Result<Self, OwnershipError> {
+        let held = |path: PathBuf| OpenPath::open(path.clone()).map_err(OwnershipError::io(path));
+        let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(held);
+        Ok(Self { open_paths: fixed.into_iter().collect::<Result<_, _>>()?, log: folder.path("log"), newest: None })
+    }
+
+    /// What is not where it was, if anything. Up to `durable` the log was on disk before this look began.
+    fn missing_path(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
+        for held in &self.open_paths {
+            if !held.is_in_place()? {
+                return Ok(Some(held.path.clone()));
+            }
+        }
+        match self.missing_newest_file(durable) {
+            Err(error) if is_not_found(&error) => Ok(Some(self.log.clone())),
+            found => found,
+        }
+    }
+
+    /// Whether the newest file is the one that grew so far, and reaches as far as the log does.
+    fn missing_newest_file(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
+        let Some((start, path)) = newest_log_file(&self.log)? else { return Ok(Some(self.log.clone())) };
+        let newest = match self.newest.take() {
+            // The log never takes its newest file back.
+            Some(before) if before.start > start => return Ok(Some(before.held.path)),
+            Some(before) if before.start == start => before,
+            _ => NewestLogFile { start, held: OpenPath::open(path)? },
+        };
+        let held = &self.newest.insert(newest).held;
+        let reaches = start + held.file.metadata()?.len();
+        let is_whole = held.is_in_place()? && reaches >= durable;
+        Ok((!is_whole).then(|| held.path.clone()))
+    }
+}
+
+/// The newest file of a log: where it begins, and its path.
+fn newest_log_file(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
+    let mut newest = None;
+    for entry in fs::read_dir(log)? {
+        let entry = entry?;
+        if let Some(start) = entry.file_name().to_str().and_then(chunks::start_of) {
+            newest = newest.max(Some((start, entry.path())));
+        }
+    }
+    Ok(newest)
+}
+
+/// Looks until something is missing, and still is: then this node leaves the quorum.
+pub(crate) async fn watch(core: Arc<NodeCore>, place: Arc<Mutex<DataDirGuard>>) {
+    let mut look = interval(CHECK_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut in_a_row = 0;
+    loop {
+        look.tick().await;
+        let durable = core.log.durable_end();
+        let looking = place.clone();
+        let looked = tokio::task::spawn_blocking(move || looking.lock().missing_path(durable));
+        match looked.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(None) => in_a_row = 0,
+            Ok(Some(path)) if in_a_row + 1 == CHECKS_TO_CONFIRM => return core.leave_quorum(path),
+            Ok(Some(_)) => in_a_row += 1,
+            Err(error) => tracing::debug!(%error, "the data directory could not be looked at; the next look tells"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use raft_log::ChunkId;
+    use raft_log::chunked_wal::Config;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::log_store::LogStore;
+
+    fn chunk(folder: &TempDir, start: u64) -> PathBuf {
+        folder.path().join("log").join(Config::chunk_file_name(ChunkId(start)))
+    }
+
+    /// A directory with a log, how far it is durable, and what was found of it at first.
+    fn opened() -> (TempDir, u64, DataDirGuard) {
+        let folder = tempfile::tempdir().unwrap();
+        let node = NodeFolder::open(folder.path(), None).unwrap();
+        let durable = LogStore::open(&node).unwrap().durable_end();
+        let mut place = DataDirGuard::of(&node).unwrap();
+        assert_eq!(place.missing_path(durable).unwrap(), None);
+        (folder, durable, place)
+    }
+
+    #[test]
+    fn a_moved_or_removed_path_is_reported_as_missing() {
+        for what in ["", "log", "committed"] {
+            let (folder, durable, mut place) = opened();
+            let (path, aside) = (folder.path().join(what), tempfile::tempdir().unwrap());
+            fs::rename(&path, aside.path().join("moved")).unwrap();
+            assert_eq!(place.missing_path(durable).unwrap(), Some(path.clone()));
+            fs::rename(aside.path().join("moved"), &path).unwrap();
+            assert_eq!(place.missing_path(durable).unwrap(), None, "it is itself again");
+        }
+        let (folder, durable, mut place) = opened();
+        fs::remove_file(chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing_path(durable).unwrap(), Some(folder.path().join("log")));
+    }
+
+    #[test]
+    fn a_copied_log_file_is_reported_as_missing() {
+        let (folder, durable, mut place) = opened();
+        let copy = folder.path().join("copy");
+        fs::copy(chunk(&folder, 0), &copy).unwrap();
+        fs::rename(&copy, chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing_path(durable).unwrap(), Some(chunk(&folder, 0)));
+    }
+
+    #[test]
+    fn the_log_may_continue_in_a_new_file_but_never_shrink() {
+        let (folder, durable, mut place) = opened();
+        let begin = || File::create(chunk(&folder, durable)).unwrap();
+        begin().write_all(b"more").unwrap();
+        assert_eq!(place.missing_path(durable + 4).unwrap(), None);
+        assert_eq!(place.missing_path(durable + 5).unwrap(), Some(chunk(&folder, durable)), "it does not reach so far");
+        // Its first files are purged.
+        fs::remove_file(chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing_path(durable + 4).unwrap(), None);
+        fs::write(chunk(&folder, 0), vec![0; durable as usize + 4]).unwrap();
+        fs::remove_file(chunk(&folder, durable)).unwrap();
+        assert_eq!(place.missing_path(durable + 4).unwrap(), Some(chunk(&folder, durable)));
+    }
+}

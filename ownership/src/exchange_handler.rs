@@ -1,0 +1,241 @@
+//! What this node answers when others call it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{StreamExt, stream};
+use openraft::EntryPayload;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+use vocabulary::{Incarnation, NodeId, WorkerId};
+
+use crate::delivery::SubmitReply;
+use crate::network::CHUNK_TIMEOUT;
+use crate::node_core::{LeaderTransfer, NodeCore};
+use crate::peers::caller::Caller;
+use crate::peers::{self, ExchangeHandler, IncomingExchange, MAX_CALL_BYTES, PeerError, PeerMethod, ReplySender};
+use crate::proposer::ProposalRequest;
+use crate::raft::{TokioTypeConfig, Vote};
+use crate::snapshot_stream::{self, SnapshotStreamHeader};
+use crate::terms::{self, NamedLogPositions};
+use crate::{access, admission, members, read};
+
+type CallResult = Result<Bytes, PeerError>;
+
+impl ExchangeHandler for NodeCore {
+    fn handle(self: Arc<Self>, caller: Arc<Caller>, exchange: IncomingExchange) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let IncomingExchange { method, first, more, replies } = exchange;
+            let Some(method) = PeerMethod::from_repr(method) else {
+                let what = format!("method {method} is not known here; upgrade this node");
+                return replies.fail(PeerError::Failed(what)).await;
+            };
+            let from = match access::authorize(&self, &caller, (method, &first)).await {
+                Ok(from) => from,
+                Err(error) => return replies.fail(error).await,
+            };
+            // Raft would answer each call with an error in this node's log, and the caller would not learn why.
+            if let Some(ended) = self.final_error().filter(|_| method.needs_raft()) {
+                let why = ended.to_string();
+                let first = why.split_once(". ").map_or(why.as_str(), |(first, _)| first);
+                return replies.fail(PeerError::Stopped(first.to_owned())).await;
+            }
+            match (method, more) {
+                (PeerMethod::AppendStream, Some(more)) => append_stream(self, from, (first, more), replies).await,
+                (PeerMethod::Snapshot, Some(more)) => {
+                    let installed = self.receive_snapshot(from, (first, more)).await;
+                    if let Err(error) = &installed {
+                        tracing::warn!(%from, %error, "a snapshot of another node was not taken; it is sent again");
+                    }
+                    replies.finish(installed).await;
+                }
+                (method, _) => replies.finish(self.answer_call(from, method, first).await).await,
+            }
+        })
+    }
+}
+
+impl NodeCore {
+    async fn answer_call(&self, from: NodeId, method: PeerMethod, question: Bytes) -> CallResult {
+        match method {
+            PeerMethod::Append => {
+                let request = self.read_append(from, &question)?;
+                self.note_leader_contact(from);
+                // A heartbeat names the last entry that this node is known to have.
+                let known = request.prev_log_id.filter(|_| request.entries.is_empty());
+                let answer = self.raft.append_entries(request).await.map_err(failed_error)?;
+                if let Some(known) = known {
+                    self.note_heartbeat(known.index, &answer);
+                }
+                encode(&answer)
+            }
+            PeerMethod::Vote => {
+                let request: VoteRequest<TokioTypeConfig> = peers::decode(&question)?;
+                let mut request = self.check_plausible(from, request.vote, request)?;
+                request.leadership_transfer &= self.is_chosen_successor(from);
+                encode(&self.raft.vote(request).await.map_err(failed_error)?)
+            }
+            PeerMethod::PreVote => {
+                let request: VoteRequest<TokioTypeConfig> = peers::decode(&question)?;
+                let request = self.check_plausible(from, request.vote, request)?;
+                encode(&self.raft.pre_vote(request).await.map_err(failed_error)?)
+            }
+            PeerMethod::TransferLeader => {
+                let request: TransferLeaderRequest<TokioTypeConfig> = peers::decode(&question)?;
+                let request = self.check_plausible(from, *request.from_leader(), request)?;
+                let (leadership, to) = (*request.from_leader(), NodeId(*request.to_node_id()));
+                *self.transfer.lock() = Some(LeaderTransfer { from: leadership, to });
+                encode(&self.raft.handle_transfer_leader(request).await.map_err(failed_error)?)
+            }
+            PeerMethod::Submit => encode(&self.submit_forwarded(peers::decode(&question)?).await),
+            PeerMethod::ReadIndex => encode(&read::local_read_index(self).await),
+            PeerMethod::Alive => {
+                let alive: Vec<(WorkerId, Incarnation)> = peers::decode(&question)?;
+                let all = alive.into_iter().all(|(worker, incarnation)| self.reports.record(worker, incarnation));
+                if all { Ok(Bytes::new()) } else { Err(PeerError::Busy) }
+            }
+            PeerMethod::Admit => encode(&admission::admit(self, peers::decode(&question)?).await),
+            PeerMethod::Enrol => encode(&admission::enrol(self, from, peers::decode(&question)?).await),
+            PeerMethod::Change => encode(&members::carry_out(self, peers::decode(&question)?).await),
+            PeerMethod::Members => encode(&members::list(self)),
+            PeerMethod::Exchange | PeerMethod::Residency | PeerMethod::Prompts => {
+                self.call_service(from, method, question).await
+            }
+            PeerMethod::AppendStream | PeerMethod::Snapshot => Err(PeerError::Failed("it needs a conversation".into())),
+        }
+    }
+
+    /// A message that Raft may hear. One that names what no sound node names would stay in its files for good.
+    fn check_plausible<M: NamedLogPositions>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
+        let own = self.raft.metrics().borrow_watched().current_term;
+        let own = terms::beside(own, own == 0 && self.log.is_new());
+        match terms::check_sender(from, &vote).and_then(|()| terms::check(own, &message)) {
+            Ok(()) => Ok(message),
+            Err(error) => {
+                self.registry.failures.implausible_messages.record(&format!("node {from}"), &error.to_string());
+                Err(PeerError::Failed(error.to_string()))
+            }
+        }
+    }
+
+    /// Whether the leader itself said that this node is to lead next. Only then a vote may be asked for while it leads.
+    fn is_chosen_successor(&self, node: NodeId) -> bool {
+        let from = self.raft.metrics().borrow_watched().vote;
+        *self.transfer.lock() == Some(LeaderTransfer { from, to: node })
+    }
+
+    /// Entries, all of which this node's release can read: what it cannot is never skipped.
+    fn read_append(&self, from: NodeId, request: &[u8]) -> Result<AppendEntriesRequest<TokioTypeConfig>, PeerError> {
+        let request: AppendEntriesRequest<TokioTypeConfig> = peers::decode(request)?;
+        let request = self.check_plausible(from, request.vote, request)?;
+        let levels = self.registry.own.levels;
+        for entry in &request.entries {
+            let EntryPayload::Normal(proposal) = &entry.payload else { continue };
+            levels.check(&proposal.0).map_err(failed_error)?;
+        }
+        Ok(request)
+    }
+
+    /// A word of the leader is a sign that it is there.
+    fn note_leader_contact(&self, from: NodeId) {
+        if self.known_leader() == Some(from) {
+            self.leader_contact.touch();
+        }
+    }
+
+    async fn submit_forwarded(&self, submissions: Vec<ledger::Submission>) -> SubmitReply {
+        let (answer, answered) = oneshot::channel();
+        if self.proposals.send(ProposalRequest { submissions, answer }).await.is_err() {
+            return SubmitReply::NotTaken;
+        }
+        answered.await.map_or(SubmitReply::Unknown, SubmitReply::from)
+    }
+
+    async fn call_service(&self, from: NodeId, method: PeerMethod, question: Bytes) -> CallResult {
+        let Some(topic) = method.topic() else { return Err(PeerError::Failed("no topic".into())) };
+        let service = self.registry.service(topic).ok_or(PeerError::NoService(topic))?;
+        let answer = service.answer(from, question).await?;
+        match answer.len() {
+            bytes if bytes > MAX_CALL_BYTES => {
+                Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL_BYTES as u64 })
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    /// Receives a snapshot and installs it.
+    async fn receive_snapshot(&self, from: NodeId, (head, chunks): (Bytes, mpsc::Receiver<Bytes>)) -> CallResult {
+        let SnapshotStreamHeader { vote, meta, bytes } = peers::decode(&head)?;
+        self.check_plausible(from, vote, (vote, meta.last_log_id))?;
+        let _place = self.registry.snapshot_permits.try_acquire().map_err(|_| {
+            PeerError::Failed("as many snapshots as may be are on their way to this node already; send it later".into())
+        })?;
+        let is_sound = meta.last_log_id.is_none_or(|last| last.committed_leader_id() <= &vote.leader_id);
+        if !is_sound {
+            return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
+        }
+        tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
+        // Held until it is kept.
+        let mut reserved = self.registry.space.reserve(&self.folder, bytes)?;
+        let place = (self.folder.as_path(), &mut reserved);
+        let snapshot = snapshot_stream::receive(place, bytes, (chunks, CHUNK_TIMEOUT)).await?;
+        let snapshot = snapshot_stream::verify_received(snapshot, &meta).await?;
+        let snapshot = consensus::Snapshot { meta, snapshot };
+        encode(&self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed_error)?)
+    }
+}
+
+/// Entries as they come, answered in order; ends at the first that does not fit.
+async fn append_stream(
+    core: Arc<NodeCore>,
+    from: NodeId,
+    (first, more): (Bytes, mpsc::Receiver<Bytes>),
+    replies: ReplySender,
+) {
+    let reading = AppendRequests { core: core.clone(), from, first: Some(first), more };
+    let requests = stream::unfold(reading, |mut reading| async { reading.next().await.map(|next| (next, reading)) });
+    let mut answers = std::pin::pin!(core.raft.stream_append(requests));
+    while let Some(answer) = answers.next().await {
+        let answer = answer.map_err(failed_error).and_then(|answer| encode(&answer));
+        let sent = match answer {
+            Ok(answer) => replies.send(answer).await,
+            Err(error) => return replies.fail(error).await,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+    replies.done().await;
+}
+
+/// The requests of one stream.
+struct AppendRequests {
+    core: Arc<NodeCore>,
+    from: NodeId,
+    first: Option<Bytes>,
+    more: mpsc::Receiver<Bytes>,
+}
+
+impl AppendRequests {
+    /// The next request; the stream ends at one that cannot be read, and whoever sent it starts anew.
+    async fn next(&mut self) -> Option<AppendEntriesRequest<TokioTypeConfig>> {
+        let piece = match self.first.take() {
+            Some(first) => first,
+            None => self.more.recv().await?,
+        };
+        self.core.note_leader_contact(self.from);
+        let request = self.core.read_append(self.from, &piece);
+        request.inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
+    }
+}
+
+fn encode(answer: &impl Serialize) -> CallResult {
+    rmp_serde::to_vec(answer).map(Bytes::from).map_err(|error| PeerError::Failed(error.to_string()))
+}
+
+fn failed_error(error: impl std::fmt::Display) -> PeerError {
+    PeerError::Failed(error.to_string())
+}

@@ -1,0 +1,369 @@
+//! What a node's tasks share once Raft runs, and how they follow it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use consensus::{
+    FreshnessClock, LeaderTerm, LedgerView, MembershipGuard, MembershipLock, QuorumStatus, check_command_level,
+};
+use ledger::{Command, Ledger, Outcome};
+use openraft::async_runtime::instant::Instant as _;
+use openraft::async_runtime::watch::{RecvError, WatchReceiver};
+use openraft::type_config::alias::{CommittedLeaderIdOf, InstantOf};
+use openraft::{Raft, ServerState};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+use vocabulary::{LedgerTime, Micros, NodeId};
+
+use crate::access::RemoteMembers;
+use crate::counters::DirectoryCounters;
+use crate::error::SubmitError;
+use crate::log_store::LogStore;
+use crate::members::MemberError;
+use crate::node_observer::NodeObserver;
+use crate::peers::PeerRegistry;
+use crate::proposer::ProposalRequest;
+use crate::quorum_notices::QuorumNotices;
+use crate::raft::{LogId, NodeStateMachine, TokioTypeConfig, Vote};
+use crate::supervision::Supervision;
+use crate::ticker::LivenessReports;
+use crate::writer::{CommandTicket, QueuedCommand};
+
+/// How often the quorum is looked at when nothing is heard of it.
+const QUORUM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
+type CommittedLeaderId = CommittedLeaderIdOf<TokioTypeConfig>;
+
+/// One running node.
+pub(crate) struct NodeCore {
+    pub(crate) raft: Raft<TokioTypeConfig, NodeStateMachine>,
+    pub(crate) registry: Arc<PeerRegistry>,
+    pub(crate) observer: Arc<NodeObserver>,
+    pub(crate) reports: LivenessReports,
+    pub(crate) log: LogStore,
+    pub(crate) folder: PathBuf,
+    /// Who leads, as far as this node knows.
+    pub(crate) leader: watch::Sender<KnownLeader>,
+    pub(crate) proposals: mpsc::Sender<ProposalRequest>,
+    pub(crate) leader_contact: LeaderContact,
+    pub(crate) freshness: FreshnessClock<InstantOf<TokioTypeConfig>>,
+    /// The last transfer of the leadership that this node knows of.
+    pub(crate) transfer: Mutex<Option<LeaderTransfer>>,
+    /// Members as other members know them.
+    pub(crate) remote_members: RemoteMembers,
+    /// Addresses of members that this node was told to join through.
+    pub(crate) seeds: Vec<String>,
+    pub(crate) supervision: Arc<Supervision>,
+    leader_state: LeaderState,
+    /// Commands of this node; none once it is closing.
+    queue: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
+}
+
+impl fmt::Debug for NodeCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("node", &self.registry.own.node).finish_non_exhaustive()
+    }
+}
+
+pub(crate) struct NodeCoreParts {
+    pub(crate) raft: Raft<TokioTypeConfig, NodeStateMachine>,
+    pub(crate) registry: Arc<PeerRegistry>,
+    pub(crate) observer: Arc<NodeObserver>,
+    pub(crate) log: LogStore,
+    pub(crate) folder: PathBuf,
+    pub(crate) proposals: mpsc::Sender<ProposalRequest>,
+    /// Without a word of the leader for so long, the view is stale.
+    pub(crate) silence_timeout: Duration,
+    /// Addresses of members that this node was told to join through.
+    pub(crate) seeds: Vec<String>,
+}
+
+/// The leadership is on its way to another node, by its leader's own word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LeaderTransfer {
+    /// The leadership that ends.
+    pub(crate) from: Vote,
+    pub(crate) to: NodeId,
+}
+
+/// What a node knows of its leader.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum KnownLeader {
+    Unknown,
+    Leader(NodeId),
+    /// Raft has stopped here: nothing will be known any more.
+    Stopped,
+}
+
+impl KnownLeader {
+    pub(crate) fn leader(self) -> Option<NodeId> {
+        match self {
+            KnownLeader::Leader(leader) => Some(leader),
+            KnownLeader::Unknown | KnownLeader::Stopped => None,
+        }
+    }
+}
+
+/// What of Raft's metrics is looked at as soon as it changes. The rest changes with every entry, and is looked at in
+/// its turn, or at once while this node waits for its office or for its quorum.
+#[derive(PartialEq)]
+struct RaftStatus {
+    is_running: bool,
+    term: u64,
+    state: ServerState,
+    leader: Option<u64>,
+    members: Option<LogId>,
+}
+
+impl RaftStatus {
+    fn of(metrics: &Metrics) -> Self {
+        Self {
+            is_running: metrics.running_state.is_ok(),
+            term: metrics.current_term,
+            state: metrics.state,
+            leader: metrics.current_leader,
+            members: *metrics.membership_config.log_id(),
+        }
+    }
+}
+
+/// The office that this node holds, and in which leadership.
+#[derive(Debug, Default)]
+struct HeldLeadership {
+    term: LeaderTerm,
+    leader: Option<CommittedLeaderId>,
+}
+
+/// What a leader needs for its office.
+#[derive(Debug, Default)]
+struct LeaderState {
+    leadership: Mutex<HeldLeadership>,
+    membership_lock: MembershipLock,
+}
+
+/// When this node last heard of its leader.
+#[derive(Debug)]
+pub(crate) struct LeaderContact {
+    start: Instant,
+    /// Milliseconds since the start, plus one; 0 before the first time.
+    last_ms: AtomicU64,
+    silence_timeout: Duration,
+}
+
+impl LeaderContact {
+    fn new(silence_timeout: Duration) -> Self {
+        Self { start: Instant::now(), last_ms: AtomicU64::new(0), silence_timeout }
+    }
+
+    pub(crate) fn touch(&self) {
+        self.last_ms.store(self.start.elapsed().as_millis() as u64 + 1, Relaxed);
+    }
+
+    fn is_recent(&self) -> bool {
+        match self.last_ms.load(Relaxed) {
+            0 => false,
+            at => self.start.elapsed().saturating_sub(Duration::from_millis(at - 1)) < self.silence_timeout,
+        }
+    }
+}
+
+impl NodeCore {
+    pub(crate) fn new(parts: NodeCoreParts, queue: mpsc::Sender<QueuedCommand>) -> Arc<Self> {
+        let NodeCoreParts { raft, registry, observer, log, folder, proposals, silence_timeout: patience, seeds } =
+            parts;
+        let (leader, heard) = (watch::Sender::new(KnownLeader::Unknown), LeaderContact::new(patience));
+        Arc::new(Self {
+            raft,
+            registry,
+            observer,
+            reports: LivenessReports::default(),
+            log,
+            folder,
+            leader,
+            proposals,
+            leader_contact: heard,
+            freshness: FreshnessClock::default(),
+            transfer: Mutex::default(),
+            remote_members: RemoteMembers::default(),
+            seeds,
+            supervision: Arc::default(),
+            leader_state: LeaderState::default(),
+            queue: Mutex::new(Some(queue)),
+        })
+    }
+
+    /// The leader, as far as this node knows.
+    pub(crate) fn known_leader(&self) -> Option<NodeId> {
+        self.leader.borrow().leader()
+    }
+
+    /// Whether Raft runs here no more.
+    pub(crate) fn has_stopped(&self) -> bool {
+        *self.leader.borrow() == KnownLeader::Stopped
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.registry.own.node
+    }
+
+    pub(crate) fn counters(&self) -> &DirectoryCounters {
+        &self.observer.counters
+    }
+
+    pub(crate) fn view(&self) -> Arc<LedgerView> {
+        self.registry.publisher.view()
+    }
+
+    pub(crate) fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
+        let (answer, ticket) = oneshot::channel();
+        if let Err(refusal) = check_command_level(&self.view(), &command) {
+            drop(answer.send(Ok(Outcome::Refused(refusal))));
+            return Ok(CommandTicket(ticket));
+        }
+        let queued = QueuedCommand::new(command, answer).inspect_err(|error| self.counters().record_failure(*error))?;
+        let sent = match &*self.queue.lock() {
+            None => Err(SubmitError::Closed),
+            Some(queue) => queue.try_send(queued).map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => SubmitError::QueueFull,
+                mpsc::error::TrySendError::Closed(_) => SubmitError::Closed,
+            }),
+        };
+        sent.map(|()| CommandTicket(ticket)).inspect_err(|error| self.counters().record_failure(*error))
+    }
+
+    /// Commands that wait for their batch.
+    pub(crate) fn queue_depth(&self) -> u64 {
+        let queue = self.queue.lock();
+        queue.as_ref().map_or(0, |queue| (queue.max_capacity() - queue.capacity()) as u64)
+    }
+
+    /// Takes no more commands.
+    pub(crate) fn close_queue(&self) {
+        drop(self.queue.lock().take());
+    }
+
+    pub(crate) fn is_leading(&self) -> bool {
+        self.leader_state.leadership.lock().leader.is_some()
+    }
+
+    /// How long this node has been in office, without pauses; none out of office.
+    pub(crate) fn time_leading(&self) -> Option<Micros> {
+        let duty = self.leader_state.leadership.lock();
+        duty.leader.map(|_| duty.term.time_leading())
+    }
+
+    /// The time of the next entry, and the leadership in which it may be written; none out of office.
+    pub(crate) fn entry_time(&self) -> Option<(LedgerTime, CommittedLeaderId)> {
+        let ledger = self.view().now();
+        let mut duty = self.leader_state.leadership.lock();
+        let leader = duty.leader?;
+        duty.term.entry_time(ledger, Instant::now()).map(|time| (time, leader))
+    }
+
+    /// Without a word for so long, a node counts as silent.
+    pub(crate) fn silence_timeout(&self) -> Duration {
+        self.leader_contact.silence_timeout
+    }
+
+    /// The turn to let a node in or to raise the level.
+    pub(crate) fn lock_membership(&self) -> Result<MembershipGuard<'_>, MemberError> {
+        let leadership = self.leader_state.leadership.lock().leader.ok_or(MemberError::NoLeader)?;
+        self.leader_state.membership_lock.try_acquire(leadership).ok_or(MemberError::InProgress)
+    }
+
+    /// Follows Raft until it stops: keeps the office, the address book and the view's word on the quorum true.
+    pub(crate) async fn follow_raft(self: Arc<Self>) {
+        let mut metrics = self.raft.metrics();
+        let mut news = QuorumNotices::default();
+        loop {
+            let before = RaftStatus::of(&metrics.borrow_and_update());
+            let quorum = self.update_quorum();
+            news.log_changes(&self, &quorum);
+            let is_settled = !quorum.stale && self.is_leading() == (quorum.leader == Some(self.node()));
+            let changed = async {
+                loop {
+                    metrics.changed().await?;
+                    if !is_settled || RaftStatus::of(&metrics.borrow_and_update()) != before {
+                        return Ok::<_, RecvError>(());
+                    }
+                }
+            };
+            match tokio::time::timeout(QUORUM_CHECK_INTERVAL, changed).await {
+                Ok(Ok(())) | Err(_) => {}
+                Ok(Err(_)) => {
+                    self.registry.publisher.publish_quorum(QuorumStatus { leader: None, stale: true, ..quorum });
+                    self.leader.send_replace(KnownLeader::Stopped);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes note of what Raft says now.
+    pub(crate) fn update_quorum(&self) -> QuorumStatus {
+        let now: &Metrics = &self.raft.metrics().borrow_watched().clone();
+        self.update_leader_term(now);
+        let members = now.membership_config.nodes().map(|(id, node)| (NodeId(*id), node.addr.clone()));
+        self.registry.set_members(members.collect::<BTreeMap<_, _>>());
+        if is_retired(&self.view(), self.node()) {
+            self.registry.mark_retired();
+        }
+        if self.registry.is_retired() {
+            // It has no voice: everybody would refuse it, and Raft say so at every attempt.
+            self.raft.runtime_config().elect(false);
+        }
+        let leader = now.current_leader.map(NodeId);
+        let quorum = QuorumStatus { term: now.current_term, leader, stale: self.is_stale(now) };
+        self.registry.publisher.publish_quorum(quorum);
+        let known = match leader {
+            _ if now.running_state.is_err() => KnownLeader::Stopped,
+            Some(leader) => KnownLeader::Leader(leader),
+            None => KnownLeader::Unknown,
+        };
+        self.leader.send_if_modified(|before| std::mem::replace(before, known) != known);
+        quorum
+    }
+
+    /// Office is taken once everything that earlier leaders wrote is applied: the ledger's clock is the newest then.
+    fn update_leader_term(&self, now: &Metrics) {
+        let term = now.current_term;
+        let is_current = now.last_applied.is_some_and(|applied| applied.committed_leader_id().term == term);
+        let leader = self.raft.as_leader().ok().map(|leader| leader.to_committed_leader_id());
+        // The vote alone does not say: a restarted leader still has it, and leads no more.
+        let leads = is_current && now.state.is_leader() && now.running_state.is_ok();
+        let leader = leader.filter(|leader| leads && leader.term == term);
+        let ledger = self.view().now();
+        let mut duty = self.leader_state.leadership.lock();
+        let leads = leader.map(|leader| leader.term);
+        duty.term.follow(leads, ledger, Instant::now());
+        if duty.leader != leader {
+            match leads {
+                Some(term) => tracing::info!(term, node = %self.node(), "this node leads"),
+                None => tracing::info!(term, node = %self.node(), "this node leads no longer"),
+            }
+        }
+        duty.leader = leader;
+    }
+
+    fn is_stale(&self, now: &Metrics) -> bool {
+        if now.running_state.is_err() || now.current_leader.is_none() || self.registry.is_retired() {
+            return true;
+        }
+        if now.current_leader != Some(self.node().0) {
+            return !self.leader_contact.is_recent();
+        }
+        let is_alone = now.membership_config.voter_ids().count() == 1;
+        let acked = now.last_quorum_acked.as_ref().is_some_and(|at| at.elapsed() < self.leader_contact.silence_timeout);
+        !is_alone && !acked
+    }
+}
+
+/// Whether a node was removed, as far as this ledger knows.
+pub(crate) fn is_retired(ledger: &Ledger, node: NodeId) -> bool {
+    ledger.node(node).is_some_and(|node| !node.is_member())
+}

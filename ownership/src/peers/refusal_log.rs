@@ -1,0 +1,82 @@
+//! Who was refused, so that it is told once for each node and cause, and not at every attempt: a removed node that was not
+//! stopped calls every second. Without TLS a caller may say each time that it is another node, so that there is also a bound
+//! on how often anything is told.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use vocabulary::NodeId;
+
+use crate::peers::error::HandshakeRefusal;
+use crate::peers::log_throttle::LogThrottle;
+
+/// Nodes that are remembered; a caller may say that it is any node.
+const MAX_NODES: usize = 1_024;
+
+/// The last refusal of each node that was told; none is a node without an id.
+#[derive(Debug, Default)]
+pub(crate) struct RefusalLog {
+    logged: BTreeMap<Option<NodeId>, HandshakeRefusal>,
+    throttle: LogThrottle,
+}
+
+impl RefusalLog {
+    /// Notes a refusal. Where it is to be told, how many went by untold before it; one of a node that calls again has its turn
+    /// then.
+    pub(crate) fn record(&mut self, node: Option<NodeId>, refusal: &HandshakeRefusal, now: Instant) -> Option<u64> {
+        if self.logged.get(&node) == Some(refusal) {
+            return None;
+        }
+        let untold = self.throttle.record(now)?;
+        if self.logged.len() >= MAX_NODES {
+            self.logged.clear();
+        }
+        self.logged.insert(node, refusal.clone());
+        Some(untold)
+    }
+
+    pub(crate) fn clear(&mut self, node: Option<NodeId>) {
+        self.logged.remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::log_throttle::LOG_INTERVAL;
+
+    #[test]
+    fn a_refusal_is_logged_once_per_node_and_cause_until_the_node_is_accepted() {
+        let mut refused = RefusalLog::default();
+        let (node, removed) = (Some(NodeId(3)), HandshakeRefusal::Retired { node: NodeId(3) });
+        let mut now = Instant::now();
+        let told: Vec<_> = (0..3).map(|_| refused.record(node, &removed, now)).collect();
+        assert_eq!(told, [Some(0), None, None]);
+        let mut later = |refused: &mut RefusalLog, node, refusal: &HandshakeRefusal| {
+            now += LOG_INTERVAL;
+            refused.record(node, refusal, now)
+        };
+        assert_eq!(later(&mut refused, node, &removed), None, "it was told");
+        assert_eq!(later(&mut refused, None, &removed), Some(0), "another one");
+        assert_eq!(later(&mut refused, node, &HandshakeRefusal::Protocol { spoken: 1 }), Some(0), "another cause");
+        refused.clear(node);
+        assert_eq!(later(&mut refused, node, &removed), Some(0));
+        for n in 0..3 * MAX_NODES as u64 {
+            later(&mut refused, Some(NodeId(n)), &removed);
+        }
+        assert!(refused.logged.len() <= MAX_NODES);
+    }
+
+    #[test]
+    fn refusals_of_ever_new_node_ids_are_throttled_and_hide_no_node() {
+        let (mut refused, now) = (RefusalLog::default(), Instant::now());
+        let refusal = HandshakeRefusal::Protocol { spoken: 1 };
+        let told = (0..1_000).filter(|n| refused.record(Some(NodeId(*n)), &refusal, now).is_some()).count();
+        assert_eq!(told, 1);
+        assert_eq!(
+            refused.record(Some(NodeId(7)), &refusal, now + LOG_INTERVAL),
+            Some(999),
+            "it still calls, and is told of"
+        );
+    }
+}

@@ -1,0 +1,30 @@
+//! Callers and messages that were kept out: counted, and told of in the log now and then.
+
+use std::fmt::Display;
+use std::time::Instant;
+
+use crate::peers::log_throttle::LogThrottle;
+
+/// What was kept out for one reason.
+#[derive(Debug)]
+pub(crate) struct RejectionLog {
+    /// The reason, for the log.
+    reason: &'static str,
+    throttle: LogThrottle,
+}
+
+impl RejectionLog {
+    pub(crate) fn new(reason: &'static str) -> Self {
+        Self { reason, throttle: LogThrottle::default() }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.throttle.count()
+    }
+
+    pub(crate) fn record(&self, from: &impl Display, why: &str) {
+        if let Some(unsaid) = self.throttle.record(Instant::now()) {
+            tracing::warn!(%from, why, unsaid, "{}", self.reason);
+        }
+    }
+}

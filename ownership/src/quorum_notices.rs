@@ -1,0 +1,135 @@
+//! What the log of a node says as it loses the quorum or its members and finds them again: once for each time.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use consensus::QuorumStatus;
+use vocabulary::NodeId;
+
+use crate::members;
+use crate::node_core::NodeCore;
+
+/// What was told last.
+#[derive(Debug, Default)]
+pub(crate) struct QuorumNotices {
+    contact: QuorumContact,
+    silent: SilentMembers,
+}
+
+impl QuorumNotices {
+    /// Tells what changed since the last look.
+    pub(crate) fn log_changes(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
+        // What ended or was removed said so, and waits for nobody.
+        if !core.registry.is_retired() && !core.has_stopped() {
+            self.contact.log_change(core, quorum);
+        }
+        self.silent.log_silent(core);
+    }
+}
+
+/// Whether this node hears of the quorum.
+#[derive(Debug, Default)]
+struct QuorumContact {
+    lost_since: Option<Instant>,
+    is_reported: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ContactChange {
+    Lost,
+    Restored { after: Duration },
+}
+
+impl QuorumContact {
+    /// Notes whether there is a quorum now. A leader that is replaced in time is no news.
+    fn note(&mut self, quorum: &QuorumStatus, (now, patience): (Instant, Duration)) -> Option<ContactChange> {
+        if !quorum.stale {
+            let (since, was_told) = (self.lost_since.take(), std::mem::take(&mut self.is_reported));
+            return since.filter(|_| was_told).map(|since| ContactChange::Restored { after: now - since });
+        }
+        let since = *self.lost_since.get_or_insert(now);
+        let is_news = !self.is_reported && now - since >= patience;
+        self.is_reported |= is_news;
+        is_news.then_some(ContactChange::Lost)
+    }
+
+    fn log_change(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
+        let node = core.node();
+        match self.note(quorum, (Instant::now(), 2 * core.silence_timeout())) {
+            None => {}
+            Some(ContactChange::Lost) if quorum.leader == Some(node) => tracing::warn!(
+                %node,
+                "too few voters answer this leader: there is no quorum, ownership stands still, and steps are served on the \
+                 last view. See that most voters run and reach each other"
+            ),
+            Some(ContactChange::Lost) => tracing::warn!(
+                %node,
+                "no leader is heard: there is no quorum that this node knows of, ownership stands still, and steps are \
+                 served on the last view. See that most voters run and reach each other, and this node"
+            ),
+            Some(ContactChange::Restored { after }) => {
+                let (leader, without_s) = (quorum.leader.map_or(0, |leader| leader.0), after.as_secs());
+                tracing::info!(%node, leader, without_s, "there is a quorum again");
+            }
+        }
+    }
+}
+
+/// Which members do not answer this leader, so that it is said once for each time.
+#[derive(Debug, Default)]
+struct SilentMembers {
+    leading_since: Option<Instant>,
+    nodes: BTreeSet<NodeId>,
+}
+
+impl SilentMembers {
+    fn log_silent(&mut self, core: &NodeCore) {
+        if !core.is_leading() {
+            *self = Self::default();
+            return;
+        }
+        // A new leader has not heard of anybody yet.
+        if self.leading_since.get_or_insert_with(Instant::now).elapsed() < core.silence_timeout() {
+            return;
+        }
+        let members = members::list(core).into_iter();
+        let now: BTreeSet<NodeId> =
+            members.filter(|member| member.answers == Some(false)).map(|member| member.node).collect();
+        for node in now.difference(&self.nodes) {
+            tracing::warn!(%node, "a member does not answer this leader; it is asked until it does");
+        }
+        for node in self.nodes.difference(&now) {
+            tracing::info!(%node, "a member answers again, or was taken out");
+        }
+        self.nodes = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
+
+    #[test]
+    fn a_lost_quorum_is_reported_once_and_its_recovery_once() {
+        let (mut contact, start) = (QuorumContact::default(), Instant::now());
+        let (lost, there) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
+        let at = |millis| (start + Duration::from_millis(millis), SILENCE_TIMEOUT);
+        let told = [
+            (&lost, 0, None),
+            (&lost, 2_900, None),
+            (&there, 2_950, None),
+            (&lost, 4_000, None),
+            (&lost, 7_000, Some(ContactChange::Lost)),
+            (&lost, 9_000, None),
+            (&there, 10_000, Some(ContactChange::Restored { after: Duration::from_secs(6) })),
+            (&there, 11_000, None),
+            (&lost, 12_000, None),
+            (&lost, 15_000, Some(ContactChange::Lost)),
+        ];
+        for (quorum, millis, expected) in told {
+            assert_eq!(contact.note(quorum, at(millis)), expected, "after {millis} ms");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! How a node comes up: it founds a cluster, joins one, or goes on where it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use consensus::{Consistency, PendingVoterChange, ViewPublisher};
+use ledger::{Command, Outcome};
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::{BasicNode, Raft};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use vocabulary::LedgerTime;
+
+use crate::admission::{self, PendingJoin, UnidentifiedNode};
+use crate::data_dir_guard::{self, DataDirGuard};
+use crate::error::OwnershipError;
+use crate::failure::{refuse_log_loss, start_failure, unsupported_level};
+use crate::log_store::LogStore;
+use crate::network::RaftClientFactory;
+use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts, is_retired};
+use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
+use crate::node_observer::NodeObserver;
+use crate::options::Options;
+use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
+use crate::proposer;
+use crate::raft::{NodeStateMachine, TokioTypeConfig};
+use crate::snapshots::SnapshotFile;
+use crate::terms::MAX_TERM;
+use crate::ticker::Ticker;
+use crate::writer::QueuedCommand;
+
+/// How long the quorum may take to come up.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a node that has ended may take to let go of its log.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Submissions of all nodes that wait for the leader's desk.
+const PROPOSAL_QUEUE: usize = 256;
+
+/// A node that runs.
+pub(crate) struct StartedNode {
+    pub(crate) core: Arc<NodeCore>,
+    pub(crate) folder: NodeFolder,
+    /// What runs beside Raft, first what must end first.
+    pub(crate) tasks: Vec<AbortingTask>,
+    pub(crate) queue: mpsc::Receiver<QueuedCommand>,
+    /// Where others reach it.
+    pub(crate) address: Option<String>,
+}
+
+/// Where others reach this node.
+struct AdvertisedListener {
+    listener: PeerListener,
+    address: String,
+    tls: Option<PeerTls>,
+}
+
+/// Brings a node up to where it can serve; whether there is a quorum is another matter, unless it is this node alone.
+pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipError> {
+    let reachable = listen(options).await?;
+    let claimed = LockedFolder::new(&options.data_dir)?;
+    refuse_log_loss(&options.data_dir)?;
+    let folder = identify(claimed, options, reachable.as_ref()).await?;
+    let log = open_log(&folder).await?;
+    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).with_shortages(&log);
+    check_term(&log, &folder)?;
+    let place = Arc::new(Mutex::new(DataDirGuard::of(&folder)?));
+    let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
+    let (publisher, observer) = (Arc::<ViewPublisher>::default(), Arc::<NodeObserver>::default());
+    let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
+    let registry = PeerRegistry::new(folder.identity, (options.levels(), tls), publisher.clone());
+    let machine = NodeStateMachine::new(snapshots.clone(), publisher, (observer.clone(), options.levels()));
+    let config = Arc::new(options.peering.timers.raft()?);
+    let network = RaftClientFactory { registry: registry.clone() };
+    let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await;
+    let raft = raft.map_err(|error| {
+        unsupported_level(&observer).or_else(|| snapshots.find_damage()).unwrap_or_else(|| quorum_error(error))
+    })?;
+    let (proposals, asked) = mpsc::channel(PROPOSAL_QUEUE);
+    let (queue, queued) = mpsc::channel(options.queue.max(1));
+    let patience = options.peering.timers.election_max + options.peering.timers.election_min;
+    let root = options.data_dir.clone();
+    let seeds = known_members(options)?;
+    let parts = NodeCoreParts {
+        raft,
+        registry: registry.clone(),
+        observer,
+        log,
+        folder: root,
+        proposals,
+        silence_timeout: patience,
+        seeds,
+    };
+    let core = NodeCore::new(parts, queue);
+    check_level(&core, options)?;
+    if reachable.is_none() {
+        check_reachable(&core)?;
+    }
+    let mut tasks = Vec::new();
+    let own = core.clone();
+    tasks.push(AbortingTask(core.supervision.supervise("follower", move || own.clone().follow_raft())));
+    let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
+    tasks.push(AbortingTask(core.supervision.supervise("proposer", move || {
+        let (core, asked) = (own.clone(), asked.clone());
+        // What was handed in and not answered is handed in again by its writer, and executed once.
+        async move { proposer::run(core, &mut *asked.lock().await).await }
+    })));
+    let own = core.clone();
+    tasks.push(AbortingTask(
+        core.supervision.supervise("folder_watch", move || data_dir_guard::watch(own.clone(), place.clone())),
+    ));
+    let address = reachable.as_ref().map(|reachable| reachable.address.clone());
+    if let Some(AdvertisedListener { listener, address, .. }) = reachable {
+        tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
+        let (listener, own) = (Arc::new(listener), core.clone());
+        tasks.push(AbortingTask(
+            core.supervision.keep_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
+        ));
+    }
+    let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
+    tasks.push(AbortingTask(core.supervision.keep_forever("ticker", move || {
+        let (core, options, unfinished) = (own.clone(), options_of.clone(), PendingVoterChange::default());
+        Ticker { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
+    })));
+    let found = found_or_await_quorum(&core, address.as_deref().unwrap_or_default()).await;
+    found.map_err(|error| start_failure(&core, error))?;
+    Ok(StartedNode { core, folder, tasks, queue: queued, address })
+}
+
+/// The folder is this node's alone by now, but the last task of a life that just ended may still hold its log.
+async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    loop {
+        match LogStore::open(folder) {
+            Err(OwnershipError::Io { source, .. })
+                if source.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(RELEASE_TIMEOUT / 100).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn quorum_error(error: impl std::fmt::Display) -> OwnershipError {
+    OwnershipError::Quorum(error.to_string())
+}
+
+async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, OwnershipError> {
+    let Some(listen) = &options.peering.listen else {
+        if options.peering.join.is_empty() {
+            return Ok(None);
+        }
+        let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
+        return Err(OwnershipError::Options(what.into()));
+    };
+    let listener = PeerListener::bind(listen).await?;
+    if options.peering.tls.is_none() && !listener.address.ip().is_loopback() {
+        if !options.peering.insecure {
+            return Err(OwnershipError::Options(format!(
+                "cluster.listen {listen} can be reached from other machines, and without certificates whoever reaches it can \
+                 change the ledger and stop it. Set cluster.tls, or listen on the loopback (127.0.0.1, ::1), or, in a network \
+                 that nobody else is in, set cluster.insecure = true"
+            )));
+        }
+        tracing::warn!(
+            listen = %listener.address,
+            "ANYBODY who reaches this address can read and change the ledger, and have clients' prompts lent by their token \
+             ids: cluster.insecure lets other nodes in without a certificate, and all they say goes over the network as plain \
+             text. Set cluster.tls, or keep the address in a network of its own"
+        );
+    }
+    let address = match &options.peering.advertise {
+        Some(advertise) => advertise.clone(),
+        None if listener.address.ip().is_unspecified() => {
+            let what =
+                format!("others cannot call {listen}: say under which address they reach it (cluster.advertise)");
+            return Err(OwnershipError::Options(what));
+        }
+        None => listener.address.to_string(),
+    };
+    let tls = options.peering.tls.as_ref().map(|files| PeerTls::load(files, &address)).transpose()?;
+    Ok(Some(AdvertisedListener { listener, address, tls }))
+}
+
+/// Whose the data directory is, or becomes.
+async fn identify(
+    claimed: LockedFolder,
+    options: &Options,
+    reachable: Option<&AdvertisedListener>,
+) -> Result<NodeFolder, OwnershipError> {
+    if let Some(identity) = claimed.identity()? {
+        return claimed.reopen(identity, options.cluster);
+    }
+    let seeds = join_seeds(&claimed, options)?;
+    if seeds.is_empty() {
+        let identity = founder(options.cluster);
+        if reachable.is_some() {
+            tracing::warn!(
+                cluster = %identity.cluster,
+                data_dir = %claimed.root.display(),
+                "a NEW cluster is founded here, as the data directory is empty and nobody is named to join. A node that \
+                 belonged to another cluster, and lost its disk, must not be started like this: stop it, empty the \
+                 directory, and start it with --join and a member's address"
+            );
+        }
+        return claimed.adopt(identity);
+    }
+    let reachable = reachable.ok_or_else(|| unreachable_join_error(&claimed, &seeds))?;
+    let asked = (seeds.as_slice(), reachable.address.as_str());
+    let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
+    let identity = admission::request_admission(&claimed.root, asked, stranger, options.peering.join_timeout).await?;
+    let NodeIdentity { cluster: found, node } = identity;
+    if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
+        let path = claimed.root.clone();
+        return Err(OwnershipError::OtherCluster { path, found, expected });
+    }
+    tracing::info!(%node, cluster = %found, "this node was let in");
+    claimed.adopt(identity)
+}
+
+/// The members to join through: those that are named, or else those of a join that was begun here and is not done.
+fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
+    if !options.peering.join.is_empty() {
+        return Ok(options.peering.join.clone());
+    }
+    let pending = PendingJoin::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    if !pending.is_empty() {
+        let (data_dir, members) = (claimed.root.display(), pending.join(", "));
+        tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
+    }
+    Ok(pending)
+}
+
+/// The members that this node was told of: those that are named, and those of a join that is not done.
+fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
+    let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+    let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
+    Ok(all.into_iter().collect())
+}
+
+fn unreachable_join_error(claimed: &LockedFolder, seeds: &[String]) -> OwnershipError {
+    OwnershipError::Options(format!(
+        "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
+         other nodes (`--node-listen`, cluster.listen), or start in an empty directory to found a cluster",
+        claimed.root.display(),
+        seeds.join(", ")
+    ))
+}
+
+/// What was purged from the log must be in the snapshot. Returns the snapshot's index.
+fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
+    let path = folder.path("snapshot");
+    let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
+    let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
+    if upto < purged {
+        let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");
+        return Err(OwnershipError::Damaged { path, detail });
+    }
+    Ok(upto)
+}
+
+/// A term that no elections reach is no damage of the disk, and nothing here can be elected or vote in a later one.
+fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), OwnershipError> {
+    let path = folder.path("log");
+    let term = log.term().map_err(OwnershipError::io(&path))?;
+    if term > MAX_TERM { Err(OwnershipError::Term { path, term }) } else { Ok(()) }
+}
+
+fn check_level(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
+    let (level, highest) = (core.view().level(), options.levels().highest);
+    if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
+}
+
+/// A member that the others cannot call would be a voter they count on in vain.
+fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
+    let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
+    let members = metrics.membership_config.nodes().count();
+    if members < 2 || is_retired(&core.view(), core.node()) {
+        return Ok(());
+    }
+    let what = format!(
+        "this node is one of {members} of a cluster, and the others must reach it: give it an address for them again \
+         (`--node-listen`, cluster.listen)"
+    );
+    Err(OwnershipError::Options(what))
+}
+
+/// Founds the quorum where there is none. A quorum of this node alone is waited for: there is no one else.
+async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), OwnershipError> {
+    let is_initialized = core.raft.is_initialized().await.map_err(quorum_error)?;
+    let node = core.node();
+    if !is_initialized && node == ledger::FOUNDER {
+        let members = BTreeMap::from([(node.0, BasicNode::new(address))]);
+        core.raft.initialize(members).await.map_err(quorum_error)?;
+    } else if !is_only_voter(core) {
+        return Ok(());
+    } else {
+        core.raft.trigger().elect(false).await.map_err(quorum_error)?;
+    }
+    let wait = core.raft.wait(Some(START_TIMEOUT));
+    wait.current_leader(node.0, "a leader").await.map_err(quorum_error)?;
+    core.raft.wait_for_recovery(Some(START_TIMEOUT)).await.map_err(quorum_error)?;
+    core.update_quorum();
+    Ok(())
+}
+
+/// Whether this node is the only voter.
+pub(crate) fn is_only_voter(core: &NodeCore) -> bool {
+    let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
+    metrics.membership_config.voter_ids().eq([core.node().0])
+}
+
+/// A cluster in which nothing was ever written works at the highest level that its founder knows.
+pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
+    let highest = options.levels().highest;
+    // Every entry moves the ledger's clock, and a snapshot keeps it: what was forgotten since was written all the same.
+    let is_new = core.is_leading() && core.view().now() == LedgerTime::default();
+    if !is_new || core.view().level() >= highest {
+        return Ok(());
+    }
+    let ticket = core.submit(Command::RaiseLevel(highest)).map_err(quorum_error)?;
+    match ticket.await.map_err(quorum_error)? {
+        Outcome::Done => Ok(()),
+        outcome => Err(quorum_error(format!("the new ledger refused level {highest}: {outcome:?}"))),
+    }
+}
+
+/// Lets a new member go on once the cluster knows it and it has caught up.
+pub(crate) async fn await_membership(
+    core: &Arc<NodeCore>,
+    address: String,
+    options: &Options,
+) -> Result<Option<AbortingTask>, OwnershipError> {
+    let joining = PendingJoin::read(&options.data_dir)?;
+    let is_new = joining.is_some();
+    let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
+    if !is_new {
+        let (own, join) = (core.clone(), options.peering.join.clone());
+        let task = core.supervision.supervise("enrolment", move || {
+            let enrolling = admission::enrol_self(own.clone(), address.clone(), seeds.clone());
+            let comparing = admission::warn_of_foreign_seeds(own.clone(), join.clone());
+            async move {
+                tokio::join!(enrolling, comparing);
+            }
+        });
+        return Ok(Some(AbortingTask(task)));
+    }
+    let mut enrolling = tokio::spawn(admission::enrol_self(core.clone(), address, seeds.clone()));
+    let settled = tokio::time::timeout(options.peering.join_timeout, async {
+        // It only ends when the cluster knows this node.
+        drop((&mut enrolling).await);
+        // A long log takes longer than a read may.
+        while crate::read::fresh_view(core, Consistency::Linearizable).await.is_err() {
+            if *core.leader.borrow() == KnownLeader::Stopped {
+                return false;
+            }
+            tracing::info!("this node has not caught up with the cluster yet");
+        }
+        true
+    });
+    match settled.await {
+        Ok(true) => Ok(None),
+        _ => {
+            enrolling.abort();
+            let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
+            Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why: why.into() })
+        }
+    }
+}

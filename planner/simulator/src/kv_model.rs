@@ -1,0 +1,210 @@
+//! What a model's layers keep: the fleet's memory and links in its tokens, what each run takes of them, and how what is
+//! stored comes back.
+//!
+//! In device memory every run has its windows, as engines keep them. In slower tiers they are where the cache management
+//! stores them. A token's worth is what one more token takes for good. How fast tokens are computed stays the profile's.
+
+use std::sync::Arc;
+
+use engine_model::runs::{DiskSpeed, EngineTiming, KvSize, MemorySizes, RestoreChoice, RestoreRule, StoredPrefix};
+use planner::{
+    AttentionSpec, CheckpointCosts, CheckpointInterval, ComputeRate, PrefetchMode, PrefixRestore, RestorePrices,
+    SpecError,
+};
+use vocabulary::{Bytes, Micros, Tokens};
+
+use crate::cache_strategy::CacheStrategy;
+use crate::hardware_profile::HardwareProfile;
+use crate::trace::Trace;
+
+/// One model on one kind of worker.
+#[derive(Clone, Debug)]
+pub struct KvModel {
+    /// As the planner is told of it: with all windows in device memory.
+    planner_spec: AttentionSpec,
+    /// As slower tiers store it.
+    stored_spec: AttentionSpec,
+    worker: HardwareProfile,
+    restore_strategy: RestoreStrategy,
+}
+
+/// Which of the ways to restore a prefix is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RestoreStrategy {
+    /// As much is loaded as can be.
+    LoadAll,
+    Cheapest,
+}
+
+/// Why a model cannot be simulated.
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
+pub enum KvModelError {
+    /// It keeps nothing but windows.
+    #[error("the model's layers keep nothing but windows; accepted: at least one that keeps something of every token")]
+    OnlyWindows,
+    /// Windows of a model without any.
+    #[error("the cache management `{0}` is of windows, and the model has none; accepted: hbm, lru, cost")]
+    NoWindows(CacheStrategy),
+    /// A period that does not fit its blocks.
+    #[error("the cache management `{0}`: {1}")]
+    Checkpoints(CacheStrategy, SpecError),
+}
+
+impl KvModel {
+    /// Of a model on such workers. What a trace is like decides how often windows are worth storing.
+    pub fn new(
+        attention: &AttentionSpec,
+        cache: CacheStrategy,
+        worker: HardwareProfile,
+        trace: &Trace,
+    ) -> Result<Self, KvModelError> {
+        // A long sequence: windows apart, nothing is kept of one where no layer keeps anything for good.
+        if attention.entry_bytes(attention.block()) == Bytes::ZERO {
+            return Err(KvModelError::OnlyWindows);
+        }
+        let wrong = |error| KvModelError::Checkpoints(cache, error);
+        if cache.checkpoints().is_some() && attention.window_depth() == Tokens::ZERO {
+            return Err(KvModelError::NoWindows(cache));
+        }
+        let with = |checkpoints| attention.clone().with_checkpoints(checkpoints).map_err(wrong);
+        let worker = rescale_profile(worker, attention.bytes_per_token());
+        let worker = if cache == CacheStrategy::Hbm {
+            HardwareProfile { sizes: worker.sizes.device_only(), ..worker }
+        } else {
+            worker
+        };
+        let (chosen, ways) = match (cache.checkpoints(), cache) {
+            (Some(checkpoints), _) => (checkpoints, RestoreStrategy::LoadAll),
+            (None, CacheStrategy::Cost) => (cheapest_checkpoints(attention, &worker, trace), RestoreStrategy::Cheapest),
+            (None, _) => (attention.checkpoints(), RestoreStrategy::LoadAll),
+        };
+        Ok(Self {
+            planner_spec: with(CheckpointInterval::Full)?,
+            stored_spec: with(chosen)?,
+            worker,
+            restore_strategy: ways,
+        })
+    }
+
+    /// The worker, with sizes and speeds in this model's tokens.
+    pub fn worker(&self) -> HardwareProfile {
+        self.worker
+    }
+
+    /// Where windows are stored in slower tiers.
+    pub fn checkpoints(&self) -> CheckpointInterval {
+        self.stored_spec.checkpoints()
+    }
+
+    /// The traffic, of which every run takes what this model keeps of it.
+    pub fn scale_trace(&self, trace: Trace) -> Trace {
+        let windows = self.equivalent_tokens(self.planner_spec.window_bytes(Tokens(u64::MAX)));
+        let room = |from: Tokens, to: Tokens| KvSize {
+            device: self.equivalent_tokens(self.planner_spec.range_bytes(from, to)),
+            lower: self.equivalent_tokens(
+                self.planner_spec.entry_bytes(to) - self.planner_spec.entry_bytes(from)
+                    + self.stored_window_bytes(from, to),
+            ),
+        };
+        Trace { runs: trace.runs.with_kv_sizes(windows, room), ..trace }
+    }
+
+    /// As the planner is told of it.
+    pub(crate) fn planned(&self) -> &AttentionSpec {
+        &self.planner_spec
+    }
+
+    /// Its rule for what comes back.
+    pub(crate) fn rule(self: &Arc<Self>) -> Arc<dyn RestoreRule> {
+        self.clone()
+    }
+
+    /// Bytes of windows that are stored with a range.
+    fn stored_window_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
+        match self.stored_spec.checkpoints() {
+            CheckpointInterval::Full => self.stored_spec.window_bytes_per_token() * (to - from).0,
+            CheckpointInterval::Every(Tokens(period)) => {
+                self.stored_spec.window_bytes(Tokens(u64::MAX)) * (to.0 / period - from.0 / period)
+            }
+            CheckpointInterval::None => Bytes::ZERO,
+        }
+    }
+
+    fn equivalent_tokens(&self, bytes: Bytes) -> Tokens {
+        Tokens(bytes.0.div_ceil(self.worker.kv_bytes))
+    }
+}
+
+impl RestoreRule for KvModel {
+    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
+        let (spec, held, unit) = (&self.stored_spec, stored.cached_until, self.stored_spec.block());
+        let until = stored.stored_until.whole_blocks(unit).tokens(unit);
+        let restore = PrefixRestore { spec, held, until, unit };
+        let way = match self.restore_strategy {
+            _ if until <= held => restore.without_load(),
+            RestoreStrategy::LoadAll => {
+                restore.load_splits().into_iter().flatten().next().unwrap_or_else(|| restore.without_load())
+            }
+            RestoreStrategy::Cheapest => restore.plan(&self.prices(stored)).way,
+        };
+        let kept = spec.entry_bytes(way.loaded) - spec.entry_bytes(held);
+        RestoreChoice {
+            loaded_until: way.loaded,
+            windows: self.equivalent_tokens(way.bytes - kept),
+            compute_from: way.start,
+        }
+    }
+}
+
+impl KvModel {
+    fn prices(&self, stored: &StoredPrefix) -> RestorePrices {
+        RestorePrices {
+            compute: rate(&self.worker.timing),
+            load_fixed: Micros((stored.wait_seconds * 1e6) as u64),
+            load_byte: stored.seconds_per_token * 1e6 / self.worker.kv_bytes as f64,
+            queue: Micros::ZERO,
+            memory_byte: 0.0,
+            usage: 0.0,
+            prefetch: PrefetchMode::Never,
+        }
+    }
+}
+
+fn rate(timing: &EngineTiming) -> ComputeRate {
+    let doubles_at =
+        if timing.attention_pair > 0.0 { (timing.prefill_token / timing.attention_pair) as u64 } else { 0 };
+    ComputeRate::new(timing.prefill_token * 1e6, Tokens(doubles_at))
+}
+
+/// The same bytes, in tokens of so many.
+fn rescale_profile(worker: HardwareProfile, kv_bytes: Bytes) -> HardwareProfile {
+    let times = worker.kv_bytes as f64 / kv_bytes.0 as f64;
+    let tokens = |tokens: Tokens| Tokens((tokens.0 as f64 * times) as u64);
+    let MemorySizes { device, host, host_tokens_per_second, disk, disk_speed } = worker.sizes;
+    let mut scaled = HardwareProfile { kv_bytes: kv_bytes.0, ..worker };
+    scaled.sizes = MemorySizes {
+        device: tokens(device),
+        host: tokens(host),
+        host_tokens_per_second: host_tokens_per_second * times,
+        disk: tokens(disk),
+        disk_speed: DiskSpeed { read: disk_speed.read * times, write: disk_speed.write * times },
+    };
+    scaled.link.tokens_per_second *= times;
+    scaled
+}
+
+/// Where windows are stored at the least cost, if every step is restored once from the lowest tier.
+fn cheapest_checkpoints(attention: &AttentionSpec, worker: &HardwareProfile, trace: &Trace) -> CheckpointInterval {
+    let byte = |tokens_per_second: f64| 1e6 / (tokens_per_second * worker.kv_bytes as f64);
+    let MemorySizes { disk, disk_speed, host_tokens_per_second, .. } = worker.sizes;
+    let (write, load) = match disk {
+        Tokens::ZERO => (byte(host_tokens_per_second), byte(host_tokens_per_second)),
+        _ => (byte(disk_speed.write), byte(disk_speed.read)),
+    };
+    let steps = trace.steps().count().max(1) as f64;
+    let prompt = trace.steps().map(|step| step.prompt.0).sum::<u64>() as f64 / steps;
+    let grown: u64 = (0..trace.runs.len() as u32).map(|run| trace.runs.tokens(engine_model::runs::RunId(run)).0).sum();
+    let compute = (worker.timing.prefill_token + worker.timing.attention_pair * prompt) * 1e6;
+    let costs = CheckpointCosts { write, load, compute, restores: steps / grown.max(1) as f64 };
+    CheckpointInterval::choose(attention, attention.block(), &costs).0
+}

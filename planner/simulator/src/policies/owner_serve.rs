@@ -1,0 +1,370 @@
+//! OwnerServe: the planner as routers run it, told what they would be told.
+//!
+//! Sessions, owners and sealed prefixes are the ledger's, told and read as routers do. The planner expects of every answer
+//! what routers expect of one that its client does not limit: recordings tell no limits.
+
+mod idle_agents;
+mod run_prefix_ids;
+mod virtual_ledger;
+
+use std::collections::HashMap;
+
+use engine_model::runs::{Seconds, TierDepths};
+use ledger::Ledger;
+use planner::{
+    AdmissionDecision, AdmissionRequest, DisabledFeatures, Footprint, Handoff, LowerTiers, OccupancyModel,
+    OccupancyView, OwnershipClaim, Plan, PlanningInputs, StepFacts, StepKind, StepQueue, TransferPermission, classify,
+    plan,
+};
+use vocabulary::{
+    Blocks, Bytes, DpRank, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap, Owner,
+    SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
+};
+
+use idle_agents::IdleAgents;
+use virtual_ledger::{PromptMatch, PromptQuery, VirtualLedger};
+
+use super::{
+    Ablation, Dispatch, FleetView, PlacementRequest, PlacementTiming as Admitted, PrefixFetch, ReplicationOrder,
+    RoutingPolicy, StepPrediction, StepRef, argmin,
+};
+use crate::trace::TraceStep;
+
+const MODEL: &str = "model";
+/// How often steps that wait are looked at again.
+const QUEUE_POLL_DELAY: Seconds = Seconds(0.5);
+/// How often sessions that are between two steps are looked at.
+const REPLICATION_INTERVAL: Seconds = Seconds(0.5);
+
+/// The planner, and what it is told between steps.
+#[derive(Default)]
+pub(super) struct OwnerServe {
+    policy: planner::Policy,
+    views: Vec<WorkerView>,
+    /// The ledger, once the fleet is known.
+    ledger: Option<VirtualLedger>,
+    in_flight: HashMap<StepRef, InFlightStep>,
+    /// Whose KV lies where, as routers account for it.
+    occupancy: OccupancyModel,
+    /// Sessions between two steps, where something is sent ahead.
+    idle_agents: IdleAgents,
+    queue: StepQueue<StepRef>,
+    /// Whether the world was asked to look at them.
+    is_poll_scheduled: bool,
+    /// What is gone or wrong, in an ablation.
+    ablation: Option<Ablation>,
+    /// Steps without a plan.
+    unplanned: usize,
+}
+
+/// A step that is being served.
+struct InFlightStep {
+    prompt_match: PromptMatch,
+    plan: Plan,
+}
+
+impl OwnerServe {
+    /// The planner with a part of it gone, or told something wrong.
+    pub(super) fn without(ablation: Ablation) -> Self {
+        Self { ablation: Some(ablation), ..Self::default() }
+    }
+
+    fn expected_answer(&self, session: SessionId, step: &TraceStep) -> Tokens {
+        match self.ablation {
+            Some(Ablation::ToldLength) => step.answer,
+            _ => self.occupancy.expected_answer(session),
+        }
+    }
+
+    fn init_fleet(&mut self, fleet: &FleetView<'_>) {
+        let timing = &fleet.spec.timing;
+        if timing.attention_pair > 0.0 {
+            self.policy.attention_doubles_at = Tokens((timing.prefill_token / timing.attention_pair) as u64);
+        }
+        self.policy.sources = fleet.spec.link.sources;
+        let bytes = |tokens_per_second: f64| tokens_per_second * fleet.spec.kv_bytes as f64;
+        self.policy.tiers = LowerTiers {
+            host_tokens: fleet.spec.sizes.host,
+            host_bytes_per_second: bytes(fleet.spec.sizes.host_tokens_per_second),
+            disk_bytes_per_second: bytes(fleet.spec.sizes.disk_speed.read),
+        };
+        self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
+        self.ledger = Some(VirtualLedger::new(fleet));
+        let Some(ablation) = self.ablation else { return };
+        self.policy.disabled = ablation.disabled().to_vec();
+        if ablation == Ablation::NoEvictionPrice {
+            self.policy.eviction = 0.0;
+        }
+        self.views.iter_mut().enumerate().for_each(|(place, view)| ablation.falsify_speed(place, view));
+    }
+
+    fn refresh_loads(&mut self, fleet: &FleetView<'_>, prompt: Tokens) {
+        for (view, engine) in self.views.iter_mut().zip(fleet.workers) {
+            let (answers, context) = engine.batch();
+            let timing = &fleet.spec.timing;
+            let prefilling = u32::from(engine.is_prefilling());
+            view.load = WorkerLoad {
+                running: answers as u32 + prefilling,
+                waiting: engine.queued() as u32,
+                // As routers count: a prompt counts whole until its first token. In tokens at the rate that the planner knows: the
+                // work of long contexts counts as more of them.
+                backlog: Tokens((engine.load().work.max(0.0) / timing.prefill_token) as u64),
+                kv_usage: engine.memory_in_use().0 as f64 / fleet.spec.sizes.device.0.max(1) as f64,
+            };
+            let each = if answers > 0 { context as f64 / answers as f64 } else { prompt.0 as f64 };
+            view.speeds.decode_slowdown = micros(timing.decode_request + timing.context_token * each);
+        }
+    }
+
+    /// What the ledger says of the prompt.
+    fn locate(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> (PromptMatch, StepKind) {
+        let step = ask.step;
+        // Requests on their own name no session: the ledger finds it by what they resend.
+        let within = if ask.is_independent { ask.at.step as u128 } else { u128::from(step.agent) };
+        let id = SessionId((ask.at.session as u128) << 32 | within);
+        let named = (!ask.is_independent).then_some(id);
+        let quorum = self.ledger.get_or_insert_with(|| VirtualLedger::new(fleet));
+        let asked = PromptQuery { client_session: named, new_session: id, path: &step.path, prompt: step.prompt };
+        let located = quorum.locate(&asked, micros(fleet.now.0));
+        let deepest = ask.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
+        let facts = StepFacts {
+            prompt: step.prompt,
+            reused: deepest.max(located.shared.tokens(fleet.block)),
+            relation: located.relation,
+            idle: located.idle,
+        };
+        let kind = classify(&facts, &self.policy.thresholds);
+        (located, kind)
+    }
+
+    /// Hands on what the planner is told of a step; also gives where the ledger places it.
+    fn with_inputs<T>(
+        &mut self,
+        ask: &PlacementRequest<'_>,
+        fleet: &FleetView<'_>,
+        then: impl FnOnce(&PlanningInputs<'_>) -> T,
+    ) -> (T, PromptMatch) {
+        if self.views.is_empty() {
+            self.init_fleet(fleet);
+        }
+        self.refresh_loads(fleet, ask.step.prompt);
+        let (located, step) = self.locate(ask, fleet);
+        let overlaps = overlaps(ask, fleet.block);
+        let asked = planner::PlanningRequest {
+            model: MODEL.into(),
+            adapter: None,
+            prompt: ask.step.prompt,
+            longest: None,
+            answer: self.expected_answer(located.session.id, ask.step),
+            growth: self.occupancy.expected_growth(),
+            block: fleet.block,
+            transfers: TransferPermission::Allowed,
+        };
+        let told = then(&PlanningInputs {
+            step,
+            request: &asked,
+            attention: fleet.attention,
+            session: &located.session,
+            workers: &self.views,
+            shapes: &[],
+            overlaps: &overlaps,
+            occupancy: OccupancyView { model: &self.occupancy, now: micros(fleet.now.0) },
+            excluded: &[],
+            policy: &self.policy,
+            disabled: DisabledFeatures::default(),
+            round_robin_index: 0,
+        });
+        (told, located)
+    }
+
+    /// Notes who is served where from now on.
+    fn record_dispatch(
+        &mut self,
+        ask: &PlacementRequest<'_>,
+        fleet: &FleetView<'_>,
+        (located, plan): (PromptMatch, Plan),
+    ) {
+        let (id, server) = (located.session.id, worker_index(plan.decode.worker));
+        let now = micros(fleet.now.0);
+        self.idle_agents.remove(ask.at.session, ask.step.agent);
+        let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
+        if let (Some(before), OwnershipClaim::Move { .. } | OwnershipClaim::Open) = (before, plan.claim) {
+            self.occupancy.session_moved(before, id);
+        }
+        let stay = Footprint {
+            tokens: ask.step.prompt + self.expected_answer(id, ask.step),
+            found: ask.memory_by_worker[server].device,
+            capacity: fleet.spec.sizes.device,
+        };
+        self.occupancy.step_started(owner(server), id, stay, now);
+        self.occupancy.prefill_started(owner(worker_index(plan.prefill.worker)), plan.because.terms.compute, now);
+        self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
+        self.in_flight.insert(ask.at, InFlightStep { prompt_match: located, plan });
+    }
+}
+
+impl RoutingPolicy for OwnerServe {
+    fn admit(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Admitted {
+        if self.ablation == Some(Ablation::NoAdmission) {
+            return Admitted::Now;
+        }
+        let mut queue = std::mem::take(&mut self.queue);
+        let (verdict, _) = self.with_inputs(ask, fleet, |inputs| {
+            plan(inputs).ok().map(|decision| queue.admit(ask.at, AdmissionRequest::of(inputs, &decision)))
+        });
+        self.queue = queue;
+        match verdict {
+            Some(AdmissionDecision::Hold { .. }) => Admitted::Later,
+            Some(AdmissionDecision::Start { .. }) | None => Admitted::Now,
+        }
+    }
+
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let (decision, located) = self.with_inputs(ask, fleet, plan);
+        // Every worker is ready and long enough, so that there is a plan; one without is counted, and anybody would do.
+        let Ok(decision) = decision else {
+            self.unplanned += 1;
+            return Dispatch::at(argmin(fleet.all(), |worker| fleet.requests(worker)));
+        };
+        let chosen = decision.plan;
+        let (prefill, decode) = (worker_index(chosen.prefill.worker), worker_index(chosen.decode.worker));
+        self.record_dispatch(ask, fleet, (located, chosen));
+        let fetch = match chosen.handoff {
+            Some(Handoff::Replicate { from, blocks, .. }) => {
+                Some(PrefixFetch { from: worker_index(from), until: blocks.tokens(fleet.block) })
+            }
+            _ => None,
+        };
+        let first_token = Seconds(chosen.because.terms.time_to_first_token().0 as f64 / 1e6);
+        let foretold = Some(StepPrediction { action: chosen.action, first_token });
+        Dispatch { prefill, decode, fetch, prediction: foretold, ..Dispatch::at(decode) }
+    }
+
+    fn step_finished(&mut self, at: StepRef, step: &TraceStep, now: Seconds) {
+        let Some(InFlightStep { prompt_match: located, plan }) = self.in_flight.remove(&at) else { return };
+        let (server, now) = (owner(worker_index(plan.decode.worker)), micros(now.0));
+        self.occupancy.step_ended(server, located.session.id, step.prompt + step.answer, now);
+        self.occupancy.step_served(located.session.id, step.prompt + step.answer);
+        self.occupancy.answer_completed(located.session.id, step.answer);
+        self.ledger.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));
+        if self.replication_interval().is_some() && located.is_named {
+            self.idle_agents.insert(at, step);
+        }
+    }
+
+    fn session_finished(&mut self, session: usize) {
+        self.idle_agents.session_finished(session);
+    }
+
+    fn replication_interval(&self) -> Option<Seconds> {
+        (self.ablation == Some(Ablation::Ahead)).then_some(REPLICATION_INTERVAL)
+    }
+
+    fn replications(&mut self, most: usize, fleet: &FleetView<'_>) -> Vec<ReplicationOrder> {
+        let moves = self.worthwhile_replications(fleet);
+        moves
+            .into_iter()
+            .take(most)
+            .map(|(waiting, chosen)| self.record_replication(fleet, (waiting, chosen)))
+            .collect()
+    }
+
+    fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_ref().map(VirtualLedger::ledger)
+    }
+
+    fn unplanned_steps(&self) -> usize {
+        self.unplanned
+    }
+
+    fn poll_after(&mut self) -> Option<Seconds> {
+        (!self.queue.is_empty() && !std::mem::replace(&mut self.is_poll_scheduled, true)).then_some(QUEUE_POLL_DELAY)
+    }
+
+    fn due_steps(&mut self, _fleet: &FleetView<'_>) -> Vec<StepRef> {
+        self.is_poll_scheduled = false;
+        self.queue.admission_order()
+    }
+}
+
+fn overlaps(ask: &PlacementRequest<'_>, block: Tokens) -> Vec<Overlap> {
+    let mut all = Vec::with_capacity(ask.memory_by_worker.len());
+    for (worker, memory) in ask.memory_by_worker.iter().enumerate() {
+        let mut deepest = Blocks::ZERO;
+        let TierDepths { device, with_host, with_disk } = *memory;
+        let tiers = [(Tier::Hbm, device), (Tier::Host, with_host), (Tier::Disk, with_disk)];
+        for (tier, depth) in tiers {
+            let blocks = depth.whole_blocks(block);
+            if blocks > deepest {
+                deepest = blocks;
+                all.push(Overlap { worker: id(worker), rank: DpRank(0), tier, blocks });
+            }
+        }
+    }
+    all
+}
+
+fn view(worker: usize, fleet: &FleetView<'_>) -> WorkerView {
+    let spec = fleet.spec;
+    let bytes_per_second = spec.link.tokens_per_second * spec.kv_bytes as f64;
+    WorkerView {
+        id: id(worker),
+        endpoint: format!("worker-{worker}").into(),
+        incarnation: Incarnation(1),
+        role: WorkerRole::Hybrid,
+        models: [ModelId::from(MODEL)].into(),
+        ranks: 1,
+        health: WorkerHealth::Ready,
+        knowledge: KvIndexState::Exact,
+        load: WorkerLoad::default(),
+        capacity: WorkerCapacity { kv: spec.sizes.device, block: fleet.block, context: Tokens::ZERO },
+        speeds: EngineSpeed {
+            prefill_tokens_per_second: 1.0 / spec.timing.prefill_token,
+            decode_step: micros(spec.timing.decode_step),
+            decode_slowdown: Micros::ZERO,
+        },
+        kv_bytes_per_token: Bytes(spec.kv_bytes),
+        link: Some(KvLink {
+            fabric: "fabric".into(),
+            fixed: micros(spec.link.fixed),
+            bytes_per_second,
+            carries: KvLinkMode::Prefixes,
+        }),
+    }
+}
+
+fn id(worker: usize) -> WorkerId {
+    WorkerId(worker as u64)
+}
+
+fn worker_index(worker: WorkerId) -> usize {
+    worker.0 as usize
+}
+
+fn owner(worker: usize) -> Owner {
+    Owner { worker: id(worker), incarnation: Incarnation(1), rank: DpRank(0) }
+}
+
+fn micros(seconds: f64) -> Micros {
+    Micros((seconds * 1e6).max(0.0) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::sessions;
+
+    #[test]
+    fn expected_answer_is_learned_unless_the_ablation_gives_its_length() {
+        let (trace, session) = (sessions(), SessionId(1));
+        let learnt = |mut own: OwnerServe| {
+            own.occupancy.answer_completed(session, Tokens(9_000));
+            own
+        };
+        let (own, told) = (learnt(OwnerServe::default()), learnt(OwnerServe::without(Ablation::ToldLength)));
+        let expected = own.occupancy.expected_answer(session);
+        assert!(expected > OwnerServe::default().occupancy.expected_answer(session));
+        assert!(trace.steps().all(|step| own.expected_answer(session, step) == expected));
+        assert!(trace.steps().all(|step| told.expected_answer(session, step) == step.answer));
+    }
+}

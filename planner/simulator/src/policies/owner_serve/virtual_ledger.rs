@@ -1,0 +1,245 @@
+//! The quorum behind the simulated router: the ledger itself, in virtual time.
+//!
+//! It is told by the commands that routers send, and read as they read it. A command is applied when it is sent: a router
+//! plans on its own steps before the ledger shows them, so that a later entry would change nothing that one router sees.
+
+use engine_model::runs::RunId;
+use ledger::{
+    Command, KvFormat, KvKinds, KvOrigin, KvShape, LEVEL, Ledger, LedgerEntry, LocateQuery, MAX_CLOCK_STEP, Outcome,
+    OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit,
+    StepOutcome, Submission, WorkerKind, WorkerSpec,
+};
+use planner::{Handoff, HeadRelation, OwnershipClaim, Plan, SessionView};
+use vocabulary::{
+    Blocks, Bytes, ClientId, ClientSerial, LedgerTime, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId,
+    SessionId, TenantId, Tokens,
+};
+
+use super::run_prefix_ids::RunPrefixIds;
+use super::{FleetView, MODEL, owner, view};
+
+/// This router, and its boot.
+const ROUTER: NodeId = NodeId(1);
+const BOOT: ClientId = ClientId(1);
+/// Workers of a simulation live on.
+const LEASE: Micros = Micros(u64::MAX);
+/// How long other routers believe that a dispatched step is on its way.
+const INTENT_TTL: Micros = Micros(120_000_000);
+/// How long a read-only copy is believed without being seen again.
+const REPLICA_TTL: Micros = Micros(600_000_000);
+/// Entries that make a gap in the traffic pass. After a day the ledger has forgotten what is idle: the rest of a longer
+/// gap would change nothing.
+const MAX_TICKS: u32 = 90_000;
+
+/// The ledger, and what this router calls things in it.
+pub(super) struct VirtualLedger {
+    ledger: Ledger,
+    last_serial: u64,
+    /// Time that passed for the traffic and not for the ledger.
+    clock_lag: Micros,
+    chains: RunPrefixIds,
+    origin: KvOrigin,
+    scope: Scope,
+}
+
+/// A prompt to be located.
+pub(super) struct PromptQuery<'a> {
+    /// The session, where the client says which.
+    pub(super) client_session: Option<SessionId>,
+    /// The name of a session that is new.
+    pub(super) new_session: SessionId,
+    /// The whole blocks of the prompt.
+    pub(super) path: &'a [RunId],
+    pub(super) prompt: Tokens,
+}
+
+/// What the ledger says of a prompt.
+pub(super) struct PromptMatch {
+    pub(super) session: SessionView,
+    pub(super) relation: HeadRelation,
+    /// Blocks that the prompt shares with the session's head.
+    pub(super) shared: Blocks,
+    /// Time since the session's last step.
+    pub(super) idle: Option<Micros>,
+    /// Whether the client said which session it is.
+    pub(super) is_named: bool,
+    parent: Option<SessionId>,
+    /// The head that the step extends.
+    base: PrefixId,
+    replaces: Option<PrefixId>,
+    chain: PrefixChain,
+}
+
+impl VirtualLedger {
+    /// A ledger that knows the fleet and nothing else.
+    pub(super) fn new(fleet: &FleetView<'_>) -> Self {
+        let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
+        let shape = KvShape { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
+        let chains = RunPrefixIds::new(fleet.runs, fleet.block);
+        let origin =
+            KvOrigin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: RunPrefixIds::ROOT, shape };
+        let (scope, ledger) = (origin.scope(), Ledger::default());
+        let mut quorum = Self { ledger, last_serial: 0, clock_lag: Micros::ZERO, chains, origin, scope };
+        quorum.advance_clock(super::micros(fleet.now.0));
+        quorum.send(Command::OpenClient(ROUTER));
+        quorum.send(Command::RaiseLevel(LEVEL));
+        fleet.all().for_each(|worker| _ = quorum.send(register(worker, fleet)));
+        quorum
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What is known of a prompt at this moment.
+    pub(super) fn locate(&mut self, asked: &PromptQuery<'_>, now: Micros) -> PromptMatch {
+        self.advance_clock(now);
+        let chain = self.chains.of(asked.path, asked.prompt);
+        let query = LocateQuery {
+            scope: self.scope,
+            session: asked.client_session,
+            chain: &chain,
+            shared_prefix: Blocks::ZERO,
+        };
+        let found = self.ledger.locate(query);
+        let whose = found.resolve_session(asked.client_session, asked.new_session);
+        let record = self.ledger.session(whose.session);
+        let owner = record.as_ref().and_then(|session| self.ledger.session_owner(session));
+        let shared = whose.head.map_or(Blocks::ZERO, |(_, shared)| shared);
+        let on_head = whose.head.filter(|(head, shared)| head.blocks == *shared);
+        PromptMatch {
+            session: SessionView {
+                owner,
+                epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
+                sealed: found.known_blocks(),
+                replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
+                ..SessionView::new(whose.session)
+            },
+            relation: whose
+                .head
+                .map_or(HeadRelation::Unknown, |(head, shared)| HeadRelation::of(chain.blocks(), head.blocks, shared)),
+            shared,
+            idle: record.map(|session| Micros(self.ledger.now().0 - session.touched.0)),
+            is_named: asked.client_session.is_some(),
+            parent: whose.parent,
+            base: on_head.map_or(chain.root, |(head, _)| head.id),
+            replaces: whose.replaced_head,
+            chain,
+        }
+    }
+
+    /// Says that a step is on its way.
+    pub(super) fn announce(&mut self, step: &PromptMatch, server: Owner) {
+        // Another router can meet this session only by its name or by its head.
+        if step.is_named || step.idle.is_some() {
+            self.intend(step, Some((server, INTENT_TTL)));
+        }
+    }
+
+    /// Seals what a step has computed, moves its session's head, and settles who owns it.
+    pub(super) fn commit(&mut self, step: &PromptMatch, plan: &Plan, now: Micros) {
+        self.advance_clock(now);
+        let server = Owner { rank: plan.decode.rank, ..owner(super::worker_index(plan.decode.worker)) };
+        let known =
+            self.ledger.deepest_boundary(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
+        let custody = ownership_transition(&plan.claim);
+        let Some(command) = self.command(step, (server, custody), known) else {
+            return self.intend(step, None);
+        };
+        let outcome = self.send(command);
+        if StepOutcome::of(&outcome).restart_from_root
+            && let Some(command) = self.command(step, (server, custody), Blocks::ZERO)
+        {
+            self.send(command);
+        }
+        // The commit takes back what was announced on its own base.
+        if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
+            self.intend(step, None);
+        }
+        if let (Some(Handoff::Replicate { blocks, .. }), OwnershipClaim::Borrow | OwnershipClaim::Open) =
+            (&plan.handoff, &plan.claim)
+        {
+            self.record_replica(step, (server, *blocks));
+        }
+    }
+
+    fn command(
+        &self,
+        step: &PromptMatch,
+        (owner, custody): (Owner, OwnershipTransition),
+        base: Blocks,
+    ) -> Option<Command> {
+        Command::commit_step(StepCommit {
+            session: step.session.id,
+            tenant: &self.origin.tenant,
+            model: &self.origin.model,
+            parent: step.parent,
+            chain: &step.chain,
+            sealed: step.chain.blocks(),
+            base,
+            replaced_head: step.replaces,
+            owner,
+            ownership: custody,
+            shape: self.origin.shape,
+            router: ROUTER,
+        })
+    }
+
+    fn intend(&mut self, step: &PromptMatch, to: Option<(Owner, Micros)>) {
+        self.send(Command::Intent(SetIntent { session: step.session.id, base: step.base, router: ROUTER, step: to }));
+    }
+
+    /// The server keeps a read-only copy of what was fetched.
+    fn record_replica(&mut self, step: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
+        let point = PrefixPoint::on_chain(&step.chain, blocks.min(step.session.sealed));
+        let Some(point) = point.filter(|point| point.blocks > Blocks::ZERO) else { return };
+        let place = PrefixRef { scope: self.scope, point, extent: None };
+        self.send(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
+    }
+
+    fn send(&mut self, command: Command) -> Outcome {
+        self.last_serial += 1;
+        let submission = Submission { client: BOOT, serial: ClientSerial(self.last_serial), command };
+        let mut outcomes = self.enter(vec![submission]);
+        outcomes.pop().expect("one command has one outcome")
+    }
+
+    fn enter(&mut self, submissions: Vec<Submission>) -> Vec<Outcome> {
+        let entry = LedgerEntry { time: self.ledger.now(), submissions };
+        self.ledger.apply(self.ledger.applied() + 1, &entry)
+    }
+
+    /// The ledger's clock goes on, a second an entry.
+    fn advance_clock(&mut self, now: Micros) {
+        let until = LedgerTime((now - self.clock_lag).0);
+        let mut ticks = 0;
+        while self.ledger.now() < until && ticks < MAX_TICKS {
+            let time = until.min(self.ledger.now().after(MAX_CLOCK_STEP));
+            self.ledger.apply(self.ledger.applied() + 1, &LedgerEntry { time, submissions: Vec::new() });
+            ticks += 1;
+        }
+        self.clock_lag = Micros(now.0 - self.ledger.now().0);
+    }
+}
+
+/// What becomes of the session's ownership, in the ledger's words.
+fn ownership_transition(claim: &OwnershipClaim) -> OwnershipTransition {
+    match claim {
+        OwnershipClaim::Keep | OwnershipClaim::Open => OwnershipTransition::Claim,
+        OwnershipClaim::Borrow => OwnershipTransition::Unchanged,
+        OwnershipClaim::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
+    }
+}
+
+fn register(worker: usize, fleet: &FleetView<'_>) -> Command {
+    let (view, life) = (view(worker, fleet), owner(worker));
+    let models: Vec<ModelId> = view.models.iter().cloned().collect();
+    let spec = WorkerSpec {
+        endpoint: view.endpoint,
+        role: view.role,
+        kind: WorkerKind::Engine,
+        models: models.into(),
+        ranks: view.ranks,
+    };
+    Command::RegisterWorker(RegisterWorker { worker: life.worker, incarnation: life.incarnation, spec, ttl: LEASE })
+}

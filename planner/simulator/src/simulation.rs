@@ -1,0 +1,384 @@
+//! The fleet and its traffic in virtual time: what happens next, until nothing does.
+
+mod delayed_residency;
+mod dispatch;
+mod events;
+mod links;
+mod memory_sampler;
+mod prefix_replication;
+mod reuse;
+mod session_scheduler;
+mod stage_times;
+mod step_job;
+mod tally;
+mod utilization;
+
+use std::sync::Arc;
+
+use engine_model::runs::{EngineEnvironment, RunEngine, RunEngineEvent, RunRequestId, Seconds, SharedPool};
+use vocabulary::Tokens;
+
+use crate::cache_strategy::CacheStrategy;
+use crate::hardware_profile::HardwareProfile;
+use crate::kv_model::KvModel;
+use crate::policies::{PolicyKind, RoutingPolicy, StepRef, Stopwatch};
+use crate::report::RunFigures;
+use crate::trace::{ArrivalProcess, MAX_SECONDS, Trace};
+use delayed_residency::DelayedResidency;
+use events::{EventQueue, WorldEvent};
+use links::LinkSchedule;
+use session_scheduler::SessionScheduler;
+use step_job::StepJob;
+use tally::RunTally;
+
+/// What is simulated besides the trace and the policy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SimulationSetup {
+    /// How many workers there are.
+    pub workers: usize,
+    /// What each of them is.
+    pub spec: HardwareProfile,
+    /// How much traffic there is: sessions at once, or a factor on the recorded rate.
+    pub load: f64,
+    /// Seed of what a policy leaves to chance.
+    pub seed: u64,
+}
+
+/// Why nothing can be simulated.
+#[derive(Clone, PartialEq, thiserror::Error, Debug)]
+pub enum SetupError {
+    /// Fewer workers than a policy needs.
+    #[error("{policy} is given {workers} workers; accepted: {least} to 1024")]
+    Workers {
+        /// Which policy.
+        policy: &'static str,
+        /// How many it is given.
+        workers: usize,
+        /// How many it needs.
+        least: usize,
+    },
+    /// Another number of sessions than there are, or a rate that nobody has.
+    #[error("the load is {load}; accepted: {accepted}")]
+    Load {
+        /// What it is.
+        load: f64,
+        /// What it may be.
+        accepted: String,
+    },
+    /// A rate at which the trace never ends.
+    #[error(
+        "at a load of {load} the last request comes after {seconds:.0} s; accepted: up to {MAX_SECONDS} s (ten years), that \
+         is a load from {least:.3} on"
+    )]
+    Span {
+        /// What the load is.
+        load: f64,
+        /// When the last request comes.
+        seconds: f64,
+        /// What the load may be.
+        least: f64,
+    },
+    /// Steps of which a worker could never hold one.
+    #[error(
+        "the trace has steps of {longest} tokens and a worker holds {memory}; leave out longer ones with a smaller context"
+    )]
+    TooLong {
+        /// Of the longest step.
+        longest: Tokens,
+        /// Of one worker.
+        memory: Tokens,
+    },
+    /// Nothing to replay.
+    #[error("the trace has no steps within its limits")]
+    Empty,
+}
+
+/// Seconds between the starts of the first sessions, and between a session's end and the next one's start.
+pub const SESSION_START_INTERVAL: f64 = 2.0;
+/// See `SESSION_START_INTERVAL`.
+pub const NEXT_SESSION_DELAY: f64 = 1.0;
+
+/// One run: a trace, a fleet and a policy.
+pub struct Simulation<'a> {
+    trace: &'a Trace,
+    setup: SimulationSetup,
+    kind: PolicyKind,
+    driver: PolicyDriver<'a>,
+    engines: Vec<ScheduledEngine>,
+    shared_pool: Option<SharedPool>,
+    links: LinkSchedule,
+    events: EventQueue,
+    scheduler: SessionScheduler,
+    jobs: Vec<Option<StepJob>>,
+    tally: RunTally,
+    now: Seconds,
+}
+
+/// Who decides, and what it is shown.
+struct PolicyDriver<'a> {
+    policy: Box<dyn RoutingPolicy>,
+    /// Who takes the time of its decisions.
+    watch: Option<&'a dyn Stopwatch>,
+    /// What workers hold, where that is shown late.
+    delayed_residency: Option<DelayedResidency>,
+    /// What its model's layers keep, where that is known.
+    model: Option<Arc<KvModel>>,
+    /// How slower tiers are kept, where that was asked for.
+    cache: Option<CacheStrategy>,
+}
+
+/// An engine, and which of its announced events is the last: those before it are void.
+struct ScheduledEngine {
+    engine: RunEngine,
+    event_sequence: u64,
+}
+
+impl<'a> Simulation<'a> {
+    /// A fleet that has seen nothing, and traffic that begins at zero.
+    pub fn new(trace: &'a Trace, kind: PolicyKind, setup: SimulationSetup) -> Result<Self, SetupError> {
+        setup.check(trace, kind)?;
+        let (runs, spec) = (trace.runs.len(), setup.spec);
+        let all = spec.sizes.device * setup.workers as u64;
+        let shared = kind.shared_pool_capacity(all).map(|capacity| SharedPool::new(capacity, runs));
+        // A bound's workers have no memory of their own, and so need not keep books of it.
+        let sizes = if shared.is_some() { spec.sizes.device_only() } else { spec.sizes };
+        let own = if shared.is_some() { 0 } else { runs };
+        let late = kind.residency_delay().map(|by| DelayedResidency::new(by, setup.workers, runs));
+        let is_late = late.is_some();
+        let worker = |_| {
+            let engine = RunEngine::new(spec.timing, sizes, own);
+            ScheduledEngine { engine: if is_late { engine.with_change_recording() } else { engine }, event_sequence: 0 }
+        };
+        Ok(Self {
+            trace,
+            setup,
+            kind,
+            driver: PolicyDriver {
+                policy: kind.build(setup.seed),
+                watch: None,
+                delayed_residency: late,
+                model: None,
+                cache: None,
+            },
+            engines: (0..setup.workers).map(worker).collect(),
+            shared_pool: shared,
+            links: LinkSchedule::new(setup.workers, spec.link),
+            events: EventQueue::default(),
+            scheduler: SessionScheduler::new(trace),
+            jobs: Vec::new(),
+            tally: RunTally::new(trace),
+            now: Seconds::ZERO,
+        })
+    }
+
+    /// The same, with somebody who takes the time of its policy's decisions.
+    pub fn with_stopwatch(self, watch: &'a dyn Stopwatch) -> Self {
+        Self { driver: PolicyDriver { watch: Some(watch), ..self.driver }, ..self }
+    }
+
+    /// The same, named after how its slower tiers are kept.
+    pub fn with_cache_strategy(self, cache: Option<CacheStrategy>) -> Self {
+        Self { driver: PolicyDriver { cache, ..self.driver }, ..self }
+    }
+
+    /// The same with workers that serve such a model; the trace is weighed for it, and the worker is the model's.
+    pub fn with_model(mut self, model: &Arc<KvModel>) -> Self {
+        let engine = |ScheduledEngine { engine, event_sequence: announced }| ScheduledEngine {
+            engine: engine.with_restore_rule(model.rule()),
+            event_sequence: announced,
+        };
+        self.engines = self.engines.into_iter().map(engine).collect();
+        self.driver.model = Some(model.clone());
+        self
+    }
+
+    /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
+    pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> RunFigures {
+        const PROGRESS_EVERY: usize = 512;
+        self.schedule_initial_events();
+        let (all, mut told) = (self.trace.steps().count(), 0);
+        while let Some((at, event)) = self.events.next() {
+            self.advance_to(at);
+            self.handle_event(event);
+            self.record_residency_changes();
+            let over = self.tally.finished_steps;
+            if over >= told + PROGRESS_EVERY {
+                told = over;
+                progress(over, all);
+            }
+        }
+        progress(self.tally.finished_steps, all);
+        self.figures()
+    }
+
+    fn schedule_initial_events(&mut self) {
+        match self.trace.arrivals {
+            ArrivalProcess::Recorded => {
+                for (session, recorded) in self.trace.sessions.iter().enumerate() {
+                    for (step, recorded) in recorded.steps.iter().enumerate() {
+                        let at = Seconds(Seconds::from(recorded.at).0 / self.setup.load);
+                        self.events.add(at, WorldEvent::Arrives(StepRef { session, step }));
+                    }
+                }
+            }
+            ArrivalProcess::AfterDependencies => {
+                (0..self.setup.load as usize).for_each(|n| {
+                    self.events.add(Seconds(n as f64 * SESSION_START_INTERVAL), WorldEvent::SessionStarts)
+                });
+            }
+        }
+        if let Some(period) = self.driver.policy.poll_interval() {
+            self.events.add(period, WorldEvent::PollPolicy);
+        }
+        if let Some(period) = self.driver.policy.replication_interval() {
+            self.events.add(period, WorldEvent::PollReplication);
+        }
+    }
+
+    fn advance_to(&mut self, until: Seconds) {
+        self.tally.utilization.pass(until - self.now);
+        self.now = until;
+        self.driver.delayed_residency.iter_mut().for_each(|late| late.pass(until));
+    }
+
+    fn record_residency_changes(&mut self) {
+        let Some(late) = &mut self.driver.delayed_residency else { return };
+        for (place, worker) in self.engines.iter_mut().enumerate() {
+            late.changed(place, self.now, worker.engine.take_changes());
+        }
+    }
+
+    fn handle_event(&mut self, event: WorldEvent) {
+        match event {
+            WorldEvent::SessionStarts => self.start_session(),
+            WorldEvent::Arrives(at) => {
+                self.tally.utilization.step_arrived(at.session);
+                self.step_arrived(at, self.now);
+            }
+            WorldEvent::Engine { worker, sequence: announced } => {
+                if self.engines[worker].event_sequence == announced {
+                    self.run_engine_event(worker);
+                }
+            }
+            WorldEvent::FetchArrived(ticket) => self.fetch_arrived(ticket),
+            WorldEvent::ShipmentArrived(ticket) => self.shipment_arrived(ticket),
+            WorldEvent::PollPolicy => self.poll_policy(),
+            WorldEvent::PollReplication => {
+                self.driver.policy.replication_interval().into_iter().for_each(|period| self.start_replications(period))
+            }
+            WorldEvent::ReplicationArrived(number) => self.replication_arrived(number),
+        }
+    }
+
+    fn start_session(&mut self) {
+        match self.scheduler.next_session() {
+            Some(session) => {
+                self.tally.utilization.opened(session);
+                for step in self.scheduler.start_session(session, &self.trace.sessions[session]) {
+                    self.tally.utilization.step_arrived(session);
+                    self.step_arrived(StepRef { session, step }, self.now);
+                }
+            }
+            // From here on fewer sessions run than were asked for.
+            None => self.tally.is_window_closed = true,
+        }
+    }
+
+    fn poll_policy(&mut self) {
+        let due = self.ask_policy(|policy, fleet| policy.due_steps(fleet));
+        for at in due {
+            let since = self.scheduler.release_held_step(at).unwrap_or(self.now);
+            self.step_arrived(at, since);
+        }
+        if let Some(period) = self.driver.policy.poll_interval().filter(|_| !self.events.is_empty()) {
+            self.events.add(self.now + period, WorldEvent::PollPolicy);
+        }
+    }
+
+    /// What is due in an engine happens.
+    fn run_engine_event(&mut self, worker: usize) {
+        self.drive_engine(worker, RunEngine::handle_due_work);
+    }
+
+    /// Something came to an engine from outside: perhaps a prompt can begin.
+    fn wake_engine(&mut self, worker: usize) {
+        self.drive_engine(worker, RunEngine::begin_next_prefill);
+    }
+
+    fn drive_engine(
+        &mut self,
+        worker: usize,
+        on: impl FnOnce(&mut RunEngine, &mut EngineEnvironment<'_>, &mut Vec<RunEngineEvent>),
+    ) {
+        let mut out = Vec::new();
+        let mut around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let engine = &mut self.engines[worker].engine;
+        engine.advance_clock(self.now, &around);
+        on(engine, &mut around, &mut out);
+        self.handle_engine_events(worker, out);
+        self.schedule_engine_event(worker);
+    }
+
+    fn schedule_engine_event(&mut self, worker: usize) {
+        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let ScheduledEngine { engine, event_sequence: announced } = &mut self.engines[worker];
+        *announced += 1;
+        let next = engine.next_event(&around);
+        self.tally.utilization.set_next_event(worker, next);
+        if let Some(at) = next {
+            self.events.add(at, WorldEvent::Engine { worker, sequence: *announced });
+        }
+    }
+
+    fn job(&mut self, ticket: RunRequestId) -> &mut StepJob {
+        self.jobs[ticket.0 as usize].as_mut().expect("a ticket is alive until its answer is whole")
+    }
+}
+
+impl SimulationSetup {
+    /// Whether this can be simulated.
+    pub fn check(&self, trace: &Trace, kind: PolicyKind) -> Result<(), SetupError> {
+        let least = if kind.is_colocated() { 1 } else { 2 };
+        if !(least..=1_024).contains(&self.workers) {
+            return Err(SetupError::Workers { policy: kind.as_str(), workers: self.workers, least });
+        }
+        let Some(longest) = trace.steps().map(|step| trace.kv_footprint(step)).max() else {
+            return Err(SetupError::Empty);
+        };
+        let memory = self.spec.sizes.device;
+        if longest > memory {
+            return Err(SetupError::TooLong { longest, memory });
+        }
+        self.check_load(trace)
+    }
+
+    fn check_load(&self, trace: &Trace) -> Result<(), SetupError> {
+        let load = self.load;
+        match trace.arrivals {
+            ArrivalProcess::AfterDependencies => {
+                let sessions = trace.sessions.len();
+                if load.fract() == 0.0 && (1.0..=sessions as f64).contains(&load) {
+                    return Ok(());
+                }
+                let accepted = format!("a whole number of sessions at once, 1 to the {sessions} that the trace has");
+                Err(SetupError::Load { load, accepted })
+            }
+            ArrivalProcess::Recorded => {
+                if !(0.001..=1e6).contains(&load) {
+                    let accepted = "a factor on the recorded rate, 0.001 to 1000000".to_owned();
+                    return Err(SetupError::Load { load, accepted });
+                }
+                let last = trace.steps().map(|step| Seconds::from(step.at)).max().unwrap_or_default().0;
+                let seconds = last / load;
+                if seconds <= MAX_SECONDS {
+                    Ok(())
+                } else {
+                    Err(SetupError::Span { load, seconds, least: last / MAX_SECONDS })
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

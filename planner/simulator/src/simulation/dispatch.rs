@@ -1,0 +1,194 @@
+//! A policy is shown the fleet and asked; its answer is taken apart into what each worker is to do.
+
+use engine_model::runs::{
+    DecodeLocation, OutboundTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
+};
+use planner::SendTiming;
+use vocabulary::Tokens;
+
+use super::delayed_residency::DelayedResidency;
+use super::stage_times::StageTimes;
+use super::{Simulation, StepJob, WorldEvent};
+use crate::hardware_profile::HardwareProfile;
+use crate::kv_model::KvModel;
+use crate::policies::{Dispatch, FleetView, PlacementRequest, PlacementTiming, PrefixFetch, RoutingPolicy, StepRef};
+use crate::trace::{ArrivalProcess, TraceStep};
+
+/// What is on its way to a worker.
+#[derive(Default)]
+pub(super) struct PendingFetch {
+    runs: Vec<RunId>,
+    /// Of these, what its source keeps in device memory until it has left.
+    pinned_runs: Vec<RunId>,
+    pub(super) ready: Seconds,
+}
+
+impl Simulation<'_> {
+    /// Asks the policy something, with the fleet before it.
+    pub(super) fn ask_policy<T>(&mut self, ask: impl FnOnce(&mut dyn RoutingPolicy, &FleetView<'_>) -> T) -> T {
+        let engines: Vec<&RunEngine> = self.engines.iter().map(|worker| &worker.engine).collect();
+        let fleet = FleetView {
+            now: self.now,
+            workers: &engines,
+            spec: &self.setup.spec,
+            runs: &self.trace.runs,
+            block: self.trace.block,
+            attention: self.driver.model.as_deref().map(KvModel::planned),
+        };
+        ask(&mut *self.driver.policy, &fleet)
+    }
+
+    /// A step wants to be served; it has wanted to `since` then.
+    pub(super) fn step_arrived(&mut self, at: StepRef, since: Seconds) {
+        let trace = self.trace;
+        let step = &trace.sessions[at.session].steps[at.step];
+        let alone = trace.arrivals == ArrivalProcess::Recorded;
+        let held = self.resident_memory(step);
+        let late = self.driver.delayed_residency.as_ref().map(|late| self.visible_memory(late, step, &held));
+        let watch = self.driver.watch;
+        let dealt = self.ask_policy(|policy, fleet| {
+            let ask =
+                PlacementRequest { at, step, is_independent: alone, memory_by_worker: late.as_ref().unwrap_or(&held) };
+            (policy.admit(&ask, fleet) == PlacementTiming::Now).then(|| {
+                watch.iter().for_each(|watch| watch.start());
+                let dispatch = policy.place(&ask, fleet);
+                watch.iter().for_each(|watch| watch.stop());
+                dispatch
+            })
+        });
+        let Some(dispatch) = dealt else {
+            self.scheduler.hold_step(at, since);
+            if let Some(after) = self.driver.policy.poll_after() {
+                self.events.add(self.now + after, WorldEvent::PollPolicy);
+            }
+            return;
+        };
+        self.dispatch((at, step), since, (&dispatch, &held));
+    }
+
+    /// Seconds to load what lies in slower tiers, but for the leading tokens that were sent.
+    pub(super) fn restoring(&self, held: &TierDepths, sent: Tokens) -> f64 {
+        let sizes = &self.setup.spec.sizes;
+        let TierDepths { device, with_host, with_disk } = *held;
+        let above_host = device.max(sent);
+        let host = (with_host - above_host).0 as f64 / sizes.host_tokens_per_second;
+        host + (with_disk - with_host.max(sent)).0 as f64 / sizes.disk_speed.read
+    }
+
+    fn resident_memory(&self, step: &TraceStep) -> Vec<TierDepths> {
+        let runs = &self.trace.runs;
+        if let Some(shared) = &self.shared_pool {
+            let found = shared.matched(runs, &step.path);
+            return vec![TierDepths::on_device(found); self.engines.len()];
+        }
+        self.engines.iter().map(|worker| worker.engine.cached_depths(runs, &step.path)).collect()
+    }
+
+    /// What the policy is shown of it.
+    fn visible_memory(&self, late: &DelayedResidency, step: &TraceStep, held: &[TierDepths]) -> Vec<TierDepths> {
+        let known = |(worker, memory): (usize, &TierDepths)| {
+            let device = late.matched_tokens(worker, &self.trace.runs, &step.path);
+            let sizes = &self.setup.spec.sizes;
+            let below =
+                |size: Tokens, now: Tokens, known: Tokens| if size > Tokens::ZERO { now.max(known) } else { known };
+            let with_host = below(sizes.host, memory.with_host, device);
+            TierDepths { device, with_host, with_disk: below(sizes.disk, memory.with_disk, with_host) }
+        };
+        held.iter().enumerate().map(known).collect()
+    }
+
+    fn dispatch(
+        &mut self,
+        (at, step): (StepRef, &TraceStep),
+        since: Seconds,
+        (dispatch, held): (&Dispatch, &[TierDepths]),
+    ) {
+        self.links.replication.step_dispatched((at, step), dispatch.prefill);
+        let ticket = RunRequestId(u32::try_from(self.jobs.len()).expect("a trace has fewer steps"));
+        let (prefill, decode) = (dispatch.prefill, dispatch.decode);
+        let PendingFetch { runs: fetched, pinned_runs: lent, ready } =
+            dispatch.fetch.map_or_else(PendingFetch::default, |fetch| self.fetch(ticket, step, (fetch, prefill)));
+        let there = held[prefill].with_disk;
+        let sent = dispatch.fetch.filter(|_| !fetched.is_empty()).map_or(Tokens::ZERO, |fetch| fetch.until);
+        let cached = there.max(sent);
+        let expected = (step.prompt - cached).max(Tokens(1));
+        let answered = if prefill == decode { DecodeLocation::Local } else { DecodeLocation::Remote };
+        let prompt = RunRequest {
+            ticket,
+            path: step.path.clone(),
+            tokens: step.prompt,
+            answer: step.answer,
+            expected_history: step.resent_path.clone(),
+            decode_location: answered,
+            fetched_runs: fetched,
+            ready_at: ready,
+            expected,
+            expected_work: self.setup.spec.timing.prefill_time(expected, cached) + self.restoring(&held[prefill], sent),
+        };
+        let best = if self.shared_pool.is_some() { Tokens::ZERO } else { deepest(held) };
+        dispatch.prediction.iter().for_each(|foretold| self.tally.action(foretold.action));
+        let stages = StageTimes::at_placement((since, self.now), ready);
+        self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (lent, best))));
+        if answered == DecodeLocation::Remote {
+            self.engines[decode].engine.expect_arrival();
+        }
+        self.engines[decode].engine.expect_answer(step.prompt);
+        self.engines[prefill].engine.submit(prompt);
+        self.wake_engine(prefill);
+    }
+
+    /// Sends what lacks, and keeps it where it comes from until it has left.
+    pub(super) fn fetch(
+        &mut self,
+        ticket: RunRequestId,
+        step: &TraceStep,
+        (fetch, to): (PrefixFetch, usize),
+    ) -> PendingFetch {
+        let runs = &self.trace.runs;
+        let (source, target) = (&self.engines[fetch.from].engine, &self.engines[to].engine);
+        let until = fetch.until.min(source.cached_depths(runs, &step.path).with_disk);
+        let wanted = step.path.iter().take_while(|run| runs.depth(**run) <= until);
+        let fetched: Vec<_> = wanted.copied().filter(|run| !target.has(*run)).collect();
+        if fetched.is_empty() {
+            return PendingFetch::default();
+        }
+        let tokens = fetched.iter().map(|run| runs.device_size(*run)).sum();
+        let turn = self.source_wait_seconds(fetch.from);
+        let OutboundTransfer { pinned: kept, load_seconds: loads } =
+            self.engines[fetch.from].engine.pin_for_transfer(runs, &fetched);
+        let asked = self.now + Seconds(loads);
+        // Nothing lies on the link while it waits for its turn.
+        let ready = self
+            .links
+            .send(asked, (fetch.from, to), tokens)
+            .max(asked + Seconds(turn + self.links.transfer_seconds(tokens)));
+        self.events.add(ready, WorldEvent::FetchArrived(ticket));
+        PendingFetch { runs: fetched, pinned_runs: kept, ready }
+    }
+
+    /// Seconds until a worker sends what it is asked for now: behind the prompts that it has, and once it has made the one token
+    /// that ends such a request.
+    fn source_wait_seconds(&self, from: usize) -> f64 {
+        let HardwareProfile { link, timing, .. } = &self.setup.spec;
+        match link.sources {
+            SendTiming::AtOnce => 0.0,
+            SendTiming::InTurn => self.engines[from].engine.prefill_left(self.now) + timing.decode_step,
+        }
+    }
+
+    /// What a prompt was waiting for is there.
+    pub(super) fn fetch_arrived(&mut self, ticket: RunRequestId) {
+        let runs = &self.trace.runs;
+        let job = self.job(ticket);
+        let (dispatch, lent) = (job.dispatch, std::mem::take(&mut job.pinned_runs));
+        if let Some(PrefixFetch { from, .. }) = dispatch.fetch {
+            self.engines[from].engine.transfer_sent(runs, &lent);
+            self.wake_engine(dispatch.prefill);
+            self.wake_engine(from);
+        }
+    }
+}
+
+fn deepest(held: &[TierDepths]) -> Tokens {
+    held.iter().map(|memory| memory.device).max().unwrap_or_default()
+}

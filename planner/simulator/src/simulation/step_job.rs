@@ -1,0 +1,146 @@
+//! What becomes of a step that was dispatched.
+
+use engine_model::runs::{
+    EngineEnvironment, PrefillStart, PrefilledRequest, RunEngineEvent, RunId, RunRequestId, Seconds,
+};
+use vocabulary::Tokens;
+
+use super::stage_times::StageTimes;
+use super::{NEXT_SESSION_DELAY, Simulation, WorldEvent};
+use crate::policies::{Dispatch, StepRef, TransferScope};
+
+/// How long a decode worker without room is given between two tries, and after how many the prefill worker answers.
+const RETRY_INTERVAL: Seconds = Seconds(0.05);
+const MAX_TRIES: u32 = 100;
+
+/// A step under way.
+pub(super) struct StepJob {
+    at: StepRef,
+    stages: StageTimes,
+    /// The deepest that any worker held of its prompt when it was placed.
+    longest_prefix: Tokens,
+    pub(super) dispatch: Dispatch,
+    /// What its source keeps until it has left.
+    pub(super) pinned_runs: Vec<RunId>,
+    prefilled: Option<PrefilledRequest>,
+    tries: u32,
+}
+
+impl StepJob {
+    pub(super) fn new(
+        (at, stages): (StepRef, StageTimes),
+        dispatch: Dispatch,
+        (pinned_runs, longest_prefix): (Vec<RunId>, Tokens),
+    ) -> Self {
+        Self { at, stages, longest_prefix, dispatch, pinned_runs, prefilled: None, tries: 0 }
+    }
+}
+
+impl Simulation<'_> {
+    pub(super) fn handle_engine_events(&mut self, worker: usize, happenings: Vec<RunEngineEvent>) {
+        for happening in happenings {
+            match happening {
+                RunEngineEvent::Started(started) => self.started(&started),
+                RunEngineEvent::Prefilled(prefilled) => self.start_shipping(worker, prefilled),
+                RunEngineEvent::FirstToken(ticket) => {
+                    self.job(ticket).stages.computed = self.now;
+                    self.first_token(ticket);
+                }
+                RunEngineEvent::Finished(ticket) => self.finished(ticket),
+            }
+        }
+    }
+
+    fn started(&mut self, started: &PrefillStart) {
+        let (trace, now) = (self.trace, self.now);
+        let job = self.job(started.ticket);
+        let (at, best) = (job.at, job.longest_prefix);
+        let step = &trace.sessions[at.session].steps[at.step];
+        let again = self.tally.started(&trace.runs, (at, step), (started, best));
+        self.job(started.ticket).stages.prompt_started(now, started, again);
+    }
+
+    fn first_token(&mut self, ticket: RunRequestId) {
+        let now = self.now;
+        let job = self.job(ticket);
+        job.stages.first_token = now;
+        let (at, stages, foretold) = (job.at, job.stages, job.dispatch.prediction);
+        self.tally.record_first_token(at, &stages);
+        foretold.iter().for_each(|foretold| self.tally.record_prediction(foretold, now - stages.placed));
+    }
+
+    /// The prompt's KV leaves for the worker that answers.
+    fn start_shipping(&mut self, worker: usize, prefilled: PrefilledRequest) {
+        let (now, runs) = (self.now, &self.trace.runs);
+        let ticket = prefilled.prompt.ticket;
+        self.job(ticket).stages.computed = now;
+        let Dispatch { decode, ship, .. } = self.job(ticket).dispatch;
+        let there = match ship {
+            TransferScope::Whole => Tokens::ZERO,
+            TransferScope::Missing => self.engines[decode].engine.cached_depths(runs, &prefilled.prompt.path).device,
+        };
+        let arrived = self.links.send(now, (worker, decode), prefilled.prompt.tokens - there + runs.window_size());
+        self.job(ticket).prefilled = Some(prefilled);
+        self.events.add(arrived, WorldEvent::ShipmentArrived(ticket));
+    }
+
+    /// The KV is there; without room for it the step waits.
+    pub(super) fn shipment_arrived(&mut self, ticket: RunRequestId) {
+        let (now, runs) = (self.now, &self.trace.runs);
+        let job = self.job(ticket);
+        let (Dispatch { prefill, decode, .. }, tries) = (job.dispatch, job.tries);
+        let Some(prefilled) = job.prefilled.take() else { return };
+        let around = EngineEnvironment { runs, shared: self.shared_pool.as_mut() };
+        let target = &mut self.engines[decode].engine;
+        // Its batch is about to change.
+        target.advance_clock(now, &around);
+        if target.receive_prefilled(runs, prefilled.prompt.clone()).is_err() {
+            if tries >= MAX_TRIES && self.kind.is_colocated() {
+                self.answer_at_source((prefill, decode), prefilled);
+                return;
+            }
+            let job = self.job(ticket);
+            (job.tries, job.prefilled) = (tries + 1, Some(prefilled));
+            self.events.add(now + RETRY_INTERVAL, WorldEvent::ShipmentArrived(ticket));
+            return;
+        }
+        self.first_token(ticket);
+        self.engines[prefill].engine.release_prefilled(runs, &prefilled);
+        self.wake_engine(decode);
+        self.wake_engine(prefill);
+    }
+
+    /// Two workers that wait for each other's memory would wait for ever: the step is answered where its prompt is.
+    fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefilledRequest) {
+        let ticket = prefilled.prompt.ticket;
+        self.engines[decode].engine.cancel_expected(prefilled.prompt.tokens);
+        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let engine = &mut self.engines[prefill].engine;
+        engine.advance_clock(self.now, &around);
+        engine.decode_locally(prefilled);
+        self.first_token(ticket);
+        self.wake_engine(prefill);
+    }
+
+    fn finished(&mut self, ticket: RunRequestId) {
+        let trace = self.trace;
+        let Some(job) = self.jobs[ticket.0 as usize].take() else { return };
+        let step = &trace.sessions[job.at.session].steps[job.at.step];
+        self.tally.step_finished((job.at, step), self.now, &job.stages);
+        self.driver.policy.step_finished(job.at, step, self.now);
+        if self.shared_pool.is_none() && self.tally.is_sample_due() {
+            let engines: Vec<_> = self.engines.iter().map(|worker| &worker.engine).collect();
+            self.tally.memory_samples.sample(&engines, &trace.runs);
+        }
+        let Some(followed) = self.scheduler.finish_step(job.at) else { return };
+        for step in followed.steps {
+            let think = Seconds::from(trace.sessions[job.at.session].steps[step].pause);
+            self.events.add(self.now + think, WorldEvent::Arrives(StepRef { step, ..job.at }));
+        }
+        if followed.is_session_over {
+            self.driver.policy.session_finished(job.at.session);
+            self.tally.session_finished(job.at.session);
+            self.events.add(self.now + Seconds(NEXT_SESSION_DELAY), WorldEvent::SessionStarts);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A router's own decision log: what its receipts tell of each session's steps.
+//!
+//! Receipts have lengths and no block ids. What a step found known it is taken to share with the latest step of its own
+//! session that was long enough, else with the first one of any other: what a fleet's agents begin with, and a fork's
+//! shared part.
+
+mod prompt_tree;
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use vocabulary::{Micros, Tokens};
+
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::record::{MAX_REQUESTS, json, lines};
+use crate::trace::{TraceReader, is_truncated};
+use prompt_tree::PromptTree;
+
+/// Tokens in a block, as routers count what they find known unless they are told otherwise.
+pub(in crate::trace) const BLOCK: u32 = 16;
+
+const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
+const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session", "prompt", "deepest_overlap"}, "seen": {"ending", "total", "answered"}, ...}, "case": {"facts": {"reused"}, ...}} on each line"#;
+
+/// Milliseconds since 1970 at the end of the year 2200, roughly.
+const MAX_UNIX_MS: u64 = 7_289_568_000_000;
+
+#[derive(Deserialize)]
+struct LoggedHeader {
+    version: u32,
+    #[serde(rename = "release")]
+    _release: IgnoredAny,
+    #[serde(rename = "policy")]
+    _policy: IgnoredAny,
+}
+
+#[derive(Deserialize)]
+struct DecisionLine {
+    receipt: LoggedReceipt,
+    case: Option<LoggedCase>,
+}
+
+#[derive(Deserialize)]
+struct LoggedReceipt {
+    at_unix_ms: u64,
+    known: LoggedPrompt,
+    seen: Option<LoggedOutcome>,
+}
+
+#[derive(Deserialize)]
+struct LoggedPrompt {
+    session: String,
+    prompt: u64,
+    deepest_overlap: u64,
+}
+
+#[derive(Deserialize)]
+struct LoggedOutcome {
+    ending: String,
+    total: u64,
+    cached: Option<u64>,
+    answered: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct LoggedCase {
+    facts: LoggedFacts,
+}
+
+#[derive(Deserialize)]
+struct LoggedFacts {
+    reused: u64,
+}
+
+#[derive(Clone, Copy)]
+struct LoggedStep {
+    at: Micros,
+    duration: Micros,
+    prompt: Tokens,
+    answer: Tokens,
+    /// What of its prompt was known, by the router's own view or by the engine's count.
+    reused: u64,
+}
+
+/// Sessions in the making: a session may go on in a later file.
+#[derive(Default)]
+pub(crate) struct DecisionLogSessions {
+    /// In the order of their first records.
+    order: Vec<String>,
+    steps: HashMap<String, Vec<LoggedStep>>,
+    count: usize,
+    /// Steps that did not come to their end, and the sessions that they are of.
+    unfinished: usize,
+    unfinished_sessions: HashSet<String>,
+}
+
+/// Reads a file of the log. Steps that did not come to their end are left out; so is a last line that is cut off, as a router
+/// that was killed leaves one.
+pub(crate) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    let mut all = lines(file, text).peekable();
+    if let Some((place, line)) = all.next() {
+        let head: LoggedHeader = json(place, line, HEAD)?;
+        if head.version != 1 {
+            return Err(place.out_of_range("version", head.version, "1"));
+        }
+    }
+    while let Some((place, line)) = all.next() {
+        let read = match json::<DecisionLine>(place, line, LINE) {
+            Err(_) if all.peek().is_none() && is_truncated(line) => {
+                reader.truncated.push(format!("{}:{}", place.file, place.line));
+                break;
+            }
+            read => read?,
+        };
+        match parse_step(place, &read)? {
+            Some(served) => reader.decision_logs.add(place, read.receipt.known.session, served)?,
+            None => reader.decision_logs.skip_unfinished(read.receipt.known.session),
+        }
+    }
+    Ok(())
+}
+
+fn parse_step(place: TraceLocation<'_>, line: &DecisionLine) -> Result<Option<LoggedStep>, TraceError> {
+    let LoggedReceipt { at_unix_ms, known, seen } = &line.receipt;
+    let Some(seen) = seen.as_ref().filter(|seen| seen.ending == "complete") else { return Ok(None) };
+    let prompt = place.check_prompt("known.prompt", known.prompt)?;
+    let answer = place.check_answer("seen.answered", seen.answered.unwrap_or(1))?;
+    if *at_unix_ms > MAX_UNIX_MS {
+        return Err(place.out_of_range("at_unix_ms", at_unix_ms, "milliseconds since 1970, to the year 2200"));
+    }
+    let at = Micros(at_unix_ms * 1_000);
+    let took = place.check_seconds("seen.total (in seconds)", seen.total as f64 / 1e6)?;
+    let reused = line.case.as_ref().map_or(known.deepest_overlap, |case| case.facts.reused);
+    let reused = reused.max(seen.cached.unwrap_or_default()).min(prompt.0);
+    Ok(Some(LoggedStep { at, duration: took, prompt, answer, reused }))
+}
+
+impl DecisionLogSessions {
+    fn add(&mut self, place: TraceLocation<'_>, session: String, served: LoggedStep) -> Result<(), TraceError> {
+        self.count += 1;
+        if self.count > MAX_REQUESTS {
+            return Err(place.out_of_range("requests", self.count, "1 to 16777216 of them in a log"));
+        }
+        if !self.steps.contains_key(&session) {
+            self.order.push(session.clone());
+        }
+        self.steps.entry(session).or_default().push(served);
+        Ok(())
+    }
+
+    fn skip_unfinished(&mut self, session: String) {
+        self.unfinished += 1;
+        self.unfinished_sessions.insert(session);
+    }
+
+    /// All sessions that were read, and what must be known of them.
+    pub(crate) fn finish(mut self, reader: &mut TraceReader) -> Result<Vec<String>, TraceError> {
+        if self.count + self.unfinished == 0 {
+            return Ok(Vec::new());
+        }
+        let mut notes: Vec<String> = self.unfinished_note().into_iter().collect();
+        let mut sessions: Vec<(String, Vec<LoggedStep>)> = Vec::with_capacity(self.order.len());
+        for session in self.order {
+            let mut steps = self.steps.remove(&session).unwrap_or_default();
+            steps.sort_by_key(|step| step.at);
+            sessions.push((session, steps));
+        }
+        let shared = PromptTree::of(&sessions);
+        notes.extend(shared.note());
+        reader.sessions.extend(shared.into_sessions(sessions, (&mut reader.runs, &mut reader.budget))?);
+        Ok(notes)
+    }
+
+    fn unfinished_note(&self) -> Option<String> {
+        let lost = self.unfinished_sessions.iter().filter(|session| !self.steps.contains_key(*session)).count();
+        let (steps, sessions) = (self.count + self.unfinished, self.order.len() + lost);
+        let told = format!(
+            "{} of the log's {steps} steps did not end in a whole answer and are left out, and with them {lost} of its \
+             {sessions} sessions, which have no other",
+            self.unfinished
+        );
+        (self.unfinished > 0).then_some(told)
+    }
+}

@@ -1,0 +1,276 @@
+//! The two forms on disk, each down to the same plain requests.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use vocabulary::Micros;
+
+use super::BLOCK;
+use super::session_builder::{Agent, RecordedRequest, SessionBuilder};
+use crate::trace::TraceReader;
+use crate::trace::block_ids::BlockIds;
+use crate::trace::budget::TraceBudget;
+use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::record::{self, LineCursor, json};
+
+/// Sub-agents of sub-agents: how many within each other.
+const MAX_AGENT_DEPTH: usize = 16;
+
+const DOCUMENT: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "requests": [...]}"#;
+const REQUEST: &str = r#"{"t", "type": "s" or "n", "in", "out", "hash_ids", "think_time", "api_time", "ttft", "model", "stop", "input_types", "output_types"}, or {"t", "type": "subagent", "requests", "tool_tokens", "duration_ms", ...}"#;
+const LINE: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "reqs": [...]} on each line"#;
+const DELTA: &str = r#"{"t", "agent", "in", "out", "think", "api", "par", "keep", "runs": [[FIRST, COUNT], ...], "it", "stop", "model", "sub"}"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct SessionDocument<'a> {
+    id: String,
+    block_size: u32,
+    tool_tokens: u64,
+    #[serde(borrow)]
+    requests: Vec<&'a RawValue>,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
+    hash_id_scope: Option<IgnoredAny>,
+    totals: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct TypeTag {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct DocumentRequest {
+    t: f64,
+    #[serde(rename = "in")]
+    prompt: u64,
+    #[serde(rename = "out")]
+    answer: u64,
+    hash_ids: Vec<u64>,
+    think_time: Option<f64>,
+    api_time: Option<f64>,
+    ttft: Option<f64>,
+    r#type: Option<IgnoredAny>,
+    model: Option<IgnoredAny>,
+    stop: Option<IgnoredAny>,
+    input_types: Option<IgnoredAny>,
+    output_types: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct SubAgent<'a> {
+    t: f64,
+    #[serde(borrow)]
+    requests: Vec<&'a RawValue>,
+    tool_tokens: Option<u64>,
+    duration_ms: Option<f64>,
+    r#type: Option<IgnoredAny>,
+    agent_id: Option<IgnoredAny>,
+    subagent_type: Option<IgnoredAny>,
+    total_tokens: Option<IgnoredAny>,
+    tool_use_count: Option<IgnoredAny>,
+    status: Option<IgnoredAny>,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
+}
+
+pub(in crate::trace) fn document(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    let place = TraceLocation { file, line: 1 };
+    let document: SessionDocument<'_> = json(place, text, DOCUMENT)?;
+    block_size(place, document.block_size)?;
+    let mut woven = SessionBuilder::default();
+    woven.add_agent(Agent::main(document.tool_tokens));
+    read_agent(&mut woven, &mut LineCursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
+    place.check_request_count(woven.len())?;
+    let session = woven.build(place, document.id.into(), reader)?;
+    reader.sessions.push(session);
+    Ok(())
+}
+
+/// The requests of one agent, those of its sub-agents in between.
+fn read_agent(
+    woven: &mut SessionBuilder,
+    cursor: &mut LineCursor<'_>,
+    requests: &[&RawValue],
+    (agent, begin, depth): (usize, Micros, usize),
+) -> Result<(), TraceError> {
+    for raw in requests {
+        let place = cursor.location_of(raw.get());
+        let tagged: TypeTag = json(place, raw.get(), REQUEST)?;
+        if tagged.kind != "subagent" {
+            let request: DocumentRequest = json(place, raw.get(), REQUEST)?;
+            woven.add(agent, recorded_request(place, &request, begin)?);
+            continue;
+        }
+        if depth == MAX_AGENT_DEPTH {
+            return Err(place.out_of_range("requests", "a sub-agent 17 deep", "sub-agents within each other, 16 deep"));
+        }
+        let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
+        let lasted = place.check_seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
+        let child = woven.add_agent(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
+        let begin = begin + place.check_seconds("t", sub.t)?;
+        read_agent(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
+    }
+    Ok(())
+}
+
+fn recorded_request(
+    place: TraceLocation<'_>,
+    request: &DocumentRequest,
+    begin: Micros,
+) -> Result<RecordedRequest, TraceError> {
+    let prompt = place.check_prompt("in", request.prompt)?;
+    request.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
+    let ids: BlockIds = request.hash_ids.iter().copied().collect();
+    check_block_count(place, &ids, request.prompt)?;
+    Ok(RecordedRequest {
+        at: begin + place.check_seconds("t", request.t)?,
+        pause: request.think_time.map(|think| place.check_seconds("think_time", think)).transpose()?,
+        duration: place.check_seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
+        prompt,
+        answer: place.check_answer("out", request.answer)?,
+        ids,
+    })
+}
+
+fn block_size(place: TraceLocation<'_>, size: u32) -> Result<(), TraceError> {
+    if size == BLOCK { Ok(()) } else { Err(place.out_of_range("block_size", size, "64")) }
+}
+
+fn check_block_count(place: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
+    if u64::from(ids.len()) * u64::from(BLOCK) <= prompt {
+        return Ok(());
+    }
+    let value = format!("{} whole blocks in a prompt of {prompt} tokens", ids.len());
+    Err(place.out_of_range("hash_ids", value, "ids of whole blocks of 64 tokens"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct DeltaSession<'a> {
+    id: String,
+    block_size: u32,
+    tool_tokens: u64,
+    #[serde(borrow)]
+    reqs: Vec<&'a RawValue>,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
+}
+
+/// A request as what it adds: the first `keep` ids of request `par`, then runs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct RequestDelta {
+    t: f64,
+    agent: usize,
+    #[serde(rename = "in")]
+    prompt: u64,
+    #[serde(rename = "out")]
+    answer: u64,
+    think: Option<f64>,
+    api: Option<f64>,
+    par: i64,
+    keep: u32,
+    runs: Vec<(u64, u32)>,
+    sub: Option<SubAgentStart>,
+    it: Option<IgnoredAny>,
+    stop: Option<IgnoredAny>,
+    model: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
+struct SubAgentStart {
+    tool_tokens: Option<u64>,
+    duration_ms: Option<f64>,
+    r#type: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
+}
+
+/// One session a line, each request as what it adds to an earlier one.
+pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+    for (place, line) in record::lines(file, text) {
+        let session: DeltaSession<'_> = json(place, line, LINE)?;
+        block_size(place, session.block_size)?;
+        place.check_request_count(session.reqs.len())?;
+        let mut woven = SessionBuilder::default();
+        woven.add_agent(Agent::main(session.tool_tokens));
+        let mut prompts: Vec<BlockIds> = Vec::with_capacity(session.reqs.len());
+        for raw in session.reqs {
+            let delta: RequestDelta = json(place, raw.get(), DELTA)?;
+            let agent = resolve_agent(place, &mut woven, &delta)?;
+            let told = apply_delta(place, &prompts, &delta, &mut reader.budget)?;
+            prompts.push(told.ids.clone());
+            woven.add(agent, told);
+        }
+        let session = woven.build(place, session.id.into(), reader)?;
+        reader.sessions.push(session);
+    }
+    Ok(())
+}
+
+/// Agents are numbered in the order in which they appear; all of them are the main one's.
+fn resolve_agent(
+    place: TraceLocation<'_>,
+    woven: &mut SessionBuilder,
+    delta: &RequestDelta,
+) -> Result<usize, TraceError> {
+    if delta.agent < woven.agents() {
+        return Ok(delta.agent);
+    }
+    if delta.agent > woven.agents() {
+        return Err(place.out_of_range("agent", delta.agent, "0, or the next sub-agent's number"));
+    }
+    let (tools, lasted) = delta.sub.as_ref().map_or((None, None), |sub| (sub.tool_tokens, sub.duration_ms));
+    let lasted = place.check_seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
+    Ok(woven.add_agent(Agent::sub(0, tools.unwrap_or_default(), lasted)))
+}
+
+fn apply_delta(
+    place: TraceLocation<'_>,
+    prompts: &[BlockIds],
+    delta: &RequestDelta,
+    budget: &mut TraceBudget,
+) -> Result<RecordedRequest, TraceError> {
+    let prompt = place.check_prompt("in", delta.prompt)?;
+    let earlier = "-1, or the index of an earlier request";
+    let none = BlockIds::default();
+    let parent = match usize::try_from(delta.par) {
+        Ok(parent) => prompts.get(parent).ok_or_else(|| place.out_of_range("par", delta.par, earlier))?,
+        Err(_) if delta.par == -1 => &none,
+        Err(_) => return Err(place.out_of_range("par", delta.par, earlier)),
+    };
+    if delta.keep > parent.len() {
+        return Err(place.out_of_range("keep", delta.keep, "at most the blocks of the request `par`"));
+    }
+    let blocks = delta.runs.iter().fold(u64::from(delta.keep), |sum, (_, count)| sum + u64::from(*count));
+    if blocks * u64::from(BLOCK) > delta.prompt {
+        let value = format!("{blocks} whole blocks with those kept in a prompt of {prompt} tokens");
+        return Err(place.out_of_range("runs", value, "counts of blocks that fit into the prompt"));
+    }
+    // The prompt as it is compared with later ones, and as it lies in the tree.
+    budget.take(place, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
+    let mut ids = parent.first(delta.keep);
+    for (first, count) in &delta.runs {
+        place.check_ids("runs", *first, *count)?;
+        ids.push_run(*first, *count);
+    }
+    Ok(RecordedRequest {
+        at: place.check_seconds("t", delta.t)?,
+        pause: delta.think.map(|think| place.check_seconds("think", think)).transpose()?,
+        duration: place.check_seconds("api", delta.api.unwrap_or_default())?,
+        prompt,
+        answer: place.check_answer("out", delta.answer)?,
+        ids,
+    })
+}

@@ -1,0 +1,45 @@
+//! Sizes by hand, for published models.
+
+mod checkpoints;
+mod configs;
+mod restore;
+mod shape;
+mod sizes;
+
+use super::*;
+
+/// The models of the committed files, which are the attention parts of what is published.
+pub(crate) fn read(name: &str) -> AttentionSpec {
+    AttentionSpec::from_config(text_of(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+pub(super) fn text_of(name: &str) -> &'static str {
+    match name {
+        "llama-3.1-8b" => include_str!("tests/configs/llama-3.1-8b.json"),
+        "qwen3-32b" => include_str!("tests/configs/qwen3-32b.json"),
+        "qwen2.5-0.5b" => include_str!("tests/configs/qwen2.5-0.5b.json"),
+        "mistral-7b-v0.1" => include_str!("tests/configs/mistral-7b-v0.1.json"),
+        "mistral-7b-v0.3" => include_str!("tests/configs/mistral-7b-v0.3.json"),
+        "deepseek-v2-lite" => include_str!("tests/configs/deepseek-v2-lite.json"),
+        "deepseek-v3" => include_str!("tests/configs/deepseek-v3.json"),
+        "gpt-oss-20b" => include_str!("tests/configs/gpt-oss-20b.json"),
+        "gemma-2-9b" => include_str!("tests/configs/gemma-2-9b.json"),
+        "gemma-3-4b" => include_str!("tests/configs/gemma-3-4b.json"),
+        "gemma-3-27b" => include_str!("tests/configs/gemma-3-27b.json"),
+        other => panic!("no such file: {other}"),
+    }
+}
+
+/// 30 pairs of compressed layers: m = 4, m' = 128, windows of 128. An entry has 512 numbers in 8 bits and 64 in 16, an
+/// index entry 128 in 8 bits with a scale.
+pub(crate) fn hybrid() -> AttentionSpec {
+    let layer = |ratio, index| CompressedKv {
+        ratio: vocabulary::Tokens(ratio),
+        entry: vocabulary::Bytes(640),
+        index: vocabulary::Bytes(index),
+        raw: vocabulary::Bytes(640),
+        window: vocabulary::Tokens(128),
+    };
+    let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
+    AttentionSpec::new(pair.repeat(30), vocabulary::Bytes(1)).unwrap()
+}

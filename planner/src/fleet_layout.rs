@@ -1,0 +1,283 @@
+//! The fleet laid out for one step: every worker's standing, the owner's, and the best helpers on each fabric.
+//!
+//! A helper's price does not depend on the target it helps, so the best two of a fabric are enough for all targets of
+//! it (two, because a worker cannot help itself): candidates grow with the workers, not with their pairs.
+
+use std::cmp::Reverse;
+
+use vocabulary::{KvIndexState, Micros, Owner, Tokens, WorkerHealth, WorkerId, WorkerRole};
+
+use crate::cached_prefix::cached_prefixes;
+use crate::cost::{CostModel, usable};
+use crate::kv_occupancy::SessionLookup;
+use crate::worker_candidate::{WorkerCandidate, length_refusal};
+use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
+
+/// Everything that candidates are made from.
+pub(crate) struct FleetLayout<'a> {
+    pub(crate) inputs: PlanningInputs<'a>,
+    /// The account of whose KV lies where.
+    pub(crate) session_lookup: SessionLookup<'a>,
+    pub(crate) candidates: Vec<WorkerCandidate<'a>>,
+    pub(crate) owner: Option<usize>,
+    /// Why the owner should not stay the owner, whoever serves.
+    move_reason: Option<MoveReason>,
+    /// Whether draining workers may serve: only when nobody else can.
+    last_resort: LastResort,
+    /// Who holds most of the prompt, and how much.
+    longest_prefix: Option<(usize, Tokens)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastResort {
+    No,
+    Draining,
+}
+
+impl<'a> FleetLayout<'a> {
+    pub(crate) fn build(inputs: &PlanningInputs<'a>) -> Result<Self, PlanningError> {
+        let holdings = cached_prefixes(inputs);
+        let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
+        let stand = |(view, holding)| WorkerCandidate::new((inputs, visit), view, holding);
+        let standings: Vec<_> = inputs.workers.iter().zip(holdings).map(stand).collect();
+        let able = |s: &WorkerCandidate<'_>| s.can_serve() && !s.is_draining();
+        let last_resort = if standings.iter().any(able) {
+            LastResort::No
+        } else if standings.iter().any(WorkerCandidate::can_serve) {
+            LastResort::Draining
+        } else {
+            return Err(planning_error(inputs, &standings));
+        };
+        let owner = inputs.session.owner.and_then(|owner| {
+            standings.iter().position(|s| (s.view.id, s.view.incarnation) == (owner.worker, owner.incarnation))
+        });
+        let deepest = longest_prefix(&standings);
+        let mut table = Self {
+            inputs: *inputs,
+            session_lookup: visit,
+            candidates: standings,
+            owner,
+            move_reason: None,
+            last_resort,
+            longest_prefix: deepest,
+        };
+        table.move_reason = table.move_reason();
+        Ok(table)
+    }
+
+    /// Why a worker cannot be a target.
+    pub(crate) fn target_refusal(&self, at: usize) -> Option<CandidateRefusal> {
+        let standing = &self.candidates[at];
+        let draining = standing.is_draining() && self.last_resort == LastResort::No;
+        standing
+            .refusal
+            .or((!standing.view.role.decodes()).then_some(CandidateRefusal::PrefillOnly))
+            .or(draining.then_some(CandidateRefusal::Draining))
+    }
+
+    /// Who holds most of the prompt, and how much, unless it is this worker itself.
+    pub(crate) fn longest_prefix_elsewhere(&self, at: usize) -> Option<(usize, Tokens)> {
+        self.longest_prefix.filter(|(place, _)| *place != at)
+    }
+
+    /// Tokens of the prompt that may be replicated: sealed, and not all of it.
+    pub(crate) fn replicable_tokens(&self) -> Tokens {
+        self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt - Tokens(1))
+    }
+
+    fn move_reason(&self) -> Option<MoveReason> {
+        self.inputs.session.owner?;
+        let Some(standing) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
+        let sealed = self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt);
+        let evicted = standing.view.knowledge == KvIndexState::Exact && standing.prefix.believed * 2 < sealed;
+        match standing.refusal {
+            Some(CandidateRefusal::Excluded) => Some(MoveReason::OwnerExcluded),
+            Some(CandidateRefusal::NotReady | CandidateRefusal::WrongModel) => Some(MoveReason::OwnerGone),
+            _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
+            _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
+            _ if self.is_overloaded(standing) => Some(MoveReason::OwnerOverloaded),
+            _ if evicted => Some(MoveReason::OwnerEvicted),
+            _ => None,
+        }
+    }
+
+    /// Why ownership should go to this target: nobody flees from an overloaded owner to an overloaded target, or
+    /// sessions would run in circles while everybody is.
+    pub(crate) fn move_reason_for(&self, target: usize) -> Option<MoveReason> {
+        let in_vain =
+            |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.candidates[target]);
+        self.move_reason.filter(|why| !in_vain(why))
+    }
+
+    fn is_overloaded(&self, standing: &WorkerCandidate<'_>) -> bool {
+        let overload = &self.inputs.policy.overload;
+        standing.speed.queue >= overload.queue || standing.speed.usage >= overload.kv_usage
+    }
+
+    /// Whether this rank is the owner itself.
+    pub(crate) fn is_owner(&self, at: usize) -> bool {
+        let standing = &self.candidates[at];
+        let rank = standing.prefix.rank;
+        self.inputs.session.owner
+            == Some(Owner { worker: standing.view.id, incarnation: standing.view.incarnation, rank })
+    }
+}
+
+/// The best helpers of one fabric.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct FabricShortlist {
+    sources: CheapestPair,
+    prefillers: CheapestPair,
+}
+
+/// The cheapest two, cheapest first.
+#[derive(Default, Clone, Copy)]
+struct CheapestPair([Option<(PriceOrder, usize)>; 2]);
+
+type PriceOrder = (Micros, Reverse<u64>, WorkerId);
+
+impl CheapestPair {
+    fn offer(&mut self, key: PriceOrder, at: usize) {
+        let [first, second] = &mut self.0;
+        if first.is_none_or(|(best, _)| key < best) {
+            *second = first.replace((key, at));
+        } else if second.is_none_or(|(best, _)| key < best) {
+            *second = Some((key, at));
+        }
+    }
+
+    /// Whether somebody of this price or a higher one can be among them.
+    fn may_take(&self, key: PriceOrder) -> bool {
+        self.0[1].is_none_or(|(second, _)| key < second)
+    }
+
+    fn merge(&mut self, other: Self) {
+        other.0.into_iter().flatten().for_each(|(key, place)| self.offer(key, place));
+    }
+
+    fn places(self) -> impl Iterator<Item = usize> {
+        self.0.into_iter().flatten().map(|(_, place)| place)
+    }
+}
+
+impl FabricShortlist {
+    fn merge(&mut self, other: Self) {
+        self.sources.merge(other.sources);
+        self.prefillers.merge(other.prefillers);
+    }
+
+    /// Who can send sealed blocks, best first.
+    pub(crate) fn sources(self) -> impl Iterator<Item = usize> {
+        self.sources.places()
+    }
+
+    /// Who can compute a prompt for others, best first.
+    pub(crate) fn prefillers(self) -> impl Iterator<Item = usize> {
+        self.prefillers.places()
+    }
+}
+
+pub(crate) struct Fabrics<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
+
+type FabricKey<'a> = (&'a str, Option<ParallelShape>);
+
+impl<'a> Fabrics<'a> {
+    /// For all targets that no barred link leads to.
+    pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, prices: &CostModel<'_>) -> Self {
+        Self::among(table, prices, |_| true)
+    }
+
+    /// For one target that barred links lead to: without those who would send over them.
+    pub(crate) fn around_barred_links(table: &FleetLayout<'a>, prices: &CostModel<'_>, target: WorkerId) -> Self {
+        Self::among(table, prices, |from| !table.inputs.is_link_barred(from, target))
+    }
+
+    fn among(table: &FleetLayout<'a>, prices: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+        let mut all = Self(Vec::with_capacity(2));
+        for (at, standing) in table.candidates.iter().enumerate() {
+            let Some(fabric) = fabric(standing) else { continue };
+            let sends = standing.view.link.as_ref().is_some_and(|link| link.carries.exports_kv());
+            if standing.refusal.is_some() || !sends || !may_send(standing.view.id) {
+                continue;
+            }
+            let key = |price| (price, Reverse(standing.rendezvous_weight), standing.view.id);
+            let helpers = all.entry((fabric, standing.shape));
+            let offer = |best: &mut CheapestPair, to: Tokens| {
+                // Who is too dear already is not asked for what it adds, and whom it would push out.
+                if best.may_take(key(prices.earliest_finish(standing, to)))
+                    && best.may_take(key(prices.source_terms_without_eviction(standing, to).total()))
+                {
+                    best.offer(key(prices.source_terms(standing, to).total()), at);
+                }
+            };
+            let movable = table.replicable_tokens();
+            if standing.prefix.believed.min(movable) > Tokens::ZERO {
+                // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
+                offer(&mut helpers.sources, movable);
+            }
+            if standing.view.role != WorkerRole::Decode && standing.view.health == WorkerHealth::Ready {
+                offer(&mut helpers.prefillers, table.inputs.request.prompt);
+            }
+        }
+        all
+    }
+
+    /// The helpers on a target's fabric that its ranks can read from; none when the target has no usable link.
+    pub(crate) fn helpers_for(
+        &self,
+        inputs: &PlanningInputs<'_>,
+        target: &WorkerCandidate<'_>,
+    ) -> Option<FabricShortlist> {
+        let name = fabric(target)?;
+        let mut those =
+            self.0.iter().filter(|((fabric, shape), _)| *fabric == name && inputs.can_read(*shape, target.shape));
+        let mut helpers = those.next().map_or_else(FabricShortlist::default, |(_, helpers)| *helpers);
+        those.for_each(|(_, more)| helpers.merge(*more));
+        Some(helpers)
+    }
+
+    fn entry(&mut self, wanted: FabricKey<'a>) -> &mut FabricShortlist {
+        let at = self.0.iter().position(|(place, _)| *place == wanted).unwrap_or_else(|| {
+            self.0.push((wanted, FabricShortlist::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+}
+
+fn fabric<'a>(standing: &WorkerCandidate<'a>) -> Option<&'a str> {
+    standing.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
+}
+
+fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> {
+    let holds = |s: &WorkerCandidate<'_>| s.refusal.is_none() && s.prefix.believed > Tokens::ZERO;
+    let holders = standings.iter().enumerate().filter(|(_, standing)| holds(standing));
+    let most = holders.max_by_key(|(_, s)| (s.prefix.believed, s.rendezvous_weight, Reverse(s.view.id)));
+    most.map(|(at, standing)| (at, standing.prefix.believed))
+}
+
+/// Why nobody can serve: the first thing that everybody lacks.
+fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]) -> PlanningError {
+    if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::WrongModel)) {
+        let ask = inputs.request;
+        let known = inputs.workers.iter().any(|view| view.models.contains(&ask.model));
+        let missing = ask.adapter.as_ref().filter(|_| known).unwrap_or(&ask.model);
+        return PlanningError::UnknownModel { model: missing.clone() };
+    }
+    let decoding =
+        || standings.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::WrongModel));
+    let fits = |s: &WorkerCandidate<'_>| length_refusal(inputs.request, s.view).is_none();
+    if decoding().next().is_some() && !decoding().any(fits) {
+        return PlanningError::TooLong { longest: decoding().map(max_step_tokens).max().unwrap_or_default() };
+    }
+    if decoding().any(|s| s.refusal == Some(CandidateRefusal::Excluded) && fits(s)) {
+        PlanningError::AllExcluded
+    } else {
+        PlanningError::NoneReady
+    }
+}
+
+fn max_step_tokens(standing: &WorkerCandidate<'_>) -> Tokens {
+    let limits = [standing.view.capacity.context, standing.view.capacity.kv];
+    limits.into_iter().filter(|limit| *limit > Tokens::ZERO).min().unwrap_or_default()
+}

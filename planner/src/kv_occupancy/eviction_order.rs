@@ -1,0 +1,165 @@
+//! The idle tenants of one rank in the order in which the engine evicts them. Both ends lie side by side in memory besides:
+//! every plan reads them at every rank, and the line itself changes with a step.
+
+use std::collections::BTreeMap;
+
+use vocabulary::{Micros, SessionId, Tokens};
+
+use super::MAX_VICTIMS;
+use crate::return_model::ReturnPattern;
+
+/// A session that stepped within this time is an active one.
+const ACTIVE_WINDOW: Micros = Micros(60_000_000);
+/// So many idle ones are looked at for that.
+const MAX_ACTIVE: usize = 16;
+
+/// An idle session's KV.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IdleResident {
+    pub(super) session: SessionId,
+    /// When its last step ended.
+    pub(super) last: Micros,
+    pub(super) tokens: Tokens,
+    /// How the session comes back; none when it lives elsewhere.
+    pub(super) return_pattern: Option<ReturnPattern>,
+}
+
+impl IdleResident {
+    fn key(&self) -> EvictionKey {
+        (self.last, self.session)
+    }
+}
+
+type EvictionKey = (Micros, SessionId);
+
+/// All of them, least recently used first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EvictionOrder {
+    all: BTreeMap<EvictionKey, (Tokens, Option<ReturnPattern>)>,
+    /// The first ones; one more than are victims, since a session is no victim of its own.
+    oldest: Vec<IdleResident>,
+    /// The last ones, most recently used first.
+    newest: Vec<EvictionKey>,
+    /// Which of the newest live here, the first in the lowest bit.
+    resident_bits: u32,
+    /// When the last one of the newest ended.
+    oldest_of_newest: Micros,
+}
+
+impl EvictionOrder {
+    pub(super) fn insert(&mut self, idle: IdleResident) {
+        let key = idle.key();
+        self.all.insert(key, (idle.tokens, idle.return_pattern));
+        if self.oldest.len() <= MAX_VICTIMS || self.is_among_oldest(key) {
+            self.refresh_oldest();
+        }
+        if self.newest.len() < MAX_ACTIVE || self.is_among_newest(key) {
+            self.refresh_newest();
+        }
+    }
+
+    pub(super) fn remove(&mut self, last: Micros, session: SessionId) {
+        let key = (last, session);
+        self.all.remove(&key);
+        if self.is_among_oldest(key) {
+            self.refresh_oldest();
+        }
+        if self.is_among_newest(key) {
+            self.refresh_newest();
+        }
+    }
+
+    pub(super) fn least_recently_used(&self) -> Option<&IdleResident> {
+        self.oldest.first()
+    }
+
+    /// The first ones, one more than are victims of a step.
+    pub(super) fn oldest(&self) -> &[IdleResident] {
+        &self.oldest
+    }
+
+    /// How many stepped lately and live here, of the newest few and without `own`.
+    pub(super) fn active_count(&self, now: Micros, own: Option<EvictionKey>) -> u32 {
+        let lately = match now - self.oldest_of_newest < ACTIVE_WINDOW {
+            true => self.newest.len(),
+            false => self.newest.partition_point(|(last, _)| now - *last < ACTIVE_WINDOW),
+        };
+        let own = own.and_then(|own| self.newest[..lately].iter().position(|key| *key == own));
+        let others = ((1 << lately) - 1) & !own.map_or(0, |at| 1 << at);
+        (self.resident_bits & others).count_ones()
+    }
+
+    fn is_among_oldest(&self, key: EvictionKey) -> bool {
+        self.oldest.last().is_some_and(|last| key <= last.key())
+    }
+
+    fn is_among_newest(&self, key: EvictionKey) -> bool {
+        self.newest.last().is_some_and(|last| key >= *last)
+    }
+
+    fn refresh_oldest(&mut self) {
+        let idle = |(&(last, session), &(tokens, wanted)): (&EvictionKey, &(_, _))| IdleResident {
+            session,
+            last,
+            tokens,
+            return_pattern: wanted,
+        };
+        self.oldest.clear();
+        self.oldest.extend(self.all.iter().take(MAX_VICTIMS + 1).map(idle));
+    }
+
+    fn refresh_newest(&mut self) {
+        self.newest.clear();
+        self.resident_bits = 0;
+        for (at, (key, (_, wanted))) in self.all.iter().rev().take(MAX_ACTIVE).enumerate() {
+            self.newest.push(*key);
+            self.resident_bits |= u32::from(wanted.is_some()) << at;
+            self.oldest_of_newest = key.0;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.oldest.is_empty() && self.newest.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Few times and many sessions: many end at the same moment, and both ends are often what goes.
+        #[test]
+        fn oldest_and_newest_match_a_list_sorted_after_every_change(
+            changes in prop::collection::vec((any::<bool>(), 0u64..40, 0u128..30, any::<bool>(), 0u64..100), 1..160),
+        ) {
+            let (mut line, mut plain) = (EvictionOrder::default(), BTreeMap::new());
+            for (comes, second, session, lives, pick) in changes {
+                let (last, session) = (Micros(second * 7_000_000), SessionId(session));
+                if comes {
+                    let (tokens, wanted) = (Tokens(second + 1), lives.then_some(ReturnPattern::Quick));
+                    line.insert(IdleResident { session, last, tokens, return_pattern: wanted });
+                    plain.insert((last, session), (tokens, wanted));
+                } else if let Some(key) = plain.keys().nth(pick as usize % plain.len().max(1)).copied() {
+                    line.remove(key.0, key.1);
+                    plain.remove(&key);
+                }
+                let oldest = line.oldest().iter().map(|idle| (idle.key(), (idle.tokens, idle.return_pattern)));
+                prop_assert!(oldest.eq(plain.clone().into_iter().take(17)), "{:?}", line);
+                prop_assert_eq!(line.least_recently_used().map(IdleResident::key), plain.keys().next().copied());
+                for now in [second * 7_000_000, 280_000_000, 320_000_000].map(Micros) {
+                    for own in [None, plain.keys().last().copied(), plain.keys().next().copied()] {
+                        let newest = plain.iter().rev().take(16).filter(|(key, _)| now - key.0 < Micros(60_000_000));
+                        let others = newest.filter(|(key, (_, wanted))| wanted.is_some() && Some(**key) != own);
+                        prop_assert_eq!(line.active_count(now, own) as usize, others.count(), "{:?}", line);
+                    }
+                }
+            }
+        }
+    }
+}

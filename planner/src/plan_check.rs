@@ -1,0 +1,241 @@
+//! Which plans are legal. The executor runs any legal plan and refuses every other; it makes no choices of its own.
+
+use vocabulary::{Blocks, DpRank, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, WorkerView};
+
+use crate::worker_candidate::{length_refusal, serves_alone};
+use crate::{
+    Action, AttentionSpec, Handoff, Leg, OwnershipClaim, Plan, PlanningInputs, TransferObstacle, TransferPermission,
+};
+
+/// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
+pub enum PlanViolation {
+    /// A leg or source names a worker that is not in the fleet.
+    #[error("{0} is not in the fleet")]
+    NoSuchWorker(WorkerId),
+    /// A leg or source names a rank that the worker does not have.
+    #[error("{0} has no such rank")]
+    NoSuchRank(WorkerId),
+    /// A leg or source does not serve the model or adapter.
+    #[error("{0} does not serve the model")]
+    WrongModel(WorkerId),
+    /// A leg or source failed already in this attempt.
+    #[error("{0} is excluded")]
+    Excluded(WorkerId),
+    /// A leg or source is not reached.
+    #[error("{0} is not reached")]
+    Unreachable(WorkerId),
+    /// The decode leg lies at a worker that does not decode.
+    #[error("{0} does not decode")]
+    PrefillOnly(WorkerId),
+    /// Prompt and answer do not fit into a leg's worker.
+    #[error("prompt and answer exceed the context of {0}")]
+    TooLong(WorkerId),
+    /// A leg's tokens do not add up to the prompt.
+    #[error("the tokens of the leg at {0} do not add up to the prompt")]
+    TokenSum(WorkerId),
+    /// The legs differ without a remote prefill.
+    #[error("the legs differ without a handoff between them")]
+    LegsDiffer,
+    /// A handoff from a worker to itself.
+    #[error("{0} would hand off to itself")]
+    ToItself(WorkerId),
+    /// A handoff for a request that forbids it.
+    #[error("the request forbids transfers: {0:?}")]
+    TransferForbidden(TransferObstacle),
+    /// A handoff from a worker that only receives.
+    #[error("{0} only receives")]
+    SendsNothing(WorkerId),
+    /// A handoff between workers that cannot exchange KV.
+    #[error("{0} and {1} share no fabric")]
+    NoFabric(WorkerId, WorkerId),
+    /// A handoff between workers whose ranks cannot read from each other.
+    #[error("the ranks of {1} cannot read from those of {0}: their parallel shapes do not match")]
+    IncompatibleShapes(WorkerId, WorkerId),
+    /// A handoff over a link that is barred.
+    #[error("the link from {0} to {1} is barred")]
+    BarredLink(WorkerId, WorkerId),
+    /// A replicate of blocks that the source is not believed to hold.
+    #[error("{0} does not hold the blocks to be replicated")]
+    BlocksNotHeld(WorkerId),
+    /// A replicate of nothing, of more than the prompt, or of blocks that are not sealed.
+    #[error("{0} blocks are nothing, more than the prompt, or not sealed")]
+    NotSealed(Blocks),
+    /// A replicate that ends inside a block of one of the engines, or between entries of the model.
+    #[error("{0} blocks end inside a block of an engine or of the model")]
+    Unaligned(Blocks),
+    /// The label says something that the legs do not do.
+    #[error("{0} is not what the legs do")]
+    Mislabelled(Action),
+    /// The action is switched off.
+    #[error("{0} is switched off")]
+    Disabled(Action),
+    /// The target answers only what a prefill worker hands to it.
+    #[error("{0} needs a prefill worker")]
+    NeedsPrefiller(WorkerId),
+    /// The claim contradicts who owns the session.
+    #[error("the claim contradicts the session's owner")]
+    WrongClaim,
+}
+
+impl Plan {
+    /// Whether this plan may be executed for these inputs.
+    pub fn check(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        let target = check_leg(&self.decode, inputs)?;
+        if !target.role.decodes() {
+            return Err(PlanViolation::PrefillOnly(target.id));
+        }
+        check_leg(&self.prefill, inputs)?;
+        match &self.handoff {
+            None | Some(Handoff::Replicate { .. }) if !serves_alone(target) => {
+                return Err(PlanViolation::NeedsPrefiller(target.id));
+            }
+            None => self.check_single(inputs)?,
+            Some(handoff) => {
+                if let TransferPermission::Forbidden(bar) = inputs.request.transfers {
+                    return Err(PlanViolation::TransferForbidden(bar));
+                }
+                match *handoff {
+                    Handoff::RemotePrefill { .. } => self.check_remote(inputs)?,
+                    Handoff::Replicate { from, rank, blocks, .. } => {
+                        self.check_single(inputs)?;
+                        check_replicate(inputs, target, (from, rank), blocks)?;
+                    }
+                }
+            }
+        }
+        self.check_label(inputs)?;
+        self.check_claim(inputs)
+    }
+
+    fn check_single(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        if self.prefill != self.decode {
+            return Err(PlanViolation::LegsDiffer);
+        }
+        whole_prompt(&self.decode, inputs)
+    }
+
+    fn check_remote(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        let (source, target) = (self.prefill.worker, self.decode.worker);
+        if source == target {
+            return Err(PlanViolation::ToItself(target));
+        }
+        whole_prompt(&self.prefill, inputs)?;
+        if self.decode.tokens_cached > inputs.request.prompt || self.decode.tokens_computed != Tokens::ZERO {
+            return Err(PlanViolation::TokenSum(target));
+        }
+        check_fabric(inputs, find(source, inputs)?, find(target, inputs)?)
+    }
+
+    fn check_label(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        let fits = match self.action {
+            Action::ColocatedPrefill | Action::DecodeContinuation => self.handoff.is_none(),
+            Action::RemotePrefill => matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
+            Action::TailRecompute => !matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
+            Action::ArtifactFetch => matches!(self.handoff, Some(Handoff::Replicate { .. })),
+            Action::StateMigration => {
+                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), OwnershipClaim::Move { .. }))
+            }
+        };
+        match fits {
+            false => Err(PlanViolation::Mislabelled(self.action)),
+            true if !inputs.allows(self.action) => Err(PlanViolation::Disabled(self.action)),
+            true => Ok(()),
+        }
+    }
+
+    fn check_claim(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        let target = find(self.target(), inputs)?;
+        let owner = inputs.session.owner;
+        let owned = owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.decode.rank });
+        let right = match self.claim {
+            OwnershipClaim::Keep => owned,
+            OwnershipClaim::Open => owner.is_none(),
+            OwnershipClaim::Borrow => owner.is_some() && !owned,
+            OwnershipClaim::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
+        };
+        if right { Ok(()) } else { Err(PlanViolation::WrongClaim) }
+    }
+}
+
+fn find<'a>(worker: WorkerId, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerView, PlanViolation> {
+    inputs.workers.iter().find(|view| view.id == worker).ok_or(PlanViolation::NoSuchWorker(worker))
+}
+
+/// A worker that may take part at all, as a leg or as a source.
+fn check_participant<'a>(
+    worker: WorkerId,
+    rank: DpRank,
+    inputs: &PlanningInputs<'a>,
+) -> Result<&'a WorkerView, PlanViolation> {
+    let view = find(worker, inputs)?;
+    let serves = |model| view.models.contains(model);
+    if rank.0 >= view.ranks.max(1) {
+        Err(PlanViolation::NoSuchRank(worker))
+    } else if !serves(&inputs.request.model) || !inputs.request.adapter.as_ref().is_none_or(serves) {
+        Err(PlanViolation::WrongModel(worker))
+    } else if inputs.excluded.contains(&worker) {
+        Err(PlanViolation::Excluded(worker))
+    } else if view.health == WorkerHealth::Unreachable {
+        Err(PlanViolation::Unreachable(worker))
+    } else {
+        Ok(view)
+    }
+}
+
+fn check_leg<'a>(leg: &Leg, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerView, PlanViolation> {
+    let view = check_participant(leg.worker, leg.rank, inputs)?;
+    if length_refusal(inputs.request, view).is_some() { Err(PlanViolation::TooLong(view.id)) } else { Ok(view) }
+}
+
+fn whole_prompt(leg: &Leg, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+    let sum = leg.tokens_cached.0.checked_add(leg.tokens_computed.0);
+    if sum == Some(inputs.request.prompt.0) { Ok(()) } else { Err(PlanViolation::TokenSum(leg.worker)) }
+}
+
+fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &WorkerView) -> Result<(), PlanViolation> {
+    let (from, to) = (source.id, target.id);
+    match (&source.link, &target.link) {
+        (Some(a), Some(b)) if a.fabric != b.fabric => Err(PlanViolation::NoFabric(from, to)),
+        (None, _) | (_, None) => Err(PlanViolation::NoFabric(from, to)),
+        (Some(link), _) if !link.carries.exports_kv() => Err(PlanViolation::SendsNothing(from)),
+        _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(PlanViolation::IncompatibleShapes(from, to)),
+        _ if inputs.is_link_barred(from, to) => Err(PlanViolation::BarredLink(from, to)),
+        _ => Ok(()),
+    }
+}
+
+fn check_replicate(
+    inputs: &PlanningInputs<'_>,
+    target: &WorkerView,
+    from: (WorkerId, DpRank),
+    blocks: Blocks,
+) -> Result<(), PlanViolation> {
+    let source = check_participant(from.0, from.1, inputs)?;
+    if source.id == target.id {
+        return Err(PlanViolation::ToItself(target.id));
+    }
+    check_fabric(inputs, source, target)?;
+    let tokens = blocks.tokens(inputs.request.block);
+    if tokens == Tokens::ZERO || tokens >= inputs.request.prompt || blocks > inputs.session.sealed {
+        return Err(PlanViolation::NotSealed(blocks));
+    }
+    let engines = [source, target].map(|end| end.capacity.block);
+    let model = inputs.attention.map_or(Tokens(1), AttentionSpec::block);
+    if engines.into_iter().chain([model]).any(|block| tokens.0.checked_rem(block.0).is_some_and(|rest| rest != 0)) {
+        return Err(PlanViolation::Unaligned(blocks));
+    }
+    if believed_blocks(inputs, source, from.1) < blocks { Err(PlanViolation::BlocksNotHeld(source.id)) } else { Ok(()) }
+}
+
+/// Blocks of the prompt that a rank is believed to hold: seen, promised, or (where not all is seen) owned.
+fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
+    let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
+    let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
+    let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);
+    let owned = owners
+        .filter(|o| (o.worker, o.incarnation, o.rank) == (worker.id, worker.incarnation, rank))
+        .filter(|_| worker.knowledge != KvIndexState::Exact)
+        .map(|_| inputs.session.sealed);
+    seen.chain(promised).chain(owned).max().unwrap_or_default()
+}

@@ -1,0 +1,79 @@
+//! One of the candidates: the cheapest, or what a baseline would take.
+
+use std::cmp::{Ordering, Reverse};
+
+use vocabulary::{WorkerId, WorkerLoad};
+
+use crate::candidates::candidates;
+use crate::fleet_layout::FleetLayout;
+use crate::{
+    Decision, Plan, PlanCandidate, PlanRationale, PlanningError, PlanningInputs, RunnerUp, SelectionRule, rendezvous,
+};
+
+/// The decision for one step. Equal inputs give equal decisions, whatever the order of workers and overlaps.
+pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
+    let table = FleetLayout::build(inputs)?;
+    let candidates = candidates(&table);
+    let allowed = || candidates.iter().filter(|candidate| candidate.refused.is_none());
+    let chosen = match inputs.policy.rule {
+        SelectionRule::Own => allowed().min_by(|a, b| cheaper(inputs, a, b)),
+        SelectionRule::RoundRobin => round_robin(inputs, allowed()),
+        SelectionRule::SessionPinning => allowed().min_by_key(|candidate| affinity_key(inputs, candidate)),
+        SelectionRule::MatchRateMinusLoad => {
+            let most = inputs.workers.iter().map(|view| request_count(&view.load)).max().unwrap_or(0);
+            allowed().min_by_key(|candidate| {
+                (Reverse(match_rate_minus_load(inputs, candidate, most)), affinity_key(inputs, candidate))
+            })
+        }
+    };
+    // Whoever could serve may answer only what a prefill worker hands to it.
+    let chosen = *chosen.ok_or(PlanningError::NoneReady)?;
+    let others = allowed().filter(|candidate| **candidate != chosen);
+    let runner_up = others.min_by(|a, b| cheaper(inputs, a, b)).map(|next| RunnerUp {
+        action: next.action,
+        worker: next.decode.worker,
+        total: next.total,
+    });
+    let because = PlanRationale { rule: inputs.policy.rule, terms: chosen.terms, total: chosen.total, runner_up };
+    let PlanCandidate { action, prefill, decode, handoff, claim, .. } = chosen;
+    Ok(Decision { step: inputs.step, plan: Plan { action, prefill, decode, handoff, claim, because }, candidates })
+}
+
+type RendezvousKey = (Reverse<u64>, WorkerId);
+
+/// The session's order of workers: the same on every router, another for each session.
+fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> RendezvousKey {
+    let worker = candidate.decode.worker;
+    (Reverse(rendezvous::weight(inputs.session.id, worker)), worker)
+}
+
+/// Cheapest first; equal prices by rendezvous of session and worker; at one worker the simplest action.
+fn cheaper(inputs: &PlanningInputs<'_>, a: &PlanCandidate, b: &PlanCandidate) -> Ordering {
+    let rest = |candidate: &PlanCandidate| (affinity_key(inputs, candidate), candidate.action);
+    a.total.cmp(&b.total).then_with(|| rest(a).cmp(&rest(b)))
+}
+
+fn round_robin<'a>(
+    inputs: &PlanningInputs<'_>,
+    allowed: impl Iterator<Item = &'a PlanCandidate>,
+) -> Option<&'a PlanCandidate> {
+    let mut all: Vec<_> = allowed.collect();
+    all.sort_unstable_by_key(|candidate| candidate.decode.worker);
+    let turn = inputs.round_robin_index.checked_rem(all.len() as u64)?;
+    all.get(turn as usize).copied()
+}
+
+/// Share of the prompt found minus load relative to the busiest worker's, both in thousandths.
+fn match_rate_minus_load(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, most: u64) -> i64 {
+    let own = inputs.workers.iter().find(|view| view.id == candidate.decode.worker);
+    let load = own.map_or(0, |view| request_count(&view.load));
+    thousandths(candidate.decode.tokens_cached.0, inputs.request.prompt.0) - thousandths(load, most)
+}
+
+fn request_count(load: &WorkerLoad) -> u64 {
+    u64::from(load.running) + u64::from(load.waiting)
+}
+
+fn thousandths(part: u64, whole: u64) -> i64 {
+    (u128::from(part) * 1_000).checked_div(u128::from(whole)).map_or(0, |n| n.min(1_000) as i64)
+}

@@ -1,0 +1,327 @@
+//! All conversations' trails, within a bound, of which each tenant has a share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
+use vocabulary::Bytes;
+
+use crate::conversation_checkpoint::{BodyPrefixHasher, ConversationCheckpoint, lead_bytes};
+use crate::fair_lru::FairLru;
+
+/// The trails of all conversations of a router. Only they make a step cheap; nothing depends on them being there.
+#[derive(Debug)]
+pub struct ConversationCache {
+    index: Mutex<ConversationIndex>,
+    max_bytes: usize,
+}
+
+/// By what a conversation was recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum LookupTier {
+    /// The client's name for it, up to where it ended.
+    Session,
+    /// How its body begins, up to where it ended.
+    Leading,
+    /// Either, up to one of its earlier messages: it was shortened, forked or changed.
+    Segment,
+    /// The beginning of its rendered prompt, by a checkpoint.
+    Checkpoint,
+    /// Not at all: everything was computed.
+    Cold,
+}
+
+/// A trail that a body goes along.
+pub(crate) struct CheckpointMatch<'a> {
+    pub(crate) checkpoint: Arc<ConversationCheckpoint>,
+    /// What it is kept under.
+    pub(crate) id: u64,
+    /// The last of its places up to which the body is the same.
+    pub(crate) boundary: usize,
+    pub(crate) hasher: BodyPrefixHasher<'a>,
+    pub(crate) tier: LookupTier,
+}
+
+#[derive(Debug)]
+struct ConversationIndex {
+    /// By tenants.
+    checkpoints: FairLru<Arc<str>, u64, CachedConversation>,
+    /// By session and by leading digests, both mixed with the scope.
+    by_key: HashMap<u128, u64>,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct CachedConversation {
+    checkpoint: Arc<ConversationCheckpoint>,
+    session: Option<u128>,
+}
+
+impl ConversationIndex {
+    fn get_and_touch(&mut self, key: u128) -> Option<(u64, Arc<ConversationCheckpoint>)> {
+        let id = *self.by_key.get(&key)?;
+        Some((id, self.checkpoints.get_mut(&id)?.checkpoint.clone()))
+    }
+
+    fn contains(&self, found: &CheckpointMatch<'_>) -> bool {
+        self.checkpoints.peek(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.checkpoint, &found.checkpoint))
+    }
+
+    fn remove(&mut self, id: u64) {
+        if let Some(slot) = self.checkpoints.remove(&id) {
+            self.remove_keys(id, &slot);
+        }
+    }
+
+    /// Nothing leads to what was under this id any more.
+    fn remove_keys(&mut self, id: u64, slot: &CachedConversation) {
+        for key in lookup_keys(&slot.checkpoint, slot.session) {
+            if self.by_key.get(&key) == Some(&id) {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+
+    fn insert(&mut self, tenant: &str, (trail, bytes): (Arc<ConversationCheckpoint>, usize), session: Option<u128>) {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.by_key.extend(lookup_keys(&trail, session).map(|key| (key, id)));
+        for (id, slot) in
+            self.checkpoints.insert(tenant.into(), id, (CachedConversation { checkpoint: trail, session }, bytes))
+        {
+            self.remove_keys(id, &slot);
+        }
+    }
+
+    /// Puts a trail in the place of one whose keys it is all found by; false for any other.
+    fn replace(
+        &mut self,
+        id: u64,
+        (trail, bytes): (&Arc<ConversationCheckpoint>, usize),
+        session: Option<u128>,
+    ) -> bool {
+        let has_keys = |CachedConversation { checkpoint: old, session: named }: &CachedConversation| {
+            (*named, old.scope) == (session, trail.scope) && trail.lead_digests.starts_with(&old.lead_digests)
+        };
+        let may_be_replaced = self.checkpoints.peek(&id).is_some_and(has_keys);
+        if !may_be_replaced
+            || !self.checkpoints.replace(&id, (CachedConversation { checkpoint: trail.clone(), session }, bytes))
+        {
+            return false;
+        }
+        // Also those that it had: another conversation that begins alike may be found by them since.
+        self.by_key.extend(lookup_keys(trail, session).map(|key| (key, id)));
+        true
+    }
+}
+
+fn lookup_keys(trail: &ConversationCheckpoint, session: Option<u128>) -> impl Iterator<Item = u128> {
+    session.into_iter().chain(trail.lead_digests.iter().copied()).map(|key| key ^ trail.scope)
+}
+
+impl ConversationCache {
+    /// At most so much memory.
+    pub fn new(bound: Bytes) -> Self {
+        let max_bytes = usize::try_from(bound.0).unwrap_or(usize::MAX);
+        let shelf = ConversationIndex { checkpoints: FairLru::new(max_bytes), by_key: HashMap::new(), next_id: 0 };
+        Self { index: Mutex::new(shelf), max_bytes }
+    }
+
+    /// Whether anything may be kept at all.
+    pub fn has_room(&self) -> bool {
+        self.max_bytes > 0
+    }
+
+    fn lock_index(&self) -> MutexGuard<'_, ConversationIndex> {
+        // A step that broke leaves a trail that is whole or none.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory that they take.
+    pub fn memory_bytes(&self) -> Bytes {
+        Bytes(self.lock_index().checkpoints.bytes() as u64)
+    }
+
+    /// Conversations that are known.
+    pub fn len(&self) -> usize {
+        self.lock_index().checkpoints.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&self) {
+        let mut shelf = self.lock_index();
+        shelf.checkpoints.clear();
+        shelf.by_key.clear();
+    }
+
+    /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
+    pub(crate) fn find<'a>(&self, scope: u128, session: Option<u128>, body: &'a [u8]) -> Option<CheckpointMatch<'a>> {
+        let named =
+            session.and_then(|session| self.match_key(session ^ scope, (0, &BodyPrefixHasher::new(body)), scope));
+        match named {
+            Some(found) if found.tier == LookupTier::Leading => {
+                Some(CheckpointMatch { tier: LookupTier::Session, ..found })
+            }
+            named => self.find_by_leading_bytes((scope, body), named),
+        }
+    }
+
+    /// The trail that `body` goes along furthest by how it begins, or the one found by its name.
+    fn find_by_leading_bytes<'a>(
+        &self,
+        (scope, body): (u128, &'a [u8]),
+        named: Option<CheckpointMatch<'a>>,
+    ) -> Option<CheckpointMatch<'a>> {
+        let mut best = named;
+        let known = best.as_ref().map(|found| found.id);
+        for MatchCandidate { key, end, hasher: leading, .. } in self.candidates(scope, body, known).into_iter().rev() {
+            let found = self.match_key(key, (end, &leading), scope);
+            let is_end = found.as_ref().is_some_and(|found| found.tier == LookupTier::Leading);
+            best = found.into_iter().chain(best).max_by_key(CheckpointMatch::matched_bytes);
+            if is_end {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The trails under the beginnings of `body`, but for one that is `known`: each once, so that the body is compared
+    /// with none of them again and again, and by the longest beginning; the longest last.
+    pub(crate) fn candidates<'a>(&self, scope: u128, body: &'a [u8], known: Option<u64>) -> Vec<MatchCandidate<'a>> {
+        let mut leading = BodyPrefixHasher::new(body);
+        let mut candidates: Vec<MatchCandidate<'a>> = Vec::new();
+        for end in (0..).map_while(lead_bytes) {
+            let Some(key) = leading.digest(end).map(|digest| digest ^ scope) else { break };
+            let Some(id) = self.lock_index().by_key.get(&key).copied() else { break };
+            if known != Some(id) {
+                candidates.retain(|earlier| earlier.id != id);
+                candidates.push(MatchCandidate { key, id, end, hasher: leading.clone() });
+            }
+        }
+        candidates
+    }
+
+    fn match_key<'a>(
+        &self,
+        key: u128,
+        (checked, leading): (usize, &BodyPrefixHasher<'a>),
+        scope: u128,
+    ) -> Option<CheckpointMatch<'a>> {
+        let (id, trail) = self.lock_index().get_and_touch(key).filter(|(_, trail)| trail.scope == scope)?;
+        let (known, leading) = trail.deepest_match(checked, leading)?;
+        let rung = if known + 1 == trail.boundaries.len() { LookupTier::Leading } else { LookupTier::Segment };
+        Some(CheckpointMatch { checkpoint: trail, id, boundary: known, hasher: leading, tier: rung })
+    }
+
+    pub(crate) fn remove(&self, found: &CheckpointMatch<'_>) {
+        self.lock_index().remove(found.id);
+    }
+
+    /// Keeps a trail of a tenant, in place of the one that it goes on from.
+    pub(crate) fn insert(
+        &self,
+        tenant: &str,
+        trail: Arc<ConversationCheckpoint>,
+        (session, replaced): (Option<u128>, Option<&CheckpointMatch<'_>>),
+    ) {
+        let bytes = trail.memory_bytes();
+        let mut shelf = self.lock_index();
+        // Unless another step of the conversation was quicker.
+        let replaced = replaced.filter(|found| shelf.contains(found));
+        if let Some(old) = replaced.map(|found| found.id) {
+            if shelf.checkpoints.bytes() + bytes <= self.max_bytes && shelf.replace(old, (&trail, bytes), session) {
+                return;
+            }
+            shelf.remove(old);
+        }
+        shelf.insert(tenant, (trail, bytes), session);
+    }
+}
+
+/// A trail that a body may go along.
+pub(crate) struct MatchCandidate<'a> {
+    /// Of the beginning that they share, and where that ends.
+    key: u128,
+    pub(crate) end: usize,
+    id: u64,
+    hasher: BodyPrefixHasher<'a>,
+}
+
+impl CheckpointMatch<'_> {
+    fn matched_bytes(&self) -> usize {
+        self.checkpoint.boundaries[self.boundary].body_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation_checkpoint::tests::checkpoint;
+
+    const BODY: [u8; 4000] = [7; 4000];
+
+    fn check(trails: &ConversationCache, expected: &[&Arc<ConversationCheckpoint>]) {
+        let shelf = trails.lock_index();
+        let mut kept: Vec<_> = shelf.checkpoints.iter().map(|(_, slot)| slot.checkpoint.clone()).collect();
+        kept.sort_by_key(|trail| trail.boundaries.last().unwrap().body_bytes);
+        assert!(
+            kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
+        );
+        assert_eq!(shelf.checkpoints.bytes(), kept.iter().map(|trail| trail.memory_bytes()).sum::<usize>());
+        assert!(shelf.by_key.values().all(|id| shelf.checkpoints.contains(id)));
+    }
+
+    #[test]
+    fn extended_checkpoint_replaces_its_predecessor_and_gains_keys() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first.clone(), (Some(1), None));
+        check(&trails, &[&first]);
+        let found = trails.find(0, Some(1), &BODY).unwrap();
+        trails.insert("", second.clone(), (Some(1), Some(&found)));
+        check(&trails, &[&second]);
+        assert_eq!(trails.lock_index().by_key.len(), 1 + second.lead_digests.len());
+        let unnamed = trails.find(0, None, &BODY).unwrap();
+        assert!(Arc::ptr_eq(&unnamed.checkpoint, &second) && unnamed.tier == LookupTier::Leading);
+        trails.remove(&unnamed);
+        check(&trails, &[]);
+        assert!(trails.lock_index().by_key.is_empty());
+    }
+
+    #[test]
+    fn concurrent_extension_does_not_replace_the_faster_one() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, quick, slow] =
+            [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first, (Some(1), None));
+        let [one, other] = [0, 0].map(|_| trails.find(0, Some(1), &BODY).unwrap());
+        trails.insert("", quick.clone(), (Some(1), Some(&one)));
+        trails.insert("", slow.clone(), (Some(1), Some(&other)));
+        check(&trails, &[&quick, &slow]);
+        assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().checkpoint, &slow));
+    }
+
+    #[test]
+    fn checkpoint_with_different_keys_is_inserted_anew() {
+        let trails = ConversationCache::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
+        trails.insert("", first, (None, None));
+        let found = trails.find(0, None, &BODY).unwrap();
+        trails.insert("", second.clone(), (Some(1), Some(&found)));
+        check(&trails, &[&second]);
+        assert!(trails.find(0, Some(1), &BODY).is_some());
+        let bound = trails.memory_bytes();
+        let full = ConversationCache::new(bound);
+        full.insert("", second, (Some(1), None));
+        let found = full.find(0, Some(1), &BODY).unwrap();
+        let longer = Arc::new(checkpoint(&BODY, &[600, 3000, 3999]));
+        full.insert("", longer, (Some(1), Some(&found)));
+        check(&full, &[]);
+    }
+}

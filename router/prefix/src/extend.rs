@@ -1,0 +1,456 @@
+//! Identifying a conversation's next step at the cost of what is new in it.
+//!
+//! That the old part of the body is unchanged is proven by one digest. Only the new messages are read, rendered,
+//! tokenized and hashed. Whatever is odd is left to the whole way; the prompt is the same either way.
+
+use std::sync::Arc;
+
+use vocabulary::{PrefixChain, PrefixId, Tokens};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::block_segments::BlockSegments;
+use crate::conversation_cache::CheckpointMatch;
+use crate::conversation_checkpoint::{
+    BodyPrefixHasher, ConversationCheckpoint, ConversationHeader, MessageBoundary, push_boundary,
+};
+use crate::incremental_rendering::{
+    BodyEnvelope, HistorySummary, IncrementalRendering, RenderedCut, SECONDS_PER_DAY, SystemVisibility, TurnChange,
+    shorten_variables,
+};
+use crate::message_scan::{self, MessageRole, MessageScan};
+use crate::model_text::RenderedPrompt;
+use crate::{
+    ChatBody, ChatLayout, ConversationCache, LookupTier, ModelText, PrefixError, Prompt, PromptContent, PromptIdentity,
+    PromptInputs, PromptResolver, ResolvedPrompt, TemplateKind, TokenCheckpoint, TokenizedPrompt, WallTime,
+};
+
+/// Places of a trail that are tried, from the deepest.
+const MAX_RESUME_ATTEMPTS: usize = 4;
+/// Bytes of text that are tokenized twice, at most, to find a place in a prompt that was tokenized as a whole.
+const MAX_RETOKENIZED_BYTES: usize = 64 << 10;
+/// Bytes of a body that are rendered, at most; more of it is work for a thread that may block.
+const MAX_NEW_BYTES: usize = 256 << 10;
+/// Of most texts that are tokenized, at least.
+const MIN_BYTES_PER_TOKEN: usize = 3;
+
+/// Where conversations are remembered, and whose this one is.
+#[derive(Clone, Copy, Debug)]
+pub struct ConversationLookup<'a> {
+    /// All that is remembered.
+    pub cache: &'a ConversationCache,
+    /// Conversations of other tenants are not seen.
+    pub tenant: &'a str,
+    /// The client's name for the conversation.
+    pub session: Option<u128>,
+}
+
+/// A prompt of a conversation that was known.
+#[derive(Debug)]
+pub struct ExtendedPrompt {
+    /// The prompt. Its content is what follows the last whole block.
+    pub prompt: Prompt,
+    /// Tokens that were known.
+    pub reused_tokens: Tokens,
+    /// By what it was recognised.
+    pub tier: LookupTier,
+}
+
+/// A request, on its way along a trail.
+#[derive(Clone, Copy)]
+struct ExtendRequest<'a> {
+    text: &'a ModelText,
+    rendering: &'a IncrementalRendering,
+    layout: ChatLayout<'a>,
+    root: PrefixId,
+    now: WallTime,
+}
+
+/// A place found in a prompt: where the text goes on after it, and what is known of it.
+struct ResumePoint {
+    rest_len: usize,
+    following_turn: TurnChange,
+    cut: Arc<RenderedCut>,
+    history: HistorySummary,
+}
+
+impl PromptResolver {
+    /// Identifies the next step of a conversation that is remembered. None where it must be computed as a whole.
+    pub fn extend(
+        &self,
+        layout: ChatLayout<'_>,
+        asked: PromptInputs<'_>,
+        memory: ConversationLookup<'_>,
+    ) -> Option<ExtendedPrompt> {
+        let step = self.extend_request(layout, asked)?;
+        let found = memory.cache.find(step.scope(memory.tenant), memory.session, layout.message_list())?;
+        let places = (0..=found.boundary).rev().take(MAX_RESUME_ATTEMPTS);
+        let (at, grown, next) = places.into_iter().find_map(|at| {
+            let (grown, next) = self.extend_from(step, &found, at)?;
+            Some((at, grown, next))
+        })?;
+        if let Some(next) = next {
+            let is_end = at + 1 == found.checkpoint.boundaries.len();
+            let replaced = is_end.then_some(&found);
+            memory.cache.insert(memory.tenant, Arc::new(next), (memory.session, replaced));
+        }
+        Some(grown)
+    }
+
+    /// Identifies a chat request by its whole body and remembers the conversation.
+    pub fn resolve_and_cache(
+        &self,
+        layout: ChatLayout<'_>,
+        asked: PromptInputs<'_>,
+        known: Option<&TokenCheckpoint>,
+        memory: ConversationLookup<'_>,
+    ) -> ResolvedPrompt {
+        let computed = self.render(layout, asked.now).and_then(|(chat, rendered)| {
+            let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, known)?;
+            Ok((chat, rendered, tokenized))
+        });
+        match computed {
+            Ok((chat, rendered, TokenizedPrompt { ids, reused_tokens: known, next_checkpoint: next })) => {
+                let prompt = self.exact_prompt(ids, asked.keys);
+                if let Some(trail) = self.checkpoint_of(layout, asked, (&chat, &rendered, &prompt), memory.tenant) {
+                    memory.cache.insert(memory.tenant, Arc::new(trail), (memory.session, None));
+                }
+                ResolvedPrompt { prompt, reused_tokens: known, next_checkpoint: next }
+            }
+            Err(error) => {
+                let prompt = self.fallback_prompt(layout.body, &error, asked.keys);
+                ResolvedPrompt { prompt, reused_tokens: Tokens::ZERO, next_checkpoint: None }
+            }
+        }
+    }
+
+    /// Forgets what is remembered of the conversation that a request goes on with, and perhaps of some that began like it.
+    pub fn forget(&self, layout: ChatLayout<'_>, asked: PromptInputs<'_>, memory: ConversationLookup<'_>) {
+        let Some(step) = self.extend_request(layout, asked) else { return };
+        let scope = step.scope(memory.tenant);
+        for _ in 0..MAX_RESUME_ATTEMPTS {
+            let Some(found) = memory.cache.find(scope, memory.session, layout.message_list()) else { break };
+            memory.cache.remove(&found);
+        }
+    }
+
+    fn render(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, RenderedPrompt), PrefixError> {
+        let text = self.model_text()?;
+        let chat = ChatBody::parse(layout.body)?.with_call_order(layout.call_order);
+        let rendered = text.render_prompt(&chat, now)?;
+        Ok((chat, rendered))
+    }
+
+    fn extend_request<'a>(&'a self, layout: ChatLayout<'a>, asked: PromptInputs<'_>) -> Option<ExtendRequest<'a>> {
+        let text = self.text()?;
+        let windowing =
+            text.incremental_rendering().filter(|windowing| windowing.supports_call_order(layout.call_order))?;
+        Some(ExtendRequest { text, rendering: windowing, layout, root: self.root(asked.keys), now: asked.now })
+    }
+
+    /// The trail that a prompt computed as a whole leaves.
+    fn checkpoint_of(
+        &self,
+        layout: ChatLayout<'_>,
+        asked: PromptInputs<'_>,
+        (chat, rendered, prompt): (&ChatBody, &RenderedPrompt, &Prompt),
+        tenant: &str,
+    ) -> Option<ConversationCheckpoint> {
+        let step = self
+            .extend_request(layout, asked)
+            .filter(|_| !chat.continues_final_message() && !chat.adds_special_tokens())?;
+        let scan = MessageScan::from_offset(layout.message_list(), 0, step.text.content_literals())?;
+        let frame = Arc::new(ConversationHeader::of(&step, chat, &scan)?);
+        if !step.rendering.supports_late_system && scan.has_late_system(frame.leading_roles.len()) {
+            return None;
+        }
+        // What the template is told may be what it asks of the time.
+        let is_told = step.rendering.prints_date && chat.has_template_arguments();
+        if is_told && !step.text.is_stable_within_day(chat, (step.now, &rendered.text)) {
+            return None;
+        }
+        let mut closings = Vec::new();
+        let places = step.resume_points(&frame, &scan, (message_scan::QuestionState::Never, &mut closings));
+        let (ids, RenderedPrompt { text: rendered, steps }) = (prompt.token_ids()?, rendered);
+        let mut leading = BodyPrefixHasher::new(layout.message_list());
+        let mut known = Vec::with_capacity(places.len());
+        for (at, place) in places {
+            let rest = &place.cut.rest;
+            if rest.len() > MAX_RETOKENIZED_BYTES || !rendered.ends_with(rest.as_str()) {
+                continue;
+            }
+            let before = ids.strip_suffix(place.cut.token_ids(step.text.tokenizer()).ok()?)?;
+            let text = rendered.len() - rest.len();
+            let depth = (text, *steps, before.len(), before);
+            known.push(Arc::new(self.message_boundary(&mut leading, scan.messages[at].end, depth, place)?));
+        }
+        let last = known.last()?;
+        let mut leads = Vec::new();
+        // Below the first place too: the digests are taken in one more pass, over a body that was read several times.
+        BodyPrefixHasher::new(layout.message_list()).push_lead_digests(&mut leads, last.body_bytes);
+        let blocks = BlockSegments::default().extended(0, &prompt.chain.ids[..last.tokens / self.block_size()]);
+        Some(ConversationCheckpoint {
+            scope: step.scope(tenant),
+            lead_digests: leads,
+            boundaries: known,
+            blocks,
+            header: frame,
+            closings,
+        })
+    }
+
+    fn block_size(&self) -> usize {
+        usize::try_from(self.block().0).unwrap_or(usize::MAX)
+    }
+
+    /// A place, `tokens` deep; `ids` are the last ones before it.
+    fn message_boundary(
+        &self,
+        leading: &mut BodyPrefixHasher<'_>,
+        body: usize,
+        (text, steps, tokens, ids): (usize, u64, usize, &[u32]),
+        place: ResumePoint,
+    ) -> Option<MessageBoundary> {
+        let tail = ids[ids.len().checked_sub(tokens % self.block_size())?..].into();
+        let ResumePoint { following_turn: cut_in, cut, history: before, .. } = place;
+        let digest = leading.digest(body)?;
+        Some(MessageBoundary {
+            body_bytes: body,
+            digest,
+            text_bytes: text,
+            template_steps: steps,
+            tokens,
+            tail,
+            gap: cut.gap.clone(),
+            cut_token: cut.cut_token,
+            following_turn: cut_in,
+            history: before,
+        })
+    }
+
+    fn extend_from(
+        &self,
+        step: ExtendRequest<'_>,
+        found: &CheckpointMatch<'_>,
+        at: usize,
+    ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
+        let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
+        let frame = &trail.header;
+        let list = step.layout.message_list();
+        if list.len() - known.body_bytes > MAX_NEW_BYTES {
+            return None;
+        }
+        let scan = MessageScan::from_offset(list, known.body_bytes, step.text.content_literals())?;
+        if !step.rendering.supports_late_system && scan.has_late_system(0) {
+            return None;
+        }
+        let suffix = &list[scan.end..];
+        if frame.day.is_some_and(|day| day != day_of(step.now)) {
+            return None;
+        }
+        let turn = TurnChange::of(&scan.messages);
+        if !step.rendering.is_cut_valid(known.following_turn, turn) {
+            return None;
+        }
+        let new = &list[known.body_bytes..scan.end - 1];
+        let cut = step.cut(frame, (&known.history, turn), new, suffix)?;
+        if cut.gap != known.gap
+            || cut.cut_token != known.cut_token
+            || known.text_bytes + cut.rest.len() > step.text.max_rendered_bytes()
+        {
+            return None;
+        }
+        // The whole may take more steps than it may: the whole way finds out.
+        if known.template_steps + cut.template_steps > step.text.max_template_steps() {
+            return None;
+        }
+        step.text.tokenizer().reject_endless_part(known.text_bytes, &cut.rest).ok()?;
+        self.join(step, found, at, (&scan, &cut))
+    }
+
+    /// The known part and the rest, as one prompt, and the trail that goes on to its end.
+    fn join(
+        &self,
+        step: ExtendRequest<'_>,
+        found: &CheckpointMatch<'_>,
+        at: usize,
+        (scan, cut): (&MessageScan, &RenderedCut),
+    ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
+        let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
+        // A place after a message without text is none, and one after a call neither.
+        let asked = known.history.question.after(known.history.last_role);
+        let mut closings = trail.closings.clone();
+        let places = step.resume_points(&trail.header, scan, (asked, &mut closings));
+        let places: Vec<_> =
+            places.into_iter().filter(|(_, place)| cut.rest.ends_with(place.cut.rest.as_str())).collect();
+        let size = self.block_size();
+        let base = known.tokens / size;
+        let mut ids = Vec::with_capacity(known.tail.len() + cut.rest.len() / MIN_BYTES_PER_TOKEN);
+        ids.extend_from_slice(&known.tail);
+        let mut next = Vec::with_capacity(at + 1 + places.len());
+        next.extend_from_slice(&trail.boundaries[..=at]);
+        let mut leading = found.hasher.clone();
+        let (mut from, mut closing) = (0, None);
+        for (message, place) in places {
+            let to = cut.rest.len() - place.rest_len;
+            ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
+            from = to;
+            let (text, tokens) = (known.text_bytes + to, base * size + ids.len());
+            let depth = (text, known.template_steps + cut.template_steps, tokens, &ids[..]);
+            closing = Some(place.cut.clone());
+            push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, place)?);
+        }
+        // What follows the last place is mostly what followed the one before.
+        ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(step.text.tokenizer()).ok()?);
+        let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
+        let last = next.last().filter(|last| last.body_bytes > known.body_bytes);
+        let next = last.map(|last| (last.body_bytes, last.tokens / size)).map(|(body, depth)| {
+            let mut leads = trail.lead_digests.clone();
+            // Those past the place are of the body that went another way.
+            leads.truncate(
+                (0..)
+                    .map_while(crate::conversation_checkpoint::lead_bytes)
+                    .take_while(|lead| *lead <= known.body_bytes)
+                    .count(),
+            );
+            let mut leading = found.hasher.clone();
+            leading.push_lead_digests(&mut leads, body);
+            let blocks = trail.blocks.extended(base, &prompt.chain.ids[base..depth]);
+            ConversationCheckpoint {
+                scope: trail.scope,
+                lead_digests: leads,
+                boundaries: next,
+                blocks,
+                header: trail.header.clone(),
+                closings,
+            }
+        });
+        let grown = ExtendedPrompt { prompt, reused_tokens: Tokens(known.tokens as u64), tier: lookup_tier(found, at) };
+        Some((grown, next))
+    }
+
+    /// A prompt whose first blocks are known, and the ids after them.
+    fn prompt_from(&self, root: PrefixId, (blocks, first): (&BlockSegments, usize), mut ids: Vec<u32>) -> Prompt {
+        let size = self.block_size();
+        let mut names = blocks.first(first, ids.len() / size);
+        let parent = names.last().copied().unwrap_or(root);
+        let more = PrefixChain::over_tokens(parent, self.seed(), self.block(), &ids).ids;
+        let tokens = Tokens((first * size + ids.len()) as u64);
+        let tail = ids.split_off(more.len() * size);
+        names.extend(more);
+        let chain = PrefixChain { root, block: self.block(), ids: names, tokens };
+        Prompt { content: PromptContent::Tail(tail), chain, identity: PromptIdentity::Exact, detail: None }
+    }
+}
+
+impl ExtendRequest<'_> {
+    /// Whose a trail is: the tenant's, and of prompts with this root, this head and these settings.
+    fn scope(&self, tenant: &str) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(&self.root.0.to_le_bytes());
+        hash.update(&self.layout.settings_digest.to_le_bytes());
+        hash.update(tenant.as_bytes());
+        hash.digest128()
+    }
+
+    fn cut(
+        &self,
+        frame: &ConversationHeader,
+        (before, turn): (&HistorySummary, TurnChange),
+        new: &[u8],
+        suffix: &[u8],
+    ) -> Option<RenderedCut> {
+        let heads = self.rendering.system_visibility(turn, before)?;
+        let head = self.layout.body_up_to(*frame.head_ends.get(before.leading_roles.len())?)?;
+        if heads == SystemVisibility::Full && head.len() + new.len() + suffix.len() > MAX_NEW_BYTES {
+            return None;
+        }
+        let shown = (heads, &frame.variables, BodyEnvelope { head, suffix, call_order: self.layout.call_order });
+        self.text.render_cut((before, new), shown, self.now).ok()?
+    }
+
+    /// The places among the messages of a scan from which the next step may go on, ascending, by the message that they
+    /// come after. `asked`: what happened before the scan.
+    fn resume_points(
+        &self,
+        frame: &ConversationHeader,
+        scan: &MessageScan,
+        (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedCut>)>),
+    ) -> Vec<(usize, ResumePoint)> {
+        let end = scan.messages.len().checked_sub(1);
+        // Where later steps may see the turns before it in another light, or another conversation begins alike.
+        let is_needed = self.rendering.kind != TemplateKind::AppendOnly || asked == message_scan::QuestionState::Never;
+        let turn = scan.last_user().and_then(|user| user.checked_sub(1)).filter(|_| is_needed);
+        let wanted = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
+        wanted.filter_map(|at| Some((at, self.resume_point(frame, scan, (at, asked), closings)?))).collect()
+    }
+
+    fn resume_point(
+        &self,
+        frame: &ConversationHeader,
+        scan: &MessageScan,
+        (at, asked): (usize, message_scan::QuestionState),
+        closings: &mut Vec<(MessageRole, Arc<RenderedCut>)>,
+    ) -> Option<ResumePoint> {
+        let message = scan.messages.get(at).filter(|message| message.is_plain)?;
+        let is_end = at + 1 == scan.messages.len();
+        // Templates may write an answer differently while it is the last message, and a turn without one as if it went on.
+        if is_end == (message.role == MessageRole::Assistant) && !message.role.is_system() {
+            return None;
+        }
+        let leads = match message.role.is_system() {
+            // Only in front, and only the last of them.
+            true if asked == message_scan::QuestionState::Never && at + 1 == frame.leading_roles.len() => {
+                &frame.leading_roles[..at]
+            }
+            true => return None,
+            false => &frame.leading_roles,
+        };
+        let before = HistorySummary {
+            leading_roles: leads.into(),
+            question: scan.question_state(at, asked),
+            last_role: message.role,
+        };
+        let cut_in = TurnChange::of(&scan.messages[at + 1..]);
+        let seen = closings.iter().find(|(role, _)| is_end && *role == message.role).map(|(_, cut)| cut.clone());
+        let cut = match seen {
+            Some(cut) => cut,
+            None => {
+                let list = self.layout.message_list();
+                let new = &list[message.end..scan.end - 1];
+                let cut = Arc::new(self.cut(frame, (&before, cut_in), new, &list[scan.end..])?);
+                if is_end {
+                    closings.push((message.role, cut.clone()));
+                }
+                cut
+            }
+        };
+        Some(ResumePoint { rest_len: cut.rest.len(), following_turn: cut_in, cut, history: before })
+    }
+}
+
+impl ConversationHeader {
+    fn of(step: &ExtendRequest<'_>, chat: &ChatBody, scan: &MessageScan) -> Option<Self> {
+        let variables = shorten_variables(chat.variables().ok()?)?;
+        let leads = scan.leading_roles()?;
+        let ends = scan.messages[..leads.len()].iter().map(|message| message.end);
+        let bytes = variables.iter().map(|(name, value)| 96 + name.to_string().len() + value.to_string().len());
+        Some(Self {
+            head_ends: std::iter::once(scan.start).chain(ends).collect(),
+            day: step.rendering.prints_date.then(|| day_of(step.now)),
+            bytes: bytes.sum(),
+            leading_roles: leads,
+            variables,
+        })
+    }
+}
+
+fn lookup_tier(found: &CheckpointMatch<'_>, at: usize) -> LookupTier {
+    if at == found.boundary { found.tier } else { LookupTier::Segment }
+}
+
+fn day_of(now: WallTime) -> i64 {
+    now.unix_seconds.div_euclid(SECONDS_PER_DAY)
+}
+
+#[cfg(test)]
+mod tests;

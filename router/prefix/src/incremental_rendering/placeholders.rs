@@ -1,0 +1,142 @@
+//! The messages that stand for those of a conversation which a template need not see.
+
+use minijinja::Value;
+use strum::VariantArray as _;
+
+use super::{HistorySummary, SENTINEL};
+use crate::chat::CallFieldOrder;
+use crate::content_format::ContentFormat;
+use crate::json_value::object;
+use crate::message_scan::{MessageRole, QuestionState};
+use crate::{ChatBody, PrefixError};
+
+/// Stands for any content but that before a cut.
+const PLACEHOLDER_TEXT: &str = "x";
+/// Of a call that a tool's answer belongs to; of the length that the strictest family asks for.
+const PLACEHOLDER_CALL_ID: &str = "abcdef123";
+
+/// A message that stands for others.
+#[derive(Clone, Copy)]
+pub(super) enum Placeholder {
+    Plain(MessageRole),
+    Call,
+    Marked(MessageRole),
+}
+
+impl Placeholder {
+    pub(super) fn json(self) -> String {
+        let (role, content) = match self {
+            Self::Plain(role) => (role, PLACEHOLDER_TEXT),
+            Self::Marked(role) => (role, SENTINEL),
+            Self::Call => {
+                return format!(
+                    r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"{PLACEHOLDER_CALL_ID}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}]}}"#
+                );
+            }
+        };
+        let id = if role == MessageRole::Tool {
+            format!(r#""tool_call_id":"{PLACEHOLDER_CALL_ID}","#)
+        } else {
+            String::new()
+        };
+        format!(r#"{{"role":"{}",{id}"content":"{content}"}}"#, role.as_ref())
+    }
+}
+
+impl HistorySummary {
+    /// What stands for all that comes after the leads, the message before the cut last.
+    pub(super) fn placeholders(&self) -> impl Iterator<Item = Placeholder> + use<> {
+        let user = (self.question != QuestionState::Never).then_some(Placeholder::Plain(MessageRole::User));
+        let answer = (self.question == QuestionState::Answered).then_some(Placeholder::Plain(MessageRole::Assistant));
+        let call = (self.last_role == MessageRole::Tool).then_some(Placeholder::Call);
+        [user, answer, call, Some(Placeholder::Marked(self.last_role))].into_iter().flatten()
+    }
+}
+
+/// All that can stand for a message, as a template is shown it: made once, and shared by all renderings.
+#[derive(Debug)]
+pub(crate) struct PlaceholderMessages {
+    plain: [Value; MessageRole::VARIANTS.len()],
+    marked: [Value; MessageRole::VARIANTS.len()],
+    /// By the order of their fields.
+    calls: [Value; 2],
+}
+
+impl PlaceholderMessages {
+    /// In the shape that a template wants.
+    pub(crate) fn of(format: ContentFormat) -> Result<Self, PrefixError> {
+        let shaped = |of: Placeholder, order| {
+            let body = ChatBody::parse(messages_body(format!(",{}", of.json()).as_bytes()).as_slice())?;
+            let mut messages = body.with_call_order(order).appended_messages(format)?;
+            Ok::<_, PrefixError>(messages.pop().map(object).unwrap_or_default())
+        };
+        let all = |of: fn(MessageRole) -> Placeholder| -> Result<_, PrefixError> {
+            let mut values = <[Value; MessageRole::VARIANTS.len()]>::default();
+            for role in MessageRole::VARIANTS.iter().copied() {
+                values[role as usize] = shaped(of(role), CallFieldOrder::Declared)?;
+            }
+            Ok(values)
+        };
+        let mut calls = <[Value; 2]>::default();
+        for order in [CallFieldOrder::Declared, CallFieldOrder::NameFirst] {
+            calls[order as usize] = shaped(Placeholder::Call, order)?;
+        }
+        Ok(Self { plain: all(Placeholder::Plain)?, marked: all(Placeholder::Marked)?, calls })
+    }
+
+    /// The conversation up to a cut.
+    pub(crate) fn messages(&self, before: &HistorySummary, order: CallFieldOrder) -> Vec<Value> {
+        let leads = before.leading_roles.iter().map(|lead| Placeholder::Plain(*lead));
+        let value = |of: Placeholder| match of {
+            Placeholder::Plain(role) => &self.plain[role as usize],
+            Placeholder::Call => &self.calls[order as usize],
+            Placeholder::Marked(role) => &self.marked[role as usize],
+        };
+        leads.chain(before.placeholders()).map(|of| value(of).clone()).collect()
+    }
+}
+
+/// A body of these messages, each after its comma, and nothing else.
+pub(super) fn messages_body(messages: &[u8]) -> Vec<u8> {
+    let first = messages.iter().position(|byte| *byte == b',').map_or(messages.len(), |comma| comma + 1);
+    [br#"{"messages":["#, &messages[first..], b"]}"].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholder_messages_render_like_parsed_messages() {
+        for format in [ContentFormat::Text, ContentFormat::Parts] {
+            let elided = PlaceholderMessages::of(format).unwrap();
+            for order in [CallFieldOrder::Declared, CallFieldOrder::NameFirst] {
+                for (asked, last) in [
+                    (QuestionState::Open, MessageRole::Tool),
+                    (QuestionState::Answered, MessageRole::User),
+                    (QuestionState::Never, MessageRole::User),
+                ] {
+                    let before = HistorySummary {
+                        leading_roles: [MessageRole::System, MessageRole::Developer].into(),
+                        question: asked,
+                        last_role: last,
+                    };
+                    let leads = before.leading_roles.iter().map(|lead| Placeholder::Plain(*lead));
+                    let text: Vec<String> = leads.chain(before.placeholders()).map(Placeholder::json).collect();
+                    let body = format!(r#"{{"messages":[{}]}}"#, text.join(","));
+                    let chat = ChatBody::parse(body.as_bytes()).unwrap().with_call_order(order);
+                    let whole: Vec<Value> = chat.messages(format).unwrap().into_iter().map(object).collect();
+                    let shown = elided.messages(&before, order);
+                    assert_eq!(format!("{shown:?}"), format!("{whole:?}"), "{before:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn appended_messages_form_a_body_of_their_own() {
+        for (more, body) in [("", ""), (" , {}", " {}"), (",{},{}", "{},{}")] {
+            assert_eq!(messages_body(more.as_bytes()), format!(r#"{{"messages":[{body}]}}"#).as_bytes());
+        }
+    }
+}

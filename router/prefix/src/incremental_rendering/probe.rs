@@ -1,0 +1,235 @@
+//! The proof, at load, that a template's prompts can be put together from an old part and a new one.
+
+use super::{
+    BodyEnvelope, CutSuccessor, HistorySummary, IncrementalRendering, RenderedCut, SystemVisibility, TurnChange,
+    shorten_variables,
+};
+use crate::chat::{CallFieldOrder, TemplateVariables};
+use crate::message_scan::{MessageScan, QuestionState};
+use crate::{ChatBody, ModelText, TemplateKind, WallTime};
+
+const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"look","description":"Looks","parameters":{"type":"object","properties":{"at":{"type":"string"}}}}},{"type":"function","function":{"name":"listen","parameters":{}}}],"#;
+const SYSTEM: &str = r#"{"role":"system","content":"You are a heron."}"#;
+const ASK: [&str; 3] = [
+    r#"{"role":"user","content":"otter"}"#,
+    r#"{"role":"user","content":" crane, and\nmore\n"}"#,
+    r#"{"role":"user","content":"gecko"}"#,
+];
+const SAY: [&str; 3] = [
+    r#"{"role":"assistant","content":"viper"}"#,
+    r#"{"role":"assistant","reasoning":"hidden","content":"lemur"}"#,
+    r#"{"role":"assistant","content":"<think>\nhidden\n</think>\n\ntapir"}"#,
+];
+const CALL: [&str; 2] = [
+    r#"{"role":"assistant","reasoning":"hidden","content":"","tool_calls":[{"id":"callfinch","type":"function","function":{"name":"look","arguments":"{\"at\":\"finch\"}"}}]}"#,
+    r#"{"role":"assistant","content":"","tool_calls":[{"id":"callquail","type":"function","function":{"name":"look","arguments":"{\"at\":\"quail\"}"}}]}"#,
+];
+const RESULT: [&str; 2] = [
+    r#"{"role":"tool","tool_call_id":"callfinch","content":"mouse"}"#,
+    r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#,
+];
+
+type RenderingProbe = (&'static str, &'static [&'static str]);
+
+/// What conversations look like. A template refuses some of them, which then say nothing.
+const PROBES: [RenderingProbe; 6] = [
+    ("", &[ASK[0], SAY[0], ASK[1], SAY[0], ASK[2]]),
+    ("", &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]]),
+    ("", &[ASK[0], SAY[1], ASK[1], SAY[2], ASK[2], SAY[0], ASK[0]]),
+    (
+        TOOLS,
+        &[SYSTEM, ASK[0], CALL[0], RESULT[0], CALL[1], RESULT[1], SAY[1], ASK[1], CALL[1], RESULT[1], SAY[0], ASK[2]],
+    ),
+    (
+        TOOLS,
+        &[
+            ASK[0], SAY[0], ASK[1], CALL[0], RESULT[0], CALL[1], RESULT[1], CALL[0], RESULT[0], SAY[2], ASK[2], SAY[0],
+            ASK[1],
+        ],
+    ),
+    (TOOLS, &[SYSTEM, ASK[0], CALL[0], RESULT[0], RESULT[1], CALL[1], RESULT[1], RESULT[0], SAY[0], ASK[1]]),
+];
+
+const LATE_SYSTEM: &str = r#"{"role":"system","content":"Mind the swans."}"#;
+
+/// The same with system messages among the others.
+const LATE_PROBES: [RenderingProbe; 3] = [
+    ("", &[SYSTEM, ASK[0], LATE_SYSTEM, SAY[0], ASK[1], LATE_SYSTEM, SAY[1], LATE_SYSTEM, ASK[2], SAY[0], ASK[0]]),
+    ("", &[ASK[0], SAY[1], LATE_SYSTEM, ASK[1], SAY[2], ASK[2], LATE_SYSTEM, SAY[0], ASK[0]]),
+    (
+        TOOLS,
+        &[
+            SYSTEM,
+            ASK[0],
+            CALL[0],
+            RESULT[0],
+            LATE_SYSTEM,
+            CALL[1],
+            RESULT[1],
+            SAY[1],
+            LATE_SYSTEM,
+            ASK[1],
+            CALL[1],
+            RESULT[1],
+        ],
+    ),
+];
+
+/// A conversation up to one of its steps.
+struct ProbeStep {
+    order: CallFieldOrder,
+    body: String,
+    prompt: String,
+    variables: TemplateVariables,
+    scan: MessageScan,
+}
+
+/// A place where a step's prompt can be cut.
+struct CutPoint<'a> {
+    step: &'a ProbeStep,
+    message: usize,
+    following_turn: TurnChange,
+    cut: RenderedCut,
+}
+
+impl ProbeStep {
+    fn is_stable_within_day(&self, text: &ModelText) -> bool {
+        let chat = ChatBody::parse(self.body.as_bytes());
+        chat.is_ok_and(|chat| text.is_stable_within_day(&chat, (WallTime::default(), &self.prompt)))
+    }
+}
+
+impl IncrementalRendering {
+    /// The least that must be shown of a template's prompts; none where the whole must be.
+    pub(crate) fn probe(text: &ModelText) -> Option<Self> {
+        let kind = text.template_kind();
+        let dated = text.template_mentions("strftime_now");
+        if kind == TemplateKind::Unsafe || dated && !text.prints_at_most_dates() {
+            return None;
+        }
+        let all = |probes: &[RenderingProbe], order| -> Vec<Vec<ProbeStep>> {
+            probes.iter().map(|probe| steps(text, *probe, order)).collect()
+        };
+        let probes = all(&PROBES, CallFieldOrder::Declared);
+        if dated && !probes.iter().flatten().all(|step| step.is_stable_within_day(text)) {
+            return None;
+        }
+        let shown =
+            |proven| Self { kind, proven, prints_date: dated, supports_late_system: false, supports_name_first: false };
+        let least = |follows| {
+            let heads = [SystemVisibility::Placeholder, SystemVisibility::Full].into_iter();
+            heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
+        };
+        let mut windowing = shown(CutSuccessor::ALL.map(least));
+        // Cuts are found in one way and used in another.
+        if !windowing.is_proven_for(text, &probes) {
+            return None;
+        }
+        windowing.supports_late_system = windowing.is_proven_for(text, &all(&LATE_PROBES, CallFieldOrder::Declared));
+        windowing.supports_name_first = windowing.is_proven_for(text, &all(&PROBES, CallFieldOrder::NameFirst));
+        Some(windowing)
+    }
+
+    /// Whether all that is used is proven by these conversations.
+    fn is_proven_for(&self, text: &ModelText, probes: &[Vec<ProbeStep>]) -> bool {
+        let mut used =
+            CutSuccessor::ALL.into_iter().filter(|follows| self.proven[*follows as usize].is_some()).peekable();
+        used.peek().is_some() && used.all(|follows| self.is_proven(text, probes, follows))
+    }
+
+    /// Whether all longer prompts can be put together, and there were some.
+    fn is_proven(&self, text: &ModelText, probes: &[Vec<ProbeStep>], follows: CutSuccessor) -> bool {
+        let mut proofs = 0;
+        for steps in probes {
+            for (n, early) in steps.iter().enumerate() {
+                let Some(known) = self.cut_points(text, early, follows) else { return false };
+                for known in known {
+                    for late in &steps[n + 1..] {
+                        match self.joins_exactly(text, &known, (late, follows)) {
+                            Some(true) => proofs += 1,
+                            Some(false) => return false,
+                            None => {}
+                        }
+                    }
+                }
+            }
+        }
+        proofs > 0
+    }
+
+    /// All places where a step's prompt can be cut; none where what is said to follow does not.
+    fn cut_points<'a>(
+        &self,
+        text: &ModelText,
+        step: &'a ProbeStep,
+        follows: CutSuccessor,
+    ) -> Option<Vec<CutPoint<'a>>> {
+        let places = (0..step.scan.messages.len()).filter(|at| step.scan.messages[*at].is_plain);
+        let cuts = places.filter_map(|after| Some((after, self.render_cut_after(text, step, after)?)));
+        let known = cuts.filter_map(|(after, (cut_in, now, cut))| match step.prompt.ends_with(&cut.rest) {
+            true => Some(Some(CutPoint { step, message: after, following_turn: cut_in, cut })),
+            false => (now == follows).then_some(None),
+        });
+        known.collect()
+    }
+
+    fn render_cut_after(
+        &self,
+        text: &ModelText,
+        step: &ProbeStep,
+        after: usize,
+    ) -> Option<(TurnChange, CutSuccessor, RenderedCut)> {
+        let messages = &step.scan.messages;
+        let turn = TurnChange::of(&messages[after + 1..]);
+        let leads = step.scan.leading_roles()?;
+        // Of the leading messages only the last one is a place to cut.
+        let own = after + 1 == leads.len();
+        if after + 1 < leads.len() {
+            return None;
+        }
+        let body = step.body.as_bytes();
+        let shown = leads.len() - usize::from(own);
+        let before = HistorySummary {
+            question: step.scan.question_state(after, QuestionState::Never),
+            last_role: messages[after].role,
+            leading_roles: leads[..shown].into(),
+        };
+        let head = if shown == 0 { step.scan.start } else { messages[shown - 1].end };
+        let around = BodyEnvelope { head: &body[..head], suffix: &body[step.scan.end..], call_order: step.order };
+        let new = &body[messages[after].end..step.scan.end - 1];
+        let heads = self.system_visibility(turn, &before)?;
+        let cut = text.render_cut((&before, new), (heads, &step.variables, around), WallTime::default()).ok()??;
+        Some((turn, CutSuccessor::of(turn, &before), cut))
+    }
+
+    /// Whether the longer prompt is the shorter one's known part and what follows; none where it would not be tried.
+    fn joins_exactly(
+        &self,
+        text: &ModelText,
+        known: &CutPoint<'_>,
+        (late, wanted): (&ProbeStep, CutSuccessor),
+    ) -> Option<bool> {
+        let (turn, follows, cut) = self.render_cut_after(text, late, known.message)?;
+        let alike = cut.gap == known.cut.gap && cut.cut_token == known.cut.cut_token;
+        if follows != wanted || !alike || !self.is_cut_valid(known.following_turn, turn) {
+            return None;
+        }
+        let early = known.step.prompt.strip_suffix(&*known.cut.rest)?;
+        Some(late.prompt.strip_prefix(early) == Some(&*cut.rest))
+    }
+}
+
+fn steps(text: &ModelText, (head, messages): RenderingProbe, order: CallFieldOrder) -> Vec<ProbeStep> {
+    let asked = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
+    let ends = (1..=messages.len()).filter(|end| asked(messages[end - 1]));
+    ends.filter_map(|end| step(text, (head, &messages[..end]), order)).collect()
+}
+
+fn step(text: &ModelText, (head, messages): (&str, &[&str]), order: CallFieldOrder) -> Option<ProbeStep> {
+    let body = format!("{{{head}\"messages\":[{}]}}", messages.join(","));
+    let chat = ChatBody::parse(body.as_bytes()).ok()?.with_call_order(order);
+    let prompt = text.render(&chat, WallTime::default()).ok()?;
+    let variables = shorten_variables(chat.variables().ok()?)?;
+    let scan = MessageScan::of_body(body.as_bytes(), &[])?;
+    Some(ProbeStep { order, body, prompt, variables, scan })
+}

@@ -1,0 +1,276 @@
+//! The other rooms, opened and joined: the ledger's directory, the fleet with its residency index, the models.
+//!
+//! They do not know each other. What one of them tells the other goes through here: probes become leases.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
+use ownership::{DesiredLimits, Directory, Options, OwnershipError};
+use parking_lot::Mutex;
+use residency::{RoutedBlockLimits, SourceRules};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio::task::JoinHandle;
+use vocabulary::{Micros, ModelId};
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::{Fleet, FleetError, FleetOptions, Keep, LivenessReport, ProbeSettings, SourceRulesResolver};
+
+use crate::catalog::{Catalog, CatalogError};
+use crate::config::Config;
+use crate::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
+use crate::drains;
+use crate::peer_exchange::ledger_health::LedgerHealth;
+use crate::peer_exchange::pending_commits::PendingCommits;
+use crate::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
+use crate::telemetry::metrics::Metrics;
+use crate::watched_files::{StaleFiles, WatchedFiles};
+use crate::worker_pool::WorkerPool;
+
+/// Reports of probes that may wait.
+const MAX_QUEUED_REPORTS: usize = 1024;
+
+/// Why the rooms could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SubsystemsError {
+    /// A model's files.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The ledger's folder.
+    #[error("the ledger in {folder} cannot be opened: {source}")]
+    Ledger {
+        /// Which folder.
+        folder: PathBuf,
+        /// Why.
+        source: OwnershipError,
+    },
+    /// The workers.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// The file of workers.
+    #[error(transparent)]
+    WorkerFile(#[from] WorkerFileError),
+}
+
+/// Everything that a request reads and writes beside its own bytes.
+#[derive(Debug)]
+pub struct Subsystems {
+    /// Who owns what: the ledger's view, and the way to write.
+    pub directory: Arc<Directory>,
+    /// The workers as they look now.
+    pub fleet: Arc<Fleet>,
+    /// How they are reached.
+    pub pool: Arc<WorkerPool>,
+    /// Who lists them.
+    pub discovery: Arc<WorkerDiscovery>,
+    /// Who holds what.
+    pub index: SharedIndex,
+    /// The models.
+    pub catalog: Arc<Catalog>,
+    /// Steps that were served and that the ledger's view does not show yet.
+    pub pending_commits: Mutex<PendingCommits>,
+    /// What is wrong with the ledger.
+    pub ledger_health: LedgerHealth,
+    /// Files that changed and are not used.
+    pub(crate) stale_files: Arc<StaleFiles>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Subsystems {
+    /// Opens the ledger and starts to watch the workers.
+    pub async fn open(config: &Config, metrics: &Metrics) -> Result<Self, SubsystemsError> {
+        let catalog = Arc::new(Catalog::load(&config.models)?);
+        let file = config.discovery.workers_file.as_deref().map(WorkerFile::open).transpose()?;
+        let directory = Arc::new(open_directory(config).await?);
+        let index = SharedIndex::new();
+        let neighbours: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());
+        let (alive, reports) = mpsc::channel(MAX_QUEUED_REPORTS);
+        let supervision = directory.supervision().clone();
+        let keep: Keep = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
+        let options = FleetOptions {
+            workers: Vec::new(),
+            pace: ProbeSettings::default(),
+            index: index.clone(),
+            rules: event_rules(catalog.clone()),
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
+        };
+        let fleet = Arc::new(Fleet::start_kept(options, keep)?);
+        let (roster, untaken) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
+        let discovery = (&config.discovery, metrics.process.discovery.clone());
+        let membership = WorkerDiscovery::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
+        let membership = Arc::new(membership);
+        membership.update_list((WorkerSource::Static, 0), config.workers.clone());
+        let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
+        exchange.serve(&directory);
+        let tasks = directory.supervision();
+        let leases = (directory.clone(), roster.clone(), Arc::new(AsyncMutex::new(reports)));
+        let drained = (directory.clone(), Arc::downgrade(&fleet));
+        let mut running = vec![
+            tasks.supervise("leases", move || {
+                let (directory, roster, reports) = leases.clone();
+                async move { keep_leases(directory, roster, &mut *reports.lock().await).await }
+            }),
+            tasks.supervise("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
+            tasks.supervise("exchange", move || exchange.clone().run()),
+        ];
+        if let Some((file, workers)) = file {
+            membership.update_list((WorkerSource::File, 0), workers);
+            let (followed, told) = (WatchedFiles { name: "workers", stale: untaken.clone() }, membership.clone());
+            running.push(tasks.supervise("workers_file", move || file.clone().follow(told.clone(), followed.clone())));
+        }
+        membership.reconcile()?;
+        let (kept, expired) = (membership.clone(), membership.clone());
+        running.push(tasks.keep_forever("membership", move || kept.clone().run()));
+        running.push(tasks.keep_forever("registrations", move || expired.clone().expire()));
+        for name in config.discovery.dns.iter().cloned().enumerate() {
+            let told = membership.clone();
+            running.push(tasks.keep_forever("dns", move || dns::follow(told.clone(), name.clone())));
+        }
+        for service in config.discovery.kubernetes.iter().cloned().enumerate() {
+            let told = membership.clone();
+            running.push(tasks.supervise("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
+        }
+        let (watch, unapplied) = (LedgerHealth::default(), Mutex::default());
+        Ok(Self {
+            directory,
+            fleet,
+            pool: roster,
+            discovery: membership,
+            index,
+            catalog,
+            pending_commits: unapplied,
+            ledger_health: watch,
+            stale_files: untaken,
+            tasks: running,
+        })
+    }
+
+    /// Writes out what was taken and closes the ledger.
+    pub async fn close(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+        if let Err(error) = self.directory.close().await {
+            tracing::error!(%error, "the ledger did not close cleanly; its log is replayed at the next start");
+        }
+    }
+}
+
+async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
+    let folder = config.ledger.data_dir.clone();
+    let options = Options {
+        lease: config.ledger.lease.0,
+        desired_limits: DesiredLimits { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
+        peering: config.cluster.peering(),
+        max_level: config.cluster.max_level,
+        ..Options::new(folder.clone())
+    };
+    Directory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
+}
+
+/// How a worker's events become chain blocks, for models whose tokens are known.
+fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
+    Arc::new(move |name| {
+        let model = catalog.configured_model(name).filter(|model| model.identifier.text().is_some());
+        if model.is_none() {
+            tracing::warn!(model = %name, "no tokenizer is configured (models.NAME.text): prompts are known by their bytes");
+        }
+        let model = model?;
+        let identifier = &model.identifier;
+        Some(SourceRules::new(identifier.block(), identifier.seed(), identifier.namespace().clone()))
+    })
+}
+
+/// Registers each life of a worker when it is first reached, and renews its lease while it is.
+async fn keep_leases(directory: Arc<Directory>, roster: Arc<WorkerPool>, reports: &mut mpsc::Receiver<LivenessReport>) {
+    while let Some(alive) = reports.recv().await {
+        let view = directory.view();
+        let registered = view.worker(alive.worker).is_some_and(|worker| {
+            worker.incarnation == alive.incarnation && worker.is_live() && worker.spec.ranks == alive.ranks
+        });
+        if registered {
+            directory.report_alive(alive.worker, alive.incarnation);
+        } else if let Some(command) = registration_command(&roster, alive, directory.lease_duration()) {
+            register(&directory, alive, command).await;
+        }
+    }
+}
+
+async fn register(directory: &Directory, alive: LivenessReport, command: Command) {
+    let Ok(ticket) = directory.submit(command) else { return };
+    match ticket.await {
+        Ok(Outcome::Refused(refusal)) => {
+            tracing::warn!(worker = %alive.worker, %refusal, "a worker was not registered")
+        }
+        Ok(_) => tracing::info!(worker = %alive.worker, incarnation = alive.incarnation.0, "a worker is registered"),
+        Err(error) => tracing::warn!(worker = %alive.worker, %error, "a worker could not be registered"),
+    }
+}
+
+fn registration_command(roster: &WorkerPool, alive: LivenessReport, lease: Duration) -> Option<Command> {
+    let member = roster.member(alive.worker)?;
+    let config = &member.config;
+    Some(Command::RegisterWorker(RegisterWorker {
+        worker: alive.worker,
+        incarnation: alive.incarnation,
+        spec: LedgerSpec {
+            endpoint: config.endpoint().clone(),
+            role: config.role(),
+            kind: WorkerKind::Engine,
+            models: config.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
+            ranks: alive.ranks,
+        },
+        ttl: Micros::of(lease),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use ownership::ledger::{DrainFlag, DrainWorker};
+    use vocabulary::{WorkerHealth, WorkerId};
+
+    use super::*;
+    use crate::config::WorkerConfig;
+    use crate::discovery::fleet_spec;
+    use crate::testing::{StubWorker, wait_until};
+
+    #[tokio::test]
+    async fn drain_recorded_by_a_peer_applies_without_another_probe() {
+        let (worker, data) = (StubWorker::start("one", "tiny").await, tempfile::tempdir().unwrap());
+        let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
+        let config = WorkerConfig::from_url(worker.url().parse().unwrap());
+        let id = WorkerId::of_endpoint(config.endpoint());
+        let (alive, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);
+        // Probed when it starts, and then not again as long as this test runs.
+        let pace = ProbeSettings { every: Duration::from_secs(3600), ..ProbeSettings::default() };
+        let fleet = Fleet::start(FleetOptions {
+            workers: vec![fleet_spec(&config)],
+            pace,
+            index: SharedIndex::new(),
+            rules: Arc::new(|_| None),
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: None,
+        });
+        let fleet = Arc::new(fleet.unwrap());
+        let roster = Arc::new(WorkerPool::default());
+        roster.add(vec![(WorkerSource::Static, config)]);
+        let tasks = [
+            tokio::spawn({
+                let directory = directory.clone();
+                async move { keep_leases(directory, roster, &mut reports).await }
+            }),
+            tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
+        ];
+        wait_until("the worker is registered", || directory.view().worker(id).is_some()).await;
+        let health = || fleet.snapshot().iter().find(|worker| worker.id == id).map(|worker| worker.health);
+        for (draining, wanted) in [(DrainFlag::Yes, WorkerHealth::Draining), (DrainFlag::No, WorkerHealth::Ready)] {
+            let said = directory.submit(Command::DrainWorker(DrainWorker { worker: id, draining })).unwrap().await;
+            assert_eq!(said, Ok(Outcome::Done));
+            wait_until("it is obeyed", || health() == Some(wanted)).await;
+        }
+        tasks.iter().for_each(JoinHandle::abort);
+        directory.close().await.unwrap();
+    }
+}

@@ -1,0 +1,450 @@
+//! Configuration: a TOML file, then `--apply_setting path=value`, then the few flags. Sections sit beside the code that reads
+//! them; this module only puts them together and says clearly what is wrong.
+
+mod cluster;
+mod discovery;
+mod resume;
+pub mod units;
+mod workers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use planner::{Action, ActionSet, Policy, SelectionRule};
+use serde::Deserialize;
+use smart_default::SmartDefault;
+use toml::{Table, Value};
+use vocabulary::Micros;
+
+use crate::auth::AuthConfig;
+use crate::decisions::DecisionsConfig;
+use crate::host_check::ServerConfig;
+use crate::operator::OperatorConfig;
+use crate::outliers::OutlierConfig;
+use crate::peer_exchange::ledger_health::FailurePolicy;
+use crate::pipeline::routing::{Percent, RoutingMode, RoutingSettings};
+use crate::prefix_cache::PrefixCacheConfig;
+use crate::prefix_replication::PrefixReplicationConfig;
+use crate::quotas::TenantConfig;
+use crate::retries::RetryConfig;
+use crate::server::ProxyConfig;
+use crate::shared_cache::SharedCacheConfig;
+use crate::transfer_check::TransferCheckConfig;
+use crate::upstream::UpstreamConfig;
+pub use cluster::ClusterConfig;
+pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortSelector};
+pub use resume::ResumeConfig;
+use units::ByteCount;
+pub(crate) use workers::problem as workers_problem;
+pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
+
+/// Everything `ownerserve serve` can be told. Every field has a default but the workers.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Which hosts and origins both listeners accept.
+    pub server: ServerConfig,
+    /// The listener for clients.
+    pub proxy: ProxyConfig,
+    /// The listener for operators, `/metrics` included.
+    pub operator: OperatorConfig,
+    /// API keys.
+    pub auth: AuthConfig,
+    /// How workers are reached.
+    pub upstream: UpstreamConfig,
+    /// Tries of a request after its first.
+    pub retries: RetryConfig,
+    /// When a worker whose requests fail takes none.
+    pub outliers: OutlierConfig,
+    /// Prefixes that are sent before a step asks for them.
+    pub ahead: PrefixReplicationConfig,
+    /// Broken streams that go on elsewhere.
+    pub resume: ResumeConfig,
+    /// The engines.
+    pub workers: Vec<WorkerConfig>,
+    /// Where more of them are found.
+    pub discovery: DiscoveryConfig,
+    /// How sessions are moved away from workers that drain.
+    pub drain: DrainConfig,
+    /// What is known of models, by served name.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
+    pub steering: RoutingConfig,
+    /// The control group that actions are held against.
+    pub guardrail: GuardrailConfig,
+    /// Which transfers are checked.
+    pub correctness: TransferCheckConfig,
+    /// Prices and switches of the planner.
+    pub planner: Policy,
+    /// The ledger of owners and sessions.
+    pub ledger: LedgerConfig,
+    /// The other nodes that keep it.
+    pub cluster: ClusterConfig,
+    /// What tenants may use, by their names in the keys file; without one, everybody is `default`.
+    pub tenants: BTreeMap<String, TenantConfig>,
+    /// What is remembered beside it, and where routers share that.
+    pub soft_state: SharedCacheConfig,
+    /// What conversations leave for their next step.
+    pub identity: PrefixCacheConfig,
+    /// What is kept of decisions.
+    pub decisions: DecisionsConfig,
+}
+
+/// Section `[initial_routing]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoutingConfig {
+    /// Who decides: `own`, `shadow` or `sticky`.
+    pub mode: RoutingMode,
+    /// In mode `own`, the share of sessions that it applies to, 0 to 100.
+    #[default(Percent::ALL)]
+    pub rollout_percent: Percent,
+    /// What routes where the planner does not: `session_pinning`, `round_robin` or `match_rate_minus_load`.
+    #[default(SelectionRule::SessionPinning)]
+    pub bypass: SelectionRule,
+}
+
+/// Section `[guardrail]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct GuardrailConfig {
+    /// In mode `own`, the share of sessions that are planned and served by the bypass all the same, so that actions which
+    /// make the others slower are found and switched off; 0 to 50, and 0 compares nothing.
+    #[default(Percent::NONE)]
+    pub control_percent: Percent,
+}
+
+/// Section `[models.NAME]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
+    pub text: Option<PathBuf>,
+    /// File that describes what its layers keep, in place of `config.json`; see `planner`'s `AttentionSpec`.
+    pub attention: Option<PathBuf>,
+    /// Bits of a number in the engines' KV cache, where that is not the weights' width: `--kv-cache-dtype fp8` is 8.
+    pub kv_bits: Option<u32>,
+    /// Tokens a chain block; must divide the block size of every engine that serves the model.
+    pub block: Option<u32>,
+    /// Revision of the weights, where several are in use.
+    pub revision: Option<String>,
+    /// LoRA adapters of it, by the names that the engines serve them under.
+    pub adapters: Vec<String>,
+}
+
+/// Section `[ledger]`.
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct LedgerConfig {
+    /// Folder of the durable log and its snapshots; made if missing. Also `--data-dir`.
+    #[default(PathBuf::from("ownerserve-data"))]
+    pub data_dir: PathBuf,
+    /// How long a worker stays an owner without being reached.
+    #[default(units::TimeSpan::seconds(15))]
+    pub lease: units::TimeSpan,
+    /// Artifacts that the ledger shall hold, where that is more than it does; it never holds fewer than before.
+    pub artifacts: Option<u32>,
+    /// Sessions, likewise.
+    pub sessions: Option<u32>,
+    /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
+    pub on_failure: FailurePolicy,
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("the configuration file {path} is not valid TOML: {problem}")]
+    NotToml {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why, without the line itself, which may hold a secret.
+        problem: String,
+    },
+    /// A setting on the command line has not the form it needs.
+    #[error("--set {text}: expected PATH=VALUE, for example --set steering.mode=shadow")]
+    NotASetting {
+        /// What was given.
+        text: String,
+    },
+    /// A setting's value is begun as TOML and is none.
+    #[error(
+        "--set {path}: the value is not valid TOML; accepted is, for example, --set 'workers=[{{url = \"http://127.0.0.1:8001\"}}]'"
+    )]
+    NotAValue {
+        /// The whole path.
+        path: String,
+    },
+    /// A setting goes through something that is not a section.
+    #[error("--set {path}: {inner} is not a section")]
+    NotASection {
+        /// The whole path.
+        path: String,
+        /// The part that is a value already.
+        inner: String,
+    },
+    /// A value is unknown, of the wrong type or out of range.
+    #[error("configuration: {path}: {problem}")]
+    Invalid {
+        /// Where.
+        path: String,
+        /// What is wrong, and what is accepted.
+        problem: String,
+    },
+}
+
+/// Whether a setting of the planner is a span of time: those are prices as well, in the planner's own unit.
+fn is_duration(path: &str) -> bool {
+    let spans = ["admission.tolerated", "admission.longest", "transfer.fixed", "overload.queue", "thresholds.cold"];
+    spans.iter().any(|span| path.ends_with(span))
+}
+
+/// What the command line adds to the file.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `--apply_setting` settings, in order.
+    pub settings: Vec<String>,
+    /// `--worker` URLs, added to the file's.
+    pub workers: Vec<String>,
+}
+
+impl Config {
+    /// How URLs of the clients' listener begin.
+    pub(crate) fn client_scheme(&self) -> &'static str {
+        if self.proxy.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// How URLs of the operators' listener begin.
+    pub(crate) fn operator_scheme(&self) -> &'static str {
+        if self.operator.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// What steers from the start.
+    pub fn initial_routing(&self) -> RoutingSettings {
+        let RoutingConfig { mode, rollout_percent, .. } = self.steering;
+        let control_percent = self.guardrail.control_percent;
+        RoutingSettings { mode, rollout_percent, control_percent, disabled: ActionSet::NONE }
+    }
+
+    /// The configuration of `file`, if any, with `overrides` on top.
+    pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let mut table = match file {
+            None => Table::new(),
+            Some(path) => read_table(path)?,
+        };
+        let mut config = Self::from_table(&mut table, &overrides.settings)?;
+        for url in &overrides.workers {
+            let invalid =
+                |error: WorkerUrlError| ConfigError::Invalid { path: "--worker".into(), problem: error.to_string() };
+            config.workers.push(WorkerConfig::from_url(url.parse().map_err(invalid)?));
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The planner's policy of `file`, else `base`, with `settings` on top.
+    pub(crate) fn policy(base: &Policy, file: Option<&Path>, settings: &[String]) -> Result<Policy, ConfigError> {
+        let mut table = match file {
+            Some(path) => read_table(path)?,
+            None => {
+                let policy = Value::try_from(base).expect("a policy is numbers and words");
+                Table::from_iter([("planner".to_owned(), policy)])
+            }
+        };
+        Self::from_table(&mut table, settings).map(|config| config.planner)
+    }
+
+    fn from_table(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
+        for setting in settings {
+            apply_setting(table, setting)?;
+        }
+        serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
+            let path = error.path().to_string();
+            let (path, mut problem) = redact_unknown_name(path, &without_text(error.into_inner().message().trim()));
+            if problem.contains("socket address") {
+                problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
+            }
+            if path.starts_with("server.") && problem.ends_with("expected a sequence") {
+                problem.push_str("; a list is written '[\"router.internal\"]'");
+            }
+            if path.ends_with(".concurrent_requests") && problem.ends_with("u32") {
+                problem.push_str("; accepted is 1 to 4294967295");
+            }
+            if path.starts_with("planner.") && problem.ends_with("u64") && is_duration(&path) {
+                problem.push_str("; accepted are whole microseconds, for example 2000000");
+            }
+            ConfigError::Invalid { path, problem }
+        })
+    }
+
+    /// Of the sections that know their own bounds.
+    fn problem(&self) -> Option<(&'static str, &'static str)> {
+        self.cluster
+            .problem()
+            .or_else(|| self.soft_state.problem())
+            .or_else(|| self.decisions.problem())
+            .or_else(|| self.correctness.problem())
+            .or_else(|| self.discovery.problem())
+            .or_else(|| self.drain.problem())
+            .or_else(|| self.outliers.problem())
+            .or_else(|| self.ahead.problem())
+            .or_else(|| self.planner_problem())
+    }
+
+    fn planner_problem(&self) -> Option<(&'static str, &'static str)> {
+        let Policy { disabled, admission, .. } = &self.planner;
+        if disabled.contains(&Action::ColocatedPrefill) {
+            return Some((
+                "planner.disabled",
+                "accepted is every action but colocated_prefill: a step must be servable",
+            ));
+        }
+        let is_too_long = admission.longest > Micros(3_600_000_000);
+        is_too_long.then_some(("planner.admission.longest", "accepted is 0 to 3600000000 microseconds, an hour"))
+    }
+
+    /// What no single field can say.
+    fn check(&self) -> Result<(), ConfigError> {
+        let invalid = |path: &str, problem: String| Err(ConfigError::Invalid { path: path.to_owned(), problem });
+        if let Some((path, problem)) = workers_problem(&self.workers) {
+            return invalid(&path, problem);
+        }
+        if self.steering.bypass == SelectionRule::Own {
+            let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
+            return invalid("steering.bypass", accepted.into());
+        }
+        if u8::from(self.guardrail.control_percent) > 50 {
+            return invalid("guardrail.control_percent", "accepted is 0 to 50".into());
+        }
+        if let Some((path, accepted)) = self.proxy.problem() {
+            return invalid(path, accepted.into());
+        }
+        let (memory, body_limit) = (self.proxy.memory, self.proxy.body_limit);
+        if memory.0 / 8 < body_limit.0 {
+            let problem = format!("{memory} is less than eight times proxy.body_limit, which is {body_limit}");
+            return invalid(
+                "proxy.memory",
+                format!("{problem}; accepted is at least {}", ByteCount(body_limit.0.saturating_mul(8))),
+            );
+        }
+        if !(units::TimeSpan::seconds(1)..=units::TimeSpan::seconds(3600)).contains(&self.ledger.lease) {
+            return invalid("ledger.lease", "accepted is 1s to 1h".into());
+        }
+        if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
+            return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        }
+        let mut names: BTreeSet<&str> = self.models.keys().map(String::as_str).collect();
+        for (name, model) in &self.models {
+            if model.adapters.iter().any(String::is_empty) {
+                return invalid(&format!("models.{name}.adapters"), "an adapter has a name".into());
+            }
+            if let Some(taken) = model.adapters.iter().find(|adapter| !names.insert(adapter)) {
+                return invalid(&format!("models.{name}.adapters"), format!("{taken} is another model or adapter"));
+            }
+        }
+        for (name, tenant) in &self.tenants {
+            if let Some(field) = tenant.problem() {
+                let most = if field == "concurrent_requests" { u32::MAX.into() } else { 1_000_000_000_000_u64 };
+                return invalid(&format!("tenants.{name}.{field}"), format!("accepted is 1 to {most}"));
+            }
+        }
+        if let Some((path, accepted)) = self.problem() {
+            return invalid(path, accepted.into());
+        }
+        Ok(())
+    }
+}
+
+fn read_table(path: &Path) -> Result<Table, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
+    text.parse()
+        .map_err(|error| ConfigError::NotToml { path: path.into(), problem: describe_toml_error(&text, &error) })
+}
+
+/// Where a parser stumbled, both from 1.
+pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> (usize, usize) {
+    let at = text.floor_char_boundary(error.span().map_or(0, |span| span.start));
+    let begin = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    (text[..at].matches('\n').count() + 1, text[begin..at].chars().count() + 1)
+}
+
+/// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
+pub(crate) fn describe_toml_error(text: &str, error: &toml::de::Error) -> String {
+    let (line, column) = line_and_column(text, error);
+    let whole = text.lines().nth(line - 1).unwrap_or_default();
+    // Only what looks like one of our settings: a line within a text may be a part of a secret.
+    let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_setting_char);
+    let key = whole.split_once('=').map(|(key, _)| key.trim()).filter(is_key);
+    let key = key.map(|key| format!(", at {key}")).unwrap_or_default();
+    format!("line {line}, column {column}{key}: {}", error.message().trim())
+}
+
+/// Whether our settings have such letters in their names.
+fn is_setting_char(c: char) -> bool {
+    c.is_ascii_lowercase() || c == '_' || c == '.'
+}
+
+/// A message of serde without the text that was given, which may hold a secret: where it stands is told beside it.
+pub(crate) fn without_text(message: &str) -> String {
+    let kinds = ["invalid type: string \"", "invalid value: string \""];
+    let cut = kinds.iter().find(|kind| message.starts_with(**kind)).and_then(|kind| {
+        let (_, expected) = message.rsplit_once("\", expected ")?;
+        Some(format!("{} text, expected {expected}", kind.trim_end_matches(" string \"")))
+    });
+    cut.unwrap_or_else(|| message.to_owned())
+}
+
+/// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.
+fn redact_unknown_name(path: String, message: &str) -> (String, String) {
+    let name = message.strip_prefix("unknown field `").and_then(|rest| rest.rsplit_once("`, expected"));
+    match name {
+        Some((name, expected)) if !name.chars().all(is_setting_char) => {
+            let section = path.strip_suffix(name).unwrap_or_default().trim_end_matches('.');
+            (section.to_owned(), format!("unknown field, expected{expected}"))
+        }
+        _ => (path, message.to_owned()),
+    }
+}
+
+/// Puts one `path=value` into `table`. The value is TOML where it reads as TOML, and a plain text otherwise.
+fn apply_setting(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
+    let named = setting.split('=').next().unwrap_or_default();
+    let not_a_setting = || ConfigError::NotASetting { text: named.to_owned() };
+    let (path, value) = setting.split_once('=').ok_or_else(not_a_setting)?;
+    let mut parts: Vec<&str> = path.trim().split('.').collect();
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(not_a_setting());
+    }
+    let last = parts.pop().ok_or_else(not_a_setting)?;
+    let mut section = table;
+    for part in parts {
+        let inner = section.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        section = inner
+            .as_table_mut()
+            .ok_or_else(|| ConfigError::NotASection { path: path.to_owned(), inner: part.to_owned() })?;
+    }
+    let value = parse_value(value.trim()).ok_or_else(|| ConfigError::NotAValue { path: path.to_owned() })?;
+    section.insert(last.to_owned(), value);
+    Ok(())
+}
+
+/// None for what begins as TOML does and is none. `[` alone may begin an IPv6 address.
+fn parse_value(text: &str) -> Option<Value> {
+    let document: Result<Table, _> = format!("value = {text}").parse();
+    if let Some(value) = document.ok().and_then(|mut table| table.remove("value")) {
+        return Some(value);
+    }
+    let inner = text.strip_prefix('[').map_or(text, str::trim_start);
+    (!inner.starts_with(['{', '[', '"', '\''])).then(|| Value::String(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

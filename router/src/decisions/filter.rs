@@ -1,0 +1,141 @@
+//! Which decisions are asked for.
+
+use planner::{Action, StepKind};
+use serde::Deserialize;
+use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
+
+use super::reader::{ReplayAttempt, ReplayPrompt};
+use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome};
+use crate::pipeline::routing::RoutingMode;
+
+/// What a decision must be; what is left out may be anything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DecisionFilter {
+    pub(crate) request: Option<RequestId>,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) model: Option<ModelId>,
+    pub(crate) mode: Option<RoutingMode>,
+    pub(crate) step: Option<StepKind>,
+    /// Served by this action.
+    pub(crate) action: Option<Action>,
+    /// With this worker in one of its legs.
+    pub(crate) worker: Option<WorkerId>,
+    pub(crate) outcome: Option<RequestOutcome>,
+    /// Arrived at this time or later, milliseconds since 1970.
+    pub(crate) since: Option<u64>,
+    /// Arrived at this time or before.
+    pub(crate) until: Option<u64>,
+    /// Whose first token took longer, or all of it where there was no first token: an answer that came whole, or none.
+    pub(crate) slower_than: Option<Micros>,
+}
+
+/// What a search looks at in a receipt, in memory or on disk.
+#[derive(Deserialize, Debug)]
+pub(crate) struct ReceiptFields {
+    pub(crate) request: RequestId,
+    pub(crate) at_unix_ms: u64,
+    tenant: TenantId,
+    model: ModelId,
+    known: ReplayPrompt,
+    mode: RoutingMode,
+    decision: Option<DecisionFields>,
+    attempts: Vec<ReplayAttempt>,
+    seen: Option<ObservationFields>,
+}
+
+#[derive(Deserialize, Debug)]
+struct DecisionFields {
+    step: StepKind,
+}
+
+#[derive(Deserialize, Debug)]
+struct ObservationFields {
+    ending: RequestOutcome,
+    first_token: Option<Micros>,
+    total: Micros,
+}
+
+impl ObservationFields {
+    /// How long the client waited for something to read.
+    fn perceived_latency(&self) -> Micros {
+        self.first_token.unwrap_or(self.total)
+    }
+}
+
+impl From<&Receipt> for ReceiptFields {
+    fn from(receipt: &Receipt) -> Self {
+        let tried = |&Attempt { action, prefill, decode, .. }: &Attempt| ReplayAttempt { action, prefill, decode };
+        Self {
+            request: receipt.request,
+            at_unix_ms: receipt.at_unix_ms,
+            tenant: receipt.tenant.clone(),
+            model: receipt.model.clone(),
+            known: ReplayPrompt { session: receipt.known.session },
+            mode: receipt.mode,
+            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step: decision.step }),
+            attempts: receipt.attempts.last().map(tried).into_iter().collect(),
+            seen: receipt.seen.map(|receipt::StepObservation { ending, first_token, total, .. }| ObservationFields {
+                ending,
+                first_token,
+                total,
+            }),
+        }
+    }
+}
+
+fn is<T: PartialEq>(wanted: Option<&T>, is: Option<&T>) -> bool {
+    wanted.is_none_or(|wanted| is == Some(wanted))
+}
+
+impl DecisionFilter {
+    /// Whether one that arrived within these times, both included, can be wanted.
+    pub(super) fn may_match(&self, first: u64, last: u64) -> bool {
+        self.since.is_none_or(|since| since <= last) && self.until.is_none_or(|until| first <= until)
+    }
+
+    /// Whether this one is wanted.
+    pub(crate) fn matches(&self, facts: &ReceiptFields) -> bool {
+        let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
+        is(self.request.as_ref(), Some(&facts.request))
+            && is(self.session.as_ref(), Some(&facts.known.session))
+            && is(self.tenant.as_ref(), Some(&facts.tenant))
+            && is(self.model.as_ref(), Some(&facts.model))
+            && is(self.mode.as_ref(), Some(&facts.mode))
+            && is(self.step.as_ref(), facts.decision.as_ref().map(|kind| &kind.step))
+            && is(self.action.as_ref(), served.map(|served| &served.action))
+            && self.worker.is_none_or(|worker| served.is_some_and(|by| by.prefill == worker || by.decode == worker))
+            && is(self.outcome.as_ref(), seen.map(|seen| &seen.ending))
+            && self.may_match(facts.at_unix_ms, facts.at_unix_ms)
+            && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.perceived_latency() > span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pipeline::receipt::testing::receipt;
+
+    /// One that was seen so, as it is read from disk.
+    fn fields_with_observation(seen: serde_json::Value) -> ReceiptFields {
+        let mut line = serde_json::to_value(receipt(1)).unwrap();
+        line["seen"] = seen;
+        serde_json::from_value(line).unwrap()
+    }
+
+    #[test]
+    fn slower_than_uses_total_time_for_answers_that_did_not_stream() {
+        let slower = |facts: &ReceiptFields, span| {
+            DecisionFilter { slower_than: Some(Micros(span)), ..DecisionFilter::default() }.matches(facts)
+        };
+        let streamed = fields_with_observation(json!({"ending": "complete", "first_token": 100, "total": 900}));
+        assert_eq!([99, 100, 500].map(|span| slower(&streamed, span)), [true, false, false]);
+        let whole = fields_with_observation(json!({"ending": "complete", "first_token": null, "total": 900}));
+        assert_eq!([100, 899, 900].map(|span| slower(&whole, span)), [true, true, false]);
+        let failed = fields_with_observation(json!({"ending": "failed", "first_token": null, "total": 900}));
+        assert_eq!([899, 900].map(|span| slower(&failed, span)), [true, false]);
+        assert!(!slower(&fields_with_observation(json!(null)), 0));
+    }
+}

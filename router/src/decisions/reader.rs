@@ -1,0 +1,237 @@
+//! Reading the log: a search from the newest record back, or all records in order.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use planner::{Action, Decision, PlanningCase};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use simulator::trace::is_truncated;
+use vocabulary::{Micros, RequestId, SessionId, WorkerId};
+
+use super::files::{self, CURRENT_FILE, LogSegment};
+use super::filter::{DecisionFilter, ReceiptFields};
+use super::{DecisionLogHeader, FORMAT_VERSION};
+use crate::pipeline::receipt::RequestOutcome;
+use crate::pipeline::routing::RoutingMode;
+
+/// Longest a search looks through the disk.
+const MAX_SEARCH_TIME: Duration = Duration::from_secs(4);
+
+#[derive(Deserialize)]
+struct ReceiptLine<'a> {
+    #[serde(borrow)]
+    receipt: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct ReceiptFieldsLine {
+    receipt: ReceiptFields,
+}
+
+/// Adds what is wanted and not there yet, the newest first, until there are `limit` receipts. Whether all was looked through that
+/// had to be.
+pub(super) fn search(folder: &Path, (wanted, limit): (&DecisionFilter, usize), search: &mut DecisionSearch) -> bool {
+    let begun = Instant::now();
+    // Read before the others are listed: what is set aside meanwhile is found twice, and not missed.
+    let current = files::read_text(&folder.join(CURRENT_FILE)).unwrap_or_default();
+    if search.search_text(&String::from_utf8_lossy(&current), (wanted, limit)) {
+        return true;
+    }
+    let Ok(segments) = files::segments(folder) else { return false };
+    let mut complete = true;
+    let older = |segment: &&LogSegment| segment.first != u64::MAX && wanted.may_match(segment.first, segment.last);
+    for segment in segments.iter().rev().filter(older) {
+        if begun.elapsed() > MAX_SEARCH_TIME {
+            return false;
+        }
+        match read_segment(segment) {
+            Some(text) if search.search_text(&text, (wanted, limit)) => return true,
+            Some(_) => {}
+            None => complete = false,
+        }
+    }
+    complete
+}
+
+#[derive(Debug, Default)]
+pub(super) struct DecisionSearch {
+    pub(super) receipts: Vec<Box<RawValue>>,
+    pub(super) requests: HashSet<RequestId>,
+}
+
+impl DecisionSearch {
+    /// Takes what is wanted of a file, from its end. Whether that is enough.
+    fn search_text(&mut self, text: &str, (wanted, limit): (&DecisionFilter, usize)) -> bool {
+        // Most lines are not wanted, and to find these words in them is quicker than to read them.
+        let words = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())];
+        let has = |line: &str| words.iter().flatten().all(|word| line.contains(word.as_str()));
+        for line in text.lines().rev().filter(|line| has(line)) {
+            let Ok(ReceiptFieldsLine { receipt: facts }) = serde_json::from_str(line) else { continue };
+            let Ok(ReceiptLine { receipt }) = serde_json::from_str(line) else { continue };
+            if wanted.matches(&facts) && self.requests.insert(facts.request) {
+                self.receipts.push(receipt.to_owned());
+            }
+            if self.receipts.len() >= limit {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn read_segment(segment: &LogSegment) -> Option<String> {
+    // One that was packed meanwhile has another name.
+    let bytes = match files::read_text(&segment.path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            files::read_text(&segment.path.with_extension("jsonl.gz"))
+        }
+        read => read,
+    };
+    bytes.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// When the first and the last record of a file arrived; none of one without records.
+pub(super) fn arrival_range(path: &Path) -> Option<(u64, u64)> {
+    let text = String::from_utf8_lossy(&files::read_text(path).ok()?).into_owned();
+    let at = |line: &str| serde_json::from_str::<ReceiptFieldsLine>(line).ok().map(|line| line.receipt.at_unix_ms);
+    text.lines().filter_map(at).fold(None, |times, at| {
+        let (first, last) = times.unwrap_or((at, at));
+        Some((at.min(first), at.max(last)))
+    })
+}
+
+/// What a what-if needs of a record.
+#[derive(Debug)]
+pub(crate) struct ReplayRecord {
+    /// What its file was written under.
+    pub(crate) head: Arc<DecisionLogHeader>,
+    /// What was decided and seen.
+    pub(crate) receipt: ReplayReceipt,
+    /// What the planner was asked; none where it was not.
+    pub(crate) case: Option<PlanningCase>,
+}
+
+/// The part of a receipt that is compared.
+#[derive(Deserialize, Debug)]
+pub(crate) struct ReplayReceipt {
+    pub(crate) known: ReplayPrompt,
+    pub(crate) mode: RoutingMode,
+    pub(crate) decision: Option<Decision>,
+    pub(crate) waited: Option<ReplayWait>,
+    pub(crate) attempts: Vec<ReplayAttempt>,
+    pub(crate) seen: Option<ReplayObservation>,
+}
+
+/// That it waited before it was served.
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct ReplayWait {
+    pub(crate) time: Micros,
+}
+
+#[derive(Deserialize, Debug)]
+pub(crate) struct ReplayPrompt {
+    pub(crate) session: SessionId,
+}
+
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct ReplayAttempt {
+    pub(crate) action: Action,
+    pub(crate) prefill: WorkerId,
+    pub(crate) decode: WorkerId,
+}
+
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct ReplayObservation {
+    pub(crate) ending: RequestOutcome,
+    pub(crate) first_token: Option<Micros>,
+}
+
+#[derive(Deserialize)]
+struct ReplayRecordLine {
+    receipt: ReplayReceipt,
+    case: Option<PlanningCase>,
+}
+
+/// Why a log cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DecisionRecordsError {
+    #[error("cannot read {}: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} holds no decision log; accepted: a router's data directory, its folder `decisions`, or a file of it", .0.display())]
+    None(PathBuf),
+    #[error("{}: its first line is not that of a decision log of version {FORMAT_VERSION}: {problem}", .path.display())]
+    Head { path: PathBuf, problem: String },
+    #[error("{}:{line}: {problem}; accepted: a record of a decision on each line, whole but for the last one", .path.display())]
+    Damaged { path: PathBuf, line: usize, problem: String },
+}
+
+/// All records of a log, the oldest first, file by file.
+#[derive(Debug)]
+pub(crate) struct DecisionRecords {
+    files: std::vec::IntoIter<PathBuf>,
+    /// How many files there are.
+    pub(crate) count: usize,
+    /// Where the last line of a file was cut off, as a killed router leaves it.
+    pub(crate) truncated: Vec<String>,
+}
+
+impl DecisionRecords {
+    /// Of a data directory, of the log's folder, or of one file.
+    pub(crate) fn open(path: &Path) -> Result<Self, DecisionRecordsError> {
+        let inner = path.join("decisions");
+        let folder = if inner.is_dir() { &inner } else { path };
+        let unreadable = |source| DecisionRecordsError::Unreadable { path: path.to_owned(), source };
+        let files: Vec<_> = if folder.is_dir() {
+            files::segments(folder).map_err(unreadable)?.into_iter().map(|segment| segment.path).collect()
+        } else {
+            std::fs::metadata(folder).map_err(unreadable)?;
+            vec![folder.to_owned()]
+        };
+        if files.is_empty() {
+            return Err(DecisionRecordsError::None(path.to_owned()));
+        }
+        Ok(Self { count: files.len(), files: files.into_iter(), truncated: Vec::new() })
+    }
+
+    /// Those of the next file; none behind the last one.
+    pub(crate) fn next_file(&mut self) -> Option<Result<Vec<ReplayRecord>, DecisionRecordsError>> {
+        let path = self.files.next()?;
+        Some(self.parse_records(&path))
+    }
+
+    fn parse_records(&mut self, path: &Path) -> Result<Vec<ReplayRecord>, DecisionRecordsError> {
+        let unreadable = |source| DecisionRecordsError::Unreadable { path: path.to_owned(), source };
+        let text = String::from_utf8_lossy(&files::read_text(path).map_err(unreadable)?).into_owned();
+        let mut lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()).peekable();
+        let Some((first, _)) = lines.next() else { return Ok(Vec::new()) };
+        let wrong = |problem| DecisionRecordsError::Head { path: path.to_owned(), problem };
+        let head: DecisionLogHeader = serde_json::from_str(first).map_err(|error| wrong(error.to_string()))?;
+        if head.version != FORMAT_VERSION {
+            return Err(wrong(format!("it says version {}", head.version)));
+        }
+        let head = Arc::new(head);
+        let mut entries = Vec::new();
+        while let Some((text, line)) = lines.next() {
+            match serde_json::from_str(text) {
+                Ok(ReplayRecordLine { receipt: told, case }) => {
+                    entries.push(ReplayRecord { head: head.clone(), receipt: told, case })
+                }
+                Err(_) if lines.peek().is_none() && is_truncated(text) => {
+                    self.truncated.push(format!("{}:{line}", path.display()));
+                }
+                Err(error) => {
+                    return Err(DecisionRecordsError::Damaged {
+                        path: path.to_owned(),
+                        line,
+                        problem: error.to_string(),
+                    });
+                }
+            }
+        }
+        Ok(entries)
+    }
+}

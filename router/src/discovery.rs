@@ -1,0 +1,240 @@
+//! Which workers there are: what each source lists, put together, and made the fleet's and the roster's while requests
+//! are served.
+//!
+//! A source says what it wants to be there, whole, each time. A worker that several sources list is the first one's, in the
+//! order of [`WorkerSource`]. Nothing here looks at how workers are: one that does not answer stays listed.
+
+pub(crate) mod dns;
+mod file;
+pub(crate) mod kubernetes;
+mod registrations;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ownership::Directory;
+use parking_lot::Mutex;
+use serde::Serialize;
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
+use tokio::sync::Notify;
+use utoipa::ToSchema;
+use vocabulary::{ModelId, WorkerId};
+use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, WorkerDefinition};
+
+use crate::config::{DiscoveryConfig, WorkerConfig};
+use crate::drains;
+use crate::telemetry::discovery::DiscoveryMetrics;
+use crate::worker_pool::WorkerPool;
+pub(crate) use file::WorkerFile;
+pub use file::WorkerFileError;
+use registrations::RegistrationTable;
+pub(crate) use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
+
+/// Most workers of a router; more are left out and counted.
+pub const MAX_WORKERS: usize = 1024;
+/// Between two changes of the fleet, however fast sources change their minds.
+const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Who lists workers.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, ToSchema, AsRefStr, IntoStaticStr, VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
+#[serde(rename_all = "lowercase")]
+#[schema(as = WorkerSource)]
+pub enum WorkerSource {
+    /// `[[workers]]` and `--worker`.
+    Static,
+    /// The file `discovery.workers_file`.
+    File,
+    /// Names of `[[discovery.dns]]`.
+    Dns,
+    /// Services of `[[discovery.kubernetes]]`.
+    Kubernetes,
+    /// Registrations over the operators' API: what is told at run time takes nothing from what is configured.
+    Api,
+}
+
+impl WorkerSource {
+    /// Whether the configuration says who is listed, and not whoever reaches the operator API.
+    pub fn is_configured(self) -> bool {
+        self < Self::Api
+    }
+}
+
+/// One list of workers: whose, and which of several.
+pub(crate) type SourceKey = (WorkerSource, usize);
+
+/// What the sources want, and where it is made so.
+#[derive(Debug)]
+pub struct WorkerDiscovery {
+    lists: Mutex<BTreeMap<SourceKey, Vec<WorkerConfig>>>,
+    registered: Mutex<RegistrationTable>,
+    /// Why lists cannot be read.
+    failures: Mutex<BTreeMap<SourceKey, String>>,
+    changed: Notify,
+    fleet: Arc<Fleet>,
+    roster: Arc<WorkerPool>,
+    directory: Arc<Directory>,
+    metrics: DiscoveryMetrics,
+}
+
+impl WorkerDiscovery {
+    /// Without any source.
+    pub(crate) fn new(
+        (fleet, roster): (Arc<Fleet>, Arc<WorkerPool>),
+        directory: Arc<Directory>,
+        (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
+    ) -> Self {
+        let registered = Mutex::new(RegistrationTable::new(config.registrations));
+        let (lists, failures) = Default::default();
+        Self { lists, registered, failures, changed: Notify::new(), fleet, roster, directory, metrics }
+    }
+
+    /// From now on these are listed. They are there in a moment.
+    pub(crate) fn update_list(&self, list: SourceKey, workers: Vec<WorkerConfig>) {
+        self.lists.lock().insert(list, workers);
+        self.changed.notify_one();
+    }
+
+    /// The list cannot be read, so that what it last said is kept. Logged once until it can.
+    pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
+        if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
+            tracing::error!(source = list.0.as_ref(), %why, "workers cannot be looked up; those that were found before stay");
+        }
+    }
+
+    /// The list can be read.
+    pub(crate) fn mark_working(&self, list: SourceKey) {
+        if self.failures.lock().remove(&list).is_some() {
+            tracing::info!(source = list.0.as_ref(), "workers are looked up again");
+        }
+    }
+
+    /// Who cannot be read, and why.
+    pub(crate) fn failures(&self) -> Vec<(WorkerSource, String)> {
+        self.failures.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
+    }
+
+    pub(crate) fn register(
+        &self,
+        worker: WorkerConfig,
+        ttl: Duration,
+    ) -> Result<RegistrationOutcome, RegistrationsFull> {
+        let mut registered = self.registered.lock();
+        let came = registered.register(worker, ttl, Instant::now())?;
+        if came != RegistrationOutcome::Renewed {
+            self.update_registered(&registered);
+        }
+        Ok(came)
+    }
+
+    /// A worker withdraws; whether it was registered.
+    pub(crate) fn withdraw(&self, worker: WorkerId) -> bool {
+        let mut registered = self.registered.lock();
+        let was_there = registered.withdraw(worker);
+        self.update_registered(&registered);
+        was_there
+    }
+
+    /// A line for each that is registered, by id.
+    pub(crate) fn registered<T>(&self, line: impl FnMut(&Registration) -> T) -> Vec<T> {
+        self.registered.lock().all().map(line).collect()
+    }
+
+    /// Takes out those who did not register again in time, for ever.
+    pub(crate) async fn expire(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
+            let mut registered = self.registered.lock();
+            let gone = registered.expire(Instant::now());
+            if !gone.is_empty() {
+                self.update_registered(&registered);
+            }
+            gone.iter()
+                .for_each(|worker| tracing::warn!(worker = %worker.endpoint(), "it did not register again in time"));
+        }
+    }
+
+    fn update_registered(&self, registered: &RegistrationTable) {
+        self.update_list((WorkerSource::Api, 0), registered.all().map(|it| it.worker.clone()).collect());
+    }
+
+    /// Makes what sources want so, for ever.
+    pub(crate) async fn run(self: Arc<Self>) {
+        loop {
+            self.changed.notified().await;
+            if let Err(error) = self.reconcile() {
+                tracing::error!(%error, "the workers could not be changed");
+            }
+            tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
+        }
+    }
+
+    /// Makes what sources want so, now. Not to be called by two at once.
+    pub(crate) fn reconcile(&self) -> Result<(), FleetError> {
+        let (listed, left_out) = merge_lists(&self.lists.lock());
+        self.metrics.left_out.set(left_out as i64);
+        for source in WorkerSource::VARIANTS.iter().copied() {
+            let count = listed.iter().filter(|(by, _)| *by == source).count();
+            self.metrics.workers.with_label_values(&[source.as_ref()]).set(count as i64);
+        }
+        let specs = listed.iter().map(|(_, worker)| fleet_spec(worker)).collect();
+        // Whoever is planned with is known how to be reached, before and after.
+        self.roster.add(listed);
+        let turnover = self.fleet.set_workers(specs)?;
+        let is_here = |id| self.fleet.is_listed(id) || self.fleet.leaving().contains(&id);
+        self.roster.retain(is_here);
+        self.record_turnover(turnover);
+        Ok(())
+    }
+
+    fn record_turnover(&self, turnover: FleetDiff) {
+        if turnover == FleetDiff::default() {
+            return;
+        }
+        let FleetDiff { joined, changed, left } = turnover;
+        tracing::info!(joined, changed, left, "the workers changed");
+        for (change, count) in [("joined", joined), ("changed", changed), ("left", left)] {
+            self.metrics.changes.with_label_values(&[change]).inc_by(count as u64);
+        }
+        // Somebody who came may have been drained before.
+        for view in self.fleet.snapshot().iter() {
+            drains::apply(&self.directory, &self.fleet, view.id);
+        }
+    }
+}
+
+/// Everybody once, by the first source that lists them, and how many are beyond what a router can have.
+fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerSource, WorkerConfig)>, usize) {
+    let mut seen = HashSet::new();
+    let all = wanted.iter().flat_map(|((source, _), workers)| workers.iter().map(|worker| (*source, worker)));
+    let mut listed: Vec<_> = all
+        .filter(|(_, worker)| seen.insert(worker.endpoint().clone()))
+        .map(|(source, worker)| (source, worker.clone()))
+        .collect();
+    let left_out = listed.len().saturating_sub(MAX_WORKERS);
+    if left_out > 0 {
+        tracing::error!(left_out, most = MAX_WORKERS, "more workers are listed than a router can have");
+    }
+    listed.truncate(MAX_WORKERS);
+    (listed, left_out)
+}
+
+/// As the fleet is told.
+pub(crate) fn fleet_spec(worker: &WorkerConfig) -> WorkerDefinition {
+    WorkerDefinition {
+        models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
+        api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
+        events: match &worker.events {
+            Some(live) => EventSourceSetting::Configured { live: live.clone(), replay: worker.replay.clone() },
+            None => EventSourceSetting::Discovered,
+        },
+        profile: worker.profile.clone(),
+        ..WorkerDefinition::at(worker.endpoint(), worker.role())
+    }
+}
+
+#[cfg(test)]
+mod tests;

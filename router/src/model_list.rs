@@ -1,0 +1,155 @@
+//! `GET /v1/model_list`: the union of what the workers serve, each entry as its worker wrote it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method};
+use http_body_util::{BodyExt as _, Limited};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::sync::Mutex;
+
+use crate::app_state::AppState;
+use crate::error::{ApiError, truncated};
+use crate::upstream::WorkerRequest;
+use crate::worker_pool::WorkerEntry;
+
+/// Longest wait for one worker's list; the others' are shown without it.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest list of one worker.
+const MAX_LIST_BYTES: usize = 4 << 20;
+/// Most models of one worker that are shown, as many as its probes take.
+const MAX_MODELS: usize = 1024;
+/// How long a list is shown to all who ask.
+const CACHE_TTL: Duration = Duration::from_secs(1);
+
+#[derive(Deserialize)]
+struct WorkerModelList {
+    data: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct ListedModel {
+    id: String,
+}
+
+#[derive(Serialize)]
+struct MergedModelList<'a> {
+    object: &'static str,
+    data: Vec<&'a RawValue>,
+}
+
+type ModelEntries = Vec<(String, Box<RawValue>)>;
+
+/// The list that all callers share for a second: asking every worker is work for all of them.
+#[derive(Debug, Default)]
+pub struct ModelListCache {
+    last: Mutex<Option<(Instant, Option<Arc<List>>)>>,
+}
+
+#[derive(Debug)]
+struct List {
+    entries: ModelEntries,
+    /// All of it as it is answered; callers share it.
+    text: Bytes,
+}
+
+impl List {
+    fn of(entries: ModelEntries) -> Self {
+        let data = entries.iter().map(|(_, entry)| &**entry).collect();
+        let text = serde_json::to_vec(&MergedModelList { object: "list", data }).expect("raw JSON serializes").into();
+        Self { entries, text }
+    }
+}
+
+impl ModelListCache {
+    /// The list as it was at most a second ago. Who comes while it is made waits for it.
+    async fn get(&self, gateway: &AppState) -> Result<Arc<List>, ApiError> {
+        let mut last = self.last.lock().await;
+        let entries = match &*last {
+            Some((at, entries)) if at.elapsed() < CACHE_TTL => entries.clone(),
+            _ => {
+                let entries = merge_lists(gateway).await.map(List::of).map(Arc::new);
+                *last = Some((Instant::now(), entries.clone()));
+                entries
+            }
+        };
+        entries.ok_or_else(|| ApiError::NoWorker { model: "any".into() })
+    }
+}
+
+pub(crate) async fn list(gateway: &AppState) -> Result<Response, ApiError> {
+    Ok(json(gateway.model_list.get(gateway).await?.text.clone()))
+}
+
+pub(crate) async fn get_model(gateway: &AppState, wanted: &str) -> Result<Response, ApiError> {
+    let list = gateway.model_list.get(gateway).await?;
+    let found = list.entries.iter().find(|(id, _)| id == wanted);
+    found
+        .map(|(_, entry)| json(Bytes::copy_from_slice(entry.get().as_bytes())))
+        .ok_or_else(|| ApiError::UnknownModel { model: truncated(wanted) })
+}
+
+fn json(text: Bytes) -> Response {
+    let mut response = Body::from(text).into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Every model once, in the order of the workers and of their lists; none where no worker tells any.
+async fn merge_lists(gateway: &AppState) -> Option<ModelEntries> {
+    let answering = gateway.worker_pool.answering(gateway.fleet());
+    let lists = futures::future::join_all(answering.iter().map(|member| fetch_list(gateway, member))).await;
+    lists.iter().any(Option::is_some).then(|| deduplicate(lists.into_iter().flatten()))
+}
+
+fn deduplicate(lists: impl Iterator<Item = Vec<Box<RawValue>>>) -> ModelEntries {
+    let mut known = HashSet::new();
+    let mut entries = ModelEntries::new();
+    for entry in lists.flat_map(|list| list.into_iter().take(MAX_MODELS)) {
+        let Ok(ListedModel { id }) = serde_json::from_str(entry.get()) else { continue };
+        if known.insert(id.clone()) {
+            entries.push((id, entry));
+        }
+    }
+    entries
+}
+
+async fn fetch_list(gateway: &AppState, member: &WorkerEntry) -> Option<Vec<Box<RawValue>>> {
+    let request = WorkerRequest {
+        method: Method::GET,
+        path: "/v1/models".into(),
+        headers: gateway.headers_for(member, &HeaderMap::new()),
+        body: Bytes::new(),
+    };
+    let answer = async {
+        let answer = gateway.upstream.send(member.config.endpoint(), request).await.ok()?;
+        let body = Limited::new(answer.into_body(), MAX_LIST_BYTES).collect().await.ok()?.to_bytes();
+        serde_json::from_slice::<WorkerModelList>(&body).ok()
+    };
+    Some(tokio::time::timeout(WORKER_TIMEOUT, answer).await.ok()??.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(ids: impl Iterator<Item = usize>) -> Vec<Box<RawValue>> {
+        ids.map(|id| RawValue::from_string(format!("{{\"id\":\"m{id}\"}}")).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_merged_list_shows_each_model_once_and_is_bounded() {
+        let lists = [list(0..150_000), list(1000..1030), list(0..1)];
+        let entries = deduplicate(lists.into_iter());
+        assert_eq!(entries.len(), 1030);
+        assert_eq!([&*entries[0].0, &*entries[1029].0], ["m0", "m1029"]);
+        let few = List::of(deduplicate([list(0..2)].into_iter()));
+        assert_eq!(few.text, r#"{"object":"list","data":[{"id":"m0"},{"id":"m1"}]}"#);
+    }
+}

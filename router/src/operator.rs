@@ -1,0 +1,165 @@
+//! The operators' listener: metrics, health, the REST API over the ledger and its cluster, why the router decided as it
+//! did, and the dial.
+//!
+//! It is bound to loopback unless told otherwise: without a file of tokens, whoever reaches it can change everything.
+
+mod access;
+mod artifacts;
+mod audit;
+mod backup;
+mod cluster;
+mod consistency;
+mod correctness;
+mod drain;
+mod drain_api;
+mod entity_tags;
+mod erasure;
+mod extractors;
+mod gauges;
+mod guardrail;
+mod health;
+mod idempotency;
+mod leases;
+mod members;
+mod migration;
+mod openapi;
+mod owners;
+mod ownership_api;
+mod paging;
+mod problem;
+mod registrations;
+mod request_gate;
+mod retention;
+mod routing;
+mod schemas;
+mod sessions;
+mod state;
+mod tenants;
+mod watch;
+mod workers;
+mod writes;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use serde::Deserialize;
+use smart_default::SmartDefault;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::config::units::ByteCount;
+use crate::server::ListenerTlsConfig;
+pub use access::TokensFileError;
+pub use problem::{Problem, ProblemKind};
+pub use state::{OperatorStartError, OperatorState};
+
+/// Section `[operator]`.
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct OperatorConfig {
+    /// Where to listen; also `--operator-listen`.
+    #[default(SocketAddr::from(([127, 0, 0, 1], 9464)))]
+    pub listen: SocketAddr,
+    /// File of bearer tokens with their roles, re-read when it changes. Without one no token is asked for.
+    ///
+    /// ```toml
+    /// [tokens]
+    /// "a-long-random-text" = "read"
+    /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = { role = "operator", name = "alice" }
+    /// ```
+    pub tokens_file: Option<PathBuf>,
+    /// The certificate that is shown; without one the listener speaks plain HTTP.
+    pub tls: Option<ListenerTlsConfig>,
+    /// Most bytes of the audit log, older files included.
+    #[default(ByteCount::mebibytes(64))]
+    pub audit_size: ByteCount,
+}
+
+/// The operators' routes.
+pub fn routes(desk: &OperatorState) -> Router {
+    let routes = OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes());
+    desk.document
+        .attach(routes)
+        .fallback(|| async { Problem::unknown_path() })
+        .method_not_allowed_fallback(|| async { Problem::wrong_method() })
+        .layer(from_fn_with_state(desk.clone(), request_gate::gate))
+        .with_state(desk.clone())
+}
+
+fn other_routes() -> OpenApiRouter<OperatorState> {
+    OpenApiRouter::new()
+        .routes(routes!(health::metrics))
+        .routes(routes!(health::live))
+        .routes(routes!(health::ready))
+        .routes(routes!(openapi::document))
+        .routes(routes!(routing::mode, routing::set_mode, routing::patch_mode))
+        .routes(routes!(guardrail::guardrail))
+        .routes(routes!(correctness::correctness))
+        .routes(routes!(correctness::clear))
+        .routes(routes!(routing::decisions))
+        .routes(routes!(routing::decision))
+}
+
+fn ledger_routes() -> OpenApiRouter<OperatorState> {
+    OpenApiRouter::new()
+        .routes(routes!(workers::workers))
+        .routes(routes!(workers::worker, retention::retire))
+        .routes(routes!(registrations::registrations, registrations::register))
+        .routes(routes!(registrations::deregister))
+        .routes(routes!(leases::leases))
+        .routes(routes!(leases::lease))
+        .routes(routes!(leases::intents))
+        .routes(routes!(sessions::sessions))
+        .routes(routes!(sessions::session, ownership_api::close_session))
+        .routes(routes!(sessions::tree))
+        .routes(routes!(owners::owners))
+        .routes(routes!(owners::owners_of))
+        .routes(routes!(artifacts::artifacts))
+        .routes(routes!(artifacts::artifact, retention::evict))
+        .routes(routes!(owners::replicas))
+        .routes(routes!(owners::groups, retention::new_group))
+        .routes(routes!(tenants::tenants))
+        .routes(routes!(tenants::tenant))
+        .routes(routes!(watch::watch))
+        .routes(routes!(cluster::cluster))
+        .routes(routes!(cluster::hash))
+        .routes(routes!(members::members))
+}
+
+fn write_routes() -> OpenApiRouter<OperatorState> {
+    OpenApiRouter::new()
+        .routes(routes!(migration::migrate))
+        .routes(routes!(migration::replicate))
+        .routes(routes!(migration::drop_replica))
+        .routes(routes!(ownership_api::claim_session))
+        .routes(routes!(ownership_api::release_session))
+        .routes(routes!(ownership_api::claim_artifact))
+        .routes(routes!(ownership_api::release_artifact))
+        .routes(routes!(retention::pin))
+        .routes(routes!(erasure::forget_tenant))
+        .routes(routes!(erasure::forget_session))
+        .routes(routes!(retention::set_group))
+        .routes(routes!(retention::renew))
+        .routes(routes!(drain_api::drain, drain_api::draining))
+        .routes(routes!(tenants::set_quota))
+        .routes(routes!(cluster::raise_level))
+        .routes(routes!(members::promote))
+        .routes(routes!(members::demote))
+        .routes(routes!(members::replace))
+        .routes(routes!(members::remove))
+        .routes(routes!(members::move_leader))
+        .routes(routes!(cluster::snapshot, backup::save))
+}
+
+/// Runs what may look at many records on a thread that serves nobody else.
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| {
+        Problem::new(ProblemKind::Internal, "The ledger could not be searched; the log of this process has it.")
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! How fresh an answer is: which view a read was promised, and what every answer says of the view it came from.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{FromRequestParts, Query};
+use axum::response::{IntoResponse, Response};
+use http::header::ETAG;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use ownership::LedgerView;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use vocabulary::NodeId;
+
+use super::entity_tags::EntityTag;
+use super::problem::{Problem, ProblemKind};
+use super::state::OperatorState;
+
+/// Revision of the view that an answer came from.
+pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");
+/// Raft's term, as this node knew it then.
+pub(super) const TERM_HEADER: HeaderName = HeaderName::from_static("ownerserve-term");
+/// The leader's node id; missing when none is known.
+pub(super) const LEADER_HEADER: HeaderName = HeaderName::from_static("ownerserve-leader");
+
+/// How fresh a read must be.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Debug, Default)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ConsistencyLevel {
+    /// What this node last applied.
+    #[default]
+    Local,
+    /// No older than `max_staleness`.
+    Bounded,
+    /// Everything that was acknowledged before the read began.
+    Linearizable,
+}
+
+/// The promise that a read asks for.
+#[derive(Clone, Copy, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ConsistencyQuery {
+    /// `local` (default): what this node last applied. `bounded`: no older than `max_staleness`. `linearizable`:
+    /// everything that was acknowledged before the read began, asked of the leader.
+    #[param(inline)]
+    consistency: Option<ConsistencyLevel>,
+    /// With `bounded`: milliseconds that the view may be behind.
+    #[param(minimum = 1, maximum = 600_000)]
+    max_staleness: Option<u32>,
+}
+
+/// Longest staleness that may be asked for, milliseconds.
+const MAX_STALENESS_MS: u32 = 600_000;
+
+impl ConsistencyQuery {
+    fn check(self) -> Result<ownership::Consistency, Problem> {
+        let accepted = "accepted is 1 to 600000, in milliseconds, and only with consistency=bounded";
+        match (self.consistency.unwrap_or_default(), self.max_staleness) {
+            (ConsistencyLevel::Local, None) => Ok(ownership::Consistency::Local),
+            (ConsistencyLevel::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
+            (ConsistencyLevel::Bounded, Some(most)) if (1..=MAX_STALENESS_MS).contains(&most) => {
+                Ok(ownership::Consistency::Bounded(Duration::from_millis(most.into())))
+            }
+            (ConsistencyLevel::Bounded, None) => {
+                Err(Problem::bad_query(format!("consistency=bounded needs max_staleness; {accepted}")))
+            }
+            (_, Some(_)) => Err(Problem::bad_query(format!("max_staleness: {accepted}"))),
+        }
+    }
+}
+
+/// The view that a read works on, as fresh as it asked for.
+pub(super) struct ReadView(pub(super) Arc<LedgerView>);
+
+impl FromRequestParts<OperatorState> for ReadView {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, desk: &OperatorState) -> Result<Self, Problem> {
+        let Query(query) = Query::<ConsistencyQuery>::try_from_uri(&parts.uri)
+            .map_err(|error| Problem::bad_query(error.body_text()))?;
+        let consistency = query.check()?;
+        let read = desk.gateway.directory().read(consistency).await;
+        let kind = match consistency {
+            ownership::Consistency::Bounded(_) => ProblemKind::TooStale,
+            _ => ProblemKind::NoQuorum,
+        };
+        read.map(ReadView).map_err(|error| Problem::new(kind, format!("{error}. Try again shortly.")))
+    }
+}
+
+/// How fresh an answer is; part of every answer from the ledger.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+pub(super) struct ViewStamp {
+    /// Log index of the last entry in the view.
+    revision: u64,
+    /// Raft's term.
+    term: u64,
+    /// The leader's node id; none when none is known.
+    #[schema(value_type = Option<u64>)]
+    leader: Option<NodeId>,
+    /// Whether this node cannot say that its view is fresh.
+    stale: bool,
+}
+
+impl ViewStamp {
+    pub(super) fn of(view: &LedgerView) -> Self {
+        let quorum = view.quorum();
+        // One that lost its quorum, or was not heard of, leads nobody.
+        let leader = quorum.leader.filter(|_| !quorum.stale);
+        Self { revision: view.applied(), term: quorum.term, leader, stale: quorum.stale }
+    }
+
+    /// Says it in the headers, unless they say it already.
+    pub(super) fn write_headers(self, headers: &mut HeaderMap) {
+        if headers.contains_key(TERM_HEADER) {
+            return;
+        }
+        headers.entry(REVISION_HEADER).or_insert(HeaderValue::from(self.revision));
+        headers.insert(TERM_HEADER, HeaderValue::from(self.term));
+        if let Some(leader) = self.leader {
+            headers.insert(LEADER_HEADER, HeaderValue::from(leader.0));
+        }
+    }
+}
+
+/// An answer from the ledger, and how fresh it is.
+#[derive(Serialize, ToSchema)]
+pub(super) struct LedgerResponse<T: ToSchema> {
+    #[serde(flatten)]
+    at: ViewStamp,
+    #[serde(flatten)]
+    body: T,
+    #[serde(skip)]
+    tag: Option<EntityTag>,
+}
+
+impl<T: ToSchema> LedgerResponse<T> {
+    pub(super) fn new(view: &LedgerView, body: T) -> Self {
+        Self { at: ViewStamp::of(view), body, tag: None }
+    }
+
+    /// With an `ETag`.
+    pub(super) fn with_tag(self, tag: EntityTag) -> Self {
+        Self { tag: Some(tag), ..self }
+    }
+}
+
+impl<T: Serialize + ToSchema> IntoResponse for LedgerResponse<T> {
+    fn into_response(self) -> Response {
+        let (at, tag) = (self.at, self.tag);
+        let mut response = Json(self).into_response();
+        at.write_headers(response.headers_mut());
+        if let Some(tag) = tag {
+            response.headers_mut().insert(ETAG, tag.to_header());
+        }
+        response
+    }
+}

@@ -1,0 +1,94 @@
+//! Forgetting what is kept of people's words: transcripts of stored responses and token checkpoints.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use vocabulary::{SessionId, TenantId};
+
+use super::consistency::LedgerResponse;
+use super::extractors::{PathId, QueryParams, TenantName};
+use super::problem::{Problem, ProblemKind};
+use super::schemas::{SessionIdSchema, TenantSchema};
+use super::sessions;
+use super::writes::WriteResult;
+use crate::app_state::AppState;
+use crate::erasure::{ErasureScope, erase};
+use crate::shared_cache::Purged;
+
+async fn erase_and_report(
+    gateway: &AppState,
+    tenant: &TenantId,
+    whose: ErasureScope,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let Purged { forgotten, unread } = erase(&gateway.caches.shared_cache, tenant, whose).await.map_err(|error| {
+        let detail = format!(
+            "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
+             Redis is up."
+        );
+        Problem::new(ProblemKind::NotReady, detail).with_cause("soft_state")
+    })?;
+    let mut told = told(gateway, tenant, forgotten);
+    if unread > 0 {
+        told += &format!(
+            "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
+             soft_state.secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
+        );
+    }
+    Ok(WriteResult::plain(gateway, told))
+}
+
+fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
+    let is_known = gateway.config.tenants.contains_key(&*tenant.0)
+        || gateway.keys.tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
+    if count == 0 && !is_known {
+        return "no tenant of this name is configured and nothing was kept".into();
+    }
+    let place = if gateway.caches.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
+    match count {
+        1 => format!("1 value was forgotten {place}"),
+        count => format!("{count} values were forgotten {place}"),
+    }
+}
+
+/// Forgets what is kept of a tenant's words.
+///
+/// Transcripts and makers of its stored responses, and its token checkpoints, in this router's memory and in Redis. What
+/// other routers have in memory they forget when they are asked; what engines store stays there.
+#[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/kept", tag = "tenants",
+    params(("tenant" = TenantSchema, Path)),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn forget_tenant(
+    State(gateway): State<Arc<AppState>>,
+    PathId(name): PathId<TenantName>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    erase_and_report(&gateway, &name.0, ErasureScope::Tenant).await
+}
+
+/// Whose session it is.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ErasureQuery {
+    /// The tenant, where the ledger does not know the session any more.
+    tenant: Option<String>,
+}
+
+/// Forgets what is kept of a session's words.
+///
+/// Transcripts and makers of the stored responses that were made in it, those of all that follow them, and its token
+/// checkpoint; as for a tenant, in this router's memory and in Redis.
+#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/kept", tag = "sessions",
+    params(("id" = SessionIdSchema, Path), ErasureQuery),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn forget_session(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    QueryParams(query): QueryParams<ErasureQuery>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let tenant = match query.tenant {
+        Some(tenant) => tenant.parse::<TenantName>().map_err(|error| Problem::bad_query(error.to_owned()))?.0,
+        None => sessions::find_session(&gateway.directory().view(), id)?.tenant,
+    };
+    erase_and_report(&gateway, &tenant, ErasureScope::Session(id)).await
+}

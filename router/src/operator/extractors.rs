@@ -1,0 +1,137 @@
+//! What comes in: path, query and body, read into types or refused with a problem that says what is accepted.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use http::request::Parts;
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use vocabulary::TenantId;
+
+use super::problem::{Problem, ProblemKind};
+use super::schemas::MAX_TENANT_CHARS;
+use crate::app_state::AppState;
+use crate::client_request::new_request_id;
+use crate::error::ApiError;
+use crate::server::{BodyLimits, read_body};
+
+pub(super) struct QueryParams<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParams<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        let query = Query::try_from_uri(&parts.uri);
+        query.map(|Query(query)| Self(query)).map_err(|error| Problem::bad_query(error.body_text()))
+    }
+}
+
+/// The one thing that the path names.
+pub(super) struct PathId<T>(pub(super) T);
+
+impl<T, S> FromRequestParts<S> for PathId<T>
+where
+    T: FromStr<Err: Display>,
+    S: Send + Sync,
+{
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(text) = path.map_err(|error| Problem::new(ProblemKind::InvalidId, error.body_text()))?;
+        text.parse().map(Self).map_err(|error: T::Err| Problem::bad_id(&error))
+    }
+}
+
+/// The two things that the path names.
+pub(super) struct PathIds<A, B>(pub(super) A, pub(super) B);
+
+impl<A, B, S> FromRequestParts<S> for PathIds<A, B>
+where
+    A: FromStr<Err: Display>,
+    B: FromStr<Err: Display>,
+    S: Send + Sync,
+{
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((first, second)) = path.map_err(|error| Problem::new(ProblemKind::InvalidId, error.body_text()))?;
+        let first = first.parse().map_err(|error: A::Err| Problem::bad_id(&error))?;
+        let second = second.parse().map_err(|error: B::Err| Problem::bad_id(&error))?;
+        Ok(Self(first, second))
+    }
+}
+
+/// The body, JSON.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|error| Problem::bad_body(error.body_text()))?;
+        // A list would be taken for an object's fields in their order.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::bad_body("Send one JSON object as GET /ownerserve/v1/openapi.json says."));
+        }
+        Json::from_bytes(&body).map(|Json(told)| Self(told)).map_err(|error| Problem::bad_body(error.body_text()))
+    }
+}
+
+/// Largest body that an operator may send.
+const BODY_LIMITS: BodyLimits = BodyLimits {
+    bytes: 64 << 10,
+    pause: std::time::Duration::from_secs(10),
+    total: std::time::Duration::from_secs(30),
+};
+
+/// The whole body of a write.
+pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+    let mut memory = gateway.operator_memory.reservation(&TenantId("".into()));
+    let (aside, request) = (&gateway.offload_pool, new_request_id());
+    read_body(&parts.headers, body, (BODY_LIMITS, &mut memory, (aside, request))).await.map_err(|error| {
+        let kind = match &error {
+            ApiError::BodyTooLarge { .. } => ProblemKind::BodyTooLarge,
+            ApiError::BodyTimeout => ProblemKind::BodyTimeout,
+            ApiError::UnknownEncoding { .. } => ProblemKind::NotJson,
+            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => ProblemKind::TooMany,
+            _ => ProblemKind::InvalidBody,
+        };
+        match kind {
+            ProblemKind::TooMany => Problem::new(
+                kind,
+                "Operators' requests in work hold all the memory there is for them. Try again shortly.",
+            ),
+            ProblemKind::BodyTooLarge => {
+                Problem::new(kind, format!("The body is larger than {} bytes.", BODY_LIMITS.bytes))
+            }
+            _ => Problem::new(kind, error.to_string()),
+        }
+    })
+}
+
+/// A tenant's name in a path.
+pub(super) struct TenantName(pub(super) TenantId);
+
+impl FromStr for TenantName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_name = !text.is_empty() && text.chars().count() <= MAX_TENANT_CHARS;
+        if is_name { Ok(Self(TenantId(text.into()))) } else { Err("A tenant's name has 1 to 128 characters.") }
+    }
+}
+
+/// For a field that may be null and must not be left out.
+pub(super) fn required_nullable<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::Deserialize<'de>,
+{
+    Option::deserialize(deserializer)
+}

@@ -1,0 +1,377 @@
+//! `Idempotency-Key`: a write that is sent again under its key is answered as it was the first time, and not done again.
+//!
+//! Remembered by this router, in memory, within bounds of number, size and age. What was refused, failed or ended with an
+//! unknown outcome is not remembered: sent again, it is tried again, which every write allows. One that still runs is
+//! never forgotten, or it could be done twice: where only such are left, a new one is refused. Of one whose answer is too
+//! large to keep it is remembered that it was done, and since when: sent again, it is refused.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
+use axum::extract::Request;
+use axum::response::{IntoResponse as _, Response};
+use http::header::IF_MATCH;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use parking_lot::Mutex;
+use ring::digest::{Context, SHA256};
+
+use super::access::Principal;
+use super::consistency::REVISION_HEADER;
+use super::problem::{Problem, ProblemKind};
+
+const KEY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+/// On an answer that was given before.
+pub(super) const REPLAYED_HEADER: HeaderName = HeaderName::from_static("idempotency-replayed");
+pub(super) const MAX_KEY_CHARS: usize = 128;
+/// Most writes that are remembered, how long, and the largest answer of one.
+const MAX_ENTRIES: usize = 4096;
+const RETENTION: Duration = Duration::from_secs(3600);
+const MAX_RESPONSE_BYTES: usize = 16 << 10;
+
+type WriteDigest = [u8; 32];
+
+/// A write that carries a key: whose key it is, and what is asked under it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct IdempotentWrite {
+    key: WriteDigest,
+    request: WriteDigest,
+}
+
+impl IdempotentWrite {
+    /// Of a whole write; none where it carries no key.
+    pub(super) fn from_request(who: Option<&Principal>, parts: &Parts, body: &[u8]) -> Result<Option<Self>, Problem> {
+        let mut keys = parts.headers.get_all(KEY_HEADER).iter();
+        let Some(key) = keys.next() else { return Ok(None) };
+        let is_plain = (1..=MAX_KEY_CHARS).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
+        if !is_plain || keys.next().is_some() {
+            let accepted =
+                format!("Idempotency-Key: accepted is one, of 1 to {MAX_KEY_CHARS} visible ASCII characters.");
+            return Err(Problem::new(ProblemKind::InvalidHeader, accepted));
+        }
+        // By the token: names need not be unique, and a token that follows another under its name is somebody else's.
+        let who = who.and_then(|who| who.token.as_ref()).map_or(&b""[..], |token| &token[..]);
+        let path = parts.uri.path_and_query().map_or("", |whole| whole.as_str());
+        let fence = parts.headers.get(IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
+        let asked = digest(&[parts.method.as_str().as_bytes(), path.as_bytes(), fence, body]);
+        Ok(Some(Self { key: digest(&[who, key.as_bytes()]), request: asked }))
+    }
+}
+
+/// Of parts that cannot run into each other.
+fn digest(parts: &[&[u8]]) -> WriteDigest {
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    }
+    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// An answer that may be given again.
+#[derive(Clone, Debug)]
+struct ReplayableResponse {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+    kind: Option<ProblemKind>,
+}
+
+impl ReplayableResponse {
+    fn response(self, replayed: Option<HeaderValue>) -> Response {
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().extend(replayed.map(|value| (REPLAYED_HEADER, value)));
+        self.kind.map(|kind| response.extensions_mut().insert(kind));
+        response
+    }
+}
+
+/// What became of a write.
+#[derive(Clone, Debug)]
+enum WriteState {
+    Running,
+    Answered(ReplayableResponse),
+    /// It was done, by this revision of the ledger, and its answer is not kept.
+    DoneWithoutResponse(Option<HeaderValue>),
+}
+
+/// The writes that carried a key.
+#[derive(Debug, Default)]
+pub(super) struct IdempotencyStore(Mutex<IdempotencyTable>);
+
+#[derive(Debug, Default)]
+struct IdempotencyTable {
+    by_key: HashMap<WriteDigest, (WriteDigest, WriteState)>,
+    /// Those that are over.
+    by_age: VecDeque<(Instant, WriteDigest)>,
+}
+
+/// How a write under a key begins.
+#[derive(Debug)]
+enum IdempotencyLookup {
+    New,
+    /// What was asked under the key before, and how that stands.
+    Existing(WriteDigest, WriteState),
+    /// Every place is taken by one that runs.
+    Full,
+}
+
+impl IdempotencyTable {
+    fn begin(&mut self, keyed: IdempotentWrite, now: Instant) -> IdempotencyLookup {
+        while let Some((since, _)) = self.by_age.front()
+            && now.saturating_duration_since(*since) >= RETENTION
+        {
+            self.drop_oldest();
+        }
+        if let Some((asked, state)) = self.by_key.get(&keyed.key) {
+            return IdempotencyLookup::Existing(*asked, state.clone());
+        }
+        if self.by_key.len() >= MAX_ENTRIES && !self.drop_oldest() {
+            return IdempotencyLookup::Full;
+        }
+        self.by_key.insert(keyed.key, (keyed.request, WriteState::Running));
+        IdempotencyLookup::New
+    }
+
+    /// Forgets the answer that is oldest; false where there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let oldest = self.by_age.pop_front();
+        oldest.is_some_and(|(_, name)| self.by_key.remove(&name).is_some())
+    }
+
+    fn complete(&mut self, name: WriteDigest, end: WriteState, now: Instant) {
+        if let Some((_, state)) = self.by_key.get_mut(&name) {
+            *state = end;
+            self.by_age.push_back((now, name));
+        }
+    }
+}
+
+/// Forgets a write that did not come to an answer worth keeping.
+struct IdempotencyGuard {
+    repeats: Arc<IdempotencyStore>,
+    key: WriteDigest,
+}
+
+impl Drop for IdempotencyGuard {
+    fn drop(&mut self) {
+        let mut shelf = self.repeats.0.lock();
+        if matches!(shelf.by_key.get(&self.key), Some((_, WriteState::Running))) {
+            shelf.by_key.remove(&self.key);
+        }
+    }
+}
+
+impl IdempotencyStore {
+    /// Does the write, unless it was done under this key.
+    pub(super) async fn run_once(
+        self: Arc<Self>,
+        keyed: IdempotentWrite,
+        (request, run): (Request, impl AsyncFnOnce(Request) -> Response),
+    ) -> Response {
+        let begin = self.0.lock().begin(keyed, Instant::now());
+        let problem = match begin {
+            IdempotencyLookup::New => {
+                let begun = IdempotencyGuard { repeats: self, key: keyed.key };
+                return begun.record(run(request).await).await;
+            }
+            IdempotencyLookup::Full => {
+                let detail = format!(
+                    "Nothing was changed: {MAX_ENTRIES} writes under an Idempotency-Key are under way here. Send it again shortly."
+                );
+                Problem::new(ProblemKind::TooMany, detail)
+            }
+            IdempotencyLookup::Existing(asked, _) if asked != keyed.request => {
+                let detail =
+                    "Nothing was changed: another write was sent under this Idempotency-Key. Choose a new one.";
+                Problem::new(ProblemKind::Unprocessable, detail).with_cause("idempotency_key_reused")
+            }
+            IdempotencyLookup::Existing(_, WriteState::Answered(answer)) => {
+                return answer.response(Some(HeaderValue::from_static("true")));
+            }
+            IdempotencyLookup::Existing(_, WriteState::DoneWithoutResponse(revision)) => {
+                already_done_problem(revision.as_ref())
+            }
+            IdempotencyLookup::Existing(_, WriteState::Running) => {
+                let detail = "The write under this Idempotency-Key is still under way. Send it again shortly.";
+                Problem::new(ProblemKind::Conflict, detail).with_cause("under_way")
+            }
+        };
+        problem.into_response()
+    }
+}
+
+/// What is said to a write that was done under its key, and whose answer nobody has any more.
+fn already_done_problem(revision: Option<&HeaderValue>) -> Problem {
+    let since = revision.and_then(|revision| revision.to_str().ok());
+    let since = since.map_or_else(String::new, |revision| format!(" by revision {revision}"));
+    let detail = format!(
+        "Nothing was changed now: the write under this Idempotency-Key was done before{since}, and its answer of more than \
+         {MAX_RESPONSE_BYTES} bytes was not kept. Read with consistency=linearizable what it was about."
+    );
+    Problem::new(ProblemKind::Conflict, detail).with_cause("answer_not_kept")
+}
+
+impl IdempotencyGuard {
+    async fn record(self, response: Response) -> Response {
+        if !response.status().is_success() {
+            return response;
+        }
+        if response.body().size_hint().upper().is_none_or(|most| most > MAX_RESPONSE_BYTES as u64) {
+            let revision = response.headers().get(REVISION_HEADER).cloned();
+            self.repeats.0.lock().complete(self.key, WriteState::DoneWithoutResponse(revision), Instant::now());
+            return response;
+        }
+        let (parts, body) = response.into_parts();
+        // It is in memory, and so small: that it cannot be read does not happen.
+        let Ok(body) = to_bytes(body, MAX_RESPONSE_BYTES).await else {
+            self.repeats.0.lock().complete(self.key, WriteState::DoneWithoutResponse(None), Instant::now());
+            return Problem::new(ProblemKind::Internal, "The write was done, and its answer cannot be read.")
+                .into_response();
+        };
+        let kind = parts.extensions.get::<ProblemKind>().copied();
+        let answer = ReplayableResponse { status: parts.status, headers: parts.headers, body, kind };
+        self.repeats.0.lock().complete(self.key, WriteState::Answered(answer.clone()), Instant::now());
+        answer.response(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keyed(key: &'static str, body: &str) -> IdempotentWrite {
+        let (parts, ()) = http::Request::post("/x").header(KEY_HEADER, key).body(()).unwrap().into_parts();
+        IdempotentWrite::from_request(None, &parts, body.as_bytes()).unwrap().unwrap()
+    }
+
+    async fn send(
+        repeats: &Arc<IdempotencyStore>,
+        keyed: IdempotentWrite,
+        answer: (StatusCode, &'static str),
+    ) -> (u16, String, bool) {
+        let request = Request::new(Body::empty());
+        let response = repeats.clone().run_once(keyed, (request, async |_| answer.into_response())).await;
+        let (status, replayed) = (response.status().as_u16(), response.headers().contains_key(REPLAYED_HEADER));
+        let body = to_bytes(response.into_body(), MAX_RESPONSE_BYTES).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap(), replayed)
+    }
+
+    #[tokio::test]
+    async fn repeated_write_is_replayed_and_a_reused_key_is_rejected() {
+        let repeats = Arc::<IdempotencyStore>::default();
+        let first = send(&repeats, keyed("k", "1"), (StatusCode::OK, "first")).await;
+        assert_eq!(first, (200, "first".into(), false));
+        let again = send(&repeats, keyed("k", "1"), (StatusCode::OK, "second")).await;
+        assert_eq!(again, (200, "first".into(), true));
+        let (status, problem, _) = send(&repeats, keyed("k", "2"), (StatusCode::OK, "third")).await;
+        assert!(status == 422 && problem.contains("idempotency_key_reused"), "{status} {problem}");
+        assert_eq!(send(&repeats, keyed("l", "2"), (StatusCode::OK, "other")).await, (200, "other".into(), false));
+    }
+
+    #[tokio::test]
+    async fn failed_write_is_retried_and_running_write_conflicts() {
+        let repeats = Arc::<IdempotencyStore>::default();
+        send(&repeats, keyed("k", "1"), (StatusCode::GATEWAY_TIMEOUT, "unknown")).await;
+        let refused = send(&repeats, keyed("k", "1"), (StatusCode::CONFLICT, "not yet")).await;
+        assert_eq!(refused, (409, "not yet".into(), false));
+        assert_eq!(send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await, (200, "done".into(), false));
+        assert!(matches!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()), IdempotencyLookup::New));
+        let (status, problem, _) = send(&repeats, keyed("runs", "1"), (StatusCode::OK, "twice")).await;
+        assert!(status == 409 && problem.contains("under_way"), "{status} {problem}");
+    }
+
+    #[tokio::test]
+    async fn completed_write_with_an_oversized_response_is_not_repeated() {
+        let repeats = Arc::<IdempotencyStore>::default();
+        let long = "x".repeat(MAX_RESPONSE_BYTES + 1);
+        let request = || Request::new(Body::empty());
+        let done = ([(REVISION_HEADER, "77")], long.clone());
+        let first = repeats.clone().run_once(keyed("k", "1"), (request(), async |_| done.into_response())).await;
+        assert_eq!(first.status(), 200);
+        assert_eq!(to_bytes(first.into_body(), usize::MAX).await.unwrap(), long.as_bytes(), "it is told whole, once");
+        let (status, problem, replayed) = send(&repeats, keyed("k", "1"), (StatusCode::OK, "done twice")).await;
+        assert!(status == 409 && !replayed, "{status} {problem}");
+        for told in ["answer_not_kept", "by revision 77", "Nothing was changed now", "consistency=linearizable"] {
+            assert!(problem.contains(told), "{problem}");
+        }
+        let (status, problem, _) = send(&repeats, keyed("k", "2"), (StatusCode::OK, "other")).await;
+        assert!(status == 422 && problem.contains("idempotency_key_reused"), "{status} {problem}");
+        let at_most = send(&repeats, keyed("l", "1"), (StatusCode::OK, "x".repeat(MAX_RESPONSE_BYTES).leak())).await;
+        let again = send(&repeats, keyed("l", "1"), (StatusCode::OK, "second")).await;
+        assert_eq!((again.0, again.1, again.2), (200, at_most.1, true));
+    }
+
+    fn named(n: usize) -> IdempotentWrite {
+        IdempotentWrite { key: digest(&[&n.to_le_bytes()]), request: [0; 32] }
+    }
+
+    fn answer(shelf: &mut IdempotencyTable, n: usize, now: Instant) {
+        let answer =
+            ReplayableResponse { status: StatusCode::OK, headers: HeaderMap::new(), body: Bytes::new(), kind: None };
+        shelf.complete(named(n).key, WriteState::Answered(answer), now);
+    }
+
+    #[test]
+    fn oldest_responses_expire_by_age_and_count() {
+        let (mut shelf, now) = (IdempotencyTable::default(), Instant::now());
+        for n in 0..=MAX_ENTRIES {
+            assert!(matches!(shelf.begin(named(n), now), IdempotencyLookup::New));
+            answer(&mut shelf, n, now);
+        }
+        assert_eq!((shelf.by_key.len(), shelf.by_age.len()), (MAX_ENTRIES, MAX_ENTRIES));
+        assert!(matches!(shelf.begin(named(MAX_ENTRIES), now), IdempotencyLookup::Existing(..)));
+        assert!(matches!(shelf.begin(named(0), now), IdempotencyLookup::New), "the oldest made room");
+        assert!(
+            matches!(shelf.begin(named(MAX_ENTRIES), now + RETENTION), IdempotencyLookup::New),
+            "an hour later it is new"
+        );
+    }
+
+    #[test]
+    fn running_write_is_never_evicted_and_new_writes_are_rejected() {
+        let (mut shelf, now) = (IdempotencyTable::default(), Instant::now());
+        for n in 0..MAX_ENTRIES {
+            assert!(matches!(shelf.begin(named(n), now), IdempotencyLookup::New));
+        }
+        let late = now + RETENTION * 2;
+        assert!(matches!(shelf.begin(named(MAX_ENTRIES), late), IdempotencyLookup::Full));
+        assert!(
+            matches!(shelf.begin(named(0), late), IdempotencyLookup::Existing(_, WriteState::Running)),
+            "it would be done twice"
+        );
+        answer(&mut shelf, 7, late);
+        assert!(matches!(shelf.begin(named(MAX_ENTRIES), late), IdempotencyLookup::New));
+        assert!(matches!(shelf.begin(named(MAX_ENTRIES + 1), late), IdempotencyLookup::Full));
+        assert_eq!(shelf.by_key.len(), MAX_ENTRIES);
+    }
+
+    #[tokio::test]
+    async fn full_store_rejects_new_writes_with_a_retry_hint() {
+        let repeats = Arc::<IdempotencyStore>::default();
+        (0..MAX_ENTRIES).for_each(|n| drop(repeats.0.lock().begin(named(n), Instant::now())));
+        let (status, problem, _) = send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await;
+        assert!(status == 429 && problem.contains("Send it again shortly"), "{status} {problem}");
+    }
+
+    #[test]
+    fn keys_are_validated_and_scoped_to_a_token() {
+        let of = |key: &str| {
+            let (parts, ()) = http::Request::post("/x").header(KEY_HEADER, key).body(()).unwrap().into_parts();
+            IdempotentWrite::from_request(None, &parts, b"")
+        };
+        assert!(of("a b").is_err() && of("").is_err() && of(&"x".repeat(MAX_KEY_CHARS + 1)).is_err());
+        let (parts, ()) = http::Request::post("/x").header(KEY_HEADER, "k").body(()).unwrap().into_parts();
+        let of = |token: Option<WriteDigest>| {
+            let who = Principal { name: "alice".into(), role: super::super::access::TokenRole::Operator, token };
+            IdempotentWrite::from_request(Some(&who), &parts, b"").unwrap().unwrap()
+        };
+        assert_eq!(of(Some([1; 32])), of(Some([1; 32])));
+        assert_ne!(of(Some([1; 32])), of(Some([2; 32])), "two tokens of one name do not share keys");
+        assert_ne!(of(Some([1; 32])), of(None));
+    }
+}

@@ -1,0 +1,129 @@
+//! Writes about who owns what: claim, release and close.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::LedgerView;
+use ownership::ledger::{ClaimOwner, Command, OwnershipSubject, ReleaseOwner};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
+
+use super::consistency::LedgerResponse;
+use super::entity_tags::IfMatch;
+use super::extractors::{JsonBody, PathId};
+use super::problem::Problem;
+use super::schemas::{ArtifactIdSchema, SessionIdSchema};
+use super::writes::{
+    EmptyBody, OptionalIfMatch, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view,
+};
+use super::{artifacts, sessions};
+use crate::app_state::AppState;
+
+/// Who is to own it.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClaimBody {
+    owner: OwnerTarget,
+}
+
+async fn claim_owner(
+    gateway: &AppState,
+    subject: OwnershipSubject,
+    claim: ClaimBody,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let owner = claim.owner.owner(&*linearizable_view(gateway).await?)?;
+    let outcome = commit(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
+    let epoch = granted_epoch(&outcome);
+    Ok(WriteResult::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
+}
+
+/// Gives a session that nobody live owns to a worker.
+///
+/// Says nothing about blocks: what the worker does not hold it computes. A session with a live owner is migrated instead.
+#[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/claim", tag = "sessions",
+    params(("id" = SessionIdSchema, Path)), request_body = ClaimBody,
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn claim_session(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    JsonBody(claim): JsonBody<ClaimBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    claim_owner(&gateway, OwnershipSubject::Session(id), claim).await
+}
+
+/// Gives an artifact that nobody live owns to a worker.
+#[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/claim", tag = "artifacts",
+    params(("id" = ArtifactIdSchema, Path)), request_body = ClaimBody,
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn claim_artifact(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    JsonBody(claim): JsonBody<ClaimBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    claim_owner(&gateway, OwnershipSubject::Artifact(id), claim).await
+}
+
+/// Who has it, and since when, as a view knows it.
+fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Owner>, Epoch), Problem> {
+    match subject {
+        OwnershipSubject::Session(id) => sessions::find_session(view, id).map(|session| (session.owner, session.epoch)),
+        OwnershipSubject::Artifact(id) => {
+            artifacts::find_artifact(view, id).map(|artifact| (artifact.owner, artifact.epoch))
+        }
+    }
+}
+
+/// What the client saw is released. The leader is asked first: a node that is behind must not say that nobody owned what
+/// it has not heard of yet.
+async fn release_owner(
+    gateway: &AppState,
+    subject: OwnershipSubject,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let (owner, current) = find_owner(&*linearizable_view(gateway).await?, subject)?;
+    let seen = fence.required_epoch(current)?;
+    let Some(owner) = owner else { return Ok(WriteResult::plain(gateway, "nobody owned it")) };
+    commit(gateway, Command::Release(ReleaseOwner { subject, owner, seen })).await?;
+    Ok(WriteResult::plain(gateway, format!("{} does not own it any more", owner.worker)))
+}
+
+/// Takes a session from its owner, without giving it to another.
+#[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
+    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    responses((status = 200, description = "Nobody owns it now; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn release_session(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    fence: IfMatch,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    release_owner(&gateway, OwnershipSubject::Session(id), fence).await
+}
+
+/// Takes an artifact from its owner, without giving it to another.
+#[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
+    params(("id" = ArtifactIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    responses((status = 200, description = "Nobody owns it now; it was granted to no other.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn release_artifact(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    fence: IfMatch,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    release_owner(&gateway, OwnershipSubject::Artifact(id), fence).await
+}
+
+/// Forgets a session. Its artifacts stay until nothing references them and they go cold.
+#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
+    params(("id" = SessionIdSchema, Path), OptionalIfMatch),
+    responses((status = 200, description = "The session is forgotten.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn close_session(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<SessionId>,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    fence.check_optional(sessions::find_session(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    commit(&gateway, Command::CloseSession(id)).await?;
+    Ok(WriteResult::plain(&gateway, "the session is closed"))
+}

@@ -1,0 +1,208 @@
+//! Writes about what is kept and who works: pins, groups, evictions, leases and drains.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::ledger::{Command, Outcome, PinArtifact, PinFlag, RenewLease, RetireIncarnation, SetGroup};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use vocabulary::{ArtifactId, GroupId, Micros, WorkerHealth, WorkerId};
+
+use super::consistency::LedgerResponse;
+use super::entity_tags::IfMatch;
+use super::extractors::{JsonBody, PathId};
+use super::problem::{Problem, ProblemKind};
+use super::schemas::{ArtifactIdSchema, GroupIdSchema, WorkerIdSchema};
+use super::writes::{EmptyBody, OptionalIfMatch, WriteResult, commit, linearizable_view};
+use super::{artifacts, leases};
+use crate::app_state::AppState;
+
+/// Whether it is to be kept.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PinBody {
+    /// A pinned artifact is never evicted or collected.
+    pinned: bool,
+}
+
+/// Pins an artifact, or takes the pin back.
+#[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/pin", tag = "artifacts",
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = PinBody,
+    responses((status = 200, description = "It is kept, or may be collected again.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn pin(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    fence: IfMatch,
+    JsonBody(body): JsonBody<PinBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    let (pinned, did) = match body.pinned {
+        true => (PinFlag::Yes, "the artifact is pinned"),
+        false => (PinFlag::No, "the artifact is not pinned"),
+    };
+    commit(&gateway, Command::Pin(PinArtifact { artifact: id, pinned })).await?;
+    Ok(WriteResult::plain(&gateway, did))
+}
+
+/// To which group it is to belong.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupBody {
+    /// The group; null for none.
+    #[schema(value_type = Option<GroupIdSchema>, required = true)]
+    #[serde(deserialize_with = "super::extractors::required_nullable")]
+    group: Option<GroupId>,
+}
+
+/// Puts an artifact into a group, or out of any.
+#[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/group", tag = "artifacts",
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = GroupBody,
+    responses((status = 200, description = "It is in that group, or in none.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn set_group(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    fence: IfMatch,
+    JsonBody(body): JsonBody<GroupBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    commit(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
+    let did =
+        body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
+    Ok(WriteResult::plain(&gateway, did))
+}
+
+/// What is to be in a new group.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewGroupBody {
+    /// Artifacts that are put into it at once; a group is there as long as one is in it.
+    #[schema(value_type = Vec<ArtifactIdSchema>, max_items = 100)]
+    #[serde(default)]
+    artifacts: Vec<ArtifactId>,
+}
+
+/// Most artifacts of a new group.
+const MAX_GROUP_ARTIFACTS: usize = 100;
+
+/// A group that was made up.
+#[derive(Serialize, ToSchema)]
+pub(super) struct CreatedGroup {
+    /// Its id.
+    #[schema(value_type = GroupIdSchema)]
+    group: GroupId,
+    /// In words.
+    did: String,
+}
+
+/// Makes up a group, and puts artifacts into it.
+#[utoipa::path(post, path = "/ownerserve/v1/groups", tag = "artifacts", request_body = NewGroupBody,
+    responses((status = 200, description = "Its id, which no other group has.", body = LedgerResponse<CreatedGroup>)))]
+pub(super) async fn new_group(
+    State(gateway): State<Arc<AppState>>,
+    JsonBody(body): JsonBody<NewGroupBody>,
+) -> Result<LedgerResponse<CreatedGroup>, Problem> {
+    if body.artifacts.len() > MAX_GROUP_ARTIFACTS {
+        return Err(Problem::bad_body(format!("artifacts: accepted are at most {MAX_GROUP_ARTIFACTS}")));
+    }
+    let view = linearizable_view(&gateway).await?;
+    for id in &body.artifacts {
+        artifacts::find_artifact(&view, *id)?;
+    }
+    let mut digits = [0; 16];
+    SystemRandom::new().fill(&mut digits).map_err(|_| Problem::new(ProblemKind::Internal, "No id could be drawn."))?;
+    let group = GroupId(u128::from_be_bytes(digits));
+    let put = |artifact: &ArtifactId| Command::SetGroup(SetGroup { artifact: *artifact, group: Some(group) });
+    let puts: Vec<Command> = body.artifacts.iter().map(put).collect();
+    let wanted = puts.len();
+    if wanted > 0 {
+        match commit(&gateway, Command::Batch(puts)).await {
+            // Some were forgotten since they were looked at; the others are in it.
+            Err(problem) if problem.kind() != ProblemKind::NotFound => return Err(problem),
+            _ => {}
+        }
+    }
+    let view = gateway.directory().view();
+    let did = match (view.group(group).count(), wanted) {
+        (_, 0) => "the id is new; the group is listed once an artifact is in it".to_owned(),
+        (1, 1) => "one artifact is in it".to_owned(),
+        (there, _) if there == wanted => format!("{there} artifacts are in it"),
+        (there, _) => format!("{there} of {wanted} artifacts are in it; the others were forgotten meanwhile"),
+    };
+    Ok(LedgerResponse::new(&view, CreatedGroup { group, did }))
+}
+
+/// Forgets an artifact that nothing references and that is not pinned.
+///
+/// The blocks at the engines are theirs to drop: no engine offers that to a proxy.
+#[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch),
+    responses((
+        status = 200, description = "It is forgotten; engines drop its blocks when they need the room.",
+        body = LedgerResponse<WriteResult>)))]
+pub(super) async fn evict(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<ArtifactId>,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    commit(&gateway, Command::Evict(id)).await?;
+    Ok(WriteResult::plain(&gateway, "the artifact is forgotten"))
+}
+
+/// Says that a worker was reached: renews the lease of its present life by one term.
+///
+/// Routers do this by themselves for as long as they reach it.
+#[utoipa::path(post, path = "/ownerserve/v1/leases/{worker}/renew", tag = "workers",
+    params(("worker" = WorkerIdSchema, Path), OptionalIfMatch), request_body = EmptyBody,
+    responses((status = 200, description = "The lease is held for one more term.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn renew(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<WorkerId>,
+    fence: IfMatch,
+    JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let view = linearizable_view(&gateway).await?;
+    let worker = leases::find_worker(&view, id)?;
+    fence.check_optional(worker.epoch)?;
+    let ttl = Micros::of(gateway.directory().lease_duration());
+    let outcome =
+        commit(&gateway, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
+    match outcome {
+        Outcome::Renewed { renewed: 1.., .. } => {
+            Ok(WriteResult::granted(&gateway, format!("the lease is held for {} ms more", ttl.0 / 1000), worker.epoch))
+        }
+        _ => {
+            let detail = "Nothing was changed: the lease of this life is over. A router registers the worker again once \
+                          it reaches it.";
+            Err(Problem::new(ProblemKind::Conflict, detail).with_cause("lease_over").with_epoch(worker.epoch))
+        }
+    }
+}
+
+/// Ends a worker's part in the ledger: what it owns is nobody's, or its copies', at once, and not when its lease is over.
+///
+/// For one that is gone for good. A router that reaches it would register it again, so it is refused while one does here.
+#[utoipa::path(delete, path = "/ownerserve/v1/workers/{id}", tag = "workers",
+    params(("id" = WorkerIdSchema, Path), OptionalIfMatch),
+    responses((status = 200, description = "The worker owns nothing any more.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn retire(
+    State(gateway): State<Arc<AppState>>,
+    PathId(id): PathId<WorkerId>,
+    fence: IfMatch,
+) -> Result<LedgerResponse<WriteResult>, Problem> {
+    let view = linearizable_view(&gateway).await?;
+    let seen = leases::find_worker(&view, id)?.epoch;
+    fence.check_optional(seen)?;
+    let fleet = gateway.fleet().snapshot();
+    if fleet.iter().any(|worker| worker.id == id && worker.health != WorkerHealth::Unreachable) {
+        let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \
+                      out of the configuration; PUT /ownerserve/v1/workers/ID/draining empties it before.";
+        return Err(Problem::new(ProblemKind::Conflict, detail).with_cause("worker_answers"));
+    }
+    let fenced = Command::RetireLife(RetireIncarnation { worker: id, seen });
+    // A cluster at level 1 has no word for what was seen.
+    let retire = if fenced.level() <= view.level() { fenced } else { Command::RetireWorker(id) };
+    commit(&gateway, retire).await?;
+    Ok(WriteResult::plain(&gateway, "the worker is retired: it owns nothing any more"))
+}

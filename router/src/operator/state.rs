@@ -1,0 +1,99 @@
+//! What the operators' routes share: the gateway, the tokens, the audit log, the document.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::extract::FromRef;
+use tokio::sync::Semaphore;
+
+use super::access::{OperatorTokens, TokensFileError};
+use super::audit::AuditLog;
+use super::drain::DrainRegistry;
+use super::idempotency::IdempotencyStore;
+use super::openapi::OpenApiDocument;
+use super::watch::MAX_WATCHERS;
+use crate::app_state::AppState;
+use crate::config::Config;
+use crate::telemetry::metrics::Metrics;
+
+/// Why the operators' listener cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorStartError {
+    /// The tokens file was refused.
+    #[error(transparent)]
+    Tokens(#[from] TokensFileError),
+    /// The audit log cannot be opened.
+    #[error("the audit log in {folder} cannot be opened: {source}", folder = folder.display())]
+    Audit {
+        /// Which folder.
+        folder: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The state of the operators' routes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct OperatorState {
+    pub(super) gateway: Arc<AppState>,
+    pub(super) tokens: Arc<OperatorTokens>,
+    pub(super) audit: Arc<AuditLog>,
+    pub(super) document: Arc<OpenApiDocument>,
+    pub(super) watchers: Arc<Semaphore>,
+    pub(super) idempotency: Arc<IdempotencyStore>,
+    pub(super) drains: Arc<DrainRegistry>,
+    /// Whether this router was asked to end.
+    shutting_down: Arc<AtomicBool>,
+}
+
+impl OperatorState {
+    /// Whether the tokens can be read and the audit log can be opened, before the ledger is.
+    pub fn check(config: &Config) -> Result<(), OperatorStartError> {
+        OperatorTokens::open(config.operator.tokens_file.as_deref())?;
+        open_audit(config, &Metrics::default()).map(drop)
+    }
+
+    /// Reads the tokens and opens the audit log.
+    pub fn open(gateway: &Arc<AppState>) -> Result<Self, OperatorStartError> {
+        let config = &gateway.config;
+        let audit = open_audit(config, &gateway.metrics)?;
+        Ok(Self {
+            gateway: gateway.clone(),
+            tokens: Arc::new(OperatorTokens::open(config.operator.tokens_file.as_deref())?),
+            audit: Arc::new(audit),
+            document: Arc::new(OpenApiDocument::default()),
+            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            idempotency: Arc::default(),
+            drains: Arc::default(),
+            shutting_down: Arc::default(),
+        })
+    }
+
+    /// This router ends: who looks at `/readyz` sends its clients elsewhere from now on.
+    pub fn begin_shutdown(&self) {
+        self.shutting_down.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(super) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Ordering::Relaxed)
+    }
+
+    /// Follows the tokens file for ever.
+    pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.watched_files("operator_tokens"))
+    }
+}
+
+fn open_audit(config: &Config, metrics: &Metrics) -> Result<AuditLog, OperatorStartError> {
+    let folder = config.ledger.data_dir.join("audit");
+    let audit = AuditLog::open(&folder, config.operator.audit_size.0 as u64, metrics.process.audit_failed.clone());
+    audit.map_err(|source| OperatorStartError::Audit { folder, source })
+}
+
+impl FromRef<OperatorState> for Arc<AppState> {
+    fn from_ref(desk: &OperatorState) -> Self {
+        desk.gateway.clone()
+    }
+}

@@ -1,0 +1,158 @@
+//! From a worker's answer to the client's: head and body as they came, the end made explicit when it breaks.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use vocabulary::Tokens;
+use workers_shim::engine_api::{EventBudget, SseScanner, TokenUsage, usage_at_end};
+
+use crate::quotas::BYTES_PER_TOKEN;
+use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
+
+/// Sees what passes. Dropping it tells that the answer is over, for whatever reason.
+pub trait ResponseObserver: Send + 'static {
+    /// A piece of the answer's body.
+    fn on_chunk(&mut self, data: &Bytes);
+
+    /// The answer is over, whole or not; what its worker counted, where it told, and how much came.
+    fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens);
+
+    /// The worker broke off; the event that the client gets, in place of silence, when the answer is a stream of them.
+    fn on_broken(&mut self) -> Bytes;
+}
+
+/// The client's response of a worker's. Pieces go on as they come, events as soon as they are whole.
+///
+/// Trailers do not go on: nothing that engines serve has any, and clients would take them for this proxy's.
+pub fn relay(
+    answer: http::Response<WorkerBody>,
+    budget: EventBudget,
+    observer: impl ResponseObserver + Unpin,
+) -> Response {
+    let (head, body) = answer.into_parts();
+    let events = is_event_stream(&head.headers);
+    let scanner = events.then(|| SseScanner::new().with_budget(budget));
+    let (ready, tail) = (VecDeque::new(), BytesMut::new());
+    let mut response = Response::new(Body::new(PassthroughBody { body, observer, scanner, tail, ready, ended: false }));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = response_headers(&head.headers);
+    if events {
+        // An error event may follow, so that no announced length could be kept.
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
+    response
+}
+
+/// Whether these headers announce server-sent events.
+pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
+    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], http::HeaderValue::as_bytes);
+    value.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+struct PassthroughBody<O: ResponseObserver> {
+    body: WorkerBody,
+    observer: O,
+    /// Of a stream of events: half an event would keep a client from reading the one that tells of a break.
+    scanner: Option<SseScanner>,
+    /// The end of an answer in one piece, where usage stands.
+    tail: BytesMut,
+    ready: VecDeque<Bytes>,
+    ended: bool,
+}
+
+/// Bytes of an answer's end in which its usage is looked for.
+const TAIL_BYTES: usize = 16 << 10;
+
+impl<O: ResponseObserver> Drop for PassthroughBody<O> {
+    fn drop(&mut self) {
+        let (usage, delivered) = match &self.scanner {
+            Some(scanner) => {
+                let facts = scanner.facts();
+                (
+                    facts.usage,
+                    Tokens(facts.outputs.saturating_add(facts.unread_events).max(facts.text / BYTES_PER_TOKEN)),
+                )
+            }
+            None => (usage_at_end(&self.tail), Tokens::ZERO),
+        };
+        self.observer.on_end(usage, delivered);
+    }
+}
+
+impl<O: ResponseObserver> PassthroughBody<O> {
+    fn keep_tail(&mut self, data: &Bytes) {
+        let kept = &data[data.len().saturating_sub(TAIL_BYTES)..];
+        let surplus = (self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        let _ = self.tail.split_to(surplus.min(self.tail.len()));
+        self.tail.extend_from_slice(kept);
+    }
+
+    fn push_chunk(&mut self, data: Bytes) {
+        self.observer.on_chunk(&data);
+        match &mut self.scanner {
+            Some(scanner) => {
+                let mut passes = Vec::new();
+                scanner.push(data, &mut passes);
+                self.ready.extend(passes);
+            }
+            None => {
+                self.keep_tail(&data);
+                self.ready.push_back(data);
+            }
+        }
+    }
+}
+
+impl<O: ResponseObserver + Unpin> HttpBody for PassthroughBody<O> {
+    type Data = Bytes;
+    type Error = WorkerBodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.push_chunk(data);
+                    }
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    let told = self.observer.on_broken();
+                    tracing::warn!(%error, "a worker's answer broke off");
+                    if self.scanner.is_none() {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    self.ready.push_back(told);
+                }
+                None => {
+                    self.ended = true;
+                    let cut = self.scanner.as_mut().and_then(SseScanner::finish);
+                    self.ready.extend(cut);
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && (self.ended || self.scanner.is_none() && self.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.scanner.is_some() { SizeHint::default() } else { self.body.size_hint() }
+    }
+}

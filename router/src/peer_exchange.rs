@@ -1,0 +1,122 @@
+//! Several routers as one: what this router has done and the ledger does not show yet, and what routers tell each other.
+//!
+//! Every router tells the others at once what it has in flight, so that they do not herd onto one worker, and lends
+//! imprints of what it knows of the engines to one that starts. Nothing here is on the way of a request but short reads of
+//! memory. Whatever is missing here makes a worse plan, never a wrong answer; alone, nothing of it happens.
+
+pub mod commit_retry;
+mod in_flight_tables;
+pub mod ledger_health;
+mod message;
+pub mod pending_commits;
+pub mod prompts;
+mod router_peers;
+mod snapshot_client;
+mod snapshot_transfer;
+
+pub use router_peers::RouterPeers;
+pub use snapshot_client::SnapshotClient;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use ownership::{Directory, PeerError, Topic};
+use vocabulary::{KvIndexState, NodeId, WorkerHealth};
+use workers_shim::fleet::{Fleet, MergeOutcome};
+
+use crate::telemetry::peer_exchange::ExchangeMetrics;
+use router_peers::TopicService;
+use snapshot_transfer::SnapshotServer;
+
+/// This router's side of what routers tell each other.
+pub struct PeerExchange {
+    /// This life of this router.
+    boot: u64,
+    fleet: Arc<Fleet>,
+    peers: Arc<dyn RouterPeers>,
+    snapshots: SnapshotServer,
+    metrics: ExchangeMetrics,
+}
+
+impl PeerExchange {
+    /// Among these neighbours. Tells and answers nothing yet.
+    pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Arc<Self> {
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let boot = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
+        Arc::new(Self { boot, fleet, peers: neighbours, snapshots: SnapshotServer::default(), metrics })
+    }
+
+    /// Answers the other nodes of this directory from now on, for as long as it runs.
+    pub fn serve(self: &Arc<Self>, directory: &Directory) {
+        for topic in [Topic::Exchange, Topic::Residency] {
+            directory.serve_peers(topic, Arc::new(TopicService { exchange: Arc::downgrade(self), topic }));
+        }
+    }
+
+    /// Answers a neighbour.
+    pub fn answer(
+        self: &Arc<Self>,
+        topic: Topic,
+        from: NodeId,
+        question: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        let exchange = self.clone();
+        async move {
+            match topic {
+                Topic::Exchange => exchange.receive_table(from, &question),
+                // Its lender answers for itself.
+                Topic::Prompts => Err(PeerError::NoService(topic)),
+                Topic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
+            }
+        }
+        .boxed()
+    }
+
+    /// Tells the neighbours what is in flight here, and forgets what silent ones had, until aborted.
+    pub async fn run(self: Arc<Self>) {
+        tokio::join!(in_flight_tables::publish(&self), self.record_time_to_exact());
+    }
+
+    fn receive_table(&self, from: NodeId, message: &[u8]) -> Result<Bytes, PeerError> {
+        let count = |outcome: &str| self.metrics.tables.with_label_values(&[outcome]).inc();
+        let Some(table) = message::read_table(message) else {
+            count("unreadable");
+            return Err(PeerError::Garbled("a table of requests in flight".into()));
+        };
+        count(match self.fleet.merge_peer_table(from, table, Instant::now()) {
+            MergeOutcome::Changed => "heard",
+            MergeOutcome::Stale => "old",
+            MergeOutcome::TooMany => "too_many",
+        });
+        Ok(Bytes::new())
+    }
+
+    /// Notes how long it took until every worker's blocks were known exactly for the first time.
+    async fn record_time_to_exact(&self) {
+        let started = Instant::now();
+        loop {
+            let workers = self.fleet.snapshot();
+            let exact = workers.iter().filter(|worker| worker.knowledge == KvIndexState::Exact);
+            let ready = workers.iter().filter(|worker| worker.health == WorkerHealth::Ready);
+            if !workers.is_empty() && exact.count() == workers.len() && ready.count() == workers.len() {
+                let took = started.elapsed();
+                self.metrics.exact_seconds.set(took.as_secs_f64());
+                tracing::info!(workers = workers.len(), ?took, "what all workers hold is known exactly");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl std::fmt::Debug for PeerExchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exchange").field("boot", &self.boot).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

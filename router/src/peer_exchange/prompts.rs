@@ -1,0 +1,283 @@
+//! Prompts by their token ids, between routers: any of them can move a session's blocks, whoever served its last step.
+//!
+//! What is borrowed is used only where it leads to the very prefix that the ledger shows. In MessagePack, after a first
+//! byte that names the version.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, stream};
+use ownership::ledger::PrefixPoint;
+use ownership::{Directory, MAX_CALL_BYTES, PeerError, PeerService, Topic};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+use vocabulary::{Blocks, HashSeed, ModelId, NodeId, PrefixChain, PrefixId, TenantId, Tokens};
+
+use super::RouterPeers;
+use crate::pipeline::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
+use crate::pipeline::token_ids::PromptTokenIds;
+use crate::telemetry::peer_exchange::ExchangeMetrics;
+
+const VERSION: u8 = 1;
+/// Neighbours that are asked at once.
+const MAX_CONCURRENT_REQUESTS: usize = 4;
+/// Longest wait for one of them.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most token ids that are lent: as many as fit into an answer, at up to five bytes each.
+const MAX_TOKENS: usize = MAX_CALL_BYTES / 5 - (64 << 10);
+
+/// Which prompt: of this tenant, through this point.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PromptKey {
+    /// Whose.
+    pub tenant: TenantId,
+    /// What it goes through.
+    pub point: PrefixPoint,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PromptRequest {
+    tenant: TenantId,
+    blocks: Blocks,
+    prefix: PrefixId,
+}
+
+/// A prompt up to the point that was asked for.
+#[derive(Serialize, Deserialize)]
+struct PromptReply {
+    model: ModelId,
+    root: PrefixId,
+    block: Tokens,
+    tokens: Vec<u32>,
+    salt: Option<String>,
+}
+
+impl PromptReply {
+    /// None where there are more tokens than can be lent, before they are encoded.
+    fn of(kept: &StoredPrompt, point: PrefixPoint) -> Option<Self> {
+        let can_be_lent = point.blocks.tokens(kept.chain.block).0 <= MAX_TOKENS as u64;
+        let tokens = can_be_lent.then(|| kept.first_token_ids(point.blocks))??;
+        let PrefixChain { root, block, .. } = kept.chain;
+        Some(Self { model: kept.model.clone(), root, block, tokens, salt: kept.salt.clone() })
+    }
+
+    /// As if it had been kept here; none where it does not lead to the point.
+    fn into_stored_prompt(self, wanted: &PromptKey, seed: HashSeed) -> Option<StoredPrompt> {
+        let Self { model, root, block, tokens, salt } = self;
+        if block == Tokens::ZERO {
+            return None;
+        }
+        let chain = PrefixChain::over_tokens(root, seed, block, &tokens);
+        let tokens = PromptTokenIds::Known(tokens);
+        let kept = StoredPrompt { tenant: wanted.tenant.clone(), model, chain, tokens, salt };
+        wanted.point.is_on_chain(&kept.chain).then_some(kept)
+    }
+}
+
+/// Lends what is kept here.
+struct PromptService {
+    prompts: Arc<PromptStore>,
+    metrics: ExchangeMetrics,
+}
+
+impl PeerService for PromptService {
+    fn answer(&self, _from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        let answer =
+            decode::<PromptRequest>(&question).ok_or_else(|| PeerError::Garbled("a question about a prompt".into()));
+        let (prompts, metrics) = (self.prompts.clone(), self.metrics.clone());
+        async move {
+            let PromptRequest { tenant, blocks, prefix } = answer?;
+            let point = PrefixPoint { blocks, id: prefix };
+            let lent = match prompts.find_containing(&tenant, point) {
+                Some(kept) => prompts.read(move || PromptReply::of(&kept, point)).await,
+                None => Err(TokenIdsUnavailable::Unavailable),
+            };
+            if lent.as_ref().err() == Some(&TokenIdsUnavailable::QueueFull) {
+                metrics.prompts.with_label_values(&["no_room"]).inc();
+                return Err(PeerError::Failed("too many prompts wait to be encoded here; ask again shortly".into()));
+            }
+            let lent = lent.ok();
+            if lent.is_some() {
+                metrics.prompts.with_label_values(&["lent"]).inc();
+            }
+            encode(&lent).ok_or_else(|| PeerError::Failed("the prompt could not be written".into()))
+        }
+        .boxed()
+    }
+}
+
+/// Lends prompts to the other nodes of this directory from now on.
+pub fn serve_prompts(directory: &Directory, prompts: Arc<PromptStore>, metrics: ExchangeMetrics) {
+    directory.serve_peers(Topic::Prompts, Arc::new(PromptService { prompts, metrics }));
+}
+
+/// Asks all neighbours for a prompt, a few at a time; the first that knows it answers for all.
+pub async fn fetch_prompt(
+    neighbours: &dyn RouterPeers,
+    wanted: &PromptKey,
+    seed_of: impl Fn(&ModelId) -> HashSeed,
+    metrics: &ExchangeMetrics,
+) -> Option<StoredPrompt> {
+    let question =
+        PromptRequest { tenant: wanted.tenant.clone(), blocks: wanted.point.blocks, prefix: wanted.point.id };
+    let question = encode(&question)?;
+    let ask = |node| {
+        let call = neighbours.call(node, Topic::Prompts, question.clone());
+        async move { (node, timeout(REQUEST_TIMEOUT, call).await) }
+    };
+    let mut answers = stream::iter(neighbours.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
+    while let Some((node, answer)) = answers.next().await {
+        let kept = match answer {
+            Err(_) => Err("timed_out"),
+            Ok(Err(error)) => Err(error.cause()),
+            Ok(Ok(answer)) => match decode::<Option<PromptReply>>(&answer) {
+                None => Err("garbled"),
+                Some(None) => Err("not_known"),
+                Some(Some(lent)) => {
+                    let seed = seed_of(&lent.model);
+                    lent.into_stored_prompt(wanted, seed).ok_or("another")
+                }
+            },
+        };
+        let outcome = kept.as_ref().err().copied().unwrap_or("borrowed");
+        metrics.prompts.with_label_values(&[outcome]).inc();
+        match kept {
+            Ok(kept) => return Some(kept),
+            Err("not_known") => {}
+            Err(cause) => tracing::warn!(%node, cause, "another router could not be asked for a prompt"),
+        }
+    }
+    None
+}
+
+fn encode(message: &impl Serialize) -> Option<Bytes> {
+    let mut bytes = vec![VERSION];
+    rmp_serde::encode::write(&mut bytes, message).ok()?;
+    Some(bytes.into())
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (&VERSION, content) = bytes.split_first()? else { return None };
+    rmp_serde::from_slice(content).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use vocabulary::SessionId;
+
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    const SEED: HashSeed = HashSeed(3);
+
+    fn kept(tokens: std::ops::Range<u32>) -> StoredPrompt {
+        let tokens: Vec<u32> = tokens.collect();
+        let chain = PrefixChain::over_tokens(PrefixId(9), SEED, Tokens(16), &tokens);
+        let tokens = PromptTokenIds::Known(tokens);
+        StoredPrompt { tenant: TenantId("a".into()), model: "m".into(), chain, tokens, salt: Some("s".into()) }
+    }
+
+    fn wanted(tenant: &str, blocks: u64) -> PromptKey {
+        let point = PrefixPoint::on_chain(&kept(0..64).chain, Blocks(blocks)).unwrap();
+        PromptKey { tenant: TenantId(tenant.into()), point }
+    }
+
+    fn lender(prompts: Vec<StoredPrompt>) -> Arc<dyn PeerService> {
+        let kept = Arc::<PromptStore>::default();
+        (0..).zip(prompts).for_each(|(session, prompt)| kept.insert(SessionId(session), prompt));
+        Arc::new(PromptService { prompts: kept, metrics: Metrics::default().exchange })
+    }
+
+    /// Says the same whatever it is asked.
+    struct FixedReply(Vec<u8>);
+
+    impl PeerService for FixedReply {
+        fn answer(&self, _: NodeId, _: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+            std::future::ready(Ok(Bytes::from(self.0.clone()))).boxed()
+        }
+    }
+
+    struct StubPeers(BTreeMap<NodeId, Arc<dyn PeerService>>);
+
+    impl RouterPeers for StubPeers {
+        fn peers(&self) -> Vec<NodeId> {
+            self.0.keys().copied().chain([NodeId(99)]).collect()
+        }
+
+        fn call(&self, node: NodeId, _: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+            match self.0.get(&node) {
+                Some(service) => service.answer(NodeId(0), question),
+                None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
+            }
+        }
+    }
+
+    fn stub_peers(services: Vec<Arc<dyn PeerService>>) -> StubPeers {
+        StubPeers((1..).map(NodeId).zip(services).collect())
+    }
+
+    async fn borrowed(street: &StubPeers, wanted: &PromptKey) -> (Option<StoredPrompt>, u64) {
+        let metrics = Metrics::default().exchange;
+        let found = fetch_prompt(street, wanted, |_| SEED, &metrics).await;
+        (found, metrics.prompts.with_label_values(&["another"]).get())
+    }
+
+    #[tokio::test]
+    async fn prompt_is_fetched_up_to_the_requested_point_from_any_peer() {
+        let street = stub_peers(vec![lender(vec![]), lender(vec![kept(500..600)]), lender(vec![kept(0..70)])]);
+        let (found, _) = borrowed(&street, &wanted("a", 3)).await;
+        let found = found.unwrap();
+        let tokens = found.tokens.read(&found.chain).unwrap().into_owned();
+        assert_eq!((tokens, &*found.model.0, found.salt.as_deref()), ((0..48).collect(), "m", Some("s")));
+        assert!(borrowed(&street, &wanted("b", 3)).await.0.is_none(), "another tenant's");
+        assert!(
+            borrowed(
+                &street,
+                &PromptKey { point: PrefixPoint::on_chain(&kept(7..90).chain, Blocks(2)).unwrap(), ..wanted("a", 1) }
+            )
+            .await
+            .0
+            .is_none()
+        );
+    }
+
+    #[tokio::test]
+    async fn busy_peer_is_counted_and_the_next_peer_is_asked() {
+        let metrics = Metrics::default().exchange;
+        let full = PromptStore::with_full_queue();
+        full.insert(SessionId(1), kept(0..70));
+        let busy: Arc<dyn PeerService> = Arc::new(PromptService { prompts: Arc::new(full), metrics: metrics.clone() });
+        let street = stub_peers(vec![busy.clone(), lender(vec![kept(0..70)])]);
+        assert!(borrowed(&street, &wanted("a", 3)).await.0.is_some());
+        let of = |outcome: &str| metrics.prompts.with_label_values(&[outcome]).get();
+        assert_eq!((of("no_room"), of("lent")), (1, 0));
+        let question =
+            PromptRequest { tenant: TenantId("a".into()), blocks: Blocks(3), prefix: wanted("a", 3).point.id };
+        let told = busy.answer(NodeId(1), encode(&question).unwrap()).await;
+        assert!(matches!(told, Err(PeerError::Failed(why)) if why.contains("encoded")));
+    }
+
+    #[tokio::test]
+    async fn replies_that_do_not_reach_the_point_are_ignored() {
+        let other =
+            encode(&PromptReply::of(&kept(7..90), PrefixPoint::on_chain(&kept(7..90).chain, Blocks(3)).unwrap()))
+                .unwrap();
+        let no_blocks =
+            PromptReply { block: Tokens::ZERO, ..PromptReply::of(&kept(0..64), wanted("a", 3).point).unwrap() };
+        let services: Vec<Arc<dyn PeerService>> = [other.to_vec(), encode(&Some(no_blocks)).unwrap().to_vec()]
+            .into_iter()
+            .chain([vec![], vec![VERSION], b"nonsense".to_vec()])
+            .map(|answer| Arc::new(FixedReply(answer)) as Arc<dyn PeerService>)
+            .collect();
+        let (found, others) = borrowed(&stub_peers(services), &wanted("a", 3)).await;
+        assert!(found.is_none());
+        assert_eq!(others, 2);
+        let garbled = lender(vec![]).answer(NodeId(1), Bytes::from_static(b"\x02")).await;
+        assert!(matches!(garbled, Err(PeerError::Garbled(_))));
+    }
+}

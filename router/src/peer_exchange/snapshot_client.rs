@@ -1,0 +1,135 @@
+//! Imprints from neighbours, for a source of which not all is known here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use ownership::Topic;
+use residency::{ReadProgress, ResidencySnapshot};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use vocabulary::NodeId;
+use workers_shim::events::{SnapshotProvider, SnapshotRequest};
+
+use super::RouterPeers;
+use super::message::{ResidencyReply, ResidencyRequest};
+use crate::telemetry::peer_exchange::ExchangeMetrics;
+
+/// Imprints that are fetched at once.
+const MAX_CONCURRENT_FETCHES: usize = 4;
+/// Longest wait for one, its turn included. Without one the engine is asked for a replay, which may not reach as far.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(8);
+/// Between two questions to a neighbour that lends to too many.
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is asked.
+const MAX_ATTEMPTS: u32 = 20;
+
+/// Asks the neighbours for imprints.
+#[derive(Clone)]
+pub struct SnapshotClient {
+    peers: Arc<dyn RouterPeers>,
+    fetch_permits: Arc<Semaphore>,
+    metrics: ExchangeMetrics,
+}
+
+/// Why a neighbour's imprint is of no use.
+enum SnapshotRejection {
+    NotKnown,
+    /// For this reason, a word for the metrics.
+    Failed(&'static str),
+}
+
+impl SnapshotClient {
+    /// From these neighbours.
+    pub fn new(peers: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Self {
+        Self { peers, fetch_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_FETCHES)), metrics }
+    }
+
+    /// Asks one after the other, beginning with another one for each worker.
+    async fn fetch_from_peers(self, wanted: SnapshotRequest) -> Option<ResidencySnapshot> {
+        let mut others = self.peers.peers();
+        if others.is_empty() {
+            return None;
+        }
+        let begin = wanted.worker.0 as usize % others.len();
+        others.rotate_left(begin);
+        let _turn = self.fetch_permits.acquire().await.ok()?;
+        for node in others {
+            let outcome = match self.fetch_from(node, &wanted).await {
+                Ok(imprint) => {
+                    self.metrics.residency_snapshots.with_label_values(&["borrowed"]).inc();
+                    return Some(imprint);
+                }
+                Err(SnapshotRejection::NotKnown) => "not_known",
+                Err(SnapshotRejection::Failed(cause)) => {
+                    tracing::warn!(%node, worker = %wanted.worker, cause, "an imprint of another router is of no use");
+                    cause
+                }
+            };
+            self.metrics.residency_snapshots.with_label_values(&[outcome]).inc();
+        }
+        None
+    }
+
+    async fn fetch_from(&self, node: NodeId, wanted: &SnapshotRequest) -> Result<ResidencySnapshot, SnapshotRejection> {
+        let open = ResidencyRequest::Open { worker: wanted.worker, rank: wanted.rank, process: wanted.process };
+        let (loan, chunks, first) = match self.ask_with_retry(node, open).await? {
+            ResidencyReply::Opened { transfer: loan, chunks, first } => (loan, chunks, first),
+            ResidencyReply::NotKnown => return Err(SnapshotRejection::NotKnown),
+            ResidencyReply::Busy => return Err(SnapshotRejection::Failed("busy")),
+            ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("garbled")),
+        };
+        let mut reader = wanted.reader();
+        let mut chunk: Bytes = first;
+        for place in 1.. {
+            match reader.take(&chunk).map_err(|error| SnapshotRejection::Failed(error.label()))? {
+                ReadProgress::Complete(imprint) => return Ok(imprint),
+                ReadProgress::More(next) => reader = next,
+            }
+            if place >= chunks {
+                break;
+            }
+            chunk = match self.ask(node, ResidencyRequest::Chunk { transfer: loan, index: place }).await? {
+                ResidencyReply::Chunk(chunk) => chunk,
+                _ => return Err(SnapshotRejection::Failed("gone")),
+            };
+        }
+        Err(SnapshotRejection::Failed("damaged"))
+    }
+
+    async fn ask_with_retry(
+        &self,
+        node: NodeId,
+        question: ResidencyRequest,
+    ) -> Result<ResidencyReply, SnapshotRejection> {
+        for _ in 1..MAX_ATTEMPTS {
+            match self.ask(node, question).await? {
+                ResidencyReply::Busy => tokio::time::sleep(BUSY_RETRY_INTERVAL).await,
+                answer => return Ok(answer),
+            }
+        }
+        self.ask(node, question).await
+    }
+
+    async fn ask(&self, node: NodeId, question: ResidencyRequest) -> Result<ResidencyReply, SnapshotRejection> {
+        let answer = self.peers.call(node, Topic::Residency, question.write()).await;
+        let answer = answer.map_err(|error| SnapshotRejection::Failed(error.cause()))?;
+        ResidencyReply::read(&answer).ok_or(SnapshotRejection::Failed("garbled"))
+    }
+}
+
+impl SnapshotProvider for SnapshotClient {
+    fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
+        let (borrower, imprints) = (self.clone(), self.metrics.residency_snapshots.clone());
+        async move {
+            let borrowed = timeout(FETCH_TIMEOUT, borrower.fetch_from_peers(wanted)).await;
+            borrowed.unwrap_or_else(|_| {
+                imprints.with_label_values(&["timed_out"]).inc();
+                None
+            })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,139 @@
+//! Imprints for neighbours: written by the follower of a source, kept until all their chunks were fetched.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ownership::PeerError;
+use parking_lot::Mutex;
+use tokio::time::timeout;
+use workers_shim::events::EncodedSnapshot;
+use workers_shim::fleet::Fleet;
+
+use super::message::{ResidencyReply, ResidencyRequest};
+use crate::telemetry::peer_exchange::ExchangeMetrics;
+
+/// Longest wait for a follower. It writes between two messages of its engine.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// An imprint that nobody asks for is dropped.
+const TRANSFER_TTL: Duration = Duration::from_secs(10);
+/// Imprints that are kept at once, and bytes of all of them.
+const MAX_TRANSFERS: usize = 8;
+const MAX_BYTES: usize = 512 << 20;
+
+/// Imprints that are being fetched.
+#[derive(Default)]
+pub(super) struct SnapshotServer(Mutex<OpenTransfers>);
+
+#[derive(Default)]
+struct OpenTransfers {
+    open: HashMap<u64, ResidencyTransfer>,
+    last_id: u64,
+}
+
+struct ResidencyTransfer {
+    chunks: Vec<Bytes>,
+    last_used: Instant,
+}
+
+impl SnapshotServer {
+    pub(super) async fn answer(
+        &self,
+        fleet: &Fleet,
+        metrics: &ExchangeMetrics,
+        question: &[u8],
+    ) -> Result<Bytes, PeerError> {
+        let answer = match ResidencyRequest::read(question)
+            .ok_or_else(|| PeerError::Garbled("a question about imprints".into()))?
+        {
+            ResidencyRequest::Chunk { transfer: loan, index: place } => self.0.lock().chunk(loan, place),
+            ResidencyRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => ResidencyReply::Busy,
+            ResidencyRequest::Open { worker, rank, process } => {
+                let written = timeout(EXPORT_TIMEOUT, fleet.residency_snapshot(worker, rank)).await.ok().flatten();
+                let written = written.filter(|written| written.head.process == process);
+                written.map_or(ResidencyReply::NotKnown, |written| self.0.lock().begin(written, Instant::now()))
+            }
+        };
+        if matches!(answer, ResidencyReply::Opened { .. }) {
+            metrics.residency_snapshots.with_label_values(&["lent"]).inc();
+        }
+        Ok(answer.write())
+    }
+}
+
+impl OpenTransfers {
+    fn is_full(&mut self, now: Instant) -> bool {
+        self.open.retain(|_, loan| now.saturating_duration_since(loan.last_used) < TRANSFER_TTL);
+        let bytes: usize = self.open.values().flat_map(|loan| &loan.chunks).map(Bytes::len).sum();
+        self.open.len() >= MAX_TRANSFERS || bytes >= MAX_BYTES
+    }
+
+    fn begin(&mut self, written: EncodedSnapshot, now: Instant) -> ResidencyReply {
+        let Some(first) = written.chunks.first().cloned() else { return ResidencyReply::NotKnown };
+        let Ok(chunks) = u32::try_from(written.chunks.len()) else { return ResidencyReply::NotKnown };
+        if chunks == 1 {
+            return ResidencyReply::Opened { transfer: 0, chunks, first };
+        }
+        if self.is_full(now) {
+            return ResidencyReply::Busy;
+        }
+        self.last_id += 1;
+        self.open.insert(self.last_id, ResidencyTransfer { chunks: written.chunks, last_used: now });
+        ResidencyReply::Opened { transfer: self.last_id, chunks, first }
+    }
+
+    fn chunk(&mut self, id: u64, place: u32) -> ResidencyReply {
+        let Some(loan) = self.open.get_mut(&id) else { return ResidencyReply::Expired };
+        let Some(chunk) = loan.chunks.get(place as usize).cloned() else { return ResidencyReply::Expired };
+        loan.last_used = Instant::now();
+        if place as usize + 1 == loan.chunks.len() {
+            self.open.remove(&id);
+        }
+        ResidencyReply::Chunk(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use residency::ResidencySnapshotHeader;
+    use vocabulary::{DpRank, Incarnation, WorkerId};
+
+    use super::*;
+
+    fn written(chunks: usize) -> EncodedSnapshot {
+        let head = ResidencySnapshotHeader { worker: WorkerId(1), rank: DpRank(0), process: Incarnation(1), next: 0 };
+        let chunks = (0..chunks).map(|place| Bytes::from(vec![place as u8])).collect();
+        EncodedSnapshot { head, chunks }
+    }
+
+    fn loan_of(answer: ResidencyReply) -> u64 {
+        let ResidencyReply::Opened { transfer: loan, .. } = answer else { panic!("{answer:?}") };
+        loan
+    }
+
+    #[test]
+    fn transfer_closes_after_its_last_chunk() {
+        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
+        let id = loan_of(loans.begin(written(3), now));
+        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])));
+        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])), "asked again");
+        assert_eq!(loans.chunk(id, 2), ResidencyReply::Chunk(Bytes::from_static(&[2])));
+        assert_eq!((loans.chunk(id, 2), loans.open.len()), (ResidencyReply::Expired, 0));
+        assert_eq!(
+            loans.begin(written(1), now),
+            ResidencyReply::Opened { transfer: 0, chunks: 1, first: Bytes::from_static(&[0]) }
+        );
+        assert_eq!((loans.begin(written(0), now), loans.open.len()), (ResidencyReply::NotKnown, 0));
+    }
+
+    #[test]
+    fn open_transfers_are_bounded_and_expire() {
+        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
+        for _ in 0..MAX_TRANSFERS {
+            loan_of(loans.begin(written(2), now));
+        }
+        assert_eq!(loans.begin(written(2), now), ResidencyReply::Busy);
+        assert!(loans.is_full(now + TRANSFER_TTL / 2) && !loans.is_full(now + TRANSFER_TTL));
+        assert_eq!(loans.chunk(1, 0), ResidencyReply::Expired);
+    }
+}

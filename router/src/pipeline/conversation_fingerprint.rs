@@ -1,0 +1,144 @@
+//! How a conversation began, for clients that name no session: what stays the same in all its steps.
+
+use bytes::Bytes;
+use prefix::{ChatEndpoint, ConvertedRequest, Prompt, PromptInputs};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::{Blocks, SessionId};
+use workers_shim::engine_api::{JsonFields, JsonSplice};
+
+use super::identify::IdentifiedRequest;
+use super::parse::ParsedRequest;
+use crate::client_request::GenerationEndpoint;
+
+/// Bytes of a completion's prompt that count as its opening.
+const FINGERPRINT_BYTES: usize = 1024;
+
+/// A stand-in session by the opening: the messages up to the first user's, or the start of the prompt.
+///
+/// It serves for what must be stable over a conversation's steps without asking the ledger: the rollout share and the
+/// pinning of the bypass. Conversations that begin alike share it.
+pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
+    let field = |name| request.body.json_fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
+    let text = match request.endpoint {
+        GenerationEndpoint::ChatCompletions | GenerationEndpoint::Messages => {
+            field("messages").and_then(first_messages)
+        }
+        GenerationEndpoint::Completions => field("prompt").map(start_of_prompt),
+        GenerationEndpoint::Responses => {
+            field("input").and_then(|input| first_messages(input).or(Some(start_of_prompt(input))))
+        }
+    };
+    let opening = format!("opening {}", text.unwrap_or_default());
+    SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
+}
+
+/// Blocks of the prompt that tools and the messages before the first user's fill. Many conversations begin with them,
+/// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only. `chat`
+/// is what the engine makes of a request in another endpoint's words.
+pub fn shared_prefix_blocks(prefixed: &IdentifiedRequest, chat: Option<&ConvertedRequest>) -> Blocks {
+    shared_prefix_prompt(prefixed, chat).map_or(Blocks::ZERO, |opening| {
+        let ids = &prefixed.prompt.chain.ids;
+        Blocks(opening.chain.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
+    })
+}
+
+fn shared_prefix_prompt(prefixed: &IdentifiedRequest, chat: Option<&ConvertedRequest>) -> Option<Prompt> {
+    let request = &prefixed.request;
+    let identifier = &prefixed.model.identifier;
+    let chat = match (request.endpoint.chat_form()?, chat) {
+        (ChatEndpoint::Chat, _) => None,
+        (_, chat) => Some(JsonFields::scan(Bytes::copy_from_slice(chat?.body()), &[]).ok()?),
+    };
+    let fields = chat.as_ref().unwrap_or(request.body.json_fields());
+    let before = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok()).and_then(text_before_user)?;
+    let mut splice = JsonSplice::new(fields);
+    splice.set("messages", format!("[{before}]").into_bytes());
+    splice.set("add_generation_prompt", b"false".as_slice());
+    splice.remove("continue_final_message");
+    let keys = prefixed.model.root_keys(request.cache_salt());
+    Some(identifier.resolve_chat(&splice.finish(), PromptInputs { keys, now: prefixed.wall_time }))
+}
+
+/// The text of the messages before the first user's; none when there are none.
+fn text_before_user(messages: &str) -> Option<&str> {
+    span(messages, raw_messages(messages).take_while(|message| !is_user(message)))
+}
+
+fn is_user(message: &RawValue) -> bool {
+    let role = serde_json::from_str::<RoleField<'_>>(message.get()).ok().and_then(|message| message.role);
+    role.is_some_and(|role| role.get() == r#""user""#)
+}
+
+#[derive(Deserialize)]
+struct RoleField<'a> {
+    #[serde(borrow)]
+    role: Option<&'a RawValue>,
+}
+
+fn first_messages(messages: &str) -> Option<&str> {
+    let mut met = false;
+    span(messages, raw_messages(messages).take_while(|message| !std::mem::replace(&mut met, is_user(message))))
+}
+
+/// The text from the first of these messages to the last.
+fn span<'a>(messages: &'a str, mut those: impl Iterator<Item = &'a RawValue>) -> Option<&'a str> {
+    let first = those.next()?;
+    let last = those.last().unwrap_or(first);
+    messages.get(offset_in(messages, first.get())..offset_in(messages, last.get()) + last.get().len())
+}
+
+/// The messages of a list, read one by one: most are never asked for.
+fn raw_messages(list: &str) -> impl Iterator<Item = &RawValue> {
+    let mut rest = list.trim_start().strip_prefix('[').unwrap_or_default();
+    std::iter::from_fn(move || {
+        let mut items = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
+        let item = items.next()?.ok()?;
+        let after = rest[items.byte_offset()..].trim_start();
+        rest = after.strip_prefix(',').unwrap_or_default();
+        Some(item)
+    })
+}
+
+fn start_of_prompt(prompt: &str) -> &str {
+    &prompt[..prompt.floor_char_boundary(FINGERPRINT_BYTES)]
+}
+
+/// Where `part`, a piece of `whole`, begins in it.
+fn offset_in(whole: &str, part: &str) -> usize {
+    part.as_ptr() as usize - whole.as_ptr() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fingerprint_ends_after_the_first_user_message() {
+        let one = r#"[{"role":"system","content":"s"}, {"content":"u","role":"user"}]"#;
+        let more = one.replace("}]", r#"},{"role":"assistant","content":"a"},{"role":"user","content":"v"}]"#);
+        assert_eq!(first_messages(one), first_messages(&more));
+        assert!(first_messages(one).unwrap().ends_with(r#""role":"user"}"#));
+        assert_ne!(first_messages(one), first_messages(&one.replace("\"u\"", "\"w\"")));
+    }
+
+    #[test]
+    fn a_conversation_without_a_user_fingerprints_all_messages() {
+        assert_eq!(first_messages(r#"[{"role":"tool"},7]"#), Some(r#"{"role":"tool"},7"#));
+        assert_eq!(first_messages("[]"), None);
+    }
+
+    #[test]
+    fn the_shared_prefix_ends_before_the_first_user_message() {
+        let all = r#"[{"role":"system","content":"s"}, {"role":"developer"},{"content":"u","role":"user"},{"role":"system"}]"#;
+        assert_eq!(text_before_user(all), Some(r#"{"role":"system","content":"s"}, {"role":"developer"}"#));
+        assert_eq!(text_before_user(r#"[{"role":"user"}]"#), None);
+        assert_eq!(text_before_user("[]"), None);
+    }
+
+    #[test]
+    fn a_completion_fingerprints_the_start_of_its_prompt() {
+        assert_eq!(start_of_prompt(&format!("\"{}\"", "é".repeat(2000))).len(), 1023);
+        assert_eq!(start_of_prompt("[1,2]"), "[1,2]");
+    }
+}

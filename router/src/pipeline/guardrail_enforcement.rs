@@ -1,0 +1,34 @@
+//! What the guardrail finds at the end of a step is put in force, and told.
+
+use crate::app_state::AppState;
+use crate::guardrail::{ComparisonReport, GuardrailEvent, StepSample, can_be_disabled};
+
+/// Holds a complete step of a compared session against those of the other arm. An action that is slower is switched off.
+pub(crate) fn enforce_guardrail(gateway: &AppState, step: &StepSample) {
+    let Some(found) = gateway.decisions.guardrail.add(step) else { return };
+    let action = step.action;
+    let (GuardrailEvent::Slower(compared) | GuardrailEvent::Recovered(compared)) = found;
+    let ComparisonReport { control_sessions, own_sessions, .. } = compared;
+    let [ratio, low, high] = [compared.ratio, compared.ratio_low, compared.ratio_high]
+        .map(|figure| figure.map_or_else(|| "unknown".to_owned(), |figure| format!("{figure:.2}")));
+    match found {
+        GuardrailEvent::Slower(_) if can_be_disabled(action) => {
+            gateway.routing.disable(action);
+            tracing::warn!(%action, %ratio, %low, %high, own_sessions, control_sessions,
+                "it makes sessions slower than the bypass does, so that it is switched off; PUT /ownerserve/v1/mode without it \
+                 in `disabled` switches it on again");
+        }
+        GuardrailEvent::Slower(_) => {
+            tracing::warn!(%action, %ratio, %low, %high, own_sessions, control_sessions,
+                "sessions that are placed so are slower than with the bypass, and it cannot be switched off: lower \
+                 rollout_percent, or set mode shadow");
+        }
+        GuardrailEvent::Recovered(_) => {
+            tracing::info!(%action, %ratio, own_sessions, control_sessions,
+                "sessions that are placed so are not slower than with the bypass any more");
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

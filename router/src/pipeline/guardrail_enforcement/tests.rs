@@ -1,0 +1,140 @@
+use http::Request;
+use planner::{Action, ActionSet};
+use serde_json::{Value, json};
+use vocabulary::{Micros, ModelId, SessionId, TenantId};
+
+use super::*;
+use crate::guardrail::Arm;
+use crate::pipeline::routing::RoutingMode;
+use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
+
+/// Twenty sessions of either arm, those that `action` served ten times as slow.
+pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
+    for session in 0..40 {
+        let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Own, 1_000_000) };
+        enforce_guardrail(
+            gateway,
+            &StepSample { action, session: SessionId(session), arm, latency: Micros(took), at_unix_ms: 1 },
+        );
+    }
+}
+
+async fn guardrail_line(front: &TestRouter, action: Action) -> Value {
+    let got = get(front.operator_address(), "/ownerserve/v1/guardrail").await.json();
+    let lines = got["actions"].as_array().unwrap();
+    assert_eq!(lines.len(), Action::ALL.len());
+    lines.iter().find(|line| line["action"] == action.as_str()).unwrap().clone()
+}
+
+async fn causes(front: &TestRouter) -> Vec<String> {
+    let ready = get(front.operator_address(), "/readyz").await.json();
+    let degraded = ready["degraded"].as_array().unwrap().iter().filter(|line| line["what"] == "guardrail");
+    degraded.map(|line| line["cause"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn metrics(front: &TestRouter) -> String {
+    String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_slower_action_is_disabled_until_an_operator_enables_it() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
+    let action = Action::StateMigration;
+    let reverted = |count| format!("ownerserve_guardrail_reverted{{action=\"{action}\"}} {count}\n");
+    assert!(metrics(&front).await.contains(&reverted(0)));
+    slow_down_action(&front.gateway, action);
+    assert_eq!(front.gateway.routing.get().disabled, ActionSet::NONE.with(action));
+    let told = guardrail_line(&front, action).await;
+    assert_eq!((&told["reverted"], &told["slower_since_unix_ms"]), (&json!(true), &json!(1)), "{told}");
+    assert_eq!((&told["control_sessions"], &told["own_sessions"]), (&json!(20), &json!(20)));
+    assert!(told["ratio"].as_f64() > Some(6.9) && told["ratio_low"].as_f64() > Some(5.0), "{told}");
+    assert_eq!(guardrail_line(&front, Action::RemotePrefill).await["reverted"], false);
+    assert_eq!(causes(&front).await, ["action_slower"]);
+    let text = metrics(&front).await;
+    let sessions = format!("ownerserve_guardrail_sessions{{action=\"{action}\",arm=\"control\"}} 20\n");
+    assert!(text.contains(&reverted(1)) && text.contains(&sessions), "{text}");
+    let put = |body: &'static str| {
+        let request = Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
+        send(front.operator_address(), request, body)
+    };
+    put(r#"{"disabled":["state_migration","artifact_fetch"]}"#).await;
+    assert_eq!(guardrail_line(&front, action).await["reverted"], true, "it was left off");
+    put(r#"{"disabled":[]}"#).await;
+    let told = guardrail_line(&front, action).await;
+    assert_eq!((&told["reverted"], &told["own_sessions"], &told["ratio"]), (&json!(false), &json!(0), &Value::Null));
+    assert!(causes(&front).await.is_empty() && metrics(&front).await.contains(&reverted(0)));
+}
+
+#[tokio::test]
+async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alarm() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router_at(&[worker.url()], &["guardrail.control_percent=50"]).await;
+    let steering = front.gateway.routing.get();
+    let action = Action::ColocatedPrefill;
+    let id = |name: &String| SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name);
+    let names = |arm| {
+        let all = (0..).map(|n| format!("session {n}")).filter(move |name| steering.arm_of(id(name)) == Some(arm));
+        all.take(20)
+    };
+    let ask = async |name: String, behave: &str| {
+        let body = format!("{{\"model\":\"tiny\",\"prompt\":\"x\",\"behave\":{behave:?}}}");
+        let request = Request::post("/v1/completions").header("x-session-id", name);
+        assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
+    };
+    for name in names(Arm::Control) {
+        ask(name, "answer").await;
+    }
+    futures::future::join_all(names(Arm::Own).map(|name| ask(name, "late"))).await;
+    let receipts = || front.gateway.decisions.receipts.newest(100, |_| true);
+    wait_until("all receipts are filed", || receipts().len() == 40).await;
+    for receipt in receipts() {
+        let arm = steering.arm_of(receipt.known.session);
+        let expected = if arm == Some(Arm::Own) { RoutingMode::Own } else { RoutingMode::Shadow };
+        assert_eq!((receipt.mode, receipt.control), (expected, arm == Some(Arm::Control)));
+        assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
+        assert_eq!(serde_json::to_value(&*receipt).unwrap()["control"] == true, receipt.control);
+    }
+    let told = guardrail_line(&front, action).await;
+    assert_eq!((&told["control_sessions"], &told["own_sessions"]), (&json!(20), &json!(20)), "{told}");
+    assert!(told["ratio_low"].as_f64() > Some(1.0) && told["slower_since_unix_ms"].is_u64(), "{told}");
+    assert_eq!((&told["reverted"], &told["can_be_reverted"]), (&json!(false), &json!(false)));
+    assert_eq!(front.gateway.routing.get().disabled, ActionSet::NONE);
+    assert_eq!(causes(&front).await, ["placement_slower"]);
+}
+
+#[tokio::test]
+async fn a_retried_step_counts_for_the_action_chosen_first() {
+    let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
+    let front = start_router(&[&one, &two], &["guardrail.control_percent=50", "models.tiny.text=builtin"]).await;
+    let live = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
+    wait_until("both have a lease", live).await;
+    let id = |name: &str| SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name);
+    let ask = async |name: &str, behave: &str| {
+        let prompt = format!("the long history of {name} ").repeat(40);
+        let body = format!("{{\"model\":\"tiny\",\"prompt\":{prompt:?},\"behave\":{behave:?}}}");
+        let request = Request::post("/v1/completions").header("x-session-id", name);
+        let got = send(front.proxy_address(), request, body).await;
+        got.json()["served_by"].as_str().unwrap().to_owned()
+    };
+    let own = (0..).map(|n| format!("session {n}"));
+    let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(Arm::Own));
+    let name = loop {
+        let name = own.next().unwrap();
+        if ask(&name, "answer").await == "one" {
+            break name;
+        }
+    };
+    let is_known = || front.gateway.directory().view().session(id(&name)).is_some_and(|one| !one.heads.is_empty());
+    wait_until("the session is known", is_known).await;
+    assert_eq!(ask(&name, "fail at one").await, "two");
+    let compared = || front.gateway.decisions.guardrail.of(Action::DecodeContinuation);
+    wait_until("the step is over", || compared() != ComparisonReport::default()).await;
+    assert_eq!((compared().own_sessions, compared().control_sessions), (1, 0));
+    let actions = front.gateway.decisions.receipts.newest(1, |_| true)[0]
+        .attempts
+        .iter()
+        .map(|tried| tried.action)
+        .collect::<Vec<_>>();
+    assert_eq!(actions, [Action::DecodeContinuation, Action::ColocatedPrefill]);
+}

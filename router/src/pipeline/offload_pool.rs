@@ -1,0 +1,197 @@
+//! Work that takes as long as its request is long: of a long one on a thread that may block, so that others need not wait.
+//!
+//! A few such threads work at once, for one tenant at most half of them; the rest waits for its turn.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use vocabulary::{RequestId, TenantId};
+
+use crate::client_request::ClientRequest;
+use crate::error::ApiError;
+
+/// Bodies from this on are read, converted, rendered and tokenized aside.
+pub(crate) const MIN_OFFLOAD_BYTES: usize = 64 << 10;
+/// Most requests of one tenant that wait for a place.
+const MAX_QUEUED_PER_TENANT: usize = 256;
+
+/// Places for long work.
+#[derive(Debug)]
+pub struct OffloadPool {
+    places: Arc<Semaphore>,
+    slots_per_tenant: usize,
+    tenants: Mutex<HashMap<TenantId, Weak<TenantOffloadQueue>>>,
+}
+
+/// The places of one tenant.
+#[derive(Debug)]
+struct TenantOffloadQueue {
+    places: Arc<Semaphore>,
+    queue_slots: Semaphore,
+}
+
+impl OffloadPool {
+    /// `places` at once, of which one tenant gets `of_tenant`; at least one.
+    pub fn new(places: usize, of_tenant: usize) -> Self {
+        let places = Arc::new(Semaphore::new(places.max(1)));
+        Self { places, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
+    }
+
+    fn queue(&self, tenant: &TenantId) -> Arc<TenantOffloadQueue> {
+        let mut tenants = self.tenants.lock();
+        if let Some(queue) = tenants.get(tenant).and_then(Weak::upgrade) {
+            return queue;
+        }
+        tenants.retain(|_, queue| queue.strong_count() > 0);
+        let (places, waiting) =
+            (Arc::new(Semaphore::new(self.slots_per_tenant)), Semaphore::new(MAX_QUEUED_PER_TENANT));
+        let queue = Arc::new(TenantOffloadQueue { places, queue_slots: waiting });
+        tenants.insert(tenant.clone(), Arc::downgrade(&queue));
+        queue
+    }
+
+    /// What `work` gives, once there is a place for it.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        (tenant, request): (&TenantId, RequestId),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let internal = || ApiError::Internal { request: request.to_string() };
+        let queue = self.queue(tenant);
+        let Ok(waits) = queue.queue_slots.try_acquire() else {
+            return Err(ApiError::Overloaded { what: "too many long requests of yours wait to be read" });
+        };
+        let of_tenant = queue.places.clone().acquire_owned().await.map_err(|_| internal())?;
+        let place = self.places.clone().acquire_owned().await.map_err(|_| internal())?;
+        drop(waits);
+        // A client that leaves does not end what runs. The queue is known for as long as its places are taken.
+        let at = queue.clone();
+        let held = move || (work(), (place, of_tenant, at)).0;
+        spawn_blocking(held).await.map_err(|_| internal())
+    }
+}
+
+/// Whose work, and how much.
+#[derive(Clone, Debug)]
+pub struct OffloadTask {
+    request: RequestId,
+    tenant: TenantId,
+    bytes: usize,
+}
+
+impl OffloadTask {
+    /// Of this request.
+    pub fn of(incoming: &ClientRequest) -> Self {
+        Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
+    }
+
+    /// Of a request that no client sent.
+    pub fn unasked(request: RequestId) -> Self {
+        Self { request, tenant: TenantId("".into()), bytes: 0 }
+    }
+
+    /// As much of the same request.
+    pub fn on(&self, bytes: usize) -> Self {
+        Self { bytes, ..self.clone() }
+    }
+
+    /// What `work` gives.
+    pub async fn run<T: Send + 'static>(
+        self,
+        aside: &OffloadPool,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if self.bytes < MIN_OFFLOAD_BYTES {
+            return Ok(work());
+        }
+        aside.run((&self.tenant, self.request), work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offload_task(bytes: usize) -> OffloadTask {
+        OffloadTask { request: RequestId(1), tenant: TenantId::default(), bytes }
+    }
+
+    #[tokio::test]
+    async fn only_long_bodies_are_offloaded_to_the_pool() {
+        let aside = OffloadPool::new(2, 1);
+        let here = std::thread::current().id();
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES - 1).run(&aside, || std::thread::current().id()).await, Ok(here));
+        assert_ne!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || std::thread::current().id()).await, Ok(here));
+        let broken = offload_task(MIN_OFFLOAD_BYTES).run(&aside, || panic!("a bug")).await;
+        assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || 1).await, Ok(1), "its place was given back");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_with_slow_work_leaves_slots_to_others() {
+        let aside = Arc::new(OffloadPool::new(2, 1));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let (of, at) = (aside.clone(), begun.clone());
+        let long = tokio::spawn(async move {
+            let work = move || {
+                at.notify_one();
+                held.recv().unwrap();
+            };
+            of.run((&TenantId("a".into()), RequestId(1)), work).await
+        });
+        begun.notified().await;
+        let same = TenantId("a".into());
+        let mine = aside.run((&same, RequestId(2)), || ());
+        tokio::pin!(mine);
+        assert!(futures::poll!(&mut mine).is_pending(), "its half is taken");
+        aside.run((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
+        release.send(()).unwrap();
+        mine.await.unwrap();
+        long.await.unwrap().unwrap();
+        aside.queue(&TenantId("c".into()));
+        aside.queue(&TenantId("d".into()));
+        assert!(aside.tenants.lock().len() <= 1, "who has nothing to do is forgotten");
+    }
+
+    #[tokio::test]
+    async fn work_whose_client_left_keeps_its_place_until_it_is_done() {
+        let aside = Arc::new(OffloadPool::new(2, 1));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let (of, at) = (aside.clone(), begun.clone());
+        let tenant = TenantId("a".into());
+        let left = tokio::spawn(async move {
+            let work = move || {
+                at.notify_one();
+                held.recv().unwrap();
+            };
+            of.run((&TenantId("a".into()), RequestId(1)), work).await
+        });
+        begun.notified().await;
+        left.abort();
+        assert!(left.await.unwrap_err().is_cancelled());
+        let next = aside.run((&tenant, RequestId(2)), || ());
+        tokio::pin!(next);
+        assert!(futures::poll!(&mut next).is_pending(), "the work goes on");
+        release.send(()).unwrap();
+        next.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn tasks_beyond_the_queue_limit_are_rejected() {
+        let aside = OffloadPool::new(1, 1);
+        let tenant = TenantId::default();
+        let _place = aside.places.acquire().await.unwrap();
+        let mut waiting: Vec<_> =
+            (0..MAX_QUEUED_PER_TENANT).map(|_| Box::pin(aside.run((&tenant, RequestId(1)), || ()))).collect();
+        for one in &mut waiting {
+            assert!(futures::poll!(one).is_pending());
+        }
+        let refused = aside.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
+        assert!(matches!(refused, ApiError::Overloaded { .. }), "{refused}");
+    }
+}

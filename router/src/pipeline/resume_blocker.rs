@@ -1,0 +1,200 @@
+//! Whether the rest of an answer can be had from another worker once a part of it is delivered: as a plain continuation of
+//! token ids, where nothing is lost that an engine keeps of an answer beside them; or as the end of the same answer made
+//! again, where it comes out the same.
+
+use planner::TransferObstacle;
+use prefix::FallbackReason;
+use serde_json::Value;
+use workers_shim::engine_api::{
+    AnswerDeterminism, JsonFields, ReplayVerifier, TextDelivery, TokenIdVisibility, TokenTranscript,
+};
+use workers_shim::scrape::EngineKind;
+
+use super::identify::IdentifiedRequest;
+use super::legs::leg_options;
+use super::parse::{ParsedRequest, ResponseDelivery};
+use crate::client_request::GenerationEndpoint;
+use crate::config::ResumeConfig;
+
+/// What of a request keeps its answer from going on elsewhere by token ids.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResumeBlocker {
+    /// No stream is to go on.
+    Disabled,
+    /// Its answer comes whole; it is asked for anew as a whole.
+    NotStreamed,
+    /// Its prompt is so long that telling its ids would cost first-token time.
+    PromptTooLong,
+    /// It lies at one engine, or the engine does more for it than answer.
+    EngineState,
+    /// `/v1/messages` and `/v1/responses`: their events tell of more than text.
+    Endpoint,
+    /// Several choices, prompts or beams.
+    SeveralChoices,
+    /// Log probabilities, of answer or prompt.
+    Logprobs,
+    /// An answer that is held to a format.
+    Format,
+    /// Penalties, checks and stop texts for which what the answer has said already counts.
+    HistoryDependent,
+    /// Thoughts that are not to be told.
+    HiddenReasoning,
+    /// Tools that the answer may call.
+    Tools,
+    /// A prompt that is more than text.
+    NotText,
+}
+
+impl ResumeBlocker {
+    /// In words, after "because".
+    pub fn reason(self) -> &'static str {
+        match self {
+            ResumeBlocker::Disabled => "that is switched off",
+            ResumeBlocker::NotStreamed => "it comes whole",
+            ResumeBlocker::PromptTooLong => "its prompt is too long for its token ids to be told",
+            ResumeBlocker::EngineState => "its engine keeps it, or runs its tools",
+            ResumeBlocker::Endpoint => "answers of this endpoint do not go on by token ids",
+            ResumeBlocker::SeveralChoices => "the request asks for several choices",
+            ResumeBlocker::Logprobs => "the request asks for log probabilities or an echo",
+            ResumeBlocker::Format => "the request holds it to a format",
+            ResumeBlocker::HistoryDependent => {
+                "the request has penalties or stop texts for which what was said before counts"
+            }
+            ResumeBlocker::HiddenReasoning => "the request leaves thoughts out",
+            ResumeBlocker::Tools => "the request has tools",
+            ResumeBlocker::NotText => "the prompt is more than text",
+        }
+    }
+}
+
+/// Fields that hold an answer to a format.
+const FORMAT_FIELDS: [&str; 7] = [
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "structural_tag",
+];
+/// Fields for which an engine counts over the tokens of an answer, or looks back at them.
+const HISTORY_DEPENDENT_FIELDS: [&str; 5] =
+    ["bad_words", "repetition_detection", "thinking_token_budget", "logits_processors", "watermarking"];
+/// What names parts of a message that are not text.
+const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
+
+/// What keeps this request's answer from going on elsewhere by token ids; none where it can, from an engine that tells them.
+pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
+    let request = &prefixed.request;
+    let fields = request.body.json_fields();
+    let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_unset(&value));
+    match () {
+        () if request.delivery == ResponseDelivery::Whole => Some(ResumeBlocker::NotStreamed),
+        () if !config.enabled => Some(ResumeBlocker::Disabled),
+        () if has_engine_state(request) => Some(ResumeBlocker::EngineState),
+        () if !matches!(request.endpoint, GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions) => {
+            Some(ResumeBlocker::Endpoint)
+        }
+        () if request.transfer_bar == Some(TransferObstacle::SeveralChoices) => Some(ResumeBlocker::SeveralChoices),
+        () if request.transfer_bar.is_some() || is_on("logprobs") || is_on("top_logprobs") => {
+            Some(ResumeBlocker::Logprobs)
+        }
+        () if FORMAT_FIELDS.into_iter().any(is_on) || has_format(fields) => Some(ResumeBlocker::Format),
+        () if HISTORY_DEPENDENT_FIELDS.into_iter().chain(["presence_penalty", "frequency_penalty"]).any(is_on) => {
+            Some(ResumeBlocker::HistoryDependent)
+        }
+        () if is_on("stop") && is_on("include_stop_str_in_output") => Some(ResumeBlocker::HistoryDependent),
+        () if fields.read::<bool>("include_reasoning") == Some(false) => Some(ResumeBlocker::HiddenReasoning),
+        () if (is_on("tools") && fields.read::<String>("tool_choice").as_deref() != Some("none"))
+            || is_on("functions") =>
+        {
+            Some(ResumeBlocker::Tools)
+        }
+        () if is_more_than_text(prefixed) => Some(ResumeBlocker::NotText),
+        () if prefixed.total_tokens() > config.most_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
+        () => None,
+    }
+}
+
+/// What is kept of its answer from its first event on.
+pub fn token_transcript(request: &ParsedRequest) -> TokenTranscript {
+    let fields = request.body.json_fields();
+    let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_unset(&stops));
+    // Engines that look for tools and thoughts hold back what may begin one, asked for or not.
+    let is_chat = request.endpoint == GenerationEndpoint::ChatCompletions;
+    let telling = if stops || is_chat { TextDelivery::AfterIds } else { TextDelivery::WithIds };
+    TokenTranscript::new(leg_options(request).api, shown_ids(request), telling)
+}
+
+/// What is kept of its answer from its first event on, to know it again when it is made again; none where that is not to be
+/// done, or not needed with this engine.
+pub fn replay_verifier(
+    request: &ParsedRequest,
+    unresumable: Option<ResumeBlocker>,
+    engine: EngineKind,
+) -> Option<ReplayVerifier> {
+    let has_ids =
+        unresumable.is_none() && engine == EngineKind::Vllm && request.endpoint == GenerationEndpoint::Completions;
+    if has_ids
+        || matches!(
+            unresumable,
+            Some(ResumeBlocker::NotStreamed | ResumeBlocker::Disabled | ResumeBlocker::EngineState)
+        )
+    {
+        return None;
+    }
+    let fields = request.body.json_fields();
+    let is_greedy = fields.read::<f64>("temperature") == Some(0.0) || fields.read::<i64>("top_k") == Some(1);
+    let is_seeded = fields.read::<i64>("seed").is_some();
+    let repeats = if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
+    Some(ReplayVerifier::new(leg_options(request).api, shown_ids(request), repeats))
+}
+
+pub(super) fn shown_ids(request: &ParsedRequest) -> TokenIdVisibility {
+    if request.body.json_fields().read("return_token_ids").unwrap_or(false) {
+        TokenIdVisibility::All
+    } else {
+        TokenIdVisibility::None
+    }
+}
+
+/// Whether a response lies in a conversation at its engine, or has tools that the engine runs.
+fn has_engine_state(request: &ParsedRequest) -> bool {
+    let fields = request.body.json_fields();
+    let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
+    let runs = tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom")));
+    request.endpoint == GenerationEndpoint::Responses && (runs || fields.has("conversation"))
+}
+
+fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+fn has_format(fields: &JsonFields) -> bool {
+    let format = fields.read::<Value>("response_format");
+    format.is_some_and(|format| format["type"] != "text")
+}
+
+/// Known by the tokenizer where there is one; else whatever may be more is taken for more.
+fn is_more_than_text(prefixed: &IdentifiedRequest) -> bool {
+    let fields = prefixed.request.body.json_fields();
+    match prefixed.fallback_reason() {
+        None => false,
+        Some(FallbackReason::Multimodal) => true,
+        Some(_) if fields.has("prompt_embeds") || fields.has("suffix") => true,
+        Some(_) => {
+            let messages = fields.get("messages").unwrap_or_default();
+            MEDIA_KEYS.iter().any(|name| messages.windows(name.len()).any(|part| part == *name))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! What a decode worker hands back with its answer, kept for the session's next step: its prefill leg then fetches what was
+//! computed there. Parameters are used once, shown to nobody, and sent only for a prompt that begins with the same tokens.
+//!
+//! A loss costs computing again. Why they may be kept at all is in `router/decisions/0010`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use parking_lot::Mutex;
+use planner::{AttentionSpec, BarredLink, LayerState, Leg, Plan, check_kv_compatibility};
+use prometheus::IntCounterVec;
+use strum::{AsRefStr, VariantArray};
+use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, WorkerHealth, WorkerId};
+use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
+
+use super::commit::serving_owner;
+use super::identify::IdentifiedRequest;
+use super::knowledge::is_converted_by_guess;
+use super::legs::{LegResponse, Legs};
+use super::plan::ClassifiedStep;
+use super::resume_blocker::shown_ids;
+use super::token_ids::PromptTokenIds;
+use crate::app_state::AppState;
+
+/// How long they are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
+const RETENTION: Duration = Duration::from_secs(420);
+/// Most sessions whose parameters are kept.
+const MAX_SESSIONS: usize = 4096;
+
+/// What came of parameters that were handed back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ReversePullOutcome {
+    /// The next step's prefill leg was answered with them.
+    Fetched,
+    /// It was not.
+    Failed,
+    /// The next step's prompt begins otherwise, or is not known by its tokens.
+    OtherPrompt,
+    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
+    Unfit,
+}
+
+/// Parameters for the next step of a session.
+#[derive(Debug)]
+pub struct ReversePullEntry {
+    params: ReversePullParams,
+    holder: Owner,
+    /// Names the tokens that its prompt must begin with.
+    content_id: PrefixId,
+    expires_at: Instant,
+}
+
+impl ReversePullEntry {
+    /// Whether its blocks are still kept for it.
+    fn is_retained(&self, now: Instant) -> bool {
+        now < self.expires_at
+    }
+}
+
+/// What is kept, one a session.
+#[derive(Debug, Default)]
+pub struct ReversePullStore(Mutex<HashMap<SessionId, ReversePullEntry>>);
+
+impl ReversePullStore {
+    /// Takes what is kept for a session, which is gone then.
+    pub fn take(&self, session: SessionId) -> Option<ReversePullEntry> {
+        self.0.lock().remove(&session)
+    }
+
+    fn insert(&self, session: SessionId, returned: ReversePullEntry, now: Instant) {
+        let mut all = self.0.lock();
+        if all.len() >= MAX_SESSIONS {
+            all.retain(|_, kept| now < kept.expires_at);
+        }
+        if all.len() >= MAX_SESSIONS {
+            let oldest = all.iter().min_by_key(|(_, kept)| kept.expires_at).map(|(session, _)| *session);
+            oldest.and_then(|session| all.remove(&session));
+        }
+        all.insert(session, returned);
+    }
+}
+
+/// What a prefill leg can fetch.
+#[derive(Debug)]
+pub struct ReversePullSource {
+    pub(super) params: ReversePullParams,
+    pub(super) holder: WorkerId,
+    /// Counts what comes of it.
+    pub(super) outcomes: IntCounterVec,
+}
+
+/// What was kept for a step, if this plan's prefill leg can fetch with it.
+pub async fn check_usable(
+    gateway: &Arc<AppState>,
+    (step, plan): (&ClassifiedStep, &Plan),
+    kept: Option<ReversePullEntry>,
+) -> Option<ReversePullSource> {
+    let kept = kept?;
+    let fates = gateway.metrics.plans.kv_movement.reverse_pulls.clone();
+    let fate = match kept.is_retained(Instant::now()) && fits(gateway, (step, plan), kept.holder) {
+        false => ReversePullOutcome::Unfit,
+        true if !starts_with_returned(gateway, &step.located.identified, &kept).await => {
+            ReversePullOutcome::OtherPrompt
+        }
+        true => return Some(ReversePullSource { params: kept.params, holder: kept.holder.worker, outcomes: fates }),
+    };
+    fates.with_label_values(&[fate.as_ref()]).inc();
+    None
+}
+
+/// A step has no use for it.
+pub fn count_unused(gateway: &AppState, kept: Option<ReversePullEntry>) {
+    if kept.is_some() {
+        gateway.metrics.plans.kv_movement.reverse_pulls.with_label_values(&[ReversePullOutcome::Unfit.as_ref()]).inc();
+    }
+}
+
+/// Whether the plan's prefill leg can fetch from this life of a worker.
+fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper: Owner) -> bool {
+    let (from, to) = (keeper.worker, plan.prefill.worker);
+    let workers = gateway.fleet().snapshot();
+    let view = |id: WorkerId| workers.iter().find(|view| view.id == id);
+    let (Some(source), Some(target)) = (view(from), view(to)) else { return false };
+    let fabric = |view: &vocabulary::WorkerView| view.link.as_ref().map(|link| link.fabric.clone());
+    let leg = Leg { worker: from, rank: keeper.rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
+    let transfer = Legs::without_client(gateway).transfer(&leg, &plan.prefill);
+    let attention = step.located.identified.model.attention.as_deref();
+    let shapes = gateway.worker_pool.shapes();
+    let shape = |id: WorkerId| shapes.iter().find(|(known, _)| *known == id).map(|(_, shape)| *shape);
+    let is_read =
+        shape(from).zip(shape(to)).is_none_or(|(from, to)| check_kv_compatibility(attention, from, to).is_ok());
+    from != to
+        && is_read
+        && attention.is_some_and(has_full_attention)
+        && source.incarnation == keeper.incarnation
+        && source.health != WorkerHealth::Unreachable
+        && fabric(source).is_some_and(|fabric_of| Some(fabric_of) == fabric(target))
+        && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
+        && !step.barred_links.contains(&BarredLink { from, to })
+        && !is_converted_by_guess(gateway, &step.located.identified, to)
+}
+
+/// Whether all layers keep all tokens; of others it was not seen that what is fetched is right.
+fn has_full_attention(attention: &AttentionSpec) -> bool {
+    attention.layers().iter().all(|layer| matches!(layer, LayerState::Dense(_) | LayerState::Latent(_)))
+}
+
+/// Whether a prompt begins with the tokens whose KV was handed back: for any other one it would be wrong.
+async fn starts_with_returned(gateway: &Arc<AppState>, prefixed: &IdentifiedRequest, kept: &ReversePullEntry) -> bool {
+    let (chain, begins) = (prefixed.prompt.chain.clone(), kept.content_id);
+    let Ok(length) = usize::try_from(kept.params.tokens().0) else { return false };
+    let is_known = prefixed.fallback_reason().is_none() && !prefixed.model.is_disabled_by_spot_check();
+    let is_one = prefixed.other_chains.is_empty() && prefixed.request.has_single_prefill();
+    if !is_known || !is_one || chain.tokens < kept.params.tokens() {
+        return false;
+    }
+    let Some(ids) = PromptTokenIds::of(prefixed) else { return false };
+    let named = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
+    gateway.caches.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
+}
+
+/// A name for these tokens, in this namespace.
+fn content_id(root: PrefixId, ids: &[u32]) -> Option<PrefixId> {
+    let block = Tokens(ids.len() as u64);
+    (!ids.is_empty()).then(|| PrefixChain::over_tokens(root, HashSeed(0), block, ids))?.ids.first().copied()
+}
+
+/// Keeps what a remote prefill's target has handed back. The answer, as its client may see it.
+pub fn store_returned(
+    gateway: &Arc<AppState>,
+    (step, plan): (&ClassifiedStep, &Plan),
+    opened: LegResponse,
+) -> LegResponse {
+    let LegResponse::Whole(answer, mut told) = opened else { return opened };
+    if let Some(readback) = told.reverse_pull.take().filter(|_| answer.status().is_success()) {
+        store(gateway, (step, plan), (readback, answer.body()));
+    }
+    LegResponse::Whole(strip_for_client(step, answer), told)
+}
+
+fn store(
+    gateway: &Arc<AppState>,
+    (step, plan): (&ClassifiedStep, &Plan),
+    (readback, body): (ReversePullParams, &Bytes),
+) {
+    let transfer = Legs::without_client(gateway).transfer(&plan.prefill, &plan.decode);
+    let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
+    let Some(keeper) = serving_owner(&step.located, plan).filter(|_| is_declared) else { return };
+    let Some(ids) = answer_token_ids(body) else { return };
+    let root = step.located.identified.prompt.chain.root;
+    let length = usize::try_from(readback.tokens().0).unwrap_or(usize::MAX);
+    let Some(begins) = ids.get(..length).and_then(|ids| content_id(root, ids)) else { return };
+    let now = Instant::now();
+    let returned =
+        ReversePullEntry { params: readback, holder: keeper, content_id: begins, expires_at: now + RETENTION };
+    gateway.caches.reverse_pulls.insert(step.located.session.id, returned, now);
+}
+
+fn strip_for_client(step: &ClassifiedStep, answer: Response<Bytes>) -> Response<Bytes> {
+    let (mut head, body) = answer.into_parts();
+    let seen = redact_answer(&body, shown_ids(&step.located.identified.request));
+    if seen.len() != body.len() {
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    Response::from_parts(head, seen)
+}
+
+#[cfg(test)]
+mod tests;

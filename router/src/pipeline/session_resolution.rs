@@ -1,0 +1,82 @@
+//! Whose step it is: as the ledger's view says, and as our own steps say that it does not show yet.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ownership::ledger::{
+    Ledger, LocateQuery, LocateResult as Found, OwnershipTransition, PrefixPoint, ResolvedSession,
+};
+use vocabulary::{Blocks, Owner, PrefixId, SessionId};
+
+use crate::peer_exchange::pending_commits::{PendingCommits, UncommittedStep};
+
+#[derive(Clone, Debug)]
+pub(super) struct SessionResolution {
+    /// The session: the named one, the one that the chain extends, or a new one.
+    pub(super) session: SessionId,
+    /// The session that it leaves, where the chain says so.
+    pub(super) parent: Option<SessionId>,
+    /// The head nearest to the prompt, and how many blocks both share.
+    pub(super) head: Option<(PrefixPoint, Blocks)>,
+    /// The head whose history the client rewrote.
+    pub(super) rewrites: Option<PrefixId>,
+    /// A step of this session that was served here and is not in the view, and how long it is over.
+    pub(super) pending: Option<(Arc<UncommittedStep>, Duration)>,
+}
+
+impl SessionResolution {
+    /// As the view says. `fresh` is the name of a session that is new.
+    pub(super) fn from_view(found: &Found, named: Option<SessionId>, fresh: SessionId) -> Self {
+        let ResolvedSession { session, parent, head, replaced_head: rewrites } = found.resolve_session(named, fresh);
+        Self { session, parent, head, rewrites, pending: None }
+    }
+
+    /// The same with our own steps over it that `view` does not show.
+    pub(super) fn with_pending(
+        mut self,
+        unapplied: &PendingCommits,
+        view: &Ledger,
+        (query, now): (LocateQuery<'_>, Instant),
+    ) -> Self {
+        let on_chain = self.head.filter(|(head, shared)| head.blocks == *shared).map_or(Blocks::ZERO, |(_, at)| at);
+        let session = query.session.or_else(|| unapplied.deepest_head(query.scope, query.chain, on_chain));
+        let own = session.and_then(|id| unapplied.newest(id, now)).filter(|(step, _)| step.scope() == query.scope);
+        let Some((step, ago)) = own.filter(|(step, _)| !view_contains(view, step)) else { return self };
+        let Some(head) = step.head() else { return self };
+        let shared = step.shared_blocks(query.chain);
+        if shared == head.blocks && self.head.is_some_and(|(_, at)| at >= shared) {
+            // Whatever became of it, the ledger is further on.
+            return self;
+        }
+        if self.head.is_none_or(|(_, at)| shared > at) {
+            let left_late = shared < head.blocks && 2 * shared.0 >= head.blocks.0;
+            self.rewrites = query.session.filter(|_| left_late).map(|_| head.id);
+            (self.session, self.parent, self.head) = (step.session, None, Some((head, shared)));
+        }
+        self.pending = Some((step, ago)).filter(|(step, _)| step.session == self.session);
+        self
+    }
+
+    /// The session's owner, given the one in the view.
+    pub(super) fn owner(&self, known: Option<Owner>) -> Option<Owner> {
+        match &self.pending {
+            None => known,
+            Some((step, _)) => match step.custody {
+                OwnershipTransition::Unchanged => known,
+                OwnershipTransition::Claim => known.or(Some(step.owner)),
+                OwnershipTransition::Migrate { .. } => Some(step.owner),
+            },
+        }
+    }
+}
+
+/// Whether the ledger knows a step, or what came after it.
+pub(crate) fn view_contains(view: &Ledger, step: &UncommittedStep) -> bool {
+    let Some(head) = step.head() else { return true };
+    let is_head = |session: ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);
+    view.session(step.session).is_some_and(is_head)
+        || view.deepest_boundary(step.scope(), &step.chain).is_some_and(|kept| kept.point.blocks >= head.blocks)
+}
+
+#[cfg(test)]
+mod tests;

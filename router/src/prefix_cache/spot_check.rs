@@ -1,0 +1,137 @@
+//! A step that was known from the one before it, encoded again as a whole and compared. Off the request path, one at a
+//! time, a few waiting.
+
+use std::sync::Arc;
+
+use ownership::Supervision;
+use prefix::{ConversationCache, ConversationLookup, LookupTier, Prompt, PromptMismatch, ResolvedPrompt};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
+
+use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
+use crate::pipeline::identify::IdentifiedRequest;
+use crate::pipeline::token_ids::EncodableRequest;
+use crate::telemetry::prefix_cache::PrefixCacheMetrics;
+
+/// Steps that wait to be looked at; others are left out.
+const MAX_QUEUED_CHECKS: usize = 4;
+
+pub(super) struct SpotCheck {
+    encodable: EncodableRequest,
+    /// As the client named it: an adapter has a name of its own.
+    model: ModelId,
+    prompt: Prompt,
+    tier: LookupTier,
+    known_tokens: Tokens,
+    request: RequestId,
+    tenant: TenantId,
+    session: Option<SessionId>,
+    affinity_key: SessionId,
+}
+
+impl SpotCheck {
+    pub(super) fn new(prefixed: &IdentifiedRequest, tier: LookupTier, known_tokens: Tokens) -> Self {
+        Self {
+            encodable: EncodableRequest::of(prefixed),
+            model: prefixed.request.model.clone(),
+            prompt: prefixed.prompt.clone(),
+            tier,
+            known_tokens,
+            request: prefixed.request.incoming.id,
+            tenant: prefixed.request.incoming.tenant.clone(),
+            session: prefixed.named_session,
+            affinity_key: prefixed.affinity_key,
+        }
+    }
+
+    /// What differs, and what the whole prompt leaves.
+    fn run(&self) -> (Option<PromptMismatch>, ResolvedPrompt) {
+        let whole = self.encodable.identify();
+        (self.prompt.mismatch(&whole.prompt), whole)
+    }
+}
+
+/// The way to whoever looks.
+#[derive(Debug)]
+pub(super) struct SpotCheckQueue {
+    queue: mpsc::Sender<SpotCheck>,
+    metrics: PrefixCacheMetrics,
+}
+
+impl SpotCheckQueue {
+    pub(super) fn spawn(
+        (trails, checkpoints): (Arc<ConversationCache>, Arc<CheckpointStore>),
+        metrics: PrefixCacheMetrics,
+        tasks: &Arc<Supervision>,
+    ) -> Self {
+        let (queue, next) = mpsc::channel::<SpotCheck>(MAX_QUEUED_CHECKS);
+        let (looking, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
+        // Ends with the last sender, this one.
+        drop(tasks.supervise("looks", move || {
+            let (next, looking) = (next.clone(), looking.clone());
+            let kept = (trails.clone(), checkpoints.clone());
+            async move { run_all(&mut *next.lock().await, &looking, (&kept.0, &kept.1)).await }
+        }));
+        Self { queue, metrics }
+    }
+
+    /// Has it looked at, unless too many wait.
+    pub(super) fn enqueue(&self, look: SpotCheck) {
+        if self.queue.try_send(look).is_err() {
+            self.metrics.verifications.with_label_values(&["left_out"]).inc();
+        }
+    }
+}
+
+async fn run_all(
+    next: &mut mpsc::Receiver<SpotCheck>,
+    looking: &PrefixCacheMetrics,
+    (trails, checkpoints): (&Arc<ConversationCache>, &CheckpointStore),
+) {
+    while let Some(look) = next.recv().await {
+        let taken = tokio::task::spawn_blocking(move || (look.run(), look)).await;
+        let Ok(((difference, whole), look)) = taken else { continue };
+        report(looking, &look, (difference, trails));
+        if difference.is_none() {
+            let body_bytes = look.encodable.bytes();
+            let tokenized = CheckpointUpdate {
+                known_tokens: look.known_tokens,
+                next_checkpoint: whole.next_checkpoint,
+                body_bytes,
+            };
+            checkpoints.store(&look.tenant, look.affinity_key, tokenized);
+        }
+    }
+}
+
+fn report(
+    metrics: &PrefixCacheMetrics,
+    look: &SpotCheck,
+    (difference, trails): (Option<PromptMismatch>, &ConversationCache),
+) {
+    let outcome = difference.map_or("same", PromptMismatch::label);
+    metrics.verifications.with_label_values(&[outcome]).inc();
+    let Some(difference) = difference else { return };
+    let model = look.encodable.model();
+    let name = &look.model;
+    if let PromptMismatch::Refused(reason) = difference {
+        // Engines refuse it as well, or it has become too long to be looked at here: no other prompt is touched.
+        let session = look.session.map(|session| session.0);
+        look.encodable.forget(ConversationLookup { cache: trails, tenant: &look.tenant.0, session });
+        tracing::warn!(
+            model = %name, request = %look.request, cause = reason.as_ref(),
+            "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
+             its conversation is forgotten"
+        );
+    } else if model.disable_by_spot_check() {
+        tracing::error!(
+            model = %name, request = %look.request, rung = look.tier.as_ref(), cause = difference.label(),
+            tokens = look.prompt.chain.tokens.0,
+            "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
+             computed as a whole until this router is started again"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

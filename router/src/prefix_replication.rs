@@ -1,0 +1,185 @@
+//! Idle time used: while a session is between two steps, its prefix is sent to where its next step would rather be served.
+//!
+//! `planner::ahead` decides, with the same prices as for steps. One move at a time, within a bandwidth, never from or to a worker
+//! that has much to do. What is sent is a copy: the next step's own commit moves ownership.
+
+mod config;
+mod idle_sessions;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ownership::ledger::LocateQuery;
+use parking_lot::Mutex;
+use planner::{
+    Action, BarredLink, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, PrefixReplication,
+    ReplicationLimits, ReplicationSkipReason, SessionView, plan_prefix_replication,
+};
+use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView};
+use workers_shim::engine_api::TokenUsage;
+
+pub use config::PrefixReplicationConfig;
+pub use idle_sessions::PredictedStep;
+use idle_sessions::ReplicationProgress;
+
+use crate::app_state::AppState;
+use crate::config::units::transfer_time;
+use crate::pipeline::plan::ClassifiedStep;
+use crate::pipeline::prompts::StoredPrompt;
+use crate::pipeline::receipt::AttemptEvent;
+use crate::pipeline::replicate::relocate;
+use crate::pipeline::routing::RoutingMode;
+use crate::pipeline::verify::{CompletedTransfer, check_if_due};
+
+/// Between two looks at sessions.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// Sessions that one look is at: each costs two plans.
+const MAX_SESSIONS_PER_CHECK: usize = 64;
+
+/// Sessions whose next step is awaited; none where nothing is sent ahead.
+#[derive(Debug)]
+pub struct PrefixReplicator(Option<Mutex<idle_sessions::IdleSessions>>);
+
+/// A move that pays, and what for.
+struct ReplicationJob {
+    session: SessionId,
+    predicted: Arc<PredictedStep>,
+    replication: PrefixReplication,
+    source: Owner,
+    target: Owner,
+    /// What of it the target has, and room for how much.
+    footprint: Footprint,
+}
+
+impl PrefixReplicator {
+    /// As configured.
+    pub fn new(config: PrefixReplicationConfig) -> Self {
+        Self(config.enabled.then(Mutex::default))
+    }
+
+    /// A step is over that `server` answered.
+    pub(crate) fn record_step_end(
+        &self,
+        gateway: &AppState,
+        (step, kept): (&ClassifiedStep, &Arc<StoredPrompt>),
+        (server, usage): (WorkerId, Option<TokenUsage>),
+    ) {
+        let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Own) else { return };
+        let mut ask = step.ask.clone();
+        ask.prompt += usage.map_or(Tokens::ZERO, |usage| usage.completion);
+        let expected = PredictedStep { step: step.kind, ask, prompt: kept.clone() };
+        let used = gaps.lock().record_step_end(step.located.session.id, (expected, server), Instant::now());
+        let outcome = used.map(|used| if used { "used" } else { "unused" });
+        outcome.into_iter().for_each(|outcome| {
+            gateway.metrics.plans.kv_movement.prefix_replications.with_label_values(&[outcome]).inc()
+        });
+    }
+}
+
+/// Sends what pays, as long as the router runs.
+pub(crate) async fn run(gateway: Arc<AppState>) {
+    let Some(gaps) = &gateway.policies.prefix_replication.0 else { return };
+    let bandwidth = gateway.config.ahead.bandwidth.0 as u64;
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        // An operator may have turned it meanwhile.
+        if gateway.routing.get().mode != RoutingMode::Own {
+            continue;
+        }
+        let due = gaps.lock().due(MAX_SESSIONS_PER_CHECK, Instant::now());
+        let chosen = due.into_iter().filter_map(|(session, expected)| {
+            let chosen = choose_replication(&gateway, session, expected);
+            chosen.inspect_err(|why| tracing::debug!(%session, why = why.as_str(), "nothing is sent ahead")).ok()
+        });
+        let Some(chosen) = chosen.max_by_key(|chosen| chosen.replication.saves - chosen.replication.costs) else {
+            continue;
+        };
+        let begun = Instant::now();
+        let tried = execute(&gateway, &chosen).await;
+        gaps.lock().record_attempt(chosen.session, &chosen.predicted, tried);
+        if tried != ReplicationProgress::Failed {
+            tokio::time::sleep(transfer_time(chosen.replication.bytes, bandwidth).saturating_sub(begun.elapsed()))
+                .await;
+        }
+    }
+}
+
+/// What would be sent for a session's next step.
+fn choose_replication(
+    gateway: &AppState,
+    id: SessionId,
+    expected: Arc<PredictedStep>,
+) -> Result<ReplicationJob, ReplicationSkipReason> {
+    let PredictedStep { step, ask, prompt: kept } = &*expected;
+    let (view, workers) = (gateway.directory().view(), gateway.fleet().snapshot());
+    let record = view.session(id).ok_or(ReplicationSkipReason::NoOwner)?;
+    if view.intents(id).next().is_some() {
+        return Err(ReplicationSkipReason::NotInGap);
+    }
+    let model = gateway.catalog().model(&kept.model);
+    let query = LocateQuery {
+        scope: model.scope(&kept.tenant),
+        session: Some(id),
+        chain: &kept.chain,
+        shared_prefix: Blocks::ZERO,
+    };
+    let found = view.locate(query);
+    let owner = view.session_owner(&record).filter(|owner| view.is_live(*owner));
+    let session = SessionView {
+        owner,
+        epoch: record.epoch,
+        sealed: found.known_blocks(),
+        replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
+        ..SessionView::new(id)
+    };
+    let overlaps = gateway.index().read().overlaps_of_chain(&kept.chain);
+    let (policies, steering, shapes) = (&gateway.policies, gateway.routing.get(), gateway.worker_pool.shapes());
+    let ejected = policies.outliers.lock().excluded(&workers, Instant::now());
+    let (barred, account) = (gateway.decisions.transfer_checks.barred_links(), policies.occupancy().lock());
+    let inputs = PlanningInputs {
+        step: *step,
+        request: ask,
+        attention: model.attention.as_deref(),
+        session: &session,
+        workers: &workers,
+        shapes: &shapes,
+        overlaps: &overlaps,
+        occupancy: OccupancyView { model: account.occupancy(), now: account.now },
+        excluded: &ejected,
+        policy: policies.planner_policy(),
+        disabled: DisabledFeatures { actions: steering.disabled, links: &barred },
+        round_robin_index: 0,
+    };
+    let moving = plan_prefix_replication(&inputs, &ReplicationLimits::default())?;
+    drop(account);
+    let at = |id: WorkerId| workers.iter().find(|view| view.id == id).ok_or(ReplicationSkipReason::NoTarget);
+    let owner = |view: &WorkerView, rank| Owner { worker: view.id, incarnation: view.incarnation, rank };
+    let (from, to) = (at(moving.from)?, at(moving.to)?);
+    let has = overlaps.iter().filter(|one| (one.worker, one.rank) == (moving.to, moving.to_rank)).map(|one| one.blocks);
+    let found = has.max().unwrap_or_default().tokens(ask.block);
+    let stay = Footprint { tokens: moving.blocks.tokens(ask.block), found, capacity: to.capacity.kv };
+    let (source, target) = (owner(from, moving.from_rank), owner(to, moving.to_rank));
+    Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint: stay })
+}
+
+/// Moves it, and says what came of it.
+async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> ReplicationProgress {
+    let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
+    let remark = relocate(gateway, &expected.prompt, (moving.blocks, moving.bytes), (*source, *target)).await;
+    let metrics = &gateway.metrics.plans.kv_movement;
+    let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
+    if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {
+        tracing::info!(%session, %from, %to, remark = remark.as_ref(), "nothing was sent ahead of a step");
+        metrics.prefix_replications.with_label_values(&["failed"]).inc();
+        return ReplicationProgress::Failed;
+    }
+    tracing::debug!(%session, %from, %to, bytes = moving.bytes.0, saves_ms, "a prefix was sent ahead of a step");
+    metrics.prefix_replications.with_label_values(&["sent"]).inc();
+    metrics.replicated_bytes.inc_by(moving.bytes.0);
+    gateway.policies.occupancy().record_copy(*target, *session, *stay);
+    let link = BarredLink { from, to };
+    let transfer =
+        CompletedTransfer { link, rank: moving.to_rank, blocks: Some(moving.blocks), action: Action::ArtifactFetch };
+    check_if_due(gateway, transfer, &expected.prompt);
+    ReplicationProgress::Sent(moving.to)
+}

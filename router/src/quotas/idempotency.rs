@@ -1,0 +1,113 @@
+//! Requests that are sent again under their `Idempotency-CacheKey`: what was charged for one that never came to its end is not
+//! charged again. Known to all routers that share soft state, so that the one that was killed need not be asked.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName};
+use ring::digest::{SHA256, digest};
+use vocabulary::{TenantId, Tokens};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::shared_cache::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
+
+/// The header. Clients of OpenAI's make send it of their own accord, the same when they try again.
+const IDEMPOTENCY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+const MAX_KEY_BYTES: usize = 256;
+/// How often a minute a request may be sent again for nothing: it cannot be known whether the one before still runs.
+const REPEATS_PER_MINUTE: u64 = 2;
+
+/// Under which name a client sends its request, in each of its tries.
+#[derive(Clone, Debug)]
+pub(super) struct IdempotencyKey {
+    charge: CacheKey,
+    repeats: CacheKey,
+    shared_cache: Arc<SharedCache>,
+}
+
+/// What was charged for a request that has not come to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Charge {
+    /// Of its body: another body is another request.
+    pub(super) body_digest: u128,
+    pub(super) taken: Tokens,
+    /// Of these, what was counted as used.
+    pub(super) used: Tokens,
+}
+
+impl Charge {
+    const BYTES: usize = 32;
+
+    fn encode(self) -> Bytes {
+        let mut bytes = Vec::with_capacity(Self::BYTES);
+        bytes.extend(self.body_digest.to_le_bytes());
+        bytes.extend(self.taken.0.to_le_bytes());
+        bytes.extend(self.used.0.to_le_bytes());
+        bytes.into()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let (body, counts) = bytes.split_first_chunk()?;
+        let (taken, used) = counts.split_first_chunk()?;
+        let tokens = |bytes: &[u8; 8]| Tokens(u64::from_le_bytes(*bytes));
+        Some(Self { body_digest: u128::from_le_bytes(*body), taken: tokens(taken), used: tokens(used.first_chunk()?) })
+    }
+}
+
+impl IdempotencyKey {
+    /// As its headers say. None where they do not, and where no other router could have been sent it before.
+    pub(super) fn of(headers: &HeaderMap, tenant: &TenantId, state: &Arc<SharedCache>) -> Option<Self> {
+        let mut keys = headers.get_all(IDEMPOTENCY_HEADER).iter();
+        let key = keys.next().filter(|key| (1..=MAX_KEY_BYTES).contains(&key.len()))?;
+        if keys.next().is_some() || state.max_propagation_delay().is_none() {
+            return None;
+        }
+        let name: String = digest(&SHA256, key.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let repeats = CacheKey::new(CacheEntryKind::Quota, tenant, &format!("repeats:{name}"));
+        Some(Self {
+            charge: CacheKey::new(CacheEntryKind::Charge, tenant, &name),
+            repeats,
+            shared_cache: state.clone(),
+        })
+    }
+
+    /// What was charged for it before. Waits for Redis at most its time-out.
+    pub(super) async fn previous_charge(&self) -> Option<Charge> {
+        Charge::decode(&self.shared_cache.get_shared(&self.charge).await?)
+    }
+
+    /// Whether it may be sent again for nothing. Waits as long.
+    pub(super) async fn may_repeat(&self) -> bool {
+        let leased = self.shared_cache.lease(&self.repeats, REPEATS_PER_MINUTE, 1).await;
+        matches!(leased, CounterLease::Granted { units: 1, .. })
+    }
+
+    pub(super) fn record(&self, charge: Charge) {
+        self.shared_cache.put(self.charge.clone(), charge.encode());
+    }
+
+    /// It came to its end: whoever sends it again wants another answer.
+    pub(super) fn close(&self) {
+        self.shared_cache.forget(&self.charge);
+    }
+}
+
+/// What tells two bodies apart.
+pub(super) fn body_digest(bytes: &[u8]) -> u128 {
+    xxh3_128(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_encoded_charge_decodes() {
+        let charge = Charge { body_digest: u128::MAX - 7, taken: Tokens(1_000), used: Tokens(u64::MAX) };
+        assert_eq!(Charge::decode(&charge.encode()), Some(charge));
+        for wrong in [&b""[..], &[0; 31], &[0; 33]] {
+            assert_eq!(Charge::decode(wrong), None);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The way to Redis: two connections, calls that end in time, and the breaker that they feed. It interprets nothing.
+//!
+//! What a request asks and what is written behind its back go over connections of their own, so that no large value
+//! stands in front of a small question.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, ServerError};
+use tokio::sync::{Notify, Semaphore};
+
+use super::breaker::{CallPurpose, CircuitBreaker, RedisFailure, SharedCacheHealth};
+use super::config::{RedisUrl, SharedCacheConfig};
+use crate::telemetry::shared_cache::SharedCacheMetrics;
+
+/// Most requests that wait for Redis at once; more are served without it.
+const MAX_WAITING_CALLS: usize = 256;
+/// Longest time to connect; no request waits for it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How much longer than a request those may wait for whom nobody waits.
+const BACKGROUND_TIMEOUT_FACTOR: u32 = 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RedisCallError {
+    /// It was not asked: it is known not to answer, or too many wait for it.
+    Skipped,
+    /// It was asked in vain.
+    Failed(RedisFailure),
+    /// It holds something else under this key.
+    Foreign,
+}
+
+impl RedisCallError {
+    /// The word for metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Skipped => "not_asked",
+            Self::Failed(RedisFailure::Timeout) => "timeout",
+            Self::Failed(RedisFailure::Error) => "error",
+            Self::Foreign => "corrupt",
+        }
+    }
+}
+
+pub(super) struct RedisClient {
+    client: Client,
+    address: String,
+    timeout: Duration,
+    connections: Mutex<Option<RedisConnections>>,
+    breaker: Mutex<CircuitBreaker>,
+    slots: Semaphore,
+    /// Somebody found it wanting.
+    pub(super) breaker_opened: Notify,
+    metrics: SharedCacheMetrics,
+}
+
+#[derive(Clone)]
+struct RedisConnections {
+    foreground: MultiplexedConnection,
+    background: MultiplexedConnection,
+}
+
+impl std::fmt::Debug for RedisClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("place", &self.address).field("standing", &self.health()).finish_non_exhaustive()
+    }
+}
+
+/// Whether an address can be used; connects to nobody.
+pub(super) fn check(url: &RedisUrl) -> Result<(), RedisError> {
+    Client::open(url.connection()).map(drop)
+}
+
+impl RedisClient {
+    /// Connects to nobody yet.
+    pub(super) fn new(
+        url: &RedisUrl,
+        config: &SharedCacheConfig,
+        metrics: SharedCacheMetrics,
+    ) -> Result<Self, RedisError> {
+        metrics.set_health(Some(SharedCacheHealth::Gone));
+        Ok(Self {
+            client: Client::open(url.connection())?,
+            address: url.address().to_owned(),
+            timeout: config.timeout.0,
+            connections: Mutex::default(),
+            breaker: Mutex::new(CircuitBreaker::new()),
+            slots: Semaphore::new(MAX_WAITING_CALLS),
+            breaker_opened: Notify::new(),
+            metrics,
+        })
+    }
+
+    pub(super) fn health(&self) -> SharedCacheHealth {
+        self.breaker.lock().health()
+    }
+
+    /// Asks while a request waits.
+    pub(super) async fn call<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        let _room = self.slots.try_acquire().map_err(|_| RedisCallError::Skipped)?;
+        let answer = run(lanes.foreground, pipeline, self.timeout).await;
+        self.record_outcome(answer, CallPurpose::Request)
+    }
+
+    /// Tells while nobody waits.
+    pub(super) async fn call_in_background<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        let answer = run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await;
+        self.record_outcome(answer, CallPurpose::Request)
+    }
+
+    /// Tells, and learns nothing of Redis from it: whoever looks through much may be late for that alone.
+    pub(super) async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.open_connections()?;
+        run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await
+    }
+
+    /// Asks however Redis stands, over new connections where the old ones are suspect.
+    pub(super) async fn probe<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
+        let lanes = self.connections.lock().clone();
+        let lanes = match lanes {
+            Some(lanes) => Ok(lanes),
+            None => self.connect().await,
+        };
+        let answer = match lanes {
+            Ok(lanes) => run(lanes.foreground, pipeline, self.timeout).await,
+            Err(failure) => Err(RedisCallError::Failed(failure)),
+        };
+        self.record_outcome(answer, CallPurpose::Probe)
+    }
+
+    fn open_connections(&self) -> Result<RedisConnections, RedisCallError> {
+        match self.health() {
+            SharedCacheHealth::Up => self.connections.lock().clone().ok_or(RedisCallError::Skipped),
+            SharedCacheHealth::Slow | SharedCacheHealth::Gone => Err(RedisCallError::Skipped),
+        }
+    }
+
+    async fn connect(&self) -> Result<RedisConnections, RedisFailure> {
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+        let connect = async || {
+            let connected = self.client.get_multiplexed_async_connection_with_config(&config);
+            match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
+                Ok(Ok(connection)) => Ok(connection),
+                Ok(Err(error)) => Err(failure_of(&error)),
+                Err(_) => Err(RedisFailure::Timeout),
+            }
+        };
+        let lanes = RedisConnections { foreground: connect().await?, background: connect().await? };
+        *self.connections.lock() = Some(lanes.clone());
+        Ok(lanes)
+    }
+
+    fn record_outcome<T>(&self, answer: Result<T, RedisCallError>, asked: CallPurpose) -> Result<T, RedisCallError> {
+        let change = match &answer {
+            Ok(_) | Err(RedisCallError::Foreign | RedisCallError::Skipped) => self.breaker.lock().record_success(asked),
+            Err(RedisCallError::Failed(failure)) => self.breaker.lock().record_failure(*failure, asked),
+        };
+        if answer.is_err() && self.health() != SharedCacheHealth::Up {
+            // Old answers may still be on their way over these.
+            *self.connections.lock() = None;
+        }
+        if let Some(standing) = change {
+            self.report_health(standing);
+            self.breaker_opened.notify_one();
+        }
+        answer
+    }
+
+    /// Says how Redis stands, to the operator and to the metrics.
+    pub(super) fn report_health(&self, standing: SharedCacheHealth) {
+        self.metrics.set_health(Some(standing));
+        let (redis, standing) = (&self.address, standing.as_ref());
+        match standing {
+            "up" => tracing::info!(redis, standing, "Redis answers: soft state is shared between routers"),
+            _ => tracing::warn!(
+                redis,
+                standing,
+                "Redis does not answer as it should: every request is served without it. Until it does, responses that \
+                 other routers made are not known here, and quotas are enforced by this router's share"
+            ),
+        }
+    }
+}
+
+async fn run<T: FromRedisValue>(
+    mut connection: MultiplexedConnection,
+    pipeline: &Pipeline,
+    limit: Duration,
+) -> Result<T, RedisCallError> {
+    match tokio::time::timeout(limit, pipeline.query_async(&mut connection)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if is_foreign(&error) => Err(RedisCallError::Foreign),
+        Ok(Err(error)) => Err(RedisCallError::Failed(failure_of(&error))),
+        Err(_) => Err(RedisCallError::Failed(RedisFailure::Timeout)),
+    }
+}
+
+/// Whether it answered well, but what lies there is not ours.
+fn is_foreign(error: &RedisError) -> bool {
+    let of_type = |errors: &[(usize, ServerError)]| errors.iter().all(|(_, error)| error.code() == "WRONGTYPE");
+    error.clone().into_server_errors().is_some_and(|errors| of_type(&errors))
+        || error.kind() == ErrorKind::UnexpectedReturnType
+}
+
+fn failure_of(error: &RedisError) -> RedisFailure {
+    tracing::debug!(%error, "Redis");
+    if error.is_timeout() { RedisFailure::Timeout } else { RedisFailure::Error }
+}

@@ -1,0 +1,185 @@
+//! `/v1/responses`: each goes to the worker that has what it needs, or takes its history along.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::Response;
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use http::header::ACCEPT_ENCODING;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use vocabulary::{WorkerHealth, WorkerId};
+use workers_shim::engine_api::StrippedFields;
+
+use super::transcript::Addition;
+use super::{IdSniffer, is_response_id};
+use crate::app_state::AppState;
+use crate::client_request::{ClientRequest, Envelope, GenerationEndpoint};
+use crate::error::{ApiError, truncated};
+use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
+use crate::pipeline::offload_pool::OffloadTask;
+use crate::pipeline::serve_generation;
+use crate::quotas::TokenReservation;
+use crate::upstream::WorkerRequest;
+use crate::worker_pool::WorkerEntry;
+
+/// On answers to requests whose history was put in here: the engine saw the whole conversation as its input.
+const RESOLVED_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-resolved");
+/// Longest time that workers are asked whether they know a response.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most of a worker's answer that is looked at for that.
+const MAX_PEEK_BYTES: usize = 256 << 10;
+
+/// A new response. One that follows another goes to the worker that made that one; where that worker, or its memory, is
+/// gone, it goes to any other with its history as input.
+pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientRequest) -> Result<Response, ApiError> {
+    if request.headers.contains_key(ACCEPT_ENCODING) {
+        // The answer is read here as it passes.
+        request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    let (load, body) = (OffloadTask::of(&request), request.body.clone());
+    let keeps = gateway.caches.shared_cache.transcript_limit() > 0;
+    let work =
+        move || (keeps.then(|| Addition::read(&body)).flatten(), Envelope::read(&body).map(Envelope::into_owned));
+    let (adds, envelope) = load.run(&gateway.offload_pool, work).await?;
+    request.addition = adds;
+    let envelope = envelope?;
+    if envelope.is_background && request.token_reservation.as_ref().is_some_and(TokenReservation::is_metered) {
+        let accepted =
+            "false is accepted: your tokens are limited, and nobody is told how many a background response uses";
+        return Err(ApiError::invalid_field("background", accepted));
+    }
+    let Some(previous) = envelope.previous_response_id.as_deref() else {
+        return serve_anywhere(gateway, request, &envelope).await;
+    };
+    let mut stripped = StrippedFields::default();
+    let followed = match find_worker(gateway, &request, previous).await {
+        Ok(maker) if can_answer(gateway, maker) => {
+            // What it is prompted with lies there: it is served as it is.
+            let (request, left_out) = sanitized(gateway, request.clone()).await?;
+            stripped = left_out;
+            forward(gateway, &request, WorkerSelector::Worker(maker), ResponseCapture::Step).await
+        }
+        Ok(_) => Err(ApiError::WorkerFailed { detail: "the one that made the response before is gone".into() }),
+        Err(error) => Err(error),
+    };
+    let resolved = match has_forgotten(&followed) {
+        false => None,
+        true => {
+            let (load, of) = (OffloadTask::of(&request), (&request.tenant, previous));
+            let responses = &gateway.caches.responses;
+            let resolved = responses.resolve((&load, &gateway.offload_pool), of, &request.body).await;
+            gateway.metrics.shared_cache.count_resolution(resolved.as_ref().map(drop));
+            resolved
+        }
+    };
+    let Some(body) = resolved else {
+        gateway.metrics.requests.count_stripped(stripped);
+        return followed;
+    };
+    tracing::info!(request = %request.id, "a response is continued away from its maker, with its history as input");
+    request.body = body;
+    let mut response = serve_anywhere(gateway, request, &envelope).await?;
+    response.headers_mut().insert(RESOLVED_HEADER, HeaderValue::from_static("transcript"));
+    Ok(response)
+}
+
+/// Served by whoever does it best, as any other step.
+async fn serve_anywhere(
+    gateway: &Arc<AppState>,
+    request: ClientRequest,
+    envelope: &Envelope<'_>,
+) -> Result<Response, ApiError> {
+    match envelope.model.as_deref() {
+        Some(_) if !envelope.is_detached => serve_generation(gateway, GenerationEndpoint::Responses, request).await,
+        model => {
+            let (request, stripped) = sanitized(gateway, request).await?;
+            gateway.metrics.requests.count_stripped(stripped);
+            forward(gateway, &request, WorkerSelector::Model(model), ResponseCapture::Response).await
+        }
+    }
+}
+
+/// `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.
+pub(crate) async fn stored_response(gateway: &Arc<AppState>, request: &ClientRequest) -> Result<Response, ApiError> {
+    let path = request.path.split('?').next().unwrap_or_default();
+    let rest = path.strip_prefix("/v1/responses/").unwrap_or_default();
+    let id = rest.split('/').next().unwrap_or_default();
+    let worker = find_worker(gateway, request, id).await?;
+    let response = forward(gateway, request, WorkerSelector::Worker(worker), ResponseCapture::Nothing).await?;
+    if request.method == Method::DELETE && response.status().is_success() {
+        gateway.caches.responses.forget(&request.tenant, id);
+    }
+    Ok(response)
+}
+
+/// Who made `id`. What other routers made may be on its way, or Redis may have forgotten it: then workers are asked
+/// themselves. They do not know tenants, so only where there is one.
+async fn find_worker(gateway: &Arc<AppState>, request: &ClientRequest, id: &str) -> Result<WorkerId, ApiError> {
+    if let Some(worker) = gateway.caches.responses.worker_of(&request.tenant, id).await {
+        return Ok(worker);
+    }
+    let unknown = ApiError::UnknownResponse { id: truncated(id) };
+    let Some(lag) = gateway.caches.shared_cache.max_propagation_delay().filter(|_| is_response_id(id)) else {
+        return Err(unknown);
+    };
+    if gateway.keys.required() {
+        if gateway.caches.shared_cache.degraded_health().is_some() {
+            return Err(ApiError::UnsettledResponse { id: truncated(id) });
+        }
+        tokio::time::sleep(lag).await;
+        return gateway.caches.responses.worker_of(&request.tenant, id).await.ok_or(unknown);
+    }
+    let worker = ask_workers(gateway, &request.headers, id).await.ok_or(unknown)?;
+    gateway.caches.responses.register(&request.tenant, id, worker);
+    Ok(worker)
+}
+
+/// The first worker that knows `id`.
+async fn ask_workers(gateway: &AppState, client: &HeaderMap, id: &str) -> Option<WorkerId> {
+    let answering = gateway.worker_pool.answering(gateway.fleet());
+    let mut answers: FuturesUnordered<_> =
+        answering.iter().map(|member| ask_worker(gateway, member, (client, id))).collect();
+    let first = async {
+        loop {
+            if let Some(worker) = answers.next().await? {
+                return Some(worker);
+            }
+        }
+    };
+    tokio::time::timeout(ASK_TIMEOUT, first).await.ok().flatten()
+}
+
+async fn ask_worker(gateway: &AppState, member: &WorkerEntry, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
+    let mut headers = gateway.headers_for(member, client);
+    headers.remove(ACCEPT_ENCODING);
+    let path = format!("/v1/responses/{id}");
+    let outgoing = WorkerRequest { method: Method::GET, path, headers, body: Bytes::new() };
+    let answer = gateway.upstream.send(member.config.endpoint(), outgoing).await.ok()?;
+    if !answer.status().is_success() {
+        return None;
+    }
+    let body = Limited::new(answer.into_body(), MAX_PEEK_BYTES).collect().await.ok()?.to_bytes();
+    (IdSniffer::default().feed(&body).as_deref() == Some(id)).then_some(member.id)
+}
+
+/// Whether trying the worker itself makes sense.
+fn can_answer(gateway: &AppState, worker: WorkerId) -> bool {
+    gateway.fleet().snapshot().iter().any(|view| view.id == worker && view.health != WorkerHealth::Unreachable)
+}
+
+/// Whether the answer, or its lack, says that the maker of the response before, or its memory of it, is gone.
+fn has_forgotten(followed: &Result<Response, ApiError>) -> bool {
+    match followed {
+        Ok(response) => response.status() == StatusCode::NOT_FOUND,
+        Err(ApiError::UnknownResponse { .. } | ApiError::UnsettledResponse { .. } | ApiError::WorkerFailed { .. }) => {
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,28 @@
+//! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
+
+pub mod decisions;
+pub mod discovery;
+mod families;
+pub mod metrics;
+pub mod peer_exchange;
+pub mod prefix_cache;
+pub mod shared_cache;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::time::SystemTime;
+
+/// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong. That a node does not
+/// answer is news once; the library says it with every heartbeat.
+const DEFAULT_FILTER: &str = "info,openraft=error,raft_log=warn,chunked_wal=warn";
+
+/// Plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
+pub fn init_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_timer(SystemTime)
+        .try_init();
+}

@@ -1,0 +1,257 @@
+//! `ownerserve closed-loop`: one trace against the simulated fleet and against the live proxy with simulated workers behind
+//! it, and how far the two agree. What the simulator says of policies is worth as much as that.
+
+mod live_replay;
+mod report;
+
+use std::convert::Infallible;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use futures::future::try_join_all;
+use simulator::policies::{Ablation, PolicyKind};
+use simulator::report::RunFigures;
+use simulator::trace::{ReplayLimits, Trace};
+use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup};
+use vocabulary::{Micros, Tokens, WorkerRole};
+use workers_shim::sim::EngineProfile;
+
+use crate::ctl::pretty;
+use crate::demo::ComparedPolicy;
+use crate::demo::local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
+use crate::demo::measure::MetricsScrape;
+use crate::simulate_command::ProgressMeter;
+use crate::trace_command::files::{self, TraceFilesError};
+use live_replay::{LiveMeasurements, LiveReplay};
+use report::ValidationReport;
+
+/// What the workers are, compiled in so that it runs from anywhere.
+const PROFILE: &str = include_str!("../../configs/profiles/closed-loop.toml");
+
+/// Between two looks at how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
+const LONG_HELP: &str = "\
+The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
+their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
+simulated planner is told them, and answers' lengths, which live clients limit. In both, what a worker is to send waits
+for its turn there, and no transfer is checked afterwards: the first one over each link would be, by computing it again.
+Aims: mean first tokens within 10 %, each action's share of the steps within 5 points. It takes real time, some three
+minutes as it is, and this machine's own load is in the live figures: how much of first tokens was outside of the engines
+is told apart, and --slower makes it less. Who meets whom in a queue is chance, and one order of the sessions says little: first tokens are means of several orders.";
+
+/// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
+#[derive(Debug, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub(crate) struct ValidateSimArgs {
+    /// A trace of sessions, as `simulate` takes it.
+    trace: PathBuf,
+    /// Workers.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+    workers: u8,
+    /// Sessions at once.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
+    load: u8,
+    /// Sessions in all.
+    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    sessions: u16,
+    /// Steps of a session, at most.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(3..=1000))]
+    steps: u16,
+    /// Leaves out steps whose prompt and answer are longer.
+    #[arg(long, value_name = "TOKENS", default_value_t = 48_000, value_parser = clap::value_parser!(u64).range(1_000..=64_000))]
+    context: u64,
+    /// Shortens pauses to so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=60))]
+    longest_pause: u64,
+    /// Lets the live engines and their sessions go so many times slower: what the proxy and this machine take of their own
+    /// weighs so many times less.
+    #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    slower: u8,
+    /// Other orders of the sessions: the seed of the first.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    seed: u64,
+    /// So many orders, all at once, each with a cluster of its own.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    orders: u8,
+    /// Writes the figures here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// One order of the sessions, and how the simulated fleet served it.
+struct SimulatedRun {
+    seed: u64,
+    trace: Arc<Trace>,
+    figures: RunFigures,
+}
+
+/// And how the live one did.
+struct PairedRun {
+    simulation: SimulatedRun,
+    live: LiveMeasurements,
+    router: MetricsScrape,
+    workers: Vec<MetricsScrape>,
+}
+
+/// Why nothing was compared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ValidateSimError {
+    #[error(transparent)]
+    Files(#[from] TraceFilesError),
+    #[error(
+        "{trace} has {left} sessions with steps of at most {context} tokens, and {load} are to run at once; accepted: a smaller \
+         --load, a larger --context, or another trace of sessions"
+    )]
+    TooFew { trace: PathBuf, left: usize, context: u64, load: u8 },
+    #[error("the requests of {0} come at recorded times; accepted: a trace of sessions")]
+    NoSessions(PathBuf),
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    Cluster(#[from] LocalClusterError),
+    #[error("{failed} of {steps} live steps failed, the first one so: {first}")]
+    Failed { failed: usize, steps: usize, first: String },
+    #[error("a process did not tell its metrics at the end; try again where this machine has less to do")]
+    NoMetrics,
+    #[error("cannot write {path}: {source}")]
+    Report { path: PathBuf, source: std::io::Error },
+    #[error("cannot write the figures: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+pub(crate) async fn run(args: &ValidateSimArgs) -> Result<(), ValidateSimError> {
+    if let Some(path) = &args.report {
+        // Better now than after minutes.
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(|source| ValidateSimError::Report { path: path.clone(), source })?;
+    }
+    let trace = args.traffic()?;
+    let orders: Result<Vec<_>, ValidateSimError> = args.seeds().map(|seed| args.simulate(&trace, seed)).collect();
+    let compared = ValidationReport::of(&args.replay_live(orders?).await?, args.slower.into());
+    std::io::stdout().lock().write_all(compared.table().as_bytes())?;
+    let Some(path) = &args.report else { return Ok(()) };
+    std::fs::write(path, pretty(&compared)).map_err(|source| ValidateSimError::Report { path: path.clone(), source })
+}
+
+fn profile() -> EngineProfile {
+    toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
+}
+
+impl ValidateSimArgs {
+    fn seeds(&self) -> impl Iterator<Item = u64> + use<> {
+        (self.seed..).take(self.orders.into())
+    }
+
+    /// The steps that are replayed. What the recorded agent resent of its answers is not what simulated workers answer, so
+    /// that no answer is found again.
+    fn traffic(&self) -> Result<Trace, ValidateSimError> {
+        let limits = ReplayLimits {
+            max_context: Tokens(self.context),
+            max_steps: self.steps.into(),
+            max_pause: Micros(self.longest_pause * 1_000_000),
+            ..ReplayLimits::default()
+        };
+        let trace = files::load(&self.trace)?;
+        if trace.arrivals == simulator::trace::ArrivalProcess::Recorded {
+            return Err(ValidateSimError::NoSessions(self.trace.clone()));
+        }
+        let mut trace = trace.apply_limits(&limits);
+        let left = trace.sessions.len();
+        if left < usize::from(self.load) {
+            return Err(ValidateSimError::TooFew {
+                trace: self.trace.clone(),
+                left,
+                context: self.context,
+                load: self.load,
+            });
+        }
+        trace.sessions.iter_mut().flat_map(|session| &mut session.steps).for_each(|step| step.resent_path = None);
+        Ok(trace)
+    }
+
+    /// So many of its sessions in one order, simulated.
+    fn simulate(&self, trace: &Trace, seed: u64) -> Result<SimulatedRun, ValidateSimError> {
+        let mut trace = trace.clone().shuffled(seed);
+        trace.sessions.truncate(self.sessions.into());
+        let spec = HardwareProfile::from_profile("closed_loop", &profile());
+        let setup = SimulationSetup { workers: self.workers.into(), spec, load: f64::from(self.load), seed };
+        let figures = Simulation::new(&trace, PolicyKind::Ablated(Ablation::ToldLength), setup)?.run(&mut |_, _| {});
+        Ok(SimulatedRun { seed, trace: Arc::new(trace), figures })
+    }
+
+    /// All orders at once, each with a cluster of its own.
+    async fn replay_live(&self, orders: Vec<SimulatedRun>) -> Result<Vec<PairedRun>, ValidateSimError> {
+        let (all, over) = (orders.iter().map(|order| order.trace.steps().count()).sum(), Arc::default());
+        let mut clusters = Vec::new();
+        for _ in &orders {
+            clusters.push(LocalCluster::start(self.cluster_options()).await?);
+        }
+        let lives = orders.into_iter().zip(clusters).map(|(order, cluster)| self.replay(order, cluster, &over));
+        let mut progress = ProgressMeter::new(1);
+        progress.begin("live");
+        let both = tokio::select! {
+            both = try_join_all(lives) => both,
+            never = show_progress(&progress, &over, all) => match never {},
+        };
+        progress.end();
+        both
+    }
+
+    fn cluster_options(&self) -> LocalClusterOptions {
+        LocalClusterOptions {
+            roles: vec![WorkerRole::Hybrid; self.workers.into()],
+            profile: PROFILE,
+            policy: ComparedPolicy::Ownerserve,
+            settings: &["correctness.one_in=0"],
+            speed_up: 1.0 / f64::from(self.slower),
+        }
+    }
+
+    async fn replay(
+        &self,
+        order: SimulatedRun,
+        mut cluster: LocalCluster,
+        over: &Arc<AtomicUsize>,
+    ) -> Result<PairedRun, ValidateSimError> {
+        let pace = (self.load.into(), self.slower.into());
+        let live = LiveReplay::new(order.trace.clone(), pace, (cluster.proxy, over.clone()));
+        let replayed = live.replay(&mut cluster).await;
+        let (router, workers) = (cluster.scrape_router().await, cluster.scrape_workers().await);
+        cluster.stop().await;
+        replayed?;
+        if router.is_empty() || workers.iter().any(MetricsScrape::is_empty) {
+            return Err(ValidateSimError::NoMetrics);
+        }
+        let seen = live.measurements();
+        match seen.errors.first() {
+            Some(first) => {
+                Err(ValidateSimError::Failed { failed: seen.errors.len(), steps: seen.steps, first: first.clone() })
+            }
+            None => Ok(PairedRun { simulation: order, live: seen, router, workers }),
+        }
+    }
+}
+
+/// Shows how far they are, without end.
+async fn show_progress(progress: &ProgressMeter, over: &AtomicUsize, all: usize) -> Infallible {
+    let mut look = tokio::time::interval(PROGRESS_INTERVAL);
+    loop {
+        look.tick().await;
+        progress.show(over.load(Ordering::Relaxed), all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_profile_is_a_valid_engine() {
+        profile().check().unwrap();
+    }
+}

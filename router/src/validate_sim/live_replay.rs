@@ -1,0 +1,166 @@
+//! The trace's sessions against the live proxy, as the simulator's script has them: each step once those before it are
+//! over and its pause is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::join_all;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use simulator::trace::{Trace, TraceSession};
+use simulator::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SeededRng};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::demo::client::AgentClient;
+use crate::demo::local_cluster::{LocalCluster, LocalClusterError};
+
+/// Ids of the built-in tokenizer that are words: beyond those with a meaning of their own.
+const FIRST_WORD_ID: u32 = 16;
+const WORD_COUNT: u64 = 4_000;
+/// Between two looks at the processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct LiveMeasurements {
+    /// Engine seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
+    pub(super) counted_ttft_seconds: Vec<f64>,
+    /// The same of all steps, summed.
+    pub(super) ttft_seconds_sum: f64,
+    pub(super) steps: usize,
+    /// What went wrong.
+    pub(super) errors: Vec<String>,
+    is_draining: bool,
+}
+
+#[derive(Clone)]
+pub(super) struct LiveReplay {
+    trace: Arc<Trace>,
+    load: usize,
+    /// Seconds that an engine's second takes.
+    slowdown: f64,
+    proxy: SocketAddr,
+    client: AgentClient,
+    next_session: Arc<AtomicUsize>,
+    measurements: Arc<Mutex<LiveMeasurements>>,
+    /// Steps that are over, here and in other runs.
+    finished_steps: Arc<AtomicUsize>,
+}
+
+impl LiveReplay {
+    pub(super) fn new(
+        trace: Arc<Trace>,
+        (load, slowdown): (usize, f64),
+        (proxy, finished_steps): (SocketAddr, Arc<AtomicUsize>),
+    ) -> Self {
+        Self {
+            trace,
+            load,
+            slowdown,
+            proxy,
+            client: AgentClient::new(),
+            next_session: Arc::default(),
+            measurements: Arc::default(),
+            finished_steps,
+        }
+    }
+
+    pub(super) fn measurements(&self) -> LiveMeasurements {
+        self.measurements.lock().clone()
+    }
+
+    /// All sessions, so many at once. Ends early where a process of the cluster does.
+    pub(super) async fn replay(&self, cluster: &mut LocalCluster) -> Result<(), LocalClusterError> {
+        let mut places = JoinSet::new();
+        (0..self.load).for_each(|place| _ = places.spawn(self.clone().run_sessions(place)));
+        let mut look = tokio::time::interval(POLL_INTERVAL);
+        loop {
+            tokio::select! {
+                over = places.join_next() => if over.is_none() { return Ok(()) },
+                _ = look.tick() => {}
+            }
+            if let Some(error) = cluster.exited_child() {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn pause(&self, engine_seconds: f64) {
+        tokio::time::sleep(Duration::from_secs_f64(self.slowdown * engine_seconds)).await;
+    }
+
+    /// One session after the other, until there is no next one.
+    async fn run_sessions(self, place: usize) {
+        self.pause(SESSION_START_INTERVAL * place as f64).await;
+        loop {
+            let number = self.next_session.fetch_add(1, Ordering::Relaxed);
+            let Some(session) = self.trace.sessions.get(number) else {
+                self.measurements.lock().is_draining = true;
+                return;
+            };
+            self.run_session(number, session).await;
+            self.pause(NEXT_SESSION_DELAY).await;
+        }
+    }
+
+    async fn run_session(&self, number: usize, session: &TraceSession) {
+        let over: Vec<_> = session.steps.iter().map(|_| watch::Sender::new(false)).collect();
+        let steps = session.steps.iter().zip(0..).map(|(step, index)| {
+            let over = &over;
+            async move {
+                for before in &step.after {
+                    // Its sender lives as long as this.
+                    let _ = over[*before].subscribe().wait_for(|over| *over).await;
+                }
+                if !step.after.is_empty() {
+                    self.pause(step.pause.0 as f64 / 1e6).await;
+                }
+                self.send_step((number, session), index).await;
+                over[index].send_replace(true);
+            }
+        });
+        join_all(steps).await;
+    }
+
+    async fn send_step(&self, (number, session): (usize, &TraceSession), index: usize) {
+        let body = self.completion_body((number, session), index);
+        let name = format!("closed-loop-{number}-{}", session.steps[index].agent);
+        let answer = self.client.send(self.proxy, "/v1/completions", (&name, &body)).await;
+        self.finished_steps.fetch_add(1, Ordering::Relaxed);
+        let mut seen = self.measurements.lock();
+        seen.steps += 1;
+        match answer {
+            Ok(answer) => {
+                let first_token = answer.measurement.first_token.as_secs_f64() / self.slowdown;
+                seen.ttft_seconds_sum += first_token;
+                if !seen.is_draining {
+                    seen.counted_ttft_seconds.push(first_token);
+                }
+            }
+            Err(error) => seen.errors.push(format!("session {number} step {index}: {error}")),
+        }
+    }
+
+    /// Blocks are equal where the trace's are: a run has the same tokens wherever it is.
+    fn completion_body(&self, (number, session): (usize, &TraceSession), index: usize) -> Value {
+        let step = &session.steps[index];
+        let mut prompt = Vec::with_capacity(step.prompt.0 as usize);
+        for run in step.path.iter() {
+            words(u64::from(run.0), self.trace.runs.tokens(*run).0, &mut prompt);
+        }
+        let own = 1 << 63 | (number as u64) << 24 | index as u64;
+        words(own, step.prompt.0 - prompt.len() as u64, &mut prompt);
+        json!({
+            "model": "tiny", "prompt": prompt, "max_tokens": step.answer.0, "ignore_eos": true,
+            "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
+        })
+    }
+}
+
+/// So many tokens that only this seed gives.
+fn words(seed: u64, tokens: u64, into: &mut Vec<u32>) {
+    let mut chance = SeededRng::new(seed);
+    into.extend((0..tokens).map(|_| FIRST_WORD_ID + chance.below(WORD_COUNT) as u32));
+}

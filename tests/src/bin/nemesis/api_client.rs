@@ -1,0 +1,262 @@
+//! The operators' API as this program uses it: every request it sends and how it reads the answers.
+
+mod json;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, IF_MATCH};
+use http::{Method, Request, StatusCode};
+use http_body_util::Full;
+use serde::de::DeserializeOwned;
+use vocabulary::{Epoch, Owner, SessionId};
+
+use crate::NemesisError;
+use crate::history::{LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::http::{HttpFailure, HttpReply, KeepAliveConnection};
+use json::{LeasesJson, MembersJson, SessionReplyJson, SessionsJson, StateHashJson, WriteReplyJson};
+pub(crate) use json::{MemberJson, MemberRoleJson, MembershipChange, NodeStatusJson};
+
+/// Longest time for what is not part of the load.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(12);
+const BASE: &str = "/ownerserve/v1";
+
+/// Where all nodes are reached, for operators and for clients.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeAddresses {
+    addresses: Arc<BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>>,
+}
+
+impl NodeAddresses {
+    /// Operators' and clients' addresses by seat.
+    pub(crate) fn new(addresses: BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>) -> NodeAddresses {
+        NodeAddresses { addresses: Arc::new(addresses) }
+    }
+
+    /// All seats, taken or not.
+    pub(crate) fn seats(&self) -> Vec<MemberSlot> {
+        self.addresses.keys().copied().collect()
+    }
+
+    /// Where operators reach a node.
+    pub(crate) fn operator(&self, seat: MemberSlot) -> SocketAddr {
+        self.addresses[&seat].0
+    }
+
+    /// Where clients of the models reach a node.
+    pub(crate) fn proxy(&self, seat: MemberSlot) -> SocketAddr {
+        self.addresses[&seat].1
+    }
+
+    /// Connections of one client.
+    pub(crate) fn client(&self) -> ApiClient {
+        ApiClient { addresses: self.clone(), connections: HashMap::new() }
+    }
+
+    /// What a node says of itself.
+    pub(crate) async fn status(&self, seat: MemberSlot) -> Result<NodeStatusJson, NemesisError> {
+        // Whoever is stopped in its tracks takes connections and answers nothing.
+        self.get(seat, "/cluster", Duration::from_secs(2)).await
+    }
+
+    /// A node's applied index, and the digest of its state there.
+    pub(crate) async fn state_hash(&self, seat: MemberSlot) -> Result<(u64, String), NemesisError> {
+        let StateHashJson { revision, hash } = self.get(seat, "/cluster/hash", REQUEST_TIMEOUT).await?;
+        Ok((revision, hash))
+    }
+
+    /// The members, as a node knows them.
+    pub(crate) async fn members(&self, seat: MemberSlot) -> Result<Vec<MemberJson>, NemesisError> {
+        let MembersJson { members } = self.get(seat, "/cluster/members", REQUEST_TIMEOUT).await?;
+        Ok(members)
+    }
+
+    /// Asks for a change of the membership.
+    pub(crate) async fn change(&self, seat: MemberSlot, change: &MembershipChange) -> Result<(), NemesisError> {
+        let (method, path, body) = change.request();
+        self.send(seat, (method, &path, body)).await.map(drop)
+    }
+
+    /// Raises the cluster's feature level.
+    pub(crate) async fn raise_level(&self, seat: MemberSlot, level: u32) -> Result<(), NemesisError> {
+        self.send(seat, (Method::PUT, "/cluster/level", serde_json::json!({ "level": level }))).await.map(drop)
+    }
+
+    /// A snapshot of a node's ledger, as it lies on its disk.
+    pub(crate) async fn snapshot(&self, seat: MemberSlot) -> Result<Bytes, NemesisError> {
+        let path = "/cluster/snapshot";
+        let reply = self.client().raw(seat, (Method::GET, path), None, REQUEST_TIMEOUT).await;
+        self.expect_success(seat, path, reply).map(|reply| reply.body)
+    }
+
+    /// Lets a node write a snapshot of its ledger to its disk.
+    pub(crate) async fn write_snapshot(&self, seat: MemberSlot) -> Result<(), NemesisError> {
+        self.send(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
+    }
+
+    /// Workers' leases, as a node has them.
+    pub(crate) async fn leases(&self, seat: MemberSlot) -> Result<Vec<LeaseSighting>, NemesisError> {
+        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
+        Ok(leases.sightings())
+    }
+
+    /// The present lives of all workers that hold a lease.
+    pub(crate) async fn live_owners(&self, seat: MemberSlot) -> Result<Vec<Owner>, NemesisError> {
+        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
+        Ok(leases.live_owners())
+    }
+
+    /// The session that a client of a model calls `key`.
+    pub(crate) async fn session_of(&self, seat: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
+        let path = format!("/sessions?key={key}&model=tiny&consistency=linearizable");
+        let SessionsJson { sessions } = self.get(seat, &path, REQUEST_TIMEOUT).await?;
+        Ok(sessions.first().filter(|session| session.owner.is_some()).map(|session| session.id))
+    }
+
+    async fn get<T: DeserializeOwned>(
+        &self,
+        seat: MemberSlot,
+        path: &str,
+        within: Duration,
+    ) -> Result<T, NemesisError> {
+        let reply = self.client().raw(seat, (Method::GET, path), None, within).await;
+        let reply = self.expect_success(seat, path, reply)?;
+        let odd = |error| NemesisError::Answer { who: format!("{path} of node {}", seat.0), got: format!("{error}") };
+        serde_json::from_slice(&reply.body).map_err(odd)
+    }
+
+    async fn send(
+        &self,
+        seat: MemberSlot,
+        (method, path, body): (Method, &str, serde_json::Value),
+    ) -> Result<HttpReply, NemesisError> {
+        let reply = self.client().raw(seat, (method, path), Some((body, None)), REQUEST_TIMEOUT).await;
+        self.expect_success(seat, path, reply)
+    }
+
+    fn expect_success(
+        &self,
+        seat: MemberSlot,
+        path: &str,
+        reply: Result<HttpReply, HttpFailure>,
+    ) -> Result<HttpReply, NemesisError> {
+        let who = || format!("{path} of node {}", seat.0);
+        match reply {
+            Ok(reply) if reply.status.is_success() => Ok(reply),
+            Ok(reply) => {
+                let body = String::from_utf8_lossy(&reply.body).into_owned();
+                Err(NemesisError::Answer { who: who(), got: format!("{} {body}", reply.status) })
+            }
+            Err(silence) => Err(NemesisError::Answer { who: who(), got: silence.to_string() }),
+        }
+    }
+}
+
+/// One client's connections to all nodes.
+pub(crate) struct ApiClient {
+    addresses: NodeAddresses,
+    connections: HashMap<MemberSlot, KeepAliveConnection>,
+}
+
+impl ApiClient {
+    /// Asks about a session; the node's applied index comes with most answers.
+    pub(crate) async fn request(
+        &mut self,
+        seat: MemberSlot,
+        (subject, asked): (SessionId, OwnershipRequest),
+        within: Duration,
+    ) -> (OwnershipReply, Option<u64>) {
+        let session = format!("/sessions/{subject}");
+        let reply = match asked {
+            OwnershipRequest::Read => {
+                self.raw(seat, (Method::GET, &format!("{session}?consistency=linearizable")), None, within).await
+            }
+            OwnershipRequest::Claim(owner) => {
+                let body = serde_json::json!({ "owner": json::target(owner) });
+                self.raw(seat, (Method::POST, &format!("{session}/claim")), Some((body, None)), within).await
+            }
+            OwnershipRequest::Release { seen, .. } => {
+                let body = (serde_json::json!({}), Some(seen));
+                self.raw(seat, (Method::POST, &format!("{session}/release")), Some(body), within).await
+            }
+            OwnershipRequest::Migrate { to, seen } => {
+                let body = (serde_json::json!({ "to": json::target(to), "blocks": "there" }), Some(seen));
+                self.raw(seat, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
+            }
+        };
+        match reply {
+            Ok(reply) => (read_reply(asked, &reply), revision(&reply)),
+            Err(HttpFailure::NotSent(_)) => (OwnershipReply::Unavailable, None),
+            Err(HttpFailure::Lost(_)) => (OwnershipReply::Unknown, None),
+        }
+    }
+
+    /// A linearizable read that must succeed.
+    pub(crate) async fn read_owner(
+        &mut self,
+        seat: MemberSlot,
+        subject: SessionId,
+    ) -> Result<SessionHolder, NemesisError> {
+        match self.request(seat, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
+            OwnershipReply::Found(holding) => Ok(holding),
+            other => {
+                let got = format!("{other:?} to a linearizable read of {subject}");
+                Err(NemesisError::Answer { who: format!("node {}", seat.0), got })
+            }
+        }
+    }
+
+    async fn raw(
+        &mut self,
+        seat: MemberSlot,
+        (method, path): (Method, &str),
+        body: Option<(serde_json::Value, Option<Epoch>)>,
+        within: Duration,
+    ) -> Result<HttpReply, HttpFailure> {
+        let address = self.addresses.operator(seat);
+        let mut request =
+            Request::builder().method(method).uri(format!("{BASE}{path}")).header(HOST, address.to_string());
+        let mut bytes = Bytes::new();
+        if let Some((body, fence)) = body {
+            request = request.header(CONTENT_TYPE, "application/json");
+            if let Some(seen) = fence {
+                request = request.header(IF_MATCH, format!("\"{seen}\""));
+            }
+            bytes = body.to_string().into();
+        }
+        let request = request.body(Full::new(bytes)).map_err(|error| HttpFailure::NotSent(error.to_string()))?;
+        self.connections.entry(seat).or_insert_with(|| KeepAliveConnection::new(address)).request(request, within).await
+    }
+}
+
+/// What an answer means for the one who asked.
+fn read_reply(asked: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
+    match reply.status {
+        StatusCode::OK => parse_reply(asked, &reply.body).unwrap_or(OwnershipReply::Unknown),
+        // Nothing was sent to the ledger.
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => OwnershipReply::Unavailable,
+        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => OwnershipReply::Refused,
+        _ => OwnershipReply::Unknown,
+    }
+}
+
+fn parse_reply(asked: OwnershipRequest, body: &[u8]) -> Option<OwnershipReply> {
+    match asked {
+        OwnershipRequest::Read => {
+            let SessionReplyJson { session } = serde_json::from_slice(body).ok()?;
+            Some(OwnershipReply::Found(session.session_holder()))
+        }
+        OwnershipRequest::Claim(_) | OwnershipRequest::Migrate { .. } => {
+            let WriteReplyJson { epoch } = serde_json::from_slice(body).ok()?;
+            epoch.map(OwnershipReply::Granted)
+        }
+        OwnershipRequest::Release { .. } => Some(OwnershipReply::Released),
+    }
+}
+
+fn revision(reply: &HttpReply) -> Option<u64> {
+    reply.headers.get("ownerserve-revision")?.to_str().ok()?.parse().ok()
+}

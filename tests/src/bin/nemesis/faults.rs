@@ -1,0 +1,262 @@
+//! The nemeses. Each strikes, holds, and takes everything back; what recovers by itself is left to recover.
+
+mod backups;
+mod clocks;
+mod combined;
+mod disks;
+mod failing_disks;
+mod leases;
+mod links;
+mod membership;
+mod processes;
+mod routers;
+mod shortages;
+mod versions;
+
+pub(crate) use processes::MAX_PAUSE;
+
+use crate::NemesisError;
+use crate::check::GuaranteeViolation;
+use crate::history::RunInstant;
+use crate::testbed::{RunLength, Testbed};
+
+/// Why clocks and fdatasync are as they are.
+const NO_SYSCALL_FAULTS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
+
+/// What a nemesis did.
+#[derive(Clone, Debug)]
+pub(crate) struct FaultRecord {
+    /// Faults that were injected.
+    pub(crate) faults: u32,
+    /// When the first began.
+    pub(crate) began: RunInstant,
+    /// When the last was taken back.
+    pub(crate) healed: RunInstant,
+    /// When the leader was lost, if it was.
+    pub(crate) leader_lost: Vec<RunInstant>,
+    /// What did not hold, beside what is checked after every nemesis.
+    pub(crate) broken: Vec<GuaranteeViolation>,
+    /// Worth a line in the table.
+    pub(crate) note: String,
+}
+
+impl FaultRecord {
+    /// Begins now.
+    fn begin(arena: &Testbed) -> FaultRecord {
+        let now = arena.history.now();
+        FaultRecord {
+            faults: 0,
+            began: now,
+            healed: now,
+            leader_lost: Vec::new(),
+            broken: Vec::new(),
+            note: String::new(),
+        }
+    }
+
+    /// Counts a fault.
+    fn count_fault(&mut self) {
+        self.faults += 1;
+    }
+
+    /// Counts a fault that takes the leader away.
+    fn count_leader_loss(&mut self, arena: &Testbed) {
+        self.faults += 1;
+        self.leader_lost.push(arena.history.now());
+    }
+
+    /// Does nothing, for this reason.
+    fn not_run(mut self, why: &str) -> FaultRecord {
+        self.note = why.to_owned();
+        self
+    }
+
+    /// Ends now.
+    fn end(mut self, arena: &Testbed) -> FaultRecord {
+        self.healed = arena.history.now();
+        self
+    }
+}
+
+/// A way to go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Nemesis {
+    /// Older and newer binaries.
+    MixedVersions,
+    /// The leader and all others do not hear each other.
+    SymmetricPartition,
+    /// One side hears, the other does not.
+    OneWayPartition,
+    /// Cut and mended, again and again.
+    FlappingPartition,
+    /// kill -9 of the leader.
+    KillLeader,
+    /// kill -9 of a voter that follows.
+    KillFollower,
+    /// kill -9 of a learner.
+    KillLearner,
+    /// SIGSTOP, SIGCONT.
+    Pause,
+    /// Late bytes.
+    SlowLinks,
+    /// Retransmissions and resets.
+    LossyLinks,
+    /// No room for the log, and room again.
+    FullDisk,
+    /// A log whose end is gone.
+    TornLog,
+    /// A log with one bit flipped.
+    FlippedLog,
+    /// kill -9 and start again while leases run, with a partition; and a worker that is really dead.
+    RestartInsideLease,
+    /// Every node is restarted in turn.
+    RollingRestart,
+    /// The lead is handed on.
+    LeaderTransfer,
+    /// Voters change while one of them cannot be reached.
+    MembershipUnderFault,
+    /// A router dies while it streams an answer.
+    RouterKilled,
+    /// Slow links, a killed follower and a stopped leader together.
+    ThreeAtOnce,
+    /// Of five voters two are cut off, the leader among them.
+    MinorityPartition,
+    /// kill -9 of two of five voters, the leader among them.
+    KillTwo,
+    /// Every fdatasync takes long.
+    SlowDisk,
+    /// Every fdatasync fails.
+    FailingDisk,
+    /// Wall and monotonic clocks jump.
+    ClockJumps,
+    /// Monotonic clocks run a fifth too fast, or too slow.
+    ClockDrift,
+    /// A log whose last bytes are gone.
+    CutTail,
+    /// A snapshot whose last bytes are gone.
+    CutSnapshot,
+    /// Saved under load, and restored as another cluster, twice.
+    Backup,
+    /// No descriptors, memory, room or threads for a while.
+    Shortages,
+}
+
+impl Nemesis {
+    /// All, in the order of a run.
+    pub(crate) const ALL: [Nemesis; 29] = [
+        Nemesis::MixedVersions,
+        Nemesis::SymmetricPartition,
+        Nemesis::OneWayPartition,
+        Nemesis::FlappingPartition,
+        Nemesis::KillLeader,
+        Nemesis::KillFollower,
+        Nemesis::KillLearner,
+        Nemesis::Pause,
+        Nemesis::SlowLinks,
+        Nemesis::LossyLinks,
+        Nemesis::FullDisk,
+        Nemesis::TornLog,
+        Nemesis::FlippedLog,
+        Nemesis::RestartInsideLease,
+        Nemesis::RollingRestart,
+        Nemesis::LeaderTransfer,
+        Nemesis::MembershipUnderFault,
+        Nemesis::RouterKilled,
+        Nemesis::ThreeAtOnce,
+        Nemesis::MinorityPartition,
+        Nemesis::KillTwo,
+        Nemesis::SlowDisk,
+        Nemesis::FailingDisk,
+        Nemesis::ClockJumps,
+        Nemesis::ClockDrift,
+        Nemesis::CutTail,
+        Nemesis::CutSnapshot,
+        Nemesis::Backup,
+        Nemesis::Shortages,
+    ];
+
+    /// Its name on the command line and in the table.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Nemesis::MixedVersions => "mixed-versions",
+            Nemesis::SymmetricPartition => "symmetric-partition",
+            Nemesis::OneWayPartition => "one-way-partition",
+            Nemesis::FlappingPartition => "flapping-partition",
+            Nemesis::KillLeader => "kill-leader",
+            Nemesis::KillFollower => "kill-follower",
+            Nemesis::KillLearner => "kill-learner",
+            Nemesis::Pause => "pause",
+            Nemesis::SlowLinks => "slow-links",
+            Nemesis::LossyLinks => "lossy-links",
+            Nemesis::FullDisk => "full-disk",
+            Nemesis::TornLog => "torn-log",
+            Nemesis::FlippedLog => "flipped-log",
+            Nemesis::RestartInsideLease => "restart-inside-lease",
+            Nemesis::RollingRestart => "rolling-restart",
+            Nemesis::LeaderTransfer => "leader-transfer",
+            Nemesis::MembershipUnderFault => "membership-under-fault",
+            Nemesis::RouterKilled => "router-killed",
+            Nemesis::ThreeAtOnce => "three-at-once",
+            Nemesis::MinorityPartition => "minority-partition",
+            Nemesis::KillTwo => "kill-two",
+            Nemesis::SlowDisk => "slow-disk",
+            Nemesis::FailingDisk => "failing-disk",
+            Nemesis::ClockJumps => "clock-jumps",
+            Nemesis::ClockDrift => "clock-drift",
+            Nemesis::CutTail => "cut-log-tail",
+            Nemesis::CutSnapshot => "cut-snapshot",
+            Nemesis::Backup => "backup-restore",
+            Nemesis::Shortages => "shortages",
+        }
+    }
+
+    /// Whether a run of this pace and so many voters has it, unless it is asked for by name.
+    pub(crate) fn applies_to(self, pace: RunLength, voters: u8) -> bool {
+        match self {
+            Nemesis::MinorityPartition | Nemesis::KillTwo => voters >= 5,
+            // A torn log is much the same.
+            Nemesis::CutTail => pace == RunLength::Long,
+            _ => true,
+        }
+    }
+
+    /// The one of that name.
+    pub(crate) fn of_name(name: &str) -> Option<Nemesis> {
+        Nemesis::ALL.into_iter().find(|nemesis| nemesis.name() == name)
+    }
+
+    /// Strikes.
+    pub(crate) async fn run(self, arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+        match self {
+            Nemesis::MixedVersions => versions::mixed_releases(arena).await,
+            Nemesis::SymmetricPartition => links::symmetric(arena).await,
+            Nemesis::OneWayPartition => links::one_way(arena).await,
+            Nemesis::FlappingPartition => links::flapping(arena).await,
+            Nemesis::KillLeader => processes::kill_leader(arena).await,
+            Nemesis::KillFollower => processes::kill_follower(arena).await,
+            Nemesis::KillLearner => processes::kill_learner(arena).await,
+            Nemesis::Pause => processes::pause(arena).await,
+            Nemesis::SlowLinks => links::slow(arena).await,
+            Nemesis::LossyLinks => links::lossy(arena).await,
+            Nemesis::FullDisk => disks::full(arena).await,
+            Nemesis::TornLog => disks::torn(arena).await,
+            Nemesis::FlippedLog => disks::flipped(arena).await,
+            Nemesis::RestartInsideLease => leases::restart_leader_within_lease(arena).await,
+            Nemesis::RollingRestart => processes::rolling_restart(arena).await,
+            Nemesis::LeaderTransfer => membership::transfer(arena).await,
+            Nemesis::MembershipUnderFault => membership::change_under_fault(arena).await,
+            Nemesis::RouterKilled => routers::kill_mid_stream(arena).await,
+            Nemesis::ThreeAtOnce => combined::three_faults(arena).await,
+            Nemesis::MinorityPartition => links::minority(arena).await,
+            Nemesis::KillTwo => processes::kill_two(arena).await,
+            Nemesis::SlowDisk => failing_disks::slow(arena).await,
+            Nemesis::FailingDisk => failing_disks::failing(arena).await,
+            Nemesis::ClockJumps => clocks::jumps(arena).await,
+            Nemesis::ClockDrift => clocks::drift(arena).await,
+            Nemesis::CutTail => disks::tail(arena).await,
+            Nemesis::CutSnapshot => disks::snapshot(arena).await,
+            Nemesis::Backup => backups::backup(arena).await,
+            Nemesis::Shortages => shortages::shortages(arena).await,
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Several at once.
+
+use std::time::Duration;
+
+use super::FaultRecord;
+use super::links::links;
+use super::processes::kill;
+use crate::NemesisError;
+use crate::test_network::LinkCondition;
+use crate::testbed::Testbed;
+
+const STOP_DURATION: Duration = Duration::from_secs(4);
+
+/// Slow links, a killed follower, and a stopped leader: of three voters, one moves.
+pub(super) async fn three_faults(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let (leader, follower) = (arena.leader().await?, arena.follower().await?);
+    let slow = LinkCondition::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
+    let mut strike = FaultRecord::begin(arena);
+    strike.count_fault();
+    for (from, to) in links(arena) {
+        arena.network.set_condition(from, to, slow);
+    }
+    strike.count_fault();
+    kill(arena, follower).await?;
+    // Without a quorum nobody can take over: this is no fail-over to be measured.
+    strike.count_fault();
+    arena.cluster.running(leader)?.pause().await?;
+    arena.hold_fault(STOP_DURATION).await;
+    arena.cluster.restart(follower).await?;
+    arena.cluster.running(leader)?.resume().await?;
+    for (from, to) in links(arena) {
+        arena.network.set_condition(from, to, LinkCondition::Healthy);
+    }
+    Ok(strike.end(arena))
+}

@@ -1,0 +1,107 @@
+//! Disks that are slow, or fail, under running nodes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{FaultRecord, NO_SYSCALL_FAULTS};
+use crate::NemesisError;
+use crate::check::GuaranteeViolation;
+use crate::history::{MemberSlot, RunInstant};
+use crate::test_network::{SyscallFault, SyscallFaults};
+use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::throughput::longest_silence;
+use crate::trial::MAX_FAIL_OVER;
+
+const FAULT_DURATION: Duration = Duration::from_millis(2200);
+/// What an fdatasync takes: of a busy disk, and of one that is about to die.
+const FDATASYNC_DELAYS: [Duration; 2] = [Duration::from_millis(120), Duration::from_millis(600)];
+/// Longest time without an acknowledged write while one disk of several is slow: no election takes so little.
+const MAX_SLOW_SILENCE: Duration = Duration::from_millis(1400);
+/// So much longer than that the fault lasts.
+const EXTRA_DURATION: Duration = Duration::from_millis(600);
+/// EIO, as the kernel says it once for every file.
+const EIO: i64 = 5;
+
+/// A follower's disk is slow, then the leader's. Whoever has a quorum of quick disks goes on.
+pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let mut strike = FaultRecord::begin(arena);
+    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
+    let mut syncs = 0;
+    for seat in [arena.follower().await?, arena.leader().await?] {
+        let delay = *arena.rng.pick(&FDATASYNC_DELAYS).unwrap_or(&FDATASYNC_DELAYS[0]);
+        strike.count_fault();
+        let from = arena.history.now();
+        levers.set(seat, SyscallFault::SyncDelay, i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))?;
+        arena.hold_fault(FAULT_DURATION).await;
+        syncs += levers.counts(seat)?.delayed;
+        levers.set(seat, SyscallFault::SyncDelay, 0)?;
+        check_progress(arena, &mut strike, (from, MAX_SLOW_SILENCE));
+    }
+    strike.broken.extend(GuaranteeViolation::unless_observed("a slow disk", syncs));
+    strike.note = format!("{syncs} syncs were late");
+    Ok(strike.end(arena))
+}
+
+/// Every fdatasync of a follower fails, then every one of the leader. Each says so, vouches for nothing any more, and
+/// comes back with all that it had acknowledged once it is started again.
+pub(super) async fn failing(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    let mut strike = FaultRecord::begin(arena);
+    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
+    let follower = arena.follower().await?;
+    strike.count_fault();
+    let mut did = vec![fail_disk(arena, &mut strike, (&levers, follower, MAX_SLOW_SILENCE)).await?];
+    let now = arena.history.now();
+    arena.await_recovery(now).await?;
+    let leader = arena.leader().await?;
+    strike.count_leader_loss(arena);
+    did.push(fail_disk(arena, &mut strike, (&levers, leader, MAX_FAIL_OVER)).await?);
+    strike.note = format!("follower: {}; leader: {}", did[0], did[1]);
+    Ok(strike.end(arena))
+}
+
+async fn fail_disk(
+    arena: &mut Testbed,
+    strike: &mut FaultRecord,
+    (levers, seat, longest): (&SyscallFaults, MemberSlot, Duration),
+) -> Result<String, NemesisError> {
+    let began = arena.history.now();
+    let before = arena.cluster.log_text(seat).len();
+    levers.set(seat, SyscallFault::SyncError, EIO)?;
+    let deadline = Instant::now() + OPERATOR_TIMEOUT;
+    while levers.counts(seat)?.failed == 0 {
+        if Instant::now() > deadline {
+            return Err(NemesisError::Late { what: format!("an fdatasync of node {}", seat.0) });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    arena.hold_fault(longest + EXTRA_DURATION).await;
+    check_progress(arena, strike, (began, longest));
+    let failed = levers.counts(seat)?.failed;
+    let mut running = arena.cluster.take(seat)?;
+    let end = match running.exit_status() {
+        Some(status) => format!("ended ({status})"),
+        None => format!("served on, ended when asked ({})", running.terminate().await?),
+    };
+    let said = arena.cluster.log_text(seat).split_off(before);
+    if !(said.contains("os error 5") && said.contains("start the node again")) {
+        let detail = format!("node {} {end}, and said neither the cause nor what to do: {said}", seat.0);
+        strike.broken.push(GuaranteeViolation {
+            guarantee: "a failed disk stops the ledger of its node, which says so",
+            detail,
+        });
+    }
+    // It takes its levers up anew.
+    arena.cluster.restart(seat).await?;
+    Ok(format!("{failed} syncs failed, {end}"))
+}
+
+/// Somebody's writes were acknowledged at least so often.
+fn check_progress(arena: &Testbed, strike: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
+    let now = arena.history.now();
+    let silence = arena.history.read(|kept| longest_silence(&kept.operations, (from, now)));
+    if silence > longest.as_secs_f64() {
+        let detail = format!("{silence:.2} s without an acknowledged write, {longest:?} allowed");
+        strike.broken.push(GuaranteeViolation { guarantee: "the disk of one voter stops nobody else", detail });
+    }
+}

@@ -1,0 +1,131 @@
+//! Where nodes live: a network namespace for each, joined through this program's own; or loopback where none can be made.
+//!
+//! Every node has a *shadow* address on this side. Other nodes know it by that one, so that all traffic between two
+//! nodes goes through the relay, and a rule for (node, shadow) drops one direction of one link and nothing else.
+
+mod caller_pids;
+mod disk;
+mod network_isolation;
+mod relay;
+mod syscall_faults;
+mod veth;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+pub(crate) use disk::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, mount_small, newest_chunk};
+pub(crate) use network_isolation::{NetworkIsolation, enter_namespaces};
+pub(crate) use relay::LinkCondition;
+pub(crate) use syscall_faults::{SyscallFault, SyscallFaults};
+
+use crate::NemesisError;
+use crate::history::MemberSlot;
+use relay::TcpRelay;
+
+/// Nodes that a run may have at once.
+pub(crate) const MAX_SLOTS: u8 = 9;
+
+/// The network under the nodes.
+pub(crate) struct TestNetwork {
+    isolation: NetworkIsolation,
+    relay: Arc<TcpRelay>,
+    ports: Vec<u16>,
+}
+
+impl TestNetwork {
+    /// Lays the wires and opens the relay for every seat.
+    pub(crate) async fn create() -> Result<TestNetwork, NemesisError> {
+        let stage = NetworkIsolation::current();
+        if stage == NetworkIsolation::Namespaces {
+            veth::create_all(MAX_SLOTS).await?;
+        }
+        let relay = TcpRelay::new(stage);
+        let mut ports = Vec::new();
+        for seat in (1..=MAX_SLOTS).map(MemberSlot) {
+            ports.push(relay.open(seat, relay_ip(stage, seat), own_ip(stage, seat)).await?);
+        }
+        Ok(TestNetwork { isolation: stage, relay, ports })
+    }
+
+    /// Where this run takes place.
+    pub(crate) fn isolation(&self) -> NetworkIsolation {
+        self.isolation
+    }
+
+    /// The address of a node inside its own namespace.
+    pub(crate) fn own_address(&self, seat: MemberSlot) -> IpAddr {
+        own_ip(self.isolation, seat)
+    }
+
+    /// The address of this program, as nodes see it; workers listen there.
+    pub(crate) fn host_address(&self) -> IpAddr {
+        match self.isolation {
+            NetworkIsolation::Namespaces => veth::HOST_ADDRESS,
+            NetworkIsolation::Loopback => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+
+    /// Where other nodes reach a node: through the relay. A node listens for them on the same port at home.
+    pub(crate) fn relay_address(&self, seat: MemberSlot) -> SocketAddr {
+        SocketAddr::new(relay_ip(self.isolation, seat), self.ports[usize::from(seat.0) - 1])
+    }
+
+    /// What a program that is to run in a node's place is started with.
+    pub(crate) fn launcher(&self, seat: MemberSlot) -> Vec<String> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => ["ip", "netns", "exec", &veth::namespace(seat)].map(str::to_owned).to_vec(),
+            NetworkIsolation::Loopback => Vec::new(),
+        }
+    }
+
+    /// Tells the relay whose connections come from this process; without namespaces it cannot tell by address.
+    pub(crate) fn register_process(&self, seat: MemberSlot, pid: u32) {
+        self.relay.register_process(seat, pid);
+    }
+
+    /// Drops everything that `from` sends to `to`, until [`TestNetwork::restore`].
+    pub(crate) async fn sever(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => veth::sever(from, relay_ip(self.isolation, to)).await,
+            NetworkIsolation::Loopback => {
+                self.relay.set_condition(from, to, LinkCondition::Stalled);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends what [`TestNetwork::sever`] began.
+    pub(crate) async fn restore(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
+        match self.isolation {
+            NetworkIsolation::Namespaces => veth::restore(from, relay_ip(self.isolation, to)).await,
+            NetworkIsolation::Loopback => {
+                self.relay.set_condition(from, to, LinkCondition::Healthy);
+                Ok(())
+            }
+        }
+    }
+
+    /// Changes how the relay treats what `from` sends to `to`.
+    pub(crate) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
+        self.relay.set_condition(from, to, weather);
+    }
+
+    /// Bytes that the relay carried, and connections that it cut for the sake of a nemesis.
+    pub(crate) fn relay_counts(&self) -> (u64, u64) {
+        self.relay.counts()
+    }
+}
+
+fn own_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
+    match stage {
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 77, seat.0, 2).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 77, seat.0, 1).into(),
+    }
+}
+
+fn relay_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
+    match stage {
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 78, seat.0, 1).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 78, seat.0, 1).into(),
+    }
+}

@@ -1,0 +1,95 @@
+//! Where the blocks are that an engine names, by name: in parts, so that the growing of one is short and its memory is the
+//! next one's.
+
+use crate::bucket_table::{BucketTable, gather, random, spread};
+use crate::event::EngineHash;
+
+/// Bits that number the parts.
+const PARTITION_BITS: u32 = 8;
+
+pub(super) struct EngineHashTable {
+    parts: Box<[BucketTable<PARTITION_BITS>]>,
+    len: usize,
+    /// Drawn anew for each table, so that nobody can choose names that lie side by side, and so that a table which takes
+    /// another one's names in their order does not fill itself from one end.
+    salt: u64,
+}
+
+impl Default for EngineHashTable {
+    fn default() -> Self {
+        let parts = std::iter::repeat_with(BucketTable::default).take(1 << PARTITION_BITS).collect();
+        Self { parts, len: 0, salt: random() }
+    }
+}
+
+impl EngineHashTable {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn partition(&self, name: EngineHash) -> (usize, u64) {
+        let hash = spread(name.0 ^ self.salt);
+        ((hash >> (u64::BITS - PARTITION_BITS)) as usize, hash)
+    }
+
+    pub(super) fn get(&self, name: EngineHash) -> Option<u32> {
+        let (part, hash) = self.partition(name);
+        self.parts[part].get(hash)
+    }
+
+    /// See [`BucketTable::warm_cpu_cache`].
+    pub(super) fn warm_cpu_cache(&self, name: EngineHash) -> u32 {
+        let (part, hash) = self.partition(name);
+        self.parts[part].warm_cpu_cache(hash)
+    }
+
+    /// Adds a name that is not there yet.
+    pub(super) fn insert(&mut self, name: EngineHash, at: u32) {
+        let (part, hash) = self.partition(name);
+        self.parts[part].insert(hash, at);
+        self.len += 1;
+    }
+
+    pub(super) fn remove(&mut self, name: EngineHash) {
+        let (part, hash) = self.partition(name);
+        self.parts[part].remove(hash);
+        self.len -= 1;
+    }
+
+    /// Blocks are where these numbers say now.
+    pub(super) fn renumber(&mut self, numbers: &[u32]) {
+        self.parts.iter_mut().for_each(|part| part.renumber(numbers));
+    }
+
+    /// Names, and where their blocks are.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (EngineHash, u32)> {
+        let name = |(hash, at): (u64, u32)| (EngineHash(gather(hash) ^ self.salt), at);
+        self.parts.iter().flat_map(BucketTable::entries).map(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engine_hashes_are_found_listed_and_placed_differently_per_table() {
+        let (mut names, mut others) = (EngineHashTable::default(), EngineHashTable::default());
+        let all: Vec<EngineHash> = (0..5000).map(|n| EngineHash(n << 50 | n)).collect();
+        for (at, name) in (0..).zip(&all) {
+            names.insert(*name, at);
+            others.insert(*name, at);
+        }
+        assert!((0..).zip(&all).all(|(at, name)| names.get(*name) == Some(at)));
+        let told = |names: &EngineHashTable| names.entries().collect::<Vec<_>>();
+        let (mut one, mut other) = (told(&names), told(&others));
+        assert_ne!(one, other);
+        one.sort_unstable();
+        other.sort_unstable();
+        let mut expected: Vec<_> = all.iter().copied().zip(0..).collect();
+        expected.sort_unstable();
+        assert_eq!((&one, &other), (&expected, &expected));
+        all.iter().for_each(|name| names.remove(*name));
+        assert_eq!((names.len(), names.entries().count()), (0, 0));
+    }
+}

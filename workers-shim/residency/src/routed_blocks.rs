@@ -1,0 +1,93 @@
+//! A guess at what a worker without events holds: what was routed there lately, least recently used first to go.
+//!
+//! Always [`vocabulary::KvIndexState::Fallback`]; never mixed with what events say.
+
+use std::collections::VecDeque;
+
+use smart_default::SmartDefault;
+use vocabulary::{BlockHash, Micros, PrefixChain, Tier};
+
+use crate::fold_hash::FoldHashMap;
+use crate::index::ResidencyChange;
+
+/// How much and how long is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
+pub struct RoutedBlockLimits {
+    /// Chain blocks: about what the worker's cache can hold.
+    #[default(1 << 16)]
+    pub blocks: usize,
+    /// Since the last use.
+    #[default(Micros(600_000_000))]
+    pub age: Micros,
+}
+
+struct BlockTouch {
+    hash: BlockHash,
+    stamp: u64,
+    at: Micros,
+}
+
+/// What was routed to one rank of one worker.
+pub struct RoutedBlocks {
+    limits: RoutedBlockLimits,
+    stamps: FoldHashMap<BlockHash, u64>,
+    /// Oldest touch first; only a block's newest counts.
+    touches: VecDeque<BlockTouch>,
+    stamp: u64,
+}
+
+impl RoutedBlocks {
+    /// Nothing was routed yet.
+    pub fn new(limits: RoutedBlockLimits) -> Self {
+        Self { limits, stamps: FoldHashMap::default(), touches: VecDeque::new(), stamp: 0 }
+    }
+
+    /// The worker's cache has room for so many chain blocks.
+    pub fn set_limit(&mut self, blocks: usize) {
+        self.limits.blocks = blocks;
+    }
+
+    /// Prompts of one step were served there. `now` must not go backwards.
+    pub fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<ResidencyChange>) {
+        // Deepest first, so that leaves are older than what they hang on and go before it.
+        let kept = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
+        for hash in kept.map(|id| id.block_hash()) {
+            self.stamp += 1;
+            self.touches.push_back(BlockTouch { hash, stamp: self.stamp, at: now });
+            if self.stamps.insert(hash, self.stamp).is_none() {
+                out.push(ResidencyChange::Added(hash, Tier::Hbm));
+            }
+        }
+        self.expire(now, out);
+    }
+
+    /// Forgets what is too old or too much.
+    pub fn expire(&mut self, now: Micros, out: &mut Vec<ResidencyChange>) {
+        while let Some(touch) = self.touches.front() {
+            let newest = self.stamps.get(&touch.hash) == Some(&touch.stamp);
+            let goes = self.stamps.len() > self.limits.blocks || now - touch.at > self.limits.age;
+            if newest && !goes {
+                break;
+            }
+            if newest {
+                self.stamps.remove(&touch.hash);
+                out.push(ResidencyChange::Removed(touch.hash, Tier::Hbm));
+            }
+            self.touches.pop_front();
+        }
+        // One old block can keep many outdated touches behind it.
+        if self.touches.len() > 2 * self.stamps.len() + 1024 {
+            let stamps = &self.stamps;
+            self.touches.retain(|touch| stamps.get(&touch.hash) == Some(&touch.stamp));
+        }
+    }
+
+    /// Forgets everything: the worker restarted.
+    pub fn clear(&mut self, out: &mut Vec<ResidencyChange>) {
+        self.touches.clear();
+        out.extend(self.stamps.drain().map(|(hash, _)| ResidencyChange::Removed(hash, Tier::Hbm)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

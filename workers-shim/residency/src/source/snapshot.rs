@@ -1,0 +1,44 @@
+//! A source as another router knew it: what of it is written down, and how it is put together again.
+
+use std::collections::hash_map::Iter;
+
+use super::{SourceBlocks, SourceRules};
+use crate::block_tree::{BlocksByEnd, PlacedBlock};
+use crate::event::EngineHash;
+use crate::index::ResidencyChange;
+use crate::orphans::Orphan;
+
+impl SourceBlocks {
+    pub(crate) fn rules(&self) -> &SourceRules {
+        &self.rules
+    }
+
+    /// Blocks whose place is known.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, PlacedBlock)> {
+        self.blocks.placed()
+    }
+
+    /// Blocks that wait for a parent or for tokens.
+    pub(crate) fn orphan_entries(&self) -> Iter<'_, EngineHash, Orphan> {
+        self.orphans.iter()
+    }
+
+    /// Takes over a block; false when there is one of this name already. In any order.
+    pub(crate) fn adopt_placed(
+        &mut self,
+        (name, block): (EngineHash, PlacedBlock),
+        ends: &mut BlocksByEnd,
+        out: &mut Vec<ResidencyChange>,
+    ) -> bool {
+        self.blocks.adopt(name, block, ends, out)
+    }
+
+    /// Takes over a block that waits; false when there is one of this name already.
+    pub(crate) fn adopt_orphan(&mut self, name: EngineHash, orphan: Orphan) -> bool {
+        if self.blocks.find(name).is_some() || self.orphans.get_mut(name).is_some() {
+            return false;
+        }
+        self.orphans.insert(name, orphan);
+        true
+    }
+}

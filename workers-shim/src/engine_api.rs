@@ -1,0 +1,28 @@
+//! Engines' dialects: bodies of a plan's legs made from the client's bytes, and engines' answers read.
+//!
+//! Pure. A client's body is never re-serialised: it is scanned once, strictly, and only the fields that a leg needs
+//! are spliced; everything else reaches the engine byte for byte. Transfer parameters are handed over whole, once, and
+//! never come from a client.
+
+mod answer;
+pub mod items;
+mod json;
+mod kv;
+mod replay_verifier;
+mod replication;
+mod request;
+mod reverse_pull;
+mod splice;
+mod sse;
+mod token_transcript;
+
+pub use answer::{AnswerError, EngineResponse, HandoffParams, TokenUsage, usage_at_end};
+pub use json::JsonError;
+pub use kv::{ConnectorUnavailable, KvConnector, KvTransfer, LegOrder, ReturnsKv, TransferEndpoint, TransferHandshake};
+pub use replay_verifier::{AnswerDeterminism, ReplayVerifier};
+pub use replication::{PATH as REPLICATE_PATH, ReplicationRequest, source_leg, target_leg};
+pub use request::{AnswerContinuation, Api, LegOptions, RequestBody, StrippedFields, TokenIdsMode, UsageEventMode};
+pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
+pub use splice::{JsonFields, JsonSplice};
+pub use sse::{EventBudget, SseScanner, StreamFacts};
+pub use token_transcript::{NotResumable, ResumableTokenIds, TextDelivery, TokenIdVisibility, TokenTranscript};

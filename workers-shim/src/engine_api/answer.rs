@@ -1,0 +1,170 @@
+//! What an engine's whole answer says, as far as routing cares: usage, and the parameters for a transfer.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::Tokens;
+
+use super::reverse_pull::ReversePullParams;
+
+/// An answer that is not the JSON it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine's answer cannot be read: {0}")]
+pub struct AnswerError(#[from] serde_json::Error);
+
+/// Tokens of one request as the engine counted them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TokenUsage {
+    /// Of the prompt, cached ones included.
+    pub prompt: Tokens,
+    /// Of the answer.
+    pub completion: Tokens,
+    /// Prompt tokens that were not computed. None where the engine does not tell, and at vLLM also where there were
+    /// none.
+    pub cached: Option<Tokens>,
+}
+
+/// Transfer parameters of one prefill leg, for exactly one decode leg with the same prompt. It cannot be copied, and
+/// is used up where it is sent: engines give wrong text for parameters that were used before.
+#[derive(PartialEq, Eq, Debug)]
+pub struct HandoffParams {
+    params: Bytes,
+    tokens: Option<Tokens>,
+    source_cached: Option<Tokens>,
+}
+
+impl HandoffParams {
+    /// Prompt tokens that can be fetched.
+    pub fn tokens(&self) -> Option<Tokens> {
+        self.tokens
+    }
+
+    /// How many of them the source had in its cache; the rest it computed.
+    pub fn source_cached(&self) -> Option<Tokens> {
+        self.source_cached
+    }
+
+    /// The object as the engine wrote it.
+    pub(super) fn into_parameters(self) -> Bytes {
+        self.params
+    }
+
+    /// None unless the engine waits for a fetch and names the request: parameters without that hang the fetcher.
+    fn of(answer: &Bytes, raw: &RawValue) -> Option<Self> {
+        let named: HandoffFields = serde_json::from_str(raw.get()).ok()?;
+        if !named.do_remote_prefill.unwrap_or(false) || named.remote_request_id.is_none_or(|id| id.is_empty()) {
+            return None;
+        }
+        Some(Self {
+            params: answer.slice_ref(raw.get().as_bytes()),
+            tokens: named.remote_num_tokens.map(Tokens),
+            source_cached: named.remote_prefill_cached_tokens.map(Tokens),
+        })
+    }
+}
+
+/// A whole answer of `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub struct EngineResponse {
+    /// The engine's name for it.
+    pub id: Option<String>,
+    /// What it cost.
+    pub usage: Option<TokenUsage>,
+    /// Why the first choice ended.
+    pub finish: Option<String>,
+    /// What fetches the prompt's KV from this engine, where it offers that.
+    pub handoff: Option<HandoffParams>,
+    /// What fetches prompt and answer from this engine for the next step, where it offers that.
+    pub reverse_pull: Option<ReversePullParams>,
+}
+
+impl EngineResponse {
+    /// Reads an answer.
+    pub fn read(body: &Bytes) -> Result<Self, AnswerError> {
+        let answer: EngineResponseBody<'_> = serde_json::from_slice(body)?;
+        Ok(Self {
+            id: answer.id.map(Into::into),
+            usage: answer.usage.map(UsageFields::usage),
+            finish: answer.choices.into_iter().flatten().next().and_then(|choice| choice.finish_reason),
+            handoff: answer.kv_transfer_params.and_then(|raw| HandoffParams::of(body, raw)),
+            reverse_pull: answer.kv_transfer_params.and_then(ReversePullParams::of),
+        })
+    }
+}
+
+/// The usage that the end of a whole answer tells: all engines write it behind what they answer. None where there is none.
+pub fn usage_at_end(end: &[u8]) -> Option<TokenUsage> {
+    const NAME: &[u8] = b"\"usage\":";
+    let at = end.windows(NAME.len()).rposition(|window| window == NAME)?;
+    let mut reader = serde_json::Deserializer::from_slice(&end[at + NAME.len()..]);
+    Option::<UsageFields>::deserialize(&mut reader).ok().flatten().map(UsageFields::usage)
+}
+
+#[derive(Deserialize)]
+struct EngineResponseBody<'a> {
+    #[serde(borrow)]
+    id: Option<Cow<'a, str>>,
+    usage: Option<UsageFields>,
+    choices: Option<Vec<ChoiceFinish>>,
+    kv_transfer_params: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ChoiceFinish {
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct HandoffFields<'a> {
+    do_remote_prefill: Option<bool>,
+    #[serde(borrow)]
+    remote_request_id: Option<Cow<'a, str>>,
+    remote_num_tokens: Option<u64>,
+    remote_prefill_cached_tokens: Option<u64>,
+}
+
+/// The usage objects of all four APIs.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct UsageFields {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    prompt_tokens_details: Option<TokenDetails>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    input_tokens_details: Option<TokenDetails>,
+    cache_creation_input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct TokenDetails {
+    cached_tokens: Option<u64>,
+}
+
+impl UsageFields {
+    pub(super) fn usage(self) -> TokenUsage {
+        self.merged_after(TokenUsage::default())
+    }
+
+    /// With what an earlier event said of the rest: streams of the messages API tell the prompt at their start.
+    pub(super) fn merged_after(self, before: TokenUsage) -> TokenUsage {
+        let details = self.prompt_tokens_details.or(self.input_tokens_details);
+        let cached = details.and_then(|details| details.cached_tokens).or(self.cache_read_input_tokens);
+        // The messages API counts cached tokens apart from the others.
+        let apart =
+            self.cache_creation_input_tokens.unwrap_or(0).saturating_add(self.cache_read_input_tokens.unwrap_or(0));
+        let prompt = self.prompt_tokens.or(self.input_tokens).map(|tokens| Tokens(tokens.saturating_add(apart)));
+        TokenUsage {
+            prompt: prompt.unwrap_or(before.prompt),
+            completion: self.completion_tokens.or(self.output_tokens).map_or(before.completion, Tokens),
+            cached: cached.map(Tokens).or(before.cached),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,189 @@
+//! What was told of an answer, place by place, and how much of it was told again. What was not told before is noted as it
+//! comes, so that first and repeated answers are read alike.
+
+use std::collections::BTreeMap;
+
+use derive_where::derive_where;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::engine_api::token_transcript::NotResumable;
+
+/// What was told at one place.
+#[derive(Debug)]
+#[derive_where(Default)]
+struct FieldCursor<T> {
+    values: Vec<T>,
+    /// Of it, what came again.
+    matched: usize,
+}
+
+impl<T: PartialEq + Clone> FieldCursor<T> {
+    /// How many of these, the next ones here, were told before. What was not is kept where there is room.
+    fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, NotResumable> {
+        let rest = &self.values[self.matched..];
+        let known = rest.len().min(next.len());
+        if rest[..known] != next[..known] {
+            return Err(NotResumable::Diverged);
+        }
+        self.matched += known;
+        if room == BufferSpace::Available {
+            self.values.extend_from_slice(&next[known..]);
+            self.matched = self.matched + next.len() - known;
+        }
+        Ok(known)
+    }
+}
+
+/// Whether more is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum BufferSpace {
+    Available,
+    Full,
+}
+
+/// Whether something was told before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReplayStatus {
+    New,
+    Known,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ReplayBuffer {
+    texts: BTreeMap<String, FieldCursor<u8>>,
+    lists: BTreeMap<String, FieldCursor<u64>>,
+    marks: BTreeMap<String, FieldDigest>,
+    /// Whether something was told that another draw need not tell.
+    has_output: bool,
+    size: usize,
+}
+
+#[derive(Debug)]
+struct FieldDigest {
+    digest: u64,
+    /// Whether it came again.
+    matched: bool,
+}
+
+/// Beside its name, of each place that is kept.
+const FIELD_OVERHEAD: usize = 48;
+/// Bytes that are kept of one answer. What comes beyond them is passed and cannot be compared with another repeat.
+pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
+
+impl ReplayBuffer {
+    /// What is new in this text, the next one of its place.
+    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, NotResumable> {
+        if text.is_empty() {
+            return Ok(text);
+        }
+        self.has_output = true;
+        let room = self.space();
+        if !self.texts.contains_key(place) {
+            if room == BufferSpace::Full {
+                return Ok(text);
+            }
+            self.reserve_space(place);
+        }
+        let known = self.texts.entry(place.to_owned()).or_default().match_next(text.as_bytes(), room)?;
+        self.size += if room == BufferSpace::Available { text.len() - known } else { 0 };
+        text.get(known..).ok_or(NotResumable::Diverged)
+    }
+
+    /// How many of these items, the next ones of their place, are known.
+    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, NotResumable> {
+        let room = self.space();
+        if !self.lists.contains_key(place) {
+            if room == BufferSpace::Full {
+                return Ok(0);
+            }
+            self.reserve_space(place);
+        }
+        let known = self.lists.entry(place.to_owned()).or_default().match_next(items, room)?;
+        self.size += if room == BufferSpace::Available { (items.len() - known) * size_of::<u64>() } else { 0 };
+        Ok(known)
+    }
+
+    /// Something that is told once, and is the same then.
+    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, NotResumable> {
+        let what = xxh3_64(what.as_bytes());
+        let is_full = self.is_full();
+        match self.marks.get_mut(place) {
+            None if is_full => Ok(ReplayStatus::New),
+            None => {
+                self.reserve_space(place);
+                self.marks.insert(place.to_owned(), FieldDigest { digest: what, matched: true });
+                Ok(ReplayStatus::New)
+            }
+            Some(told) if told.digest == what => {
+                told.matched = true;
+                Ok(ReplayStatus::Known)
+            }
+            Some(_) => Err(NotResumable::Diverged),
+        }
+    }
+
+    pub(super) fn reserve_space(&mut self, name: &str) {
+        self.size += name.len() + FIELD_OVERHEAD;
+    }
+
+    /// What was told now need not come again from another draw.
+    pub(super) fn mark_output(&mut self) {
+        self.has_output = true;
+    }
+
+    /// Whether this was told, be it before or just now.
+    pub(super) fn is_marked(&self, place: &str) -> bool {
+        self.marks.contains_key(place)
+    }
+
+    /// Everything at places that begin so must have come again, and what is told once as well.
+    pub(super) fn check_complete(&self, places: &str) -> Result<(), NotResumable> {
+        let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
+        if marks.into_iter().all(|(_, told)| told.matched) {
+            self.check_fields_complete(places)
+        } else {
+            Err(NotResumable::Diverged)
+        }
+    }
+
+    /// All texts and lists at places that begin so must have come again.
+    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), NotResumable> {
+        fn all<T>(reels: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
+            let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
+            these.into_iter().all(|(_, reel)| reel.matched == reel.values.len())
+        }
+        let is_through = all(&self.texts, places) && all(&self.lists, places);
+        if is_through { Ok(()) } else { Err(NotResumable::Diverged) }
+    }
+
+    /// All of it is to come again.
+    pub(super) fn rewind(&mut self) {
+        self.texts.values_mut().for_each(|reel| reel.matched = 0);
+        self.lists.values_mut().for_each(|reel| reel.matched = 0);
+        self.marks.values_mut().for_each(|told| told.matched = false);
+    }
+
+    /// Whether something was told that another draw need not tell: a word, a tool.
+    pub(super) fn has_output(&self) -> bool {
+        self.has_output
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.texts.is_empty() && self.lists.is_empty() && self.marks.is_empty()
+    }
+
+    /// Whether not all of it could be kept.
+    pub(super) fn is_full(&self) -> bool {
+        self.size > MAX_BUFFERED_BYTES
+    }
+
+    /// Bytes that are kept.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    fn space(&self) -> BufferSpace {
+        if self.is_full() { BufferSpace::Full } else { BufferSpace::Available }
+    }
+}

@@ -1,0 +1,191 @@
+//! Events of chats and completions: choices, each apart.
+
+use serde_json::{Map, Value};
+
+use super::buffer::ReplayStatus;
+use super::{EventRemainder, ReplayPhase, ReplayVerifier};
+use crate::engine_api::token_transcript::{NotResumable, TokenIdVisibility};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Fields that all events of an answer share.
+const SHARED_FIELDS: [&str; 3] = ["id", "created", "model"];
+/// Fields of a delta that are told once, and are no pieces of a text.
+const UNIQUE_DELTA_FIELDS: [&str; 4] = ["role", "type", "name", "id"];
+
+/// How much of a choice's event was told before, and how much not.
+#[derive(Default)]
+struct NoveltyCounts {
+    known: usize,
+    new: usize,
+}
+
+impl NoveltyCounts {
+    fn count(&mut self, all: usize, known: usize) {
+        self.known += known;
+        self.new += all - known;
+    }
+
+    fn count_mark(&mut self, mark: ReplayStatus) -> bool {
+        self.count(1, usize::from(mark == ReplayStatus::Known));
+        mark == ReplayStatus::Known
+    }
+}
+
+impl ReplayVerifier {
+    pub(super) fn choices(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+        for name in SHARED_FIELDS {
+            if let Some(value) = event.get_mut(name) {
+                *value = self.head.entry(name).or_insert_with(|| value.clone()).clone();
+            }
+        }
+        if event.contains_key("prompt_token_ids") {
+            let is_known = self.buffer.mark("prompt_token_ids", "")? == ReplayStatus::Known;
+            if is_known || self.shown == TokenIdVisibility::None {
+                event.insert("prompt_token_ids".into(), Value::Null);
+            }
+        }
+        let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(NotResumable::Unreadable) };
+        if choices.is_empty() {
+            let left = self.check_once("usage", "")?;
+            self.buffer.check_complete("")?;
+            return Ok(left);
+        }
+        let mut left = Vec::new();
+        for mut choice in std::mem::take(choices) {
+            if self.choice(&mut choice)? == EventRemainder::New {
+                left.push(choice);
+            }
+        }
+        let rest = if left.is_empty() { EventRemainder::Known } else { EventRemainder::New };
+        *choices = left;
+        Ok(rest)
+    }
+
+    pub(super) fn check_once(&mut self, place: &str, what: &str) -> Result<EventRemainder, NotResumable> {
+        let mark = self.buffer.mark(place, what)?;
+        Ok(if mark == ReplayStatus::Known { EventRemainder::Known } else { EventRemainder::New })
+    }
+
+    fn choice(&mut self, choice: &mut Value) -> Result<EventRemainder, NotResumable> {
+        let at = choice["index"].as_u64().unwrap_or(0);
+        let Value::Object(fields) = choice else { return Ok(EventRemainder::New) };
+        let (finish, all) = (format!("{at}/finish"), format!("{at}/"));
+        let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&finish);
+        let mut sorted = NoveltyCounts::default();
+        self.ids_of(at, fields, &mut sorted)?;
+        for name in ["text", "delta"] {
+            let place = format!("{at}/{name}");
+            if let Some(value) = fields.get_mut(name) {
+                self.value(&place, value, &mut sorted)?;
+            }
+        }
+        if let Some(Value::Object(logprobs)) = fields.get_mut("logprobs") {
+            self.logprobs(&format!("{at}/logprobs"), logprobs, &mut sorted)?;
+        }
+        if was_over && sorted.new > 0 {
+            return Err(NotResumable::Diverged);
+        }
+        if let Some(Value::String(reason)) = fields.get("finish_reason") {
+            sorted.count_mark(self.buffer.mark(&finish, reason)?);
+            self.buffer.check_complete(&all)?;
+        }
+        let is_old = sorted.known > 0 || self.buffer.check_fields_complete(&all).is_err();
+        Ok(if sorted.new == 0 && is_old { EventRemainder::Known } else { EventRemainder::New })
+    }
+
+    /// A choice's token ids.
+    fn ids_of(
+        &mut self,
+        at: u64,
+        fields: &mut Map<String, Value>,
+        sorted: &mut NoveltyCounts,
+    ) -> Result<(), NotResumable> {
+        for name in ["prompt_token_ids", "token_ids"] {
+            let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
+            if self.shown == TokenIdVisibility::None {
+                fields.insert(name.into(), Value::Null);
+                continue;
+            }
+            let numbers: Vec<u64> = ids.iter().filter_map(Value::as_u64).collect();
+            let known = self.buffer.list(&format!("{at}/{name}"), &numbers)?;
+            ids.drain(..known.min(ids.len()));
+            sorted.count(numbers.len(), known);
+        }
+        Ok(())
+    }
+
+    /// A delta, or a part of one: its texts less what was told of them.
+    fn value(&mut self, place: &str, value: &mut Value, sorted: &mut NoveltyCounts) -> Result<(), NotResumable> {
+        match value {
+            Value::String(text) => {
+                let new = self.buffer.text(place, text)?.to_owned();
+                sorted.count(text.len(), text.len() - new.len());
+                *text = new;
+            }
+            Value::Object(fields) => {
+                let mut known = Vec::new();
+                for (name, value) in fields.iter_mut() {
+                    let place = format!("{place}/{name}");
+                    match value.as_str().filter(|_| UNIQUE_DELTA_FIELDS.contains(&name.as_str())) {
+                        // Ids are made up anew each time.
+                        Some(text) if !text.is_empty() => {
+                            if name == "name" {
+                                self.buffer.mark_output();
+                            }
+                            let mark = self.buffer.mark(&place, if name == "id" { "" } else { text })?;
+                            if sorted.count_mark(mark) {
+                                known.push(name.clone());
+                            }
+                        }
+                        _ => self.value(&place, value, sorted)?,
+                    }
+                }
+                fields.retain(|name, _| !known.contains(name));
+            }
+            Value::Array(items) => {
+                for (position, item) in (0..).zip(items) {
+                    let at = item["index"].as_u64().unwrap_or(position);
+                    self.value(&format!("{place}/{at}"), item, sorted)?;
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Log probabilities: a chat's list of tokens, or a completion's lists of the same length. Their numbers differ from engine to
+    /// engine, and are not compared.
+    fn logprobs(
+        &mut self,
+        place: &str,
+        lists: &mut Map<String, Value>,
+        sorted: &mut NoveltyCounts,
+    ) -> Result<(), NotResumable> {
+        if let Some(Value::Array(tokens)) = lists.get("tokens") {
+            let tokens: Vec<u64> = tokens.iter().map(hashed).collect();
+            let known = self.buffer.list(place, &tokens)?;
+            sorted.count(tokens.len(), known);
+            let same = |list: &&mut Vec<Value>| list.len() == tokens.len();
+            lists.values_mut().filter_map(Value::as_array_mut).filter(same).for_each(|list| drop(list.drain(..known)));
+            return Ok(());
+        }
+        for (name, list) in lists.iter_mut() {
+            let Value::Array(items) = list else { continue };
+            let known = self.tokens(&format!("{place}/{name}"), items)?;
+            sorted.count(items.len() + known, known);
+        }
+        Ok(())
+    }
+
+    /// A list of tokens with their log probabilities, less those that were told; how many these were.
+    pub(super) fn tokens(&mut self, place: &str, items: &mut Vec<Value>) -> Result<usize, NotResumable> {
+        let tokens: Vec<u64> = items.iter().map(|item| hashed(&item["token"])).collect();
+        let known = self.buffer.list(place, &tokens)?;
+        items.drain(..known);
+        Ok(known)
+    }
+}
+
+fn hashed(token: &Value) -> u64 {
+    xxh3_64(token.as_str().unwrap_or_default().as_bytes())
+}

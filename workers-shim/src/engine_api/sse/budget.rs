@@ -1,0 +1,109 @@
+//! Memory for events whose end has not come, over all streams together: an engine that never ends a line, and many clients,
+//! take no more than this.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What each stream may hold without asking: more than any event but those with a prompt's token ids.
+const FREE_BYTES: usize = 64 << 10;
+
+/// A bound on what all streams hold of unfinished events. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct EventBudget(Option<Arc<BudgetState>>);
+
+#[derive(Debug)]
+struct BudgetState {
+    max: usize,
+    reserved: AtomicUsize,
+}
+
+impl EventBudget {
+    /// So many bytes, beside 64 KiB of each stream.
+    pub fn of(most: usize) -> Self {
+        Self(Some(Arc::new(BudgetState { max: most, reserved: AtomicUsize::new(0) })))
+    }
+
+    /// Bytes that are held now, beyond those that need not ask.
+    pub fn held(&self) -> usize {
+        self.0.as_ref().map_or(0, |shared| shared.reserved.load(Ordering::Relaxed))
+    }
+}
+
+/// One stream's part of the budget; dropping it gives it back.
+#[derive(Debug, Default)]
+pub(super) struct BudgetShare {
+    budget: EventBudget,
+    bytes: usize,
+}
+
+impl BudgetShare {
+    pub(super) fn of(budget: EventBudget) -> Self {
+        Self { budget, bytes: 0 }
+    }
+
+    /// Whether the stream may hold so many bytes in all. What it held before is given back where it may not.
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+        let Some(shared) = &self.budget.0 else { return true };
+        let wanted = bytes.saturating_sub(FREE_BYTES);
+        if wanted <= self.bytes {
+            shared.reserved.fetch_sub(self.bytes - wanted, Ordering::Relaxed);
+            self.bytes = wanted;
+            return true;
+        }
+        let more = wanted - self.bytes;
+        if shared.reserved.fetch_add(more, Ordering::Relaxed) + more > shared.max {
+            shared.reserved.fetch_sub(more + self.bytes, Ordering::Relaxed);
+            self.bytes = 0;
+            return false;
+        }
+        self.bytes = wanted;
+        true
+    }
+}
+
+impl Drop for BudgetShare {
+    fn drop(&mut self) {
+        self.reserve(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::engine_api::SseScanner;
+
+    #[test]
+    fn unfinished_events_of_many_streams_stay_within_the_budget() {
+        let budget = EventBudget::of(256 << 10);
+        let mut scanners: Vec<_> = (0..40).map(|_| SseScanner::new().with_budget(budget.clone())).collect();
+        let (mut passed, piece) = (Vec::new(), Bytes::from(vec![b'a'; 32 << 10]));
+        for _ in 0..20 {
+            for scanner in &mut scanners {
+                scanner.push(piece.clone(), &mut passed);
+                assert!(budget.held() <= 256 << 10);
+            }
+        }
+        let unread = scanners.iter().filter(|scanner| scanner.facts().unread_events > 0).count();
+        assert_eq!(unread, 40, "each is longer than the budget");
+        passed.extend(scanners.iter_mut().filter_map(SseScanner::finish));
+        assert_eq!(passed.iter().map(Bytes::len).sum::<usize>(), 40 * 20 * piece.len(), "nothing is lost");
+        drop(scanners);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn short_events_need_no_budget_and_finished_ones_return_theirs() {
+        let budget = EventBudget::of(100 << 10);
+        let mut scanner = SseScanner::new().with_budget(budget.clone());
+        let mut passed = Vec::new();
+        scanner.push(Bytes::from(format!("data: \"{}", "a".repeat(FREE_BYTES / 2))), &mut passed);
+        assert_eq!(budget.held(), 0);
+        scanner.push(Bytes::from("b".repeat(FREE_BYTES)), &mut passed);
+        assert!(budget.held() > 0);
+        scanner.push(Bytes::from_static(b"\"\n\n"), &mut passed);
+        assert_eq!((budget.held(), scanner.facts().unread_events), (0, 1), "it was read, and is no chunk");
+        assert_eq!(passed.len(), 1, "whole");
+    }
+}

@@ -1,0 +1,53 @@
+//! What is read of an event whose answer may go on elsewhere: the places of what is exchanged in it.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::engine_api::answer::UsageFields;
+
+/// An event of a chat or a completion.
+#[derive(Deserialize)]
+pub(in crate::engine_api) struct ResumableEvent<'a> {
+    #[serde(borrow)]
+    pub(super) id: Option<&'a RawValue>,
+    pub(super) created: Option<&'a RawValue>,
+    pub(super) model: Option<&'a RawValue>,
+    #[serde(default)]
+    pub(super) choices: Vec<ResumableChoice<'a>>,
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+    pub(super) usage: Option<UsageFields>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ResumableChoice<'a> {
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+    delta: Option<ResumableDelta<'a>>,
+    pub(super) finish_reason: Option<&'a RawValue>,
+    pub(super) stop_reason: Option<&'a RawValue>,
+    pub(super) token_ids: Option<&'a RawValue>,
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ResumableDelta<'a> {
+    #[serde(borrow)]
+    content: Option<Cow<'a, str>>,
+    reasoning: Option<&'a RawValue>,
+    reasoning_content: Option<&'a RawValue>,
+    tool_calls: Option<&'a RawValue>,
+}
+
+impl ResumableChoice<'_> {
+    pub(super) fn text(&self) -> &str {
+        let content = self.delta.as_ref().and_then(|delta| delta.content.as_deref());
+        self.text.as_deref().or(content).unwrap_or_default()
+    }
+
+    pub(super) fn is_parsed(&self) -> bool {
+        let Some(delta) = &self.delta else { return false };
+        [delta.reasoning, delta.reasoning_content, delta.tool_calls].into_iter().flatten().any(|raw| raw.get() != "[]")
+    }
+}

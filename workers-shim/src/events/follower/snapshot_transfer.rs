@@ -1,0 +1,46 @@
+//! A rank's side of imprints: writes one for another router, takes one over from another.
+
+use bytes::Bytes;
+use vocabulary::{Incarnation, KvIndexState};
+
+use super::rank::RankFollower;
+use crate::events::snapshots::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
+
+impl RankFollower {
+    /// Writes an imprint, if all is known. Nothing is applied meanwhile: what comes waits in the socket.
+    pub(super) async fn export_snapshot(&self, asked: SnapshotReply) {
+        let exact = self.stream.knowledge() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
+        let mut chunks = Vec::new();
+        let mut writer = self.feed.snapshot(self.worker.incarnation, self.stream.next());
+        let head = writer.head();
+        while exact && !asked.is_closed() {
+            let Some(chunk) = writer.next() else { break };
+            chunks.push(Bytes::from(chunk));
+            // Others have their turn between two chunks.
+            tokio::task::yield_now().await;
+        }
+        // Whoever asked may have gone.
+        let _ = asked.send(exact.then_some(EncodedSnapshot { head, chunks }));
+    }
+
+    /// Takes over what another router knows, where not all is known here.
+    pub(super) async fn adopt_snapshot(&mut self) {
+        let process = self.worker.incarnation;
+        if self.stream.knowledge() == KvIndexState::Exact || process == Incarnation(0) {
+            return;
+        }
+        let Some(imprints) = &self.worker.environment.snapshots else { return };
+        let (worker, rank) = (self.worker.member.id, self.source.rank);
+        let wanted = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
+        let Some(imprint) = imprints.fetch(wanted).await else { return };
+        // What was heard since must be heard again, from a replay.
+        if imprint.head.next < self.stream.next() && self.source.replay.is_none() {
+            return;
+        }
+        let (endpoint, next) = (&self.worker.member.spec.endpoint, imprint.head.next);
+        tracing::debug!(worker = %endpoint, next, "an imprint of another router is taken over");
+        self.worker.member.events.counts.lock().adopted += 1;
+        self.stream.adopt(process, next);
+        self.feed.adopt(imprint);
+    }
+}

@@ -1,0 +1,190 @@
+//! Which dialect a worker speaks, and where those who fetch from it meet it.
+
+use std::sync::Arc;
+
+use vocabulary::{DpRank, KvLinkMode};
+
+use super::config::{KvExchangeMode, LinkProfile, WorkerDefinition};
+use super::probe::get_url;
+use super::worker_handle::WorkerHandle;
+use crate::engine_api::{ConnectorUnavailable, KvConnector, KvTransfer, TransferEndpoint, TransferHandshake};
+use crate::scrape::Scrape;
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct ConnectorState {
+    pub(super) protocol: KvConnector,
+    /// Where it is met; none as long as that is not known.
+    pub(super) endpoint: Option<Arc<TransferEndpoint>>,
+    /// Whether it only fetches, and so is met nowhere.
+    pub(super) fetch_only: bool,
+    /// What keeps it from exchanging KV as it should.
+    pub(super) missing_requirement: Option<Arc<str>>,
+}
+
+impl ConnectorState {
+    /// What can be handed over.
+    pub(super) fn transfer_scope(&self) -> KvLinkMode {
+        if self.fetch_only { KvLinkMode::PrefixesIn } else { self.protocol.dialect().transfer_scope() }
+    }
+
+    /// The fabric of the worker at `endpoint`, if it can be met; one of its own where it serves nobody unmet.
+    pub(super) fn reachable_fabric(&self, fabric: Arc<str>, endpoint: &str) -> Option<Arc<str>> {
+        match (&self.endpoint, self.transfer_scope()) {
+            (Some(_), _) | (None, KvLinkMode::PrefixesIn) => Some(fabric),
+            (None, KvLinkMode::Prompts) => Some(format!("not met: {endpoint}").into()),
+            (None, KvLinkMode::Prefixes) => None,
+        }
+    }
+
+    /// A transfer from here to `target`; none where they do not understand each other, or where it is not told by what name
+    /// this rank is met.
+    pub(super) fn transfer(&self, target: &Self, (rank, ranks): (DpRank, u16), room: u64) -> Option<KvTransfer> {
+        let place = self.endpoint.as_deref().filter(|_| self.protocol == target.protocol)?.clone();
+        self.protocol.dialect().leg_order()?;
+        let is_named = place.engines.is_empty() || place.engines.iter().any(|(named, _)| *named == rank);
+        is_named.then_some(KvTransfer {
+            connector: self.protocol,
+            handshake: TransferHandshake { room, endpoint: place, rank, ranks },
+        })
+    }
+}
+
+/// The dialect of a worker: as configured, as its metrics show, or NIXL where it exchanges KV by configuration alone.
+pub(super) fn connector_of(profile: &LinkProfile, page: &Scrape) -> KvConnector {
+    match (profile.transfers, profile.dialect, KvConnector::from_metrics(page)) {
+        (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::Plain), _) => KvConnector::Plain,
+        (_, Some(declared), _) => declared,
+        (KvExchangeMode::On, None, KvConnector::Plain) => KvConnector::Nixl,
+        (KvExchangeMode::Auto, None, KvConnector::Plain) if profile.fabric.is_some() => KvConnector::Nixl,
+        (_, None, shown) => shown,
+    }
+}
+
+/// Asks the worker where it is met.
+pub(super) async fn discover_endpoint(
+    client: &reqwest::Client,
+    member: &WorkerHandle,
+    page: &Scrape,
+) -> ConnectorState {
+    let profile = &member.spec.profile.link;
+    let spoken = connector_of(profile, page);
+    let missing = spoken.dialect().missing_requirement(page).map(Arc::from);
+    if !spoken.dialect().needs_endpoint(member.spec.role) {
+        return ConnectorState { protocol: spoken, endpoint: None, fetch_only: true, missing_requirement: missing };
+    }
+    let Some(url) = spoken.dialect().discovery_url(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
+        return ConnectorState {
+            protocol: spoken,
+            endpoint: Some(Arc::default()),
+            missing_requirement: missing,
+            ..ConnectorState::default()
+        };
+    };
+    let key = member.spec.api_key.as_ref().filter(|_| is_under_endpoint(&url, &member.spec.endpoint));
+    let answer = get_url(client, &url, key).await.map_err(|_| ConnectorUnavailable::NoAnswer);
+    match answer
+        .and_then(|text| spoken.dialect().parse_endpoint(&url, &text))
+        .and_then(|place| check_role(place, &member.spec))
+    {
+        Ok(place) => ConnectorState {
+            protocol: spoken,
+            endpoint: Some(Arc::new(place)),
+            missing_requirement: missing,
+            ..ConnectorState::default()
+        },
+        Err(why) => {
+            let says = format!("it speaks {}, and {url} does not tell where it is met: {why}", spoken.as_str());
+            ConnectorState { protocol: spoken, missing_requirement: Some(says.into()), ..ConnectorState::default() }
+        }
+    }
+}
+
+/// Whether the URL is of this endpoint, and not only of one whose port begins as its does.
+fn is_under_endpoint(url: &str, endpoint: &str) -> bool {
+    url.strip_prefix(endpoint).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn check_role(place: TransferEndpoint, spec: &WorkerDefinition) -> Result<TransferEndpoint, ConnectorUnavailable> {
+    match place.role {
+        Some(role) if role != spec.role => {
+            Err(ConnectorUnavailable::Role { actual: role, configured: spec.role, endpoint: spec.endpoint.clone() })
+        }
+        _ => Ok(place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(transfers: KvExchangeMode, dialect: Option<KvConnector>, connector: Option<&'static str>) -> KvConnector {
+        let profile = LinkProfile { transfers, dialect, ..LinkProfile::default() };
+        connector_of(&profile, &Scrape { connector, ..Scrape::default() })
+    }
+
+    #[test]
+    fn rank_unknown_to_its_engine_sends_no_kv() {
+        let place = |engines: &[u16]| {
+            let engines = engines.iter().map(|rank| (DpRank(*rank), format!("engine-{rank}"))).collect();
+            let place = Some(Arc::new(TransferEndpoint { engines, ..TransferEndpoint::default() }));
+            ConnectorState { protocol: KvConnector::Mooncake, endpoint: place, ..ConnectorState::default() }
+        };
+        let to = |source: ConnectorState, rank| {
+            source.transfer(&place(&[0]), (DpRank(rank), 2), 7).map(|it| it.handshake.rank)
+        };
+        assert_eq!(to(place(&[0, 1]), 1), Some(DpRank(1)));
+        assert_eq!(to(place(&[0]), 1), None);
+        assert_eq!(to(place(&[]), 1), Some(DpRank(1)), "where ranks have no names");
+    }
+
+    #[test]
+    fn fetch_only_worker_needs_no_endpoint_and_sends_nothing() {
+        let consumer =
+            ConnectorState { protocol: KvConnector::Mooncake, fetch_only: true, ..ConnectorState::default() };
+        assert_eq!(consumer.reachable_fabric("f".into(), "http://a:1").as_deref(), Some("f"));
+        assert!(consumer.transfer_scope().computes_prompts() && !consumer.transfer_scope().exports_kv());
+        assert_eq!(consumer.transfer(&consumer, (DpRank(0), 1), 7), None);
+        let producer = ConnectorState { endpoint: Some(Arc::default()), fetch_only: false, ..consumer.clone() };
+        assert!(producer.transfer(&consumer, (DpRank(0), 1), 7).is_some() && producer.transfer_scope().exports_kv());
+        let unmet = ConnectorState { endpoint: None, ..producer };
+        assert_eq!(unmet.reachable_fabric("f".into(), "http://a:1"), None);
+    }
+
+    #[test]
+    fn configured_connector_precedes_scraped_one_and_nixl_is_the_default() {
+        use KvConnector::{Mooncake, Nixl, Plain, Sglang, Store};
+        assert_eq!(of(KvExchangeMode::Auto, None, None), Plain);
+        assert_eq!(of(KvExchangeMode::Auto, None, Some("nixl")), Nixl);
+        assert_eq!(of(KvExchangeMode::Auto, None, Some("sglang")), Sglang);
+        assert_eq!(of(KvExchangeMode::Auto, Some(Store), Some("nixl")), Store);
+        assert_eq!(of(KvExchangeMode::Auto, Some(Plain), Some("nixl")), Plain);
+        assert_eq!(of(KvExchangeMode::On, None, None), Nixl);
+        assert_eq!(of(KvExchangeMode::On, Some(Mooncake), None), Mooncake);
+        assert_eq!(of(KvExchangeMode::Off, Some(Mooncake), Some("nixl")), Plain);
+    }
+
+    #[test]
+    fn api_key_is_sent_to_no_other_port() {
+        assert!(is_under_endpoint("http://h:80/server_info", "http://h:80"));
+        assert!(!is_under_endpoint("http://h:8998/query", "http://h:899"));
+    }
+
+    #[test]
+    fn only_workers_with_the_same_reachable_connector_exchange_kv() {
+        let speech = |spoken, place: Option<TransferEndpoint>| ConnectorState {
+            protocol: spoken,
+            endpoint: place.map(Arc::new),
+            ..ConnectorState::default()
+        };
+        let met = Some(TransferEndpoint { port: 7, ..TransferEndpoint::default() });
+        let to = |source: ConnectorState, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
+        let transfer = to(speech(KvConnector::Sglang, met.clone()), KvConnector::Sglang).unwrap();
+        assert_eq!(
+            (transfer.connector, transfer.handshake.room, transfer.handshake.endpoint.port),
+            (KvConnector::Sglang, 9, 7)
+        );
+        assert_eq!(to(speech(KvConnector::Sglang, met.clone()), KvConnector::Nixl), None);
+        assert_eq!(to(speech(KvConnector::Sglang, None), KvConnector::Sglang), None);
+        assert_eq!(to(speech(KvConnector::Plain, met), KvConnector::Plain), None);
+    }
+}

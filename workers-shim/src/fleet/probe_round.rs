@@ -1,0 +1,219 @@
+//! What a worker answered to one round of questions, and whether that means that it lives. Pure.
+
+use std::sync::Arc;
+
+use vocabulary::{ModelId, Tokens};
+
+use super::in_flight::CounterSnapshot;
+use super::kv_connector::ConnectorState;
+use crate::scrape::{Scrape, SleepState};
+
+/// Why there is no answer to a question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ProbeFailure {
+    /// It does not know the path, or answers something else there.
+    Absent,
+    Unhealthy,
+    Refused,
+    /// Nothing in time, or a connection that broke.
+    Unanswered,
+}
+
+pub(crate) type ProbeReply<T> = Result<T, ProbeFailure>;
+
+/// A LoRA adapter that an engine lists.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Adapter {
+    /// Under which it is asked for.
+    pub name: ModelId,
+    /// The model that it is on top of.
+    pub base: ModelId,
+}
+
+/// What `GET /v1/models` lists.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct ServedModels {
+    /// Base models first, then adapters.
+    pub(super) names: Arc<[ModelId]>,
+    /// The adapters again, with what they are on top of.
+    pub(super) adapters: Arc<[Adapter]>,
+    /// Longest prompt and answer; 0 when it does not say.
+    pub(super) context: Tokens,
+}
+
+/// One round of questions.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct ProbeRound {
+    /// Our own requests when the metrics were asked for.
+    pub(super) counters: CounterSnapshot,
+    /// How often the worker had been reported unreachable before the first question.
+    pub(super) failure_reports: u64,
+    /// `GET /health`.
+    pub(super) health: ProbeReply<()>,
+    /// `GET /v1/models`.
+    pub(super) models: ProbeReply<ServedModels>,
+    /// `GET /metrics`.
+    pub(super) metrics: ProbeReply<Arc<Scrape>>,
+    /// `GET /version`, where it was asked.
+    pub(super) version: Option<Arc<str>>,
+    /// Its dialect, where it was asked.
+    pub(super) connector: Option<ConnectorState>,
+}
+
+/// What a round means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ProbeVerdict {
+    Alive,
+    /// Another round may tell.
+    Unsure,
+    Dead,
+}
+
+/// What was known of the worker before the round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum IdentificationStage {
+    /// No model is known.
+    Unknown,
+    /// Models are known, by configuration or from before, but not which process it is.
+    ModelsKnown,
+    /// The process too.
+    Identified,
+}
+
+impl ProbeRound {
+    /// Whether it lives. A worker that was out of reach must answer `/metrics` first, be it with a 404: who comes back
+    /// may be another process.
+    pub(super) fn verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+        match self.reachability_verdict(known) {
+            ProbeVerdict::Alive => self.metrics_verdict(known),
+            other => other,
+        }
+    }
+
+    fn reachability_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+        use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
+        match (&self.health, &self.models) {
+            (Err(Refused | Unhealthy), _) => ProbeVerdict::Dead,
+            (Ok(()) | Err(Absent), Ok(_)) => ProbeVerdict::Alive,
+            (Ok(()), Err(_)) if known != IdentificationStage::Unknown => ProbeVerdict::Alive,
+            // Not every OpenAI-compatible server has a health page; the list of models decides then.
+            (Err(Absent), Err(Refused | Unhealthy)) => ProbeVerdict::Dead,
+            (Ok(()) | Err(Absent | Unanswered), _) => ProbeVerdict::Unsure,
+        }
+    }
+
+    fn metrics_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+        match &self.metrics {
+            Ok(scrape) if scrape.sleep_state == SleepState::Asleep => ProbeVerdict::Dead,
+            Ok(_) | Err(ProbeFailure::Absent) => ProbeVerdict::Alive,
+            Err(_) if known == IdentificationStage::Identified => ProbeVerdict::Alive,
+            Err(_) => ProbeVerdict::Unsure,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
+
+    use super::*;
+
+    fn verdict(
+        health: ProbeReply<()>,
+        models: ProbeReply<()>,
+        metrics: ProbeReply<()>,
+        known: IdentificationStage,
+    ) -> ProbeVerdict {
+        let models = models.map(|()| ServedModels::default());
+        let metrics = metrics.map(|()| Arc::default());
+        ProbeRound {
+            counters: CounterSnapshot::default(),
+            failure_reports: 0,
+            health,
+            models,
+            metrics,
+            version: None,
+            connector: None,
+        }
+        .verdict(known)
+    }
+
+    #[test]
+    fn engine_that_answers_every_probe_is_alive() {
+        for known in [IdentificationStage::Unknown, IdentificationStage::ModelsKnown, IdentificationStage::Identified] {
+            assert_eq!(verdict(Ok(()), Ok(()), Ok(()), known), ProbeVerdict::Alive);
+        }
+    }
+
+    #[test]
+    fn model_list_alone_means_alive() {
+        assert_eq!(verdict(Err(Absent), Ok(()), Err(Absent), IdentificationStage::Unknown), ProbeVerdict::Alive);
+    }
+
+    #[test]
+    fn refused_connection_or_reported_failure_means_dead_at_once() {
+        for health in [Refused, Unhealthy] {
+            assert_eq!(
+                verdict(Err(health), Ok(()), Ok(()), IdentificationStage::Identified),
+                ProbeVerdict::Dead,
+                "{health:?}"
+            );
+        }
+        for models in [Refused, Unhealthy] {
+            assert_eq!(
+                verdict(Err(Absent), Err(models), Ok(()), IdentificationStage::Identified),
+                ProbeVerdict::Dead,
+                "{models:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn slow_answer_is_not_death() {
+        assert_eq!(verdict(Err(Unanswered), Ok(()), Ok(()), IdentificationStage::Identified), ProbeVerdict::Unsure);
+        assert_eq!(verdict(Ok(()), Err(Unanswered), Ok(()), IdentificationStage::Identified), ProbeVerdict::Alive);
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Unhealthy), IdentificationStage::Identified), ProbeVerdict::Alive);
+    }
+
+    #[test]
+    fn worker_without_models_is_not_alive() {
+        for models in [Absent, Unhealthy, Refused, Unanswered] {
+            assert_ne!(
+                verdict(Ok(()), Err(models), Ok(()), IdentificationStage::Unknown),
+                ProbeVerdict::Alive,
+                "{models:?}"
+            );
+        }
+        assert_eq!(
+            verdict(Err(Absent), Err(Absent), Err(Absent), IdentificationStage::ModelsKnown),
+            ProbeVerdict::Unsure
+        );
+    }
+
+    #[test]
+    fn returning_worker_must_identify_its_process() {
+        for metrics in [Unhealthy, Refused, Unanswered] {
+            assert_eq!(
+                verdict(Ok(()), Ok(()), Err(metrics), IdentificationStage::ModelsKnown),
+                ProbeVerdict::Unsure,
+                "{metrics:?}"
+            );
+        }
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Absent), IdentificationStage::ModelsKnown), ProbeVerdict::Alive);
+    }
+
+    #[test]
+    fn sleeping_engine_is_not_alive() {
+        let asleep = Scrape { sleep_state: SleepState::Asleep, ..Scrape::default() };
+        let answers = ProbeRound {
+            counters: CounterSnapshot::default(),
+            failure_reports: 0,
+            health: Ok(()),
+            models: Ok(ServedModels::default()),
+            metrics: Ok(Arc::new(asleep)),
+            version: None,
+            connector: None,
+        };
+        assert_eq!(answers.verdict(IdentificationStage::Identified), ProbeVerdict::Dead);
+    }
+}

@@ -1,0 +1,220 @@
+//! The fleet over real sockets: simulated workers, and servers that are less than that.
+
+mod engine;
+mod events;
+mod probes;
+mod router_peers;
+mod sources;
+mod turnover;
+mod views;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine_model::EngineProfile;
+use residency::{RoutedBlockLimits, SourceRules};
+use tokio::sync::mpsc;
+use vocabulary::{
+    ChainNamespace, HashSeed, Overlap, PrefixChain, PrefixId, RootKeys, Tokens, WorkerId, WorkerRole, WorkerView,
+};
+
+use super::*;
+use crate::events::ChainBasis;
+use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, SimOptions, SimWorker, TextCodec};
+
+/// Tokens are numbers, and numbers are their text.
+struct NumberCodec;
+
+impl TextCodec for NumberCodec {
+    fn encode_chat(&self, _: ConversationApi, _: &[u8]) -> Result<Vec<u32>, CodecError> {
+        Err(CodecError("only token ids here".to_owned()))
+    }
+
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+        #[derive(serde::Deserialize)]
+        struct NumberPrompt {
+            prompt: Vec<u32>,
+        }
+        let body: NumberPrompt = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+        Ok(vec![body.prompt])
+    }
+
+    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
+        let number = |word: &str| word.parse().map_err(|_| CodecError(format!("{word} is no number")));
+        text.split_whitespace().map(number).collect()
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        tokens.iter().map(|token| format!(" {token}")).collect()
+    }
+
+    fn vocabulary_size(&self) -> u32 {
+        5_000
+    }
+
+    fn eos(&self) -> u32 {
+        0
+    }
+
+    fn specials(&self) -> Vec<u32> {
+        vec![0]
+    }
+}
+
+const SEED: HashSeed = HashSeed(3);
+
+fn namespace() -> ChainNamespace {
+    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
+}
+
+fn root() -> PrefixId {
+    namespace().root(SEED, RootKeys::default())
+}
+
+fn served<'a>(prompts: &'a [&'a PrefixChain]) -> ServedPrompts<'a> {
+    ServedPrompts { prompts, basis: ChainBasis::Tokens }
+}
+
+fn chain(tokens: &[u32]) -> PrefixChain {
+    PrefixChain::over_tokens(root(), SEED, Tokens(4), tokens)
+}
+
+fn sim_options() -> SimOptions {
+    let profile = EngineProfile { block_tokens: 8, blocks: 64, context_tokens: 400, ..EngineProfile::default() };
+    SimOptions { profile, speed_up: 50.0, ..SimOptions::default() }
+}
+
+async fn sim(options: SimOptions) -> SimWorker {
+    SimWorker::start(options, Arc::new(NumberCodec)).await.unwrap()
+}
+
+/// A worker at an address whose former owner's sockets may still be closing.
+async fn sim_at_reused_address(options: SimOptions) -> SimWorker {
+    for _ in 0..500 {
+        if let Ok(worker) = SimWorker::start(options.clone(), Arc::new(NumberCodec)).await {
+            return worker;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{} is never free", options.listen)
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+fn quick_probes() -> ProbeSettings {
+    ProbeSettings { every: Duration::from_millis(50), again: Duration::from_millis(10), ..ProbeSettings::default() }
+}
+
+/// A fleet with a quick pulse, and what it reports.
+struct FleetHarness {
+    fleet: Arc<Fleet>,
+    index: SharedIndex,
+    alive: mpsc::Receiver<LivenessReport>,
+}
+
+impl FleetHarness {
+    fn with_workers(workers: Vec<WorkerDefinition>) -> Self {
+        Self::with_probe_settings(workers, quick_probes())
+    }
+
+    /// Of another router, which can be asked for imprints.
+    fn with_peer(other: &Self, worker: SocketAddr) -> Self {
+        let spec = WorkerDefinition::at(&url(worker), WorkerRole::Hybrid);
+        let neighbour: Arc<dyn SnapshotProvider> = Arc::new(router_peers::PeerRouter(other.fleet.clone()));
+        Self::open(vec![spec], quick_probes(), Some(neighbour))
+    }
+
+    fn with_probe_settings(workers: Vec<WorkerDefinition>, pace: ProbeSettings) -> Self {
+        Self::open(workers, pace, None)
+    }
+
+    fn open(workers: Vec<WorkerDefinition>, pace: ProbeSettings, imprints: Option<Arc<dyn SnapshotProvider>>) -> Self {
+        Self::start((workers, pace, imprints), Fleet::start)
+    }
+
+    fn kept(workers: Vec<WorkerDefinition>, pace: ProbeSettings, keep: Keep) -> Self {
+        Self::start((workers, pace, None), |options| Fleet::start_kept(options, keep))
+    }
+
+    fn start(
+        (workers, pace, imprints): (Vec<WorkerDefinition>, ProbeSettings, Option<Arc<dyn SnapshotProvider>>),
+        start: impl FnOnce(FleetOptions) -> Result<Fleet, FleetError>,
+    ) -> Self {
+        let index = SharedIndex::new();
+        let (alive, reports) = mpsc::channel(64);
+        let rules = SourceRules::new(Tokens(4), SEED, namespace());
+        let options = FleetOptions {
+            workers,
+            pace,
+            index: index.clone(),
+            rules: Arc::new(move |model| (&*model.0 == "tiny").then(|| rules.clone())),
+            liveness: Some(alive),
+            routed_limits: RoutedBlockLimits::default(),
+            snapshots: imprints,
+        };
+        Self { fleet: Arc::new(start(options).unwrap()), index, alive: reports }
+    }
+
+    fn at(address: SocketAddr) -> Self {
+        Self::with_workers(vec![WorkerDefinition::at(&url(address), WorkerRole::Hybrid)])
+    }
+
+    fn view(&self, at: usize) -> WorkerView {
+        self.fleet.snapshot()[at].clone()
+    }
+
+    fn id(&self, at: usize) -> WorkerId {
+        self.view(at).id
+    }
+
+    /// Why the first worker's blocks are not known exactly.
+    fn inexact_reason(&self) -> String {
+        self.fleet.inexact_reason(self.id(0)).map(|doubt| doubt.to_string()).unwrap_or_default()
+    }
+
+    fn overlaps(&self, tokens: &[u32]) -> Vec<Overlap> {
+        self.index.read().overlaps_of_chain(&chain(tokens))
+    }
+
+    /// Chain blocks that the first worker holds of a prompt.
+    fn depth(&self, tokens: &[u32]) -> u64 {
+        let id = self.id(0);
+        self.overlaps(tokens).iter().find(|overlap| overlap.worker == id).map_or(0, |overlap| overlap.blocks.0)
+    }
+
+    /// Waits until `holds`; the last state is printed when it never does.
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        for _ in 0..1_000 {
+            if holds(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let events = self.fleet.events(self.id(0));
+        panic!("never {what}: {:#?} {events:#?}", self.fleet.snapshot());
+    }
+
+    async fn until_exact(&self) {
+        self.until("exact", |watch| watch.view(0).knowledge == KvIndexState::Exact).await;
+    }
+}
+
+/// One answer of a worker to a prompt of token ids.
+async fn ask(address: SocketAddr, prompt: &[u32], max_tokens: u32) -> serde_json::Value {
+    let body = serde_json::json!({
+        "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true
+    });
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let answer = client.post(format!("{}/v1/completions", url(address))).json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    answer.json().await.unwrap()
+}
+
+/// A prompt of its own.
+fn prompt(number: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| 1 + (number * 977 + at * 13) % 4_900).collect()
+}

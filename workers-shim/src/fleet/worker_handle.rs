@@ -1,0 +1,406 @@
+//! One worker: what it is, what was last seen of it, what of ours is there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use vocabulary::{
+    Bytes, Incarnation, KvIndexState, Micros, ModelId, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerView,
+};
+
+use super::LivenessReport;
+use super::config::{ProbeSettings, WorkerDefinition, WorkerProfile};
+use super::estimate::SpeedConfidence;
+use super::in_flight::{CounterSnapshot, InFlightTracker};
+use super::kv_connector::{ConnectorState, connector_of};
+use super::link::{LinkEstimate, fabric};
+use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound, ProbeVerdict};
+use crate::events::{SnapshotExporters, WorkerEventStatus};
+use crate::scrape::{EngineKind, Scrape};
+
+/// What the last probes showed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProbedState {
+    pub(super) health: WorkerHealth,
+    pub(super) incarnation: Incarnation,
+    pub(crate) models: Arc<[ModelId]>,
+    /// Those of them that it lists as adapters.
+    pub(super) adapters: Arc<[Adapter]>,
+    /// Longest prompt and answer, from the list of models.
+    context: Tokens,
+    /// The engine's version and the life that told it.
+    version: (Incarnation, Arc<str>),
+    /// With whom it exchanges KV.
+    fabric: Option<Arc<str>>,
+    pub(super) connector: ConnectorState,
+    scrape: Arc<Scrape>,
+    counters: CounterSnapshot,
+}
+
+/// What probes came to.
+#[derive(Debug, Default)]
+struct Reachability {
+    /// Probes in a row that did not end well.
+    failures: u32,
+    /// Probes in a row whose metrics did not come.
+    probes_without_metrics: u32,
+    /// How often a request could not reach it.
+    failure_reports: u64,
+}
+
+/// What a worker is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WorkerDemand {
+    Serves,
+    /// It takes no new sessions.
+    Drains,
+    /// It is not listed any more, and takes nothing.
+    Left,
+    /// Nor is anything known of its blocks.
+    Cleared,
+}
+
+pub(crate) struct WorkerHandle {
+    pub(crate) id: WorkerId,
+    pub(crate) spec: WorkerDefinition,
+    pub(super) in_flight: Arc<InFlightTracker>,
+    pub(crate) events: WorkerEventStatus,
+    /// The ranks that can be asked what they hold.
+    pub(crate) exports: SnapshotExporters,
+    state: ArcSwap<ProbedState>,
+    /// Held while `seen` is changed.
+    reachability: Mutex<Reachability>,
+    transfers: Mutex<LinkEstimate>,
+    demand: watch::Sender<WorkerDemand>,
+    usual_prompt: Tokens,
+    /// Asks the prober not to wait.
+    pub(super) probe_now: Notify,
+    /// The life that probes reach; tells followers that another one began. `None` while unreachable.
+    incarnation: watch::Sender<Option<Incarnation>>,
+}
+
+impl WorkerHandle {
+    pub(super) fn new(spec: WorkerDefinition, revision: Arc<AtomicU64>, usual_prompt: Tokens) -> Self {
+        let seen = ProbedState { models: spec.models.clone().into(), ..ProbedState::default() };
+        Self {
+            id: WorkerId::of_endpoint(&spec.endpoint),
+            in_flight: Arc::new(InFlightTracker::new(spec.profile.speeds(), revision)),
+            events: WorkerEventStatus::default(),
+            exports: SnapshotExporters::default(),
+            state: ArcSwap::from_pointee(seen),
+            reachability: Mutex::default(),
+            transfers: Mutex::new(LinkEstimate::new(&spec.profile.link)),
+            demand: watch::Sender::new(WorkerDemand::Serves),
+            usual_prompt,
+            probe_now: Notify::new(),
+            incarnation: watch::Sender::new(None),
+            spec,
+        }
+    }
+
+    /// The same process, described otherwise: what was seen of it is still so, and whoever may not reach it any more hears of
+    /// that at the next probe. What it holds and how fast it is begins anew.
+    pub(super) fn carry_over(&self, before: &Self) {
+        let seen = before.probed_state();
+        let models = match (self.spec.models.is_empty(), before.spec.models.is_empty()) {
+            (false, _) => self.spec.models.clone().into(),
+            (true, true) => seen.models.clone(),
+            // What it serves is still to be asked.
+            (true, false) => return,
+        };
+        let mut anew = ProbedState { models, ..(*seen).clone() };
+        if self.spec.profile.link != before.spec.profile.link {
+            (anew.fabric, anew.connector) = (None, ConnectorState::default());
+        }
+        self.demand.send_replace(*before.demand.borrow());
+        let _reach = self.reachability.lock();
+        self.publish(&seen, anew);
+    }
+
+    pub(crate) fn probed_state(&self) -> Arc<ProbedState> {
+        self.state.load_full()
+    }
+
+    /// Whose metrics it showed last.
+    pub(super) fn engine(&self) -> EngineKind {
+        self.state.load().scrape.engine
+    }
+
+    /// Where our requests stand, and how often the worker was blamed: for a probe that begins now.
+    pub(super) fn probe_start(&self) -> (CounterSnapshot, u64) {
+        (self.in_flight.counters.snapshot(), self.reachability.lock().failure_reports)
+    }
+
+    /// Probes in a row that did not end well.
+    pub(super) fn failures(&self) -> u32 {
+        self.reachability.lock().failures
+    }
+
+    /// Whether the version of the engine that wrote this page is still to be asked.
+    pub(super) fn needs_version(&self, scrape: &Scrape) -> bool {
+        let seen = self.state.load();
+        let known = !seen.version.1.is_empty() && seen.version.0 == scrape.process.unwrap_or_default();
+        scrape.engine == EngineKind::Vllm && !known
+    }
+
+    /// Whether the life that wrote this page is still to be asked where it is met.
+    pub(super) fn needs_endpoint(&self, scrape: &Scrape) -> bool {
+        let seen = self.state.load();
+        let same = seen.health == WorkerHealth::Ready && seen.incarnation == scrape.process.unwrap_or_default();
+        let known = seen.connector.endpoint.is_some()
+            && seen.connector.protocol == connector_of(&self.spec.profile.link, scrape);
+        !(same && known)
+    }
+
+    /// Takes over what a probe showed. What is to be reported of it, when it is alive.
+    pub(super) fn apply_probe(&self, answers: &ProbeRound, pace: ProbeSettings) -> Option<LivenessReport> {
+        let mut reach = self.reachability.lock();
+        let before = self.state.load_full();
+        let mut verdict = answers.verdict(self.identification_stage(&before, &reach, pace));
+        if verdict == ProbeVerdict::Alive && answers.failure_reports != reach.failure_reports {
+            // Somebody failed to reach it after this probe began; the next one has been asked for.
+            return None;
+        }
+        reach.probes_without_metrics = match answers.metrics {
+            Ok(_) | Err(ProbeFailure::Absent) => 0,
+            Err(_) => reach.probes_without_metrics.saturating_add(1),
+        };
+        reach.failures = if verdict == ProbeVerdict::Alive { 0 } else { reach.failures.saturating_add(1) };
+        if verdict == ProbeVerdict::Unsure && reach.failures >= pace.timeouts {
+            verdict = ProbeVerdict::Dead;
+        }
+        match verdict {
+            ProbeVerdict::Unsure => None,
+            ProbeVerdict::Dead => {
+                if reach.failures == 1 && before.health == WorkerHealth::Unreachable {
+                    tracing::warn!(worker = %self.spec.endpoint, "worker is not reached; it is tried again and again");
+                }
+                self.publish(&before, ProbedState { health: WorkerHealth::Unreachable, ..(*before).clone() });
+                None
+            }
+            ProbeVerdict::Alive => {
+                let old = reach.probes_without_metrics >= pace.timeouts;
+                let seen = self.apply_alive(
+                    &before,
+                    answers,
+                    if old { MetricsFreshness::Stale } else { MetricsFreshness::Fresh },
+                );
+                let (worker, incarnation) = (self.id, seen.incarnation);
+                let alive = LivenessReport { worker, incarnation, ranks: seen.scrape.ranks.max(1) };
+                self.publish(&before, seen);
+                Some(alive)
+            }
+        }
+    }
+
+    fn identification_stage(
+        &self,
+        before: &ProbedState,
+        reach: &Reachability,
+        pace: ProbeSettings,
+    ) -> IdentificationStage {
+        if before.models.is_empty() {
+            IdentificationStage::Unknown
+        } else if before.health != WorkerHealth::Unreachable || reach.probes_without_metrics >= pace.timeouts {
+            IdentificationStage::Identified
+        } else {
+            IdentificationStage::ModelsKnown
+        }
+    }
+
+    /// `before`, with what the answers tell.
+    fn apply_alive(&self, before: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
+        let mut seen = ProbedState { health: WorkerHealth::Ready, ..before.clone() };
+        if let Ok(models) = &answers.models {
+            (seen.context, seen.adapters) = (models.context, models.adapters.clone());
+            if self.spec.models.is_empty() {
+                seen.models = models.names.clone();
+            }
+        }
+        match (&answers.metrics, figures) {
+            (Ok(scrape), _) => {
+                seen.incarnation = scrape.process.unwrap_or_default();
+                (seen.scrape, seen.counters) = (scrape.clone(), answers.counters);
+            }
+            (Err(ProbeFailure::Absent), _) => {
+                seen.incarnation = Incarnation::default();
+                (seen.scrape, seen.counters) = (Arc::default(), answers.counters);
+            }
+            // What the worker is stays true; what it does is no longer known.
+            (Err(_), MetricsFreshness::Stale) => {
+                let Scrape { running, waiting, kv_usage, .. } = Scrape::default();
+                seen.scrape = Arc::new(Scrape { running, waiting, kv_usage, ..(*seen.scrape).clone() });
+                seen.counters = answers.counters;
+            }
+            (Err(_), MetricsFreshness::Fresh) => {}
+        }
+        if let Some(version) = &answers.version {
+            seen.version = (seen.incarnation, version.clone());
+        }
+        let version = if seen.version.0 == seen.incarnation { &*seen.version.1 } else { "" };
+        if let Some(speech) = &answers.connector {
+            seen.connector = speech.clone();
+        }
+        seen.fabric = fabric(&self.spec.profile.link, &seen.scrape, &seen.models, version)
+            .and_then(|fabric| seen.connector.reachable_fabric(fabric, &self.spec.endpoint));
+        seen
+    }
+
+    /// Publishes it. The caller holds `reach`.
+    fn publish(&self, before: &ProbedState, seen: ProbedState) {
+        if before.health != seen.health {
+            tracing::info!(worker = %self.spec.endpoint, health = seen.health.as_str(), "worker");
+        }
+        if let Some(missing) = seen
+            .connector
+            .missing_requirement
+            .as_ref()
+            .filter(|_| before.connector.missing_requirement != seen.connector.missing_requirement)
+        {
+            tracing::warn!(worker = %self.spec.endpoint, "worker exchanges no KV as long as this is so: {missing}");
+        }
+        let known = before.incarnation != Incarnation::default();
+        if known && before.incarnation != seen.incarnation && seen.health == WorkerHealth::Ready {
+            tracing::warn!(worker = %self.spec.endpoint, "worker restarted");
+        }
+        let life = (seen.health == WorkerHealth::Ready).then_some(seen.incarnation);
+        self.in_flight.scraped_waiting.store(u64::from(seen.scrape.waiting), Ordering::Relaxed);
+        self.state.store(Arc::new(seen));
+        self.in_flight.invalidate_views();
+        self.incarnation.send_if_modified(|known| std::mem::replace(known, life) != life);
+    }
+
+    /// A request could not reach it.
+    pub(super) fn mark_unreachable(&self) {
+        let mut reach = self.reachability.lock();
+        reach.failure_reports += 1;
+        let before = self.state.load_full();
+        self.publish(&before, ProbedState { health: WorkerHealth::Unreachable, ..(*before).clone() });
+        drop(reach);
+        self.probe_now.notify_one();
+    }
+
+    pub(super) fn set_draining(&self, wanted: WorkerHealth) {
+        let wanted = if wanted == WorkerHealth::Draining { WorkerDemand::Drains } else { WorkerDemand::Serves };
+        let is_new = |duty: &mut WorkerDemand| !duty.has_left() && std::mem::replace(duty, wanted) != wanted;
+        if self.demand.send_if_modified(is_new) {
+            self.in_flight.invalidate_views();
+        }
+    }
+
+    /// It is not listed any more.
+    pub(super) fn mark_left(&self) {
+        tracing::info!(worker = %self.spec.endpoint, "worker left; what it began goes on");
+        self.demand.send_replace(WorkerDemand::Left);
+        self.probe_now.notify_one();
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.demand.borrow().has_left()
+    }
+
+    /// Returns once it is not listed any more.
+    pub(crate) async fn wait_left(&self) {
+        // The sender is here.
+        let _ = self.demand.subscribe().wait_for(|duty| duty.has_left()).await;
+    }
+
+    /// Nothing of its blocks is known any more, and nothing will be. Only of one that left.
+    pub(crate) fn mark_forgotten(&self) {
+        self.demand.send_replace(WorkerDemand::Cleared);
+    }
+
+    /// Returns once it has left and nothing of its blocks is known.
+    pub(super) async fn wait_forgotten(&self) {
+        let _ = self.demand.subscribe().wait_for(|duty| *duty == WorkerDemand::Cleared).await;
+    }
+
+    /// It has left, and nothing of ours is there any more.
+    pub(super) fn is_finished(&self) -> bool {
+        self.has_left() && self.in_flight.entries().iter().all(|flow| flow.dispatched == flow.finished)
+    }
+
+    /// KV came to it.
+    pub(super) fn record_transfer(&self, bytes: Bytes, took: Micros) {
+        self.transfers.lock().observe(bytes, took);
+        self.in_flight.invalidate_views();
+    }
+
+    /// The life that probes reach now, and a way to hear of the next one.
+    pub(crate) fn watch_incarnation(&self) -> watch::Receiver<Option<Incarnation>> {
+        self.incarnation.subscribe()
+    }
+
+    /// What is known of its blocks changed, so views are old.
+    pub(crate) fn invalidate_views(&self) {
+        self.in_flight.invalidate_views();
+    }
+
+    /// Blocks of its own that fit into the device memory of its largest rank; none where it does not tell.
+    pub(crate) fn max_blocks(&self) -> Option<u64> {
+        Some(self.state.load().scrape.cache.max_blocks).filter(|most| *most > 0)
+    }
+
+    pub(super) fn confidence(&self) -> SpeedConfidence {
+        let (prefill, decode_step) = self.in_flight.confidence();
+        let (link_fixed, link_rate) = self.transfers.lock().confidence();
+        SpeedConfidence { prefill, decode_step, link_fixed, link_rate }
+    }
+
+    /// As the planner sees it.
+    pub(super) fn view(&self, knowledge: KvIndexState) -> WorkerView {
+        let seen = self.state.load();
+        let profile = &self.spec.profile;
+        let health = match seen.health {
+            WorkerHealth::Ready if *self.demand.borrow() == WorkerDemand::Drains => WorkerHealth::Draining,
+            health => health,
+        };
+        WorkerView {
+            id: self.id,
+            endpoint: self.spec.endpoint.clone(),
+            incarnation: seen.incarnation,
+            role: self.spec.role,
+            models: seen.models.clone(),
+            ranks: seen.ranks(),
+            health,
+            knowledge,
+            load: self.in_flight.counters.load(&seen.scrape, seen.counters, self.usual_prompt),
+            capacity: seen.capacity(),
+            speeds: self.in_flight.speeds(),
+            kv_bytes_per_token: seen.kv_bytes(profile),
+            link: seen.fabric.clone().map(|fabric| self.transfers.lock().link(fabric, seen.connector.transfer_scope())),
+        }
+    }
+}
+
+impl WorkerDemand {
+    fn has_left(self) -> bool {
+        matches!(self, WorkerDemand::Left | WorkerDemand::Cleared)
+    }
+}
+
+/// Whether the last metrics still say what the worker does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MetricsFreshness {
+    Fresh,
+    Stale,
+}
+
+impl ProbedState {
+    pub(super) fn capacity(&self) -> WorkerCapacity {
+        let capacity = self.scrape.cache.capacity;
+        if self.context > Tokens::ZERO { WorkerCapacity { context: self.context, ..capacity } } else { capacity }
+    }
+
+    /// Data-parallel ranks.
+    pub(super) fn ranks(&self) -> u16 {
+        self.scrape.ranks.max(1)
+    }
+
+    fn kv_bytes(&self, profile: &WorkerProfile) -> Bytes {
+        let configured = profile.kv_bytes_per_token.map(Bytes);
+        configured.or(self.scrape.cache.bytes_per_token).unwrap_or(WorkerProfile::DEFAULT_KV_BYTES)
+    }
+}

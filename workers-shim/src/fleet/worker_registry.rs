@@ -1,0 +1,121 @@
+//! Who belongs to the fleet. Read as a snapshot, changed while requests are served.
+//!
+//! A worker that leaves gets nothing new. What it began it brings to its end, watched as before; what was known of its
+//! blocks is forgotten at once. One that comes back is somebody new, who is followed once the former is forgotten.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use vocabulary::WorkerId;
+
+use super::FleetError;
+use super::config::WorkerDefinition;
+use super::worker_handle::WorkerHandle;
+
+/// What a change of the fleet came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FleetDiff {
+    /// Workers that were not there.
+    pub joined: usize,
+    /// Workers that are described otherwise, and so begin anew.
+    pub changed: usize,
+    /// Workers that are no longer there.
+    pub left: usize,
+}
+
+/// The workers at one moment.
+#[derive(Default)]
+pub(super) struct WorkerTable {
+    /// Those that get work, in the order of their list.
+    pub(super) members: Vec<Arc<WorkerHandle>>,
+    /// Those that left and are not at their end yet, the longest gone first.
+    pub(super) leaving: Vec<Arc<WorkerHandle>>,
+    by_id: HashMap<WorkerId, Arc<WorkerHandle>>,
+}
+
+impl WorkerTable {
+    fn of(members: Vec<Arc<WorkerHandle>>, leaving: Vec<Arc<WorkerHandle>>) -> Self {
+        // Whoever came back goes before who left.
+        let all = leaving.iter().chain(&members);
+        let by_id = all.map(|member| (member.id, member.clone())).collect();
+        Self { members, leaving, by_id }
+    }
+
+    /// The worker, also one that is leaving.
+    pub(super) fn member(&self, worker: WorkerId) -> Option<&Arc<WorkerHandle>> {
+        self.by_id.get(&worker)
+    }
+
+    fn serving(&self, worker: WorkerId) -> Option<&Arc<WorkerHandle>> {
+        self.member(worker).filter(|member| !member.has_left())
+    }
+}
+
+/// Somebody who joins, and who is to be forgotten before.
+pub(super) struct JoinedWorker {
+    pub(super) member: Arc<WorkerHandle>,
+    pub(super) predecessor: Option<Arc<WorkerHandle>>,
+}
+
+/// The table, and the way to change it.
+#[derive(Default)]
+pub(super) struct WorkerRegistry {
+    table: ArcSwap<WorkerTable>,
+    changing: Mutex<()>,
+}
+
+impl WorkerRegistry {
+    pub(super) fn load(&self) -> Guard<Arc<WorkerTable>> {
+        self.table.load()
+    }
+
+    /// Makes these the workers, in this order. Those who are described as before stay as they are; all others leave.
+    pub(super) fn set_workers(
+        &self,
+        specs: Vec<WorkerDefinition>,
+        member_of: impl Fn(WorkerDefinition) -> WorkerHandle,
+    ) -> Result<(FleetDiff, Vec<JoinedWorker>), FleetError> {
+        let _changing = self.changing.lock();
+        let table = self.table.load_full();
+        let mut seen = HashSet::new();
+        if let Some(spec) = specs.iter().find(|spec| !seen.insert(WorkerId::of_endpoint(&spec.endpoint))) {
+            return Err(FleetError::DuplicateWorker(spec.endpoint.clone()));
+        }
+        let (mut turnover, mut newcomers) = (FleetDiff::default(), Vec::new());
+        let mut members = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let id = WorkerId::of_endpoint(&spec.endpoint);
+            let known = table.serving(id);
+            if let Some(same) = known.filter(|member| member.spec == spec) {
+                members.push(same.clone());
+                continue;
+            }
+            turnover.joined += usize::from(known.is_none());
+            turnover.changed += usize::from(known.is_some());
+            let member = Arc::new(member_of(spec));
+            known.into_iter().for_each(|known| member.carry_over(known));
+            newcomers.push(JoinedWorker { member: member.clone(), predecessor: table.member(id).cloned() });
+            members.push(member);
+        }
+        turnover.left = table.members.len() + turnover.joined - members.len();
+        let stays = |old: &Arc<WorkerHandle>| members.iter().any(|member| Arc::ptr_eq(member, old));
+        let gone: Vec<_> = match turnover.changed + turnover.left {
+            0 => Vec::new(),
+            _ => table.members.iter().filter(|old| !stays(old)).cloned().collect(),
+        };
+        let leaving = table.leaving.iter().chain(&gone).cloned().collect();
+        self.table.store(Arc::new(WorkerTable::of(members, leaving)));
+        gone.iter().for_each(|member| member.mark_left());
+        Ok((turnover, newcomers))
+    }
+
+    /// Takes out somebody who left and has brought everything to its end.
+    pub(super) fn remove(&self, gone: &Arc<WorkerHandle>) {
+        let _changing = self.changing.lock();
+        let table = self.table.load_full();
+        let leaving = table.leaving.iter().filter(|member| !Arc::ptr_eq(member, gone)).cloned().collect();
+        self.table.store(Arc::new(WorkerTable::of(table.members.clone(), leaving)));
+    }
+}
