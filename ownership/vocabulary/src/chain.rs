@@ -1,4 +1,4 @@
-//! Rolling block hashes: the name of a prefix is the hash of everything before its end.
+//! Rolling block hashes. A prefix is identified by the hash of all blocks up to its end.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
@@ -6,12 +6,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
 use crate::hex::hex_id;
 use crate::{Blocks, Tokens};
 
-/// The cluster's hash seed. Equal on all routers of a cluster.
+/// Hash seed of the cluster. All routers of a cluster must use the same one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
 pub struct HashSeed(pub u64);
 
-/// A prefix that ends at a block boundary: 128-bit xxh3 over parent and block.
+/// Identifies a prefix that ends at a block boundary: 128-bit xxh3 over the parent prefix and the block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefixId(pub u128);
 hex_id!(PrefixId, u128, "p-");
@@ -22,12 +22,13 @@ pub struct BlockHash(pub u64);
 hex_id!(BlockHash, u64, "b-");
 
 impl PrefixId {
-    /// The index's short form.
+    /// Returns the short form that the residency index uses.
     pub fn block_hash(self) -> BlockHash {
         BlockHash(self.0 as u64)
     }
 
-    /// The prefix one block further: xxh3-128 over this id (16 bytes, little endian) and the tokens (4 bytes each).
+    /// Returns the prefix that is one block longer: xxh3-128 over this id (16 bytes, little endian) and the tokens (4
+    /// bytes each).
     pub fn extend(self, seed: HashSeed, block: &[u32]) -> PrefixId {
         match block.len() {
             0..=16 => self.extend_in::<{ 16 + 4 * 16 }>(seed, block),
@@ -43,7 +44,7 @@ impl PrefixId {
         }
     }
 
-    /// The same in a buffer of `N` bytes, which must be enough.
+    /// Implements [`Self::extend`] in a buffer of `N` bytes. `N` must be large enough for the id and the block.
     fn extend_in<const N: usize>(self, seed: HashSeed, block: &[u32]) -> PrefixId {
         let mut buffer = [0u8; N];
         buffer[..16].copy_from_slice(&self.0.to_le_bytes());
@@ -53,7 +54,7 @@ impl PrefixId {
         PrefixId(xxh3_128_with_seed(&buffer[..16 + 4 * block.len()], seed.0))
     }
 
-    /// The prefix one block of bytes further, for chains without a tokenizer.
+    /// Returns the prefix that is one block of bytes longer, for chains without a tokenizer.
     pub fn extend_bytes(self, seed: HashSeed, block: &[u8]) -> PrefixId {
         let mut hash = Xxh3::with_seed(seed.0);
         hash.update(&self.0.to_le_bytes());
@@ -62,24 +63,24 @@ impl PrefixId {
     }
 }
 
-/// The hashes of a prompt's whole blocks, first block first. What lies after the last whole block is the tail.
+/// Hashes of a prompt's full blocks, first block first. Tokens after the last full block are the tail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PrefixChain {
-    /// Hash of the namespace; the prefix of no blocks.
+    /// Hash of the namespace; identifies the empty prefix.
     pub root: PrefixId,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block: Tokens,
-    /// One id a whole block.
+    /// One prefix id per full block.
     pub ids: Vec<PrefixId>,
-    /// Tokens of the prompt, tail included.
+    /// Length of the prompt in tokens, including the tail.
     pub tokens: Tokens,
 }
 
 impl PrefixChain {
-    /// Bytes that stand for one token where there is no tokenizer.
+    /// Bytes counted as one token where there is no tokenizer.
     pub const BYTES_PER_TOKEN: u64 = 4;
 
-    /// The chain of `tokens` in blocks of `block` tokens. `block` must not be zero.
+    /// Hashes `tokens` in blocks of `block` tokens. `block` must not be zero.
     pub fn over_tokens(root: PrefixId, seed: HashSeed, block: Tokens, tokens: &[u32]) -> Self {
         let mut chain =
             Self { root, block, ids: Vec::with_capacity(tokens.len() / block.0 as usize), tokens: Tokens(0) };
@@ -91,7 +92,8 @@ impl PrefixChain {
         chain
     }
 
-    /// The chain of canonical bytes, `BYTES_PER_TOKEN` of them counted as a token. `block` must not be zero.
+    /// Hashes canonical bytes in blocks of `block` tokens, counting `BYTES_PER_TOKEN` bytes as one token. `block` must
+    /// not be zero.
     pub fn over_bytes(root: PrefixId, seed: HashSeed, block: Tokens, bytes: &[u8]) -> Self {
         let size = (block.0 * Self::BYTES_PER_TOKEN) as usize;
         let ids = bytes.chunks_exact(size).scan(root, |parent, block| {
@@ -101,12 +103,12 @@ impl PrefixChain {
         Self { root, block, ids: ids.collect(), tokens: Tokens(bytes.len() as u64 / Self::BYTES_PER_TOKEN) }
     }
 
-    /// Whole blocks.
+    /// Returns the number of full blocks.
     pub fn blocks(&self) -> Blocks {
         Blocks(self.ids.len() as u64)
     }
 
-    /// The prefix of the first `blocks` blocks; the root for none, `None` beyond the end.
+    /// Returns the prefix of the first `blocks` blocks: the root for zero, `None` beyond the end.
     pub fn prefix(&self, blocks: Blocks) -> Option<PrefixId> {
         match blocks.0 {
             0 => Some(self.root),
@@ -114,7 +116,7 @@ impl PrefixChain {
         }
     }
 
-    /// The deepest prefix; the root when there is no whole block.
+    /// Returns the longest prefix: the root if there is no full block.
     pub fn head(&self) -> PrefixId {
         self.ids.last().copied().unwrap_or(self.root)
     }

@@ -1,20 +1,21 @@
-//! The fencing token.
+//! The fencing token of ownership.
 
 use serde::{Deserialize, Serialize};
 
-/// When an ownership was granted: (restore generation, log index of the grant, position in the entry).
+/// Fencing token: when an ownership was granted, as (restore generation, log index of the grant, position in the
+/// entry).
 ///
-/// It only grows, over restarts, snapshots and restores; a write that carries an older one is refused.
+/// Epochs only increase, across restarts, snapshots and restores. A write that carries an older epoch is refused.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, derive_more::Display,
 )]
 #[display("{generation}.{index}.{position}")]
 pub struct Epoch {
-    /// When the ledger was restored from a backup, in seconds since 1970 at least; 0 where it never was.
+    /// When the ledger was restored from a backup, at least in seconds since 1970; 0 if it never was.
     pub generation: u32,
-    /// Raft log index of the entry that granted it.
+    /// Raft log index of the entry that granted the ownership.
     pub index: u64,
-    /// Position of the command inside that entry.
+    /// Position of the granting command inside that entry.
     pub position: u32,
 }
 

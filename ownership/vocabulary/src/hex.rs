@@ -27,7 +27,7 @@ macro_rules! hex_id {
                     text: text.chars().take(64).collect(),
                 };
                 let digits = text.strip_prefix($prefix).ok_or_else(error)?;
-                // A part of an id would be another one.
+                // An id with missing digits would be a different id.
                 if digits.len() != wanted || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
                     return Err(error());
                 }

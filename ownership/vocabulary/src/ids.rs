@@ -1,4 +1,4 @@
-//! Who is who: every id is a type of its own.
+//! Identifiers of the entities in the cluster. Each kind of id has its own type.
 
 use std::sync::Arc;
 
@@ -7,31 +7,31 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::hex::hex_id;
 
-/// A text that is not the id it should be.
+/// Error for a text that does not parse as the expected kind of id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no such id: accepted is {expected} and {digits} hexadecimal digits, as lists show it")]
 pub struct ParseIdError {
-    /// How an id of the wanted kind begins.
+    /// Prefix with which an id of the expected kind begins.
     pub expected: &'static str,
-    /// How many hexadecimal digits follow; all of them have to be there.
+    /// Number of hexadecimal digits that must follow.
     pub digits: usize,
-    /// The start of the text that was given.
+    /// Start of the text that was given.
     pub text: String,
 }
 
-/// An engine endpoint. Derived from its URL, so that every router names a worker alike without asking anyone.
+/// Identifies an engine endpoint. Derived from its URL, so all routers agree on a worker's id without coordination.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u64);
 hex_id!(WorkerId, u64, "w-");
 
 impl WorkerId {
-    /// The id of the worker at `endpoint` (scheme, host and port, without a trailing slash).
+    /// Returns the id of the worker at `endpoint` (scheme, host and port, without a trailing slash).
     pub fn of_endpoint(endpoint: &str) -> Self {
         Self(xxh3_64(endpoint.trim_end_matches('/').as_bytes()))
     }
 }
 
-/// One life of an engine process: its process identity (vLLM: `process_start_time_seconds`, in microseconds).
+/// One life of an engine process, identified by its start time (vLLM: `process_start_time_seconds`, in microseconds).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
 pub struct Incarnation(pub u64);
@@ -41,41 +41,41 @@ pub struct Incarnation(pub u64);
 #[serde(transparent)]
 pub struct DpRank(pub u16);
 
-/// Who owns a prefix: one rank of one life of one worker.
+/// Owner of a prefix: one rank of one incarnation of one worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 pub struct Owner {
-    /// The engine endpoint.
+    /// Worker (engine endpoint).
     pub worker: WorkerId,
-    /// The life of that engine.
+    /// Incarnation of that worker.
     pub incarnation: Incarnation,
-    /// The rank inside it.
+    /// Data-parallel rank inside the worker.
     pub rank: DpRank,
 }
 
-/// A member of the quorum, or a learner. Never reused.
+/// Identifies a voter or learner of the quorum. Ids are never reused.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, derive_more::Display,
 )]
 #[serde(transparent)]
 pub struct NodeId(pub u64);
 
-/// Who writes to the ledger: one boot of one node.
+/// Identifies a writer to the ledger: one boot of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u128);
 hex_id!(ClientId, u128, "c-");
 
-/// The number of a client's command; a repeated one returns the first outcome.
+/// Sequence number of a client's command. A repeated serial returns the first outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
 pub struct ClientSerial(pub u64);
 
-/// A user's conversation, scoped by tenant and model.
+/// Identifies a user's conversation, scoped by tenant and model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u128);
 hex_id!(SessionId, u128, "s-");
 
 impl SessionId {
-    /// The session that a client calls `key`. Equal keys of other tenants or models are other sessions.
+    /// Returns the session that a client calls `key`. The same key of another tenant or model is a different session.
     pub fn of_key(tenant: &TenantId, model: &ModelId, key: &str) -> Self {
         let mut scoped = Vec::with_capacity(24 + tenant.0.len() + model.0.len() + key.len());
         for part in [&*tenant.0, &*model.0, key] {
@@ -86,34 +86,34 @@ impl SessionId {
     }
 }
 
-/// A sealed, immutable range of blocks of one prefix.
+/// Identifies a sealed, immutable range of blocks of one prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ArtifactId(pub u128);
 hex_id!(ArtifactId, u128, "a-");
 
-/// A group of prefixes that belong together (a repository, a document).
+/// Identifies a group of related prefixes (a repository, a document).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupId(pub u128);
 hex_id!(GroupId, u128, "g-");
 
-/// One client request, also the engines' `X-Request-Id`.
+/// Identifies one client request; also sent to engines as `X-Request-Id`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u128);
 hex_id!(RequestId, u128, "req-");
 
-/// Whose traffic it is. Nothing is shared across tenants.
+/// Name of a tenant. Nothing is shared across tenants.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, derive_more::Display)]
 #[serde(transparent)]
 pub struct TenantId(pub Arc<str>);
 
 impl Default for TenantId {
-    /// The one tenant of a deployment without API keys.
+    /// Returns the only tenant of a deployment without API keys.
     fn default() -> Self {
         Self(Arc::from("default"))
     }
 }
 
-/// A served model's name, as clients write it in `model`.
+/// Name of a served model, as clients write it in `model`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, derive_more::Display)]
 #[serde(transparent)]
 pub struct ModelId(pub Arc<str>);

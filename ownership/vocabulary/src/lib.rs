@@ -1,4 +1,4 @@
-//! The words every room shares: ids, units, epochs, the block-hash chain, and how a worker looks from outside.
+//! Types that all crates share: ids, units, epochs, the block-hash chain, and the router's view of a worker.
 //!
 //! No IO, no clock, no randomness: everything here is a value or a pure function of values.
 

@@ -1,4 +1,4 @@
-//! What must be equal before two prompts may share KV at all; it is the root of every chain.
+//! Properties that must be equal before two prompts may share KV. Their hash is the root of every chain.
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -6,30 +6,31 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{HashSeed, ModelId, PrefixId};
 
-/// The model side of a chain's root. A worker and a prompt agree on it by configuration.
+/// Model-side properties of a chain's root. Workers and prompts get them from configuration.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 pub struct ChainNamespace {
-    /// Served model name.
+    /// Name of the served model.
     pub model: ModelId,
-    /// Weights revision, empty when unknown.
+    /// Revision of the weights; empty if unknown.
     pub revision: Arc<str>,
-    /// Digest of the tokenizer and chat template; empty for chains over bytes.
+    /// Digest of the tokenizer and the chat template; empty for chains over bytes.
     pub tokenizer: Arc<str>,
 }
 
-/// The request side of a chain's root.
+/// Request-side properties of a chain's root.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct RootKeys<'a> {
-    /// LoRA adapter name.
+    /// Name of the LoRA adapter.
     pub adapter: Option<&'a str>,
-    /// The tenant's cache salt.
+    /// Cache salt of the tenant.
     pub salt: Option<&'a str>,
-    /// Digest of images or audio in the prompt.
+    /// Digest of the images or audio in the prompt.
     pub content: Option<&'a str>,
 }
 
 impl ChainNamespace {
-    /// The root of all chains with these keys: xxh3-128 over the length-prefixed fields in declaration order.
+    /// Returns the root of all chains with these properties: xxh3-128 over the length-prefixed fields in declaration
+    /// order.
     pub fn root(&self, seed: HashSeed, keys: RootKeys<'_>) -> PrefixId {
         let mut hash = Xxh3::with_seed(seed.0);
         let fields = [

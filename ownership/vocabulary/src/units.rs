@@ -1,4 +1,4 @@
-//! Amounts with their unit in the type. Arithmetic saturates: a wrong estimate must never wrap or panic.
+//! Amounts with the unit in the type. Arithmetic saturates, so a wrong estimate never wraps or panics.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ macro_rules! unit {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Nothing.
+            /// Zero.
             pub const ZERO: Self = Self(0);
         }
 
@@ -57,54 +57,54 @@ macro_rules! unit {
 }
 
 unit! {
-    /// Tokens of a prompt or an answer.
+    /// Number of tokens of a prompt or an answer.
     Tokens
 }
 unit! {
-    /// Blocks of a chain: a model's chain block, not an engine's.
+    /// Number of blocks of a chain. These are the model's chain blocks, not an engine's blocks.
     Blocks
 }
 unit! {
-    /// Bytes of KV state or of text.
+    /// Number of bytes of KV state or of text.
     Bytes
 }
 unit! {
-    /// A span of time, in microseconds.
+    /// Duration in microseconds.
     Micros
 }
 unit! {
-    /// Microseconds on the ledger's clock, which only the quorum's leader moves.
+    /// Time on the ledger's clock, in microseconds. Only the quorum's leader advances this clock.
     LedgerTime
 }
 
 impl Tokens {
-    /// How many whole blocks of `block` tokens these are; 0 for a block of 0.
+    /// Returns the number of full blocks of `block` tokens; 0 if `block` is 0.
     pub fn whole_blocks(self, block: Tokens) -> Blocks {
         Blocks(self.0.checked_div(block.0).unwrap_or(0))
     }
 }
 
 impl Blocks {
-    /// The tokens in these blocks of `block` tokens each.
+    /// Returns the number of tokens in these blocks of `block` tokens each.
     pub fn tokens(self, block: Tokens) -> Tokens {
         Tokens(self.0.saturating_mul(block.0))
     }
 }
 
 impl Micros {
-    /// From a `Duration`, saturating.
+    /// Converts from a `Duration`, saturating.
     pub fn of(span: std::time::Duration) -> Self {
         Self(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// As a `Duration`.
+    /// Converts to a `Duration`.
     pub fn duration(self) -> std::time::Duration {
         std::time::Duration::from_micros(self.0)
     }
 }
 
 impl LedgerTime {
-    /// This time plus a span.
+    /// Returns the time that is `span` later.
     pub fn after(self, span: Micros) -> Self {
         Self(self.0.saturating_add(span.0))
     }

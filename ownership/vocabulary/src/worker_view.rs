@@ -1,4 +1,4 @@
-//! How a worker looks from outside: what the fleet observes and the planner prices.
+//! The router's view of a worker: observed by the fleet, used by the planner for its cost estimates.
 
 use std::sync::Arc;
 
@@ -6,62 +6,62 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Blocks, Bytes, DpRank, Incarnation, Micros, ModelId, Tokens, WorkerId};
 
-/// What a worker is for.
+/// Role of a worker in disaggregated serving.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum WorkerRole {
-    /// Computes prompts for others.
+    /// Computes prompts for other workers.
     Prefill,
-    /// Generates answers, pulling prompts from prefill workers where that pays.
+    /// Generates answers, and pulls KV from prefill workers where that is cheaper.
     Decode,
-    /// Both.
+    /// Prefill and decode.
     #[default]
     Hybrid,
 }
 
 impl WorkerRole {
-    /// Whether clients' answers may be generated here.
+    /// Returns whether this role generates answers for clients.
     pub fn decodes(self) -> bool {
         self != WorkerRole::Prefill
     }
 
-    /// The word for logs, metrics and the API.
+    /// Returns the name used in logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// What is known of the blocks that a worker holds.
+/// How reliable the index of a worker's blocks is.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum KvIndexState {
-    /// Guessed from what was routed where.
+    /// Inferred from the requests that were routed to the worker.
     #[default]
     Fallback,
-    /// Events were lost and not yet made good.
+    /// KV events were lost and the index is not yet resynchronized.
     Degraded,
-    /// Every event of this process was seen.
+    /// Every KV event of this incarnation was received.
     Exact,
 }
 
 impl KvIndexState {
-    /// The word for logs, metrics and the API.
+    /// Returns the name used in logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// Where in a worker blocks lie.
+/// Memory tier of a worker in which blocks are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// Device memory.
+    /// Device memory (HBM).
     Hbm,
     /// Host memory.
     Host,
@@ -69,109 +69,109 @@ pub enum Tier {
     Disk,
 }
 
-/// The leading blocks of one prompt that one rank holds without a hole.
+/// Leading blocks of one prompt that one rank holds without a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Overlap {
-    /// Who holds them.
+    /// Worker that holds them.
     pub worker: WorkerId,
-    /// Which rank of it.
+    /// Rank of that worker.
     pub rank: DpRank,
-    /// In which memory. Blocks of a faster tier count for the slower one too.
+    /// Memory tier. Blocks of a faster tier also count for the slower ones.
     pub tier: Tier,
-    /// How many chain blocks from the start.
+    /// Number of chain blocks from the start.
     pub blocks: Blocks,
 }
 
-/// Whether a worker may be sent work.
+/// Whether a worker accepts work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum WorkerHealth {
-    /// Not reached yet, or not lately.
+    /// Not reached yet, or not recently.
     #[default]
     Unreachable,
-    /// Answers its probes.
+    /// Answers its health probes.
     Ready,
-    /// Takes no new sessions.
+    /// Accepts no new sessions.
     Draining,
 }
 
 impl WorkerHealth {
-    /// The word for logs, metrics and the API.
+    /// Returns the name used in logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// What a worker is doing now: the last scrape plus what this router dispatched and saw finished since.
+/// Current load of a worker: the last scrape, plus what this router has dispatched and seen finish since then.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct WorkerLoad {
-    /// Requests in the batch.
+    /// Requests in the running batch.
     pub running: u32,
-    /// Requests that wait for a place in it.
+    /// Requests that wait for a place in the batch.
     pub waiting: u32,
-    /// Prompt tokens that are still to be computed, waiting ones included.
+    /// Prompt tokens not computed yet, including those of waiting requests.
     pub backlog: Tokens,
-    /// KV blocks in use, 0 to 1.
+    /// Fraction of KV blocks in use, 0 to 1.
     pub kv_usage: f64,
 }
 
-/// What a worker can hold.
+/// Capacity limits of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct WorkerCapacity {
-    /// Tokens of KV that fit into device memory; 0 when unknown.
+    /// KV capacity of device memory, in tokens; 0 if unknown.
     pub kv: Tokens,
-    /// Tokens in one of the engine's own blocks; 0 when unknown.
+    /// Tokens per engine block; 0 if unknown.
     pub block: Tokens,
-    /// Longest prompt and answer together; 0 when unknown.
+    /// Maximum length of prompt and answer together; 0 if unknown.
     pub context: Tokens,
 }
 
-/// How fast a worker is, measured where it could be and from its profile otherwise.
+/// Speed of a worker: measured where possible, otherwise from its profile.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 pub struct EngineSpeed {
-    /// Prompt tokens computed a second when nothing else runs.
+    /// Prompt tokens computed per second on an otherwise idle worker.
     pub prefill_tokens_per_second: f64,
-    /// Time of one decode step of a small batch.
+    /// Duration of one decode step of a small batch.
     pub decode_step: Micros,
-    /// What one more running request adds to everybody's decode step.
+    /// Increase of every request's decode step per additional running request.
     pub decode_slowdown: Micros,
 }
 
-/// How KV comes to a worker from others.
+/// How a worker receives KV from other workers.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct KvLink {
-    /// Workers can exchange KV only when these are equal: connector, engine version, precision, block size.
+    /// Compatibility key (connector, engine version, precision, block size). Workers exchange KV only if it is equal.
     pub fabric: Arc<str>,
-    /// Cost of any transfer, however small.
+    /// Fixed time of any transfer.
     pub fixed: Micros,
-    /// Rate after that.
+    /// Transfer rate after the fixed time.
     pub bytes_per_second: f64,
-    /// What it can bring.
+    /// Which KV the link can transfer.
     #[serde(default)]
     pub carries: KvLinkMode,
 }
 
-/// What can come over a link.
+/// Which KV a link can transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum KvLinkMode {
-    /// The leading part of any prompt, ahead of its request or with it.
+    /// The leading part of any prompt, before its request or with it.
     #[default]
     Prefixes,
-    /// A whole prompt with its request only, and the worker answers no other requests: SGLang's decode workers.
+    /// Only a whole prompt together with its request, and the worker serves no other requests: SGLang's decode workers.
     Prompts,
-    /// Prefixes, and nothing goes from there: Mooncake's consumers, which cannot be met.
+    /// Prefixes into the worker but nothing out of it: Mooncake consumers, which other workers cannot connect to.
     PrefixesIn,
 }
 
 impl KvLinkMode {
-    /// Whether the worker answers prompts that it computed itself.
+    /// Returns whether the worker answers prompts that it computed itself.
     pub fn computes_prompts(self) -> bool {
         self != Self::Prompts
     }
 
-    /// Whether others can fetch from the worker.
+    /// Returns whether other workers can fetch KV from this worker.
     pub fn exports_kv(self) -> bool {
         self != Self::PrefixesIn
     }
@@ -180,30 +180,30 @@ impl KvLinkMode {
 /// One worker as the planner sees it.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct WorkerView {
-    /// Its id.
+    /// Id of the worker.
     pub id: WorkerId,
-    /// Its base URL.
+    /// Base URL.
     pub endpoint: Arc<str>,
-    /// Which life of it.
+    /// Current incarnation.
     pub incarnation: Incarnation,
-    /// What it is for.
+    /// Role in disaggregated serving.
     pub role: WorkerRole,
-    /// The models and adapters it serves.
+    /// Models and adapters that it serves.
     pub models: Arc<[ModelId]>,
     /// Data-parallel ranks, at least 1.
     pub ranks: u16,
-    /// Whether it takes work.
+    /// Whether it accepts work.
     pub health: WorkerHealth,
-    /// What is known of its blocks.
+    /// How reliable the index of its blocks is.
     pub knowledge: KvIndexState,
-    /// What it does now.
+    /// Current load.
     pub load: WorkerLoad,
-    /// What it can hold.
+    /// Capacity limits.
     pub capacity: WorkerCapacity,
-    /// How fast it is.
+    /// Speed.
     pub speeds: EngineSpeed,
-    /// Bytes of KV a token takes there.
+    /// Bytes of KV per token on this worker.
     pub kv_bytes_per_token: Bytes,
-    /// How it receives KV; none when it cannot.
+    /// How it receives KV; `None` if it cannot.
     pub link: Option<KvLink>,
 }
