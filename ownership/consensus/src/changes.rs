@@ -1,51 +1,51 @@
-//! The last changes of the ledger, as watchers are told them: whole revisions, in order, without a gap. Pure.
+//! Ring buffer of the ledger's last changes, for watchers. Pure. Delivers whole revisions, in order and without gaps.
 
 use std::collections::VecDeque;
 
 use ledger::{ChangeOp, RecordKey, RecordUpdate};
 
-/// Changes that a watcher takes at once, unless one revision has more.
+/// Maximum number of changes that one read returns, unless a single revision has more.
 const MAX_WATCH_BATCH: usize = 256;
 
 /// One change of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangeEvent {
-    /// The log index of the entry that made it; several changes may have the same.
+    /// Log index of the entry that made the change. Several changes may share one revision.
     pub revision: u64,
-    /// Written or forgotten.
+    /// Whether the record was written or removed.
     pub op: ChangeOp,
-    /// Which record.
+    /// Key of the changed record.
     pub key: RecordKey,
 }
 
-/// What was asked for is not kept any more.
+/// Error: the requested revision is no longer kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("changes before revision {oldest} are not kept any more; read the records anew and watch from there")]
 pub struct CompactedRevision {
-    /// The first revision that is still complete.
+    /// First revision that is still complete.
     pub oldest: u64,
 }
 
-/// How far a watcher has read: the first revision of which it was told nothing.
+/// Position of a watcher: the first revision that it has not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChangeCursor(u64);
 
-/// The last changes, in order.
+/// Ring buffer of the last changes, in order.
 #[derive(Debug)]
 pub struct ChangeRing {
     changes: VecDeque<ChangeEvent>,
     capacity: usize,
-    /// The first revision of which everything is kept.
+    /// First revision of which all changes are kept.
     oldest: u64,
 }
 
 impl ChangeRing {
-    /// An empty one, for so many changes.
+    /// Creates an empty ring for `capacity` changes.
     pub fn new(capacity: usize) -> Self {
         Self { changes: VecDeque::new(), capacity, oldest: 0 }
     }
 
-    /// Adds what a revision changed.
+    /// Adds the changes of one revision.
     pub fn push(&mut self, revision: u64, changes: &[RecordUpdate]) {
         self.changes.extend(changes.iter().map(|RecordUpdate { key, op }| ChangeEvent {
             revision,
@@ -53,7 +53,7 @@ impl ChangeRing {
             key: key.clone(),
         }));
         while self.changes.len() > self.capacity {
-            // A revision goes as a whole.
+            // A revision is dropped as a whole.
             let Some(gone) = self.changes.front().map(|change| change.revision) else { return };
             while self.changes.front().is_some_and(|change| change.revision == gone) {
                 self.changes.pop_front();
@@ -62,19 +62,21 @@ impl ChangeRing {
         }
     }
 
-    /// Forgets everything: what happened up to `revision` came as a whole.
+    /// Drops all changes up to `revision`, which were replaced by a snapshot.
     pub fn compact(&mut self, revision: u64) {
         self.changes.clear();
         self.oldest = revision + 1;
     }
 
-    /// A reader of everything from revision `from` on.
+    /// Returns a cursor that reads all changes from revision `from` on.
     pub fn cursor(&self, from: u64) -> Result<ChangeCursor, CompactedRevision> {
         if from < self.oldest { Err(CompactedRevision { oldest: self.oldest }) } else { Ok(ChangeCursor(from)) }
     }
 
-    /// What comes next, up to the revision `upto`, of which everything was pushed: whole revisions, nothing when all is
-    /// read. A reader is cut off only when something is gone that it wants.
+    /// Reads the next whole revisions, at most up to `upto`, of which all changes must have been pushed. Returns
+    /// nothing if all is read.
+    ///
+    /// A cursor fails only if a change that it has not read was dropped.
     pub fn read(&self, cursor: &mut ChangeCursor, upto: u64) -> Result<Vec<ChangeEvent>, CompactedRevision> {
         *cursor = self.cursor(cursor.0)?;
         let start = self.changes.partition_point(|change| change.revision < cursor.0);
@@ -156,7 +158,7 @@ mod tests {
         assert_eq!(revisions(&ring.read(&mut late, 7).unwrap()), [4, 5, 6, 7]);
         (8..=12).for_each(|revision| ring.push(revision, &[put(1)]));
         assert_eq!(revisions(&ring.read(&mut ahead, 12).unwrap()), [9, 10, 11, 12]);
-        // Of what it had not read, nothing is kept that is gone.
+        // The dropped revisions are ones that the cursor had already read.
         (13..=16).for_each(|revision| ring.push(revision, &[put(1)]));
         assert_eq!(revisions(&ring.read(&mut ahead, 16).unwrap()), [13, 14, 15, 16]);
         assert_eq!(ring.read(&mut late, 16), Err(CompactedRevision { oldest: 13 }));

@@ -1,13 +1,13 @@
-//! The ledger's clock as a leader drives it: the clock it found, plus its own monotonic time since.
+//! The leader's clock: the ledger time at the start of its term plus monotonic time since then.
 
 use ledger::MAX_CLOCK_STEP;
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{LedgerTime, Micros};
 
-/// The clock of one term of office.
+/// The ledger clock of one leader term.
 ///
-/// It never shows more than one step beyond what it showed before: time in which this process did not run is not
-/// counted, because nobody could renew a lease then.
+/// The clock advances by at most one step per reading. Time in which this process was paused does not count, because no
+/// lease could be renewed then.
 #[derive(Debug)]
 pub struct LeaderClock<I = std::time::Instant> {
     term_start: LedgerTime,
@@ -16,15 +16,15 @@ pub struct LeaderClock<I = std::time::Instant> {
 }
 
 impl<I: Instant> LeaderClock<I> {
-    /// Takes office at `now`, when the ledger's clock shows `ledger`.
+    /// Starts a term at `now`, when the ledger's clock shows `ledger`.
     pub fn begin_term(ledger: LedgerTime, now: I) -> Self {
         Self { term_start: ledger, last_time: ledger, read_at: now }
     }
 
-    /// The time of the next entry, while the ledger's clock shows `ledger`.
+    /// Returns the time for the next entry, while the applied ledger's clock shows `ledger`.
     ///
-    /// At most one step beyond what is applied: entries that were refused or are still on their way must not leave the
-    /// ledger behind, because it would catch up in no time, and end leases that it granted meanwhile too early.
+    /// The time is at most one step ahead of what is applied. Otherwise refused or pending entries could leave the
+    /// ledger far behind; it would then catch up at once and expire recently granted leases too early.
     pub fn read(&mut self, ledger: LedgerTime, now: I) -> LedgerTime {
         let passed = Micros::of(now.saturating_duration_since(self.read_at)).min(MAX_CLOCK_STEP);
         let bound = ledger.after(MAX_CLOCK_STEP);
@@ -33,7 +33,7 @@ impl<I: Instant> LeaderClock<I> {
         self.last_time
     }
 
-    /// Time in office, without pauses: what was read last, not more.
+    /// Returns the time in this term without pauses, up to the last reading.
     pub fn time_leading(&self) -> Micros {
         Micros(self.last_time.0 - self.term_start.0)
     }
@@ -74,7 +74,7 @@ mod tests {
         for second in 1..20 {
             assert_eq!(clock.read(LedgerTime(0), start + Duration::from_secs(second)), step);
         }
-        // What is applied later does not let it run after the time that was lost.
+        // Later entries do not make the clock catch up with the lost time.
         assert_eq!(clock.read(step, start + Duration::from_millis(19_500)), step.after(Micros(500_000)));
     }
 

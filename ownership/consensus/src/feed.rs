@@ -1,7 +1,7 @@
-//! Changes of the ledger as they are applied, for watchers who read at their own pace.
+//! Feed of ledger changes for watchers that read at their own pace.
 //!
-//! Applying never waits for a watcher. One that falls out of the ring is cut off and told so; it reads the view and
-//! begins again there.
+//! Applying never waits for a watcher. A watcher that falls behind the ring gets an error; it then reads the view and
+//! watches again from there.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,15 +20,17 @@ use crate::state_machine::{AppliedEntry, ApplyObserver};
 type RevisionSender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Sender<u64>;
 type RevisionReceiver<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Receiver<u64>;
 
-/// Changes in order and without a gap, from a revision on. Ends after an error, or when the node is gone.
+/// Stream of changes in order and without gaps, from a given revision on. Ends after an error, or when the node is
+/// closed.
 pub struct ChangeStream {
     changes: BoxStream<'static, Result<ChangeEvent, CompactedRevision>>,
     published: Box<dyn Fn() -> Option<u64> + Send + Sync>,
 }
 
 impl ChangeStream {
-    /// The last revision that the view shows, unless the node is gone: a watch that is polled after this and has nothing to
-    /// tell has told all up to it.
+    /// Returns the last revision that the view shows; `None` if the node is closed.
+    ///
+    /// If the stream is polled after this call and is pending, it has delivered everything up to that revision.
     pub fn published(&self) -> Option<u64> {
         (self.published)()
     }
@@ -48,7 +50,7 @@ impl Stream for ChangeStream {
     }
 }
 
-/// Where changes wait to be read.
+/// Buffer of changes that watchers have not read yet.
 pub struct ChangeFeed<R: AsyncRuntime>(Mutex<FeedState<R>>);
 
 struct FeedState<R: AsyncRuntime> {
@@ -70,7 +72,7 @@ impl<R: AsyncRuntime> fmt::Debug for ChangeFeed<R> {
 }
 
 impl<R: AsyncRuntime> ChangeFeed<R> {
-    /// An empty one, for so many changes.
+    /// Creates an empty feed for `capacity` changes.
     pub fn new(capacity: usize) -> Self {
         let (published, _) = R::Watch::channel(0);
         Self(Mutex::new(FeedState { ring: ChangeRing::new(capacity), published }))
@@ -80,25 +82,25 @@ impl<R: AsyncRuntime> ChangeFeed<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader of everything from revision `from` on.
+    /// Returns a cursor that reads all changes from revision `from` on.
     pub fn cursor(&self, from: u64) -> Result<ChangeCursor, CompactedRevision> {
         self.lock_state().ring.cursor(from)
     }
 
-    /// What comes next for a reader, up to what the view shows: whole revisions, nothing when all is read.
+    /// Reads the next whole revisions, at most up to what the view shows. Returns nothing if all is read.
     pub fn read(&self, cursor: &mut ChangeCursor) -> Result<Vec<ChangeEvent>, CompactedRevision> {
         let kept = self.lock_state();
         let upto = kept.published();
         kept.ring.read(cursor, upto)
     }
 
-    /// All changes from revision `from` on.
+    /// Streams all changes from revision `from` on.
     pub fn watch(self: &Arc<Self>, from: u64) -> Result<ChangeStream, CompactedRevision> {
         let (cursor, published) = {
             let kept = self.lock_state();
             (kept.ring.cursor(from)?, kept.published.subscribe())
         };
-        // Only a weak handle: a watch must not keep a closed node's changes alive, and ends with it.
+        // Weak, because a watch must not keep the changes of a closed node alive; the stream ends with the node.
         let reading = FeedReader::<R> { feed: Arc::downgrade(self), published, cursor };
         let batches = stream::unfold(Some(reading), |reading| async move { reading?.next().await });
         let feed = Arc::downgrade(self);

@@ -1,7 +1,7 @@
-//! How fresh a read has to be, and how that is made sure.
+//! Consistency levels of reads, and how they are ensured.
 //!
-//! A fresh read asks the leader how far one must have applied, after a quorum has confirmed that it still leads. A
-//! leader's lease is never trusted: it does not survive a restart.
+//! A linearizable read asks the leader for a read index, after a quorum has confirmed that it still leads. Leader
+//! leases are never trusted, because they do not survive a restart.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -19,27 +19,27 @@ use crate::types::TypeConfig;
 /// How fresh a view must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Consistency {
-    /// As this node last applied it. Never waits.
+    /// The view that this node applied last. Never waits.
     Local,
-    /// Holds everything that was acknowledged so long before the read began, wherever.
+    /// Contains everything that was acknowledged on any node this long before the read began.
     Bounded(Duration),
-    /// Holds everything that was acknowledged, wherever, before the read began.
+    /// Contains everything that was acknowledged on any node before the read began.
     Linearizable,
 }
 
-/// Since when a node's view is known to hold everything that was acknowledged before.
+/// Time up to which a node's view is known to contain everything that was acknowledged.
 #[derive(Debug)]
 #[derive_where(Default)]
 pub struct FreshnessClock<I>(Mutex<Option<I>>);
 
 impl<I: Instant> FreshnessClock<I> {
-    /// How old the view may be at most; none before it was ever confirmed.
+    /// Returns the maximum age of the view; `None` if it was never confirmed.
     pub fn age(&self) -> Option<Duration> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
     }
 
-    /// Makes the view as fresh as asked. `catch_up` waits until the view shows all that was acknowledged before it was
-    /// first polled.
+    /// Makes the view as fresh as requested. `catch_up` must wait until the view contains everything that was
+    /// acknowledged before it was first polled.
     pub async fn ensure_fresh<E>(
         &self,
         consistency: Consistency,
@@ -53,7 +53,7 @@ impl<I: Instant> FreshnessClock<I> {
         if is_met {
             return Ok(());
         }
-        // What is acknowledged while it catches up may be missing.
+        // Taken before `catch_up`, because the view may miss what is acknowledged during it.
         let began = I::now();
         catch_up.await?;
         self.confirmed(began);
@@ -66,8 +66,9 @@ impl<I: Instant> FreshnessClock<I> {
     }
 }
 
-/// The index at which everything is applied that was acknowledged before this was asked: what this node as leader
-/// vouches for, once a quorum has confirmed, in a round that began afterwards, that it still leads.
+/// Returns an index up to which a node must apply to have everything that was acknowledged before the call.
+///
+/// Only a leader can answer: a quorum confirms, in a round that begins after the call, that this node still leads.
 pub async fn read_index<R, M>(raft: &Raft<TypeConfig<R>, M>) -> Result<u64, ReadIndexError<R>>
 where
     R: AsyncRuntime,
@@ -77,7 +78,7 @@ where
     Ok(read.index())
 }
 
-/// Why there is no read index: this node does not lead, or no quorum confirms that it does.
+/// Error of [`read_index`]: this node does not lead, or no quorum confirms that it does.
 pub type ReadIndexError<R> = RaftError<TypeConfig<R>, LinearizableReadError<TypeConfig<R>>>;
 
 #[cfg(test)]
@@ -89,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// What a read said; it never has to wait here.
+    /// Runs one read whose `catch_up` is ready at once.
     fn read(freshness: &FreshnessClock<Instant>, consistency: Consistency, answer: Result<(), u8>) -> Result<bool, u8> {
         let mut asked = false;
         let catch_up = async {

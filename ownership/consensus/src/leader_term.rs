@@ -1,4 +1,4 @@
-//! The office of a leader: its clock, and what it does by itself once a tick, as pure functions of what it sees.
+//! The leader's term: its clock and its periodic tasks, as pure functions of what the leader sees.
 
 use derive_where::derive_where;
 use ledger::{Command, ExpireLease, Ledger, LedgerLimits, RenewLease};
@@ -7,16 +7,16 @@ use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
 
 use crate::clock::LeaderClock;
 
-/// Leases that one tick may end.
+/// Maximum number of leases that one tick may expire.
 const MAX_EXPIRIES: usize = 256;
 
-/// The office of a node, while it has one. Every term is an office of its own, with a clock of its own.
+/// State of a node while it leads. Each Raft term has its own clock.
 #[derive(Debug)]
 #[derive_where(Default)]
 pub struct LeaderTerm<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
 
 impl<I: Instant> LeaderTerm<I> {
-    /// Follows Raft: takes office in the term in which this node leads, and leaves it when it does not.
+    /// Follows Raft's state: begins a term when this node starts to lead, and ends it when it stops.
     ///
     /// `ledger` is the time on the ledger's clock.
     pub fn follow(&mut self, leads: Option<u64>, ledger: LedgerTime, now: I) {
@@ -26,27 +26,28 @@ impl<I: Instant> LeaderTerm<I> {
         }
     }
 
-    /// The time of the next entry, while the ledger's clock shows `ledger`; none out of office.
+    /// Returns the time for the next entry, while the ledger's clock shows `ledger`; `None` if this node does not lead.
     pub fn entry_time(&mut self, ledger: LedgerTime, now: I) -> Option<LedgerTime> {
         self.0.as_mut().map(|(_, clock)| clock.read(ledger, now))
     }
 
-    /// How long it is held, without pauses; nothing out of office.
+    /// Returns how long this node has led, without pauses; zero if it does not lead.
     pub fn time_leading(&self) -> Micros {
         self.0.as_ref().map_or(Micros(0), |(_, clock)| clock.time_leading())
     }
 }
 
-/// One renewal for all workers that were reached.
+/// Returns one lease renewal for all workers that were reached.
 ///
-/// It also moves the ledger's clock, so it is due even when nobody was reached; none while there is nothing that ends.
+/// The renewal also advances the ledger's clock, so it is due even if no worker was reached. `None` while nothing in
+/// the ledger can expire.
 pub fn renewal(ledger: &Ledger, alive: Vec<(WorkerId, Incarnation)>, lease: Micros) -> Option<Command> {
     let is_empty = ledger.workers().next().is_none() && ledger.session_count() == 0;
     (!alive.is_empty() || !is_empty).then_some(Command::RenewLease(RenewLease { alive, ttl: lease }))
 }
 
-/// The ends of overdue leases, with the deadlines that were seen. None in the first lease time of an office: reports
-/// may have gone to the leader before.
+/// Returns the overdue leases with the deadlines that were seen. Empty during the first lease duration of a term,
+/// because liveness reports may have gone to the previous leader.
 pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<ExpireLease> {
     if in_office < lease {
         return Vec::new();
@@ -55,17 +56,17 @@ pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<Expire
     overdue.map(|(deadline, worker)| ExpireLease { worker: worker.id, epoch: worker.epoch, deadline }).collect()
 }
 
-/// How much a node's operator wants the ledger to hold; none leaves it as it is.
+/// Table sizes that a node's operator asks for; `None` leaves the ledger's limit as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DesiredLimits {
-    /// Extents.
+    /// Maximum number of artifacts.
     pub artifacts: Option<u32>,
-    /// Sessions.
+    /// Maximum number of sessions.
     pub sessions: Option<u32>,
 }
 
-/// Wider bounds, where the ledger's are narrower than is wanted here. Bounds never narrow: of several nodes that want
-/// different ones, the widest win.
+/// Returns wider limits if the ledger's are narrower than requested. Limits never narrow: if nodes ask for different
+/// ones, the widest win.
 pub fn limit_widening(ledger: &Ledger, room: DesiredLimits) -> Option<Command> {
     let current = *ledger.limits();
     let wider = LedgerLimits {
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!((office.entry_time(LedgerTime(50), start), office.time_leading()), (None, Micros(0)));
         office.follow(Some(3), LedgerTime(50), start);
         assert_eq!(office.entry_time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
-        // Told again of the same term, it goes on.
+        // Following the same term again does not restart its clock.
         office.follow(Some(3), LedgerTime(60), after(30));
         assert_eq!(
             (office.entry_time(LedgerTime(60), after(40)), office.time_leading()),

@@ -1,29 +1,29 @@
-//! Feature levels: what a release can read, and what of it the cluster uses. Pure.
+//! Feature levels: which log entries a release can read, and which of them the cluster uses. Pure.
 //!
-//! A command above the cluster's level never enters the log, and the level rises only once every member's release can
-//! read what it brings. So releases can be mixed until then, and taken back.
+//! A command above the cluster's level never enters the log. The level rises only once every member's release can read
+//! what the new level adds. Until then releases can be mixed, and an upgrade can be rolled back.
 
 use ledger::{Command, Ledger, LedgerEntry, Refusal};
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
-/// The feature levels that a release can work at.
+/// Range of feature levels that a release supports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
 #[display("{lowest} to {highest}")]
 pub struct SupportedLevels {
-    /// The oldest.
+    /// Lowest supported level.
     pub lowest: u32,
-    /// The newest.
+    /// Highest supported level.
     pub highest: u32,
 }
 
 impl SupportedLevels {
-    /// Whether it can work at `level`.
+    /// Returns whether the release supports `level`.
     pub fn contains(self, level: u32) -> bool {
         (self.lowest..=self.highest).contains(&level)
     }
 
-    /// Refuses an entry that the release cannot read. It must stop there and not skip it.
+    /// Refuses an entry that this release cannot read. The node must then stop, and must not skip the entry.
     pub fn check(self, entry: &LedgerEntry) -> Result<(), UnsupportedLevel> {
         self.check_level(entry.required_level())
     }
@@ -34,18 +34,18 @@ impl SupportedLevels {
     }
 }
 
-/// An entry or a snapshot that a newer release wrote.
+/// Error: a newer release wrote the entry or the snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the ledger is at feature level {level}, and this binary reads {levels}: install the newer release")]
 pub struct UnsupportedLevel {
-    /// The entry's.
+    /// Level of the entry or the snapshot.
     pub level: u32,
-    /// The release's.
+    /// Levels that this release supports.
     pub levels: SupportedLevels,
 }
 
-/// Refuses a command that the cluster's level does not have yet, before it is in the log, which an older release could
-/// not read then.
+/// Refuses a command that is above the cluster's level before it enters the log, where an older release could not read
+/// it.
 pub fn check_command_level(ledger: &Ledger, command: &Command) -> Result<(), Refusal> {
     let (needed, current) = (command.level(), ledger.level());
     if needed > current { Err(Refusal::Level { needed, current }) } else { Ok(()) }
@@ -54,22 +54,22 @@ pub fn check_command_level(ledger: &Ledger, command: &Command) -> Result<(), Ref
 /// What a leader knows of a member's release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemberRelease {
-    /// It does not answer now: it may come back as another one.
+    /// The member does not answer, and may come back with another release.
     Unreachable,
-    /// It said so lately.
+    /// The member reported these levels recently.
     Supports(SupportedLevels),
 }
 
 /// Why the level cannot rise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RaiseLevelError {
-    /// Nobody knows what it will come back as.
+    /// This member does not answer, so its release is unknown.
     Unreachable(NodeId),
-    /// Its release is too old, or too new.
+    /// This member's release does not support the level.
     Unsupported(NodeId, SupportedLevels),
 }
 
-/// Whether the cluster may work at `level` from now on: every member must be able to.
+/// Checks whether the cluster may raise its level to `level`: every member must support it.
 pub fn check_raise(
     level: u32,
     members: impl IntoIterator<Item = (NodeId, MemberRelease)>,

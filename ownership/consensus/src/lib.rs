@@ -1,9 +1,8 @@
-//! What of the quorum is neither disk nor socket: the types that Raft works with, the state machine that it drives, the
-//! leader's clock and what a leader does by itself, the view that readers see and how fresh it is, and the changes that
-//! watchers are told.
+//! The parts of consensus that need neither disk nor network: Raft types, the replicated state machine, the leader's
+//! clock and periodic tasks, the read view and its freshness, and the change feed for watchers.
 //!
-//! Generic over the runtime, so that servers and the deterministic simulation run the same code. Nothing here opens a
-//! file, a socket or a thread, or reads a clock that it was not given.
+//! Generic over the async runtime, so that servers and the deterministic simulation run the same code. Nothing here
+//! opens a file, a socket or a thread, or reads a clock that it was not given.
 
 mod changes;
 mod clock;

@@ -1,9 +1,8 @@
-//! Letting nodes in while the level may rise: in one leadership a leader does one of both at a time, and neither overtakes
-//! the other.
+//! Serializes joins and level raises: a leader performs one at a time, and neither overtakes the other.
 //!
-//! Either begins with the members as they are, in an entry of their own. Once that is applied, so is everything that was on its
-//! way in earlier turns and leaderships: the level is the one that a newcomer has to know, and the members are those that have
-//! to know a new level. What follows is written in the same leadership or not at all.
+//! Both first write the current membership as an entry. Once that entry is applied, all writes of earlier lock holders
+//! and leaderships are applied, too: the level is the one that a joining node must support, and the members are those
+//! that must support a new level. The following write happens in the same leadership or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,41 +18,41 @@ use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Precondition, Raft};
 use crate::levels::SupportedLevels;
 use crate::types::{Leadership, LogId, Proposal, TypeConfig};
 
-/// A leader's turn to let a node in or to raise the level: each decides on what the other changes.
+/// Lock that a leader holds while it adds a node or raises the level, because each decides on what the other changes.
 #[derive(Debug, Default)]
 pub struct MembershipLock(Mutex<()>);
 
-/// The turn, in one leadership, until it is dropped.
+/// Guard of the lock in one leadership; dropping it releases the lock.
 #[derive(Debug)]
 pub struct MembershipGuard<'a> {
     leadership: Leadership,
     _lock: MutexGuard<'a, ()>,
 }
 
-/// A node that asks to be a member.
+/// Node that asks to become a member.
 #[derive(Clone, Debug)]
 pub struct JoiningNode {
-    /// Its id.
+    /// Id of the node.
     pub id: u64,
-    /// Where it listens.
+    /// Address on which it listens.
     pub node: BasicNode,
-    /// What its release can work at.
+    /// Feature levels that its release supports.
     pub levels: SupportedLevels,
 }
 
-/// Why something was not written, or may not have been.
+/// Why a write failed, or may have failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MembershipWriteError {
-    /// The newcomer's release cannot work at the cluster's level.
+    /// The joining node's release does not support the cluster's level.
     #[error("the cluster works at level {0}")]
     Level(u32),
     /// This node does not lead, or no longer in that leadership.
     #[error("this node does not lead")]
     NotLeader,
-    /// Another membership is on its way.
+    /// Another membership change is in progress.
     #[error("another membership is on its way")]
     InProgress,
-    /// It may be written yet.
+    /// The outcome is unknown: the entry may still be written.
     #[error("{0}")]
     Unknown(String),
 }
@@ -73,19 +72,19 @@ impl<R: AsyncRuntime> From<RaftError<TypeConfig<R>, ClientWriteError<TypeConfig<
 }
 
 impl MembershipLock {
-    /// The turn; none while somebody else has it.
+    /// Acquires the lock; `None` while another operation holds it.
     pub fn try_acquire(&self, leadership: Leadership) -> Option<MembershipGuard<'_>> {
         self.0.try_lock().map(|held| MembershipGuard { leadership, _lock: held })
     }
 }
 
 impl MembershipGuard<'_> {
-    /// The leadership that it is in.
+    /// Returns the leadership in which the lock was acquired.
     pub fn leadership(&self) -> Leadership {
         self.leadership
     }
 
-    /// Writes the members as they are; they are known once that is applied, and all that was on its way before it.
+    /// Writes the current membership again. Once that is applied, so is everything that was in progress before it.
     pub async fn rewrite_members<R, M>(
         &self,
         raft: &Raft<TypeConfig<R>, M>,
@@ -100,7 +99,7 @@ impl MembershipGuard<'_> {
         Ok(members.nodes().map(|(id, _)| *id).collect())
     }
 
-    /// Adds a learner whose release can work at the cluster's level, which `level` looks up.
+    /// Adds a learner whose release supports the cluster's level, which `level` looks up.
     pub async fn add_learner<R, M>(
         &self,
         raft: &Raft<TypeConfig<R>, M>,
@@ -119,7 +118,7 @@ impl MembershipGuard<'_> {
         self.add(raft, BTreeMap::from([(newcomer.id, newcomer.node)])).await.map(|written| written.log_id)
     }
 
-    /// Writes an entry, once: no later leader writes it again.
+    /// Writes an entry at most once: no later leader writes it again.
     pub async fn write<R, M>(
         &self,
         raft: &Raft<TypeConfig<R>, M>,

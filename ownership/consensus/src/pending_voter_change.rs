@@ -1,19 +1,19 @@
-//! A change of the voters that stopped between its two steps, for the leader to finish.
+//! Detects a voter change that stopped between its two steps, so that the leader can finish it.
 //!
-//! Voters change by way of a joint configuration, in which both the old and the new ones decide. Whoever leads takes both
-//! steps; when it is lost in between, or gives up, the joint one would stay and every write need two majorities.
+//! Voters change through a joint configuration, in which both the old and the new voters decide. If the leader is lost
+//! or gives up between the two steps, the joint configuration would stay and every write would need two majorities.
 
 use std::collections::BTreeSet;
 
 use crate::types::{LogId, StoredMembership};
 
-/// What a leader saw of the membership one tick ago.
+/// The membership that a leader saw one tick ago.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PendingVoterChange(Option<LogId>);
 
 impl PendingVoterChange {
-    /// The voters to go on to, asked once a tick in office: those of a joint configuration that is committed and was
-    /// there a tick ago already. Whoever began the change is given that long to finish it.
+    /// Returns the voters to finish a change with: those of a joint configuration that is committed and was already
+    /// there one tick ago. Called once per tick by the leader; whoever began the change has one tick to finish it.
     pub fn voters_to_finish(
         &mut self,
         effective: &StoredMembership,

@@ -1,23 +1,23 @@
-//! What a process lacks for a while: which errors say so, when it is tried again, and when no more. Pure.
+//! Temporary resource shortages of a process: which errors indicate one, and when to retry. Pure.
 
 use std::io;
 use std::time::Duration;
 
-/// The wait after the first failed attempt; it doubles.
+/// Wait after the first failed attempt. Doubles with each attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
-/// The longest wait between two attempts.
+/// Maximum wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// EAGAIN, ENOMEM, ENFILE and EMFILE, as Linux numbers them: no thread, no memory, no file handle.
+/// EAGAIN, ENOMEM, ENFILE and EMFILE in Linux's numbering: no thread, no memory, no file descriptor.
 const SHORT: [i32; 4] = [11, 12, 23, 24];
 
-/// Whether an error says that the process has run out of something for now.
+/// Returns whether an error means that the process is temporarily out of a resource.
 pub fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| SHORT.contains(&errno))
 }
 
-/// The waits between the attempts at one thing.
+/// Exponential backoff between the attempts of one operation.
 #[derive(Clone, Debug)]
 pub struct Waits {
     next: Duration,
@@ -30,7 +30,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// How long to wait after an attempt that failed like this; none where the error is final, however long that takes.
+    /// Returns how long to wait after this error; `None` if the error is not a shortage and a retry is useless.
     pub fn after(&mut self, error: &io::Error) -> Option<Duration> {
         let wait = self.next;
         self.next = (wait * 2).min(LONGEST_WAIT);

@@ -1,4 +1,4 @@
-//! Where a state machine keeps its snapshot.
+//! Storage interface for the state machine's snapshot.
 
 use std::future::Future;
 use std::io;
@@ -9,31 +9,32 @@ use ledger::Ledger;
 use crate::types::{Snapshot, SnapshotMeta};
 use crate::view::LedgerView;
 
-/// What a snapshot holds.
+/// Contents of a snapshot.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SnapshotContents {
-    /// How far it goes.
+    /// Log position and membership of the snapshot.
     pub meta: SnapshotMeta,
-    /// The state there.
+    /// State of the ledger at that position.
     pub ledger: Ledger,
 }
 
-/// Keeps one snapshot, the newest. What a call wrote is durable when it returns.
+/// Stores the newest snapshot only. A write is durable when its call returns.
 pub trait SnapshotStore: Clone + Send + Sync + 'static {
-    /// How a snapshot is handed around: something that its bytes can be read from.
+    /// Handle through which a snapshot's bytes can be read.
     type Handle: Send + 'static;
 
-    /// Replaces the snapshot by this state.
+    /// Replaces the stored snapshot by this state.
     fn write(&self, body: SnapshotContents) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
 
-    /// Checks a snapshot that this node or another one wrote, and keeps it if it is not the one that is kept already.
+    /// Verifies a snapshot that this or another node wrote, and stores it unless it is the stored one already.
     fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<SnapshotContents>> + Send;
 
-    /// Lets go of a view that a snapshot replaced: it may be large, and whoever frees it has to wait for that.
+    /// Drops a view that a snapshot replaced. Dropping a large view takes time, so implementations may move it
+    /// elsewhere.
     fn discard(&self, old: Arc<LedgerView>) {
         drop(old);
     }
 
-    /// The snapshot, if there is one.
+    /// Returns the stored snapshot, if there is one.
     fn current(&self) -> impl Future<Output = io::Result<Option<Snapshot<Self::Handle>>>> + Send;
 }

@@ -1,4 +1,4 @@
-//! The state machine that Raft drives: applies entries to the ledger, publishes the view, then answers.
+//! The replicated state machine: applies entries to the ledger, publishes the view, then answers the clients.
 
 use std::io;
 use std::sync::Arc;
@@ -13,46 +13,46 @@ use crate::snapshot::{SnapshotContents, SnapshotStore};
 use crate::types::{EntryOutcomes, LogId, Payload, Snapshot, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::view::ViewPublisher;
 
-/// Entries whose answers wait for one publication of the view.
+/// Maximum number of entries whose answers wait for one publication of the view.
 const PUBLISH_EVERY: usize = 64;
 
-/// An entry that was just applied.
+/// Entry that was just applied.
 #[derive(Debug)]
 pub struct AppliedEntry<'a> {
-    /// Where it lies.
+    /// Log position of the entry.
     pub id: LogId,
-    /// What it says; none for an entry of Raft's own.
+    /// Contents of the entry; `None` for Raft's own entries.
     pub entry: Option<&'a LedgerEntry>,
-    /// One outcome for each of its submissions.
+    /// One outcome per submission.
     pub outcomes: &'a [Outcome],
-    /// The records that it changed.
+    /// Records that the entry changed.
     pub changes: &'a [RecordUpdate],
-    /// The ledger right after it.
+    /// State of the ledger right after the entry.
     pub ledger: &'a Ledger,
 }
 
-/// Sees what a machine does; changes nothing.
+/// Observes what the state machine does. Cannot change it.
 pub trait ApplyObserver: Send + Sync + 'static {
-    /// An entry was applied.
+    /// Called after an entry was applied.
     fn on_applied(&self, applied: &AppliedEntry<'_>);
 
-    /// The ledger was replaced by a snapshot's.
+    /// Called after a snapshot replaced the ledger.
     fn on_installed(&self, ledger: &Ledger) {
         let _ = ledger;
     }
 
-    /// An entry or a snapshot that this release cannot read: nothing is applied any more.
+    /// Called when an entry or a snapshot cannot be read by this release; nothing is applied from then on.
     fn on_unreadable(&self, unreadable: UnsupportedLevel) {
         let _ = unreadable;
     }
 
-    /// Readers see what was applied or installed so far.
+    /// Called when readers can see what was applied or installed so far.
     fn on_published(&self, ledger: &Ledger) {
         let _ = ledger;
     }
 }
 
-/// The ledger, and how far it is.
+/// The ledger with its log position and membership.
 #[derive(Debug)]
 pub struct StateMachine<S, W> {
     ledger: Ledger,
@@ -61,18 +61,19 @@ pub struct StateMachine<S, W> {
     snapshots: S,
     publisher: Arc<ViewPublisher>,
     observer: Arc<W>,
-    /// What this release can read.
+    /// Feature levels that this release supports.
     levels: SupportedLevels,
 }
 
 impl<S: SnapshotStore, W: ApplyObserver> StateMachine<S, W> {
-    /// A machine that has applied nothing; Raft brings it up from the snapshot and the log.
+    /// Creates a state machine that has applied nothing. Raft brings it up to date from the snapshot and the log.
     pub fn new(snapshots: S, publisher: Arc<ViewPublisher>, (observer, levels): (Arc<W>, SupportedLevels)) -> Self {
         let (ledger, membership) = (Ledger::default(), StoredMembership::default());
         Self { ledger, applied: None, membership, snapshots, publisher, observer, levels }
     }
 
-    /// Whoever cannot read something stops before it, wherever it came from: to skip it would make another ledger of it.
+    /// Fails if this release cannot read an entry or a snapshot, whatever its source. Skipping it would make the ledger
+    /// diverge.
     fn check_readable(&self, read: Result<(), UnsupportedLevel>) -> Result<(), io::Error> {
         read.map_err(|unreadable| {
             self.observer.on_unreadable(unreadable);
@@ -105,7 +106,7 @@ impl<S: SnapshotStore, W: ApplyObserver> StateMachine<S, W> {
         Ok(EntryOutcomes::default())
     }
 
-    /// Publishes what was applied, then answers: who has an answer finds it in the view.
+    /// Publishes the view before it answers, so that a client finds its write in the view.
     fn publish<R: AsyncRuntime>(&self, answers: &mut Vec<(Option<ApplyResponder<TypeConfig<R>>>, EntryOutcomes)>) {
         let before = self.publisher.publish_ledger(self.ledger.clone());
         self.observer.on_published(&self.ledger);
@@ -167,7 +168,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: ApplyObserver> RaftStateMachine<TypeC
     }
 }
 
-/// Writes a snapshot of the ledger as it was when this was made.
+/// Writes a snapshot of the ledger as it was when this builder was created.
 #[derive(Debug)]
 pub struct SnapshotBuilder<S> {
     body: Option<SnapshotContents>,
@@ -178,7 +179,7 @@ impl<R: AsyncRuntime, S: SnapshotStore> RaftSnapshotBuilder<TypeConfig<R>> for S
     type SnapshotData = S::Handle;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot<S::Handle>, io::Error> {
-        // Given away, so that what only the snapshot still holds is freed where it was written.
+        // Moved out, so that memory that only the snapshot still holds is freed by whoever wrote it.
         let body = self.body.take().ok_or_else(|| io::Error::other("a builder builds one snapshot"))?;
         self.snapshots.write(body).await
     }

@@ -1,4 +1,4 @@
-//! The types that Raft works with here.
+//! Type configuration of Raft (openraft).
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use openraft::vote::RaftLeaderId;
 use openraft::{AsyncRuntime, BasicNode, EntryPayload, OptionalSend, RaftTypeConfig};
 use serde::{Deserialize, Serialize};
 
-/// One slot of the log. Shared, because Raft hands copies of it around.
+/// Contents of one log entry. Shared, because Raft clones it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, derive_more::Display)]
 #[display("{} commands at {}", _0.submissions.len(), _0.time)]
 #[serde(transparent)]
 pub struct Proposal(pub Arc<LedgerEntry>);
 
-/// One outcome for each submission of an entry.
+/// Outcomes of an entry, one per submission.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EntryOutcomes(pub Vec<Outcome>);
 
-/// Everything that Raft is generic over, on the runtime `R`.
+/// Type parameters of Raft on the runtime `R`.
 #[derive_where(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypeConfig<R>(PhantomData<fn() -> R>);
 
 type LeaderId = leader_id_adv::LeaderId<u64, u64>;
 
-/// A term of office, and whose it is.
+/// A Raft term and its leader.
 pub type Leadership = <LeaderId as RaftLeaderId>::Committed;
-/// A place in the log.
+/// Position in the log.
 pub type LogId = openraft::LogId<Leadership>;
-/// A term, and whom it was given to.
+/// A Raft term and the node that got the vote.
 pub type Vote = openraft::impls::Vote<LeaderId>;
-/// What one slot of the log says.
+/// Payload of one log entry.
 pub type Payload = EntryPayload<Proposal, u64, BasicNode>;
-/// One slot of the log.
+/// One entry of the log.
 pub type LogEntry = openraft::Entry<Leadership, Payload>;
-/// Who the members are, and since which entry.
+/// Membership and the log position that set it.
 pub type StoredMembership = openraft::StoredMembership<Leadership, u64, BasicNode>;
-/// How far a snapshot goes.
+/// Log position and membership of a snapshot.
 pub type SnapshotMeta = openraft::storage::SnapshotMeta<Leadership, u64, BasicNode>;
-/// A snapshot, and where its bytes are.
+/// A snapshot and a handle to its bytes.
 pub type Snapshot<H> = openraft::storage::Snapshot<Leadership, u64, BasicNode, H>;
 
 impl<R: AsyncRuntime> RaftTypeConfig for TypeConfig<R> {

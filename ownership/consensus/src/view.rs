@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use ledger::Ledger;
 use vocabulary::NodeId;
 
-/// The ledger at one applied index, and what this node knew of the quorum then.
+/// The ledger at one applied index, and the status of the quorum at that time.
 #[derive(Clone, Debug, Default)]
 pub struct LedgerView {
     ledger: Ledger,
@@ -17,21 +17,21 @@ pub struct LedgerView {
 /// What a node knows of its quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuorumStatus {
-    /// Raft's term.
+    /// Current Raft term.
     pub term: u64,
-    /// The leader, as far as this node knows.
+    /// Leader, as far as this node knows.
     pub leader: Option<NodeId>,
-    /// Whether this node cannot say that the view is fresh: no leader, or a dead quorum.
+    /// Whether the view may be stale: there is no leader, or the quorum is lost.
     pub stale: bool,
 }
 
 impl LedgerView {
-    /// The ledger.
+    /// Returns the ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The quorum.
+    /// Returns the status of the quorum.
     pub fn quorum(&self) -> QuorumStatus {
         self.quorum
     }
@@ -45,26 +45,26 @@ impl Deref for LedgerView {
     }
 }
 
-/// Where the current view hangs. Readers take no lock; the two writers (apply, quorum watch) take turns.
+/// Holder of the current view. Readers take no lock; the two writers (apply, quorum watch) are serialized.
 #[derive(Debug)]
 pub struct ViewPublisher {
     view: ArcSwap<LedgerView>,
-    /// Views that were taken down while somebody read them, so that no reader is the last who holds one: dropping what
-    /// many entries have left behind takes milliseconds.
+    /// Replaced views that a reader still held. They are kept so that no reader is the last holder: freeing a view that
+    /// many entries have diverged from takes milliseconds.
     replaced: Mutex<Vec<Arc<LedgerView>>>,
 }
 
-/// Views that nobody reads any more.
+/// Replaced views without readers, for the caller to drop.
 #[derive(Debug, Default)]
 pub struct ReplacedViews {
-    /// The one that hung there until now; cheap to drop, because it shares all but the last entries.
+    /// View that was current until now. Cheap to drop, because it shares all but the last entries.
     pub current: Option<Arc<LedgerView>>,
-    /// Those that were read for longer; not to be dropped where somebody waits.
+    /// Views that readers held for longer. Do not drop them on a latency-critical path.
     pub retained: Vec<Arc<LedgerView>>,
 }
 
 impl Default for ViewPublisher {
-    /// Before the log is read nothing is known: stale.
+    /// Nothing is known before the log is read, so the view counts as stale.
     fn default() -> Self {
         let quorum = QuorumStatus { stale: true, ..QuorumStatus::default() };
         Self { view: ArcSwap::from_pointee(LedgerView { quorum, ..LedgerView::default() }), replaced: Mutex::default() }
@@ -72,12 +72,12 @@ impl Default for ViewPublisher {
 }
 
 impl ViewPublisher {
-    /// The current view.
+    /// Returns the current view.
     pub fn view(&self) -> Arc<LedgerView> {
         self.view.load_full()
     }
 
-    /// Hangs up the ledger as it is now. Returns the views that nobody reads any more.
+    /// Publishes the ledger as it is now. Returns the replaced views that have no readers.
     pub fn publish_ledger(&self, ledger: Ledger) -> ReplacedViews {
         let mut taken_down = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         let quorum = self.view.load().quorum;
@@ -91,7 +91,7 @@ impl ViewPublisher {
         ReplacedViews { current: Some(before), retained: older }
     }
 
-    /// Hangs up what is known of the quorum now.
+    /// Publishes the quorum status.
     pub fn publish_quorum(&self, quorum: QuorumStatus) {
         let mut taken_down = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         let ledger = {
@@ -105,7 +105,7 @@ impl ViewPublisher {
     }
 }
 
-/// Whether somebody besides the publisher holds a view that was taken down; nobody new can get it.
+/// Returns whether a reader still holds a replaced view. No new reader can get it.
 fn has_readers(view: &Arc<LedgerView>) -> bool {
     Arc::strong_count(view) > 1
 }

@@ -1,7 +1,8 @@
-//! Signs of life that a leader was given, until a lease time later.
+//! Liveness reports that a leader has received, kept for one lease duration.
 //!
-//! A renewal can be lost on its way into the log, while leadership is being transferred for instance. So a leader
-//! proposes no end of a lease whose holder it was told about less than a lease ago, whatever became of the renewal.
+//! A renewal can be lost on its way into the log, for instance during a leadership transfer. Therefore a leader does
+//! not expire the lease of a worker that was reported alive less than one lease duration ago, even if the renewal was
+//! lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,10 +14,10 @@ use vocabulary::{Incarnation, WorkerId};
 
 const MAX_WORKERS: usize = 4_096;
 
-/// A life of a worker, by name.
+/// A worker and its incarnation.
 type WorkerLife = (WorkerId, Incarnation);
 
-/// The last sign of each worker.
+/// Latest liveness report of each worker.
 #[derive(Debug)]
 #[derive_where(Default)]
 pub struct WorkerLiveness<I = std::time::Instant> {
@@ -25,7 +26,7 @@ pub struct WorkerLiveness<I = std::time::Instant> {
 }
 
 impl<I: Instant> WorkerLiveness<I> {
-    /// Notes that a life was reached; the one that was noted last counts. False when there are too many.
+    /// Records that an incarnation was reached; the latest report of a worker wins. Returns false if the table is full.
     pub fn record(&mut self, (worker, incarnation): WorkerLife, now: I) -> bool {
         if self.last_reached.len() >= MAX_WORKERS && !self.last_reached.contains_key(&worker) {
             return false;
@@ -35,19 +36,19 @@ impl<I: Instant> WorkerLiveness<I> {
         true
     }
 
-    /// What was noted since this was asked last, for the next renewal.
+    /// Takes the reports since the last call, for the next renewal.
     pub fn take(&mut self) -> Vec<WorkerLife> {
         std::mem::take(&mut self.unsent).into_iter().collect()
     }
 
-    /// Takes back what could not be told; what was noted meanwhile counts more.
+    /// Puts back reports whose renewal failed; newer reports win.
     pub fn requeue(&mut self, alive: Vec<WorkerLife>) {
         for (worker, incarnation) in alive {
             self.unsent.entry(worker).or_insert(incarnation);
         }
     }
 
-    /// Takes from `ends` those of lives that were noted less than `lease` ago, and forgets what is older.
+    /// Removes from `ends` the incarnations that were reported less than `lease` ago, and drops older reports.
     pub fn filter_expiries(
         &mut self,
         ends: Vec<ExpireLease>,
