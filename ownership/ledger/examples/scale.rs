@@ -1,4 +1,4 @@
-//! What a ledger of many extents costs: memory a table, lookups while it is written, clones, drops, snapshots.
+//! Benchmark of a ledger with many artifacts: memory per table, lookups during writes, clones, drops, snapshots.
 //!
 //! `cargo run --release -p ledger --example scale -- 10000000`
 
@@ -15,10 +15,10 @@ use vocabulary::*;
 
 const CLIENT: ClientId = ClientId(1);
 const WORKERS: u64 = 64;
-/// Sessions that share one system prompt.
+/// Number of sessions that share one system prompt.
 const SESSIONS_PER_SHARED_PREFIX: u64 = 4_096;
 const SHARED_PREFIX_BLOCKS: u64 = 128;
-/// Sessions whose whole chains are kept at hand to be located: 128K tokens in blocks of 64.
+/// Number of sessions whose whole chains are kept for lookups: 128K tokens in blocks of 64.
 const LONG_SESSIONS: u64 = 512;
 const LONG_SESSION_BLOCKS: u64 = 2_048;
 
@@ -41,7 +41,7 @@ fn root() -> PrefixId {
     PrefixId(9)
 }
 
-/// The prefix of a session's first blocks; the first of them are those of its preamble.
+/// Returns the prefix of a session's first blocks; the leading ones belong to its shared prefix.
 fn point(session: u64, blocks: u64) -> PrefixPoint {
     let of = if blocks <= SHARED_PREFIX_BLOCKS { session / SESSIONS_PER_SHARED_PREFIX } else { session };
     let id = if blocks == 0 {
@@ -62,7 +62,7 @@ fn owner(n: u64) -> Owner {
     Owner { worker: WorkerId(mix(n % WORKERS)), incarnation: Incarnation(1_700_000_000_000_000), rank: DpRank(0) }
 }
 
-/// A step of a session from block `base` to block `end`, served by `server`.
+/// Returns a step of a session from block `base` to block `end`, served by `server`.
 fn step(session: u64, base: u64, end: u64, server: u64) -> Command {
     let origin = origin();
     let points = (base + 1..=end).filter(|n| n % WAYPOINT == 0 || *n == end).map(|n| point(session, n)).collect();
@@ -80,17 +80,17 @@ fn step(session: u64, base: u64, end: u64, server: u64) -> Command {
     Command::Batch(batch)
 }
 
-/// The ledger with its log's end.
+/// The ledger and the end of its log.
 struct LedgerHarness {
     ledger: Ledger,
     index: u64,
     serial: u64,
     slowest_entry: Duration,
-    /// The same without the time in which this thread waited for a processor.
+    /// The same, without the time in which this thread waited for a CPU.
     slowest_entry_cpu: Duration,
 }
 
-/// How long this thread has waited for a processor so far, as Linux counts it.
+/// Returns how long this thread has waited for a CPU so far, according to Linux.
 fn scheduler_wait() -> Duration {
     let counts = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(counts.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0))
@@ -132,7 +132,7 @@ impl LedgerHarness {
     }
 }
 
-/// The blocks at which a session's extents end, for five sessions twelve and a half extents: 2.5 a session.
+/// Returns the blocks at which a session's artifacts end: 2.5 artifacts per session on average.
 fn artifact_ends(session: u64) -> [u64; 3] {
     let first = SHARED_PREFIX_BLOCKS + 70 + mix(session) % 120;
     let second = first + 30 + mix(session + 1) % 90;
@@ -169,7 +169,7 @@ fn percentile(sorted: &[u64], of: usize) -> u64 {
     sorted[(sorted.len() * of / 1_000).min(sorted.len() - 1)]
 }
 
-/// Times lookups one by one; the clock itself costs some 20 ns of each.
+/// Times lookups one by one; the clock itself takes about 20 ns of each.
 fn lookups(name: &str, view: &Mutex<Arc<Ledger>>, look: impl Fn(&Ledger, u64)) {
     let mut times = Vec::with_capacity(200_000);
     for round in 0..200u64 {
@@ -204,7 +204,7 @@ fn main() {
             let ends = artifact_ends(session);
             (0..extents(session)).map(move |n| {
                 let base = if n == 0 { 0 } else { ends[n - 1] };
-                // Every extent is computed by another worker, so that they are not joined.
+                // Every artifact is computed by another worker, so that they are not joined.
                 step(session, base, ends[n], session + n as u64)
             })
         });
@@ -320,7 +320,7 @@ fn measure_views(view: Mutex<Arc<Ledger>>, mut log: LedgerHarness) {
     println!("dropping the whole takes {:.1?}", start.elapsed());
 }
 
-/// Counts what is written.
+/// Counts written bytes.
 struct ByteCounter(u64);
 
 impl Write for ByteCounter {

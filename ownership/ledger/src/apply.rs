@@ -1,4 +1,4 @@
-//! From an entry to its outcomes. Everything that changes the ledger starts here.
+//! Applies log entries to the ledger. Every change of the ledger starts here.
 
 pub(crate) mod control;
 mod owners;
@@ -16,20 +16,21 @@ use crate::command::{Command, LedgerEntry, PrefixRef, Submission};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 
-/// How far one entry may move the ledger's clock.
+/// Maximum advance of the ledger's clock per entry.
 pub const MAX_CLOCK_STEP: Micros = Micros(1_000_000);
 
-/// Bytes of outcomes that are remembered for one client: at the usual number of them, steps take a tenth of it, and only
-/// batches of hundreds of commands come near it.
+/// Bytes of outcomes remembered per client. The usual number of step outcomes takes a tenth of it; only batches of
+/// hundreds of commands come near it.
 const MAX_OUTCOME_BYTES: u64 = 4 << 20;
 
-/// The answer, or why nothing was changed.
+/// Outcome of a command, or why nothing was changed.
 type CommandResult = Result<Outcome, Refusal>;
 
 impl Ledger {
-    /// Executes the entry at `index` of the Raft log; one outcome for each submission, in order.
+    /// Applies the entry at `index` of the Raft log and returns one outcome per submission, in order.
     ///
-    /// The clock takes the entry's time, but never goes back and never more than a second forward. Indexes must rise.
+    /// The clock is set to the entry's time, but never moves back, nor forward by more than a second. Indexes must
+    /// increase.
     pub fn apply(&mut self, index: u64, entry: &LedgerEntry) -> Vec<Outcome> {
         assert!(index > self.records.applied || self.records.applied == 0, "entry {index} is applied twice");
         let clock = self.records.clock;
@@ -41,13 +42,13 @@ impl Ledger {
         entry.submissions.iter().map(|submission| self.submit(&mut epoch, submission)).collect()
     }
 
-    /// Takes note of an entry that holds no commands (a new term, a membership), so that every index is accounted for.
+    /// Records an entry without commands (a new term, a membership), so that every index is accounted for.
     pub fn apply_empty(&mut self, index: u64) {
         self.changes.clear();
         self.records.applied = self.records.applied.max(index);
     }
 
-    /// Executes a command unless its serial was seen.
+    /// Executes a command unless its serial was already seen.
     fn submit(&mut self, epoch: &mut Epoch, submission: &Submission) -> Outcome {
         let Submission { client, serial, command } = submission;
         if let Some(known) = self.records.clients.get(client) {
@@ -66,7 +67,8 @@ impl Ledger {
             Command::Batch(commands) => self.batch(epoch, commands),
             single => self.execute(next_epoch(epoch), single),
         };
-        // The release before levels counted outcomes only, and a ledger at level 1 decides as it did.
+        // The release before feature levels bounded only the number of outcomes; a ledger at level 1 must decide the
+        // same way.
         let bytes = if self.level() < 2 { u64::MAX } else { MAX_OUTCOME_BYTES };
         let keep = OutcomeRetention { max_outcomes: self.records.limits.outcomes, max_bytes: bytes };
         if let Some(client) = self.records.clients.get_mut(client) {
@@ -124,7 +126,7 @@ impl Ledger {
         answer.unwrap_or_else(Outcome::Refused)
     }
 
-    /// Opens a client, at the cost of the one that has been silent longest when there are too many.
+    /// Opens a client. If there are too many, the client that has been silent longest is closed.
     fn open_client(&mut self, epoch: Epoch, (client, serial): (ClientId, ClientSerial), node: NodeId) {
         if self.records.clients.contains_key(&client) {
             return;
@@ -136,7 +138,7 @@ impl Ledger {
         self.records.clients.insert(client, ClientRecord::new(node, epoch, serial));
     }
 
-    /// The extent that keeps a place as a boundary.
+    /// Returns the artifact that keeps a prefix as a boundary.
     fn resolve_prefix(&self, place: PrefixRef) -> Result<Artifact, UnresolvedPrefix> {
         if let Some(artifact) = self.artifact_with_prefix(place.point.id, place.scope) {
             let exact =
@@ -154,11 +156,11 @@ impl Ledger {
     }
 }
 
-/// A place that is no kept boundary.
+/// Why a prefix could not be resolved to a boundary.
 enum UnresolvedPrefix {
-    /// It lies inside an extent.
+    /// The prefix lies inside an artifact, not at one of its boundaries.
     Merged(Outcome),
-    /// It is not known, or contradicts what is.
+    /// The prefix is unknown, or contradicts what is sealed.
     Refused(Refusal),
 }
 
@@ -171,7 +173,7 @@ impl From<UnresolvedPrefix> for CommandResult {
     }
 }
 
-/// The epoch of the next command in an entry.
+/// Returns the epoch of the next command in an entry.
 fn next_epoch(epoch: &mut Epoch) -> Epoch {
     let current = *epoch;
     epoch.position += 1;

@@ -1,8 +1,8 @@
-//! Extents: how the ledger stores sealed artifacts.
+//! Artifacts: sealed ranges of blocks as the ledger stores them.
 //!
-//! An extent covers a range of blocks that have one owner, one shape and one set of replicas. Sealed blocks never
-//! change; an extent only grows at its end, while a single session references it, and hangs on a kept point of its
-//! parent.
+//! An artifact covers a range of blocks that have one owner, one shape and one set of replicas. Sealed blocks never
+//! change. An artifact grows only at its end and only while a single session references it. It attaches to a boundary
+//! of its parent artifact.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::PrefixPoint;
 use crate::control::PinFlag;
 use crate::ref_set::RefSet;
 
-/// A kind of KV state.
+/// Kind of KV state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[repr(u8)]
 pub enum KvKind {
-    /// Keys and values of dense, grouped or latent attention.
+    /// Keys and values of dense, grouped-query or latent attention.
     DenseKv = 1,
     /// Main entries of compressed sparse attention.
     CompressedCsaMain = 2,
@@ -30,7 +30,7 @@ pub enum KvKind {
     CompressedHca = 8,
     /// Sliding windows at the end of the range.
     WindowSwa = 16,
-    /// State of the partial block.
+    /// State of the partial block at the end.
     TailState = 32,
 }
 
@@ -47,46 +47,46 @@ impl Default for KvKinds {
 }
 
 impl KvKinds {
-    /// With one kind more.
+    /// Returns the set with `kind` added.
     pub fn with(self, kind: KvKind) -> Self {
         Self(self.0 | kind as u8)
     }
 
-    /// Whether `kind` is in it.
+    /// Returns whether the set contains `kind`.
     pub fn has(self, kind: KvKind) -> bool {
         self.0 & kind as u8 != 0
     }
 }
 
-/// Digest of attention spec and precision: KV of different formats is never shared.
+/// Digest of attention spec and precision. KV of different formats is never shared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
 pub struct KvFormat(pub u64);
 
-/// What sealed blocks are made of.
+/// Format and size of sealed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct KvShape {
     /// Attention spec and precision.
     pub format: KvFormat,
-    /// Which state is kept.
+    /// Kinds of KV state that are kept.
     pub kinds: KvKinds,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block: Tokens,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block_bytes: Bytes,
 }
 
-/// Within which prefixes are shared: one tenant and one KV format. Nothing is looked up across scopes.
+/// Sharing scope of prefixes: one tenant and one KV format. Nothing is looked up across scopes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(transparent)]
 pub struct Scope(u64);
 
 impl Scope {
-    /// The scope of a tenant's KV of this format: xxh3-64 over the format and the tenant's name.
+    /// Returns the scope of a tenant's KV of this format: xxh3-64 over the format and the tenant's name.
     pub fn of(tenant: &TenantId, format: KvFormat) -> Self {
         let (name, mut short) = (tenant.0.as_bytes(), [0; 128]);
         short[..8].copy_from_slice(&format.0.to_le_bytes());
-        // Asked with every lookup, so a name of usual length is put together in place.
+        // Every lookup needs the scope, so a name of usual length is assembled on the stack.
         if let Some(place) = short.get_mut(8..8 + name.len()) {
             place.copy_from_slice(name);
             return Self(xxh3_64(&short[..8 + name.len()]));
@@ -98,13 +98,15 @@ impl Scope {
         Self(hash)
     }
 
-    /// As a number, evenly spread.
+    /// Returns the scope as an evenly distributed number.
     pub(crate) fn hash(self) -> u64 {
         self.0
     }
 
-    /// The id of the extent that `epoch` made of blocks from `from` on, `first` being its first kept point. The
-    /// epoch is in it because the same blocks may be sealed again after they were forgotten.
+    /// Returns the id of the artifact that `epoch` created of blocks from `from` on, where `first` is its first
+    /// boundary.
+    ///
+    /// The epoch is part of the id because the same blocks may be sealed again after they were forgotten.
     pub(crate) fn artifact_id(self, from: Blocks, first: PrefixId, epoch: Epoch) -> ArtifactId {
         let mut named = [0u8; 48];
         named[..8].copy_from_slice(&self.0.to_le_bytes());
@@ -117,50 +119,50 @@ impl Scope {
     }
 }
 
-/// A kept point of an extent.
+/// A prefix that an artifact keeps and that lookups can find.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Boundary {
-    /// The prefix that ends there.
+    /// Prefix that ends at the boundary.
     pub point: PrefixPoint,
-    /// The grant that sealed it.
+    /// Grant that sealed it.
     pub epoch: Epoch,
 }
 
-/// Where an extent hangs on.
+/// Where an artifact attaches to its parent.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ParentPoint {
-    /// The extent before it.
+    /// Parent artifact.
     pub artifact: ArtifactId,
-    /// The kept point of that extent.
+    /// Boundary of the parent at which the child attaches.
     pub at: PrefixPoint,
 }
 
-/// A read-only copy.
+/// Read-only copy of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Replica {
-    /// Who has it.
+    /// Rank that holds the copy.
     pub holder: Owner,
-    /// How far it reaches; its id is the digest that was copied.
+    /// End of the copied prefix; its id is the digest of what was copied.
     pub upto: PrefixPoint,
-    /// When it is forgotten.
+    /// When the copy is forgotten.
     pub expires: LedgerTime,
 }
 
-/// Whose an extent is and what it is made of.
+/// Tenant, model and shape of an artifact.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct KvOrigin {
-    /// Whose traffic.
+    /// Tenant.
     pub tenant: TenantId,
-    /// Which model's KV.
+    /// Model whose KV it is.
     pub model: ModelId,
-    /// The chain's root.
+    /// Root of the chain.
     pub root: PrefixId,
-    /// What the blocks are made of.
+    /// Format and size of the blocks.
     pub shape: KvShape,
 }
 
 impl KvOrigin {
-    /// Within which its prefixes are found.
+    /// Returns the scope in which the artifact's prefixes can be looked up.
     pub fn scope(&self) -> Scope {
         Scope::of(&self.tenant, self.shape.format)
     }
@@ -169,35 +171,35 @@ impl KvOrigin {
 /// A range of sealed blocks.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Artifact {
-    /// Its id; stays when the extent grows.
+    /// Id; does not change when the artifact grows.
     pub id: ArtifactId,
-    /// Whose it is and what it is made of.
+    /// Tenant, model and shape.
     pub origin: Arc<KvOrigin>,
-    /// What it extends; none when it starts at the root.
+    /// Where it attaches; `None` if it starts at the root.
     pub parent: Option<ParentPoint>,
-    /// Kept points in rising order; the last is the end.
+    /// Boundaries in ascending order; the last one is the artifact's end.
     pub boundaries: Vec<Boundary>,
-    /// Who has it by decision; none when the owner gave it back.
+    /// Owner by decision, live or not; `None` if the owner released it.
     pub owner: Option<Owner>,
     /// When that owner was granted.
     pub epoch: Epoch,
-    /// Sessions with a head in it.
+    /// Sessions with a head in this artifact.
     pub sessions: RefSet<SessionId>,
-    /// Extents that hang on it.
+    /// Artifacts that attach to this one.
     pub children: RefSet<ArtifactId>,
     /// Read-only copies, by holder.
     pub replicas: Vec<Replica>,
-    /// The repository or document it belongs to.
+    /// Group (repository or document) that it belongs to.
     pub group: Option<GroupId>,
     /// When it was last written.
     pub touched: LedgerTime,
-    /// Whether it may be forgotten.
+    /// Whether it is protected from eviction.
     #[serde(default, skip_serializing_if = "PinFlag::is_no")]
     pub pinned: PinFlag,
 }
 
 impl Artifact {
-    /// An extent of nothing.
+    /// Creates an artifact without blocks.
     pub(crate) fn empty(id: ArtifactId, origin: Arc<KvOrigin>) -> Self {
         Self {
             id,
@@ -215,28 +217,28 @@ impl Artifact {
         }
     }
 
-    /// Blocks before it.
+    /// Returns the number of blocks before it.
     pub fn from(&self) -> Blocks {
         self.parent.map_or(Blocks::ZERO, |parent| parent.at.blocks)
     }
 
-    /// Its end.
+    /// Returns its end.
     pub fn end(&self) -> PrefixPoint {
         let root = PrefixPoint { blocks: Blocks::ZERO, id: self.origin.root };
         self.boundaries.last().map_or(root, |last| last.point)
     }
 
-    /// Bytes of its own blocks.
+    /// Returns the bytes of its own blocks.
     pub fn bytes(&self) -> Bytes {
         self.origin.shape.block_bytes * (self.end().blocks - self.from()).0
     }
 
-    /// Whether nothing references it and nobody keeps it.
+    /// Returns whether nothing references it and it is not pinned.
     pub fn is_idle(&self) -> bool {
         self.pinned.is_no() && self.sessions.is_empty() && self.children.is_empty()
     }
 
-    /// The deepest kept point at or before `blocks`.
+    /// Returns the deepest boundary at or before `blocks`.
     pub fn boundary_at_or_before(&self, blocks: Blocks) -> Option<&Boundary> {
         let after = self.boundaries.partition_point(|b| b.point.blocks <= blocks);
         self.boundaries[..after].last()

@@ -1,6 +1,6 @@
-//! Extents as they lie in memory: packed bytes beside a shared origin.
+//! In-memory table of artifacts: packed bytes plus a shared origin.
 //!
-//! An unpacked extent takes three times as much.
+//! An unpacked artifact takes three times as much memory.
 
 use std::sync::Arc;
 
@@ -25,11 +25,11 @@ const PINNED: u8 = 8;
 /// Reference sets that are too large to be packed.
 type LargeRefs = (RefSet<SessionId>, RefSet<ArtifactId>);
 
-/// A packed extent.
+/// A packed artifact.
 #[derive(Clone)]
 pub(crate) struct PackedArtifact {
     origin: Arc<KvOrigin>,
-    /// Few references, then everything else.
+    /// Small reference sets, then all other fields.
     bytes: Arc<[u8]>,
     large_refs: Option<Arc<LargeRefs>>,
 }
@@ -59,7 +59,8 @@ impl PackedArtifact {
         from.body(Artifact { sessions, children, ..Artifact::empty(id, self.origin.clone()) })
     }
 
-    /// Of everything in it and its id: of a large set of references, only the sum that the set keeps.
+    /// Returns the digest of the artifact and its id. Of a large reference set only the sum that the set maintains is
+    /// hashed.
     fn digest(&self, id: ArtifactId) -> u128 {
         let mut from = PackedReader(&self.bytes);
         let mut few = [0u128; 2];
@@ -87,7 +88,7 @@ impl PackedArtifact {
         &self.origin
     }
 
-    /// What is kept at a point with this id, if one is.
+    /// Returns the boundary with this prefix id, if there is one.
     pub(crate) fn boundary(&self, id: ArtifactId, prefix: PrefixId) -> Option<BoundaryRef<'_>> {
         let mut from = PackedReader(&self.bytes);
         from.skip_references();
@@ -97,7 +98,7 @@ impl PackedArtifact {
         Some(BoundaryRef { id, point: at, owner, epoch, packed: self })
     }
 
-    /// The deepest kept point on the chain, of an extent of which everything up to `known` is.
+    /// Returns the deepest boundary on the chain. All boundaries up to `known` must be on it.
     fn last_on_chain(&self, chain: &PrefixChain, known: PrefixPoint) -> PrefixPoint {
         let mut from = PackedReader(&self.bytes);
         from.skip_references();
@@ -114,14 +115,14 @@ impl PackedArtifact {
     }
 }
 
-/// A kept point, and the extent that keeps it: what most lookups are about, read without unpacking the rest.
+/// A boundary and the artifact that keeps it, read without unpacking the rest. Most lookups need no more.
 #[derive(Clone, Copy)]
 pub struct BoundaryRef<'a> {
-    /// The extent.
+    /// Id of the artifact.
     pub id: ArtifactId,
-    /// The point.
+    /// Prefix at the boundary.
     pub point: PrefixPoint,
-    /// Who has the extent by decision; none when the owner gave it back.
+    /// Owner of the artifact by decision; `None` if the owner released it.
     pub owner: Option<Owner>,
     /// When that owner was granted.
     pub epoch: Epoch,
@@ -129,23 +130,23 @@ pub struct BoundaryRef<'a> {
 }
 
 impl BoundaryRef<'_> {
-    /// The whole extent.
+    /// Unpacks the whole artifact.
     pub fn artifact(&self) -> Artifact {
         self.packed.unpack(self.id)
     }
 
-    /// Whether extents hang on this one.
+    /// Returns whether artifacts attach to this one.
     pub(crate) fn has_children(&self) -> bool {
         self.packed.has_children()
     }
 
-    /// The deepest kept point of the extent that is on the chain; this one is.
+    /// Returns the artifact's deepest boundary on the chain. This boundary must be on the chain.
     pub(crate) fn last_on_chain(self, chain: &PrefixChain) -> Self {
         Self { point: self.packed.last_on_chain(chain, self.point), ..self }
     }
 }
 
-/// Everything of fixed number.
+/// Fields of an artifact that are not lists.
 struct ArtifactHeader {
     touched: LedgerTime,
     epoch: Epoch,
@@ -193,7 +194,7 @@ impl PackedWriter {
 }
 
 impl PackedReader<'_> {
-    /// References that are packed here.
+    /// Reads a reference set that is packed inline.
     fn inline_refs(&mut self) -> impl Iterator<Item = u128> {
         (0..self.number()).map(|_| self.id())
     }
@@ -218,7 +219,7 @@ impl PackedReader<'_> {
         }
     }
 
-    /// The kept points of an extent that hangs there, without their epochs. Reads only what is asked for.
+    /// Iterates over the boundaries of an artifact that attaches to `parent`, without epochs. Decodes lazily.
     fn points(mut self, parent: Option<ParentPoint>) -> impl Iterator<Item = PrefixPoint> {
         let mut blocks = parent.map_or(0, |parent| parent.at.blocks.0);
         (0..self.number()).map(move |_| {
@@ -257,11 +258,11 @@ impl PackedReader<'_> {
     }
 }
 
-/// All extents, by id, and their digest, which is kept in step with every write.
+/// All artifacts by id, and their digest, which every write updates.
 #[derive(Clone, Default)]
 pub(crate) struct ArtifactTable {
     table: RadixMap<u128, PackedArtifact, 16>,
-    /// The sum of the records' digests: equal contents have equal sums, however they came about.
+    /// Sum of the records' digests: tables with equal contents have equal sums, whatever their history.
     pub(crate) digest: u128,
 }
 
@@ -274,7 +275,7 @@ impl ArtifactTable {
         self.table.get(&id.0).map(|stored| stored.unpack(id))
     }
 
-    /// An extent's origin, without unpacking the rest.
+    /// Returns an artifact's origin without unpacking the rest.
     pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<KvOrigin>> {
         self.table.get(&id.0).map(PackedArtifact::origin)
     }
@@ -297,12 +298,12 @@ impl ArtifactTable {
         self.table.iter().map(|(id, stored)| stored.unpack(ArtifactId(*id)))
     }
 
-    /// The first extent whose id is not below this one, still packed.
+    /// Returns the first artifact with an id at or above `id`, still packed.
     pub(crate) fn at_or_after(&self, id: ArtifactId) -> Option<(ArtifactId, &PackedArtifact)> {
         self.table.at_or_after(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }
 
-    /// All ids from one on, with what is packed there.
+    /// Iterates over all artifacts from `id` on, still packed.
     pub(crate) fn iter_from(&self, id: ArtifactId) -> impl Iterator<Item = (ArtifactId, &PackedArtifact)> {
         self.table.iter_from(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }

@@ -1,6 +1,7 @@
-//! Which extent keeps a prefix: 16 bytes a boundary.
+//! Index from a prefix to the artifact that keeps it, with 16 bytes per boundary.
 //!
-//! An entry is 64 bits of prefix and scope and 64 bits of the extent's id, so what it finds is looked up in the extents.
+//! An entry has 64 bits of prefix and scope and 64 bits of the artifact's id, so a hit is verified in the artifact
+//! table.
 
 use vocabulary::{ArtifactId, PrefixId};
 
@@ -41,7 +42,8 @@ impl BoundaryIndex {
     }
 }
 
-/// The extent that an entry means, if it keeps the prefix indeed. Others may share the half of its id.
+/// Returns the boundary that an entry refers to, if its artifact really keeps the prefix. Several artifacts may share
+/// the upper half of an id.
 fn boundary_of_entry(
     entry: u128,
     prefix: PrefixId,
@@ -58,7 +60,8 @@ fn boundary_of_entry(
     }
 }
 
-/// The half of an entry that is known of a prefix. Both parts are hashes, so both halves are spread evenly.
+/// Returns the half of an entry that is derived from the prefix. Both inputs are hashes, so keys are evenly
+/// distributed.
 fn key(prefix: PrefixId, scope: Scope) -> u128 {
     u128::from((prefix.0 >> 64) as u64 ^ scope.hash()) << 64
 }

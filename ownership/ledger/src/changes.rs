@@ -1,4 +1,4 @@
-//! Which records an entry changed, for those who watch. No part of the state: neither compared, nor cloned, nor written.
+//! The records that an entry changed, for watchers. Not part of the state: not compared, cloned or serialized.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use vocabulary::{ArtifactId, NodeId, SessionId, TenantId, WorkerId};
 
 use crate::ledger::Ledger;
 
-/// A record.
+/// Key of a record.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RecordKey {
     /// A worker and its lease.
     Worker(WorkerId),
     /// A session.
     Session(SessionId),
-    /// An extent.
+    /// An artifact.
     Artifact(ArtifactId),
     /// A node of the cluster.
     Node(NodeId),
@@ -21,25 +21,25 @@ pub enum RecordKey {
     Quota(TenantId),
 }
 
-/// What became of a record.
+/// Kind of change.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ChangeOp {
-    /// It was written.
+    /// The record was written.
     Put,
-    /// It was forgotten.
+    /// The record was removed.
     Removed,
 }
 
-/// A record that an entry changed. A lease that was only renewed and an intent are no change.
+/// A record that an entry changed. Lease renewals and intents do not count as changes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RecordUpdate {
-    /// Which record.
+    /// Key of the record.
     pub key: RecordKey,
-    /// How it is now.
+    /// Whether the record exists now.
     pub op: ChangeOp,
 }
 
-/// What the last entry changed.
+/// Changes of the last entry.
 #[derive(Default, Debug)]
 pub(crate) struct EntryChanges(Vec<RecordUpdate>);
 
@@ -58,7 +58,7 @@ impl EntryChanges {
 }
 
 impl Clone for EntryChanges {
-    /// A clone is a view: nobody takes changes from it.
+    /// A clone is a read view, so it starts without changes.
     fn clone(&self) -> Self {
         Self::default()
     }
@@ -73,14 +73,14 @@ impl PartialEq for EntryChanges {
 impl Eq for EntryChanges {}
 
 impl Ledger {
-    /// What the last entry changed, each record once and as it is now, in the order of its last change.
+    /// Takes the changes of the last entry: each record once, with its final state, in the order of its last change.
     pub fn take_changes(&mut self) -> Vec<RecordUpdate> {
         let changed = self.pending_changes();
         self.changes.clear();
         changed
     }
 
-    /// The same, left in place.
+    /// Returns the same changes without taking them.
     pub(crate) fn pending_changes(&self) -> Vec<RecordUpdate> {
         let mut seen = BTreeSet::new();
         let mut last: Vec<_> = self.changes.0.iter().rev().filter(|change| seen.insert(&change.key)).cloned().collect();

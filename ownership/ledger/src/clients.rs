@@ -1,4 +1,4 @@
-//! Who may write, and what they were answered: a repeated serial returns the first outcome.
+//! Clients that may write, and their past outcomes: a repeated serial returns the first outcome.
 
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
@@ -6,18 +6,18 @@ use vocabulary::{ClientSerial, Epoch, NodeId};
 
 use crate::outcome::Outcome;
 
-/// One boot of one node.
+/// A client: one boot of one node.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct ClientRecord {
     pub(crate) node: NodeId,
     pub(crate) epoch: Epoch,
     pub(crate) wrote: Epoch,
-    /// The lowest serial whose outcome is still known, or that may still be executed.
+    /// Lowest serial whose outcome is still known or that may still be executed.
     floor: ClientSerial,
     outcomes: OutcomesBySerial,
 }
 
-/// Outcomes by serial, and the bytes that they count for; written as the plain map.
+/// Outcomes by serial, and the bytes that they count for. Serialized as a plain map.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(from = "OrdMap<ClientSerial, Outcome>", into = "OrdMap<ClientSerial, Outcome>")]
 struct OutcomesBySerial {
@@ -45,7 +45,7 @@ impl OutcomesBySerial {
         self.bytes -= old.map_or(0, |old| old.counted_bytes());
     }
 
-    /// Forgets the oldest; its serial.
+    /// Forgets the oldest outcome and returns its serial.
     fn forget_oldest(&mut self) -> Option<ClientSerial> {
         let serial = *self.by_serial.get_min().map(|(serial, _)| serial)?;
         self.bytes -= self.by_serial.remove(&serial).map_or(0, |outcome| outcome.counted_bytes());
@@ -53,26 +53,26 @@ impl OutcomesBySerial {
     }
 }
 
-/// How much of what a client was answered is remembered. The newest outcome always is.
+/// How many outcomes of a client are remembered. The newest one always is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutcomeRetention {
     pub(crate) max_outcomes: u32,
     pub(crate) max_bytes: u64,
 }
 
-/// What is known of a serial.
+/// What is known about a serial.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum SerialStatus {
     /// It was never executed.
     Fresh,
-    /// It was, with this outcome.
+    /// It was executed, with this outcome.
     Executed(Outcome),
-    /// It may have been, too long ago to tell.
+    /// It may have been executed, but its outcome is no longer remembered.
     Forgotten,
 }
 
 impl ClientRecord {
-    /// A client that opened with the command of serial `first`; what came before it is not known here.
+    /// Creates a client that opened with the command of serial `first`. Nothing is known of earlier serials.
     pub(crate) fn new(node: NodeId, epoch: Epoch, first: ClientSerial) -> Self {
         Self { node, epoch, wrote: epoch, floor: first, outcomes: OutcomesBySerial::default() }
     }
@@ -85,7 +85,7 @@ impl ClientRecord {
         }
     }
 
-    /// Remembers an outcome, and forgets the oldest beyond `keep`.
+    /// Records an outcome, and forgets the oldest ones beyond `keep`.
     pub(crate) fn record_outcome(&mut self, serial: ClientSerial, outcome: Outcome, keep: OutcomeRetention) {
         self.outcomes.insert(serial, outcome);
         let is_full = |answers: &OutcomesBySerial| {
@@ -98,7 +98,7 @@ impl ClientRecord {
         }
     }
 
-    /// What it was answered, by serial.
+    /// Returns the remembered outcomes by serial.
     pub(crate) fn outcomes(&self) -> &OrdMap<ClientSerial, Outcome> {
         &self.outcomes.by_serial
     }
@@ -120,7 +120,7 @@ mod tests {
         }
         assert_eq!(client.outcomes().len(), 4);
         assert_eq!(client.serial_status(ClientSerial(18)), SerialStatus::Executed(Outcome::Done));
-        // 9 was never sent, but nobody can tell any more whether it was.
+        // 9 was never sent, but that is no longer known.
         assert_eq!(client.serial_status(ClientSerial(9)), SerialStatus::Forgotten);
         assert_eq!(client.serial_status(ClientSerial(10)), SerialStatus::Forgotten);
         assert_eq!(client.serial_status(ClientSerial(11)), SerialStatus::Fresh);
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(client.outcomes().len(), 3);
         assert_eq!(client.serial_status(ClientSerial(1)), SerialStatus::Forgotten);
         assert_eq!(client.serial_status(ClientSerial(2)), SerialStatus::Executed(batch(10)));
-        // What is read from a snapshot goes on as what was kept in memory.
+        // A client read from a snapshot behaves like the one that was kept in memory.
         let read: ClientRecord = rmp_serde::from_slice(&rmp_serde::to_vec(&client).unwrap()).unwrap();
         assert_eq!(read, client);
         client.record_outcome(ClientSerial(5), batch(1_000), keep);

@@ -1,4 +1,4 @@
-//! What can be asked of the ledger. Every command is idempotent and carries what it was decided on.
+//! Commands of the ledger. Every command is idempotent and carries the state that it was decided on.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{
@@ -12,17 +12,17 @@ use crate::limits::LedgerLimits;
 use crate::record::WorkerSpec;
 use crate::{ChainSegment, PrefixPoint};
 
-/// What lies in one slot of the Raft log: commands of several clients, and the leader's clock.
+/// Contents of one entry of the Raft log: commands of several clients, and the leader's clock.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct LedgerEntry {
-    /// The ledger clock that the leader proposes; `apply` takes it back into its bounds.
+    /// Ledger time that the leader proposes; `apply` clamps it.
     pub time: LedgerTime,
     /// The commands, in order.
     pub submissions: Vec<Submission>,
 }
 
 impl LedgerEntry {
-    /// The feature level that a binary must know to read and execute this.
+    /// Returns the feature level that a release must support to read and execute this entry.
     pub fn required_level(&self) -> u32 {
         self.submissions.iter().map(|submission| submission.command.required_level()).max().unwrap_or(1)
     }
@@ -31,20 +31,20 @@ impl LedgerEntry {
 /// One command of one client.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Submission {
-    /// Who asks: one boot of one node.
+    /// Client: one boot of one node.
     pub client: ClientId,
-    /// Its number; a repeated one returns the first outcome.
+    /// Serial of the command; a repeated serial returns the first outcome.
     pub serial: ClientSerial,
-    /// What is asked.
+    /// Command to execute.
     pub command: Command,
 }
 
-/// A session or an extent, where a command may name either.
+/// A session or an artifact, for commands that accept either.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum OwnershipSubject {
-    /// A session's decode ownership.
+    /// Decode ownership of a session.
     Session(SessionId),
-    /// An extent.
+    /// An artifact.
     Artifact(ArtifactId),
 }
 
@@ -52,72 +52,72 @@ pub enum OwnershipSubject {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Command {
-    /// Take ownership of what nobody live owns.
+    /// Claims ownership of something that has no live owner.
     ClaimOwner(ClaimOwner),
-    /// Some router reached these workers.
+    /// Renews the leases of workers that some router reached.
     RenewLease(RenewLease),
-    /// Give ownership back.
+    /// Releases ownership.
     Release(ReleaseOwner),
-    /// A worker holds a read-only copy of a prefix.
+    /// Records that a worker holds a read-only copy of a prefix.
     ReplicateReadonly(ReplicateReadonly),
-    /// A worker no longer holds its copy.
+    /// Records that a worker no longer holds its copy.
     DropReplica(DropReplica),
-    /// Blocks became immutable.
+    /// Seals blocks, which makes them immutable.
     Seal(SealBlocks),
-    /// A conversation begins.
+    /// Opens a session.
     OpenSession(OpenSession),
-    /// A session's head moves.
+    /// Advances a session's head.
     Advance(AdvanceHead),
-    /// A new session begins at a prefix of another.
+    /// Opens a new session at a prefix of another one.
     Fork(ForkSession),
-    /// A conversation ended.
+    /// Closes a session.
     CloseSession(SessionId),
-    /// A session's ownership moves to a worker that has the blocks.
+    /// Migrates a session's ownership to a worker that has its blocks.
     Migrate(MigrateSession),
-    /// A life of a worker begins, or is confirmed.
+    /// Registers an incarnation of a worker, or confirms it.
     RegisterWorker(RegisterWorker),
-    /// A worker is taken out, whatever it was granted since somebody looked.
+    /// Retires a worker unconditionally, even if it was granted a new lease since the operator looked.
     RetireWorker(WorkerId),
-    /// An extent is put into a group, or out of any.
+    /// Assigns an artifact to a group, or removes it from its group.
     SetGroup(SetGroup),
-    /// A step was dispatched, or will not come.
+    /// Announces that a step was dispatched, or withdraws the announcement.
     Intent(SetIntent),
-    /// A lease ran out.
+    /// Expires a lease.
     Expire(ExpireLease),
-    /// A boot of a node begins to write.
+    /// Opens a client for one boot of a node.
     OpenClient(NodeId),
-    /// Several at once; one outcome each, not atomic, not nested.
+    /// Executes several commands, with one outcome each. Neither atomic nor nested.
     Batch(Vec<Command>),
-    /// A node joins the cluster.
+    /// Admits a node to the cluster.
     AdmitNode(AdmitNode),
-    /// A node is taken out of the cluster for good.
+    /// Retires a node from the cluster for good.
     RetireNode(NodeId),
-    /// The cluster's feature level rises, once every member knows it.
+    /// Raises the cluster's feature level, once every member supports it.
     RaiseLevel(u32),
-    /// The tables' bounds widen.
+    /// Widens the limits of the tables.
     SetLimits(Box<LedgerLimits>),
-    /// An extent is kept, or no longer.
+    /// Pins or unpins an artifact.
     Pin(PinArtifact),
-    /// An extent that nothing references is forgotten.
+    /// Evicts an artifact that nothing references.
     Evict(ArtifactId),
-    /// A worker is emptied, or no longer.
+    /// Starts or stops draining a worker.
     DrainWorker(DrainWorker),
-    /// A tenant's entries are bounded, or no longer.
+    /// Sets or removes the quota of a tenant.
     SetQuota(SetQuota),
-    /// A life of a worker is taken out, unless another grant was made since.
+    /// Retires an incarnation of a worker, unless it was granted anew since the operator looked.
     RetireLife(RetireIncarnation),
-    /// Nothing changes. Whoever is answered knows that a quorum writes, and everything before is applied.
+    /// Changes nothing. Its answer proves that a quorum accepts writes and that everything before it is applied.
     Barrier,
 }
 
 impl Command {
-    /// The word for logs and metrics.
+    /// Returns the name used in logs and metrics.
     pub fn name(&self) -> &'static str {
         self.into()
     }
 
-    /// The feature level that the ledger must have for this; below it the command is refused. To raise the level takes
-    /// none.
+    /// Returns the feature level that the ledger must have for this command; below it the command is refused.
+    /// `RaiseLevel` itself needs none.
     pub fn level(&self) -> u32 {
         match self {
             Command::AdmitNode(_)
@@ -134,7 +134,8 @@ impl Command {
         }
     }
 
-    /// The feature level that a binary must know to read and execute this: whoever knows less must stop, not skip it.
+    /// Returns the feature level that a release must support to read and execute this command. A release that supports
+    /// less must stop and must not skip it.
     pub fn required_level(&self) -> u32 {
         match self {
             Command::RaiseLevel(level) => (*level).max(2),
@@ -144,175 +145,178 @@ impl Command {
     }
 }
 
-/// Refused while another owner is live.
+/// Claims ownership. Refused while another owner is live.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ClaimOwner {
     /// What is claimed.
     pub subject: OwnershipSubject,
-    /// By whom.
+    /// Claiming rank.
     pub owner: Owner,
 }
 
-/// One for all workers, once a tick.
+/// Renews leases: one command per tick for all workers.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RenewLease {
-    /// The lives that were reached.
+    /// Incarnations that were reached.
     pub alive: Vec<(WorkerId, Incarnation)>,
-    /// For how long from this entry's time on.
+    /// Lease duration, from this entry's time on.
     pub ttl: Micros,
 }
 
-/// Does nothing unless `owner` still owns it since `seen`.
+/// Releases ownership. Does nothing unless `owner` still owns the subject since `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ReleaseOwner {
-    /// What is given back.
+    /// What is released.
     pub subject: OwnershipSubject,
-    /// By whom.
+    /// Releasing rank.
     pub owner: Owner,
-    /// The grant that is given back.
+    /// Grant that is released.
     pub seen: Epoch,
 }
 
-/// A prefix by its name, wherever in whatever extent it lies.
+/// Reference to a prefix by its id, in whatever artifact it lies.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PrefixRef {
     /// Tenant and format.
     pub scope: Scope,
-    /// The prefix.
+    /// Prefix.
     pub point: PrefixPoint,
-    /// The extent in which the writer saw it, in case that its boundary is no longer kept.
+    /// Artifact in which the writer saw the prefix, used if its boundary is no longer kept.
     pub extent: Option<ArtifactId>,
 }
 
-/// Recorded on every extent from the root to the place.
+/// Records a read-only copy on every artifact from the root to `place`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ReplicateReadonly {
-    /// The deepest prefix that was copied.
+    /// Deepest prefix that was copied.
     pub place: PrefixRef,
-    /// Who has the copy.
+    /// Rank that holds the copy.
     pub holder: Owner,
-    /// For how long it is believed.
+    /// How long the record is valid.
     pub ttl: Micros,
 }
 
-/// Forgets the copy on every extent from the root to the place.
+/// Removes a read-only copy from every artifact from the root to `place`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct DropReplica {
-    /// The deepest prefix that was copied.
+    /// Deepest prefix that was copied.
     pub place: PrefixRef,
-    /// Who had it.
+    /// Rank that held the copy.
     pub holder: Owner,
 }
 
-/// The run's blocks lie at `owner`; its whole prefix does too, but keeps the owners it has.
+/// Seals blocks that `owner` holds. `owner` also holds the whole prefix before them, but those blocks keep their
+/// owners.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct SealBlocks {
-    /// The session whose step computed them, if any: its extents may be joined.
+    /// Session whose step computed the blocks, if any. An artifact that only this session references may be extended.
     pub session: Option<SessionId>,
-    /// Whose they are and what they are made of.
+    /// Tenant, model and shape.
     pub origin: KvOrigin,
-    /// Which blocks.
+    /// Blocks to seal.
     pub run: ChainSegment,
-    /// The extent in which the writer saw the base.
+    /// Artifact in which the writer saw the base.
     pub extent: Option<ArtifactId>,
-    /// Who has them.
+    /// Rank that holds the blocks.
     pub owner: Owner,
 }
 
-/// Does nothing when the session is open.
+/// Opens a session. Does nothing if it is open.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct OpenSession {
-    /// Its id.
+    /// Id of the session.
     pub session: SessionId,
-    /// Whose.
+    /// Tenant.
     pub tenant: TenantId,
-    /// With which model.
+    /// Model.
     pub model: ModelId,
-    /// What it was forked from.
+    /// Session that it was forked from.
     pub parent: Option<SessionId>,
 }
 
-/// Decided by chain: descends from a head, fast-forward; is one or an ancestor of one, nothing; else one head more.
+/// Advances a session's head. Decided by chain: a descendant of a head fast-forwards it, a head or an ancestor of one
+/// changes nothing, anything else adds a head.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct AdvanceHead {
-    /// The session.
+    /// Session.
     pub session: SessionId,
-    /// The sealed prefix that it reached.
+    /// Sealed prefix that the session reached.
     pub head: PrefixRef,
-    /// A head whose history the client rewrote: it goes.
+    /// Head whose history the client rewrote; it is removed.
     pub replaces: Option<PrefixId>,
-    /// The head that the step extended, and the router that ran it: that intent is over.
+    /// Head that the step extended and the router that ran the step; this intent is withdrawn.
     pub intent: Option<(PrefixId, NodeId)>,
 }
 
 /// Opens `child` with its head at a sealed prefix of `parent`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ForkSession {
-    /// The known session.
+    /// Existing session.
     pub parent: SessionId,
-    /// The new one.
+    /// New session.
     pub child: SessionId,
-    /// Where they part.
+    /// Prefix at which the child forks.
     pub at: PrefixRef,
 }
 
-/// Moves the session, and the extents up to `head` that only it references.
+/// Moves the session, and the artifacts up to `head` that only it references.
 ///
-/// Refused when it has a live owner who was granted it after `seen`; of what nobody has, it is a claim.
+/// Refused if the session has a live owner that was granted it after `seen`. If there is no live owner, it acts as a
+/// claim.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct MigrateSession {
-    /// The session.
+    /// Session.
     pub session: SessionId,
-    /// Who has the blocks now.
+    /// Rank that has the blocks now.
     pub to: Owner,
-    /// The head whose blocks are there; without one, only the decode ownership moves.
+    /// Head whose blocks are there; without one, only the decode ownership moves.
     pub head: Option<PrefixId>,
-    /// The session's epoch that this was decided on.
+    /// Epoch of the session on which this was decided.
     pub seen: Epoch,
 }
 
-/// The same process registered twice is one outcome.
+/// Registers an incarnation of a worker. Registering the same process twice returns the same outcome.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RegisterWorker {
-    /// Its id.
+    /// Id of the worker.
     pub worker: WorkerId,
-    /// Which life.
+    /// Incarnation.
     pub incarnation: Incarnation,
-    /// What it says of itself.
+    /// Properties that the worker reports.
     pub spec: WorkerSpec,
-    /// The first lease.
+    /// Duration of the first lease.
     pub ttl: Micros,
 }
 
-/// Groups are for people and for eviction; they change nothing else.
+/// Assigns an artifact to a group. Groups serve operators and eviction; they affect nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct SetGroup {
-    /// Which extent.
+    /// Artifact.
     pub artifact: ArtifactId,
-    /// Which group.
+    /// Group; `None` removes the artifact from its group.
     pub group: Option<GroupId>,
 }
 
 /// Announces or withdraws the step that `router` runs on `base`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct SetIntent {
-    /// The session.
+    /// Session.
     pub session: SessionId,
-    /// The head that the step extends.
+    /// Head that the step extends.
     pub base: PrefixId,
-    /// Who dispatched it.
+    /// Router that dispatched the step.
     pub router: NodeId,
-    /// Where to and for how long it is believed; none withdraws it.
+    /// Destination and validity of the announcement; `None` withdraws it.
     pub step: Option<(Owner, Micros)>,
 }
 
-/// Applies only while the lease is the one that was seen and its time has come.
+/// Expires a lease. Applies only while the lease is the one that was seen and its deadline has passed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ExpireLease {
-    /// Whose lease.
+    /// Worker whose lease it is.
     pub worker: WorkerId,
-    /// The grant that was seen.
+    /// Grant that was seen.
     pub epoch: Epoch,
-    /// The deadline that was seen.
+    /// Deadline that was seen.
     pub deadline: LedgerTime,
 }

@@ -1,96 +1,95 @@
-//! Commands of operators and of the cluster about itself. All but `RaiseLevel` belong to feature level 2 or
-//! above.
+//! Commands of operators and of the cluster about itself. All but `RaiseLevel` need feature level 2 or above.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{ArtifactId, Epoch, TenantId, WorkerId};
 
-/// The highest feature level that this release works at.
+/// Highest feature level that this release supports.
 ///
-/// A ledger at level 1 reads, writes and decides to the byte as the release before levels did.
+/// A ledger at level 1 reads, writes and decides byte for byte like the release before levels.
 pub const LEVEL: u32 = 2;
 
-/// The level that is being made. Its commands are known here and behind the gate, but a node offers it only where it is
-/// told to, so that no cluster comes to it by itself. What a level means is settled by the first release that ships it as its
-/// `LEVEL`; until then words may still join it, as `RetireIncarnation` has joined level 2.
+/// Feature level under development. This release knows its commands and gates them, but a node offers the level only if
+/// configured to, so that no cluster reaches it by itself. The level is frozen by the first release that ships it as
+/// its `LEVEL`; until then commands may be added to it, as `RetireIncarnation` was added to level 2.
 pub const NEXT_LEVEL: u32 = 3;
 
-/// Gives a new node its id. The same nonce is given the same id, and its newest address counts.
+/// Gives a new node its id. The same nonce always gets the same id; the latest address wins.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct AdmitNode {
-    /// What the node drew when its folder was made.
+    /// Random number that the node drew when its data folder was created.
     pub nonce: u128,
-    /// Where the others reach it.
+    /// Address at which the other nodes reach it.
     pub address: Arc<str>,
 }
 
-/// Whether an extent may be forgotten.
+/// Whether an artifact is protected from being forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 pub enum PinFlag {
-    /// Never, while it is pinned.
+    /// It is never forgotten while pinned.
     Yes,
-    /// Once nothing references it.
+    /// It may be forgotten once nothing references it.
     #[default]
     No,
 }
 
 impl PinFlag {
-    /// Whether it is not pinned.
+    /// Returns whether it is not pinned.
     pub fn is_no(&self) -> bool {
         *self == Self::No
     }
 }
 
-/// Keeps an extent from being evicted or collected, or no longer.
+/// Pins or unpins an artifact. A pinned artifact is neither evicted nor garbage-collected.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PinArtifact {
-    /// Which extent.
+    /// Artifact.
     pub artifact: ArtifactId,
-    /// Pinned from now on or not.
+    /// Whether it is pinned from now on.
     pub pinned: PinFlag,
 }
 
-/// Whether a worker is being emptied.
+/// Whether a worker is draining.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 pub enum DrainFlag {
     /// It keeps what it has and is granted nothing more.
     Yes,
-    /// It serves as usual.
+    /// It serves normally.
     #[default]
     No,
 }
 
 impl DrainFlag {
-    /// Whether it serves as usual.
+    /// Returns whether it serves normally.
     pub fn is_no(&self) -> bool {
         *self == Self::No
     }
 }
 
-/// Stays with the worker over its lives, until it is taken back.
+/// Starts or stops draining a worker. The flag stays across incarnations until it is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct DrainWorker {
-    /// Which worker.
+    /// Worker.
     pub worker: WorkerId,
-    /// Draining from now on or not.
+    /// Whether it is draining from now on.
     pub draining: DrainFlag,
 }
 
-/// Takes a worker out as it was seen: one that was granted a lease anew meanwhile stays.
+/// Retires a worker as it was seen. If it was granted a new lease since, it stays.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RetireIncarnation {
-    /// Which worker.
+    /// Worker.
     pub worker: WorkerId,
-    /// The grant that was seen.
+    /// Grant that was seen.
     pub seen: Epoch,
 }
 
-/// How many entries a tenant may have: so many extents, and so many sessions.
+/// Sets a tenant's quota, which applies to artifacts and to sessions separately.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct SetQuota {
-    /// Whose.
+    /// Tenant.
     pub tenant: TenantId,
-    /// The bound; none lifts it. What is beyond it already stays.
+    /// Maximum number of each; `None` removes the quota. Existing entries beyond it stay.
     pub artifacts: Option<u64>,
 }

@@ -1,4 +1,5 @@
-//! Whom a prompt leaves that goes on from what several sessions share: the eldest of them, where they are one family.
+//! Finds the session from which a prompt forks if it continues from a prefix that several sessions share: the eldest
+//! one, if all of them descend from one session.
 
 use std::collections::BTreeSet;
 
@@ -8,29 +9,30 @@ use crate::artifact::Artifact;
 use crate::ledger::Ledger;
 use crate::record::Session;
 
-/// Sessions that are looked at. Where more go on from one extent it is what everybody begins with.
+/// Maximum number of sessions examined. A prefix that more sessions share is a common beginning, such as a system
+/// prompt.
 const MAX_SESSIONS: usize = 64;
-/// Extents that are looked at for them: a session that moved often lies in many, and closed ones leave theirs behind.
+/// Maximum number of artifacts examined. A session that moved often has many, and closed sessions leave theirs behind.
 const MAX_ARTIFACTS: usize = 1_024;
-/// Forks of forks that are followed upwards.
+/// Maximum number of fork generations followed upwards.
 const MAX_FORKS: usize = 64;
 
-/// Where a session stands in its family.
+/// Ancestry of a session.
 struct SessionAncestry {
-    /// The eldest ancestor that is known by name, open or not.
+    /// Eldest ancestor whose id is known, open or not.
     root: SessionId,
     forks: usize,
 }
 
 impl Ledger {
-    /// The session whose path goes through the extent: of several that were forked from one another the eldest. None where
-    /// there is no session, and where there are of several families.
+    /// Returns the eldest session whose path goes through the artifact. `None` if there is no session, if the sessions
+    /// do not all descend from one, or if there are too many.
     pub(crate) fn session_through(&self, artifact: &Artifact) -> Option<Session> {
         let mut eldest: Option<(SessionAncestry, Session)> = None;
         let (mut open, mut extents, mut seen) = (vec![artifact.clone()], 1, BTreeSet::new());
         while let Some(artifact) = open.pop() {
             for id in artifact.sessions.iter() {
-                // One session can end in several extents.
+                // One session can have heads in several artifacts.
                 let Some(session) = self.session(id).filter(|_| seen.insert(id)) else { continue };
                 let descent = self.ancestry(&session);
                 if seen.len() > MAX_SESSIONS || eldest.as_ref().is_some_and(|(of, _)| of.root != descent.root) {

@@ -1,6 +1,6 @@
-//! What must hold in every state and over every step: named checks, for unit, simulation and cluster tests alike.
+//! Named invariants of every state and of every transition, for unit, simulation and cluster tests.
 
-/// Fails a check unless something holds.
+/// Fails a check unless a condition holds.
 macro_rules! ensure {
     ($holds:expr, $($detail:tt)+) => {
         if $holds { Ok(()) } else { Err(InvariantFailure(format!($($detail)+))) }
@@ -12,31 +12,31 @@ mod step;
 
 use crate::ledger::Ledger;
 
-/// A broken invariant.
+/// A violated invariant.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{invariant}: {detail}")]
 pub struct Violation {
-    /// Which one.
+    /// Name of the invariant.
     pub invariant: &'static str,
-    /// Where.
+    /// Where it was violated.
     pub detail: String,
 }
 
-/// Where a check found its property broken.
+/// Where a check found its property violated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvariantFailure(pub String);
 
-/// What a check says.
+/// Result of a check.
 pub type InvariantResult = Result<(), InvariantFailure>;
 
-/// A property of one state.
+/// Check of one state.
 pub type StateCheck = fn(&Ledger) -> InvariantResult;
 
-/// A property of two states, the second of which came out of the first.
+/// Check of a transition from the first state to the second.
 pub type StepCheck = fn(&Ledger, &Ledger) -> InvariantResult;
 
-/// Properties of every state.
+/// Invariants of every state.
 pub const STATE: &[(&str, StateCheck)] = &[
     ("indexes follow from the records", state::indexes_follow),
     ("the digest follows from the records", state::digest_follows),
@@ -52,7 +52,7 @@ pub const STATE: &[(&str, StateCheck)] = &[
     ("every table is bounded", state::tables_are_bounded),
 ];
 
-/// Properties of every step.
+/// Invariants of every transition.
 pub const STEP: &[(&str, StepCheck)] = &[
     ("one owner per epoch", step::one_owner_per_epoch),
     ("fencing tokens rise", step::tokens_rise),
@@ -72,7 +72,7 @@ pub fn check(ledger: &Ledger) -> Result<(), Violation> {
         .try_for_each(|(invariant, check)| check(ledger).map_err(|broken| Violation { invariant, detail: broken.0 }))
 }
 
-/// Checks a step from one state to a later one.
+/// Checks the transition from one state to a later one.
 pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
     let violation = |invariant, broken: InvariantFailure| Violation { invariant, detail: broken.0 };
     STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))

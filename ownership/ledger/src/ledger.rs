@@ -1,6 +1,6 @@
-//! The replicated state: records, and indexes that follow from them.
+//! The replicated state: records, and the indexes derived from them.
 //!
-//! Cloning is O(1). Nothing here reads a clock, draws a random number, or depends on the order of a hash map.
+//! Cloning is O(1). Nothing here reads a clock, draws a random number, or depends on the iteration order of a hash map.
 
 use std::io;
 use std::sync::Arc;
@@ -24,28 +24,28 @@ use crate::radix::RadixMap;
 use crate::record::{Intent, Lease, Session, Worker};
 use crate::session_table::SessionTable;
 
-/// What a tenant has in the tables.
+/// Number of records that a tenant has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TenantUsage {
-    /// Extents.
+    /// Artifacts.
     pub artifacts: u64,
     /// Sessions.
     pub sessions: u64,
 }
 
-/// How a ledger goes on in another cluster.
+/// Where a restored ledger starts in another cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RestorePoint {
-    /// Log index in the new cluster's log at which it begins.
+    /// Log index in the new cluster's log at which the ledger starts.
     pub applied: u64,
-    /// What the lost cluster's clock may have reached.
+    /// Latest time that the lost cluster's clock may have reached.
     pub clock: LedgerTime,
-    /// The lowest generation that it may have: seconds since 1970, so that a backup which is restored twice outranks what
-    /// the first cluster made of it granted.
+    /// Lower bound of the new generation, in seconds since 1970. If the same backup is restored twice, the second
+    /// restore outranks all grants of the first one.
     pub generation: u32,
 }
 
-/// What is remembered; all that a snapshot holds.
+/// All records; exactly what a snapshot contains.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub(crate) struct LedgerRecords {
     pub(crate) limits: LedgerLimits,
@@ -57,34 +57,34 @@ pub(crate) struct LedgerRecords {
     pub(crate) artifacts: ArtifactTable,
     pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
     pub(crate) clients: OrdMap<ClientId, ClientRecord>,
-    /// What the records of level 1 lack; none at level 1, so that they encode as they did.
+    /// Records added since level 1; `None` at level 1, so that the encoding stays the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cluster: Option<ClusterRecords>,
 }
 
-/// What follows from the records; rebuilt when a snapshot is read.
+/// Indexes derived from the records; rebuilt when a snapshot is read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct LedgerIndexes {
-    /// The extent that keeps a boundary there.
+    /// Boundaries by prefix.
     pub(crate) boundaries: BoundaryIndex,
-    /// Held leases by their end.
+    /// Held leases by deadline.
     pub(crate) leases: OrdSet<(LedgerTime, WorkerId)>,
-    /// Sessions by their last write.
+    /// Sessions by last write.
     pub(crate) sessions: RadixMap<[u64; 3], (), 64>,
-    /// Unreferenced extents by their last write.
+    /// Unreferenced artifacts by last write.
     pub(crate) idle_artifacts: OrdSet<(LedgerTime, ArtifactId)>,
-    /// Sessions of each tenant by their last write.
+    /// Sessions of each tenant by last write.
     pub(crate) sessions_by_tenant: OrdMap<TenantId, RadixMap<[u64; 3], (), 64>>,
-    /// Unreferenced extents of each tenant by their last write.
+    /// Unreferenced artifacts of each tenant by last write.
     pub(crate) idle_by_tenant: OrdMap<TenantId, OrdSet<(LedgerTime, ArtifactId)>>,
-    /// Copies by their end.
+    /// Replicas by expiry.
     pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
-    /// The same by their last write.
+    /// Artifacts in groups, by group and last write.
     pub(crate) groups_by_last_write: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
     pub(crate) usage: OrdMap<TenantId, TenantUsage>,
-    /// What many records share.
+    /// Origins shared between records.
     pub(crate) origins: OriginInterner,
 }
 
@@ -120,7 +120,7 @@ impl LedgerIndexes {
     }
 }
 
-/// The ledger. `apply` is the only way to change it.
+/// The ledger. It changes only through `apply`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ledger {
     pub(crate) records: LedgerRecords,
@@ -148,8 +148,8 @@ impl<'de> Deserialize<'de> for Ledger {
 }
 
 impl Ledger {
-    /// This ledger as another cluster takes it up: in a later generation, so that every grant from here on, and every one
-    /// that is remembered, outranks whatever the lost cluster granted. Its writers and nodes are not taken over.
+    /// Returns this ledger for use in another cluster. Its generation is later, so that all new and all remembered
+    /// grants outrank whatever the lost cluster granted. Clients and nodes are not carried over.
     pub fn restored(&self, restore: RestorePoint) -> Self {
         let mut records = self.records.clone();
         records.generation = records.generation.saturating_add(1).max(restore.generation);
@@ -171,149 +171,150 @@ impl Ledger {
         records.into()
     }
 
-    /// The cluster's feature level.
+    /// Returns the cluster's feature level.
     pub fn level(&self) -> u32 {
         self.records.cluster.as_ref().map_or(1, |cluster| cluster.level)
     }
 
-    /// When this was restored from a backup, in seconds since 1970; 0 where it never was. Releases before counted restores.
+    /// Returns when the ledger was restored from a backup, in seconds since 1970; 0 if it never was. Earlier releases
+    /// counted restores here.
     pub fn generation(&self) -> u32 {
         self.records.generation
     }
 
-    /// A node that was given an id.
+    /// Returns a node that was admitted.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.records.cluster.as_ref()?.nodes.get(&id).map(|node| &**node)
     }
 
-    /// All nodes that were given an id, retired ones included.
+    /// Iterates over all admitted nodes, including retired ones.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.records.cluster.iter().flat_map(|cluster| cluster.nodes.values()).map(|node| &**node)
     }
 
-    /// How many entries a tenant may have, where that is bounded.
+    /// Returns a tenant's quota, if it has one.
     pub fn quota(&self, tenant: &TenantId) -> Option<u64> {
         self.records.cluster.as_ref()?.quotas.get(tenant).copied()
     }
 
-    /// All quotas, by tenant.
+    /// Iterates over all quotas, by tenant.
     pub fn quotas(&self) -> impl Iterator<Item = (&TenantId, u64)> {
         self.records.cluster.iter().flat_map(|cluster| cluster.quotas.iter()).map(|(tenant, quota)| (tenant, *quota))
     }
 
-    /// How many tenants have a quota.
+    /// Returns the number of tenants with a quota.
     pub fn quota_count(&self) -> usize {
         self.records.cluster.as_ref().map_or(0, |cluster| cluster.quotas.len())
     }
 
-    /// What a tenant has.
+    /// Returns the number of records that a tenant has.
     pub fn usage(&self, tenant: &TenantId) -> TenantUsage {
         self.index.usage.get(tenant).copied().unwrap_or_default()
     }
 
-    /// The ledger's clock.
+    /// Returns the time on the ledger's clock.
     pub fn now(&self) -> LedgerTime {
         self.records.clock
     }
 
-    /// Log index of the last entry.
+    /// Returns the log index of the last applied entry.
     pub fn applied(&self) -> u64 {
         self.records.applied
     }
 
-    /// The bounds.
+    /// Returns the limits.
     pub fn limits(&self) -> &LedgerLimits {
         &self.records.limits
     }
 
-    /// A worker.
+    /// Returns a worker.
     pub fn worker(&self, id: WorkerId) -> Option<&Worker> {
         self.records.workers.get(&id).map(|worker| &**worker)
     }
 
-    /// All workers, by id.
+    /// Iterates over all workers, by id.
     pub fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.records.workers.values().map(|worker| &**worker)
     }
 
-    /// A session.
+    /// Returns a session.
     pub fn session(&self, id: SessionId) -> Option<Session> {
         self.records.sessions.get(id)
     }
 
-    /// All sessions, by id.
+    /// Iterates over all sessions, by id.
     pub fn sessions(&self) -> impl Iterator<Item = Session> {
         self.records.sessions.iter()
     }
 
-    /// How many sessions are open.
+    /// Returns the number of open sessions.
     pub fn session_count(&self) -> usize {
         self.records.sessions.len()
     }
 
-    /// An extent.
+    /// Returns an artifact.
     pub fn artifact(&self, id: ArtifactId) -> Option<Artifact> {
         self.records.artifacts.get(id)
     }
 
-    /// All extents, by id.
+    /// Iterates over all artifacts, by id.
     pub fn artifacts(&self) -> impl Iterator<Item = Artifact> {
         self.records.artifacts.iter()
     }
 
-    /// How many extents there are.
+    /// Returns the number of artifacts.
     pub fn artifact_count(&self) -> usize {
         self.records.artifacts.len()
     }
 
-    /// The extents of a group.
+    /// Iterates over the artifacts of a group.
     pub fn group(&self, group: GroupId) -> impl Iterator<Item = Artifact> {
         let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
         self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
     }
 
-    /// When an extent of a group was last written.
+    /// Returns when an artifact of the group was last written.
     pub fn group_touched(&self, group: GroupId) -> Option<LedgerTime> {
         let all = (group, LedgerTime(0), ArtifactId(0))..=(group, LedgerTime(u64::MAX), ArtifactId(u128::MAX));
         self.index.groups_by_last_write.range(all).next_back().map(|(_, touched, _)| *touched)
     }
 
-    /// Steps of a session that routers say are on their way.
+    /// Iterates over the announced steps of a session.
     pub fn intents(&self, session: SessionId) -> impl Iterator<Item = &Intent> {
         let now = self.records.clock;
         self.records.intents.get(&session).into_iter().flat_map(|all| all.iter()).filter(move |i| i.expires > now)
     }
 
-    /// The extent that keeps a prefix.
+    /// Returns the artifact that keeps a prefix as a boundary.
     pub fn artifact_with_prefix(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
         self.boundary(prefix, scope).map(|kept| kept.artifact())
     }
 
-    /// Whether some extent keeps a prefix.
+    /// Returns whether some artifact keeps a prefix as a boundary.
     pub(crate) fn has_boundary(&self, prefix: PrefixId, scope: Scope) -> bool {
         self.boundary(prefix, scope).is_some()
     }
 
-    /// The point that ends a prefix, and what keeps it.
+    /// Returns the boundary at the end of a prefix, if one is kept.
     pub(crate) fn boundary(&self, prefix: PrefixId, scope: Scope) -> Option<BoundaryRef<'_>> {
         self.index.boundaries.find(prefix, scope, &self.records.artifacts)
     }
 
-    /// Of the sessions with a head at this prefix in an extent, the one that was written last.
+    /// Returns the session with a head at this prefix in the artifact; if there are several, the one written last.
     pub(crate) fn session_with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<Session> {
         let has = |s: &Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
         artifact.sessions.iter().filter_map(|id| self.session(id)).filter(has).max_by_key(|s| (s.touched, s.id))
     }
 
-    /// Held leases whose time has come, the oldest first: what the leader proposes to expire.
+    /// Iterates over held leases whose deadline has passed, oldest first. The leader proposes to expire them.
     pub fn overdue_leases(&self, now: LedgerTime) -> impl Iterator<Item = (LedgerTime, &Worker)> {
         let due = ..=(now, WorkerId(u64::MAX));
         self.index.leases.range(due).filter_map(|(until, id)| Some((*until, self.worker(*id)?)))
     }
 
-    /// Digest of everything remembered: equal on all nodes at equal applied index.
+    /// Returns a digest of all records, which is equal on all nodes at an equal applied index.
     ///
-    /// Sessions and extents are hashed as they are written, so this walks only the tables that stay small.
+    /// Sessions and artifacts are hashed when they are written, so this walks only the small tables.
     pub fn state_hash(&self) -> u128 {
         struct HashingWriter(Xxh3);
         impl io::Write for HashingWriter {

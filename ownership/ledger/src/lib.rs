@@ -1,7 +1,7 @@
-//! The replicated state machine: a command and a time in, an outcome out, deterministic to the bit.
+//! The replicated state machine: takes a command and a time, returns an outcome, and is bit-for-bit deterministic.
 //!
-//! It decides who owns what. It never reads a clock, draws a random number, does IO, or asks what blocks really lie
-//! where: residency is observed elsewhere and never enters here.
+//! The ledger decides who owns what. It never reads a clock, draws a random number or does IO. It does not know which
+//! blocks a worker really holds: residency is observed elsewhere and never enters the ledger.
 
 mod apply;
 mod artifact;

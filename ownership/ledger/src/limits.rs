@@ -1,4 +1,4 @@
-//! How much the ledger holds, and for how long.
+//! Limits on how much the ledger holds, and for how long.
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -6,49 +6,49 @@ use vocabulary::Micros;
 
 const HOUR: u64 = 3_600_000_000;
 
-/// Bounds on every table. Part of the state, so that all nodes agree on them.
+/// Limits of every table. Part of the state, so that all nodes agree on them.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 pub struct LedgerLimits {
-    /// Workers, retired ones included.
+    /// Workers, including retired ones.
     #[default(4_096)]
     pub workers: u32,
-    /// Sessions; beyond it the one that was idle longest is closed.
+    /// Sessions. Beyond it the session that was idle longest is closed.
     #[default(1 << 20)]
     pub sessions: u32,
-    /// Extents; beyond it the coldest unreferenced ones go.
+    /// Artifacts. Beyond it the coldest unreferenced ones are evicted.
     #[default(1 << 21)]
     pub artifacts: u32,
-    /// Heads of one session; beyond it the coldest goes.
+    /// Heads per session. Beyond it the coldest head is removed.
     #[default(16)]
     pub heads: u32,
-    /// Copies of one extent; beyond it the one that ends first goes.
+    /// Copies per artifact. Beyond it the one that expires first is removed.
     #[default(64)]
     pub replicas: u32,
     /// Sessions with intents.
     #[default(1 << 16)]
     pub intents: u32,
-    /// Boots of nodes that may write.
+    /// Clients (boots of nodes) that may write.
     #[default(64)]
     pub clients: u32,
-    /// Outcomes remembered for each of them.
+    /// Outcomes remembered per client.
     #[default(1_024)]
     pub outcomes: u32,
-    /// Commands in a batch.
+    /// Commands per batch.
     #[default(1_024)]
     pub batch: u32,
     /// Records that one entry's sweep may touch.
     #[default(64)]
     pub sweep: u32,
-    /// How long an untouched session is remembered.
+    /// How long an idle session is remembered.
     #[default(Micros(24 * HOUR))]
     pub session_idle: Micros,
-    /// How long an unreferenced extent is remembered.
+    /// How long an idle, unreferenced artifact is remembered.
     #[default(Micros(HOUR))]
     pub artifact_idle: Micros,
 }
 
 impl LedgerLimits {
-    /// Whether no bound is lower than in `other`.
+    /// Returns whether no limit is lower than in `other`.
     pub fn covers(&self, other: &LedgerLimits) -> bool {
         let counts = |limits: &LedgerLimits| {
             [

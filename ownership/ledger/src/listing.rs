@@ -1,4 +1,4 @@
-//! Everything in key order, from a key on: what operators page through.
+//! Records in key order from a given key on, for paged listings.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -9,37 +9,37 @@ use crate::artifact::Artifact;
 use crate::ledger::Ledger;
 use crate::record::{Intent, Session, Worker};
 
-/// From behind `after`, or from the first.
+/// Returns the range after `after`, or the full range.
 fn range_after<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
     (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
 }
 
 impl Ledger {
-    /// Sessions behind `after`, by id.
+    /// Iterates over the sessions after `after`, by id.
     pub fn sessions_after(&self, after: Option<SessionId>) -> impl Iterator<Item = Session> {
         let from = self.records.sessions.iter_from(after.unwrap_or(SessionId(0)));
         from.filter(move |session| Some(session.id) != after)
     }
 
-    /// Extents behind `after`, by id.
+    /// Iterates over the artifacts after `after`, by id.
     pub fn artifacts_after(&self, after: Option<ArtifactId>) -> impl Iterator<Item = Artifact> {
         let from = self.records.artifacts.iter_from(after.unwrap_or(ArtifactId(0)));
         from.filter(move |(id, _)| Some(*id) != after).map(|(id, stored)| stored.unpack(id))
     }
 
-    /// Workers behind `after`, by id.
+    /// Iterates over the workers after `after`, by id.
     pub fn workers_after(&self, after: Option<WorkerId>) -> impl Iterator<Item = &Worker> {
         self.records.workers.range(range_after(after)).map(|(_, worker)| &**worker)
     }
 
-    /// Sessions behind `after` that steps are on their way for, each with those steps.
+    /// Iterates over the sessions after `after` that have intents, each with its intents.
     pub fn intents_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, Vec<Intent>)> {
         let now = self.records.clock;
         let live = move |all: &[Intent]| all.iter().filter(|intent| intent.expires > now).copied().collect();
         self.records.intents.range(range_after(after)).map(move |(session, all)| (*session, live(all)))
     }
 
-    /// Groups behind `after`, by id.
+    /// Iterates over the groups after `after`, by id.
     pub fn groups_after(&self, after: Option<GroupId>) -> impl Iterator<Item = GroupId> {
         let next = |after: Option<GroupId>| {
             let from = after.map(|group| (group, ArtifactId(u128::MAX)));
@@ -48,7 +48,7 @@ impl Ledger {
         std::iter::successors(next(after), move |group| next(Some(*group)))
     }
 
-    /// Tenants behind `after` that have entries or a quota, by name.
+    /// Iterates over the tenants after `after` that have records or a quota, by name.
     pub fn tenants_after(&self, after: Option<TenantId>) -> impl Iterator<Item = TenantId> {
         let has = self.index.usage.range(range_after(after.clone())).map(|(tenant, _)| tenant);
         let bounded = self.quotas().map(|(tenant, _)| tenant);

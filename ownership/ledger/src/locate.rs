@@ -1,4 +1,4 @@
-//! Whose step is it, and who owns what it needs: reads over the ledger, in O(log blocks) lookups.
+//! Prompt lookup: which session a prompt belongs to and who owns its prefix. Takes O(log blocks) lookups.
 
 use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, Owner, PrefixChain, PrefixId, SessionId};
 
@@ -9,63 +9,64 @@ use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
 use crate::record::{Head, Session, WorkerKind};
 
-/// A prompt to be located.
+/// Prompt to look up.
 #[derive(Clone, Copy, Debug)]
 pub struct LocateQuery<'a> {
     /// Tenant and KV format.
     pub scope: Scope,
-    /// The session, where the client says which.
+    /// Session, if the client named one.
     pub session: Option<SessionId>,
-    /// The prompt.
+    /// Block hashes of the prompt.
     pub chain: &'a PrefixChain,
-    /// Blocks that system prompt and tools fill; 0 when unknown. Sharing only these makes no fork.
+    /// Number of blocks that the system prompt and tools fill; 0 if unknown. A prompt that shares only these is no
+    /// fork.
     pub shared_prefix: Blocks,
 }
 
-/// How a prompt goes on from what is known.
+/// How a prompt relates to known sessions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lineage {
-    /// It extends a head of this session.
+    /// The prompt extends a head of this session.
     ExtendsHead {
-        /// The session.
+        /// Session.
         session: SessionId,
-        /// The deepest of its heads that prefixes the prompt.
+        /// Deepest head of the session that is a prefix of the prompt.
         head: PrefixPoint,
     },
-    /// It leaves the session's path before its head, or ends before it: rewritten or asked again where the client
-    /// named the session, a fork of it where it did not.
+    /// The prompt diverges from the session's path before its head, or ends before it. If the client named the session,
+    /// it rewrote or repeated a turn; otherwise this is a fork.
     ForksFrom {
-        /// The session.
+        /// Session.
         session: SessionId,
-        /// The head nearest to it.
+        /// Head closest to the prompt.
         head: PrefixPoint,
-        /// The deepest kept point that both share; the root when there is none.
+        /// Deepest boundary that both share; the root if there is none.
         fork_point: PrefixPoint,
     },
-    /// A new session that shares a prefix with others.
+    /// The prompt starts a new session that shares a prefix with others.
     SharesPrefix {
-        /// The deepest kept point of it.
+        /// Deepest boundary of the shared prefix.
         at: PrefixPoint,
     },
-    /// A new session that shares nothing.
+    /// The prompt starts a new session that shares nothing.
     New,
 }
 
-/// Who has a prefix, by decision and with live leases.
+/// Who has a prefix, according to the ledger and counting live leases only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OwnershipStatus {
-    /// Its owner.
+    /// The owner is live.
     Owned(Owner),
-    /// The owner is gone; a read-only copy stands in.
+    /// The owner is gone; a read-only copy serves instead.
     Replicated(Owner),
-    /// Only a store has it.
+    /// Only a store has the prefix.
     InStore(Owner),
-    /// Nobody: recompute.
+    /// Nobody has the prefix; it must be recomputed.
     Unowned,
 }
 
 impl OwnershipStatus {
-    /// The effective owner.
+    /// Returns the effective owner.
     pub fn owner(self) -> Option<Owner> {
         match self {
             OwnershipStatus::Owned(owner) | OwnershipStatus::Replicated(owner) | OwnershipStatus::InStore(owner) => {
@@ -76,57 +77,59 @@ impl OwnershipStatus {
     }
 }
 
-/// The deepest sealed prefix of a prompt.
+/// Deepest sealed prefix of a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SealedPrefix {
-    /// The extent that keeps it.
+    /// Artifact that keeps the prefix.
     pub artifact: ArtifactId,
-    /// The prefix.
+    /// Prefix.
     pub point: PrefixPoint,
-    /// Who has it.
+    /// Who has the prefix.
     pub status: OwnershipStatus,
-    /// Its fencing token.
+    /// Fencing token of the artifact's owner.
     pub epoch: Epoch,
-    /// Live read-only copies that reach this far.
+    /// Holders of live read-only copies that reach this prefix.
     pub replicas: Vec<Owner>,
-    /// Its group.
+    /// Group of the artifact.
     pub group: Option<GroupId>,
 }
 
 /// What the ledger knows about a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LocateResult {
-    /// How it goes on from what is known.
+    /// How the prompt relates to known sessions.
     pub lineage: Lineage,
-    /// Its deepest sealed prefix.
+    /// Deepest sealed prefix of the prompt.
     pub sealed: Option<SealedPrefix>,
 }
 
 impl SealedPrefix {
-    /// Who else has the prefix by decision, beside a session's `owner`. Its owner is one of them and no more: whoever
-    /// serves a session that nobody owns may claim it, wherever the system prompt that it shares with others was
-    /// computed first.
+    /// Returns all holders of the prefix except the session's `owner`.
+    ///
+    /// The prefix's owner is one holder among others: whoever serves an unowned session may claim it, even if another
+    /// worker first computed the shared system prompt.
     pub fn holders(&self, owner: Option<Owner>) -> Vec<Owner> {
         let copies = self.replicas.iter().copied().filter(|copy| self.status.owner() != Some(*copy));
         self.status.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
     }
 }
 
-/// Whose step a prompt is, and what it goes on from.
+/// Session of a prompt, and the head that it continues from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResolvedSession {
-    /// The session: the named one, the one that the chain extends, or a new one.
+    /// The named session, the session that the prompt extends, or a new one.
     pub session: SessionId,
-    /// The session that it leaves, where the chain says so.
+    /// Session that the prompt forks from, if any.
     pub parent: Option<SessionId>,
-    /// The head nearest to the prompt, and how many blocks both share.
+    /// Head closest to the prompt, and the number of blocks that both share.
     pub head: Option<(PrefixPoint, Blocks)>,
-    /// The head whose history the client rewrote.
+    /// Head whose history the client rewrote.
     pub replaced_head: Option<PrefixId>,
 }
 
 impl LocateResult {
-    /// Whose step it is, of a client that `named` its session or did not. `fresh` is the name of a session that is new.
+    /// Decides which session the prompt belongs to. `named` is the client's session, if it sent one; `fresh` is the id
+    /// to use for a new session.
     pub fn resolve_session(&self, named: Option<SessionId>, fresh: SessionId) -> ResolvedSession {
         let (session, parent, head) = match (self.lineage, named) {
             (Lineage::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
@@ -139,12 +142,12 @@ impl LocateResult {
         ResolvedSession { session, parent, head, replaced_head: named.and_then(|_| self.replaced_head()) }
     }
 
-    /// The base for the step's commit: blocks of the prompt that the ledger knows.
+    /// Returns how many blocks of the prompt the ledger knows: the base for the step's commit.
     pub fn known_blocks(&self) -> Blocks {
         self.sealed.as_ref().map_or(Blocks::ZERO, |sealed| sealed.point.blocks)
     }
 
-    /// The session it belongs to, when that is a known one.
+    /// Returns the known session that the prompt extends or forks from.
     pub fn session(&self) -> Option<SessionId> {
         match self.lineage {
             Lineage::ExtendsHead { session, .. } | Lineage::ForksFrom { session, .. } => Some(session),
@@ -152,8 +155,8 @@ impl LocateResult {
         }
     }
 
-    /// For a session that the client named: the head to replace, when the prompt keeps at least half of its history.
-    /// Less in common is another branch of the conversation, which becomes a head beside it.
+    /// Returns the head to replace, for a session that the client named, if the prompt keeps at least half of the
+    /// head's history. With less in common the prompt is another branch of the conversation and adds a head.
     pub fn replaced_head(&self) -> Option<PrefixId> {
         match self.lineage {
             Lineage::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
@@ -163,7 +166,7 @@ impl LocateResult {
 }
 
 impl Ledger {
-    /// Locates a prompt.
+    /// Looks up a prompt.
     pub fn locate(&self, query: LocateQuery<'_>) -> LocateResult {
         let session = query.session.and_then(|id| self.session(id));
         let deepest = session.as_ref().and_then(|session| self.deepest_of_session(session, query));
@@ -181,10 +184,10 @@ impl Ledger {
         }
     }
 
-    /// The deepest kept prefix of the chain, and the extent that keeps it.
+    /// Returns the deepest boundary on the chain.
     ///
-    /// Looks for the last kept waypoint, which is found by halving because they are kept without a gap, from the end
-    /// on, because most of a prompt is known. What is deeper lies before the next one, in the same extent or below it.
+    /// Waypoints are kept without gaps, so an exponential search from the end (most of a prompt is usually known) finds
+    /// the last one. Any deeper boundary lies before the next waypoint, in the same artifact or a descendant.
     pub fn deepest_boundary(&self, scope: Scope, chain: &PrefixChain) -> Option<BoundaryRef<'_>> {
         let kept = |blocks: u64| self.boundary(chain.prefix(Blocks(blocks))?, scope);
         let blocks = chain.blocks().0;
@@ -199,8 +202,10 @@ impl Ledger {
         (known + 1..=last).rev().find_map(kept).or(deepest)
     }
 
-    /// The same, of a session whose prompt goes on from the end of what anybody sealed there: whatever is deeper on this
-    /// chain goes through the extent that keeps the last waypoint before the head, and hangs on it.
+    /// Returns the deepest boundary without a search, if the prompt continues from a session's head that ends a path.
+    ///
+    /// The head's artifact must keep the last waypoint before the head. Then any deeper boundary on the chain would be
+    /// in that artifact or attach to it.
     fn deepest_of_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<(PrefixPoint, Artifact)> {
         let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on_chain(query.chain);
         let head = session.heads.iter().filter(on_chain).max_by_key(|head| head.point.blocks)?;
@@ -210,12 +215,12 @@ impl Ledger {
         (is_end && keeps_waypoint).then_some((head.point, artifact))
     }
 
-    /// Who has a kept prefix, and since when.
+    /// Returns who has a sealed prefix, and since when.
     pub fn prefix_status(&self, prefix: PrefixId, scope: Scope) -> Option<(OwnershipStatus, Epoch)> {
         self.boundary(prefix, scope).map(|kept| (self.boundary_status(&kept), kept.epoch))
     }
 
-    /// Who has the extent that keeps a point.
+    /// Returns who has the artifact of a boundary.
     pub fn boundary_status(&self, kept: &BoundaryRef<'_>) -> OwnershipStatus {
         match kept.owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) => OwnershipStatus::Owned(owner),
@@ -223,7 +228,7 @@ impl Ledger {
         }
     }
 
-    /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
+    /// Returns who has an artifact: its live owner, else a live copy at an engine, else one in a store, else nobody.
     pub fn ownership_status(&self, artifact: &Artifact) -> OwnershipStatus {
         if let Some(owner) = artifact.owner.filter(|owner| self.is_live(*owner)) {
             return OwnershipStatus::Owned(owner);
@@ -236,17 +241,17 @@ impl Ledger {
         copies().next().map_or(OwnershipStatus::Unowned, OwnershipStatus::InStore)
     }
 
-    /// Who decodes a session, while that worker's lease is held.
+    /// Returns the owner of a session while that worker's lease is held.
     pub fn session_owner(&self, session: &Session) -> Option<Owner> {
         session.owner.filter(|owner| self.is_live(*owner))
     }
 
-    /// Whether the owner is a rank of its worker's present life and that life's lease is held.
+    /// Returns whether the owner is a rank of its worker's current incarnation and that incarnation's lease is held.
     pub fn is_live(&self, owner: Owner) -> bool {
         self.worker(owner.worker).is_some_and(|worker| worker.is_live() && worker.matches(owner))
     }
 
-    /// Holders of live copies that reach beyond `blocks`.
+    /// Iterates over the holders of live copies that reach beyond `blocks`.
     fn live_replicas(&self, artifact: &Artifact, blocks: Blocks) -> impl Iterator<Item = Owner> {
         let now = self.now();
         let live = move |copy: &&crate::artifact::Replica| {
@@ -267,7 +272,7 @@ impl Ledger {
         }
     }
 
-    /// How the prompt goes on from a session that the client named; `None` while it has no head in this scope.
+    /// Returns how the prompt relates to a given session; `None` if the session has no head in this scope.
     fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<Lineage> {
         let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
         let on_chain = heads().filter(|head| head.point.is_on_chain(query.chain)).max_by_key(|head| head.point.blocks);
@@ -279,8 +284,8 @@ impl Ledger {
         Some(Lineage::ForksFrom { session: session.id, head: head.point, fork_point: at })
     }
 
-    /// How a prompt without a session goes on: `None` when it only shares what sessions share that were not forked from one
-    /// another.
+    /// Returns how a prompt without a named session relates to known ones; `None` if it shares only a prefix of
+    /// sessions that were not forked from one another.
     fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<Lineage> {
         if let Some(session) = self.session_with_head(artifact, at.id) {
             return Some(Lineage::ExtendsHead { session: session.id, head: at });
@@ -292,7 +297,7 @@ impl Ledger {
         self.lineage_in_session(&session, query)
     }
 
-    /// The deepest kept point that a head's path and the chain share; the root when there is none.
+    /// Returns the deepest boundary that a head's path and the chain share; the root if there is none.
     fn last_shared_point(&self, head: &Head, chain: &PrefixChain) -> PrefixPoint {
         let root = PrefixPoint { blocks: Blocks::ZERO, id: chain.root };
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
@@ -308,8 +313,8 @@ impl Ledger {
     }
 }
 
-/// The last of the waypoints 1 to `last` that is kept, and what is kept there: steps back from the end, each twice as
-/// far as the one before, then halving.
+/// Returns the last of the waypoints 1 to `last` for which `kept` returns something. Searches exponentially from the
+/// end, then by bisection.
 fn last_present<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
     let (mut low, mut high, mut step) = (0, last, 1);
     let mut found = None;
@@ -340,7 +345,7 @@ mod tests {
                     (waypoint <= kept).then_some(waypoint)
                 });
                 assert_eq!(found, (kept > 0).then_some(kept), "{kept} of {last}");
-                // Near the end it is one look or two; nowhere more than twice a halving.
+                // At the end it takes one probe; elsewhere at most twice as many as a bisection.
                 let most = if kept == last { 1 } else { 2 * (64 - (last - kept).leading_zeros()) + 2 };
                 assert!(looks.get() <= most, "{} looks for {kept} of {last}", looks.get());
             }

@@ -1,4 +1,4 @@
-//! What many extents share, kept once: their origins. No part of the state.
+//! Interner for artifact origins, which many artifacts share. Not part of the state.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use vocabulary::PrefixId;
 
 use crate::artifact::{KvOrigin, Scope};
 
-/// Origins by root and scope, each with the number of extents that hold it.
+/// Origins by root and scope, each with the number of artifacts that use it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OriginInterner {
     origins: OrdMap<(PrefixId, Scope), (Arc<KvOrigin>, u64)>,
 }
 
 impl OriginInterner {
-    /// Makes a new record's origin the one that others hold. Of two that share root and scope but differ, the first is
-    /// kept once.
+    /// Replaces a new record's origin by the shared one. If two origins share root and scope but differ, only the first
+    /// is interned.
     pub(crate) fn intern(&mut self, origin: &mut Arc<KvOrigin>) {
         let key = (origin.root, origin.scope());
         match self.origins.get_mut(&key) {
@@ -29,7 +29,7 @@ impl OriginInterner {
         }
     }
 
-    /// A record that held an origin is gone.
+    /// Releases an origin after its record was removed.
     pub(crate) fn release(&mut self, origin: &Arc<KvOrigin>) {
         let key = (origin.root, origin.scope());
         let Some((known, held)) = self.origins.get_mut(&key) else { return };

@@ -1,4 +1,4 @@
-//! What the ledger answers.
+//! Outcomes of commands.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{ArtifactId, Epoch, NodeId, Owner, WorkerId};
@@ -8,89 +8,89 @@ use crate::PrefixPoint;
 /// How sealed blocks were stored.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum SealResult {
-    /// As an extent of their own.
+    /// As a new artifact.
     New,
-    /// At the end of the extent before them.
+    /// At the end of the previous artifact.
     Joined,
-    /// They were sealed before.
+    /// They were already sealed.
     Known,
 }
 
-/// What became of a session's heads.
+/// How a session's heads changed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum HeadMovement {
-    /// The session had no head.
+    /// The session got its first head.
     First,
     /// A head moved forward.
     FastForward,
-    /// A head was there already, or further.
+    /// A head was already there or beyond.
     Unchanged,
-    /// The session has one head more.
+    /// The session got an additional head.
     Diverged,
-    /// The rewritten head went, this one came.
+    /// The rewritten head was replaced by this one.
     Replaced,
 }
 
-/// The answer to a command.
+/// Outcome of a command.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum Outcome {
-    /// Done, or nothing was to do.
+    /// Done, or nothing had to be done.
     Done,
-    /// The session is open, and was last granted at this epoch.
+    /// The session is open.
     Opened {
-        /// The fencing token.
+        /// Fencing token of its last grant.
         epoch: Epoch,
     },
-    /// Ownership or a lease, since this epoch.
+    /// Ownership or a lease is granted.
     Granted {
-        /// The fencing token.
+        /// Fencing token.
         epoch: Epoch,
     },
     /// The blocks are sealed.
     Sealed {
-        /// In which extent.
+        /// Artifact that contains them.
         artifact: ArtifactId,
-        /// Up to where.
+        /// End of the sealed prefix.
         end: PrefixPoint,
-        /// How.
+        /// How they were stored.
         stored: SealResult,
-        /// The fencing token of the grant.
+        /// Fencing token of the grant.
         epoch: Epoch,
     },
-    /// The named boundary became part of a larger extent; attach at the kept point instead.
+    /// The given boundary became part of a larger artifact; attach at the kept boundary instead.
     Merged {
-        /// That extent.
+        /// That artifact.
         extent: ArtifactId,
-        /// Its deepest kept point at or before the one that was named; none when only its start is left.
+        /// Its deepest boundary at or before the given one; `None` if only its start is left.
         kept: Option<PrefixPoint>,
     },
-    /// The session's heads are as they should be.
+    /// The session's heads are up to date.
     Advanced {
-        /// How they moved.
+        /// How they changed.
         movement: HeadMovement,
     },
     /// Leases were renewed.
     Renewed {
-        /// How many.
+        /// Number of renewed leases.
         renewed: u32,
-        /// Which were not.
+        /// Workers whose lease was not renewed.
         refused: Vec<WorkerId>,
     },
-    /// One outcome for each command of a batch.
+    /// One outcome per command of a batch.
     Batch(Vec<Outcome>),
     /// The node is a member under this id.
     Admitted {
-        /// Its id.
+        /// Id of the node.
         node: NodeId,
     },
     /// Nothing was changed.
     Refused(Refusal),
-    /// `unknown_outcome`: this serial was answered too long ago to remember; it was not executed again.
+    /// `unknown_outcome`: the outcome of this serial is no longer remembered. The command was not executed again.
     Forgotten,
 }
 
 impl Outcome {
-    /// The bytes that it counts for where outcomes are remembered: the same on every machine, so no size of a type.
+    /// Returns the bytes that the outcome counts for in the outcome memory. Equal on every machine, so no type sizes.
     pub(crate) fn counted_bytes(&self) -> u64 {
         const BYTES_PER_OUTCOME: u64 = 96;
         match self {
@@ -100,7 +100,7 @@ impl Outcome {
         }
     }
 
-    /// The refusals in it, those inside a batch too.
+    /// Returns the refusals in this outcome, including those inside a batch.
     pub fn refusals(&self) -> Vec<&Refusal> {
         match self {
             Outcome::Refused(refusal) => vec![refusal],
@@ -114,7 +114,7 @@ impl Outcome {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Refusal {
-    /// The owner is not a rank of the worker's present life.
+    /// The owner is not a rank of the worker's current incarnation.
     #[error("the worker lives another life now")]
     StaleIncarnation,
     /// The worker was never registered.
@@ -123,89 +123,89 @@ pub enum Refusal {
     /// The worker's lease is over; it must be registered again.
     #[error("the worker's lease is over")]
     LeaseOver,
-    /// The lease was renewed, granted anew or ended meanwhile, or its time has not come.
+    /// The lease was renewed, granted again or ended since, or its deadline has not passed.
     #[error("the lease is not the one that was seen, or its time has not come")]
     LeaseChanged,
-    /// Somebody live owns it.
+    /// Another live owner owns it.
     #[error("owned by another worker since {epoch}")]
     Owned {
-        /// By whom.
+        /// The owner.
         by: Owner,
-        /// Since when.
+        /// When it was granted.
         epoch: Epoch,
     },
-    /// It moved after the writer looked.
+    /// The ownership changed after the writer looked.
     #[error("decided on an old epoch, the current one is {current}")]
     Stale {
-        /// The present epoch.
+        /// Current epoch.
         current: Epoch,
     },
-    /// No such session.
+    /// There is no such session.
     #[error("the session is not open")]
     UnknownSession,
-    /// The session is another tenant's or model's.
+    /// The session belongs to another tenant or model.
     #[error("the session belongs to another tenant or model")]
     ForeignSession,
-    /// No such extent.
+    /// There is no such artifact.
     #[error("the artifact is not known")]
     UnknownArtifact,
     /// The prefix is not known; seal from the root.
     #[error("the prefix is not known here")]
     UnknownPrefix,
-    /// The points do not rise, leave a waypoint out, are too many, or contradict what is sealed.
+    /// The points do not increase, leave a waypoint out, are too many, or contradict what is sealed.
     #[error("the run is malformed")]
     BadRun,
-    /// The client did not open, or did so too long ago.
+    /// The client is not open, or was closed to make room.
     #[error("the client is not open")]
     UnknownClient,
-    /// A batch inside a batch, or too long a one.
+    /// A batch inside a batch, or a batch that is too long.
     #[error("the batch is nested or too long")]
     BadBatch,
-    /// A table is full of entries that may not be evicted.
+    /// A table is full of records that may not be evicted.
     #[error("the directory is full")]
     Full,
-    /// The cluster's feature level is too low; an operator raises it once every node runs a release that knows it.
+    /// The cluster's feature level is too low; an operator raises it once every node runs a release that supports it.
     #[error("this needs feature level {needed}, the cluster is at {current}: raise it once every node knows it")]
     Level {
-        /// What the command needs.
+        /// Level that the command needs.
         needed: u32,
-        /// What the cluster has.
+        /// Level of the cluster.
         current: u32,
     },
-    /// The tenant has as many entries as it may.
+    /// The tenant has reached its quota.
     #[error("the tenant has the {quota} entries that it may have")]
     OverQuota {
-        /// How many it may have.
+        /// The quota.
         quota: u64,
     },
-    /// The worker is being emptied.
+    /// The worker is draining.
     #[error("the worker is draining and is granted nothing more")]
     Draining,
-    /// The extent is pinned.
+    /// The artifact is pinned.
     #[error("the artifact is pinned; take the pin back first")]
     Pinned,
-    /// Sessions or children reference the extent.
+    /// Sessions or children reference the artifact.
     #[error("sessions or other artifacts reference the artifact")]
     Referenced,
     /// No node has this id.
     #[error("no node has this id")]
     UnknownNode,
-    /// The node was taken out; it joins again with an empty folder, as a new node.
+    /// The node was retired; it can join again with an empty folder, as a new node.
     #[error("node {node} was taken out for good: join with an empty data folder, as a new node")]
     NodeRetired {
-        /// Which id it had.
+        /// Id that it had.
         node: NodeId,
     },
     /// The node's address is empty or too long.
     #[error("the node's address is empty or longer than 256 bytes")]
     BadAddress,
-    /// A bound is lower than the present one.
+    /// A limit is lower than the current one.
     #[error("bounds can only be widened")]
     BadLimits,
 }
 
 impl Refusal {
-    /// The word for metrics.
+    /// Returns the label used in metrics.
     pub fn cause(&self) -> &'static str {
         self.into()
     }

@@ -1,16 +1,16 @@
-//! Records as bytes: numbers take as many as they need, ids sixteen.
+//! Compact binary encoding of records: varints for numbers, sixteen bytes for ids.
 //!
-//! What is read here was written here, so a byte that does not fit is a bug and panics.
+//! Reads only what this process wrote, so an invalid byte is a bug and panics.
 
 use vocabulary::{Blocks, DpRank, Epoch, Incarnation, Owner, PrefixId, WorkerId};
 
 use crate::PrefixPoint;
 
-/// Bytes that grow.
+/// Growing byte buffer.
 pub(crate) struct PackedWriter(pub(crate) Vec<u8>);
 
 impl PackedWriter {
-    /// Seven bits a byte, the lowest first.
+    /// Writes a varint: seven bits per byte, lowest first.
     pub(crate) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
@@ -41,7 +41,7 @@ impl PackedWriter {
     }
 }
 
-/// What is left to be read.
+/// Bytes that are left to read.
 pub(crate) struct PackedReader<'a>(pub(crate) &'a [u8]);
 
 impl PackedReader<'_> {

@@ -1,52 +1,52 @@
-//! Places on a chain: how a command tells the ledger which prefixes a stretch of blocks goes through.
+//! Points on a chain, by which a command tells the ledger which prefixes a range of blocks contains.
 //!
-//! A run never has to list every block: the ledger needs its waypoints (so that a later prompt can be found by
-//! halving), its end, and enough places in between to tell whether somebody else's head lies on it.
+//! A segment does not have to list every block. The ledger needs its waypoints (for binary search of later prompts),
+//! its end, and enough points in between to detect whether another session's head lies on it.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, PrefixChain, PrefixId};
 
-/// Every extent keeps a boundary wherever the block count is a multiple of this.
+/// Every artifact keeps a boundary wherever the block count is a multiple of this.
 pub const WAYPOINT: u64 = 64;
 
-/// The most points a run may list.
+/// Maximum number of points in a segment.
 pub const MAX_POINTS: usize = 8_192;
 
-/// Runs list every block this close to either end.
+/// Segments list every block this close to either end.
 const DENSE_BLOCKS: u64 = 256;
 
-/// A prefix and how many blocks it has.
+/// A prefix and its length in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 pub struct PrefixPoint {
-    /// Blocks from the root on.
+    /// Number of blocks from the root.
     pub blocks: Blocks,
-    /// The prefix that ends there.
+    /// Prefix that ends there.
     pub id: PrefixId,
 }
 
 impl PrefixPoint {
-    /// The prefix of the chain's first `blocks` blocks; `None` beyond its end.
+    /// Returns the prefix of the chain's first `blocks` blocks; `None` beyond its end.
     pub fn on_chain(chain: &PrefixChain, blocks: Blocks) -> Option<Self> {
         chain.prefix(blocks).map(|id| Self { blocks, id })
     }
 
-    /// Whether the chain goes through this point.
+    /// Returns whether the chain contains this point.
     pub fn is_on_chain(self, chain: &PrefixChain) -> bool {
         chain.prefix(self.blocks) == Some(self.id)
     }
 }
 
-/// A stretch of one chain: where it hangs on, and points of it in rising order, the last one its end.
+/// A range of one chain: where it attaches, and some of its points in ascending order, ending with its end.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ChainSegment {
-    /// The deepest prefix of the chain that the writer saw in the ledger; zero blocks is the root, always known.
+    /// Deepest prefix of the chain that the writer saw in the ledger; zero blocks is the root, which is always known.
     pub base: PrefixPoint,
-    /// Points after the base: every waypoint, the end, and places in between.
+    /// Points after the base: every waypoint, the end, and some in between.
     pub points: Vec<PrefixPoint>,
 }
 
 impl ChainSegment {
-    /// The stretch of `chain` from block `base` to block `end`. `None` unless base < end <= the chain's blocks.
+    /// Returns the segment of `chain` from block `base` to block `end`. `None` unless base < end <= the chain's blocks.
     pub fn of(chain: &PrefixChain, base: Blocks, end: Blocks) -> Option<Self> {
         if base >= end {
             return None;
@@ -59,12 +59,12 @@ impl ChainSegment {
         Some(Self { base: first, points })
     }
 
-    /// The deepest point.
+    /// Returns the deepest point.
     pub fn end(&self) -> PrefixPoint {
         self.points.last().copied().unwrap_or(self.base)
     }
 
-    /// Whether the points rise, are few enough, and leave no waypoint out.
+    /// Returns whether the points increase, are not too many, and include every waypoint.
     pub fn is_well_formed(&self) -> bool {
         if self.points.is_empty() || self.points.len() > MAX_POINTS {
             return false;

@@ -1,19 +1,19 @@
-//! A persistent map for tables of millions: cloned in O(1), read without pointer chasing inside a leaf, packed tight.
+//! Persistent map for tables of millions of entries: O(1) clone, compact, and without pointer chasing inside a leaf.
 //!
-//! A radix tree over the key's digits of four bits. A leaf holds up to `MAX` neighbours in a sorted, exactly sized array
-//! and covers one slot of its branch, or a power of two of them; a full leaf is halved, small neighbours are joined.
-//! What it contains never depends on the order in which it came about, only where the leaves end does.
+//! A radix tree over 4-bit digits of the key. A leaf holds up to `MAX` adjacent entries in a sorted, exactly sized
+//! array and covers one slot of its branch, or a power of two of them. Full leaves are split, small adjacent leaves are
+//! joined. The contents never depend on the order of the writes; only the positions of the leaf bounds do.
 
 mod traits;
 
 use std::sync::Arc;
 
-/// Slots of a branch: four bits of the key.
+/// Slots per branch: one per value of a 4-bit digit.
 const SLOTS: usize = 16;
 
-/// A key, and the digits by which it is found; they order keys as `Ord` does.
+/// Key with the digits by which it is found. The digits order keys like `Ord`.
 pub(crate) trait RadixKey: Ord + Copy {
-    /// The four bits at `depth`, the highest ones first.
+    /// Returns the 4-bit digit at `depth`, most significant first.
     fn digit(&self, depth: u32) -> usize;
 }
 
@@ -23,7 +23,7 @@ impl RadixKey for u128 {
     }
 }
 
-/// Words, the first one counting most. Packs beside values of three words where a `u128` would leave a gap.
+/// Words, most significant first. Packs with three-word values where a `u128` would need padding.
 impl<const N: usize> RadixKey for [u64; N] {
     fn digit(&self, depth: u32) -> usize {
         let word = self.get(depth as usize / 16).copied().unwrap_or(0);
@@ -37,19 +37,19 @@ pub(crate) struct RadixMap<K, V, const MAX: usize> {
     len: usize,
 }
 
-/// What a slot of a branch leads to.
+/// What a slot of a branch points to.
 #[derive(Clone)]
 enum RadixSlot<K, V> {
     Leaf(RadixLeaf<K, V>),
     Branch(Arc<RadixBranch<K, V>>),
 }
 
-/// Neighbours in order, in one allocation with their count.
+/// Adjacent entries in order, in one allocation with their count.
 type RadixLeaf<K, V> = Arc<[(K, V)]>;
 
 #[derive(Clone)]
 struct RadixBranch<K, V> {
-    /// The slots in which a subtree starts, a bit each. It covers the slots from there to the next one; those are empty.
+    /// Bit set of the slots in which a subtree starts. A subtree also covers the empty slots up to the next one.
     start_bits: u16,
     slots: [RadixSlot<K, V>; SLOTS],
 }
@@ -74,10 +74,10 @@ impl<K: RadixKey, V: Clone, const MAX: usize> RadixMap<K, V, MAX> {
         self.get(key).is_some()
     }
 
-    /// The leaf in whose range a key lies, and the place in it of the first entry that is not before the key.
+    /// Returns the leaf whose range contains a key, and the index of its first entry at or after the key.
     ///
-    /// Keys are spread evenly as a rule, so the digits below the branch tell about where in the leaf a key is: the
-    /// search starts there and looks at one or two cache lines, where halving would look at four.
+    /// Keys are usually evenly distributed, so the digits below the branch predict the position within the leaf. A
+    /// search from there touches one or two cache lines, where a binary search would touch four.
     fn lower_bound(&self, key: &K) -> (&[(K, V)], usize) {
         let (mut slot, mut depth, mut part) = (&self.root, 0, 0.5);
         loop {
@@ -97,14 +97,14 @@ impl<K: RadixKey, V: Clone, const MAX: usize> RadixMap<K, V, MAX> {
         }
     }
 
-    /// Adds or replaces; what was there before.
+    /// Inserts or replaces a value; returns the previous one.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let old = self.root.insert::<MAX>(0, key, value);
         self.len += usize::from(old.is_none());
         old
     }
 
-    /// Removes; what was there.
+    /// Removes a value and returns it.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         if !self.contains(key) {
             return None;
@@ -114,14 +114,14 @@ impl<K: RadixKey, V: Clone, const MAX: usize> RadixMap<K, V, MAX> {
         old
     }
 
-    /// All entries in the order of their keys.
+    /// Iterates over all entries in key order.
     pub(crate) fn iter(&self) -> Iter<'_, K, V> {
         let mut iter = Iter { branches: Vec::new(), leaf: None };
         iter.descend(&self.root);
         iter
     }
 
-    /// All entries from a key on, in order.
+    /// Iterates over all entries from `key` on, in order.
     pub(crate) fn iter_from(&self, key: &K) -> Iter<'_, K, V> {
         let mut iter = Iter { branches: Vec::new(), leaf: None };
         let (mut slot, mut depth) = (&self.root, 0);
@@ -136,7 +136,7 @@ impl<K: RadixKey, V: Clone, const MAX: usize> RadixMap<K, V, MAX> {
         iter
     }
 
-    /// The first entry at or after a key.
+    /// Returns the first entry at or after `key`.
     pub(crate) fn at_or_after(&self, key: &K) -> Option<(&K, &V)> {
         let (leaf, place) = self.lower_bound(key);
         match leaf.get(place) {
@@ -199,13 +199,13 @@ impl<K: RadixKey, V: Clone> RadixSlot<K, V> {
 }
 
 impl<K: RadixKey, V: Clone> RadixBranch<K, V> {
-    /// The slot whose subtree covers a digit.
+    /// Returns the slot whose subtree covers a digit.
     fn place(&self, digit: usize) -> usize {
         let upto = self.start_bits & u16::MAX >> (SLOTS - 1 - digit);
         SLOTS - 1 - upto.leading_zeros() as usize
     }
 
-    /// How many slots the subtree at `place` covers.
+    /// Returns how many slots the subtree at `place` covers.
     fn width(&self, place: usize) -> usize {
         let after = u32::from(self.start_bits) >> (place + 1);
         (after.trailing_zeros() as usize + 1).min(SLOTS - place)
@@ -217,7 +217,7 @@ impl<K: RadixKey, V: Clone> RadixBranch<K, V> {
         RadixSlot::Branch(Arc::new(branch))
     }
 
-    /// Puts the halves of a full leaf where it was, or a branch where one slot is too narrow for it.
+    /// Replaces a full leaf by its halves, or by a branch if the leaf covers a single slot.
     fn split<const MAX: usize>(&mut self, place: usize, depth: u32, full: RadixLeaf<K, V>) {
         if full.len() <= MAX {
             self.slots[place] = RadixSlot::Leaf(full);
@@ -256,7 +256,7 @@ impl<K: RadixKey, V: Clone> RadixBranch<K, V> {
     }
 }
 
-/// The place of the first entry that is not before `key`: looks where it should be, then in widening steps.
+/// Returns the index of the first entry at or after `key`: starts at the predicted position and widens the search.
 fn lower_bound<K: RadixKey, V>(leaf: &[(K, V)], key: &K, part: f32) -> usize {
     let is_before = |place: usize| leaf[place].0 < *key;
     let (mut low, mut high, mut step) = (0, leaf.len(), 1);
@@ -296,7 +296,7 @@ fn remove<K: RadixKey, V: Clone>(leaf: &mut RadixLeaf<K, V>, key: &K) -> Option<
     Some(old)
 }
 
-/// Entries in order.
+/// Iterator over entries in order.
 pub(crate) struct Iter<'a, K, V> {
     branches: Vec<(&'a RadixBranch<K, V>, usize)>,
     leaf: Option<(&'a [(K, V)], usize)>,

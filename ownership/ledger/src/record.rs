@@ -1,4 +1,4 @@
-//! What the ledger remembers of workers and sessions.
+//! Records of workers and sessions.
 
 use std::sync::Arc;
 
@@ -12,110 +12,110 @@ use crate::PrefixPoint;
 use crate::artifact::Scope;
 use crate::control::DrainFlag;
 
-/// Whether a worker computes or only keeps.
+/// Whether a worker computes or only stores KV.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 pub enum WorkerKind {
-    /// An engine.
+    /// Inference engine.
     #[default]
     Engine,
-    /// A store that engines load from; the last resort after replicas at engines.
+    /// Store that engines load from; used only if no engine has a replica.
     Store,
 }
 
-/// What a worker says of itself.
+/// Properties that a worker reports.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct WorkerSpec {
-    /// Its base URL.
+    /// Base URL.
     pub endpoint: Arc<str>,
-    /// What it is for.
+    /// Role in disaggregated serving.
     pub role: WorkerRole,
     /// Engine or store.
     pub kind: WorkerKind,
-    /// Models and adapters it serves.
+    /// Models and adapters that it serves.
     pub models: Arc<[ModelId]>,
     /// Data-parallel ranks, at least 1.
     pub ranks: u16,
 }
 
-/// Whether some router reached this life of a worker lately.
+/// State of a worker's lease: whether some router reached this incarnation recently.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum Lease {
-    /// Yes; it may be ended once the ledger's clock reaches `until`.
+    /// The lease is held; it may be expired once the ledger's clock reaches `until`.
     Held {
-        /// The deadline.
+        /// Deadline.
         until: LedgerTime,
     },
-    /// Its deadline passed.
+    /// The deadline passed.
     Expired {
-        /// When that was applied.
+        /// When the expiry was applied.
         at: LedgerTime,
     },
-    /// An operator took the worker out.
+    /// An operator retired the worker.
     Retired {
-        /// When.
+        /// When it was retired.
         at: LedgerTime,
     },
 }
 
-/// An engine endpoint and the life of it that is current.
+/// An engine endpoint with its current incarnation.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Worker {
-    /// Its id.
+    /// Id of the worker.
     pub id: WorkerId,
-    /// What it says of itself.
+    /// Properties that it reports.
     pub spec: WorkerSpec,
-    /// Which life.
+    /// Current incarnation.
     pub incarnation: Incarnation,
-    /// When this life was granted its lease.
+    /// When this incarnation was granted its lease.
     pub epoch: Epoch,
-    /// The lease.
+    /// Lease of this incarnation.
     pub lease: Lease,
-    /// Whether it is being emptied.
+    /// Whether it is draining.
     #[serde(default, skip_serializing_if = "DrainFlag::is_no")]
     pub draining: DrainFlag,
 }
 
 impl Worker {
-    /// Whether the lease is held.
+    /// Returns whether the lease is held.
     pub fn is_live(&self) -> bool {
         matches!(self.lease, Lease::Held { .. })
     }
 
-    /// Whether `owner` is a rank of this life.
+    /// Returns whether `owner` is a rank of this incarnation.
     pub fn matches(&self, owner: Owner) -> bool {
         self.id == owner.worker && self.incarnation == owner.incarnation && owner.rank < DpRank(self.spec.ranks)
     }
 }
 
-/// One end of a session: where its next step may go on.
+/// Head of a session: a prefix that its next step may extend.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Head {
-    /// The prefix.
+    /// Prefix.
     pub point: PrefixPoint,
-    /// The extent that covers it.
+    /// Artifact that contains the prefix.
     pub artifact: ArtifactId,
-    /// In which scope it is found by prefix.
+    /// Scope in which the prefix can be looked up.
     pub scope: Scope,
-    /// When it last moved or was confirmed.
+    /// When the head last moved or was confirmed.
     pub touched: LedgerTime,
 }
 
 /// A user's conversation. No head is an ancestor of another.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Session {
-    /// Its id.
+    /// Id of the session.
     pub id: SessionId,
-    /// Whose it is.
+    /// Tenant.
     pub tenant: TenantId,
-    /// Which model it talks to.
+    /// Model.
     pub model: ModelId,
-    /// The session that it was forked from.
+    /// Session that it was forked from.
     pub parent: Option<SessionId>,
-    /// Its ends, the one that moved last at the end.
+    /// Heads; the one that moved last is at the end.
     pub heads: Vec<Head>,
-    /// Who decodes it; none when nobody claimed it yet or the owner gave it back.
+    /// Owner of its decoding; `None` if nobody claimed it yet or the owner released it.
     pub owner: Option<Owner>,
-    /// When the owner was granted, or the session opened.
+    /// When the owner was granted, or the session was opened.
     pub epoch: Epoch,
     /// When it was opened.
     pub opened: LedgerTime,
@@ -124,26 +124,26 @@ pub struct Session {
 }
 
 impl Session {
-    /// The head that moved last.
+    /// Returns the head that moved last.
     pub fn head(&self) -> Option<Head> {
         self.heads.last().copied()
     }
 
-    /// Its key among all sessions in the order of their last writes.
+    /// Returns the session's key in the index by last write.
     pub(crate) fn touch_key(&self) -> [u64; 3] {
         [self.touched.0, (self.id.0 >> 64) as u64, self.id.0 as u64]
     }
 }
 
-/// Advice to the other routers: a step of this session is on its way. It owns nothing.
+/// Advisory notice to the other routers that a step of this session is in flight. Grants no ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Intent {
-    /// The head that the step extends; the chain's root for a first step.
+    /// Head that the step extends; the chain's root for a first step.
     pub base: PrefixId,
-    /// Where it was sent.
+    /// Rank to which it was sent.
     pub worker: Owner,
-    /// The router that sent it.
+    /// Router that sent it.
     pub router: NodeId,
-    /// When it is forgotten.
+    /// When the intent is forgotten.
     pub expires: LedgerTime,
 }

@@ -1,16 +1,16 @@
-//! Reference sets. Most hold one member, a few hold a hundred thousand.
+//! Reference sets. Most have one member, a few have a hundred thousand.
 
 use imbl::OrdSet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use vocabulary::{ArtifactId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Members kept in place before the set becomes a tree.
+/// Maximum number of members stored inline; larger sets become trees.
 const MAX_INLINE: usize = 8;
 
-/// What a set may hold: ids.
+/// Id that a set may contain.
 pub trait RefId: Ord + Copy {
-    /// The id as a number.
+    /// Returns the id as a number.
     fn as_u128(self) -> u128;
 }
 
@@ -34,16 +34,16 @@ fn sum<T: RefId>(members: &[T]) -> u128 {
     members.iter().fold(0, |sum, member| sum.wrapping_add(digest(*member)))
 }
 
-/// An ordered set that costs nothing while it is small and clones in O(1) when it is large.
+/// Ordered set that is compact while small and clones in O(1) when large.
 ///
-/// Equal contents are equal sets, however they came about.
+/// Sets with equal contents are equal, whatever their history.
 #[derive(Clone, Debug)]
 pub struct RefSet<T: RefId>(RefStorage<T>);
 
 #[derive(Clone, Debug)]
 enum RefStorage<T: RefId> {
     Inline(Vec<T>),
-    /// With the sum of its members' digests.
+    /// Members, and the sum of their digests.
     Tree(OrdSet<T>, u128),
 }
 
@@ -54,7 +54,7 @@ impl<T: RefId> Default for RefSet<T> {
 }
 
 impl<T: RefId> RefSet<T> {
-    /// How many.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         match &self.0 {
             RefStorage::Inline(few) => few.len(),
@@ -62,7 +62,7 @@ impl<T: RefId> RefSet<T> {
         }
     }
 
-    /// The sum of its members' digests, for a digest of what holds it; never walks a large set.
+    /// Returns the sum of the members' digests, for the digest of the containing record; never walks a large set.
     pub(crate) fn digest(&self) -> u128 {
         match &self.0 {
             RefStorage::Inline(few) => sum(few),
@@ -70,17 +70,17 @@ impl<T: RefId> RefSet<T> {
         }
     }
 
-    /// Whether it is a tree.
+    /// Returns whether the set is stored as a tree.
     pub(crate) fn is_tree(&self) -> bool {
         matches!(self.0, RefStorage::Tree(..))
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether `member` is in it.
+    /// Returns whether the set contains `member`.
     pub fn contains(&self, member: T) -> bool {
         match &self.0 {
             RefStorage::Inline(few) => few.binary_search(&member).is_ok(),
@@ -88,12 +88,12 @@ impl<T: RefId> RefSet<T> {
         }
     }
 
-    /// The only member, if there is exactly one.
+    /// Returns the only member, if there is exactly one.
     pub fn single(&self) -> Option<T> {
         if self.len() == 1 { self.iter().next() } else { None }
     }
 
-    /// All members in order.
+    /// Iterates over the members in order.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         let (few, many) = match &self.0 {
             RefStorage::Inline(few) => (Some(few.iter()), None),
@@ -102,7 +102,7 @@ impl<T: RefId> RefSet<T> {
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
     }
 
-    /// Adds a member; false when it was there.
+    /// Adds a member; returns false if it was already there.
     pub(crate) fn insert(&mut self, member: T) -> bool {
         if let RefStorage::Inline(few) = &mut self.0 {
             let Err(place) = few.binary_search(&member) else { return false };
@@ -122,7 +122,7 @@ impl<T: RefId> RefSet<T> {
         }
     }
 
-    /// Removes a member; false when it was not there.
+    /// Removes a member; returns false if it was not there.
     pub(crate) fn remove(&mut self, member: T) -> bool {
         match &mut self.0 {
             RefStorage::Inline(few) => few.binary_search(&member).map(|place| few.remove(place)).is_ok(),

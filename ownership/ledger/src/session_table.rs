@@ -1,4 +1,4 @@
-//! All sessions, by id, packed, and their digest, which is kept in step with every write.
+//! All sessions by id, packed, and their digest, which every write updates.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const OWNER: u8 = 2;
 
 type TenantModel = (TenantId, ModelId);
 
-/// A packed session, beside the names that others have too.
+/// A packed session plus the names that it shares with others.
 #[derive(Clone)]
 pub(crate) struct PackedSession {
     names: Arc<TenantModel>,
@@ -80,9 +80,9 @@ impl PackedSession {
 #[derive(Clone, Default)]
 pub(crate) struct SessionTable {
     table: RadixMap<[u64; 2], PackedSession, 16>,
-    /// Names that sessions have, with how many have them.
+    /// Tenant and model names in use, each with the number of sessions that use it.
     names: OrdMap<TenantModel, (Arc<TenantModel>, u64)>,
-    /// The sum of the records' digests: equal contents have equal sums, however they came about.
+    /// Sum of the records' digests: tables with equal contents have equal sums, whatever their history.
     pub(crate) digest: u128,
 }
 
@@ -126,7 +126,7 @@ impl SessionTable {
         Some(old.unpack(id))
     }
 
-    /// The names that others with the same hold too, held once more.
+    /// Returns the shared copy of the session's tenant and model names, and counts one more user.
     fn intern_names(&mut self, session: &Session) -> Arc<TenantModel> {
         let names = (session.tenant.clone(), session.model.clone());
         if let Some((known, held)) = self.names.get_mut(&names) {

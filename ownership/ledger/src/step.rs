@@ -1,4 +1,4 @@
-//! One finished step as one command.
+//! Commit of a finished step as one command.
 
 use vocabulary::{Blocks, Epoch, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId, TenantId};
 
@@ -9,16 +9,17 @@ use crate::command::{
 use crate::outcome::{HeadMovement, Outcome, Refusal};
 use crate::{ChainSegment, PrefixPoint};
 
-/// What a step does to the session's decode ownership.
+/// Effect of a step on the session's decode ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OwnershipTransition {
-    /// Nothing: it was served read-only beside the owner. Its new blocks still belong to who computed them.
+    /// None: the step was served read-only by a worker other than the owner. New blocks still belong to the worker that
+    /// computed them.
     Unchanged,
-    /// The server takes it unless somebody live has it.
+    /// The serving worker claims the session unless it has a live owner.
     Claim,
-    /// It moves to the server, with the extents that only this session references.
+    /// The session moves to the serving worker, with the artifacts that only this session references.
     Migrate {
-        /// The session's epoch when this was decided.
+        /// Epoch of the session when this was decided.
         seen: Epoch,
     },
 }
@@ -26,37 +27,39 @@ pub enum OwnershipTransition {
 /// What a router knows after the last byte of a step.
 #[derive(Clone, Debug)]
 pub struct StepCommit<'a> {
-    /// The session.
+    /// Session.
     pub session: SessionId,
-    /// Whose it is.
+    /// Tenant.
     pub tenant: &'a TenantId,
-    /// With which model.
+    /// Model.
     pub model: &'a ModelId,
-    /// What it was forked from, for a new session.
+    /// Session that a new session was forked from.
     pub parent: Option<SessionId>,
-    /// Prompt and answer.
+    /// Block hashes of prompt and answer.
     pub chain: &'a PrefixChain,
-    /// How many of its blocks lie at `owner` for good.
+    /// Number of leading blocks that `owner` has sealed.
     pub sealed: Blocks,
-    /// The deepest block of the chain that the ledger knew (`Located::known`); 0 always works and costs more log.
+    /// Deepest block of the chain that the ledger knew (`LocateResult::known_blocks`). 0 always works but makes the log
+    /// entry larger.
     pub base: Blocks,
-    /// The head whose history the client rewrote (`Located::rewrites`).
+    /// Head whose history the client rewrote (`LocateResult::replaced_head`).
     pub replaced_head: Option<PrefixId>,
-    /// Who served it and has the blocks.
+    /// Rank that served the step and has the blocks.
     pub owner: Owner,
-    /// What becomes of the decode ownership.
+    /// Effect on the decode ownership.
     pub ownership: OwnershipTransition,
-    /// What the blocks are made of.
+    /// Format and size of the blocks.
     pub shape: KvShape,
-    /// The router that ran it; withdraws its intent on the base.
+    /// Router that ran the step; its intent on the base is withdrawn.
     pub router: NodeId,
 }
 
 impl Command {
-    /// Opens the session if need be, moves or claims it, seals the new blocks and advances the head.
+    /// Builds a command that opens the session if necessary, moves or claims it, seals the new blocks and advances the
+    /// head.
     ///
-    /// `None` when the step sealed no block, or `sealed` lies beyond the chain: then there is nothing to say.
-    /// Should the answer be `StepOutcome::restart_from_root`, send it again with `base: Blocks(0)`.
+    /// Returns `None` if the step sealed no block, or if `sealed` lies beyond the chain: then there is nothing to
+    /// commit. If the outcome has `StepOutcome::restart_from_root` set, send the command again with `base: Blocks(0)`.
     pub fn commit_step(step: StepCommit<'_>) -> Option<Command> {
         let run = ChainSegment::of(step.chain, step.base.min(Blocks(step.sealed.0.checked_sub(1)?)), step.sealed)?;
         let origin = KvOrigin {
@@ -88,21 +91,21 @@ impl Command {
     }
 }
 
-/// What became of a `Command::commit_step`.
+/// Outcome of a `Command::commit_step`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepOutcome {
     /// Whether the blocks are sealed.
     pub sealed: bool,
-    /// How the head moved.
+    /// How the session's heads changed.
     pub movement: Option<HeadMovement>,
-    /// The server's grant of the session, where it took it.
+    /// Epoch of the session's grant, if the serving worker took it.
     pub granted: Option<Epoch>,
     /// The base is no longer kept: commit again from block 0.
     pub restart_from_root: bool,
 }
 
 impl StepOutcome {
-    /// Reads the outcome of a `Command::commit_step`.
+    /// Interprets the outcome of a `Command::commit_step`.
     pub fn of(outcome: &Outcome) -> Self {
         let mut step = Self::default();
         let Outcome::Batch(parts) = outcome else { return step };
@@ -116,7 +119,7 @@ impl StepOutcome {
                 _ => {}
             }
         }
-        // An advance to what another refusal kept from being sealed finds no prefix either; that is no reason to retry.
+        // If another refusal prevented the seal, the advance finds no prefix either; that is no reason to retry.
         let hopeless = |p: &Outcome| matches!(p, Outcome::Refused(refusal) if *refusal != Refusal::UnknownPrefix);
         step.restart_from_root = base_lost && !step.sealed && !parts.iter().any(hopeless);
         step

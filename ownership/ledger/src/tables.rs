@@ -1,4 +1,4 @@
-//! The only writers of records: each keeps the indexes in step with what it writes.
+//! The only code that writes records. Every write updates the indexes, too.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::changes::RecordKey;
 use crate::ledger::{Ledger, LedgerIndexes, TenantUsage};
 use crate::record::{Intent, Lease, Session, Worker};
 
-/// Unreferenced extents of which the one with the coldest group goes.
+/// Number of longest-idle unreferenced artifacts among which eviction picks the one with the coldest group.
 const EVICTION_CANDIDATES: usize = 16;
 
 impl Ledger {
@@ -34,7 +34,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets a worker whose lease is over.
+    /// Removes a worker whose lease is over.
     pub(crate) fn remove_worker(&mut self, worker: &Worker) {
         if let Lease::Held { until } = worker.lease {
             self.index.leases.remove(&(until, worker.id));
@@ -43,7 +43,7 @@ impl Ledger {
         self.changes.gone(RecordKey::Worker(worker.id));
     }
 
-    /// Writes a session, and the references that its heads are.
+    /// Writes a session and the artifact references of its heads.
     pub(crate) fn put_session(&mut self, session: Session) {
         let old = self.session(session.id);
         match &old {
@@ -66,7 +66,7 @@ impl Ledger {
         self.put_intents(id, Vec::new());
     }
 
-    /// Moves a session's references from the extents of its old heads to those of its new ones.
+    /// Moves a session's references from the artifacts of its old heads to those of its new heads.
     fn update_references(&mut self, old: Option<&Session>, new: Option<&Session>) {
         let holds = |session: Option<&Session>, id| session.is_some_and(|s| s.heads.iter().any(|h| h.artifact == id));
         for head in new.iter().flat_map(|session| &session.heads).filter(|head| !holds(old, head.artifact)) {
@@ -105,7 +105,7 @@ impl Ledger {
         self.records.artifacts.insert(&artifact);
     }
 
-    /// Forgets an unreferenced extent.
+    /// Removes an unreferenced artifact.
     pub(crate) fn remove_artifact(&mut self, id: ArtifactId) {
         let Some(old) = self.records.artifacts.remove(id) else { return };
         let scope = old.origin.scope();
@@ -122,7 +122,7 @@ impl Ledger {
         }
     }
 
-    /// Indexes only the boundaries that changed: most of a long extent's never do.
+    /// Updates the index of only the boundaries that changed; most boundaries of a long artifact never do.
     fn index_boundaries(&mut self, old: Option<&Artifact>, new: &Artifact) {
         let scope = new.origin.scope();
         let before: &[Boundary] = old.map_or(&[], |old| &old.boundaries);
@@ -153,8 +153,10 @@ impl Ledger {
         }
     }
 
-    /// Closes a session to make room for one of this tenant: the one that was idle longest of the tenant that has most beyond
-    /// its share, this tenant included. Nobody within its share loses one to somebody beyond it.
+    /// Closes a session to make room for one of `tenant`.
+    ///
+    /// Closes the longest-idle session of the tenant that is most over its share, which may be `tenant` itself. No
+    /// tenant within its share loses a session to one beyond its share.
     pub(crate) fn make_room_for_session(&mut self, tenant: &TenantId) {
         let closed = match self.level() {
             ..2 => None,
@@ -167,8 +169,8 @@ impl Ledger {
         }
     }
 
-    /// Forgets an extent to make room for one of this tenant, in the same way; false where none can go. Those that sessions
-    /// reference cannot.
+    /// Evicts an artifact to make room for one of `tenant`, by the same rule; returns false if none can be evicted.
+    /// Artifacts that sessions reference cannot.
     pub(crate) fn make_room_for_artifact(&mut self, tenant: &TenantId) -> bool {
         if self.level() < 2 {
             return self.evict_coldest_artifact();
@@ -177,7 +179,7 @@ impl Ledger {
         let crowding = self.tenant_most_over_share(tenant, |usage| usage.artifacts, has_idle);
         let coldest = match crowding.and_then(|tenant| self.index.idle_by_tenant.get(&tenant)) {
             Some(idle) => self.coldest_artifact(idle),
-            // All that could go is of tenants within their shares: it goes only for one that is within its own.
+            // Only tenants within their share have evictable artifacts: a tenant over its share gets none of them.
             None if self.is_over_share(tenant, |usage| usage.artifacts) => None,
             None => self.coldest_artifact(&self.index.idle_artifacts),
         };
@@ -187,7 +189,7 @@ impl Ledger {
         coldest.is_some()
     }
 
-    /// What a tenant would have with one more, and its equal share of all that there are.
+    /// Returns a tenant's count if it gets one more, and its equal share of the total.
     fn usage_and_share(&self, tenant: &TenantId, count: impl Fn(&TenantUsage) -> u64) -> (u64, u64) {
         let others = self.index.usage.iter().filter(|(other, _)| *other != tenant);
         let (tenants, all) = others.fold((1, 0), |(tenants, all), (_, usage)| (tenants + 1, all + count(usage)));
@@ -200,8 +202,8 @@ impl Ledger {
         own > share
     }
 
-    /// Who has most beyond its share when this tenant gets one more, among those of which something can go. Of those with
-    /// equally many it is this tenant, else the first by name.
+    /// Returns the tenant that is most over its share when `tenant` gets one more, among those with something to evict.
+    /// On a tie `tenant` itself wins, then the first by name.
     fn tenant_most_over_share(
         &self,
         tenant: &TenantId,
@@ -216,8 +218,8 @@ impl Ledger {
         most.map(|(_, most)| most.clone())
     }
 
-    /// The unreferenced extent that is missed least: of those that were idle longest, the one whose group was. A group
-    /// is as warm as the extent of it that was written last; an extent without one is its own.
+    /// Returns the unreferenced artifact to evict: among those idle longest, the one whose group is coldest. A group
+    /// was last used when its newest artifact was written; an artifact without a group counts as its own group.
     fn coldest_artifact(&self, idle: &OrdSet<(LedgerTime, ArtifactId)>) -> Option<ArtifactId> {
         let warmth = |id| self.artifact(id)?.group.and_then(|group| self.group_touched(group));
         let candidates = if self.level() < 2 { 1 } else { EVICTION_CANDIDATES };
@@ -225,7 +227,7 @@ impl Ledger {
         oldest.min_by_key(|(touched, id)| (warmth(*id).unwrap_or(*touched), *touched, *id)).map(|(_, id)| *id)
     }
 
-    /// Forgets the unreferenced extent that was idle longest; false when every extent is referenced.
+    /// Evicts the coldest unreferenced artifact; returns false if all artifacts are referenced.
     pub(crate) fn evict_coldest_artifact(&mut self) -> bool {
         let coldest = self.coldest_artifact(&self.index.idle_artifacts);
         if let Some(id) = coldest {
@@ -234,7 +236,7 @@ impl Ledger {
         coldest.is_some()
     }
 
-    /// Forgets the worker whose lease has been over longest; false when all are held.
+    /// Removes the worker whose lease has been over longest; returns false if all leases are held.
     pub(crate) fn evict_worker(&mut self) -> bool {
         let over = |worker: &Worker| match worker.lease {
             Lease::Held { .. } => None,
@@ -250,7 +252,7 @@ impl Ledger {
 }
 
 impl LedgerIndexes {
-    /// Counts a tenant's entries; a tenant without any is not remembered.
+    /// Updates a tenant's record counts; a tenant without records is removed.
     pub(crate) fn update_usage(&mut self, tenant: &TenantId, count: impl FnOnce(&mut TenantUsage)) {
         let mut usage = self.usage.get(tenant).copied().unwrap_or_default();
         count(&mut usage);
@@ -274,7 +276,7 @@ impl LedgerIndexes {
         }
     }
 
-    /// Everything about an extent but its boundaries.
+    /// Indexes everything about an artifact except its boundaries.
     pub(crate) fn index_metadata(&mut self, artifact: &Artifact) {
         if artifact.is_idle() {
             let place = (artifact.touched, artifact.id);

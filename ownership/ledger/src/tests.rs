@@ -1,4 +1,4 @@
-//! The ledger from outside: commands in, outcomes and reads out.
+//! Tests of the ledger through its public interface: commands in, outcomes and reads out.
 
 mod chains;
 mod control;
@@ -24,12 +24,12 @@ use vocabulary::{
 
 use crate::*;
 
-/// The time a lease is granted for here.
+/// Lease duration in these tests.
 pub(crate) const TTL: Micros = Micros(15_000_000);
 
 const CLIENT: ClientId = ClientId(1);
 
-/// A ledger with its log: every entry is checked against all invariants.
+/// A ledger with its log. Every entry is checked against all invariants.
 pub(crate) struct LedgerFixture {
     pub(crate) ledger: Ledger,
     index: u64,
@@ -37,7 +37,7 @@ pub(crate) struct LedgerFixture {
 }
 
 impl LedgerFixture {
-    /// An empty ledger as the release before feature levels founded it.
+    /// Creates an empty ledger as the release before feature levels would.
     pub(crate) fn level1(limits: LedgerLimits) -> Self {
         let mut bench =
             Self { ledger: crate::ledger::LedgerRecords { limits, ..Default::default() }.into(), index: 0, serial: 0 };
@@ -45,14 +45,14 @@ impl LedgerFixture {
         bench
     }
 
-    /// An empty ledger at the highest level.
+    /// Creates an empty ledger at the highest level.
     pub(crate) fn empty(limits: LedgerLimits) -> Self {
         let mut bench = Self::level1(limits);
         assert_eq!(bench.run(Command::RaiseLevel(LEVEL)), Outcome::Done);
         bench
     }
 
-    /// A ledger with three workers.
+    /// Creates a ledger with three workers.
     pub(crate) fn new() -> Self {
         let mut bench = Self::empty(LedgerLimits::default());
         for n in 1..=3 {
@@ -62,7 +62,7 @@ impl LedgerFixture {
         bench
     }
 
-    /// Applies one entry at the given time since the last.
+    /// Applies one entry, `after` the last one.
     pub(crate) fn entry(&mut self, after: Micros, submissions: Vec<Submission>) -> Vec<Outcome> {
         let before = self.ledger.clone();
         self.index += 1;
@@ -81,7 +81,7 @@ impl LedgerFixture {
         self.entry(Micros(1), vec![submission]).remove(0)
     }
 
-    /// Lets time pass, a second an entry.
+    /// Advances the clock, one second per entry.
     pub(crate) fn advance_time(&mut self, time: Micros) {
         let end = self.ledger.now().after(time);
         while self.ledger.now() < end {
@@ -89,7 +89,7 @@ impl LedgerFixture {
         }
     }
 
-    /// Commits a step, and reads what became of it.
+    /// Commits a step and interprets its outcome.
     pub(crate) fn step(&mut self, step: StepCommit<'_>) -> StepOutcome {
         let command = Command::commit_step(step).expect("the step sealed blocks");
         StepOutcome::of(&self.run(command))
@@ -99,13 +99,13 @@ impl LedgerFixture {
         self.ledger.session(id).expect("the session is open")
     }
 
-    /// The extent of the session's newest head.
+    /// Returns the artifact of the session's newest head.
     pub(crate) fn head_artifact(&self, id: SessionId) -> Artifact {
         let head = self.session(id).head().expect("the session has a head");
         self.ledger.artifact(head.artifact).expect("heads point at extents")
     }
 
-    /// Ends a worker's lease as the leader would.
+    /// Expires a worker's lease as the leader would.
     pub(crate) fn expire_lease(&mut self, n: u64) {
         let worker = self.ledger.worker(WorkerId(n)).expect("the worker is registered").clone();
         let Lease::Held { until } = worker.lease else { panic!("no lease is held") };
@@ -160,13 +160,13 @@ pub(crate) fn scope() -> Scope {
     Scope::of(&tenant(), KvFormat(0))
 }
 
-/// A chain of one-token blocks; each letter stands for its count of blocks: `[('a', 10), ('b', 5)]`.
+/// Builds a chain of one-token blocks from letters and their block counts: `[('a', 10), ('b', 5)]`.
 pub(crate) fn chain(parts: &[(char, u64)]) -> PrefixChain {
     let tokens = parts.iter().flat_map(|(letter, n)| (0..*n as u32).map(|i| (*letter as u32) << 16 | i));
     PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens.collect::<Vec<_>>())
 }
 
-/// A place on a chain.
+/// Returns a reference to a prefix of the chain.
 pub(crate) fn prefix_ref(chain: &PrefixChain, blocks: u64) -> PrefixRef {
     PrefixRef {
         scope: scope(),
@@ -179,7 +179,7 @@ pub(crate) fn session(n: u128) -> SessionId {
     SessionId(n)
 }
 
-/// A step of `session` at worker `n` that knew `base` blocks and sealed the whole chain.
+/// Returns a step of session `id` at worker `n` that knew `base` blocks and sealed the whole chain.
 pub(crate) fn step(id: u128, chain: &PrefixChain, base: u64, n: u64) -> StepCommit<'_> {
     static TENANT: std::sync::LazyLock<TenantId> = std::sync::LazyLock::new(tenant);
     static MODEL: std::sync::LazyLock<ModelId> = std::sync::LazyLock::new(|| ModelId::from("tiny"));

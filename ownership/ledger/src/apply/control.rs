@@ -1,4 +1,4 @@
-//! What operators and the cluster itself ask for: nodes, levels, bounds, pins, drains and quotas.
+//! Commands of operators and of the cluster itself: nodes, levels, limits, pins, drains and quotas.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::node::{ClusterRecords, FOUNDER, MembershipStatus, Node};
 use crate::outcome::{Outcome, Refusal};
 use crate::record::Worker;
 
-/// Nodes remembered, retired ones included; beyond it the one that was retired first is forgotten.
+/// Maximum number of nodes remembered, including retired ones. Beyond it the node that was retired first is forgotten.
 pub(crate) const MAX_NODES: usize = 1_024;
 
 pub(crate) const MAX_QUOTAS: usize = 1 << 16;
 
-/// Bytes of a node's address.
+/// Maximum length of a node's address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 256;
 
 impl Ledger {
-    /// Ids only grow: a node whose nonce is not known is a new one, whatever address it has.
+    /// Admits a node. Ids only increase: a node with an unknown nonce is a new one, even if its address is known.
     pub(super) fn admit_node(&mut self, admit: &AdmitNode) -> CommandResult {
         if admit.address.is_empty() || admit.address.len() > MAX_ADDRESS_BYTES {
             return Err(Refusal::BadAddress);
@@ -57,7 +57,8 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    /// Only upwards, and only to what this code knows: whoever applies an entry has checked that it does.
+    /// Raises the feature level. It never falls, and whoever applies the entry has checked that this release knows the
+    /// level.
     pub(super) fn raise_level(&mut self, level: u32) -> CommandResult {
         let current = self.level();
         if level > NEXT_LEVEL {
@@ -73,7 +74,7 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    /// Bounds only widen, so that no entry has to forget more than a sweep may.
+    /// Widens the limits. They never narrow, so that no entry has to forget more than a sweep may.
     pub(super) fn set_limits(&mut self, limits: &LedgerLimits) -> CommandResult {
         if !limits.covers(self.limits()) {
             return Err(Refusal::BadLimits);
@@ -119,20 +120,20 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    /// Whether a tenant may have one extent more.
+    /// Checks whether a tenant may have one more artifact.
     pub(super) fn check_artifact_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
         let quota = self.quota(tenant).unwrap_or(u64::MAX);
         if self.usage(tenant).artifacts < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
     }
 
-    /// Whether a tenant may have one session more: not without an extent to hold its head.
+    /// Checks whether a tenant may have one more session, which also needs an artifact for its head.
     pub(super) fn check_session_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
         let quota = self.quota(tenant).unwrap_or(u64::MAX);
         let usage = self.usage(tenant);
         if usage.sessions.max(usage.artifacts) < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
     }
 
-    /// Forgets the node that was retired first; false when none is.
+    /// Forgets the node that was retired first; returns false if none is retired.
     fn forget_retired_node(&mut self) -> bool {
         let retired = |node: &Node| match node.membership {
             MembershipStatus::Admitted { .. } => None,

@@ -1,4 +1,4 @@
-//! Who owns what: claims of what nobody has, releases, and moves.
+//! Ownership commands: claims, releases and migrations.
 
 use vocabulary::{ArtifactId, Epoch, Owner};
 
@@ -36,8 +36,8 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    /// Moves a session to a worker that has its blocks: the decode ownership, and the extents up to the named head that
-    /// nobody else references. What others share keeps its owner.
+    /// Migrates a session to a worker that has its blocks: its decode ownership, and the artifacts up to the given head
+    /// that no other session references. Shared artifacts keep their owner.
     pub(super) fn migrate(&mut self, epoch: Epoch, migrate: MigrateSession) -> CommandResult {
         self.check_live(migrate.to)?;
         let session = self.session(migrate.session).ok_or(Refusal::UnknownSession)?;
@@ -63,7 +63,7 @@ impl Ledger {
         Ok(Outcome::Granted { epoch: if moves { epoch } else { current } })
     }
 
-    /// The extents from `id` upwards that a single session goes through.
+    /// Returns the artifacts from `id` up to the root that only one session uses.
     fn exclusive_artifacts(&self, id: ArtifactId) -> Vec<ArtifactId> {
         let end = self.artifact(id).map(|artifact| artifact.end());
         let path = end.map_or_else(Vec::new, |end| self.path(id, end));

@@ -1,4 +1,4 @@
-//! Read-only copies. A copied prefix is recorded on every extent it goes through, as far as it goes there.
+//! Read-only copies. A copied prefix is recorded on every artifact on its path, up to where the copy reaches.
 
 use super::CommandResult;
 use crate::artifact::{ParentPoint, Replica};

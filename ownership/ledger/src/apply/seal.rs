@@ -1,4 +1,4 @@
-//! Sealing: blocks become immutable, at the end of an extent or as a new one.
+//! Sealing: makes blocks immutable, by extending an artifact or by adding a new one.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::locate::OwnershipStatus;
 use crate::outcome::{Outcome, Refusal, SealResult};
 use crate::point::WAYPOINT;
 
-/// How many of an extent's newest boundaries are kept besides its waypoints.
+/// Number of an artifact's newest boundaries that are kept besides its waypoints.
 const RETAINED_BOUNDARIES: usize = 8;
 
-/// How far up a path of extents one command may write.
+/// Maximum number of artifacts on the path to the root that one command may write.
 const MAX_PATH_ARTIFACTS: usize = 256;
 
-/// Where a run's new blocks hang on.
+/// Where the new blocks of a segment attach.
 struct SealStart {
-    /// The kept point before them; none at the root.
+    /// Boundary before the new blocks; `None` at the root.
     parent: Option<ParentPoint>,
-    /// Points of the run before its new blocks.
+    /// Number of the segment's points that precede its new blocks.
     known_points: usize,
 }
 
@@ -52,7 +52,8 @@ impl Ledger {
         Ok(Outcome::Sealed { artifact, end: seal.run.end(), stored, epoch })
     }
 
-    /// The deepest point of the run that is kept already, so that equal histories are one path of extents.
+    /// Returns the deepest point of the segment that is already a boundary, so that equal histories share one path of
+    /// artifacts.
     fn seal_start(&self, seal: &SealBlocks) -> Result<SealStart, UnresolvedPrefix> {
         let scope = seal.origin.scope();
         let known = self.known_points(seal, scope);
@@ -73,8 +74,10 @@ impl Ledger {
         Ok(SealStart { parent: Some(ParentPoint { artifact: artifact.id, at: point }), known_points: known })
     }
 
-    /// How many points of the run are kept already: waypoints are without a gap, so halving over them finds the last,
-    /// and what is deeper lies before the next.
+    /// Returns how many points of the segment are already known.
+    ///
+    /// Waypoints are kept without gaps, so a binary search over them finds the last one that is kept; any deeper
+    /// boundary lies before the next waypoint.
     fn known_points(&self, seal: &SealBlocks, scope: Scope) -> usize {
         let points = &seal.run.points;
         let is_kept = |point: &PrefixPoint| self.has_boundary(point.id, scope);
@@ -86,8 +89,8 @@ impl Ledger {
         points[first..end].iter().rposition(is_kept).map_or(first, |place| first + place + 1)
     }
 
-    /// Whether new blocks may become part of the extent before them: equal owner and shape, no copies, and no one but
-    /// this session, whose head is at its end, references it.
+    /// Returns whether new blocks may extend the artifact before them: equal owner and shape, no copies, no children,
+    /// and no session references it but this one, whose head is at its end.
     fn can_extend(&self, attached: ParentPoint, seal: &SealBlocks) -> bool {
         let Some(extent) = self.artifact(attached.artifact) else { return false };
         let head_at_end = |session| {
@@ -129,7 +132,7 @@ impl Ledger {
         let id = seal.origin.scope().artifact_id(from, first.id, epoch);
         self.check_artifact_quota(&seal.origin.tenant)?;
         let touched = self.now();
-        // The parent is linked before anything is evicted, so that it is not.
+        // Linked before evicting, so that the parent itself is not evicted.
         self.link(parent, id, touched);
         while self.artifact_count() >= self.records.limits.artifacts as usize {
             if !self.make_room_for_artifact(&seal.origin.tenant) {
@@ -169,8 +172,8 @@ impl Ledger {
         }
     }
 
-    /// Rewrites the owners that are gone, from an extent up to the root: a live copy becomes the owner, and what nobody
-    /// has becomes `owner`'s, who holds the whole prefix.
+    /// Replaces dead owners from an artifact up to the root: a live copy's holder becomes the owner; if there is none,
+    /// `owner` does, because it holds the whole prefix.
     fn adopt_path(&mut self, epoch: Epoch, id: ArtifactId, owner: Owner) {
         let mut next = Some(id);
         for _ in 0..MAX_PATH_ARTIFACTS {
@@ -186,7 +189,7 @@ impl Ledger {
         }
     }
 
-    /// Makes `owner` the owner of an extent.
+    /// Makes `owner` the owner of an artifact.
     pub(super) fn grant(&mut self, epoch: Epoch, mut artifact: Artifact, owner: Owner) {
         artifact.owner = Some(owner);
         artifact.epoch = epoch;
@@ -195,7 +198,7 @@ impl Ledger {
         self.put_artifact(artifact);
     }
 
-    /// Extents from `id` up to the root, each with its deepest kept point on the path to `point`.
+    /// Returns the artifacts from `id` up to the root, each with its deepest boundary on the path to `point`.
     pub(super) fn path(&self, id: ArtifactId, point: PrefixPoint) -> Vec<ParentPoint> {
         let mut path = Vec::new();
         let mut next = Some(ParentPoint { artifact: id, at: point });
@@ -207,7 +210,7 @@ impl Ledger {
     }
 }
 
-/// The points of new blocks that are kept: waypoints and the end.
+/// Returns the boundaries to keep for new blocks: waypoints and the end.
 fn retained_boundaries(new: &[PrefixPoint], epoch: Epoch) -> Vec<Boundary> {
     let end = new.last().map(|end| end.blocks);
     let keep = |point: &&PrefixPoint| point.blocks.0.is_multiple_of(WAYPOINT) || Some(point.blocks) == end;

@@ -1,4 +1,4 @@
-//! Sessions, their heads, and what is on its way to them. Forks are decided by chain, never by epoch.
+//! Sessions, their heads and their intents. Forks are decided by prefix chain, never by epoch.
 
 use vocabulary::{Epoch, NodeId, PrefixId, SessionId};
 
@@ -46,7 +46,7 @@ impl Ledger {
         let (heads, movement) = self.heads_after_move(&session, head, advance.replaces);
         let session = Session { heads, touched: self.now(), ..session };
         self.put_session(session);
-        // What this router announced without a base is over too.
+        // An intent that this router announced without a base is finished, too.
         let root = self.artifact(head.artifact).map(|artifact| artifact.origin.root);
         if let Some((_, router)) = advance.intent {
             self.withdraw_intents(advance.session, router, |known| Some(known) == root);
@@ -76,7 +76,7 @@ impl Ledger {
         Ok(Head { point: place.point, artifact: artifact.id, scope: place.scope, touched: self.now() })
     }
 
-    /// A session's heads after it reached `new`.
+    /// Returns a session's heads after it reached `new`.
     fn heads_after_move(&self, session: &Session, new: Head, replaces: Option<PrefixId>) -> (Vec<Head>, HeadMovement) {
         let mut heads = session.heads.clone();
         if let Some(known) = heads.iter().position(|head| self.descends_from(head, &new)) {
@@ -102,7 +102,7 @@ impl Ledger {
         (heads, movement)
     }
 
-    /// Whether `head` is `ancestor` or lies beyond it on the same chain.
+    /// Returns whether `head` is `ancestor` or a descendant of it on the same chain.
     pub(crate) fn descends_from(&self, head: &Head, ancestor: &Head) -> bool {
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while upto >= ancestor.point.blocks {

@@ -1,11 +1,11 @@
-//! Forgetting what is over, a bounded piece with every entry.
+//! Incremental garbage collection: every entry forgets a bounded number of expired records.
 
 use vocabulary::{LedgerTime, Micros};
 
 use crate::ledger::Ledger;
 
 impl Ledger {
-    /// Forgets intents and copies whose time is over, and sessions and unreferenced extents that were idle too long.
+    /// Forgets expired intents and copies, and sessions and unreferenced artifacts that were idle too long.
     pub(super) fn sweep(&mut self) {
         let mut budget = self.records.limits.sweep;
         while budget > 0 && self.sweep_one() {
@@ -13,7 +13,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets one thing; false when there is nothing to forget.
+    /// Forgets one record; returns false if there is none to forget.
     fn sweep_one(&mut self) -> bool {
         let now = self.now();
         let limits = self.records.limits;

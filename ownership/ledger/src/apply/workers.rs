@@ -1,4 +1,4 @@
-//! Workers and their leases. A lease records that some router reached that process; its end changes plans only.
+//! Workers and their leases. A lease records that some router reached the process; its end affects plans only.
 
 use vocabulary::{Epoch, Owner, WorkerId};
 
@@ -10,9 +10,11 @@ use crate::outcome::{Outcome, Refusal};
 use crate::record::{Lease, Worker, WorkerSpec};
 
 impl Ledger {
-    /// Grants a lease to a life of a worker. The life that already holds one keeps its epoch.
+    /// Registers an incarnation of a worker and grants it a lease. An incarnation that already has the lease keeps its
+    /// epoch.
     ///
-    /// An older life is refused while a newer one's lease is held; after that it may be a clock that was set back.
+    /// An older incarnation is refused while a newer one's lease is held. After that it is accepted, because the
+    /// worker's clock may have been set back.
     pub(super) fn register_worker(&mut self, epoch: Epoch, register: &RegisterWorker) -> CommandResult {
         let until = self.now().after(register.ttl);
         let spec = WorkerSpec { ranks: register.spec.ranks.max(1), ..register.spec.clone() };
@@ -54,7 +56,7 @@ impl Ledger {
         Outcome::Renewed { renewed, refused }
     }
 
-    /// O(1): who is the effective owner of what this worker owned follows from the worker table.
+    /// Expires a lease in O(1): effective owners are derived from the worker table, so no artifact is rewritten.
     pub(super) fn expire(&mut self, expire: ExpireLease) -> CommandResult {
         let mut worker = self.worker(expire.worker).ok_or(Refusal::UnknownWorker)?.clone();
         let seen = worker.lease == Lease::Held { until: expire.deadline } && worker.epoch == expire.epoch;
@@ -83,7 +85,7 @@ impl Ledger {
         }
     }
 
-    /// Whether `owner` may be granted what it does not have: not while its worker is being emptied.
+    /// Checks that `owner` may be granted something new: its worker must not be draining.
     pub(super) fn check_not_draining(&self, owner: Owner) -> Result<(), Refusal> {
         if self.is_draining(owner) { Err(Refusal::Draining) } else { Ok(()) }
     }
@@ -92,7 +94,7 @@ impl Ledger {
         self.worker(owner.worker).is_some_and(|worker| !worker.draining.is_no())
     }
 
-    /// Whether `owner` lives and may say what it has.
+    /// Checks that `owner` is live and may report what it holds.
     pub(super) fn check_live(&self, owner: Owner) -> Result<(), Refusal> {
         let worker = self.worker(owner.worker).ok_or(Refusal::UnknownWorker)?;
         if !worker.matches(owner) {

@@ -1,4 +1,4 @@
-//! What must hold in every state.
+//! Invariants of every state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantResult {
     ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
 }
 
-/// A child starts after its parent's start, so no path of parents is a ring.
+/// Checks that a child starts after its parent's start, so that parent links form no cycle.
 pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantResult {
     ledger.artifacts().try_for_each(|child| {
         let Some(attached) = child.parent else { return Ok(()) };

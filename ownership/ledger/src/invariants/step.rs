@@ -1,4 +1,4 @@
-//! What must hold from one state to a later one.
+//! Invariants of every transition from one state to a later one.
 
 use super::{InvariantFailure, InvariantResult};
 use crate::ledger::Ledger;
@@ -61,7 +61,8 @@ pub(super) fn level_never_falls(before: &Ledger, after: &Ledger) -> InvariantRes
     ensure!(before.level() <= after.level(), "{} became {}", before.level(), after.level())
 }
 
-/// An id stands for one nonce; a retired node does not come back; a new node has a higher id than all before it.
+/// Checks that an id belongs to one nonce, that a retired node does not come back, and that a new node's id is higher
+/// than all before it.
 pub(super) fn nodes_are_never_reused(before: &Ledger, after: &Ledger) -> InvariantResult {
     let last = |ledger: &Ledger| ledger.records.cluster.as_ref().map_or(0, |cluster| cluster.last_node.0);
     ensure!(last(before) <= last(after), "the last id fell from {} to {}", last(before), last(after))?;

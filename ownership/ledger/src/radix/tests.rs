@@ -1,4 +1,4 @@
-//! The map against the standard library's, and what its shape must be.
+//! Compares the map with the standard library's, and checks its shape.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::*;
 
 type SmallRadixMap = RadixMap<u128, u32, 4>;
 
-/// Keys that crowd into few leaves, and keys that spread.
+/// Generates clustered and evenly distributed keys.
 fn keys() -> impl Strategy<Value = u128> {
     prop_oneof![0..40u128, any::<u128>(), (0..8u128).prop_map(|n| n << 124 | 7), (0..64u128).prop_map(|n| n << 60)]
 }

@@ -1,4 +1,4 @@
-//! The map as a value: compared, printed and collected by its entries alone.
+//! Equality, formatting and collecting of the map, which depend on its entries only.
 
 use std::fmt;
 

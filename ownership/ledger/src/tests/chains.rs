@@ -126,7 +126,7 @@ fn tenants_with_equal_text_share_no_artifacts() {
     bench.step(StepCommit { tenant: &other, session: session(2), ..step(2, &text, 0, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
     assert_ne!(bench.head_artifact(session(1)).id, bench.head_artifact(session(2)).id);
-    // A foreign session id does not open the door either.
+    // Naming another tenant's session does not give access either.
     let outcome = bench.step(StepCommit { tenant: &other, ..step(1, &chain(&[('a', 120)]), 100, 2) });
     assert_eq!(outcome.movement, None);
     assert_eq!(bench.session(session(1)).head().unwrap().point.id, text.head());
@@ -191,7 +191,7 @@ fn a_head_stays_findable_while_others_seal_beyond_it() {
     assert!(matches!(located.lineage, Lineage::ExtendsHead { head, .. } if head.blocks == Blocks(30)), "{located:?}");
 }
 
-/// A seal of waypoints only: as long a chain as one command can name.
+/// Returns a seal with waypoints only, the longest chain that one command can describe.
 fn seal_of_waypoints(points: usize, owner_of: u64) -> Command {
     let at = |n: u64| PrefixPoint {
         blocks: Blocks(n * WAYPOINT),

@@ -107,10 +107,10 @@ fn a_draining_worker_keeps_its_grants_and_gets_no_new_ones() {
     assert_eq!(bench.run(Command::Migrate(to)), refused);
     let copy = ReplicateReadonly { place: prefix_ref(&theirs, 30), holder: owner(1), ttl: TTL };
     assert_eq!(bench.run(Command::ReplicateReadonly(copy)), refused);
-    // A step that was on its way when it began still says where its blocks are.
+    // A step that was in flight when the drain began still commits its blocks.
     let late = bench.step(step(3, &chain(&[('c', 30)]), 0, 1));
     assert_eq!((late.sealed, late.granted), (true, None));
-    // A new life drains as the old one did, until somebody takes it back.
+    // A new incarnation drains like the old one, until the drain is removed.
     bench.run(register(1, 2));
     assert_eq!(bench.ledger.worker(WorkerId(1)).unwrap().draining, DrainFlag::Yes);
     assert_eq!(bench.run(drain(DrainFlag::No)), Outcome::Done);
@@ -145,7 +145,7 @@ fn a_tenant_over_its_quota_seals_and_opens_nothing_new() {
     let outcome = bench.run(Command::commit_step(step(2, &text, 0, 1)).unwrap());
     assert_eq!(outcome.refusals()[..2], [&refused, &refused]);
     assert!(!StepOutcome::of(&outcome).restart_from_root, "from the root it is no less beyond the quota");
-    // What it has goes on growing.
+    // What the worker already owns may still grow.
     assert!(bench.step(step(1, &chain(&[('a', 64), ('b', 40)]), 74, 1)).sealed);
     assert_eq!(bench.run(quota(Some(2))), Outcome::Done);
     assert!(bench.step(step(2, &text, 0, 1)).sealed);
@@ -225,14 +225,14 @@ fn a_restored_ledger_outranks_every_grant_of_the_lost_cluster() {
     assert!(restored.artifacts().all(|artifact| artifact.epoch > lost));
     assert!(restored.workers().all(|worker| worker.epoch > lost && worker.is_live()));
     assert_eq!((restored.quota(&tenant()), restored.nodes().count()), (Some(9), 1));
-    // Its writers begin anew: nobody knows what the old ones were answered after the backup.
+    // Clients start over, because outcomes after the backup are unknown.
     bench.ledger = restored;
     assert_eq!(bench.run(register(1, 1)), Outcome::Refused(Refusal::UnknownClient));
     assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
     assert!(bench.step(step(1, &chain(&[('a', 60)]), 30, 1)).sealed);
     let back = bench.ledger.restored(RestorePoint::default());
     assert_eq!((back.generation(), back.now()), (2, bench.ledger.now()), "the clock never runs backwards");
-    // Of one backup, the later restore outranks whatever the earlier one's cluster granted.
+    // Of two restores of one backup, the later one outranks all grants of the earlier one's cluster.
     let at = |generation| bench.ledger.restored(RestorePoint { generation, ..RestorePoint::default() });
     let (first, second) = (at(1_800_000_000), at(1_800_000_001));
     let granted = Epoch { generation: first.generation(), index: u64::MAX, position: u32::MAX };

@@ -1,4 +1,4 @@
-//! The checks must be able to fail: each is shown a state or a step that breaks what it names, and finds it.
+//! Tests that the invariant checks can fail: each check is given a state or a transition that violates it.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::node::ClusterRecords;
 
 type LedgerCorruption = fn(&CorruptionFixture, &mut Ledger);
 
-/// A good state, and what of it the faults damage.
+/// A valid state, and the ids of the records to corrupt.
 struct CorruptionFixture {
     valid: Ledger,
     shared: Artifact,
@@ -20,7 +20,7 @@ struct CorruptionFixture {
 }
 
 impl CorruptionFixture {
-    /// Two sessions that share an extent, of which one has a child, and a third worker with a copy.
+    /// Creates two sessions that share an artifact, one of which has a child, and a third worker with a copy.
     fn new() -> Self {
         let mut bench = LedgerFixture::new();
         bench.step(step(1, &chain(&[('a', 70)]), 0, 1));
@@ -43,7 +43,7 @@ impl CorruptionFixture {
     }
 }
 
-/// Writes a record past the tables' writers, with indexes to match.
+/// Writes a record directly, bypassing the table writers, with matching indexes.
 fn put_artifact(ledger: &mut Ledger, artifact: Artifact) {
     ledger.records.artifacts.insert(&artifact);
     ledger.index = LedgerIndexes::of(&ledger.records);
@@ -64,7 +64,7 @@ fn cluster(ledger: &mut Ledger) -> &mut ClusterRecords {
     ledger.records.cluster.as_mut().expect("the level was raised")
 }
 
-/// What breaks each check of a state.
+/// Corruptions that violate the state checks, by check.
 const STATE_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("indexes follow from the records", |_, ledger| ledger.index.usage.clear()),
     ("the digest follows from the records", |_, ledger| ledger.records.artifacts.digest ^= 1),
@@ -107,7 +107,7 @@ const STATE_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("every table is bounded", |_, ledger| ledger.records.limits.artifacts = 1),
 ];
 
-/// What breaks each check of a step.
+/// Corruptions that violate the transition checks, by check.
 const STEP_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("one owner per epoch", |planted, ledger| {
         put_artifact(ledger, Artifact { owner: Some(owner(3)), ..planted.shared.clone() })
@@ -166,7 +166,7 @@ fn every_step_check_finds_its_corruption_and_passes_a_good_step() {
     for (name, check) in invariants::STEP {
         let (_, fault) = STEP_CORRUPTIONS.iter().find(|(fault, _)| fault == name).unwrap();
         assert_eq!(check(&planted.valid, &planted.valid), Ok(()), "{name}");
-        // A lease must have ended before it can revive.
+        // A lease can only revive after it has ended.
         let mut before = planted.valid.clone();
         if name.contains("revives") {
             put_worker(&mut before, Lease::Expired { at: LedgerTime(1) });

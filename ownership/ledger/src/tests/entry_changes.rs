@@ -1,4 +1,4 @@
-//! What an entry tells of a step, held against the states before and after it.
+//! Compares the changes that an entry reports with the states before and after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use vocabulary::LedgerTime;
 use crate::invariants::Violation;
 use crate::*;
 
-/// A record that differs is told, as it is now; a renewed lease is no difference.
+/// Checks that every record that differs is reported with its final state. A renewed lease is no difference.
 pub(super) fn check_changes(before: &Ledger, after: &Ledger, told: &[RecordUpdate]) -> Result<(), Violation> {
     let broken = |detail| Violation { invariant: "every change is told, and nothing else", detail };
     let told: BTreeMap<&RecordKey, ChangeOp> = told.iter().map(|change| (&change.key, change.op)).collect();

@@ -1,11 +1,12 @@
-//! Generated command sequences: every invariant after every entry, and the same sequence twice is the same to the bit.
+//! Property tests: generated command sequences satisfy every invariant after every entry and are bit-for-bit
+//! deterministic.
 
 use proptest::prelude::*;
 use vocabulary::GroupId;
 
 use super::*;
 
-/// Tables small enough to overflow.
+/// Limits that are small enough to overflow.
 const SMALL_LIMITS: LedgerLimits = LedgerLimits {
     workers: 4,
     sessions: 6,
@@ -21,25 +22,25 @@ const SMALL_LIMITS: LedgerLimits = LedgerLimits {
     artifact_idle: Micros(10_000_000),
 };
 
-/// Texts that share prefixes at and between waypoints.
+/// Generates chains that share prefixes at waypoints and between them.
 fn text() -> impl Strategy<Value = PrefixChain> {
     let part = (prop::sample::select(vec!['a', 'b']), prop::sample::select(vec![1, 3, 20, 64, 90]));
     prop::collection::vec(part, 1..4).prop_map(|parts| {
-        // The letter of each part is offset by its place, so that equal starts are equal and the rest is not.
+        // Letters are offset by the part's position, so that equal starts are equal and the rest differs.
         let parts: Vec<_> =
             parts.iter().enumerate().map(|(i, (c, n))| ((*c as u8 + 2 * i as u8) as char, *n)).collect();
         chain(&parts)
     })
 }
 
-/// The conversation that a session usually holds: a start that several share, then its own blocks.
+/// Returns the usual conversation of a session: a start that several share, then its own blocks.
 fn conversation(session: u128, blocks: u64) -> Vec<(char, u64)> {
     let shared = [30, 64, 130][session as usize % 3];
     let own = ['p', 'q'][session as usize / 3 % 2];
     vec![('a', shared.min(blocks)), (own, blocks.saturating_sub(shared))]
 }
 
-/// What the next prompt of a session is.
+/// Kind of a session's next prompt.
 #[derive(Clone, Debug)]
 enum NextPrompt {
     Extends(u64),
@@ -79,7 +80,7 @@ fn owners() -> impl Strategy<Value = Owner> {
     })
 }
 
-/// What a command is, before it is filled in with what a writer would have seen.
+/// Kind of command, to be completed from what a writer would have seen.
 #[derive(Clone, Debug)]
 enum CommandDraft {
     Step { session: u128, turn: NextPrompt, owner: Option<Owner>, custody: u8, whim: u8 },
@@ -105,7 +106,7 @@ fn command_draft() -> impl Strategy<Value = CommandDraft> {
     ]
 }
 
-/// The command that a writer who looks at `ledger` would send.
+/// Builds the command that a writer who sees `ledger` would send.
 fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
     match wish {
         CommandDraft::Step { session: id, turn, owner: elsewhere, custody, whim } => {
@@ -119,7 +120,7 @@ fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
             let custody =
                 [OwnershipTransition::Unchanged, OwnershipTransition::Claim, OwnershipTransition::Migrate { seen }]
                     [*custody as usize % 3];
-            // Now and then the writer's view was old: it knew less, or what is no longer so.
+            // Sometimes the writer's view was stale.
             let base = match whim {
                 2 => Blocks(0),
                 3 => Blocks(text.blocks().0 / 2),
@@ -182,7 +183,7 @@ fn lifecycle(session: SessionId, other: SessionId, text: &PrefixChain, kind: u8)
     }
 }
 
-/// What operators and the cluster itself ask for; mostly of what there is.
+/// Builds an operator or cluster command, mostly about existing records.
 fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
     let head = ledger.session(session).and_then(|session| session.head()).map(|head| head.artifact);
     let idle = ledger.artifacts().find(|artifact| artifact.sessions.is_empty() && artifact.children.is_empty());
@@ -223,10 +224,10 @@ fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> C
     }
 }
 
-/// The entry of a sequence that raises the level.
+/// Position in a sequence at which the level is raised.
 const LEVEL_RAISE_AT: usize = 6;
 
-/// One entry: who writes with which serial, what, and how much later.
+/// One entry: (client, serial, command) triples, and the time since the previous entry.
 type GeneratedEntry = (Vec<(u128, u64, CommandDraft)>, u64);
 
 fn generated_entry() -> impl Strategy<Value = GeneratedEntry> {
@@ -236,7 +237,7 @@ fn generated_entry() -> impl Strategy<Value = GeneratedEntry> {
     )
 }
 
-/// A tight ledger with three workers, at level 1.
+/// Creates a ledger with small limits and three workers, at level 1.
 fn small_ledger() -> LedgerFixture {
     let mut bench = LedgerFixture::level1(SMALL_LIMITS);
     for n in 1..4 {
@@ -245,7 +246,7 @@ fn small_ledger() -> LedgerFixture {
     bench
 }
 
-/// Runs a sequence, checking every invariant; returns the entries as they were, all outcomes, and the end.
+/// Runs a sequence and checks every invariant. Returns the entries, all outcomes, and the final state.
 fn run_sequence(sequence: &[GeneratedEntry]) -> (Vec<(u64, LedgerEntry)>, Vec<Vec<Outcome>>, Ledger) {
     let mut bench = small_ledger();
     let opened = |client| Submission {
@@ -315,7 +316,7 @@ proptest! {
         let query = LocateQuery { scope: scope(), session: None, chain: &prompt, shared_prefix: Blocks(0) };
         let located = ledger.locate(query);
         prop_assert_eq!(located.known_blocks(), Blocks(deepest));
-        // A session that is named is a shortcut to the same.
+        // Naming the session must give the same result as the search.
         for session in ledger.sessions() {
             let named = ledger.locate(LocateQuery { session: Some(session.id), ..query });
             prop_assert_eq!(&named.sealed, &located.sealed);
@@ -323,7 +324,7 @@ proptest! {
     }
 }
 
-/// Sequences that only ever hit refusals would prove little.
+/// Checks that generated sequences also succeed; sequences that only hit refusals would prove little.
 #[test]
 fn generated_sequences_reach_every_outcome_kind() {
     use proptest::strategy::ValueTree;

@@ -1,4 +1,4 @@
-//! The state hash: everything that is remembered is in it, and nothing else.
+//! Tests of the state hash: it covers all records and nothing else.
 
 use vocabulary::{ArtifactId, GroupId};
 
@@ -8,7 +8,7 @@ use crate::ledger::LedgerIndexes;
 
 type RecordMutation<R> = (&'static str, fn(&mut R));
 
-/// A ledger with something in every table.
+/// Creates a ledger with something in every table.
 fn populated_ledger() -> LedgerFixture {
     let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 70)]), 0, 1));

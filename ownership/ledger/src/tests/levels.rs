@@ -1,7 +1,7 @@
 use super::*;
 
-/// What the release before feature levels wrote: a ledger with tight bounds, a log over it, what it answered, and the
-/// ledger after that.
+/// Recorded from the release before feature levels: a ledger with small limits, a log over it, its outcomes, and the
+/// final ledger.
 const BEGIN: &[u8] = include_bytes!("level1/begin.mp");
 const LOG: &[u8] = include_bytes!("level1/log.mp");
 const OUTCOMES: &[u8] = include_bytes!("level1/outcomes.mp");
@@ -86,6 +86,6 @@ fn an_entry_reports_the_level_needed_to_read_it() {
     assert_eq!(of(register(1, 1)), 1);
     assert_eq!(of(Command::Batch(vec![register(1, 1), Command::RetireNode(NodeId(2))])), 2);
     assert_eq!(of(Command::RaiseLevel(5)), 5);
-    // Even a raise that changes nothing is a word that level 1 does not have.
+    // Even a raise that changes nothing is a command that level 1 does not know.
     assert_eq!(of(Command::RaiseLevel(1)), 2);
 }

@@ -58,7 +58,7 @@ fn the_first_of_two_migrations_from_one_epoch_wins() {
 fn an_unowned_session_can_be_moved_from_any_seen_epoch() {
     let mut bench = LedgerFixture::new();
     let commit = chain(&[('a', 30)]);
-    // The session is opened by this very step; its writer had another session's epoch in hand.
+    // The session is opened by this very step; its writer used another session's epoch.
     let custody = OwnershipTransition::Migrate { seen: Epoch::default() };
     let outcome = bench.step(StepCommit { ownership: custody, ..step(1, &commit, 0, 2) });
     assert!(outcome.granted.is_some());

@@ -1,4 +1,4 @@
-//! Packed extents and sessions, and what is kept once: what goes in comes out.
+//! Packed artifacts and sessions, and interned values, survive a round trip.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn points() -> impl Strategy<Value = PrefixPoint> {
     (0..1u64 << 40, any::<u128>()).prop_map(|(blocks, id)| PrefixPoint { blocks: Blocks(blocks), id: PrefixId(id) })
 }
 
-/// Points that rise from `from` on.
+/// Generates boundaries in ascending order.
 fn boundaries() -> impl Strategy<Value = Vec<(u64, u128, Epoch)>> {
     prop::collection::vec((1..200u64, any::<u128>(), epochs()), 0..12)
 }
@@ -158,14 +158,14 @@ proptest! {
 
     #[test]
     fn an_artifact_is_encoded_as_a_plain_record(artifact in artifacts()) {
-        // The table's own bytes: one entry, its id, then the record.
+        // Bytes of the table itself: one entry, its id, then the record.
         let table: ArtifactTable = [artifact.clone()].into_iter().collect();
         let plain = std::collections::BTreeMap::from([(artifact.id, artifact)]);
         prop_assert_eq!(rmp_serde::to_vec(&table).unwrap(), rmp_serde::to_vec(&plain).unwrap());
     }
 }
 
-/// Extents whose ids share their upper half cannot be told apart by the index alone.
+/// Artifacts whose ids share the upper half cannot be told apart by the index alone.
 #[test]
 fn a_boundary_lookup_compares_the_full_prefix_id() {
     let twin = |low: u128, kept: u128| {
@@ -173,7 +173,7 @@ fn a_boundary_lookup_compares_the_full_prefix_id() {
         let boundaries = vec![Boundary { point, epoch: Epoch::default() }];
         Artifact { boundaries, ..Artifact::empty(ArtifactId(7 << 64 | low), origin()) }
     };
-    // The same upper half of the extents' ids and of the prefixes.
+    // The ids of artifacts and prefixes share their upper halves.
     let twins = [twin(1, 5 << 64 | 1), twin(2, 5 << 64 | 2), twin(3, 5 << 64 | 3)];
     let table: ArtifactTable = twins.iter().cloned().collect();
     let mut index = BoundaryIndex::default();

@@ -47,7 +47,7 @@ fn a_step_planned_on_a_stale_view_does_not_fork() {
     let (one, two, three) = (chain(&[('a', 30)]), chain(&[('a', 50)]), chain(&[('a', 90)]));
     bench.step(step(1, &one, 0, 1));
     bench.step(step(1, &two, 30, 1));
-    // The third step's router has not seen the second yet, but its chain goes through it.
+    // The router of the third step has not seen the second one, but its chain contains it.
     let outcome = bench.step(step(1, &three, 30, 1));
     assert_eq!(outcome.movement, Some(HeadMovement::FastForward));
     assert_eq!((bench.session(session(1)).heads.len(), bench.ledger.artifact_count()), (1, 1));
@@ -121,7 +121,7 @@ fn a_step_that_sealed_no_blocks_has_no_commit() {
     let chain = chain(&[('a', 5)]);
     assert_eq!(Command::commit_step(StepCommit { sealed: Blocks(0), ..step(1, &chain, 0, 1) }), None);
     assert_eq!(Command::commit_step(StepCommit { sealed: Blocks(6), ..step(1, &chain, 0, 1) }), None);
-    // Everything known already still confirms head and owner.
+    // A commit without new blocks still confirms head and owner.
     assert!(Command::commit_step(step(1, &chain, 5, 1)).is_some());
 }
 

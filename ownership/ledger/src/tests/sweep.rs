@@ -1,4 +1,4 @@
-//! What is forgotten, when, and what is not: copies, idle extents, groups, bounds, owners whose lease ended.
+//! Tests of what is forgotten and when: copies, idle artifacts, groups, limits, owners whose lease ended.
 
 use vocabulary::{ArtifactId, GroupId};
 
@@ -10,12 +10,12 @@ fn group(artifact: ArtifactId, group: u128) -> Command {
     Command::SetGroup(SetGroup { artifact, group: Some(GroupId(group)) })
 }
 
-/// A text of its own for a session.
+/// Returns a chain that only one session uses.
 fn text(letter: char) -> PrefixChain {
     chain(&[(letter, 30)])
 }
 
-/// Seals an extent that nothing references any more.
+/// Seals an artifact that nothing references afterwards.
 fn seal_unreferenced(bench: &mut LedgerFixture, id: u128, letter: char) -> ArtifactId {
     bench.step(step(id, &text(letter), 0, 1));
     let extent = bench.head_artifact(session(id)).id;
@@ -77,7 +77,7 @@ fn an_unreferenced_artifact_expires_an_idle_time_after_its_last_write() {
     let mut bench = LedgerFixture::empty(LedgerLimits { artifact_idle: SECOND * 10, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     bench.run(register(2, 1));
-    // Two extents, because two workers computed them; the child keeps its parent.
+    // Two artifacts, because two workers computed them; the child keeps its parent alive.
     bench.step(step(1, &text('a'), 0, 1));
     bench.step(StepCommit { ownership: OwnershipTransition::Unchanged, ..step(1, &chain(&[('a', 50)]), 30, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
@@ -218,7 +218,7 @@ fn a_tenant_over_its_share_of_sessions_closes_its_own_coldest() {
     let held = |bench: &LedgerFixture, tenant| bench.ledger.usage(tenant).sessions;
     assert_eq!((held(&bench, &small), held(&bench, &large)), (2, 6));
     assert!(bench.ledger.session(session(1)).is_some(), "the coldest of all, and within its tenant's share");
-    // Those that come later get their shares from the one that has most, the coldest first.
+    // Later tenants get their share from the largest tenant, coldest first.
     for id in 200..203 {
         open_session_of(&mut bench, id, &late);
     }
@@ -253,7 +253,7 @@ fn a_tenant_over_its_share_of_artifacts_evicts_its_own_or_is_refused() {
     let refused = seal(&mut bench, 30, 'l', &large, false);
     assert!(refused.refusals().contains(&&Refusal::Full), "{refused:?}");
     assert_eq!(held(&bench, &small), 1, "it is idle, and not the large one's to evict");
-    // The small one replaces its own, as nothing of the large one can go.
+    // The small tenant replaces its own artifact, because none of the large tenant's can be evicted.
     assert!(seal(&mut bench, 2, 'm', &small, false).refusals().is_empty());
     assert_eq!((held(&bench, &small), held(&bench, &large)), (1, 3));
 }
