@@ -1,7 +1,7 @@
-//! What a caller at the node port may ask. Members may ask anything; a node that joins may only ask what joining needs.
+//! Authorization of callers at the node port. Members may call everything; a joining node only what joining needs.
 //!
-//! A node is a member when the newest membership that is known here lists it. A node that was down may not know its leader
-//! yet: it then asks the members that it does know, and those that it was told to join through.
+//! A node is a member if the newest membership that this node knows lists it. A node that was down may not know the
+//! leader yet: it then asks the members that it knows, and its configured join addresses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::peers::caller::Caller;
 use crate::peers::socket::DialPolicy as _;
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerMethod};
 
-/// How long a member may take to say who belongs to the cluster.
+/// Timeout for a member's answer about who belongs to the cluster.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For how long what it said holds.
+/// How long such an answer is cached.
 const CACHE_TTL: Duration = Duration::from_secs(10);
 
-/// The shortest time between two rounds of asking, whoever calls.
+/// Minimum time between two rounds of questions, whatever the call rate.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Members as other members know them.
+/// Cache of the membership as other members report it.
 #[derive(Debug, Default)]
 pub(crate) struct RemoteMembers(Mutex<Option<FetchedMembers>>);
 
@@ -39,7 +39,7 @@ struct FetchedMembers {
 }
 
 impl RemoteMembers {
-    /// Where other members say that a node listens; none where none of them knows it.
+    /// Returns a node's address as other members report it; `None` if none of them knows the node.
     async fn address(&self, core: &NodeCore, node: NodeId) -> Option<String> {
         let mut asked = self.0.lock().await;
         if let Some(FetchedMembers { fetched_at: at, members }) = &*asked {
@@ -56,7 +56,7 @@ impl RemoteMembers {
     }
 }
 
-/// Everybody that the members say belongs to the cluster, as far as they answer.
+/// Asks all known members, and merges the answers of those that reply.
 async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
     let known = core.registry.others().into_iter().map(|node| core.registry.link(node, Lane::Call));
     let seeds = core.seeds.iter().map(|seed| core.registry.dial(DialTarget::Address(seed.clone()), Lane::Call));
@@ -68,7 +68,7 @@ async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
     told.map(|member| (member.node, member.address)).collect()
 }
 
-/// Who asks, once it may ask this. A node without an id is 0.
+/// Returns the caller's id if it may make this call. A node without an id counts as 0.
 pub(crate) async fn authorize(
     core: &NodeCore,
     caller: &Caller,
@@ -85,7 +85,7 @@ pub(crate) async fn authorize(
     }
     match method {
         PeerMethod::Members => return Ok(node),
-        // A member that moved shows that it is the one that was there, above.
+        // A member that moved is authorized above, by a certificate that covers its listed address.
         PeerMethod::Enrol if listed.is_none() => {
             let enrolment: Enrolment = peers::decode(question)?;
             let is_own = enrolment.node == node && caller.certificate_covers(&enrolment.address);
@@ -99,7 +99,7 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Counts who is kept out, and says what would let it in.
+/// Counts a rejected caller, and builds the error that says how to get access.
 fn rejection(core: &NodeCore, caller: &Caller, listed: Option<String>) -> PeerError {
     let node = caller.hello.node.unwrap_or(NodeId(0));
     let why = match listed {

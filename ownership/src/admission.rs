@@ -1,4 +1,4 @@
-//! How a new node becomes a member: it asks any member for an id, writes the id down, and asks to be added.
+//! Joining a cluster: a new node asks any member for an id, persists the id, and asks to be added.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,16 +23,16 @@ use crate::peers::handshake::{Hello, PROTOCOL};
 use crate::peers::socket::{DialPolicy, Dialer, HandshakeResult};
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerLink, PeerMethod, PeerTls};
 
-/// How long one member may take to answer.
+/// Timeout for one member's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The wait before the same members are asked again.
+/// Wait before the same members are asked again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A new node asks for an id.
+/// Request of a new node for an id.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct JoinRequest {
-    /// Drawn once for a data directory: asked again, it gets the same id.
+    /// Random number drawn once per data directory, so that a repeated request gets the same id.
     nonce: u128,
     address: String,
 }
@@ -43,18 +43,18 @@ pub(crate) struct JoinReply {
     node: NodeId,
 }
 
-/// Why a node is not let in.
+/// Why a node is not admitted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub(crate) enum AdmissionError {
-    /// Asking again will not help.
+    /// Permanent: asking again does not help.
     #[error("{0}")]
     Never(String),
-    /// Asking again may.
+    /// Temporary: asking again may help.
     #[error("{0}")]
     NotNow(String),
 }
 
-/// A member's answer to an application; the ledger gives the id.
+/// Answers a join request at a member. The ledger assigns the id.
 pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<JoinReply, AdmissionError> {
     let JoinRequest { nonce, address } = application;
     let not_now = |error: &dyn std::fmt::Display| AdmissionError::NotNow(error.to_string());
@@ -65,7 +65,7 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
             tracing::info!(%node, address, "a node was given its id");
             Ok(JoinReply { cluster: core.registry.own.cluster, node })
         }
-        // A cluster that is just being founded is raised in a moment.
+        // A cluster that is being founded gets its level raised shortly.
         Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(AdmissionError::NotNow(format!(
             "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
              node, then raise the level"
@@ -77,16 +77,16 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
     }
 }
 
-/// A node with an id asks to be added, or tells where it listens now.
+/// Request of a node with an id to be added, or to update its address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Enrolment {
     pub(crate) node: NodeId,
     pub(crate) address: String,
-    /// What its release can work at: the leader may not have met it.
+    /// Feature levels that its release supports; the leader may not know them yet.
     pub(crate) levels: SupportedLevels,
 }
 
-/// A member's answer to an enrolment; carried out by the leader, passed on once by others.
+/// Answers an enrolment at a member. The leader carries it out; other members forward it once.
 pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
     if core.is_leading() {
         return members::enrol(core, enrolment).await;
@@ -101,7 +101,7 @@ pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: Enrolment) -
     }
 }
 
-/// What a joining node must not forget before it is a member.
+/// State that a joining node persists until it is a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PendingJoin {
@@ -112,12 +112,12 @@ pub(crate) struct PendingJoin {
 const JOIN_FILE: &str = "joining.json";
 
 impl PendingJoin {
-    /// What an earlier attempt left.
+    /// Reads the state of an earlier attempt.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, OwnershipError> {
         read_json(&folder.join(JOIN_FILE))
     }
 
-    /// Goes on with an earlier attempt, or begins one; durable when this returns.
+    /// Resumes an earlier attempt or begins a new one; durable when this returns.
     fn begin_or_resume(folder: &Path, seeds: &[String]) -> Result<Self, OwnershipError> {
         let earlier = Self::read(folder)?;
         let nonce = earlier.map_or_else(|| format!("{:032x}", random_u128()), |earlier| earlier.nonce);
@@ -159,7 +159,7 @@ impl DialPolicy for UnidentifiedNode {
     fn on_greeted(&self, _greeted: &HandshakeResult) {}
 }
 
-/// Asks the members in turn for an id until one gives it.
+/// Asks the members in turn for an id until one assigns it.
 pub(crate) async fn request_admission(
     folder: &Path,
     (seeds, address): (&[String], &str),
@@ -201,7 +201,7 @@ pub(crate) async fn request_admission(
     }
 }
 
-/// Sees to it that the cluster knows this node under `address`; ends when it does.
+/// Asks until the cluster lists this node under `address`, then returns.
 pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<String>) {
     let enrolment = Enrolment { node: core.node(), address, levels: core.registry.own.levels };
     let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
@@ -223,7 +223,7 @@ pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<
                 }
             }
         }
-        // What the leader wrote arrives by the log.
+        // The leader's write arrives through the log.
         let wait = core.raft.wait(Some(RETRY_DELAY));
         drop(wait.metrics(|metrics| lists_node(metrics, &enrolment), "the membership").await);
     }
@@ -236,12 +236,14 @@ pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<
     }
 }
 
-/// Rounds of asking whether the members that this node was to join through are of its own cluster, and the time between.
+/// Number of rounds in which the join addresses are compared with this node's cluster, and the time between them.
 const COMPARE_ROUNDS: u32 = 12;
 const ROUND_DELAY: Duration = Duration::from_secs(5);
 
-/// Says loudly where a member that this node was to join through belongs to another cluster: a data directory that has a
-/// cluster keeps it, so that nothing is joined, and two clusters would stand side by side without a word.
+/// Logs a warning if a configured join address belongs to another cluster.
+///
+/// A data directory that already belongs to a cluster keeps it and does not join another one, so without the warning
+/// two clusters would run side by side unnoticed.
 pub(crate) async fn warn_of_foreign_seeds(core: Arc<NodeCore>, seeds: Vec<String>) {
     let mut unasked = seeds;
     for _ in 0..COMPARE_ROUNDS {

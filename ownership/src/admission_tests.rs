@@ -1,5 +1,5 @@
-//! A node that asks to be added, over the real leader: its release has to work at the cluster's level, and one change is made
-//! at a time.
+//! Enrolment tests against a real leader: a joining node's release must support the cluster's level, and only one
+//! membership change runs at a time.
 
 use std::time::Duration;
 
@@ -28,7 +28,8 @@ async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
     open_at("127.0.0.1:0".into(), folder, max_level).await
 }
 
-/// A founder of an older release that was started again as this one. At another address it would take a turn to say so.
+/// Starts a founder of an older release again as this release, at the same address: with a new address it would hold
+/// the membership lock to announce that.
 async fn upgraded_founder(folder: &tempfile::TempDir) -> Directory {
     let before = open(folder, LEVEL).await;
     let address = before.members()[0].address.clone();
@@ -46,7 +47,7 @@ async fn open_at(listen: String, folder: &tempfile::TempDir, max_level: u32) -> 
 async fn a_node_that_does_not_support_the_level_is_not_added() {
     let folder = tempfile::tempdir().unwrap();
     let founder = open(&folder, NEXT_LEVEL).await;
-    // Nobody here has met it: it may have asked a member that had not heard of the level yet.
+    // The leader has not met the node, which may have asked a member that did not know the level yet.
     let refused = enrol(founder.core(), enrolment(LEVEL)).await.unwrap_err();
     let levels = SupportedLevels { lowest: 1, highest: LEVEL };
     assert_eq!(refused, MemberError::Level { node: NEWCOMER, level: NEXT_LEVEL, levels });

@@ -1,4 +1,4 @@
-//! Snapshots as backups: taken from a running node, looked into, and made into a new cluster.
+//! Snapshots as backups: saving them from a running node, verifying them, and restoring them into a new cluster.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -24,10 +24,10 @@ use crate::node_folder::{
 use crate::raft::{LogId, SnapshotMeta, TokioTypeConfig, Vote};
 use crate::snapshots::{self, LoadedSnapshot, SnapshotFile};
 
-/// The term in which a restored cluster's log begins; its first leader has a later one.
+/// Term in which a restored cluster's log begins; its first leader has a later one.
 const FIRST_TERM: u64 = 1;
 
-/// A digest of the whole state: equal wherever the state is.
+/// Digest of the whole state: equal for equal states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 #[display("{_0:032x}")]
 pub struct StateHash(pub u128);
@@ -38,54 +38,54 @@ impl Serialize for StateHash {
     }
 }
 
-/// What a snapshot holds; every byte of it was read and checked.
+/// Contents of a snapshot of which every byte was read and verified.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SnapshotReport {
-    /// Version of the file's layout.
+    /// Version of the file layout.
     pub layout: u8,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// The cluster that it is of; layout 1 does not say.
+    /// Cluster that wrote it; layout 1 does not record it.
     pub cluster: Option<ClusterId>,
-    /// The last entry in it.
+    /// Log index of the last entry in it.
     pub applied: u64,
-    /// The term of that entry.
+    /// Term of that entry.
     pub term: u64,
-    /// Its feature level.
+    /// Feature level.
     pub level: u32,
-    /// When its cluster was made from another snapshot, in seconds since 1970; 0 where it was not.
+    /// When its cluster was restored from another snapshot, in seconds since 1970; 0 if it was not.
     pub generation: u32,
-    /// Seconds since 1970 when it was written.
+    /// When it was written, in seconds since 1970.
     pub written: u64,
-    /// The voters at that entry.
+    /// Voters at the last entry.
     pub voters: Vec<NodeId>,
-    /// What it remembers, by kind.
+    /// Number of records by kind.
     pub entries: Vec<(&'static str, usize)>,
-    /// Digest of all of it.
+    /// Digest of the whole state.
     pub state_hash: StateHash,
 }
 
-/// A cluster that was made from a snapshot.
+/// A cluster that was restored from a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RestoredCluster {
-    /// Its id.
+    /// Id of the cluster.
     pub cluster: ClusterId,
     /// Its only node.
     pub node: NodeId,
-    /// When it was made, in seconds since 1970; every grant from now on outranks those of lower generations.
+    /// When it was restored, in seconds since 1970. Its grants outrank those of lower generations.
     pub generation: u32,
-    /// Where its log begins.
+    /// Log index at which its log begins.
     pub applied: u64,
 }
 
-/// A snapshot of a running node, open for reading.
+/// Snapshot of a running node, open for reading.
 #[derive(Debug)]
 pub struct SavedSnapshot {
-    /// Its bytes, from the first on. Later snapshots do not change them.
+    /// The file, at its start. Later snapshots do not change its bytes.
     pub file: File,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The last entry in it.
+    /// Log index of the last entry in it.
     pub applied: u64,
 }
 
@@ -111,12 +111,12 @@ fn read_snapshot(path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
     snapshots::read(&mut file, path)
 }
 
-/// Reads a snapshot to its last byte and returns the ledger in it, for whoever checks what it remembers.
+/// Reads and verifies a whole snapshot and returns its ledger.
 pub fn load(path: &Path) -> Result<Ledger, OwnershipError> {
     read_snapshot(path).map(|whole| whole.ledger)
 }
 
-/// Reads a snapshot to its last byte and says what it holds.
+/// Reads and verifies a whole snapshot and reports its contents.
 pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
     let LoadedSnapshot { head, ledger, layout, bytes } = read_snapshot(path)?;
     let voters = head.meta.last_membership.membership().voter_ids().map(NodeId).collect();
@@ -141,19 +141,20 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
     })
 }
 
-/// Makes a data directory of a new cluster with one node from a snapshot.
+/// Creates the data directory of a new one-node cluster from a snapshot.
 ///
-/// It gets a new cluster id, so that no node of the old cluster talks to it, and a later generation, so that its grants
-/// outrank all that the old cluster made after the snapshot, and all that another cluster made from the same one granted. That
-/// is the time of the restore, so a clock that stands before the snapshot was written is refused. The directory must be empty or missing, and may be a mounted
-/// volume; its identity comes last, so that no node starts in a part of it.
+/// The cluster gets a new id, so that no node of the old cluster talks to it. It gets a later generation, so that its
+/// grants outrank all that the old cluster granted after the snapshot, and all grants of another restore of the same
+/// snapshot. The generation is the time of the restore, so a clock that is behind the snapshot's time is refused. The
+/// directory must be empty or missing and may be a mounted volume. Its identity is written last, so that no node starts
+/// on an incomplete restore.
 pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<RestoredCluster, OwnershipError>> {
     Box::pin(restore_into(snapshot, data_dir))
 }
 
 async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluster, OwnershipError> {
     let LoadedSnapshot { head, ledger, .. } = read_snapshot(snapshot)?;
-    // Looked at before anything is made, and again when nobody else can put anything there.
+    // Checked before anything is created, and again when the directory is locked.
     refuse_non_empty(data_dir)?;
     let claimed = LockedFolder::new(data_dir)?;
     refuse_non_empty(data_dir)?;
@@ -168,7 +169,7 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
     let generation = generation_at(since.as_secs(), head.written)?;
     let lost = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
-    // The old cluster may have gone on since; its clock never runs faster than time.
+    // The old cluster may have continued since; its clock never runs faster than real time.
     let ledger = ledger.restored(RestorePoint { applied, clock: ledger.now().after(Micros::of(lost)), generation });
     let restored = RestoredCluster {
         cluster: ClusterId(random_u128()),
@@ -178,7 +179,7 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
     };
     let written = match write(&unfinished, restored.cluster, ledger).await {
         Ok(()) => {
-            // A restore that begins after this one has ended gets a later second.
+            // Waits for the next second, so that a restore that begins after this one gets a later generation.
             while unix_time().as_secs() == since.as_secs() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -186,18 +187,18 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
         }
         Err(error) => Err(error),
     };
-    // What could not be put there takes no space.
+    // A failed restore leaves no files behind.
     let cleared = fs::remove_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished));
     drop(claimed);
     written.and(cleared).map(|()| restored)
 }
 
-/// Time since 1970 by this machine's clock.
+/// Returns the time since 1970 by this machine's clock.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The generation of what is restored now, from a snapshot of that time. Both in seconds since 1970. Pure.
+/// Returns the generation for a restore at `now` of a snapshot written at `written`, both in seconds since 1970. Pure.
 fn generation_at(now: u64, written: u64) -> Result<u32, OwnershipError> {
     if now < written {
         return Err(OwnershipError::ClockBehind { now, written });
@@ -205,7 +206,7 @@ fn generation_at(now: u64, written: u64) -> Result<u32, OwnershipError> {
     u32::try_from(now).map_err(|_| OwnershipError::ClockBehind { now, written })
 }
 
-/// Puts what was written where it belongs: whose it is at last, since nothing starts without.
+/// Moves the restored files to the data directory; the identity comes last, because no node starts without it.
 fn move_into_place(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
     let names = fs::read_dir(unfinished)?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<std::io::Result<Vec<_>>>()?;
@@ -218,14 +219,14 @@ fn move_into_place(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
         fs::rename(unfinished.join(name), data_dir.join(name))?;
     }
     File::open(data_dir)?.sync_all()?;
-    // The directory itself may be new.
+    // The directory itself may be new, so its parent is synced, too.
     match fs::canonicalize(data_dir)?.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
 }
 
-/// Refuses a directory in which anything is but what a new volume has and what a restore left that was killed.
+/// Refuses a directory with anything in it except what a new volume contains and what a killed restore left.
 fn refuse_non_empty(data_dir: &Path) -> Result<(), OwnershipError> {
     let is_used = |entry: std::io::Result<fs::DirEntry>| {
         entry.map_or(true, |entry| {

@@ -1,7 +1,7 @@
-//! The log's files as they lie on disk, read to the last byte before anything may write to them.
+//! Survey of the log's files: reads and verifies every byte before anything may write to them.
 //!
-//! The library below cuts off whatever looks like a torn end, and a flipped length looks like one. So it is never left
-//! to judge: this survey does, and says for every other kind of damage which file and which offset.
+//! The log library truncates whatever looks like a torn tail, and a corrupted length looks like one. Therefore this
+//! survey decides what is torn, and reports file and offset of any other damage.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -18,7 +18,7 @@ use crate::error::OwnershipError;
 use crate::replay::{LogReplay, RecordPosition};
 use crate::wal::WalTypes;
 
-/// The unit that a disk writes whole.
+/// Smallest unit that a disk writes atomically, in bytes.
 const SECTOR: u64 = 512;
 
 pub(crate) type WalRecord = RaftLogRecord<WalTypes>;
@@ -26,33 +26,33 @@ pub(crate) type WalRecord = RaftLogRecord<WalTypes>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkFile {
     pub(crate) path: PathBuf,
-    /// Where it begins in the whole log; its name says so.
+    /// Offset of the file's start in the whole log; part of its name.
     pub(crate) start: u64,
     pub(crate) length: u64,
 }
 
-/// An end that a crash may have left: the file stops, or turns into zeros, inside a record.
+/// Torn tail that a crash may have left: the file ends, or turns into zeros, inside a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TornEnd {
     pub(crate) path: PathBuf,
-    /// Where the incomplete record begins in the file.
+    /// Offset of the incomplete record in the file.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
     pub(crate) cause: String,
 }
 
-/// What the files hold.
+/// Contents of the log's files.
 #[derive(Debug, Default)]
 pub(crate) struct LogSurvey {
     /// Files with at least one whole record, in order.
     pub(crate) chunks: Vec<ChunkFile>,
-    /// Files after them whose first record was never completely written.
+    /// Files after them, whose first record was never completely written.
     pub(crate) unbegun: Vec<ChunkFile>,
-    /// How the last chunk ends, if not with a whole record.
+    /// Torn tail of the last chunk, if it does not end with a whole record.
     pub(crate) torn: Option<TornEnd>,
-    /// Where the last whole record ends in the whole log.
+    /// Offset in the whole log at which the last whole record ends.
     pub(crate) end: u64,
-    /// What the records add up to.
+    /// State that results from the records.
     pub(crate) replay: LogReplay,
 }
 
@@ -70,7 +70,7 @@ impl LogSurvey {
         Ok(survey)
     }
 
-    /// Reads a chunk's records. Some when it does not end with a whole one.
+    /// Reads a chunk's records. Returns where it stopped if the chunk does not end with a whole record.
     fn read(&mut self, chunk: &ChunkFile) -> Result<Option<ScanStop>, OwnershipError> {
         if !self.chunks.is_empty() && chunk.start != self.end {
             let missing = Config::chunk_file_name(ChunkId(self.end));
@@ -101,7 +101,7 @@ impl LogSurvey {
         Ok((chunk.length == 0).then(empty))
     }
 
-    /// Tells a torn end from damage: nothing whole may come after it.
+    /// Distinguishes a torn tail from damage: after a torn tail there must be no whole record.
     fn classify_stop(&mut self, chunk: &ChunkFile, stop: ScanStop, later: &[ChunkFile]) -> Result<(), OwnershipError> {
         let ScanStop { at, error } = stop;
         let cause = match error.kind() {
@@ -135,7 +135,7 @@ impl LogSurvey {
     }
 }
 
-/// Where reading stopped, and why.
+/// Offset at which reading stopped, and why.
 struct ScanStop {
     at: u64,
     error: io::Error,
@@ -150,12 +150,12 @@ fn read_error(path: &Path, at: u64, error: &io::Error) -> OwnershipError {
     OwnershipError::Io { path: path.to_owned(), source }
 }
 
-/// Whether a decoder's error speaks of the bytes; everything else is the disk's.
+/// Returns whether a decoder's error is about the bytes; any other error comes from the disk.
 fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData | ErrorKind::InvalidInput)
 }
 
-/// The chunks of a folder, in order. Anything else in it is refused: it may be a chunk that somebody renamed.
+/// Lists the chunks of a folder, in order. Refuses any other file, because it may be a renamed chunk.
 fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
     let mut chunks = Vec::new();
     for entry in fs::read_dir(folder).map_err(OwnershipError::io(folder))? {
@@ -180,13 +180,13 @@ fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
     Ok(chunks)
 }
 
-/// Where the chunk with this name begins in the whole log; none where it is no chunk's name.
+/// Returns the offset in the whole log of the chunk with this name; `None` if it is not a chunk's name.
 pub(crate) fn start_of(name: &str) -> Option<u64> {
     let start = Config::parse_chunk_file_name(name).ok();
     start.filter(|start| Config::chunk_file_name(ChunkId(*start)) == name)
 }
 
-/// Whether a chunk's first record can be read.
+/// Returns whether a chunk's first record was completely written.
 fn has_whole_first_record(chunk: &ChunkFile) -> Result<bool, OwnershipError> {
     let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
     match WalRecord::decode(BufReader::new(file)) {
@@ -204,20 +204,20 @@ fn read_tail(chunk: &ChunkFile, at: u64) -> Result<Vec<u8>, OwnershipError> {
     Ok(rest)
 }
 
-/// Whether a crash in the middle of a write leaves this: the file ends inside the record, or from some sector on there
-/// are only zeros, because its length reached the disk before its data.
+/// Returns whether a crash during a write can leave this: the file ends inside the record, or it contains only zeros
+/// from some sector on, because its length reached the disk before its data.
 fn looks_torn(rest: &[u8], at: u64, error: &io::Error) -> bool {
     let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
     let zeros_from = if written == 0 { at } else { (at + written).next_multiple_of(SECTOR) };
     error.kind() == ErrorKind::UnexpectedEof || zeros_from < at + rest.len() as u64
 }
 
-/// Whether `rest` begins with an entry that is as it was written, though it cannot be decoded.
+/// Returns whether `rest` begins with an entry whose checksum is right but which cannot be decoded.
 fn is_unknown_entry(rest: &[u8]) -> bool {
     let number = |at: usize| Some(u32::from_be_bytes(rest.get(at..at + 4)?.try_into().ok()?) as usize);
     let after = |at: usize| Some(at + 4 + number(at)?);
     let sum_at = |kind| match kind {
-        // An entry: its id and its payload, both with their length before them.
+        // An entry: its id and its payload, each preceded by its length.
         1 => after(after(4)?),
         _ => None,
     };
@@ -228,7 +228,7 @@ fn is_unknown_entry(rest: &[u8]) -> bool {
     found().is_some_and(|(covered, sum)| Checksum::hash(covered) == sum)
 }
 
-/// Where in `rest` a whole record begins, its first byte aside.
+/// Returns the offset in `rest`, beyond its first byte, at which a whole record begins.
 fn find_whole_record(rest: &[u8]) -> Option<u64> {
     let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let begins = |at: &usize| rest[*at..].starts_with(&[0, 0, 0]) && rest.get(at + 3).is_some_and(|kind| *kind <= 5);
@@ -236,7 +236,7 @@ fn find_whole_record(rest: &[u8]) -> Option<u64> {
     (1..written).filter(begins).find(whole).map(|at| at as u64)
 }
 
-/// A reader that knows how far it is.
+/// Reader that counts the bytes it has read.
 struct CountingReader<R> {
     from: R,
     at: u64,

@@ -1,4 +1,4 @@
-//! What the directory did, as plain numbers that the router's metrics read.
+//! Counters and gauges of the directory, which the router exports as metrics.
 
 use std::collections::BTreeMap;
 
@@ -8,42 +8,42 @@ use parking_lot::Mutex;
 
 use crate::error::SubmitError;
 
-/// Running totals; clones of the directory share them.
+/// Running totals, shared by clones of the directory.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryCounters(Mutex<DirectoryStats>);
 
-/// A reading of a directory's counters and gauges.
+/// Snapshot of a directory's counters and gauges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DirectoryStats {
     /// Log entries applied since the start.
     pub entries: u64,
-    /// Commands applied since the start, those in batches counted one by one.
+    /// Commands applied since the start; commands in batches count individually.
     pub commands: u64,
     /// Leases renewed since the start.
     pub renewals: u64,
-    /// Leases ended since the start.
+    /// Leases expired since the start.
     pub expired: u64,
     /// Snapshots written since the start.
     pub snapshots: u64,
-    /// Commands that wait for their entry.
+    /// Commands in the queue that are not in an entry yet.
     pub queue_depth: u64,
-    /// Entries in the log that are not applied yet.
+    /// Log entries that are not applied yet.
     pub apply_lag: u64,
     /// Bytes of log on disk.
     pub log_bytes: u64,
-    /// Callers at the address for other nodes that TLS kept out.
+    /// Connections at the node port that TLS rejected.
     pub tls_refusals: u64,
-    /// Calls that were refused there because the caller is no member, or its certificate does not name it.
+    /// Calls rejected because the caller is not a member or its certificate does not name it.
     pub non_member_calls: u64,
-    /// Messages that were not handed to Raft because they name terms or log positions that no sound node names.
+    /// Messages not passed to Raft because they contain implausible terms or log positions.
     pub implausible: u64,
-    /// Attempts to open a file or to begin a thread that failed because the process lacked something, and were repeated.
+    /// Retries of opening a file or starting a thread after a resource shortage of the process.
     pub shortage_retries: u64,
-    /// Tasks of this node that ended in a panic and were begun anew.
+    /// Tasks of this node that ended in a panic and were restarted, by name.
     pub tasks_ended: BTreeMap<&'static str, u64>,
     /// Commands that the ledger refused, by cause.
     pub refusals: BTreeMap<&'static str, u64>,
-    /// Commands that were not taken or whose outcome is unknown, by cause.
+    /// Commands that were not accepted or whose outcome is unknown, by cause.
     pub failures: BTreeMap<&'static str, u64>,
 }
 

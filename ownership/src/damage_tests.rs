@@ -1,5 +1,5 @@
-//! A log on disk, damaged in every way that can be thought of: it is opened with all that was acknowledged, or refused
-//! with file and offset and left as it is.
+//! Tests with damaged logs on disk: every log either opens with all acknowledged writes, or is refused with file and
+//! offset and left unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -63,13 +63,13 @@ async fn an_implausible_saved_term_fails_the_start_without_blaming_the_disk() {
     assert!(told.contains("The disk is sound") && told.contains("snapshot restore"), "{told}");
 }
 
-/// A log of several files that was truncated and purged, whose every byte was acknowledged.
+/// A log of several files that was truncated and purged; every byte was acknowledged.
 struct LogFixture {
     _folder: tempfile::TempDir,
     root: PathBuf,
-    /// What is in it, by index.
+    /// Entries in the log, by index.
     entries: BTreeMap<u64, LogEntry>,
-    /// Every file of it.
+    /// Contents of its files.
     files: BTreeMap<PathBuf, Vec<u8>>,
 }
 
@@ -114,7 +114,7 @@ impl LogFixture {
         (path, bytes)
     }
 
-    /// Opens it and finds everything there.
+    /// Opens the log and checks that everything is there.
     fn assert_whole(&self) {
         run(async {
             let mut store = open(&self.root).unwrap();
@@ -125,7 +125,7 @@ impl LogFixture {
         });
     }
 
-    /// Refuses to open it, names `file` and an offset, and leaves everything alone.
+    /// Checks that opening is refused with `file` and an offset, and that nothing is changed.
     fn assert_refused(&self, file: &Path, what: &str) -> String {
         let before = files(&self.root.join("log"));
         let error = match open(&self.root) {
@@ -164,7 +164,7 @@ fn every_flipped_byte_is_refused() {
     let log = LogFixture::with_entries();
     let mut flipped = 0;
     for (path, good) in &log.files {
-        // All of the checkpoint and the last records, every third byte between.
+        // The whole checkpoint and the last records, and every third byte in between.
         for at in (0..good.len()).filter(|at| *at < 200 || *at + 200 > good.len() || at % 3 == 0) {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
@@ -184,7 +184,8 @@ fn every_truncation_inside_or_between_records_is_refused() {
     for (path, good) in &log.files {
         for length in (0..good.len()).filter(|length| *length < 200 || *length + 400 > good.len() || length % 5 == 0) {
             fs::write(path, &good[..length]).unwrap();
-            // Between two records the next file notices, inside one the file itself, and the mark at the end.
+            // A cut between two records is noticed by the next file, a cut inside a record by the file itself, and one
+            // at the end by the mark.
             let next = log.files.range(path.clone()..).nth(1).map_or(path, |(next, _)| next);
             let error = open(&log.root).err().unwrap_or_else(|| panic!("cut of {} at {length}", path.display()));
             let error = error.to_string();
@@ -291,7 +292,7 @@ fn missing_truncated_or_advanced_log_marks_are_refused() {
     assert!(error.contains("identity.json"), "{error}");
 }
 
-/// Records as they would follow the newest file's.
+/// Returns a record that could follow the newest file's.
 fn next_record(log: &LogFixture) -> Vec<u8> {
     let other = tempfile::tempdir().unwrap();
     run(async {
@@ -318,7 +319,7 @@ fn an_unacknowledged_torn_tail_is_cut_off_at_every_length() {
         assert_eq!(fs::read(path).unwrap(), good, "cut back to the last whole record");
         assert_eq!(fs::read(log.root.join("torn-log-end")).unwrap(), &record[..length], "what was cut off is kept");
     }
-    // The file's length was written and its data was not, or only its first sectors.
+    // The file's length was written, but its data was not, or only the first sectors.
     for zeros in [1, 511, 512, 4_096, 70_000] {
         fs::write(path, [good, &vec![0; zeros]].concat()).unwrap();
         log.assert_whole();
@@ -363,7 +364,7 @@ fn an_unacknowledged_tail_that_no_crash_explains_is_refused() {
     let record = next_record(&log);
     let mut flipped = record.clone();
     flipped[record.len() / 2] ^= 4;
-    // A byte is wrong, but all of it is there; garbage; a whole record behind a broken one.
+    // A complete record with a wrong byte; garbage; a whole record after a broken one.
     let garbage: Vec<u8> = (1..200).collect();
     for bad in [flipped.clone(), garbage, [&record[..20], &record[..]].concat(), [&flipped[..], &record[..]].concat()] {
         fs::write(path, [good, &bad].concat()).unwrap();
@@ -379,7 +380,7 @@ fn an_entry_of_a_newer_release_is_refused_with_its_level() {
     let log = LogFixture::with_entries();
     let (path, good) = log.newest();
     let mut record = next_record(&log);
-    // Another variant of the payload than any that is known here.
+    // A payload variant that this release does not know.
     let place = record.windows(6).position(|bytes| bytes == b"Normal").expect("an entry names its variant");
     record[place..place + 6].copy_from_slice(b"Newest");
     let covered = record.len() - 8;

@@ -1,5 +1,7 @@
-//! Whether what this node writes lies where it is looked for after a restart. A file that was removed, or whose folder was
-//! moved away, takes every write and every fdatasync without an error, and keeps nothing.
+//! Detects that the data directory or its log was moved or removed while the node runs.
+//!
+//! A file that was removed, or whose folder was moved away, accepts every write and fdatasync without an error, but the
+//! data would not be found after a restart.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -16,14 +18,14 @@ use crate::error::OwnershipError;
 use crate::node_core::NodeCore;
 use crate::node_folder::NodeFolder;
 
-/// Between two looks.
+/// Time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Looks in a row that miss something until it is believed: a file system of the network may stumble over one.
+/// Consecutive failed checks until the loss counts as real, because a network file system may fail once.
 const CHECKS_TO_CONFIRM: u32 = 2;
-/// By when it is known that something is missing.
+/// Maximum time until a loss is detected.
 pub(crate) const MAX_DETECTION_TIME: Duration = Duration::from_millis(500 * (CHECKS_TO_CONFIRM as u64 + 1));
 
-/// A file or folder that is in use, and where it was found. Held open, so that nothing else gets its number.
+/// A file or folder in use, and its path. Held open, so that its inode number is not reused.
 #[derive(Debug)]
 struct OpenPath {
     path: PathBuf,
@@ -35,7 +37,7 @@ impl OpenPath {
         File::open(&path).map(|file| Self { path, file })
     }
 
-    /// Whether it still lies there, itself and no copy of it.
+    /// Returns whether the path still refers to this file itself and not to a copy.
     fn is_in_place(&self) -> io::Result<bool> {
         let held = self.file.metadata()?;
         match fs::metadata(&self.path) {
@@ -46,21 +48,22 @@ impl OpenPath {
     }
 }
 
-/// Whether an error says that nothing is there. Any other one, of too many open files say, tells nothing.
+/// Returns whether an error means that the path does not exist. Other errors, such as too many open files, prove
+/// nothing.
 fn is_not_found(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// The data directory and what of the log in it must stay where it is.
+/// The paths that must stay in place: the data directory and the files of the log.
 #[derive(Debug)]
 pub(crate) struct DataDirGuard {
-    /// The directory, the folder of the log and the marks.
+    /// The directory, the log's folder and the marks file.
     open_paths: Vec<OpenPath>,
     log: PathBuf,
     newest: Option<NewestLogFile>,
 }
 
-/// The file that the log grows in.
+/// The file to which the log currently appends.
 #[derive(Debug)]
 struct NewestLogFile {
     start: u64,
@@ -68,14 +71,15 @@ struct NewestLogFile {
 }
 
 impl DataDirGuard {
-    /// Of a directory whose log is open.
+    /// Creates the guard of a data directory whose log is open.
     pub(crate) fn of(folder: &NodeFolder) -> Result<Self, OwnershipError> {
         let held = |path: PathBuf| OpenPath::open(path.clone()).map_err(OwnershipError::io(path));
         let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(held);
         Ok(Self { open_paths: fixed.into_iter().collect::<Result<_, _>>()?, log: folder.path("log"), newest: None })
     }
 
-    /// What is not where it was, if anything. Up to `durable` the log was on disk before this look began.
+    /// Returns a path that is not in place, if there is one. The log up to `durable` was on disk before this check
+    /// began.
     fn missing_path(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
         for held in &self.open_paths {
             if !held.is_in_place()? {
@@ -88,11 +92,11 @@ impl DataDirGuard {
         }
     }
 
-    /// Whether the newest file is the one that grew so far, and reaches as far as the log does.
+    /// Returns the newest log file if it is not the expected one or is shorter than the durable log.
     fn missing_newest_file(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
         let Some((start, path)) = newest_log_file(&self.log)? else { return Ok(Some(self.log.clone())) };
         let newest = match self.newest.take() {
-            // The log never takes its newest file back.
+            // The log never removes its newest file.
             Some(before) if before.start > start => return Ok(Some(before.held.path)),
             Some(before) if before.start == start => before,
             _ => NewestLogFile { start, held: OpenPath::open(path)? },
@@ -104,7 +108,7 @@ impl DataDirGuard {
     }
 }
 
-/// The newest file of a log: where it begins, and its path.
+/// Returns the newest file of a log: its start offset and its path.
 fn newest_log_file(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
     let mut newest = None;
     for entry in fs::read_dir(log)? {
@@ -116,7 +120,7 @@ fn newest_log_file(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
     Ok(newest)
 }
 
-/// Looks until something is missing, and still is: then this node leaves the quorum.
+/// Checks periodically; once a path stays missing, this node leaves the quorum.
 pub(crate) async fn watch(core: Arc<NodeCore>, place: Arc<Mutex<DataDirGuard>>) {
     let mut look = interval(CHECK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -150,7 +154,7 @@ mod tests {
         folder.path().join("log").join(Config::chunk_file_name(ChunkId(start)))
     }
 
-    /// A directory with a log, how far it is durable, and what was found of it at first.
+    /// Opens a data directory; returns it with the end of its durable log and a guard that found nothing missing.
     fn opened() -> (TempDir, u64, DataDirGuard) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
@@ -191,7 +195,7 @@ mod tests {
         begin().write_all(b"more").unwrap();
         assert_eq!(place.missing_path(durable + 4).unwrap(), None);
         assert_eq!(place.missing_path(durable + 5).unwrap(), Some(chunk(&folder, durable)), "it does not reach so far");
-        // Its first files are purged.
+        // A purge removes the first files.
         fs::remove_file(chunk(&folder, 0)).unwrap();
         assert_eq!(place.missing_path(durable + 4).unwrap(), None);
         fs::write(chunk(&folder, 0), vec![0; durable as usize + 4]).unwrap();

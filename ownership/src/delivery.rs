@@ -1,5 +1,5 @@
-//! One batch on its way to the leader: tried until it is answered or its time is over. The opening of a client is tried
-//! only once with the same id.
+//! Delivery of one batch to the leader, retried until it is answered or times out. The opening of a client is sent only
+//! once per client id.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
 use crate::proposer::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
 
-/// The wait before the same leader is asked again.
+/// Wait before the same leader is asked again.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// What a leader says to a batch of another node.
+/// A leader's answer to another node's batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum SubmitReply {
     Outcomes(Vec<Outcome>),
-    /// It does not lead.
+    /// The node does not lead; the batch entered no log.
     NotTaken,
-    /// It leads no longer; what became of the batch is not known there.
+    /// The node lost its leadership; the outcome of the batch is unknown.
     Unknown,
 }
 
@@ -40,40 +40,42 @@ impl From<ProposalResult> for SubmitReply {
     }
 }
 
-/// The batch, in the form that the last attempt needed.
+/// The batch in the form that the last attempt needed.
 enum SubmissionBatch {
     Plain(Vec<Submission>),
     Encoded(Bytes),
 }
 
 enum SubmitAttempt {
-    /// To this node's own proposer.
+    /// Sent to this node's own proposer.
     Local(oneshot::Receiver<ProposalResult>),
     Remote(NodeId, PendingReply),
 }
 
-/// How often a batch may reach a leader.
+/// How often a batch may be sent to a leader.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AttemptLimit {
-    /// As often as needed: its serials say whether it was executed.
+    /// As often as necessary; its serials prevent a second execution.
     Unlimited,
     Once,
 }
 
-/// One batch until it is answered.
+/// Delivery of one batch until it is answered.
 pub(crate) struct BatchDelivery {
     core: Arc<NodeCore>,
     /// Empty while the proposer has it.
     batch: SubmissionBatch,
     deadline: Instant,
-    /// What is known should nobody answer any more.
+    /// What is known of the batch if no answer arrives any more.
     fate: SubmissionFate,
     attempt: Option<SubmitAttempt>,
     attempts: AttemptLimit,
 }
 
-/// Opens a client, each attempt with an id of its own: an id that was sent twice could be opened again after the ledger
-/// forgot the client and with it what the client had executed.
+/// Opens a client. Each attempt uses a new client id.
+///
+/// If an id were sent twice, it could be opened again after the ledger forgot the client and, with it, what the client
+/// had executed.
 pub(crate) async fn open_client(
     core: &Arc<NodeCore>,
     serial: ClientSerial,
@@ -87,7 +89,7 @@ pub(crate) async fn open_client(
         match delivery.first_attempt().await.finish().await {
             Ok(_) => return Ok(client),
             Err(_) if Instant::now() < deadline && *core.leader.borrow() != KnownLeader::Stopped => {}
-            // Whatever became of it, no command was sent.
+            // The outcome does not matter, because no command was sent.
             Err(_) => return Err(SubmitError::Unavailable),
         }
     }
@@ -105,7 +107,7 @@ impl BatchDelivery {
         }
     }
 
-    /// Sends it, if there is a leader; later batches come after it then.
+    /// Makes the first attempt, if there is a leader. Later batches are then ordered after this one.
     pub(crate) async fn first_attempt(mut self) -> Self {
         let leader = self.core.known_leader();
         if let Some(leader) = leader {
@@ -114,7 +116,7 @@ impl BatchDelivery {
         self
     }
 
-    /// Waits for the outcomes, and sends it again as often as needed.
+    /// Waits for the outcomes, and retries as often as necessary.
     pub(crate) async fn finish(mut self) -> Result<Vec<Outcome>, SubmitError> {
         let deadline = self.deadline;
         match timeout_at(deadline, self.retry_until_answered()).await {
@@ -150,10 +152,10 @@ impl BatchDelivery {
         }
     }
 
-    /// The leader to ask, after a pause in which another one may be chosen. None when Raft has stopped here.
+    /// Returns the leader to ask, after a pause in which a new one may be elected. `None` if Raft has stopped here.
     async fn next_leader(&self) -> Option<NodeId> {
         let mut leaders = self.core.leader.subscribe();
-        // A change ends the pause early; the same leader may be asked again after it.
+        // A leader change ends the pause early; the same leader may be asked again afterwards.
         drop(tokio::time::timeout(RETRY_DELAY, leaders.changed()).await);
         let known = leaders.wait_for(|known| *known != KnownLeader::Unknown).await.ok()?;
         known.leader()
@@ -199,7 +201,7 @@ impl BatchDelivery {
                     self.batch = SubmissionBatch::Plain(submissions);
                     Err(fate)
                 }
-                // The proposer is gone with the batch; this node is closing.
+                // The proposer was dropped with the batch; this node is closing.
                 Err(_) => std::future::pending().await,
             },
             SubmitAttempt::Remote(leader, pending) => tokio::select! {
@@ -209,7 +211,7 @@ impl BatchDelivery {
         }
     }
 
-    /// An old leader may never answer; the new one knows what became of the batch.
+    /// Waits for another leader: an old one may never answer, and the new one knows the batch's outcome.
     async fn leader_changed(&self, than: NodeId) {
         let mut leaders = self.core.leader.subscribe();
         let is_another =
@@ -221,9 +223,9 @@ impl BatchDelivery {
     }
 }
 
-/// What a batch's outcomes mean to whoever sent it, given what is known of earlier attempts.
+/// Interprets a batch's outcomes, given what is known of earlier attempts.
 ///
-/// A client that was forgotten meanwhile is told that it is not known, also of what an earlier attempt executed.
+/// A client that was forgotten meanwhile gets a refusal even for commands that an earlier attempt executed.
 fn resolve_outcomes(outcomes: Vec<Outcome>, earlier: SubmissionFate) -> Result<Vec<Outcome>, SubmitError> {
     let is_forgotten = outcomes.first() == Some(&Outcome::Refused(Refusal::UnknownClient));
     match earlier {

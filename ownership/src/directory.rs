@@ -1,4 +1,4 @@
-//! The directory: a node of the quorum, its view, and the way to write.
+//! The directory: a node of the quorum, its read view, and the interface for writes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,16 +31,16 @@ use crate::startup::{self, START_TIMEOUT, StartedNode};
 use crate::supervision::Supervision;
 use crate::writer::{CommandTicket, CommandWriter};
 
-/// How long a leader that closes waits for another one to take over.
+/// How long a closing leader waits for another one to take over.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a node that closes waits for the commands that it took: the other nodes may be ending as well.
+/// How long a closing node waits for its accepted commands; the other nodes may be closing, too.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a snapshot is waited for before it is asked for once more.
+/// How long to wait for a snapshot before it is requested again.
 const SNAPSHOT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A node of the quorum that runs the ledger. Cheap to share behind an `Arc`; close it before the runtime ends.
+/// A node of the quorum that runs the ledger. Share it behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
 pub struct Directory {
     core: Arc<NodeCore>,
@@ -51,12 +51,12 @@ pub struct Directory {
     _folder: NodeFolder,
 }
 
-// Futures that reach into Raft are boxed: else all of it is compiled once more in each crate and test that awaits one.
+// Futures that call Raft are boxed; otherwise Raft would be compiled again in each crate and test that awaits one.
 impl Directory {
-    /// Opens the data directory, reads snapshot and log, and comes up: alone as a quorum of one, else as the member
-    /// that it was, or as a new learner of the cluster that it was told to join.
+    /// Opens the data directory, reads snapshot and log, and starts the node: alone as a quorum of one, as the member
+    /// that it was, or as a new learner of the cluster that it joins.
     ///
-    /// Fails closed when anything that was written is not there or not readable.
+    /// Fails if anything that was written is missing or unreadable.
     pub fn open(options: Options) -> BoxFuture<'static, Result<Self, OwnershipError>> {
         Box::pin(Self::open_node(options))
     }
@@ -66,7 +66,7 @@ impl Directory {
         let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_timeout);
         let writer = core.supervision.supervise("writer", move || {
             let (core, queue) = (writing.clone(), queue.clone());
-            // What it had on its way is answered as unknown; it writes on as a new client.
+            // After a restart, commands in flight are answered as unknown, and writing continues as a new client.
             async move { CommandWriter::new(core, within).run(&mut *queue.lock().await).await }
         });
         startup::raise_level_of_new_cluster(&core, &options).await.map_err(|error| start_failure(&core, error))?;
@@ -79,40 +79,41 @@ impl Directory {
         Ok(Self { core, peers, lease: options.lease, tasks, writer, _folder: folder })
     }
 
-    /// The ledger as this node last applied it.
+    /// Returns the ledger as this node last applied it.
     pub fn view(&self) -> Arc<LedgerView> {
         self.core.view()
     }
 
-    /// The ledger as fresh as asked; waits for the quorum where needed.
+    /// Returns the ledger with the requested consistency; waits for the quorum if necessary.
     pub fn read(&self, consistency: Consistency) -> BoxFuture<'_, Result<Arc<LedgerView>, ReadError>> {
         Box::pin(read::fresh_view(&self.core, consistency))
     }
 
-    /// How old the view may be at most: everything that was acknowledged before is in it. None before the first
-    /// contact with a quorum.
+    /// Returns the maximum age of the view: it contains everything that was acknowledged before. `None` before the
+    /// first contact with a quorum.
     pub fn staleness(&self) -> Option<Duration> {
         self.core.freshness.age()
     }
 
-    /// Changes of the ledger as this node applies them, from the log index `from` on; in order and without a gap. A
-    /// watch that broke is resumed with the revision that was seen last, on any node.
+    /// Streams the changes of the ledger as this node applies them, from log index `from` on, in order and without
+    /// gaps. A broken watch can be resumed on any node, from the last revision that was seen.
     pub fn watch(&self, from: u64) -> Result<ChangeStream, CompactedRevision> {
         self.core.observer.feed.watch(from)
     }
 
-    /// Sends a command on its way. Never waits; the ticket resolves once the command is durable and applied, and the
-    /// leader's view shows it then.
+    /// Submits a command. Never waits; the ticket resolves once the command is durable, applied, and visible in the
+    /// leader's view.
     pub fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
         self.core.submit(command)
     }
 
-    /// Notes that a router reached this life of a worker; goes out with the next tick. False when too many are noted.
+    /// Records that a router reached this incarnation of a worker; it is reported with the next tick. Returns false if
+    /// too many reports are pending.
     pub fn report_alive(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
         self.core.reports.record(worker, incarnation)
     }
 
-    /// How long a lease is held after a sign of life: the `ttl` for registering workers.
+    /// Returns how long a lease is held after a liveness report: the `ttl` for registering workers.
     pub fn lease_duration(&self) -> Duration {
         self.lease
     }
@@ -125,94 +126,94 @@ impl Directory {
         &self.core
     }
 
-    /// The cluster that this node belongs to.
+    /// Returns the cluster that this node belongs to.
     pub fn cluster(&self) -> ClusterId {
         self.core.registry.own.cluster
     }
 
-    /// This node.
+    /// Returns this node's id.
     pub fn node(&self) -> NodeId {
         self.core.node()
     }
 
-    /// Everybody who belongs to the cluster, as this node knows it.
+    /// Returns all members of the cluster, as this node knows them.
     pub fn members(&self) -> Vec<ClusterMember> {
         members::list(&self.core)
     }
 
-    /// Why this node could not talk with a member when it called it lately; none where it could, or did not call.
+    /// Returns why the last call to a member failed; `None` if it succeeded or there was no recent call.
     pub fn last_dial_error(&self, node: NodeId) -> Option<String> {
         self.core.registry.last_dial_error(node)
     }
 
-    /// Makes voters of learners, all in one step. A cluster has 1, 3 or 5 voters.
+    /// Makes learners voters, in one step. A cluster has 1, 3 or 5 voters.
     pub async fn promote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
         self.change_members(MemberChange::Promote(nodes.into_iter().collect())).await
     }
 
-    /// Makes learners of voters, all in one step.
+    /// Makes voters learners, in one step.
     pub async fn demote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
         self.change_members(MemberChange::Demote(nodes.into_iter().collect::<BTreeSet<_>>())).await
     }
 
-    /// Puts a learner in a voter's place, in one step.
+    /// Replaces a voter by a learner, in one step.
     pub async fn replace(&self, old: NodeId, new: NodeId) -> Result<(), MemberError> {
         self.change_members(MemberChange::Replace { old, new }).await
     }
 
-    /// Takes a learner out of the cluster for good.
+    /// Removes a learner from the cluster for good.
     pub async fn remove(&self, node: NodeId) -> Result<(), MemberError> {
         self.change_members(MemberChange::Remove(node)).await
     }
 
-    /// Lets another voter lead.
+    /// Transfers the leadership to another voter.
     pub async fn transfer_leader(&self, node: NodeId) -> Result<(), MemberError> {
         self.change_members(MemberChange::TransferLeader(node)).await
     }
 
-    /// Raises the cluster's feature level, once every member's binary can work at it.
+    /// Raises the cluster's feature level, if every member's release supports it.
     pub async fn raise_level(&self, level: u32) -> Result<(), MemberError> {
         self.change_members(MemberChange::RaiseLevel(level)).await
     }
 
-    /// Carries out a change of the membership at the leader, wherever it is.
+    /// Carries out a membership change at the leader, whichever node that is.
     pub fn change_members(&self, change: MemberChange) -> BoxFuture<'_, Result<(), MemberError>> {
         Box::pin(leader_call::change_members(&self.core, change))
     }
 
-    /// The other nodes, for what routers tell each other outside Raft.
+    /// Returns the other nodes, for calls between routers outside Raft.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// Answers other nodes' calls on a topic from now on.
+    /// Registers the service that answers other nodes' calls on a topic.
     pub fn serve_peers(&self, topic: Topic, service: Arc<dyn PeerService>) {
         self.core.registry.register_service(topic, service);
     }
 
-    /// Reads the files of `PeerOptions::tls` anew, for connections from now on; nothing to do without it. What cannot be used,
-    /// or would be refused by the others, is said, and what was read before stays.
+    /// Reloads the files of `PeerOptions::tls` for new connections; does nothing without TLS. If the files are
+    /// unusable, or the other nodes would refuse them, it returns an error and keeps the old ones.
     pub fn reload_certificates(&self) -> Result<(), OwnershipError> {
         self.core.registry.tls().map_or(Ok(()), PeerTls::reload)
     }
 
-    /// Whether this node was removed from the cluster: then it only has its last view.
+    /// Returns whether this node was removed from the cluster. It then only has its last view.
     pub fn is_removed(&self) -> bool {
         self.core.registry.is_retired()
     }
 
-    /// What runs as long as this node does, and is begun anew when it ends too early.
+    /// Returns the supervisor of the tasks that run as long as this node does.
     pub fn supervision(&self) -> &Arc<Supervision> {
         &self.core.supervision
     }
 
-    /// What this node's files and threads had to wait for lately: file handles, memory or threads that the process lacks. Its
-    /// ledger is whole, and goes on as soon as they are there.
+    /// Returns what this node's files and threads recently had to wait for: file descriptors, memory or threads that
+    /// the process lacks. The ledger is intact and continues once they are available.
     pub fn resource_shortage(&self) -> Option<String> {
         self.core.log.shortages().recent()
     }
 
-    /// Counters and gauges.
+    /// Returns counters and gauges.
     pub fn stats(&self) -> DirectoryStats {
         let last = self.core.log.bounds().map_or(0, |(_, last)| last);
         DirectoryStats {
@@ -239,7 +240,7 @@ impl Directory {
         let Some(applied) = raft.metrics().borrow_watched().last_applied else { return Ok(()) };
         let until = Instant::now() + START_TIMEOUT;
         loop {
-            // Raft takes no notice while it builds one, which may end before what is wanted here.
+            // Raft ignores the trigger while it builds a snapshot, which may end before the requested entry.
             raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
             let wait = raft.wait(Some(SNAPSHOT_RETRY_DELAY));
             match wait.metrics(|metrics| metrics.snapshot >= Some(applied), "a snapshot").await {
@@ -249,7 +250,7 @@ impl Directory {
         }
     }
 
-    /// Takes no more commands, lets another voter lead, answers the commands that were taken, and stops.
+    /// Closes the node: rejects new commands, transfers the leadership, answers the accepted commands, and stops.
     pub fn close(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
         Box::pin(self.close_node())
     }
@@ -265,7 +266,8 @@ impl Directory {
         }
         let writer = self.writer.lock().take();
         if let Some(mut writer) = writer {
-            // A writer that panicked has dropped its tickets, which says enough. Without a quorum there are no answers.
+            // A writer that panicked has already dropped its tickets. Without a quorum there are no answers to wait
+            // for.
             if tokio::time::timeout(ANSWER_TIMEOUT, &mut writer).await.is_err() {
                 writer.abort();
                 tracing::warn!("commands under way were not answered in time; whether they are done is not known");
@@ -274,7 +276,7 @@ impl Directory {
         self.halt().await
     }
 
-    /// Stops at once: commands under way are left unanswered, and no other leader is looked for.
+    /// Stops at once: commands in flight are not answered, and the leadership is not transferred.
     pub fn halt(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
         Box::pin(self.halt_node())
     }

@@ -1,11 +1,11 @@
-//! What can go wrong, whose fault it is, and what to do.
+//! Errors of the directory: what went wrong, whose fault it is, and what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::node_folder::ClusterId;
 
-/// What helps against a data directory that lost something. Whatever is left in it stays as it is.
+/// Advice for a data directory that lost data. The remaining files are left unchanged.
 const REPAIR_ADVICE: &str = "Nothing was changed or skipped. Move this data directory aside and keep it; then let the \
     node join again as a new one, or, if it was the only one, start from a saved snapshot (`ownerserve ctl snapshot \
     restore FILE --data-dir DIR`)";
@@ -13,27 +13,27 @@ const REPAIR_ADVICE: &str = "Nothing was changed or skipped. Move this data dire
 /// Why a directory could not be opened or kept running.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnershipError {
-    /// The disk or its rights.
+    /// I/O error: the disk or its permissions.
     #[error("{path}: {source}. Check the disk, its free space and the rights of this file; nothing is skipped", path = path.display())]
     Io {
-        /// The file.
+        /// File that failed.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
-    /// Another process works in the data directory.
+    /// Another process uses the data directory.
     #[error("{path} is in use by another process; every node needs a data directory of its own", path = path.display())]
     Locked {
-        /// The lock file.
+        /// Lock file.
         path: PathBuf,
     },
-    /// A snapshot can only be restored where nothing is.
+    /// A snapshot can only be restored into an empty directory.
     #[error("{path} is not empty; name a directory that is empty or does not exist yet", path = path.display())]
     NotEmpty {
-        /// The directory.
+        /// Directory.
         path: PathBuf,
     },
-    /// This machine's clock says that a backup is of the future.
+    /// This machine's clock is behind the time at which the backup was written.
     #[error(
         "this machine's clock stands at {now} s since 1970 and is {behind} s behind the time at which the snapshot was written. \
          Grants of the restored cluster are ordered by that clock, and those of the lost cluster would outrank them. Set the \
@@ -41,67 +41,67 @@ pub enum OwnershipError {
         behind = written.saturating_sub(*now)
     )]
     ClockBehind {
-        /// Seconds since 1970 by the clock.
+        /// Current time of the clock, in seconds since 1970.
         now: u64,
-        /// Seconds since 1970 when the snapshot was written.
+        /// When the snapshot was written, in seconds since 1970.
         written: u64,
     },
     /// The data directory belongs to another cluster.
     #[error("{path} belongs to cluster {found}, not to {expected}", path = path.display())]
     OtherCluster {
-        /// The identity file.
+        /// Identity file.
         path: PathBuf,
-        /// Whose it is.
+        /// Cluster that it belongs to.
         found: ClusterId,
-        /// Whose it should be.
+        /// Cluster that was expected.
         expected: ClusterId,
     },
-    /// A file does not hold what was written. Nothing is skipped or repaired.
+    /// A file does not contain what was written. Nothing is skipped or repaired.
     #[error("{path} is damaged: {detail}. {REPAIR_ADVICE}", path = path.display())]
     Damaged {
-        /// The file, or the folder of the log.
+        /// File, or the folder of the log.
         path: PathBuf,
-        /// Where in it and how.
+        /// Position and kind of the damage.
         detail: String,
     },
-    /// The log ends before what it had committed.
+    /// The log ends before its last committed entry.
     #[error("{path} ends at entry {last}, but entry {committed} was committed: acknowledged writes are missing. {REPAIR_ADVICE}", path = path.display())]
     EntriesMissing {
-        /// The folder of the log.
+        /// Folder of the log.
         path: PathBuf,
-        /// The last entry that is there.
+        /// Last entry in the log.
         last: u64,
-        /// The last entry that must be there.
+        /// Last committed entry.
         committed: u64,
     },
-    /// This node cannot keep its ledger any more.
+    /// This node can no longer maintain its ledger.
     #[error("this node's ledger has stopped: {0}. Free space on its disk, or check it, and start the node again")]
     Failed(String),
-    /// The address for the other nodes cannot be used.
+    /// The node port cannot be opened.
     #[error("cannot listen for other nodes at {address}: {why}")]
     Listen {
-        /// The address.
+        /// Address of the node port.
         address: String,
-        /// Why.
+        /// Cause.
         why: String,
     },
-    /// No member let this node in.
+    /// No member admitted this node.
     #[error("this node could not join through {seeds}: {why}")]
     NotJoined {
-        /// Who was asked.
+        /// Join addresses that were asked.
         seeds: String,
-        /// The last answer.
+        /// Last answer.
         why: String,
     },
-    /// The ledger is at a level that this binary does not know.
+    /// The ledger is at a feature level that this release does not support.
     #[error("the ledger works at feature level {level}, this binary up to {highest}; install the newer release")]
     Level {
-        /// The ledger's.
+        /// Level of the ledger.
         level: u32,
-        /// The binary's.
+        /// Highest level of this release.
         highest: u32,
     },
-    /// The log lacks what this node has acknowledged.
+    /// The log lacks entries that this node has acknowledged.
     #[error(
         "{path}: the log ends at entry {last}, but this node has acknowledged entries up to {acknowledged}: an older copy \
          of the folder was put back, or its disk lost what it had synced. Nobody can rely on it: let a learner take its \
@@ -109,11 +109,11 @@ pub enum OwnershipError {
         path = path.display()
     )]
     Reverted {
-        /// The data directory.
+        /// Data directory.
         path: PathBuf,
-        /// The last entry that is there.
+        /// Last entry in the log.
         last: u64,
-        /// The last one that the leader knows to be here.
+        /// Last entry that the leader knows to be on this node.
         acknowledged: u64,
     },
     /// The data directory, or the log in it, was moved or removed while the node ran.
@@ -126,10 +126,10 @@ pub enum OwnershipError {
         path = path.display()
     )]
     FolderGone {
-        /// What is gone.
+        /// Path that is missing.
         path: PathBuf,
     },
-    /// A vote of an absurd term was kept.
+    /// The log contains a vote with an implausible term.
     #[error(
         "{path}: the vote that was kept there is of term {term}, and no elections lead to such a term: somebody who reached \
          this node's address for other nodes sent it to an earlier release. The disk is sound, and nothing was changed. This \
@@ -139,15 +139,15 @@ pub enum OwnershipError {
         path = path.display()
     )]
     Term {
-        /// The folder of the log.
+        /// Folder of the log.
         path: PathBuf,
-        /// The term.
+        /// Term of the vote.
         term: u64,
     },
-    /// The options do not fit together.
+    /// The options contradict each other.
     #[error("{0}")]
     Options(String),
-    /// The quorum did not come up, or stopped.
+    /// The quorum did not start, or stopped.
     #[error("the quorum is not running: {0}")]
     Quorum(String),
 }
@@ -159,31 +159,31 @@ impl OwnershipError {
     }
 }
 
-/// Why a command was not taken, or its outcome is not known.
+/// Why a command was not accepted, or why its outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum SubmitError {
-    /// The queue is full: the quorum is slower than its writers, or gone. The command was not taken.
+    /// The queue is full: the quorum is slower than its writers, or lost. The command was not accepted.
     #[error("the commit queue is full")]
     QueueFull,
-    /// It is larger than an entry of the log may be. The command was not taken, and would not be another time.
+    /// The command is larger than a log entry may be. It was not accepted, and a retry would not help.
     #[error(
         "the command is larger than 4 MiB, the most that one entry of the log may hold; seal a shorter run, or cut the batch"
     )]
     TooLarge,
-    /// The directory is closed. The command was not taken.
+    /// The directory is closed. The command was not accepted.
     #[error("the directory is closed")]
     Closed,
-    /// No leader took it in time. It was not executed.
+    /// No leader accepted the command in time. It was not executed.
     #[error("no leader took the command in time")]
     Unavailable,
-    /// It was sent and not answered in time: it may or may not have been executed.
+    /// The command was sent and not answered in time: it may or may not have been executed.
     #[error("the outcome is unknown")]
     UnknownOutcome,
 }
 
 impl SubmitError {
-    /// The word for metrics.
+    /// Returns the label used in metrics.
     pub fn cause(self) -> &'static str {
         self.into()
     }

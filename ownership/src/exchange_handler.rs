@@ -1,4 +1,4 @@
-//! What this node answers when others call it.
+//! Handler of calls from other nodes.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl ExchangeHandler for NodeCore {
                 Ok(from) => from,
                 Err(error) => return replies.fail(error).await,
             };
-            // Raft would answer each call with an error in this node's log, and the caller would not learn why.
+            // Otherwise Raft would log an error for each call, and the caller would not learn the cause.
             if let Some(ended) = self.final_error().filter(|_| method.needs_raft()) {
                 let why = ended.to_string();
                 let first = why.split_once(". ").map_or(why.as_str(), |(first, _)| first);
@@ -64,7 +64,7 @@ impl NodeCore {
             PeerMethod::Append => {
                 let request = self.read_append(from, &question)?;
                 self.note_leader_contact(from);
-                // A heartbeat names the last entry that this node is known to have.
+                // A heartbeat names the last entry that the leader knows to be on this node.
                 let known = request.prev_log_id.filter(|_| request.entries.is_empty());
                 let answer = self.raft.append_entries(request).await.map_err(failed_error)?;
                 if let Some(known) = known {
@@ -108,7 +108,8 @@ impl NodeCore {
         }
     }
 
-    /// A message that Raft may hear. One that names what no sound node names would stay in its files for good.
+    /// Returns a message only if its terms and log positions are plausible. Raft would persist implausible ones for
+    /// good.
     fn check_plausible<M: NamedLogPositions>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
         let own = self.raft.metrics().borrow_watched().current_term;
         let own = terms::beside(own, own == 0 && self.log.is_new());
@@ -121,13 +122,14 @@ impl NodeCore {
         }
     }
 
-    /// Whether the leader itself said that this node is to lead next. Only then a vote may be asked for while it leads.
+    /// Returns whether the leader itself announced this node as its successor. Only then may the node ask for votes
+    /// while the leader is alive.
     fn is_chosen_successor(&self, node: NodeId) -> bool {
         let from = self.raft.metrics().borrow_watched().vote;
         *self.transfer.lock() == Some(LeaderTransfer { from, to: node })
     }
 
-    /// Entries, all of which this node's release can read: what it cannot is never skipped.
+    /// Decodes entries, and fails if this release cannot read one of them: such an entry must never be skipped.
     fn read_append(&self, from: NodeId, request: &[u8]) -> Result<AppendEntriesRequest<TokioTypeConfig>, PeerError> {
         let request: AppendEntriesRequest<TokioTypeConfig> = peers::decode(request)?;
         let request = self.check_plausible(from, request.vote, request)?;
@@ -139,7 +141,7 @@ impl NodeCore {
         Ok(request)
     }
 
-    /// A word of the leader is a sign that it is there.
+    /// Records a message of the leader as a sign of life.
     fn note_leader_contact(&self, from: NodeId) {
         if self.known_leader() == Some(from) {
             self.leader_contact.touch();
@@ -178,7 +180,7 @@ impl NodeCore {
             return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
         }
         tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
-        // Held until it is kept.
+        // Reserved until the snapshot is installed.
         let mut reserved = self.registry.space.reserve(&self.folder, bytes)?;
         let place = (self.folder.as_path(), &mut reserved);
         let snapshot = snapshot_stream::receive(place, bytes, (chunks, CHUNK_TIMEOUT)).await?;
@@ -188,7 +190,7 @@ impl NodeCore {
     }
 }
 
-/// Entries as they come, answered in order; ends at the first that does not fit.
+/// Appends a stream of entries and answers in order; ends at the first request that does not match the log.
 async fn append_stream(
     core: Arc<NodeCore>,
     from: NodeId,
@@ -211,7 +213,7 @@ async fn append_stream(
     replies.done().await;
 }
 
-/// The requests of one stream.
+/// Requests of one stream.
 struct AppendRequests {
     core: Arc<NodeCore>,
     from: NodeId,
@@ -220,7 +222,7 @@ struct AppendRequests {
 }
 
 impl AppendRequests {
-    /// The next request; the stream ends at one that cannot be read, and whoever sent it starts anew.
+    /// Returns the next request. The stream ends at an unreadable request, and the sender starts a new one.
     async fn next(&mut self) -> Option<AppendEntriesRequest<TokioTypeConfig>> {
         let piece = match self.first.take() {
             Some(first) => first,

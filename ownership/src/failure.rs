@@ -1,4 +1,4 @@
-//! The end of a node that cannot keep its ledger: its disk failed or is full, or lost what was on it.
+//! Final failures of a node that can no longer maintain its ledger: its disk failed, is full, or lost data.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ use crate::node_folder::{read_json, write_durably_with};
 use crate::node_observer::NodeObserver;
 use crate::raft::TokioTypeConfig;
 
-/// What went wrong while a node came up. Where its store failed under it, that: all that then follows is that the
-/// quorum is not there.
+/// Returns the cause of a failed start. If the store failed, that is the cause: the missing quorum is only a
+/// consequence.
 pub(crate) fn start_failure(core: &NodeCore, error: OwnershipError) -> OwnershipError {
     if let Some(known) = core.known_failure() {
         return known;
@@ -32,36 +32,37 @@ pub(crate) fn start_failure(core: &NodeCore, error: OwnershipError) -> Ownership
     }
 }
 
-/// That this release cannot read what is in the ledger, if it met such a thing.
+/// Returns an error if this release met an entry or a snapshot that it cannot read.
 pub(crate) fn unsupported_level(observer: &NodeObserver) -> Option<OwnershipError> {
     let UnsupportedLevel { level, levels } = *observer.unreadable.get()?;
     Some(OwnershipError::Level { level, highest: levels.highest })
 }
 
-/// How long a leader must be contradicted before this node believes that it lost entries.
+/// How long the leader's claims must contradict this node's log before the log counts as lost.
 const LOG_LOSS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a node that lacks entries may take to write that down before it ends.
+/// How long a node with a lost log may take to record that before it ends.
 const NOTED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether this node's log lacks what it has acknowledged. The leader does not send that again, so nothing new comes.
+/// Detects that this node's log lacks entries that it acknowledged. The leader does not send those again, so the node
+/// would never catch up.
 #[derive(Debug, Default)]
 pub(crate) struct LogLossDetector {
     contradicted_since: Mutex<Option<Instant>>,
     found: OnceLock<LogLoss>,
 }
 
-/// What a log lacks. Written down, since such a node must not vote again: it may have forgotten votes as well.
+/// The missing entries of a log. Persisted, because such a node must not vote again: it may have lost votes, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct LogLoss {
     last: u64,
-    /// The last one that the leader knew to be there.
+    /// Last entry that the leader knew to be on this node.
     acknowledged: u64,
 }
 
 const LOG_LOSS_FILE: &str = "reverted.json";
 
-/// Refuses a folder of which was written down that it lacks what was acknowledged.
+/// Refuses a data directory that is recorded as lacking acknowledged entries.
 pub(crate) fn refuse_log_loss(folder: &Path) -> Result<(), OwnershipError> {
     read_json(&folder.join(LOG_LOSS_FILE))?.map_or(Ok(()), |reverted| Err(log_loss_error(folder, reverted)))
 }
@@ -71,7 +72,7 @@ fn log_loss_error(folder: &Path, LogLoss { last, acknowledged }: LogLoss) -> Own
 }
 
 impl LogLossDetector {
-    /// Notes that what a heartbeat says of this node is not so. True when that has been so for too long.
+    /// Records that a heartbeat contradicts this node's log. Returns true once that has lasted too long.
     fn note_contradiction(&self, at: Instant) -> bool {
         at.duration_since(*self.contradicted_since.lock().get_or_insert(at)) >= LOG_LOSS_TIMEOUT
     }
@@ -82,7 +83,7 @@ impl LogLossDetector {
 }
 
 impl NodeCore {
-    /// Looks at the answer to a heartbeat that named the last entry that is known to be here.
+    /// Examines the answer to a heartbeat that named the last entry acknowledged by this node.
     pub(crate) fn note_heartbeat(&self, acknowledged: u64, answer: &AppendEntriesResponse<TokioTypeConfig>) {
         match answer {
             AppendEntriesResponse::Conflict => {}
@@ -103,7 +104,7 @@ impl NodeCore {
                 let written = shortages.run_blocking("what is lacking", move || {
                     write_durably_with(&own, &path, |file| file.write_all(&bytes))
                 });
-                // It must vote no longer, also where no file can be had now.
+                // The node must stop voting even if no file can be opened now.
                 let written = tokio::time::timeout(NOTED_WITHIN, written).await;
                 if let Err(error) = written.map_err(io::Error::from).and_then(|written| written) {
                     tracing::error!(%error, "that could not be written down; do not start this node again");
@@ -113,7 +114,7 @@ impl NodeCore {
         }
     }
 
-    /// Leaves the quorum for good, as what it acknowledges is kept nowhere: its files are gone.
+    /// Leaves the quorum for good: its files are gone, so what it acknowledges is not kept.
     pub(crate) fn leave_quorum(&self, path: PathBuf) {
         let gone = format!("{} is gone from the disk, or something else lies there now", path.display());
         if self.observer.missing_path.set(path).is_ok() {
@@ -123,7 +124,7 @@ impl NodeCore {
         }
     }
 
-    /// What of the data directory is gone.
+    /// Returns an error if a path of the data directory is missing.
     fn folder_gone(&self) -> Option<OwnershipError> {
         self.observer.missing_path.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
     }
@@ -132,26 +133,26 @@ impl NodeCore {
         self.observer.log_loss.found.get().map(|reverted| log_loss_error(&self.folder, *reverted))
     }
 
-    /// Why this node's ledger has failed for good, once it has.
+    /// Returns why this node's ledger has failed for good, if it has.
     pub(crate) fn final_error(&self) -> Option<OwnershipError> {
         let fatal = self.raft.metrics().borrow_watched().running_state.clone().err()?;
         Some(self.known_failure().unwrap_or_else(|| OwnershipError::Failed(fatal.to_string())))
     }
 
-    /// Why this node ends or has ended, where more is known of it than that Raft has stopped.
+    /// Returns why this node ends or has ended, if more is known than that Raft has stopped.
     fn known_failure(&self) -> Option<OwnershipError> {
         unsupported_level(&self.observer).or_else(|| self.log_loss()).or_else(|| self.folder_gone())
     }
 }
 
 impl Directory {
-    /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,
-    /// and be started again when the cause is gone. What was acknowledged is on disk, unless its files were taken away.
+    /// Returns the cause once this node's ledger has failed for good. Nothing is retried: the process should end, and
+    /// be restarted when the cause is fixed. Acknowledged writes are on disk, unless its files were removed.
     pub async fn wait_for_failure(&self) -> OwnershipError {
         let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
         loop {
             match self.core().final_error() {
-                // A write may have met a folder that is gone before a look at it did.
+                // A write may have failed because the folder is gone, before the periodic check noticed it.
                 Some(OwnershipError::Failed(_)) if !is_looked_at => {
                     is_looked_at = true;
                     tokio::time::sleep(MAX_DETECTION_TIME).await;
@@ -166,7 +167,8 @@ impl Directory {
         }
     }
 
-    /// Whether the data directory, or the log in it, was moved or removed from under this node: it has left the quorum.
+    /// Returns whether the data directory, or the log in it, was moved or removed while the node ran: it has left the
+    /// quorum.
     pub fn is_folder_gone(&self) -> bool {
         self.core().folder_gone().is_some()
     }

@@ -1,7 +1,7 @@
-//! Who waits for an fdatasync, and how several share one.
+//! Group commit of the log: waiters that share one fdatasync.
 //!
-//! One flush is on its way at a time; whatever is written meanwhile goes with the next. A flush that failed is never
-//! repeated: the kernel may have dropped the pages, so the log is poisoned and the node stops.
+//! At most one flush is in progress; records written meanwhile go with the next one. A failed flush is never repeated,
+//! because the kernel may have dropped the pages: the log is closed for good ("poisoned") and the node stops.
 
 use std::fs::File;
 use std::io;
@@ -36,18 +36,19 @@ impl FlushWaiter {
     }
 }
 
-/// The log and who waits for it.
+/// The log and its waiters.
 pub(crate) struct FlushQueue {
     pub(crate) wal: RaftLog<WalTypes>,
     marks: Arc<LogMarksFile>,
-    /// Where the last record that was written ends.
+    /// End of the last written record, as an offset in the whole log.
     end: u64,
     waiting: Vec<FlushWaiter>,
     is_flushing: bool,
     poison: Option<String>,
     pub(crate) shortages: Arc<ResourceShortages>,
     reaper: Reaper,
-    /// A file handle for the log's writer, which opens one of its own after the next flush, and where an error is final.
+    /// Reserved file descriptor, released before the log's writer thread opens a file after the next flush, where an
+    /// error is final.
     pub(crate) reserve: Option<File>,
 }
 
@@ -68,7 +69,7 @@ impl FlushQueue {
         }
     }
 
-    /// Writes to the log. What could not be written whole must not reach the disk with the next flush: that poisons it.
+    /// Writes to the log. A partial write poisons the log, because it must not reach the disk with the next flush.
     pub(crate) fn write(
         &mut self,
         write: impl FnOnce(&mut RaftLog<WalTypes>) -> io::Result<Segment>,
@@ -91,8 +92,9 @@ impl FlushQueue {
         Ok(())
     }
 
-    /// The record is in the log, and only the next file could not be begun: the log grows on in the one that it has, and tries
-    /// again with the next record. A file that was made and not yet used is taken away, or it would lie in the log's middle.
+    /// Continues in the current log file after the next one could not be created. The record itself is in the log, and
+    /// the next record tries again. A new but unused file is removed; otherwise it would end up in the middle of the
+    /// log.
     fn continue_in_same_file(&mut self, error: &io::Error) -> io::Result<()> {
         let next = self.marks.path().with_file_name("log").join(Config::chunk_file_name(ChunkId(self.end)));
         self.shortages.record(&next.display(), error);
@@ -105,7 +107,7 @@ impl FlushQueue {
         }
     }
 
-    /// Notes who waits for what was written, and flushes unless a flush is on its way.
+    /// Adds a waiter for what was written, and starts a flush unless one is in progress.
     pub(crate) fn flush(&mut self, store: &Arc<Mutex<Self>>, waiter: FlushWaiter) -> io::Result<()> {
         self.waiting.push(waiter);
         if self.is_flushing { Ok(()) } else { self.start(store) }
@@ -122,11 +124,11 @@ impl FlushQueue {
             reaper: self.reaper.clone(),
             _reserve: self.reserve.take(),
         };
-        // What cannot be sent is dropped there, which answers its waiters.
+        // If it cannot be sent, it is dropped there, which fails its waiters.
         self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poison_with(error))
     }
 
-    /// Nothing is written any more, and whoever waits hears why.
+    /// Closes the log for writing and fails all waiters with the cause.
     pub(crate) fn poison_with(&mut self, error: &io::Error) {
         if self.poison.is_none() {
             tracing::error!(%error, "the log cannot be written any more; this node stops. {}", repair_advice(error));
@@ -154,14 +156,14 @@ fn clone_error(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
 }
 
-/// What happens once the log's writer is through with a flush; runs on the writer's thread.
+/// Callback that runs on the log's writer thread after a flush.
 pub(crate) struct FlushCallback {
     store: Weak<Mutex<FlushQueue>>,
     marks: Arc<LogMarksFile>,
     durable: DurableEnd,
     waiters: Vec<FlushWaiter>,
     reaper: Reaper,
-    /// Closed as the last thing here; what the writer does next is to open a file.
+    /// Closed last, because the writer opens a file next.
     _reserve: Option<File>,
 }
 
@@ -175,7 +177,7 @@ impl FlushCallback {
         }
     }
 
-    /// Why the log was closed, if it was.
+    /// Returns why the log was poisoned, if it was.
     fn close_cause(&self, store: &Weak<Mutex<FlushQueue>>) -> Option<String> {
         let store = store.upgrade()?;
         let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
@@ -183,7 +185,7 @@ impl FlushCallback {
         cause
     }
 
-    /// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
+    /// Drops a log from its writer thread. Closing it joins that thread, so another thread must do that.
     fn release(&self, store: Arc<Mutex<FlushQueue>>) {
         if let Some(last) = Arc::into_inner(store) {
             self.reaper.run(move || drop(last));
@@ -195,17 +197,17 @@ impl Callback for FlushCallback {
     fn send(mut self, result: Result<(), io::Error>) {
         let store = std::mem::take(&mut self.store);
         let result = match self.close_cause(&store) {
-            // What was flushed meanwhile may be kept nowhere.
+            // What was flushed after the log was poisoned may not be kept.
             Some(cause) => Err(poison_error(&cause)),
             None => result.and_then(|()| self.marks.advance_durable(self.durable)),
         };
         self.notify_waiters(&result);
-        // Whoever was answered may have closed the log by now.
+        // A notified waiter may have closed the log by now.
         let Some(store) = store.upgrade() else { return };
         match (lock(&store), result) {
             (Ok(mut flushing), Err(error)) => flushing.poison_with(&error),
             (Ok(mut flushing), Ok(())) if flushing.waiting.is_empty() => flushing.is_flushing = false,
-            // An error has poisoned the log and told everybody by then.
+            // An error has already poisoned the log and failed all waiters.
             (Ok(mut flushing), Ok(())) => drop(flushing.start(&store)),
             (Err(_), _) => {}
         }
@@ -214,12 +216,12 @@ impl Callback for FlushCallback {
 }
 
 impl Drop for FlushCallback {
-    /// A flush that the log's writer never came to: it stopped after an error of its own.
+    /// Handles a flush that the writer never executed because it stopped after an error.
     fn drop(&mut self) {
         let Some(store) = std::mem::take(&mut self.store).upgrade() else { return };
         let gone = || io::Error::other("the log's writer stopped after an error");
         self.notify_waiters(&Err(gone()));
-        // Whoever drops this may hold the lock.
+        // Runs on another thread, because the dropping thread may hold the lock.
         self.reaper.run(move || {
             if let Ok(mut flushing) = lock(&store) {
                 flushing.poison_with(&gone());
@@ -228,7 +230,7 @@ impl Drop for FlushCallback {
     }
 }
 
-/// A lock that is never held across an await. A panic while it was held leaves the log in doubt: fail.
+/// Locks the log; never held across an await. Fails if a holder panicked, because the log's state is then unknown.
 pub(crate) fn lock(store: &Mutex<FlushQueue>) -> io::Result<MutexGuard<'_, FlushQueue>> {
     store.lock().map_err(|_| io::Error::other("a panic left the log in doubt"))
 }

@@ -1,8 +1,7 @@
-//! A stream of bytes in frames that each carry a checksum, so that damage is found where it is, by a reader that keeps
-//! no more than one frame.
+//! Byte stream in checksummed frames. A reader finds damage at its frame and buffers at most one frame.
 //!
 //! A frame: length of the payload (4 bytes, little endian), xxh3-64 of the payload seeded with the frame's number and
-//! length (8), payload. A frame without payload ends the stream, so that one that was cut is missed.
+//! length (8), payload. A frame without payload ends the stream, so that a truncated stream is detected.
 
 use std::io::{self, Read, Write};
 
@@ -26,7 +25,7 @@ impl<W: Write> FrameWriter<W> {
         Self { to, number: 0, payload: Vec::with_capacity(PAYLOAD) }
     }
 
-    /// Ends the frame here. Nothing happens where it has no payload.
+    /// Ends the current frame; does nothing if it has no payload.
     pub(crate) fn end_frame(&mut self) -> io::Result<()> {
         if self.payload.is_empty() { Ok(()) } else { self.emit() }
     }
@@ -63,35 +62,35 @@ impl<W: Write> Write for FrameWriter<W> {
     }
 }
 
-/// Reads frames, and hands out nothing of a frame before its checksum is right.
+/// Reads frames, and returns no byte of a frame before its checksum is verified.
 pub(crate) struct FrameReader<R> {
     from: R,
     number: u64,
     payload: Vec<u8>,
     read: usize,
-    /// Where the next frame begins in the file.
+    /// Offset of the next frame in the file.
     at: u64,
     is_finished: bool,
     damage: Option<String>,
 }
 
 impl<R: Read> FrameReader<R> {
-    /// Reads from `from`, which stands at offset `at` of its file.
+    /// Creates a reader of `from`, which is positioned at offset `at` of its file.
     pub(crate) fn new(from: R, at: u64) -> Self {
         Self { from, number: 0, payload: Vec::new(), read: 0, at, is_finished: false, damage: None }
     }
 
-    /// Where and how the stream is damaged, if that was found.
+    /// Returns position and kind of the damage, if any was found.
     pub(crate) fn take_damage(&mut self) -> Option<String> {
         self.damage.take()
     }
 
-    /// Where the next frame begins.
+    /// Returns the offset of the next frame.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// The next frame's whole payload; empty at the end of the stream.
+    /// Returns the next frame's whole payload; empty at the end of the stream.
     pub(crate) fn frame(&mut self) -> io::Result<&[u8]> {
         if self.read == self.payload.len() {
             self.next()?;
@@ -100,7 +99,7 @@ impl<R: Read> FrameReader<R> {
         Ok(&self.payload[rest..])
     }
 
-    /// Reads to the end of the stream, which must be the file's.
+    /// Reads to the end of the stream, which must be the end of the file.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         if self.read < self.payload.len()
             || !self.is_finished && {

@@ -1,6 +1,7 @@
-//! What a node makes of bytes that a caller sends, without a socket and without a ledger: the greeting, then frames, then what
-//! is asked in them. For fuzz targets. Anything may be refused; nothing may panic, or take memory that the bytes do not
-//! account for.
+//! Entry point for fuzz targets: processes a caller's bytes as a node would, without a socket or a ledger.
+//!
+//! The bytes are a greeting, then frames, then the requests in them. Anything may be refused, but nothing may panic or
+//! allocate more memory than the bytes account for.
 
 use bytes::Bytes;
 use consensus::SupportedLevels;
@@ -20,12 +21,12 @@ use crate::raft::TokioTypeConfig;
 use crate::snapshot_stream::SnapshotStreamHeader;
 use crate::terms::{self, MAX_TERM_JUMP, NamedLogPositions};
 
-/// The node that is called: its term, and what it says of itself.
+/// Term of the called node.
 const OWN_TERM: u64 = 7;
 const LEVELS: SupportedLevels = SupportedLevels { lowest: 1, highest: 2 };
 const OWN: Welcome = Welcome { cluster: ClusterId(7), node: NodeId(1), levels: LEVELS };
 
-/// Reads what a caller sends. Panics where something that must hold does not.
+/// Reads what a caller sends. Panics if an invariant is violated.
 pub fn fuzz_connection(bytes: &[u8]) {
     let mut from = bytes;
     match receive_message::<Hello, _>(&mut from).now_or_never() {
@@ -42,7 +43,7 @@ pub fn fuzz_connection(bytes: &[u8]) {
         let mut again = Vec::new();
         let written = frame::write(&mut again, &frame).now_or_never();
         assert!(matches!(written, Some(Ok(()))) && again == taken, "a frame is written as it was read");
-        // Why it is refused is for whoever sent it.
+        // The reason of a refusal matters only to the sender.
         drop(check_frame(&frame));
     }
 }
@@ -56,13 +57,13 @@ fn admit_hello(hello: &Hello) {
     let mut wire = Vec::new();
     let said = send_message(&mut wire, hello).now_or_never();
     assert!(matches!(said, Some(Ok(()))));
-    // Longer than it came, it may be longer than a greeting may be.
+    // The re-encoded greeting may be longer than allowed.
     if let Some(Ok(again)) = receive_message::<Hello, _>(&mut wire.as_slice()).now_or_never() {
         assert_eq!(again, *hello);
     }
 }
 
-/// Reads what a frame asks, as who answers it does.
+/// Decodes the request in a frame as its handler does.
 fn check_frame(PeerFrame { method, payload, .. }: &PeerFrame) -> Result<(), PeerError> {
     let Some(method) = PeerMethod::from_repr(*method) else { return Ok(()) };
     match method {
@@ -98,7 +99,7 @@ fn check_message<M: DeserializeOwned + NamedLogPositions>(payload: &Bytes) -> Re
     Ok(())
 }
 
-/// What Raft would hear names no term from which no election could be held any more.
+/// Checks that Raft would get no term that makes further elections impossible.
 fn check_terms(message: &impl NamedLogPositions) {
     if terms::check(OWN_TERM, message).is_ok() {
         assert!(message.log_positions().iter().all(|(term, _)| *term <= OWN_TERM + MAX_TERM_JUMP));
@@ -126,7 +127,7 @@ mod tests {
         LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 2), index)
     }
 
-    /// A greeting, and one question.
+    /// Builds the bytes of a greeting and one request.
     fn connection_asking(method: PeerMethod, question: &impl Serialize) -> Vec<u8> {
         let (cluster, node, to) = (Some(OWN.cluster), Some(NodeId(2)), Some(OWN.node));
         let hello = Hello { protocol: PROTOCOL, cluster, node, to, levels: LEVELS, lane: Lane::Raft };

@@ -1,4 +1,4 @@
-//! Asking the leader, from whatever node.
+//! Calls to the leader from any node.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::members::{self, CHANGE_TIMEOUT, MemberChange, MemberError};
 use crate::node_core::{KnownLeader, NodeCore};
 use crate::peers::{self, Lane, PeerError, PeerMethod};
 
-/// The wait for a leader to be chosen, or to be ready.
+/// Wait for a leader to be elected or to be ready.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The leader, once there is one; none when there is none in time, or Raft has stopped here.
+/// Returns the leader once there is one; `None` if there is none in time, or if Raft has stopped here.
 pub(crate) async fn await_leader(core: &NodeCore, deadline: Instant) -> Option<NodeId> {
     let mut leaders = core.leader.subscribe();
     let known = timeout_at(deadline, leaders.wait_for(|known| *known != KnownLeader::Unknown)).await.ok()?.ok()?;
     known.leader()
 }
 
-/// Asks the leader once, should it be another node; `None` when this node leads.
+/// Asks the leader once if it is another node; returns `None` if this node leads.
 pub(crate) async fn ask_leader<A: DeserializeOwned>(
     core: &NodeCore,
     (method, question): (PeerMethod, &impl Serialize),
@@ -43,13 +43,13 @@ pub(crate) async fn ask_leader<A: DeserializeOwned>(
     Some(answer.and_then(|answer| peers::decode(&answer)))
 }
 
-/// A pause that a change of the leader ends.
+/// Waits for a pause, or until the leader changes.
 pub(crate) async fn pause_until_leader_change(core: &NodeCore) {
     let mut leaders = core.leader.subscribe();
     drop(tokio::time::timeout(RETRY_DELAY, leaders.changed()).await);
 }
 
-/// Carries out a change of the membership, here or at whoever leads.
+/// Carries out a membership change, here or at the leader.
 pub(crate) async fn change_members(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
     let deadline = Instant::now() + CHANGE_TIMEOUT;
     loop {
@@ -61,7 +61,7 @@ pub(crate) async fn change_members(core: &NodeCore, change: MemberChange) -> Res
             }
             Some(Err(error)) => return Err(MemberError::Unknowable(error.to_string())),
         };
-        // Nothing was done then; a new leader may be there soon.
+        // Nothing was done; a new leader may be elected soon.
         if done != Err(MemberError::NoLeader) || Instant::now() + RETRY_DELAY > deadline {
             return done;
         }

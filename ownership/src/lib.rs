@@ -1,4 +1,4 @@
-//! The quorum that runs the ledger, and the view of it that this node reads.
+//! The quorum that runs the ledger, and this node's read view of it.
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 

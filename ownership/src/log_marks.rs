@@ -1,12 +1,12 @@
-//! The marks: how far the log was durable and committed, and whose it is, kept outside the log.
+//! The marks file: how far the log was durable and committed, and which node it belongs to, stored outside the log.
 //!
-//! A log that lost its end looks like one that never had it. These marks tell them apart: they are raised after an
-//! fdatasync and before anybody hears of it, so no byte below them was ever unacknowledged, and what is missing there
-//! was lost.
+//! A log that lost its end looks like one that never had it. The marks tell them apart: they are raised after an
+//! fdatasync and before the write is acknowledged. So every byte below them may have been acknowledged, and a missing
+//! one was lost.
 //!
 //! Layout, little endian: committed index (8 bytes), xxh3-64 of it (8); then durable end as an offset in the log (8),
-//! last durable index (8), digest of the identity (8), xxh3-64 of these 24 (8). One sector, so that it is never torn.
-//! The first part alone is what releases before feature level 2 wrote.
+//! last durable index (8), digest of the identity (8), xxh3-64 of these 24 (8). It fits in one sector, so writes are
+//! atomic. Releases before feature level 2 wrote only the first part.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,9 +24,9 @@ const FILE_BYTES: usize = 48;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct LogMarks {
-    /// The last entry that was committed and durable here.
+    /// Last entry that was committed and durable on this node.
     pub(crate) committed: u64,
-    /// What is known of the durable log; nothing before this release opened it.
+    /// Durable end of the log; `None` until this release has opened the log.
     pub(crate) durable: Option<DurableEnd>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct LogMarks {
 pub(crate) struct DurableEnd {
     /// Offset in the whole log.
     pub(crate) end: u64,
-    /// The last entry before it.
+    /// Index of the last entry before it.
     pub(crate) last: u64,
 }
 
@@ -51,12 +51,12 @@ pub(crate) struct LogMarksFile {
 #[derive(Debug)]
 struct LogMarksState {
     marked: LogMarks,
-    /// Committed by the quorum, perhaps before it was durable here.
+    /// Last entry that the quorum committed; it may not be durable here yet.
     committed: u64,
 }
 
 impl LogMarksFile {
-    /// Opens the marks of a log; makes them, durably, where there is no log yet.
+    /// Opens the marks of a log, or creates them durably if there is no log yet.
     pub(crate) fn open(path: &Path, identity: NodeIdentity, found: FolderContents) -> Result<Self, OwnershipError> {
         let owner = xxh3_64(&serde_json::to_vec(&identity).expect("an identity encodes"));
         if !path.exists() {
@@ -77,13 +77,13 @@ impl LogMarksFile {
         self.state.lock().marked
     }
 
-    /// Notes what the quorum committed; written once it is durable here, with the next `confirm`.
+    /// Records what the quorum committed; written with the next [`Self::advance_durable`] once it is durable here.
     pub(crate) fn commit(&self, index: u64) {
         let mut now = self.state.lock();
         now.committed = now.committed.max(index);
     }
 
-    /// Raises the marks to what an fdatasync just covered. They reach the disk themselves with the next `sync`.
+    /// Raises the marks to what an fdatasync just covered. The marks themselves reach the disk with the next `sync`.
     pub(crate) fn advance_durable(&self, durable: DurableEnd) -> io::Result<()> {
         let mut now = self.state.lock();
         if now.marked.durable.is_some_and(|before| before.end > durable.end) {
@@ -98,17 +98,18 @@ impl LogMarksFile {
         Ok(())
     }
 
-    /// Makes them durable.
+    /// Makes the marks durable.
     pub(crate) fn sync(&self) -> Result<(), OwnershipError> {
         self.file.sync_all().map_err(OwnershipError::io(&self.path))
     }
 
-    /// A handle for making them durable without holding anything.
+    /// Returns a file handle to make the marks durable without holding a lock.
     pub(crate) fn sync_handle(&self) -> Result<File, OwnershipError> {
         self.file.try_clone().map_err(OwnershipError::io(&self.path))
     }
 
-    /// What the log says of itself, so that neither is taken for another node's or for an earlier release's.
+    /// Returns the owner note for the log, so that log and marks are not mistaken for another node's or an earlier
+    /// release's.
     pub(crate) fn owner_note(&self) -> String {
         format!("marks of {:016x}", self.owner)
     }
@@ -139,7 +140,7 @@ fn read(file: &File, path: &Path, owner: u64) -> Result<LogMarks, OwnershipError
     let length = file.metadata().map_err(OwnershipError::io(path))?.len() as usize;
     let mut bytes = [0u8; FILE_BYTES];
     match length {
-        // An earlier release had made it and not written it yet.
+        // An earlier release had created the file but not written it yet.
         0 => return Ok(LogMarks::default()),
         COMMITTED_OFFSET | FILE_BYTES => {}
         _ => return Err(damaged(path, format!("it has {length} bytes, not {COMMITTED_OFFSET} or {FILE_BYTES}"))),
@@ -216,7 +217,8 @@ mod tests {
             std::fs::write(&path, &bad).unwrap();
             let error = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap_err().to_string();
             assert!(error.contains("committed") && error.contains("offset"), "{error}");
-            // Cut to nothing or to its first part it looks like an earlier release's; the log itself tells (`wal`).
+            // A file cut to zero or to its first part looks like an earlier release's; the log itself tells them apart
+            // (`wal`).
             if at != 0 && at != COMMITTED_OFFSET {
                 std::fs::write(&path, &good[..at]).unwrap();
                 assert!(LogMarksFile::open(&path, OWN, FolderContents::Ledger).is_err(), "cut at {at}");
@@ -244,7 +246,7 @@ mod tests {
         let marks = LogMarksFile::open(&path, OWN, FolderContents::Ledger).unwrap();
         assert_eq!(marks.current(), LogMarks { committed: 42, durable: None });
         marks.advance_durable(DurableEnd { end: 5, last: 60 }).unwrap();
-        // That release reads the first part and nothing else.
+        // That release reads only the first part.
         assert_eq!(&std::fs::read(&path).unwrap()[..COMMITTED_OFFSET], &bytes);
     }
 }

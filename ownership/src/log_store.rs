@@ -1,4 +1,4 @@
-//! Raft's log storage over the write-ahead log. An append is acknowledged only after its fdatasync.
+//! Raft's log storage on top of the write-ahead log. An append is acknowledged only after its fdatasync.
 
 use std::fmt;
 use std::fs::File;
@@ -39,12 +39,12 @@ impl fmt::Debug for LogStore {
 }
 
 impl LogStore {
-    /// Opens a node's log, or begins it.
+    /// Opens a node's log, or creates it.
     pub(crate) fn open(node: &NodeFolder) -> Result<Self, OwnershipError> {
         Self::open_in(node, ChunkBytes::default())
     }
 
-    /// With files of another size.
+    /// Opens a log with files of the given size.
     pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
         let marks = Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
@@ -54,7 +54,7 @@ impl LogStore {
         Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, reaper })
     }
 
-    /// The last purged and the last entry's index.
+    /// Returns the indexes of the last purged and of the last entry.
     pub(crate) fn bounds(&self) -> io::Result<(u64, u64)> {
         let shared = self.lock()?;
         let state = shared.wal.log_state();
@@ -62,7 +62,7 @@ impl LogStore {
         Ok((index(state.purged()), index(state.last())))
     }
 
-    /// Whether nothing was ever written to it: no vote and no entry.
+    /// Returns whether nothing was ever written to the log: no vote and no entry.
     pub(crate) fn is_new(&self) -> bool {
         self.lock().is_ok_and(|shared| {
             let state = shared.wal.log_state();
@@ -70,17 +70,17 @@ impl LogStore {
         })
     }
 
-    /// What the log had to wait for.
+    /// Returns the resource shortages that the log met.
     pub(crate) fn shortages(&self) -> Arc<ResourceShortages> {
         self.shortages.clone()
     }
 
-    /// Where the log ends, and what else is slow to let go of.
+    /// Returns the thread that closes the log and frees other slow objects.
     pub(crate) fn reaper(&self) -> Reaper {
         self.reaper.clone()
     }
 
-    /// The term of the last vote; 0 before the first.
+    /// Returns the term of the last vote; 0 before the first.
     pub(crate) fn term(&self) -> io::Result<u64> {
         Ok(self.lock()?.wal.log_state().vote().map_or(0, |vote| vote.0.leader_id.term))
     }
@@ -89,18 +89,18 @@ impl LogStore {
         self.lock().map_or(0, |shared| shared.wal.on_disk_size())
     }
 
-    /// How far it is known to be on disk, as an offset in the whole log.
+    /// Returns how far the log is known to be on disk, as an offset in the whole log.
     pub(crate) fn durable_end(&self) -> u64 {
         self.marks.current().durable.unwrap_or_default().end
     }
 
-    /// Takes nothing more: what is written would be kept nowhere.
+    /// Rejects all further writes, because they would not be kept.
     pub(crate) fn close_with(&self, error: &io::Error) {
-        // A panic in the lock's holder has closed it already.
+        // If a lock holder panicked, the log is already closed.
         drop(self.lock().map(|mut shared| shared.poison_with(error)));
     }
 
-    /// The marks' file, to be made durable.
+    /// Returns a file handle to make the marks durable.
     pub(crate) fn marks_sync_handle(&self) -> Result<File, OwnershipError> {
         self.marks.sync_handle()
     }
@@ -109,7 +109,7 @@ impl LogStore {
         flush::lock(&self.shared)
     }
 
-    /// Writes to the log and waits until it is durable.
+    /// Writes to the log and waits until the write is durable.
     async fn write_durably(
         &self,
         write: impl FnOnce(&mut RaftLog<WalTypes>) -> io::Result<raft_log::Segment>,
@@ -174,10 +174,11 @@ impl RaftLogStorage<TokioTypeConfig> for LogStore {
         let Some(committed) = committed else { return Ok(()) };
         let mut shared = self.lock()?;
         let state = shared.wal.log_state();
-        // A snapshot that is just being installed runs ahead of the log that will be purged up to it.
+        // A snapshot that is being installed is ahead of the log, which is then purged up to it.
         let is_known = state.last().is_some_and(|last| committed <= last.0);
         if is_known && state.committed().is_none_or(|before| before.0 < committed) {
-            // The next append's fdatasync covers it; an older value only means more to apply again after a restart.
+            // Covered by the next append's fdatasync; an older value only means that more entries are applied again
+            // after a restart.
             shared.write(|wal| wal.commit(WalValue(committed)))?;
             self.marks.commit(committed.index);
         }
@@ -195,7 +196,7 @@ impl RaftLogStorage<TokioTypeConfig> for LogStore {
     {
         let entries = entries.into_iter().map(|entry| (WalValue(entry.log_id), WalValue(entry.payload)));
         let mut shared = self.lock()?;
-        // One by one: where the next file cannot be begun now, those that follow still have to be written.
+        // Appended individually: if the next file cannot be created now, the following entries must still be written.
         for entry in entries {
             shared.write(|wal| wal.append([entry]))?;
         }
@@ -207,7 +208,8 @@ impl RaftLogStorage<TokioTypeConfig> for LogStore {
     }
 
     async fn purge(&mut self, upto: LogIdOf<TokioTypeConfig>) -> Result<(), io::Error> {
-        // The log's writer opens its folder to take files away, and an error there is final: a file handle is kept for it.
+        // The log's writer opens its folder to remove files, and an error there is final, so a file descriptor is
+        // reserved for it.
         let folder = self.marks.path().with_file_name("log");
         let reserve = self.shortages.open_retrying_async(folder.display().to_string(), || File::open(&folder)).await?;
         self.lock()?.reserve = Some(reserve);

@@ -1,4 +1,4 @@
-//! Raft's messages to the other nodes, over the links to them.
+//! Raft's RPCs to the other nodes, over the links to them.
 
 use std::future::Future;
 use std::io;
@@ -28,25 +28,25 @@ use crate::raft::{TokioTypeConfig, Vote};
 use crate::snapshot_stream::{CHUNK_BYTES, SnapshotStreamHeader};
 use crate::terms::{self, NamedLogPositions};
 
-/// Requests of one stream that wait for their answers.
+/// Maximum number of unanswered requests per stream.
 const MAX_IN_FLIGHT: usize = 32;
 
-/// Bytes of log in one request; a larger one goes as several.
+/// Maximum bytes of log entries per request; larger requests are split.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
 
-/// How long a follower may take to have entries on disk before the stream is begun anew.
+/// How long a follower may take to make entries durable before the stream is restarted.
 const APPEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a piece of a snapshot may take.
+/// Timeout for one chunk of a snapshot.
 pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a snapshot may take to be installed once it is there.
+/// Timeout for installing a received snapshot.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 type RpcError = RPCError<TokioTypeConfig>;
 type AppendRequest = AppendEntriesRequest<TokioTypeConfig>;
 
-/// Makes the ways to the other nodes.
+/// Creates the clients for the other nodes.
 pub(crate) struct RaftClientFactory {
     pub(crate) registry: Arc<PeerRegistry>,
 }
@@ -67,9 +67,9 @@ impl RaftNetworkFactory<TokioTypeConfig> for RaftClientFactory {
 /// How entries are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AppendMode {
-    /// Many on their way at once.
+    /// Pipelined: many requests in flight.
     Stream,
-    /// Each on its own: a heartbeat must not wait behind entries.
+    /// One request at a time: a heartbeat must not wait behind entries.
     OneByOne,
 }
 
@@ -95,7 +95,7 @@ impl RaftClient {
         decode(&answer.map_err(|error| self.rpc_error(error, kind))?)
     }
 
-    /// An answer that Raft may hear: what it says of a term stays in this node's files.
+    /// Passes an answer to Raft only if its terms are plausible, because Raft persists them.
     fn check_plausible<A: NamedLogPositions>(&self, answer: A) -> Result<A, PeerError> {
         let own = self.registry.publisher.view().quorum().term;
         match terms::check(own, &answer) {
@@ -120,7 +120,7 @@ impl RaftClient {
         self.check_plausible(answer).map_err(|error| self.rpc_error(error, kind))
     }
 
-    /// Raft retries a timed-out request at once, and waits before it calls an unreachable node again.
+    /// Converts a call error to Raft's: Raft retries a timeout at once, but backs off from an unreachable node.
     fn rpc_error(&self, error: PeerError, action: RPCTypes) -> RpcError {
         if matches!(error, PeerError::Stopped(_)) {
             DialPolicy::on_dial_failed(&*self.registry, self.target, DialError::Other(error.to_string()));
@@ -236,7 +236,7 @@ enum SnapshotSendError {
 }
 
 impl RaftClient {
-    /// Straight from the file, a chunk at a time; the other side installs it when it has all.
+    /// Sends a snapshot from its file, one chunk at a time; the receiver installs it once it has all.
     async fn send_snapshot(
         &self,
         vote: Vote,
@@ -270,17 +270,17 @@ impl RaftClient {
     }
 }
 
-/// One stream of entries to a follower: sends what comes while answers are awaited, in order, within the window.
+/// A stream of entries to a follower: sends requests while it awaits answers, in order and within the window.
 struct EntryStream<'s, S> {
     way: &'s RaftClient,
-    /// None once it has ended.
+    /// `None` once the input has ended.
     input: Option<S>,
     exchange: Option<(ExchangeSender, ReplyReceiver)>,
     unanswered: usize,
 }
 
 impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
-    /// The next answer; none when everything was sent and answered.
+    /// Returns the next answer; `None` when everything was sent and answered.
     async fn next(&mut self) -> Option<Result<StreamAppendResult<TokioTypeConfig>, RpcError>> {
         loop {
             if self.input.is_none() && self.unanswered == 0 {
@@ -312,7 +312,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
         self.way.rpc_error(error, RPCTypes::AppendEntries)
     }
 
-    /// Sends a request, in several pieces when it is long: each is a whole request of its own.
+    /// Sends a request, split into several if it is long; each part is a complete request.
     async fn send(&mut self, request: AppendRequest) -> Result<(), RpcError> {
         let mut pieces = vec![request];
         while let Some(piece) = pieces.pop() {
@@ -332,7 +332,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
         match &self.exchange {
             Some((speaker, _)) => speaker.send(request).await,
             None => {
-                // A long request goes as several, each with an answer.
+                // A long request is sent as several, each with its own answer.
                 let expected = MAX_IN_FLIGHT + 1_024;
                 let link = self.way.link(Lane::Raft);
                 self.exchange = Some(link.open_exchange(PeerMethod::AppendStream, request, expected).await?);
@@ -353,7 +353,7 @@ async fn next_answer(open: &mut Option<(ExchangeSender, ReplyReceiver)>) -> Resu
     answer.await.map_err(late)?.unwrap_or_else(|| Err(PeerError::Failed("the stream was closed".into())))
 }
 
-/// Two requests that say the same as one.
+/// Splits a request into two that together have the same effect.
 fn split_request(mut request: AppendRequest) -> (AppendRequest, AppendRequest) {
     let rest = request.entries.split_off(request.entries.len() / 2);
     let prev_log_id = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);

@@ -1,4 +1,4 @@
-//! What a node's tasks share once Raft runs, and how they follow it.
+//! State that a node's tasks share once Raft runs, and the task that follows Raft.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +33,7 @@ use crate::supervision::Supervision;
 use crate::ticker::LivenessReports;
 use crate::writer::{CommandTicket, QueuedCommand};
 
-/// How often the quorum is looked at when nothing is heard of it.
+/// How often the quorum status is checked when no change is reported.
 const QUORUM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
@@ -47,20 +47,20 @@ pub(crate) struct NodeCore {
     pub(crate) reports: LivenessReports,
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
-    /// Who leads, as far as this node knows.
+    /// Leader, as far as this node knows.
     pub(crate) leader: watch::Sender<KnownLeader>,
     pub(crate) proposals: mpsc::Sender<ProposalRequest>,
     pub(crate) leader_contact: LeaderContact,
     pub(crate) freshness: FreshnessClock<InstantOf<TokioTypeConfig>>,
-    /// The last transfer of the leadership that this node knows of.
+    /// Last leadership transfer that this node knows of.
     pub(crate) transfer: Mutex<Option<LeaderTransfer>>,
-    /// Members as other members know them.
+    /// Members, as other members report them.
     pub(crate) remote_members: RemoteMembers,
-    /// Addresses of members that this node was told to join through.
+    /// Configured join addresses.
     pub(crate) seeds: Vec<String>,
     pub(crate) supervision: Arc<Supervision>,
     leader_state: LeaderState,
-    /// Commands of this node; none once it is closing.
+    /// Queue of this node's commands; `None` once the node is closing.
     queue: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
 }
 
@@ -77,16 +77,16 @@ pub(crate) struct NodeCoreParts {
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
     pub(crate) proposals: mpsc::Sender<ProposalRequest>,
-    /// Without a word of the leader for so long, the view is stale.
+    /// The view counts as stale if the leader was silent for this long.
     pub(crate) silence_timeout: Duration,
-    /// Addresses of members that this node was told to join through.
+    /// Configured join addresses.
     pub(crate) seeds: Vec<String>,
 }
 
-/// The leadership is on its way to another node, by its leader's own word.
+/// A leadership transfer that the leader itself announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LeaderTransfer {
-    /// The leadership that ends.
+    /// Leadership that ends.
     pub(crate) from: Vote,
     pub(crate) to: NodeId,
 }
@@ -96,7 +96,7 @@ pub(crate) struct LeaderTransfer {
 pub(crate) enum KnownLeader {
     Unknown,
     Leader(NodeId),
-    /// Raft has stopped here: nothing will be known any more.
+    /// Raft has stopped here, so nothing will be known any more.
     Stopped,
 }
 
@@ -109,8 +109,8 @@ impl KnownLeader {
     }
 }
 
-/// What of Raft's metrics is looked at as soon as it changes. The rest changes with every entry, and is looked at in
-/// its turn, or at once while this node waits for its office or for its quorum.
+/// The part of Raft's metrics whose changes are handled at once. The rest changes with every entry; it is handled
+/// periodically, or at once while this node waits for its leader term or for its quorum.
 #[derive(PartialEq)]
 struct RaftStatus {
     is_running: bool,
@@ -132,25 +132,25 @@ impl RaftStatus {
     }
 }
 
-/// The office that this node holds, and in which leadership.
+/// Leader term of this node, and its leadership id.
 #[derive(Debug, Default)]
 struct HeldLeadership {
     term: LeaderTerm,
     leader: Option<CommittedLeaderId>,
 }
 
-/// What a leader needs for its office.
+/// State of a node as leader.
 #[derive(Debug, Default)]
 struct LeaderState {
     leadership: Mutex<HeldLeadership>,
     membership_lock: MembershipLock,
 }
 
-/// When this node last heard of its leader.
+/// When this node last heard from its leader.
 #[derive(Debug)]
 pub(crate) struct LeaderContact {
     start: Instant,
-    /// Milliseconds since the start, plus one; 0 before the first time.
+    /// Milliseconds since `start`, plus one; 0 before the first contact.
     last_ms: AtomicU64,
     silence_timeout: Duration,
 }
@@ -197,12 +197,12 @@ impl NodeCore {
         })
     }
 
-    /// The leader, as far as this node knows.
+    /// Returns the leader, as far as this node knows.
     pub(crate) fn known_leader(&self) -> Option<NodeId> {
         self.leader.borrow().leader()
     }
 
-    /// Whether Raft runs here no more.
+    /// Returns whether Raft has stopped here.
     pub(crate) fn has_stopped(&self) -> bool {
         *self.leader.borrow() == KnownLeader::Stopped
     }
@@ -236,13 +236,13 @@ impl NodeCore {
         sent.map(|()| CommandTicket(ticket)).inspect_err(|error| self.counters().record_failure(*error))
     }
 
-    /// Commands that wait for their batch.
+    /// Returns the number of commands that wait for a batch.
     pub(crate) fn queue_depth(&self) -> u64 {
         let queue = self.queue.lock();
         queue.as_ref().map_or(0, |queue| (queue.max_capacity() - queue.capacity()) as u64)
     }
 
-    /// Takes no more commands.
+    /// Rejects new commands from now on.
     pub(crate) fn close_queue(&self) {
         drop(self.queue.lock().take());
     }
@@ -251,13 +251,14 @@ impl NodeCore {
         self.leader_state.leadership.lock().leader.is_some()
     }
 
-    /// How long this node has been in office, without pauses; none out of office.
+    /// Returns how long this node has led, without pauses; `None` if it does not lead.
     pub(crate) fn time_leading(&self) -> Option<Micros> {
         let duty = self.leader_state.leadership.lock();
         duty.leader.map(|_| duty.term.time_leading())
     }
 
-    /// The time of the next entry, and the leadership in which it may be written; none out of office.
+    /// Returns the time for the next entry and the leadership in which it may be written; `None` if this node does not
+    /// lead.
     pub(crate) fn entry_time(&self) -> Option<(LedgerTime, CommittedLeaderId)> {
         let ledger = self.view().now();
         let mut duty = self.leader_state.leadership.lock();
@@ -265,18 +266,19 @@ impl NodeCore {
         duty.term.entry_time(ledger, Instant::now()).map(|time| (time, leader))
     }
 
-    /// Without a word for so long, a node counts as silent.
+    /// Returns the silence after which a node counts as not answering.
     pub(crate) fn silence_timeout(&self) -> Duration {
         self.leader_contact.silence_timeout
     }
 
-    /// The turn to let a node in or to raise the level.
+    /// Acquires the lock for adding a node or raising the level.
     pub(crate) fn lock_membership(&self) -> Result<MembershipGuard<'_>, MemberError> {
         let leadership = self.leader_state.leadership.lock().leader.ok_or(MemberError::NoLeader)?;
         self.leader_state.membership_lock.try_acquire(leadership).ok_or(MemberError::InProgress)
     }
 
-    /// Follows Raft until it stops: keeps the office, the address book and the view's word on the quorum true.
+    /// Follows Raft until it stops, and keeps the leader term, the address book and the view's quorum status up to
+    /// date.
     pub(crate) async fn follow_raft(self: Arc<Self>) {
         let mut metrics = self.raft.metrics();
         let mut news = QuorumNotices::default();
@@ -304,7 +306,7 @@ impl NodeCore {
         }
     }
 
-    /// Takes note of what Raft says now.
+    /// Updates this node's state from Raft's current metrics.
     pub(crate) fn update_quorum(&self) -> QuorumStatus {
         let now: &Metrics = &self.raft.metrics().borrow_watched().clone();
         self.update_leader_term(now);
@@ -314,7 +316,7 @@ impl NodeCore {
             self.registry.mark_retired();
         }
         if self.registry.is_retired() {
-            // It has no voice: everybody would refuse it, and Raft say so at every attempt.
+            // A removed node must not start elections: all would refuse it, and Raft would log every attempt.
             self.raft.runtime_config().elect(false);
         }
         let leader = now.current_leader.map(NodeId);
@@ -329,12 +331,13 @@ impl NodeCore {
         quorum
     }
 
-    /// Office is taken once everything that earlier leaders wrote is applied: the ledger's clock is the newest then.
+    /// Begins or ends the leader term. It begins once everything that earlier leaders wrote is applied, because the
+    /// ledger's clock is up to date only then.
     fn update_leader_term(&self, now: &Metrics) {
         let term = now.current_term;
         let is_current = now.last_applied.is_some_and(|applied| applied.committed_leader_id().term == term);
         let leader = self.raft.as_leader().ok().map(|leader| leader.to_committed_leader_id());
-        // The vote alone does not say: a restarted leader still has it, and leads no more.
+        // The vote alone is not enough: a restarted leader still has its vote but no longer leads.
         let leads = is_current && now.state.is_leader() && now.running_state.is_ok();
         let leader = leader.filter(|leader| leads && leader.term == term);
         let ledger = self.view().now();
@@ -363,7 +366,7 @@ impl NodeCore {
     }
 }
 
-/// Whether a node was removed, as far as this ledger knows.
+/// Returns whether a node was removed, according to this ledger.
 pub(crate) fn is_retired(ledger: &Ledger, node: NodeId) -> bool {
     ledger.node(node).is_some_and(|node| !node.is_member())
 }

@@ -1,4 +1,4 @@
-//! The data directory: whose it is, and that only one process works in it.
+//! The data directory: its identity, and a lock so that only one process uses it.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
@@ -13,7 +13,7 @@ use vocabulary::NodeId;
 use crate::error::OwnershipError;
 use crate::shortage::ResourceShortages;
 
-/// A cluster's identity: made once, by the node that founded it.
+/// Identity of a cluster, created once by the node that founded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
 #[display("cluster-{_0:032x}")]
 #[serde(into = "String", try_from = "String")]
@@ -35,7 +35,7 @@ impl TryFrom<String> for ClusterId {
     }
 }
 
-/// Who works in a data directory. Written once; node ids are never reused.
+/// Identity of the node that owns a data directory. Written once; node ids are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeIdentity {
@@ -43,23 +43,23 @@ pub(crate) struct NodeIdentity {
     pub(crate) node: NodeId,
 }
 
-/// Whether a data directory holds anything of the ledger: then its marks must be there too.
+/// Whether a data directory contains ledger data; if it does, the marks must be there, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FolderContents {
     /// No log and no snapshot.
     Empty,
-    /// One of the two at least.
+    /// A log, a snapshot, or both.
     Ledger,
 }
 
-/// Whose a data directory is.
+/// File with the identity of the data directory's node.
 pub(crate) const IDENTITY_FILE: &str = "identity.json";
-/// Where a restore writes until all of it is there.
+/// Directory in which a restore writes until it is complete.
 pub(crate) const UNFINISHED_RESTORE_DIR: &str = "unfinished-restore";
-/// Whose process works in it.
+/// Lock file of the process that uses the data directory.
 pub(crate) const LOCK_FILE: &str = "lock";
 
-/// An opened data directory; the lock goes with it.
+/// An opened data directory. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct NodeFolder {
     pub(crate) root: PathBuf,
@@ -67,7 +67,7 @@ pub(crate) struct NodeFolder {
     _lock: File,
 }
 
-/// A data directory that only this process works in, whoever's it is.
+/// A data directory that is locked by this process, whoever it belongs to.
 #[derive(Debug)]
 pub(crate) struct LockedFolder {
     pub(crate) root: PathBuf,
@@ -75,13 +75,14 @@ pub(crate) struct LockedFolder {
 }
 
 impl LockedFolder {
-    /// Claims the directory; made when it is not there.
+    /// Locks the directory; creates it if it is missing.
     pub(crate) fn new(root: &Path) -> Result<Self, OwnershipError> {
         create_private_folder(root).map_err(OwnershipError::io(root))?;
         Ok(Self { root: root.to_owned(), lock: lock(root)? })
     }
 
-    /// Whose it is; none for a new one. A folder that holds a log without an identity lost it, and is left alone.
+    /// Returns the identity; `None` for a new directory. Fails on a directory that has a log but no identity, because
+    /// it lost its identity.
     pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, OwnershipError> {
         let path = self.root.join(IDENTITY_FILE);
         let identity = read_json(&path)?;
@@ -95,7 +96,7 @@ impl LockedFolder {
         }
     }
 
-    /// Writes down whose it is from now on; durable when this returns.
+    /// Writes the identity; durable when this returns.
     pub(crate) fn adopt(self, identity: NodeIdentity) -> Result<NodeFolder, OwnershipError> {
         let path = self.root.join(IDENTITY_FILE);
         let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
@@ -103,7 +104,7 @@ impl LockedFolder {
         Ok(NodeFolder { root: self.root, identity, _lock: self.lock })
     }
 
-    /// Opens it as the node that it belongs to.
+    /// Opens the directory as the node that it belongs to.
     pub(crate) fn reopen(
         self,
         identity: NodeIdentity,
@@ -119,7 +120,7 @@ impl LockedFolder {
     }
 }
 
-/// The identity of a cluster's first node.
+/// Returns the identity of a cluster's first node.
 pub(crate) fn founder(expected: Option<ClusterId>) -> NodeIdentity {
     NodeIdentity { cluster: expected.unwrap_or_else(|| ClusterId(random_u128())), node: ledger::FOUNDER }
 }
@@ -160,12 +161,13 @@ fn lock(root: &Path) -> Result<File, OwnershipError> {
     }
 }
 
-/// Makes a folder, where it is not there, that only its owner can look into: a ledger names tenants and what they asked.
+/// Creates a folder, if it is missing, that only its owner can read: a ledger contains names of tenants and what they
+/// asked.
 pub(crate) fn create_private_folder(path: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// What a JSON file says; none where there is no such file.
+/// Reads a JSON file; `None` if there is no such file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, OwnershipError> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
@@ -176,13 +178,13 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, O
     }
 }
 
-/// Replaces a file so that after a crash either the old or the new content is there, never a part. For what is
-/// written before a node runs; see [`write_in_time`].
+/// Replaces a file atomically: after a crash it has either the old or the new content. For files that are written
+/// before a node runs; a running node uses [`write_durably_with`].
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
     write_durably_with(&ResourceShortages::default(), path, write)
 }
 
-/// The same, where somebody looks at what the process lacks meanwhile.
+/// Like [`write_durably`], but records resource shortages in `shortages`, where operators can see them.
 pub(crate) fn write_durably_with(
     shortages: &ResourceShortages,
     path: &Path,
@@ -192,7 +194,7 @@ pub(crate) fn write_durably_with(
     let mut options = File::options();
     options.create(true).truncate(true).read(true).write(true).mode(0o600);
     let mut file = shortages.open_retrying(new.display(), || options.open(&new))?;
-    // What could not be written takes no space.
+    // A failed write leaves no file behind.
     write(&mut file).and_then(|()| file.sync_all()).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, path)?;
     match path.parent() {
@@ -201,7 +203,7 @@ pub(crate) fn write_durably_with(
     }
 }
 
-/// Bits that no other process drew: the operating system seeds every `RandomState`.
+/// Returns random bits: the operating system seeds every `RandomState`.
 pub(crate) fn random_u128() -> u128 {
     let draw = || u128::from(RandomState::new().hash_one(std::process::id()));
     draw() << 64 | draw()

@@ -1,4 +1,4 @@
-//! What this node's state machine does, as its counters and its watchers see it.
+//! Observer of this node's state machine, for counters and watchers.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -11,19 +11,19 @@ use smart_default::SmartDefault;
 use crate::counters::DirectoryCounters;
 use crate::failure::LogLossDetector;
 
-/// Changes that are kept for watchers.
+/// Number of changes that are kept for watchers.
 const FEED_CAPACITY: usize = 1 << 16;
 
-/// Sees what the state machine does, for counters and watchers.
+/// Updates counters and watchers from what the state machine does.
 #[derive(Debug, SmartDefault)]
 pub(crate) struct NodeObserver {
     pub(crate) counters: Arc<DirectoryCounters>,
     #[default(Arc::new(ChangeFeed::new(FEED_CAPACITY)))]
     pub(crate) feed: Arc<ChangeFeed<TokioRuntime>>,
-    /// What ended it, if this release is too old.
+    /// What stopped the state machine, if this release is too old to read it.
     pub(crate) unreadable: OnceLock<UnsupportedLevel>,
     pub(crate) log_loss: LogLossDetector,
-    /// What of the data directory is gone.
+    /// Path of the data directory that is missing.
     pub(crate) missing_path: OnceLock<PathBuf>,
 }
 
@@ -77,7 +77,7 @@ mod tests {
         LogId::new(<LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(1, 1), index)
     }
 
-    /// An entry is applied, and not published yet.
+    /// Applies an entry without publishing it.
     fn apply(observer: &NodeObserver, revision: u64, changes: &[RecordUpdate]) -> Ledger {
         let ledger = at(revision);
         observer.on_applied(&AppliedEntry { id: id(revision), entry: None, outcomes: &[], changes, ledger: &ledger });

@@ -1,4 +1,4 @@
-//! How a directory is kept, and how its node takes part in a cluster.
+//! Options of a directory and of its node's part in a cluster.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,36 +11,36 @@ use crate::error::OwnershipError;
 use crate::node_folder::ClusterId;
 use crate::peers::TlsFiles;
 
-/// How a directory is kept.
+/// Options of a directory.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where log, snapshot and identity lie.
+    /// Directory for log, snapshot and identity.
     pub data_dir: PathBuf,
-    /// The cluster that the data directory must belong to; a new directory founds it.
+    /// Cluster that the data directory must belong to; a new directory founds it.
     pub cluster: Option<ClusterId>,
-    /// How it takes part in a cluster.
+    /// Options of its part in a cluster.
     pub peering: PeerOptions,
-    /// Commands that may wait; beyond it they are refused at once.
+    /// Maximum number of queued commands; beyond it commands are refused at once.
     pub queue: usize,
-    /// How long a command is tried before its outcome counts as unknown.
+    /// How long a command is retried before its outcome counts as unknown.
     pub submit_timeout: Duration,
-    /// How long a worker's lease is held after a sign of life.
+    /// How long a worker's lease is held after a liveness report.
     pub lease: Duration,
-    /// How much the ledger shall hold, where that is more than it does.
+    /// Requested limits of the ledger; used only where they are wider than its current ones.
     pub desired_limits: DesiredLimits,
-    /// How often leases are renewed and ended.
+    /// Interval at which leases are renewed and expired.
     pub tick: Duration,
-    /// A snapshot is written after so many entries.
+    /// Number of entries after which a snapshot is written.
     pub snapshot_entries: u64,
-    /// A snapshot is written after so many bytes of log.
+    /// Bytes of log after which a snapshot is written.
     pub snapshot_bytes: u64,
-    /// Works as a release that knows feature levels up to this one, `ledger::NEXT_LEVEL` at most. For tests of mixed
-    /// releases.
+    /// Simulates a release that supports feature levels up to this one, at most `ledger::NEXT_LEVEL`. For tests of
+    /// mixed releases.
     pub max_level: Option<u32>,
 }
 
 impl Options {
-    /// The defaults, in `data_dir`.
+    /// Returns the defaults for `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -63,47 +63,48 @@ impl Options {
     }
 }
 
-/// How a node takes part in a cluster. The default stands alone.
+/// Options of a node's part in a cluster. By default the node is standalone.
 #[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
 pub struct PeerOptions {
-    /// Where other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node stands alone.
+    /// Address on which other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node is
+    /// standalone.
     pub listen: Option<String>,
-    /// What the others are told instead of `listen`: needed where that is a wildcard or not reachable from outside.
+    /// Address that is announced instead of `listen`, if that is a wildcard or not reachable from outside.
     pub advertise: Option<String>,
-    /// Members to ask for admission, when the data directory is new. Without any, a directory in which a join
-    /// was begun goes on with that, and a new one founds a cluster.
+    /// Members to ask for admission if the data directory is new. If empty, a directory with an unfinished join resumes
+    /// it, and a new directory founds a cluster.
     pub join: Vec<String>,
-    /// How long a new node may ask before it gives up.
+    /// How long a new node asks before it gives up.
     #[default(Duration::from_secs(60))]
     pub join_timeout: Duration,
-    /// Certificates, for connections that only members can make; none leaves them plain.
+    /// Certificates for mutual TLS between members; without them connections are not encrypted.
     pub tls: Option<TlsFiles>,
-    /// Listens beyond the loopback without `tls` as well: whoever reaches the address is taken at its word.
+    /// Allows listening beyond loopback without `tls`. Anyone who reaches the address is then trusted.
     pub insecure: bool,
-    /// When a silent leader is replaced.
+    /// Timers for the replacement of a silent leader.
     pub timers: ElectionTimers,
 }
 
-/// When a silent leader is replaced.
+/// Timers for the replacement of a silent leader.
 ///
-/// A follower waits for `election_max`, then for a random time from `election_min` to `election_max`, before it asks
-/// the others whether they miss the leader too. So a lost leader is replaced after about `election_max` plus the
+/// A follower waits for `election_max`, then for a random time between `election_min` and `election_max`, before it
+/// asks the others whether they miss the leader, too. So a lost leader is replaced after about `election_max` plus the
 /// shortest of the voters' random times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct ElectionTimers {
-    /// How often a leader shows that it is there.
+    /// Interval of a leader's heartbeats.
     #[default(Duration::from_millis(250))]
     pub heartbeat: Duration,
-    /// The shortest random wait.
+    /// Minimum random wait.
     #[default(Duration::from_millis(500))]
     pub election_min: Duration,
-    /// The longest random wait; also how long a leader's word holds.
+    /// Maximum random wait; also how long a leader's heartbeat is valid.
     #[default(Duration::from_millis(1_000))]
     pub election_max: Duration,
 }
 
 impl ElectionTimers {
-    /// Raft's configuration with these timers.
+    /// Returns Raft's configuration with these timers.
     pub(crate) fn raft(self) -> Result<Config, OwnershipError> {
         let config = raft_config(self.heartbeat, (self.election_min, self.election_max));
         let wrong = |error: openraft::ConfigError| {

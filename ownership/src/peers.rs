@@ -1,4 +1,4 @@
-//! The other nodes: where they are, how they are called, and who answers when they call.
+//! The other nodes: their addresses, calls to them, and services that answer their calls.
 
 pub(crate) mod caller;
 mod caller_limiter;
@@ -41,31 +41,31 @@ pub(crate) use task::AbortingTask;
 pub(crate) use tls::PeerTls;
 pub use tls::TlsFiles;
 
-/// What another node said.
+/// Decodes another node's message.
 pub(crate) fn decode<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
     rmp_serde::from_slice(said).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
-/// The most bytes of a call or its answer.
+/// Maximum size of a call or its answer, in bytes.
 pub const MAX_CALL_BYTES: usize = 8 << 20;
 
-/// How long a call may take.
+/// Timeout of a call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What routers talk about with each other, outside Raft.
+/// Subject of calls between routers outside Raft.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
 pub enum Topic {
-    /// What they dispatched and finished.
+    /// Requests that routers dispatched and finished.
     Exchange,
-    /// Which blocks they believe to lie where.
+    /// Which blocks routers believe to be where.
     Residency,
-    /// Prompts by their token ids, without which no engine moves their blocks.
+    /// Token ids of prompts, which engines need to move the prompts' blocks.
     Prompts,
 }
 
-/// Answers calls of other nodes on one topic.
+/// Service that answers other nodes' calls on one topic.
 pub trait PeerService: Send + Sync + 'static {
-    /// Answers one call. `from` is who the caller says it is; it belongs to this cluster.
+    /// Answers one call. `from` is the id that the caller claims; it belongs to this cluster.
     fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
@@ -82,12 +82,12 @@ impl fmt::Debug for Peers {
 }
 
 impl Peers {
-    /// All members but this node, by id; whether they can be reached is another matter.
+    /// Returns all members but this node, by id, whether reachable or not.
     pub fn others(&self) -> Vec<NodeId> {
         self.registry.others()
     }
 
-    /// Asks another node. At most `MAX_CALL_BYTES` bytes each way, `CALL_TIMEOUT` long; not retried.
+    /// Calls another node. At most `MAX_CALL_BYTES` bytes each way and `CALL_TIMEOUT` long; not retried.
     pub async fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> Result<Bytes, PeerError> {
         let bytes = question.len();
         if bytes > MAX_CALL_BYTES {

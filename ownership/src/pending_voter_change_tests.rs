@@ -1,4 +1,4 @@
-//! A change of the voters that is left between its two steps, over real nodes: whoever leads then finishes it.
+//! Tests with real nodes: a voter change that stopped between its two steps is finished by the current leader.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ async fn open(folder: &TempDir, join: &[String]) -> Directory {
     Directory::open(options).await.unwrap()
 }
 
-/// The voters, as this node knows them; two sets while they change.
+/// Returns the voter sets as this node knows them; two of them during a change.
 fn voter_sets(node: &Directory) -> VoterSets {
     let stored = node.raft().metrics().borrow_watched().committed_membership_config.clone();
     stored.membership().get_joint_config().to_vec()
@@ -39,7 +39,7 @@ fn leader(nodes: &[Directory]) -> Option<usize> {
     nodes.iter().position(|node| node.raft().is_leader() && !node.view().quorum().stale)
 }
 
-/// Begins a change of the voters and gives it up once its first step is in the log. True when the second one was not
+/// Begins a voter change and abandons it once its first step is in the log. Returns true if the second step was not
 /// taken by then.
 async fn abandon_voter_change(leader: &Directory, voters: &BTreeSet<u64>) -> bool {
     let (raft, wanted) = (leader.raft().clone(), ChangeMembers::ReplaceAllVoters(voters.clone()));
@@ -67,7 +67,7 @@ async fn an_unfinished_voter_change_is_finished_by_its_leader_or_the_next() {
     let (three, five) = (BTreeSet::from([1, 2, 3]), (1..=5).collect::<BTreeSet<u64>>());
     let mut left = 0;
     for round in 0..20 {
-        // At first the leader that gave up stays, at last it is lost.
+        // In the first rounds the leader that gave up stays; in the last one it is lost.
         let goal = if round % 2 == 0 { &five } else { &three };
         until("a leader", || leader(&nodes).is_some()).await;
         let lead = leader(&nodes).unwrap();

@@ -1,4 +1,4 @@
-//! The leader's desk: what its own writer and the other nodes hand in becomes entries of the log, in this order.
+//! The leader's proposer: turns submissions of its own writer and of other nodes into log entries, in order.
 
 use std::sync::Arc;
 
@@ -14,36 +14,36 @@ use tokio::sync::{mpsc, oneshot};
 use crate::node_core::NodeCore;
 use crate::raft::TokioTypeConfig;
 
-/// Entries on their way through the log at once.
+/// Maximum number of entries in flight.
 const MAX_IN_FLIGHT: usize = 256;
 
-/// Submissions that are to become one entry.
+/// Submissions that become one entry.
 #[derive(Debug)]
 pub(crate) struct ProposalRequest {
     pub(crate) submissions: Vec<Submission>,
     pub(crate) answer: oneshot::Sender<ProposalResult>,
 }
 
-/// One outcome for each submission, or the submissions back.
+/// One outcome per submission, or the submissions back.
 pub(crate) type ProposalResult = Result<Vec<Outcome>, ReturnedSubmissions>;
 
-/// What did not become an entry for sure. Handed in again, it is executed once.
+/// Submissions that may not have become an entry. Submitting them again executes them only once.
 #[derive(Debug)]
 pub(crate) struct ReturnedSubmissions {
     pub(crate) submissions: Vec<Submission>,
     pub(crate) fate: SubmissionFate,
 }
 
-/// What is known of submissions that were not answered.
+/// What is known of unanswered submissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SubmissionFate {
     /// They entered no log.
     NotAccepted,
-    /// They may be executed yet.
+    /// They may still be executed.
     Unknown,
 }
 
-/// Runs until nobody can hand in anything any more.
+/// Runs until all senders of the queue are gone.
 pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<ProposalRequest>) {
     let mut in_flight = FuturesUnordered::new();
     loop {
@@ -59,7 +59,7 @@ pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<Proposal
     }
 }
 
-/// An entry that Raft has.
+/// Entry that was handed to Raft.
 struct PendingEntry {
     entry: Arc<LedgerEntry>,
     done: oneshot::Receiver<ClientWriteResult<TokioTypeConfig>>,
@@ -69,7 +69,7 @@ struct PendingEntry {
 /// Hands an entry to Raft. It enters Raft's own queue here, so entries keep their order.
 async fn propose(core: &NodeCore, ProposalRequest { submissions, answer }: ProposalRequest) -> Option<PendingEntry> {
     let Some((time, leader)) = core.entry_time() else {
-        // Whoever asked may have gone.
+        // The requester may be gone.
         drop(answer.send(Err(ReturnedSubmissions { submissions, fate: SubmissionFate::NotAccepted })));
         return None;
     };

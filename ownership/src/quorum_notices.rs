@@ -1,4 +1,4 @@
-//! What the log of a node says as it loses the quorum or its members and finds them again: once for each time.
+//! Log messages for losing and regaining the quorum or members, one per change.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use vocabulary::NodeId;
 use crate::members;
 use crate::node_core::NodeCore;
 
-/// What was told last.
+/// What was logged last.
 #[derive(Debug, Default)]
 pub(crate) struct QuorumNotices {
     contact: QuorumContact,
@@ -17,9 +17,9 @@ pub(crate) struct QuorumNotices {
 }
 
 impl QuorumNotices {
-    /// Tells what changed since the last look.
+    /// Logs what changed since the last check.
     pub(crate) fn log_changes(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
-        // What ended or was removed said so, and waits for nobody.
+        // A node that stopped or was removed has logged that and waits for nobody.
         if !core.registry.is_retired() && !core.has_stopped() {
             self.contact.log_change(core, quorum);
         }
@@ -27,7 +27,7 @@ impl QuorumNotices {
     }
 }
 
-/// Whether this node hears of the quorum.
+/// Whether this node has contact with the quorum.
 #[derive(Debug, Default)]
 struct QuorumContact {
     lost_since: Option<Instant>,
@@ -41,7 +41,7 @@ enum ContactChange {
 }
 
 impl QuorumContact {
-    /// Notes whether there is a quorum now. A leader that is replaced in time is no news.
+    /// Updates the contact. A leader that is replaced in time is not reported.
     fn note(&mut self, quorum: &QuorumStatus, (now, patience): (Instant, Duration)) -> Option<ContactChange> {
         if !quorum.stale {
             let (since, was_told) = (self.lost_since.take(), std::mem::take(&mut self.is_reported));
@@ -75,7 +75,7 @@ impl QuorumContact {
     }
 }
 
-/// Which members do not answer this leader, so that it is said once for each time.
+/// Members that do not answer this leader, so that each loss is logged once.
 #[derive(Debug, Default)]
 struct SilentMembers {
     leading_since: Option<Instant>,
@@ -88,7 +88,7 @@ impl SilentMembers {
             *self = Self::default();
             return;
         }
-        // A new leader has not heard of anybody yet.
+        // A new leader has not heard from anybody yet.
         if self.leading_since.get_or_insert_with(Instant::now).elapsed() < core.silence_timeout() {
             return;
         }

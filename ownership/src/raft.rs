@@ -1,4 +1,4 @@
-//! Raft's types as a server runs them: on tokio, with snapshots in a file.
+//! Raft's types for a server: on tokio, with snapshots in a file.
 
 pub(crate) use consensus::{LogEntry, LogId, Payload, SnapshotMeta, Vote};
 

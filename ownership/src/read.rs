@@ -1,4 +1,4 @@
-//! Fresh reads on this node: the leader is asked, wherever it is, how far one must have applied.
+//! Linearizable reads on this node: asks the leader for a read index and waits until it is applied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use crate::leader_call;
 use crate::node_core::NodeCore;
 use crate::peers::{Lane, PeerMethod};
 
-/// How long a fresh read may take: over a fail-over, and shorter than who asks waits for an answer.
+/// Timeout of a linearizable read: longer than a fail-over, shorter than clients wait for an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long one attempt may take, the quorum's word included.
+/// Timeout of one attempt, including the quorum's confirmation.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a view could not be read as fresh as asked.
+/// Why a view could not be read with the requested consistency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Nobody leads, or the leader cannot reach a quorum, so that nobody can tell what is new.
+    /// There is no leader, or it cannot reach a quorum, so the latest state is unknown.
     #[error("no quorum answered in time; read with consistency=local to get the last known state")]
     NoQuorum,
 }
 
-/// What a leader answers to who wants to read.
+/// Leader's answer to a request for a read index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum ReadIndex {
-    /// Everything acknowledged before the question is applied at this index.
+    /// Everything acknowledged before the request is applied at this index.
     At(u64),
-    /// It does not lead, or no quorum confirms that it does.
+    /// The node does not lead, or no quorum confirms that it does.
     NotConfirmed,
 }
 
-/// The index that this node as leader vouches for.
+/// Returns the read index that this node confirms as leader.
 pub(crate) async fn local_read_index(core: &NodeCore) -> ReadIndex {
     match consensus::read_index(&core.raft).await {
         Ok(index) => ReadIndex::At(index),
@@ -46,7 +46,7 @@ pub(crate) async fn local_read_index(core: &NodeCore) -> ReadIndex {
     }
 }
 
-/// A view as fresh as asked.
+/// Returns a view with the requested consistency.
 pub(crate) async fn fresh_view(core: &NodeCore, consistency: Consistency) -> Result<Arc<LedgerView>, ReadError> {
     core.freshness.ensure_fresh(consistency, catch_up(core)).await?;
     Ok(core.view())
@@ -62,7 +62,7 @@ async fn catch_up(core: &NodeCore) -> Result<(), ReadError> {
     caught_up.await.map_err(|_| ReadError::NoQuorum)?.map(drop)
 }
 
-/// Asks the leader, wherever it is, until one answers.
+/// Asks the leader, whichever node it is, until one answers.
 async fn leader_read_index(core: &NodeCore) -> u64 {
     loop {
         let leader = core.known_leader();

@@ -1,6 +1,7 @@
-//! One thread per node that lets go of what is not let go of where it was used: a large view takes long to free, and the log's end
-//! joins the log's writer. It begins with the node, so that it is there when the process can begin no thread. It waits for nothing
-//! that the process lacks.
+//! One thread per node that drops objects that must not be dropped where they were used.
+//!
+//! A large view takes long to free, and closing the log joins the log's writer thread. The thread starts with the node,
+//! so that it exists even if the process cannot start threads later. It needs no resource that the process may lack.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -12,13 +13,13 @@ use consensus::LedgerView;
 
 use crate::peers::log_throttle::LogThrottle;
 
-/// How many things wait at most.
+/// Maximum number of queued objects.
 const QUEUE: usize = 256;
 
-/// How many of them are views; the other places are the log's.
+/// Maximum number of queued views; the remaining places are for the log.
 const VIEWS: usize = 192;
 
-/// Between two looks for views that are still read.
+/// Interval at which views that still have readers are checked again.
 const LOOK: Duration = Duration::from_millis(20);
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -28,7 +29,7 @@ enum Discarded {
     Work(Work),
 }
 
-/// Its handle; the thread ends with the last one.
+/// Handle of the thread, which ends with the last handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Reaper {
     queue: SyncSender<Discarded>,
@@ -45,7 +46,7 @@ impl Reaper {
         Ok(Self { queue, views, full: Arc::default() })
     }
 
-    /// Frees a view once nobody reads it. Where too many wait, whoever held it last frees it.
+    /// Frees a view once it has no readers. If too many are queued, its last holder frees it.
     pub(crate) fn free(&self, view: Arc<LedgerView>) {
         let is_taken = self.views.fetch_add(1, Relaxed) < VIEWS && self.queue.try_send(Discarded::View(view)).is_ok();
         if is_taken {
@@ -57,9 +58,9 @@ impl Reaper {
         }
     }
 
-    /// Does what must not be done on this thread. Never waits.
+    /// Runs work that must not run on the caller's thread. Never waits.
     pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
-        // One log has two or three ends, and more places than that.
+        // Closing one log queues two or three objects, fewer than the reserved places.
         if let Err(mpsc::TrySendError::Full(work) | mpsc::TrySendError::Disconnected(work)) =
             self.queue.try_send(Discarded::Work(Box::new(work)))
         {

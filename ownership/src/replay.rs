@@ -1,4 +1,4 @@
-//! What the records of a log add up to, and whether they follow from one another.
+//! Replays the records of a log and checks that they are consistent with each other.
 
 use raft_log::{RaftLogAction, WALRecord};
 
@@ -6,7 +6,7 @@ use crate::chunks::WalRecord;
 use crate::raft::{LogId, Vote};
 use crate::wal::WalValue;
 
-/// Why a record cannot follow those before it, or a log cannot end where it does.
+/// Why a record cannot follow those before it, or why a log cannot end where it does.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum RecordOrderError {
     #[error("a chunk begins with a checkpoint, and this one does not")]
@@ -19,23 +19,23 @@ pub(crate) enum RecordOrderError {
     MissingEntries { wanted: u64, last: u64, present: Option<(u64, u64)> },
 }
 
-/// Where a record stands in its file.
+/// Position of a record in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RecordPosition {
     First,
     Later,
 }
 
-/// A log's state after some of its records.
+/// State of a log after some of its records.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct LogReplay {
     vote: Option<Vote>,
     pub(crate) last: Option<LogId>,
     committed: Option<LogId>,
     purged: Option<LogId>,
-    /// The note that the log carries of itself.
+    /// Owner note that the log contains.
     pub(crate) note: Option<String>,
-    /// First and last of the entries that are really there, without a hole.
+    /// First and last of the entries that are present, without gaps.
     present: Option<(u64, u64)>,
     records: u64,
 }
@@ -70,7 +70,7 @@ impl LogReplay {
         Ok(())
     }
 
-    /// Whether every entry after the purged ones is there.
+    /// Checks that every entry after the purged ones is present.
     pub(crate) fn check_whole(&self) -> Result<(), RecordOrderError> {
         let wanted = self.purged.map_or(0, |id| id.index + 1);
         let Some(last) = self.last.map(|last| last.index).filter(|last| *last >= wanted) else { return Ok(()) };

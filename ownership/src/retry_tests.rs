@@ -1,5 +1,5 @@
-//! A batch of a writer, whose answer is lost while the ledger forgets the client: it is executed once, and what comes next
-//! is sent as a new client.
+//! Tests of a batch whose answer is lost while the ledger forgets its client: it is executed once, and later batches
+//! are sent as a new client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{Directory, Options};
 
 const SESSION: SessionId = SessionId(7);
 
-/// Hands submissions to the real proposer; their outcomes.
+/// Passes submissions to the real proposer and returns their outcomes.
 async fn propose(core: &NodeCore, submissions: Vec<Submission>) -> Vec<Outcome> {
     let (answer, answered) = oneshot::channel();
     core.proposals.send(ProposalRequest { submissions, answer }).await.unwrap();
@@ -32,7 +32,7 @@ async fn forget_client(core: &NodeCore) {
     assert!(propose(core, others.collect()).await.iter().all(|outcome| *outcome == Outcome::Done));
 }
 
-/// Passes batches on to the real proposer, and loses the answer of the first that carries the session's opening.
+/// Passes batches to the real proposer, and drops the first answer to a batch that opens the session.
 async fn drop_first_answer(core: Arc<NodeCore>, mut asked: mpsc::Receiver<ProposalRequest>) {
     let mut is_lost = false;
     while let Some(ProposalRequest { submissions, answer }) = asked.recv().await {
@@ -60,7 +60,7 @@ async fn a_client_with_an_unknown_outcome_sends_no_further_batches() {
     check_retry_of_forgotten_client(&[Command::CloseSession(SESSION)]).await;
 }
 
-/// Sends these, then a batch whose answer is lost while its client is forgotten, then one more.
+/// Sends the commands, then a batch whose answer is lost while its client is forgotten, then one more.
 async fn check_retry_of_forgotten_client(before: &[Command]) {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(Options::new(folder.path())).await.unwrap();

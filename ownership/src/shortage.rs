@@ -1,5 +1,6 @@
-//! What the process lacks for a while: file handles, threads, memory. It is waited for: nothing was written yet, and nothing is
-//! in doubt. Only a write or an fdatasync that failed is final, and never comes here.
+//! Waits for resources that the process temporarily lacks: file descriptors, threads, memory.
+//!
+//! Waiting is safe because nothing was written yet. A failed write or fdatasync is final and is never retried here.
 
 use std::fmt::Display;
 use std::io;
@@ -14,10 +15,10 @@ use tokio::sync::oneshot;
 
 use crate::peers::log_throttle::LogThrottle;
 
-/// For how long a shortage counts as one of now.
+/// How long a shortage counts as recent.
 const RECENT_WINDOW: Duration = Duration::from_secs(30);
 
-/// Shortages that one node has met.
+/// Resource shortages that one node has met.
 #[derive(Debug, Default)]
 pub(crate) struct ResourceShortages {
     throttle: LogThrottle,
@@ -26,18 +27,18 @@ pub(crate) struct ResourceShortages {
 }
 
 impl ResourceShortages {
-    /// How many attempts failed.
+    /// Returns the number of failed attempts.
     pub(crate) fn count(&self) -> u64 {
         self.throttle.count()
     }
 
-    /// What could not be had lately.
+    /// Returns what was recently unavailable.
     pub(crate) fn recent(&self) -> Option<String> {
         let last = self.last.lock();
         last.as_ref().filter(|(at, _)| at.elapsed() < RECENT_WINDOW).map(|(_, what)| what.clone())
     }
 
-    /// Nothing is waited for any more: the node ends.
+    /// Stops all retries, because the node is closing.
     pub(crate) fn stop_retrying(&self) {
         self.is_stopping.store(true, Relaxed);
     }
@@ -54,14 +55,14 @@ impl ResourceShortages {
         }
     }
 
-    /// After which wait a failed attempt is made again, if it is.
+    /// Returns the wait before the next attempt; `None` if there is none.
     fn wait(&self, waits: &mut Waits, what: &impl Display, error: &io::Error) -> Option<Duration> {
         let wait = waits.after(error).filter(|_| !self.is_stopping.load(Relaxed))?;
         self.record(what, error);
         Some(wait)
     }
 
-    /// Opens something, as soon as the process can. Blocks this thread.
+    /// Opens something, retrying until the process can. Blocks this thread.
     pub(crate) fn open_retrying<T>(
         &self,
         what: impl Display,
@@ -76,7 +77,7 @@ impl ResourceShortages {
         }
     }
 
-    /// The same, beside the runtime's threads.
+    /// Like [`Self::open_retrying`], without blocking the thread between attempts.
     pub(crate) async fn open_retrying_async<T>(
         &self,
         what: String,
@@ -91,7 +92,7 @@ impl ResourceShortages {
         }
     }
 
-    /// Does disk work on a thread of its own, and waits for it.
+    /// Runs disk work on a thread of its own and waits for it.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -99,7 +100,7 @@ impl ResourceShortages {
     ) -> io::Result<T> {
         let (answer, answered) = oneshot::channel();
         let work = DeferredWork::new(move || {
-            // Whoever asked may have gone.
+            // The requester may be gone.
             drop(answer.send(work()));
         });
         self.open_retrying_async(format!("a thread for {what}"), || work.spawn(what)).await?;
@@ -107,7 +108,7 @@ impl ResourceShortages {
     }
 }
 
-/// Work that waits for a thread; an attempt that fails does not lose it.
+/// Work that waits for a thread; a failed attempt to start one does not lose it.
 struct DeferredWork<W>(Arc<Mutex<Option<W>>>);
 
 impl<W: FnOnce() + Send + 'static> DeferredWork<W> {

@@ -1,4 +1,4 @@
-//! The snapshot file as the state machine's store. Disk work runs beside the runtime.
+//! Snapshot file as the state machine's snapshot store. Disk work runs off the runtime's threads.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ impl SnapshotStore for SnapshotFile {
         let snapshots = self.clone();
         let work = move || {
             SnapshotFile::write(&snapshots, &body)?;
-            // What is left of the ledger is freed before anybody is told.
+            // Frees the ledger before the caller is answered.
             drop(body);
             current_snapshot(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
         };
@@ -28,7 +28,7 @@ impl SnapshotStore for SnapshotFile {
         self.shortages.run_blocking("a snapshot", work).await
     }
 
-    /// Frees it where nobody waits, and not before the last reader has let go of it.
+    /// Frees a view on the reaper thread, once its last reader has released it.
     fn discard(&self, old: Arc<LedgerView>) {
         if let Some(reaper) = &self.reaper {
             reaper.free(old);
@@ -41,7 +41,7 @@ impl SnapshotStore for SnapshotFile {
     }
 }
 
-/// The snapshot that is there, and its own word on how far it goes.
+/// Returns the current snapshot with the metadata that it contains.
 fn current_snapshot(snapshots: &SnapshotFile) -> io::Result<Option<Snapshot<File>>> {
     let found = snapshots.open_with_meta().map_err(io::Error::other)?;
     Ok(found.map(|(meta, snapshot)| Snapshot { meta, snapshot }))

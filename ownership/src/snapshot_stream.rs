@@ -1,4 +1,4 @@
-//! A snapshot on its way from another node: its head, then its bytes, straight into a file that nobody else can see.
+//! Receives a snapshot from another node: its header, then its bytes, into an unnamed file.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ use crate::peers::PeerError;
 use crate::raft::{SnapshotMeta, Vote};
 use crate::snapshots;
 
-/// Bytes of a snapshot in one frame.
+/// Bytes of a snapshot per frame.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
-/// What is said before the bytes.
+/// Header that precedes the bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotStreamHeader {
     pub(crate) vote: Vote,
@@ -27,11 +27,11 @@ pub(crate) struct SnapshotStreamHeader {
     pub(crate) bytes: u64,
 }
 
-/// Bytes of the disk that snapshots on their way here will still need: each alone would fit, and not all of them.
+/// Disk space that incoming snapshots will still need: each alone may fit, but not all of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DiskSpace(Arc<Mutex<u64>>);
 
-/// A part of the space that is one snapshot's until it is kept or given up.
+/// Disk space reserved for one snapshot until it is installed or given up.
 #[derive(Debug)]
 pub(crate) struct DiskReservation {
     space: DiskSpace,
@@ -39,17 +39,18 @@ pub(crate) struct DiskReservation {
 }
 
 impl DiskSpace {
-    /// Room for a snapshot of so many bytes in `folder`.
+    /// Reserves space for a snapshot of `bytes` bytes in `folder`.
     pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<DiskReservation, PeerError> {
         self.reserve_with(|| free_bytes(folder), bytes)
     }
 
-    /// Room where `free` finds it: once as it arrives, and once as it is kept, while the old one is still there.
+    /// Reserves space if `free` is sufficient: once for receiving and once for installing, while the old snapshot still
+    /// exists.
     fn reserve_with(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<DiskReservation, PeerError> {
         let needed = bytes.saturating_mul(2);
         let mut taken = self.0.lock();
-        // Looked at while nobody gives anything back: what another one wrote since would be free still, and not be reserved
-        // for it any more.
+        // Read while the reservations are locked: otherwise bytes that another snapshot writes in between could count
+        // as free and as no longer reserved.
         let (free, others) = (free().map_err(disk_error)?, *taken);
         if needed > free.saturating_sub(others) {
             return Err(PeerError::Failed(format!(
@@ -64,7 +65,7 @@ impl DiskSpace {
 }
 
 impl DiskReservation {
-    /// So many bytes are on the disk by now, and count as used there.
+    /// Records that `bytes` are on disk now and no longer need a reservation.
     fn consume(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -87,8 +88,8 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies. Each chunk
-/// must come within a bound.
+/// Writes an incoming snapshot to an unnamed file in `folder`, which disappears when it is closed or the process dies.
+/// Each chunk must arrive within a timeout.
 pub(crate) async fn receive(
     (folder, reserved): (&Path, &mut DiskReservation),
     bytes: u64,
@@ -96,7 +97,7 @@ pub(crate) async fn receive(
 ) -> Result<File, PeerError> {
     let mut file = tokio::fs::File::from_std(unnamed_file(folder).map_err(disk_error)?);
     let mut received = 0u64;
-    // A sender that gave up may say no word more.
+    // A sender that gave up may be silent.
     let late = |_| PeerError::TimedOut { millis: within.as_millis() as u64 };
     while let Some(chunk) = tokio::time::timeout(within, chunks.recv()).await.map_err(late)? {
         received += chunk.len() as u64;
@@ -114,8 +115,7 @@ pub(crate) async fn receive(
     Ok(file.into_std().await)
 }
 
-/// Checks every byte of what arrived: a damaged snapshot of another node is that node's trouble, and must not stop this
-/// one.
+/// Verifies every byte of a received snapshot: another node's damaged snapshot must not stop this node.
 pub(crate) async fn verify_received(mut file: File, meta: &SnapshotMeta) -> Result<File, PeerError> {
     let check = move || {
         let head = snapshots::check(&mut file, Path::new("snapshot.incoming"));
@@ -129,7 +129,7 @@ pub(crate) async fn verify_received(mut file: File, meta: &SnapshotMeta) -> Resu
     }
 }
 
-/// A file without a name: opened, then unlinked.
+/// Creates a file without a name: opened, then unlinked.
 fn unnamed_file(folder: &Path) -> io::Result<File> {
     let path = folder.join(format!("snapshot.incoming-{:032x}", crate::node_folder::random_u128()));
     let file = File::options().create_new(true).read(true).write(true).open(&path)?;
@@ -204,7 +204,7 @@ mod tests {
         let mut first = of(&space, 100, 30).unwrap();
         let refused = of(&space, 100, 30).unwrap_err().to_string();
         assert!(refused.contains("60 of them for others"), "{refused}");
-        // What has arrived is no longer free, and not reserved beside that.
+        // Received bytes are used on disk and no longer reserved.
         first.consume(30);
         assert!(of(&space, 70, 20).is_ok() && of(&space, 70, 21).is_err());
         drop(first);

@@ -1,8 +1,8 @@
-//! Snapshots: one file, replaced as a whole, written and read as a stream.
+//! Snapshot file: replaced atomically, written and read as a stream.
 //!
-//! Two layouts. From feature level 2 on: magic `OWNSNAP2` (8 bytes), then frames (`frames`): the first holds the head
-//! (MessagePack), the others the ledger. At level 1 what the last release can read: magic `OWNSNAP1` (8), length of the
-//! body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the metadata, then of the ledger.
+//! There are two layouts. From feature level 2 on: magic `OWNSNAP2` (8 bytes), then frames (`frames`): the first holds
+//! the header (MessagePack), the others the ledger. At level 1, for the previous release: magic `OWNSNAP1` (8), length
+//! of the body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the metadata, then of the ledger.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -30,23 +30,23 @@ const MAGIC: &[u8; 8] = b"OWNSNAP2";
 const MAGIC_LAYOUT_1: &[u8; 8] = b"OWNSNAP1";
 const HEADER_BYTES_LAYOUT_1: u64 = 32;
 
-/// The feature level from which on the second layout is written.
+/// Feature level from which on the second layout is written.
 const FRAMED_FROM_LEVEL: u32 = 2;
 
-/// How much may wait in memory for the disk. A log's fdatasync on the same disk may have to wait for all of it.
+/// Maximum bytes of unsynced data. An fdatasync of the log on the same disk may have to wait for all of it.
 const MAX_UNSYNCED_BYTES: u64 = 8 << 20;
 
-/// What a snapshot says of itself.
+/// Header of a snapshot.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotHeader {
-    /// Whose it is; not known of the first layout.
+    /// Cluster that wrote it; unknown in the first layout.
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) meta: SnapshotMeta,
-    /// Seconds since 1970 when it was written, for people and for `restore`.
+    /// When it was written, in seconds since 1970; for operators and for `restore`.
     pub(crate) written: u64,
 }
 
-/// A snapshot that was read to its last byte.
+/// A snapshot of which every byte was read.
 pub(crate) struct LoadedSnapshot {
     pub(crate) head: SnapshotHeader,
     pub(crate) ledger: Ledger,
@@ -54,33 +54,32 @@ pub(crate) struct LoadedSnapshot {
     pub(crate) bytes: u64,
 }
 
-/// Where the current snapshot lies, and whose it is.
+/// Location and cluster of the current snapshot.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotFile {
     path: PathBuf,
     cluster: ClusterId,
-    /// How far the one goes that was kept last; held by who replaces it. Raft writes one of its own while it installs
-    /// another node's.
+    /// Log position of the newest snapshot; locked while it is replaced. Raft may write its own snapshot while it
+    /// installs another node's.
     newest: Arc<Mutex<Option<LogId>>>,
     pub(crate) shortages: Arc<ResourceShortages>,
-    /// Of a running node only.
+    /// Set only on a running node.
     pub(crate) reaper: Option<Reaper>,
 }
 
 impl SnapshotFile {
     pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
-        // What a killed process left half written; there may be none.
+        // Removes a half-written file of a killed process, if there is one.
         drop(std::fs::remove_file(path.with_extension("new")));
         Self { path, cluster, newest: Arc::default(), shortages: Arc::default(), reaper: None }
     }
 
-    /// Notes what it has to wait for where the log does, and has old views freed where the log ends.
+    /// Shares the log's record of resource shortages and its reaper thread.
     pub(crate) fn with_shortages(self, log: &LogStore) -> Self {
         Self { shortages: log.shortages(), reaper: Some(log.reaper()), ..self }
     }
 
-    /// Replaces the snapshot, unless a newer one is there by now: the log may be purged up to that. Durable when this
-    /// returns.
+    /// Replaces the snapshot, unless a newer one is there: the log may be purged up to that. Durable when this returns.
     pub(crate) fn write(&self, body: &SnapshotContents) -> io::Result<()> {
         let mut newest = self.lock_newest()?;
         if *newest > body.meta.last_log_id {
@@ -93,7 +92,7 @@ impl SnapshotFile {
         Ok(())
     }
 
-    /// Reads a snapshot, and keeps it byte by byte where another node wrote it.
+    /// Reads a snapshot of another node and stores it byte for byte.
     pub(crate) fn store(&self, mut from: File) -> Result<SnapshotContents, OwnershipError> {
         let is_own = self.is_own(&from).map_err(OwnershipError::io(&self.path))?;
         let path = if is_own { self.path.clone() } else { self.path.with_extension("incoming") };
@@ -124,7 +123,7 @@ impl SnapshotFile {
         Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
     }
 
-    /// The snapshot's file, if there is one.
+    /// Opens the snapshot's file, if there is one.
     pub(crate) fn open(&self) -> io::Result<Option<File>> {
         match self.shortages.open_retrying(self.path.display(), || File::open(&self.path)) {
             Ok(file) => Ok(Some(file)),
@@ -133,7 +132,7 @@ impl SnapshotFile {
         }
     }
 
-    /// What is wrong with the current snapshot, in this room's own words: Raft tells it in its own.
+    /// Returns what is wrong with the current snapshot, as this crate's error; Raft reports it only in its own words.
     pub(crate) fn find_damage(&self) -> Option<OwnershipError> {
         match self.open() {
             Ok(file) => read(&mut file?, &self.path).err(),
@@ -141,12 +140,13 @@ impl SnapshotFile {
         }
     }
 
-    /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
+    /// Reads only the metadata of the current snapshot; whoever installs it verifies the rest.
     pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
         Ok(self.open_with_meta()?.map(|(meta, _)| meta))
     }
 
-    /// The snapshot's metadata and the very file that says so, at its start: another may replace it at any time.
+    /// Returns the snapshot's metadata and the same file at its start, because another snapshot may replace it at any
+    /// time.
     pub(crate) fn open_with_meta(&self) -> Result<Option<(SnapshotMeta, File)>, OwnershipError> {
         let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
         let meta = read_header(&mut file, &self.path)?.meta;
@@ -169,7 +169,7 @@ pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader
     }
 }
 
-/// Checks every byte of a snapshot against its checksums, without taking it up, and returns its head.
+/// Verifies all checksums of a snapshot without decoding the ledger, and returns its header.
 pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
     let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
     let found = read_header(file, path)?;
@@ -184,7 +184,7 @@ pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, Owne
     Ok(found)
 }
 
-/// Reads and checks a snapshot to its last byte, from this node's disk or from another node.
+/// Reads and verifies a whole snapshot, from this node's disk or from another node.
 pub(crate) fn read(file: &mut File, path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
     let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
     let layout = read_layout(file, path)?;
@@ -232,7 +232,7 @@ fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHe
     }
 }
 
-/// The body of the first layout, and what it must hash to.
+/// Body of the first layout, with its expected hash.
 struct LayoutOneBody<R> {
     bytes: HashingStream<R>,
     sum: [u8; 16],
@@ -256,7 +256,7 @@ fn layout_1_body<'a>(
 }
 
 impl<R: Read> LayoutOneBody<R> {
-    /// Reads what is left, and returns how much that was once the checksum is right.
+    /// Reads the rest and verifies the checksum; returns the length of the rest in bytes.
     fn finish(mut self, path: &Path, bytes: u64) -> Result<u64, OwnershipError> {
         let rest = io::copy(&mut self.bytes, &mut io::sink()).map_err(OwnershipError::io(path))?;
         if self.bytes.hasher.digest128().to_le_bytes() == self.sum {
@@ -268,7 +268,7 @@ impl<R: Read> LayoutOneBody<R> {
     }
 }
 
-/// Which layout a file has; refuses what is none.
+/// Returns the layout of a file; fails if it is no snapshot.
 fn read_layout(file: &mut File, path: &Path) -> Result<u8, OwnershipError> {
     let mut magic = [0; 8];
     file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
@@ -322,7 +322,7 @@ fn write_layout_1(file: &mut File, meta: &SnapshotMeta, ledger: &Ledger) -> io::
     file.write_all(&sum.to_le_bytes())
 }
 
-/// A file that never has much waiting for the disk.
+/// File writer that syncs often, so that little unsynced data accumulates.
 struct SyncPacedFile<'a> {
     to: &'a mut File,
     unsynced: u64,
@@ -344,7 +344,7 @@ impl Write for SyncPacedFile<'_> {
     }
 }
 
-/// Hashes what goes through.
+/// Hashes all bytes that pass through.
 struct HashingStream<T> {
     with: T,
     hasher: Xxh3,

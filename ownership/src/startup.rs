@@ -1,4 +1,4 @@
-//! How a node comes up: it founds a cluster, joins one, or goes on where it was.
+//! Startup of a node: it founds a cluster, joins one, or resumes its membership.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -31,34 +31,34 @@ use crate::terms::MAX_TERM;
 use crate::ticker::Ticker;
 use crate::writer::QueuedCommand;
 
-/// How long the quorum may take to come up.
+/// How long the quorum may take to start.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a node that has ended may take to let go of its log.
+/// How long a node that has ended may take to release its log.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Submissions of all nodes that wait for the leader's desk.
+/// Maximum number of submission requests of all nodes that wait for the proposer.
 const PROPOSAL_QUEUE: usize = 256;
 
-/// A node that runs.
+/// A running node.
 pub(crate) struct StartedNode {
     pub(crate) core: Arc<NodeCore>,
     pub(crate) folder: NodeFolder,
-    /// What runs beside Raft, first what must end first.
+    /// Tasks beside Raft, in the order in which they must be stopped.
     pub(crate) tasks: Vec<AbortingTask>,
     pub(crate) queue: mpsc::Receiver<QueuedCommand>,
-    /// Where others reach it.
+    /// Address at which others reach it.
     pub(crate) address: Option<String>,
 }
 
-/// Where others reach this node.
+/// Listener with the address at which others reach this node.
 struct AdvertisedListener {
     listener: PeerListener,
     address: String,
     tls: Option<PeerTls>,
 }
 
-/// Brings a node up to where it can serve; whether there is a quorum is another matter, unless it is this node alone.
+/// Starts a node up to where it can serve. Waits for the quorum only if this node is its only voter.
 pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipError> {
     let reachable = listen(options).await?;
     let claimed = LockedFolder::new(&options.data_dir)?;
@@ -105,7 +105,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
     tasks.push(AbortingTask(core.supervision.supervise("proposer", move || {
         let (core, asked) = (own.clone(), asked.clone());
-        // What was handed in and not answered is handed in again by its writer, and executed once.
+        // Unanswered submissions are submitted again by their writer and executed once.
         async move { proposer::run(core, &mut *asked.lock().await).await }
     })));
     let own = core.clone();
@@ -130,7 +130,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     Ok(StartedNode { core, folder, tasks, queue: queued, address })
 }
 
-/// The folder is this node's alone by now, but the last task of a life that just ended may still hold its log.
+/// Opens the log. The folder is locked by this node, but the last task of a previous run may still hold the log.
 async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
     let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
@@ -186,7 +186,7 @@ async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, Ownersh
     Ok(Some(AdvertisedListener { listener, address, tls }))
 }
 
-/// Whose the data directory is, or becomes.
+/// Determines the identity of the data directory, or creates it.
 async fn identify(
     claimed: LockedFolder,
     options: &Options,
@@ -222,7 +222,7 @@ async fn identify(
     claimed.adopt(identity)
 }
 
-/// The members to join through: those that are named, or else those of a join that was begun here and is not done.
+/// Returns the join addresses: the configured ones, or those of an unfinished join.
 fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
@@ -235,7 +235,7 @@ fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, 
     Ok(pending)
 }
 
-/// The members that this node was told of: those that are named, and those of a join that is not done.
+/// Returns all member addresses that this node was given: configured ones, and those of an unfinished join.
 fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
     let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
     let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
@@ -251,7 +251,7 @@ fn unreachable_join_error(claimed: &LockedFolder, seeds: &[String]) -> Ownership
     ))
 }
 
-/// What was purged from the log must be in the snapshot. Returns the snapshot's index.
+/// Checks that the snapshot contains everything that was purged from the log. Returns the snapshot's index.
 fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
     let path = folder.path("snapshot");
     let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
@@ -263,7 +263,7 @@ fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder)
     Ok(upto)
 }
 
-/// A term that no elections reach is no damage of the disk, and nothing here can be elected or vote in a later one.
+/// Checks the last vote's term. An implausibly high term is no disk damage, but no later election would be possible.
 fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), OwnershipError> {
     let path = folder.path("log");
     let term = log.term().map_err(OwnershipError::io(&path))?;
@@ -275,7 +275,7 @@ fn check_level(core: &NodeCore, options: &Options) -> Result<(), OwnershipError>
     if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
 }
 
-/// A member that the others cannot call would be a voter they count on in vain.
+/// Refuses to start a member that the others cannot call, because it would be a useless voter.
 fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
     let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
     let members = metrics.membership_config.nodes().count();
@@ -289,7 +289,7 @@ fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
     Err(OwnershipError::Options(what))
 }
 
-/// Founds the quorum where there is none. A quorum of this node alone is waited for: there is no one else.
+/// Founds the quorum if there is none. Waits for it only if this node is the only voter.
 async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), OwnershipError> {
     let is_initialized = core.raft.is_initialized().await.map_err(quorum_error)?;
     let node = core.node();
@@ -308,16 +308,17 @@ async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), Own
     Ok(())
 }
 
-/// Whether this node is the only voter.
+/// Returns whether this node is the only voter.
 pub(crate) fn is_only_voter(core: &NodeCore) -> bool {
     let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
     metrics.membership_config.voter_ids().eq([core.node().0])
 }
 
-/// A cluster in which nothing was ever written works at the highest level that its founder knows.
+/// Raises the level of a cluster without writes to the highest that its founder supports.
 pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
     let highest = options.levels().highest;
-    // Every entry moves the ledger's clock, and a snapshot keeps it: what was forgotten since was written all the same.
+    // Every entry advances the ledger's clock, and snapshots keep it: so it shows past writes even if the records were
+    // forgotten.
     let is_new = core.is_leading() && core.view().now() == LedgerTime::default();
     if !is_new || core.view().level() >= highest {
         return Ok(());
@@ -329,7 +330,7 @@ pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Option
     }
 }
 
-/// Lets a new member go on once the cluster knows it and it has caught up.
+/// Waits until the cluster lists this new member and the member has caught up.
 pub(crate) async fn await_membership(
     core: &Arc<NodeCore>,
     address: String,
@@ -351,9 +352,9 @@ pub(crate) async fn await_membership(
     }
     let mut enrolling = tokio::spawn(admission::enrol_self(core.clone(), address, seeds.clone()));
     let settled = tokio::time::timeout(options.peering.join_timeout, async {
-        // It only ends when the cluster knows this node.
+        // It returns only once the cluster lists this node.
         drop((&mut enrolling).await);
-        // A long log takes longer than a read may.
+        // A long log takes longer than a read's timeout.
         while crate::read::fresh_view(core, Consistency::Linearizable).await.is_err() {
             if *core.leader.borrow() == KnownLeader::Stopped {
                 return false;

@@ -1,4 +1,4 @@
-//! Tasks that run as long as the node does. One that panics is told, counted and begun anew, with a growing wait.
+//! Supervision of tasks that run as long as the node. A task that panics is logged, counted and restarted with backoff.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,27 +12,27 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// The wait before a task is begun anew; it doubles.
+/// Wait before the first restart; doubles with each restart.
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 
-/// The longest.
+/// Maximum wait.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// A task that ran for so long has done its work in between.
+/// Running time after which a task counts as healthy again.
 const MIN_HEALTHY_RUN: Duration = Duration::from_secs(60);
 
-/// A task that ended is an alarm for so long.
+/// How long an unexpected end of a task counts as an alarm.
 const ALARM_WINDOW: Duration = Duration::from_secs(300);
 
-/// Which tasks ended that should not have.
+/// Tasks that ended unexpectedly.
 #[derive(Debug, Default)]
 pub struct Supervision {
     ended: Mutex<BTreeMap<&'static str, TaskEnds>>,
-    /// By which tests end a task too early.
+    /// Fail points by which tests end a task.
     fail_points: Mutex<BTreeMap<&'static str, Arc<Notify>>>,
 }
 
-/// How often one did, and when last.
+/// Number of unexpected ends, and the time of the last one.
 #[derive(Clone, Copy, Debug)]
 struct TaskEnds {
     times: u64,
@@ -40,23 +40,23 @@ struct TaskEnds {
 }
 
 impl Supervision {
-    /// How often each task ended that should not have.
+    /// Returns how often each task ended unexpectedly.
     pub fn unexpected_ends(&self) -> BTreeMap<&'static str, u64> {
         self.ended.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
     }
 
-    /// Those that ended in the last five minutes.
+    /// Returns the tasks that ended unexpectedly in the last five minutes.
     pub fn recently_ended(&self) -> Vec<&'static str> {
         let ended = self.ended.lock();
         ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARM_WINDOW).map(|(name, _)| *name).collect()
     }
 
-    /// All tasks that were begun and have not returned.
+    /// Returns all tasks that have started and not returned.
     pub fn tasks(&self) -> Vec<&'static str> {
         self.fail_points.lock().keys().copied().collect()
     }
 
-    /// Ends a task as a panic would, so that a test sees what becomes of it.
+    /// Ends a task as a panic would, for tests.
     pub fn inject_failure(&self, name: &str) {
         if let Some(point) = self.fail_points.lock().get(name) {
             point.notify_one();
@@ -69,7 +69,7 @@ impl Supervision {
         ended.insert(name, TaskEnds { times: times + 1, last });
     }
 
-    /// Runs a task until it returns, which it does once its work is done for good. Aborted, it ends with all that it holds.
+    /// Runs a task until it returns, which means that its work is complete. If aborted, it drops everything it holds.
     pub fn supervise<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
@@ -78,7 +78,7 @@ impl Supervision {
         tokio::spawn(self.kept(name, begin))
     }
 
-    /// Runs a task whose work is never done: that it returns is an end as well.
+    /// Runs a task that should never return: a return counts as an unexpected end, too.
     pub fn keep_forever<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
@@ -94,7 +94,7 @@ impl Supervision {
         tokio::spawn(self.kept(name, begin))
     }
 
-    /// [`Supervision::supervise`] for who spawns it: several tasks may have one name.
+    /// Like [`Supervision::supervise`], but the caller spawns the returned future. Several tasks may share a name.
     pub fn kept<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
@@ -106,7 +106,7 @@ impl Supervision {
             let mut wait = MIN_BACKOFF;
             loop {
                 let begun = Instant::now();
-                // What it shares is behind locks, or is made anew.
+                // Shared state is behind locks or created anew.
                 let running = AssertUnwindSafe(async { begin().await }).catch_unwind();
                 let ended: Result<(), Box<dyn Any + Send>> = tokio::select! {
                     ended = running => ended,
@@ -114,7 +114,7 @@ impl Supervision {
                 };
                 let Err(panic) = ended else {
                     let mut fail_points = own.fail_points.lock();
-                    // The map's own, and this one.
+                    // One reference is the map's, the other this one.
                     if Arc::strong_count(&fail_point) == 2 {
                         fail_points.remove(name);
                     }
@@ -138,7 +138,7 @@ impl Supervision {
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")

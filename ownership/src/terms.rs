@@ -1,5 +1,7 @@
-//! Terms and log positions that another node may name. Raft counts them up by one, and keeps the highest term that it hears:
-//! one absurd number, kept by a majority, would end the elections of a cluster for good.
+//! Plausibility of terms and log positions in other nodes' messages.
+//!
+//! Raft increments terms by one and persists the highest term that it hears. One absurdly high term, kept by a
+//! majority, would make elections impossible for good.
 
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError, StreamAppendResult,
@@ -10,13 +12,13 @@ use vocabulary::NodeId;
 
 use crate::raft::{LogId, TokioTypeConfig, Vote};
 
-/// The highest term, and the highest index of the log, that is believed. No cluster comes near it.
+/// Maximum term and log index that are accepted. No real cluster comes near it.
 pub(crate) const MAX_TERM: u64 = 1 << 62;
 
-/// How far a term may be beyond this node's own. A cluster that elects once a second for twelve days gets so far.
+/// Maximum distance of a term from this node's own: one election per second for twelve days.
 pub(crate) const MAX_TERM_JUMP: u64 = 1 << 20;
 
-/// A term or a log position that no sound node names.
+/// A term or a log position that no correct node would send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum ImplausibleTerm {
     #[error(
@@ -29,9 +31,9 @@ pub(crate) enum ImplausibleTerm {
     Other(u64),
 }
 
-/// What a message of Raft names.
+/// Terms and log positions in a Raft message.
 pub(crate) trait NamedLogPositions {
-    /// Every term and place in the log, as `(term, index)`; a vote has no index.
+    /// Returns every term and log position, as `(term, index)`; a vote has no index.
     fn log_positions(&self) -> Vec<(u64, Option<u64>)>;
 }
 
@@ -101,26 +103,26 @@ impl NamedLogPositions for SnapshotResponse<TokioTypeConfig> {
     }
 }
 
-/// The head of a snapshot: the vote of whoever sends it, and how far it goes.
+/// Header of a snapshot: the sender's vote, and the snapshot's log position.
 impl NamedLogPositions for (Vote, Option<LogId>) {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         [vote_position(&self.0)].into_iter().chain(self.1.iter().map(log_position)).collect()
     }
 }
 
-/// Refuses a vote of a leader or a candidate that somebody else sent. Pure.
+/// Refuses a vote of a leader or a candidate other than the sender. Pure.
 pub(crate) fn check_sender(from: NodeId, vote: &Vote) -> Result<(), ImplausibleTerm> {
     let node = vote.leader_id.node_id;
     if node == from.0 { Ok(()) } else { Err(ImplausibleTerm::Other(node)) }
 }
 
-/// The term beside which a message is judged, at a node of this term. A new one has heard of none: it takes the one of the cluster
-/// that let it in, however often that has elected. Pure.
+/// Returns the term to which a message is compared. A new node has seen no term yet, so it accepts the current term of
+/// the cluster that admitted it. Pure.
 pub(crate) fn beside(own: u64, is_new: bool) -> u64 {
     if is_new { MAX_TERM } else { own }
 }
 
-/// Refuses a message that names what no sound node would, at a node of this term. Pure.
+/// Refuses a message with implausible terms or positions, at a node of term `own`. Pure.
 pub(crate) fn check(own: u64, message: &impl NamedLogPositions) -> Result<(), ImplausibleTerm> {
     for (term, index) in message.log_positions() {
         if term > MAX_TERM || term > own.saturating_add(MAX_TERM_JUMP) {

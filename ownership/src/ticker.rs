@@ -1,4 +1,4 @@
-//! What happens once a tick: leases renewed and ended, the mark made durable, snapshots asked for.
+//! Periodic tasks: renews and expires leases, makes the marks durable, triggers snapshots.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,20 +15,21 @@ use crate::node_core::NodeCore;
 use crate::options::Options;
 use crate::peers::{Lane, PeerMethod};
 
-/// How long the leader may take to note this node's reports.
+/// How long the leader may take to accept this node's reports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Signs of life since the last tick.
+/// Liveness reports since the last tick.
 #[derive(Debug, Default)]
 pub(crate) struct LivenessReports(Mutex<WorkerLiveness>);
 
 impl LivenessReports {
-    /// Notes that a life of a worker was reached; the one that was noted last counts. False when too many are noted already.
+    /// Records that an incarnation of a worker was reached; the latest report wins. Returns false if too many are
+    /// pending.
     pub(crate) fn record(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
         self.0.lock().record((worker, incarnation), Instant::now())
     }
 
-    /// Notes what could not be told; what was noted meanwhile counts more.
+    /// Puts back reports that could not be sent; newer reports win.
     fn requeue(&self, alive: Vec<(WorkerId, Incarnation)>) {
         self.0.lock().requeue(alive);
     }
@@ -37,19 +38,19 @@ impl LivenessReports {
         self.0.lock().take()
     }
 
-    /// Tells what was noted; what could not be told is told next time.
+    /// Sends the pending reports; keeps them for the next time if that fails.
     fn send_with<E>(&self, tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>) -> Result<(), E> {
         let alive = self.take();
         tell(alive.clone()).inspect_err(|_| self.requeue(alive))
     }
 
-    /// The ends that are left when those go of workers that were noted less than a lease ago.
+    /// Removes expiries of workers that were reported less than a lease ago.
     fn filter_expiries(&self, ends: Vec<ExpireLease>, ledger: &Ledger, lease: Duration) -> Vec<ExpireLease> {
         self.0.lock().filter_expiries(ends, ledger, (lease, Instant::now()))
     }
 }
 
-/// The one task that acts by itself.
+/// The task that runs periodically.
 pub(crate) struct Ticker {
     pub(crate) core: Arc<NodeCore>,
     pub(crate) options: Options,
@@ -111,7 +112,7 @@ impl Ticker {
         }
     }
 
-    /// Asks for the room that the configuration wants, until the ledger has it.
+    /// Requests the configured limits until the ledger has them.
     fn widen_limits(&self) {
         let Some(command) = limit_widening(&self.core.view(), self.options.desired_limits) else { return };
         if let Err(error) = self.core.submit(command) {
@@ -119,7 +120,7 @@ impl Ticker {
         }
     }
 
-    /// Finishes a change of the voters that a lost leader, or one that gave up, left half done.
+    /// Finishes a voter change that a lost leader, or one that gave up, left incomplete.
     fn finish_voter_change(&mut self) {
         let metrics = self.core.raft.metrics().borrow_watched().clone();
         let joint =
@@ -135,7 +136,8 @@ impl Ticker {
         });
     }
 
-    /// Tells the leader which workers this node's router reached; the leader makes one renewal of what all tell.
+    /// Reports the workers that this node's router reached to the leader, which makes one renewal of all nodes'
+    /// reports.
     fn report_to_leader(&self) {
         let leader = self.core.known_leader();
         let Some(leader) = leader.filter(|leader| *leader != self.core.node()) else { return };
@@ -153,11 +155,11 @@ impl Ticker {
         }
     }
 
-    /// Asks for a snapshot after so many entries or so many bytes.
+    /// Triggers a snapshot after enough entries or enough bytes.
     async fn snapshot(&mut self) {
         let applied = self.core.view().applied();
         let bytes = self.core.log.bytes();
-        // A purge since then gave bytes back.
+        // A purge since then may have shrunk the log.
         self.snapshot_bytes = self.snapshot_bytes.min(bytes);
         let entries_due = applied >= self.snapshot_at.saturating_add(self.options.snapshot_entries);
         let bytes_due = bytes >= self.snapshot_bytes.saturating_add(self.options.snapshot_bytes);

@@ -1,7 +1,6 @@
-//! The write-ahead log on disk: what is in it, and how it is opened.
+//! The write-ahead log on disk: its contents, and how it is opened.
 //!
-//! Only an end that was torn by a crash and never acknowledged is cut off; anything else that is not as it was written
-//! is refused with file and offset.
+//! Only a torn tail that was never acknowledged is truncated; any other damage is refused with file and offset.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -24,15 +23,15 @@ use crate::log_marks::{DurableEnd, LogMarks, LogMarksFile};
 use crate::node_folder::create_private_folder;
 use crate::raft::{LogId, Payload, Vote};
 
-/// The longest record that is read back.
+/// Maximum length of a record that is read back, in bytes.
 const MAX_RECORD_BYTES: u32 = 256 << 20;
 
-/// How long a file of the log grows.
+/// Maximum size of one log file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkBytes(pub(crate) usize);
 
 impl Default for ChunkBytes {
-    /// Small, so that a purge frees disk.
+    /// Small, so that a purge frees disk space.
     fn default() -> Self {
         Self(64 << 20)
     }
@@ -71,7 +70,7 @@ impl<T: DeserializeOwned> Decode for WalValue<T> {
     }
 }
 
-/// What the log is made of.
+/// Type parameters of the log library.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct WalTypes;
 
@@ -96,7 +95,7 @@ impl raft_log::Types for WalTypes {
     }
 }
 
-/// About how many bytes a command takes in memory: the cache's bound counts them.
+/// Estimates a command's size in memory, in bytes, for the cache limit.
 fn weight(command: &Command) -> u64 {
     const COMMAND_BYTES: u64 = 256;
     match command {
@@ -131,7 +130,7 @@ pub(crate) fn open(
     Ok(wal)
 }
 
-/// Refuses a log that has not all that the marks say, or is of another node.
+/// Refuses a log that lacks something below the marks, or that belongs to another node.
 fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogMarksFile) -> Result<(), OwnershipError> {
     let marked = marks.current();
     match &survey.replay.note {
@@ -173,7 +172,7 @@ fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogMarksFile) -> Resu
     Ok(())
 }
 
-/// Cuts off what a crash left of a write that nobody was told of. What is cut off is kept beside the log.
+/// Truncates a torn tail that was never acknowledged. The truncated bytes are saved beside the log.
 fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError> {
     for chunk in &survey.unbegun {
         tracing::warn!(chunk = %chunk.path.display(), "a chunk of the log was never begun and is removed");
@@ -182,7 +181,7 @@ fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError
     if let Some(TornEnd { path, at, bytes, cause }) = &survey.torn {
         tracing::warn!(chunk = %path.display(), at, bytes, cause, "the log's torn end was never acknowledged: cut off");
         if let Err(error) = save_torn_tail(folder, path, *at) {
-            // On a full disk, say; the cut is what makes room.
+            // For example on a full disk; truncating frees space.
             tracing::warn!(%error, "the end that is cut off could not be kept");
         }
         let file = File::options().write(true).open(path).map_err(OwnershipError::io(path))?;
@@ -199,10 +198,10 @@ fn save_torn_tail(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
     copied.map(drop).inspect_err(|_| drop(std::fs::remove_file(&kept)))
 }
 
-/// Writes again what lies behind the durable mark, and makes it durable.
+/// Writes everything behind the durable mark again, and makes it durable.
 ///
-/// Raft will vouch for all that it finds in the log. Bytes that a killed process wrote may be in memory only, and after
-/// a failed fdatasync the kernel takes them for clean: another fdatasync alone would not write them.
+/// Raft will acknowledge all that it finds in the log. Bytes that a killed process wrote may be only in memory, and
+/// after a failed fdatasync the kernel considers them clean, so another fdatasync alone would not write them.
 fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogMarks) -> Result<(), OwnershipError> {
     let newest = survey.chunks.last().map_or(0, |chunk| chunk.start);
     let from = marked.durable.map_or(newest, |durable| durable.end);
@@ -232,10 +231,10 @@ fn config(folder: &Path, chunk: ChunkBytes) -> Arc<Config> {
     config.wal.chunk_max_records = Some(128 << 10);
     config.wal.read_buffer_size = Some(4 << 20);
     config.wal.truncate_incomplete_record = Some(false);
-    // The log store shares flushes itself, and bounds what waits for one.
+    // The log store batches flushes itself, and bounds what waits for one.
     config.wal.flush_batch_wait = Some(std::time::Duration::ZERO);
     config.wal.flush_queue_max_bytes = Some(usize::MAX / 2);
-    // A small cache, because the state machine is the cache.
+    // A small cache, because the state machine already holds the data.
     config.log_cache_max_items = Some(16 << 10);
     config.log_cache_capacity = Some(64 << 20);
     Arc::new(config)

@@ -1,8 +1,8 @@
-//! The queue in front of the log: many commands become few entries, and nobody who submits ever waits.
+//! Command queue in front of the log: batches many commands into few entries, and submitting never waits.
 //!
-//! Batches go to the leader, wherever it is. A batch whose answer was lost is sent again with the same serials, so
-//! that it is executed once. It never carries the opening of its client: sent again after the ledger forgot the client,
-//! it would open it anew, and be executed twice.
+//! Batches go to the leader, whichever node it is. A batch whose answer was lost is sent again with the same serials,
+//! so that it is executed once. A batch never contains the opening of its client: if it were sent again after the
+//! ledger forgot the client, it would open the client again and be executed twice.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
@@ -26,43 +26,45 @@ use crate::node_folder::random_u128;
 
 const MAX_BATCH: usize = 256;
 
-/// Batches on their way at once: one is being made durable, and one is ready to be the next. What is submitted meanwhile
-/// becomes one batch instead of many, and each batch costs every node a flush, messages and a copy of what it changes.
+/// Maximum number of batches in flight: one is being made durable while the next is ready. Commands submitted meanwhile
+/// form one larger batch, because each batch costs every node a flush, messages and a copy of what it changes.
 const MAX_IN_FLIGHT: usize = 2;
 
-/// How long they are waited for before one more is sent: without a quorum nobody waits in vain for longer than alone.
+/// How long to wait for answers before an extra batch is sent, so that without a quorum commands time out
+/// independently.
 const EXTRA_BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// Turns of the other tasks without a new command after which a batch is sent.
+/// Yields to other tasks without a new command after which a batch is sent.
 const IDLE_TURNS: u32 = 2;
 
-/// Bytes of one batch, and so of one command. An entry goes to other nodes as one piece, and must never be too large for
-/// it: it would lie in the log and reach nobody.
+/// Maximum size of a batch, and so of one command, in bytes. An entry is sent to other nodes in one message; a larger
+/// one would be in the log but could not be replicated.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// Serials between the oldest unanswered command and the newest that is sent; the ledger remembers as many outcomes.
+/// Maximum distance between the serials of the oldest unanswered and the newest sent command; the ledger remembers as
+/// many outcomes.
 const SERIAL_WINDOW: u64 = 1_024;
 
-/// A command on its way.
+/// A queued command.
 #[derive(Debug)]
 pub(crate) struct QueuedCommand {
     command: Command,
     answer: OutcomeSender,
-    /// Of the command, encoded.
+    /// Encoded size of the command.
     bytes: usize,
 }
 
 type OutcomeSender = oneshot::Sender<Result<Outcome, SubmitError>>;
 
 impl QueuedCommand {
-    /// Refuses a command that fits into no batch.
+    /// Creates a queued command; refuses one that is larger than a batch.
     pub(crate) fn new(command: Command, answer: OutcomeSender) -> Result<Self, SubmitError> {
         let bytes = encoded_len(&command);
         if bytes > MAX_BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
     }
 }
 
-/// How many bytes a command has in the log and on its way there.
+/// Returns the size of a command in the log and on the wire, in bytes.
 fn encoded_len(command: &Command) -> usize {
     struct SizeCounter(usize);
 
@@ -93,28 +95,28 @@ fn next_batch(waiting: &mut VecDeque<QueuedCommand>) -> Vec<QueuedCommand> {
     waiting.drain(..count).collect()
 }
 
-/// Whether another batch is due while so many are on their way and the last was sent so long ago.
+/// Returns whether another batch is due, given the number in flight and the time since the last one was sent.
 fn is_due(in_flight: usize, last_sent: Duration) -> bool {
     in_flight < MAX_IN_FLIGHT || last_sent >= EXTRA_BATCH_DELAY
 }
 
-/// What the writer does next, besides taking answers.
+/// Next action of the writer, besides handling answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriterStep {
-    /// Sends a batch of what waits.
+    /// Sends a batch of the waiting commands.
     Send,
     /// Takes commands from the queue.
     TakeFromQueue,
-    /// Looks again when another batch is due.
+    /// Waits until another batch is due.
     WaitUntilDue,
-    /// Nothing, until a batch is answered.
+    /// Waits until a batch is answered.
     WaitForAnswer,
 }
 
 /// Whether a batch can be sent now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum BatchReadiness {
-    /// No room for another one.
+    /// The maximum number of batches is in flight.
     Full,
     Early,
     Due,
@@ -123,13 +125,13 @@ enum BatchReadiness {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueueState {
     HasPending,
-    /// What may come from the queue.
+    /// Nothing is pending, but the queue may still deliver commands.
     QueueOpen,
-    /// Nothing any more.
+    /// The queue is closed and empty.
     Drained,
 }
 
-/// Decides the next step from one look at the clock: what is not due yet is waited for.
+/// Decides the next action from one reading of the clock. If a batch is not due yet, the writer waits for it.
 fn next_step(pace: BatchReadiness, left: QueueState) -> WriterStep {
     match (pace, left) {
         (_, QueueState::Drained) | (BatchReadiness::Full, _) => WriterStep::WaitForAnswer,
@@ -139,8 +141,8 @@ fn next_step(pace: BatchReadiness, left: QueueState) -> WriterStep {
     }
 }
 
-/// Takes what else is being submitted right now: an answer wakes many who ask again at once. It ends when the others
-/// had their turn and brought nothing.
+/// Takes commands that are submitted at this moment: an answer wakes many clients that submit again at once. Ends when
+/// the other tasks had their turn without a new command.
 async fn gather(queue: &mut mpsc::Receiver<QueuedCommand>, taken: &mut Vec<QueuedCommand>) {
     let mut idle = 0;
     while idle < IDLE_TURNS && taken.len() < MAX_BATCH {
@@ -155,7 +157,7 @@ async fn gather(queue: &mut mpsc::Receiver<QueuedCommand>, taken: &mut Vec<Queue
     }
 }
 
-/// The outcome of a submitted command, once it is known. Dropping it does not withdraw the command.
+/// Resolves to the outcome of a submitted command. Dropping it does not withdraw the command.
 #[derive(Debug)]
 pub struct CommandTicket(pub(crate) oneshot::Receiver<Result<Outcome, SubmitError>>);
 
@@ -170,22 +172,22 @@ impl Future for CommandTicket {
 /// Turns queued commands into batches of this node's client.
 pub(crate) struct CommandWriter {
     core: Arc<NodeCore>,
-    /// How long a batch is tried.
+    /// How long a batch is retried.
     deadline: Duration,
     client: ClientId,
     serial: u64,
     /// What the ledger knows of the client.
     client_state: ClientState,
-    /// First serials of batches that are not answered.
+    /// First serials of the unanswered batches.
     unanswered: BTreeSet<u64>,
     last_sent: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientState {
-    /// Nothing; it is opened before the next batch.
+    /// Nothing; the client is opened before the next batch.
     New,
-    /// It is being opened, and the batch that waits for it comes next; nothing else is sent meanwhile.
+    /// The client is being opened. The batch that waits for it is sent next, and nothing else until then.
     Opening,
     Open,
 }
@@ -197,7 +199,7 @@ struct AnsweredBatch {
     client: BatchClient,
 }
 
-/// What became of the client of a batch before it was sent.
+/// Client with which a batch was sent.
 enum BatchClient {
     Existing(ClientId),
     Opened(ClientId),
@@ -253,7 +255,7 @@ impl CommandWriter {
         }
     }
 
-    /// Sends a batch on its way. When this returns, it has its place before every later one.
+    /// Sends a batch. When this returns, the batch is ordered before every later one.
     async fn send(&mut self, queued: Vec<QueuedCommand>) -> impl Future<Output = AnsweredBatch> + use<> {
         let first = self.serial + 1;
         self.serial += queued.len() as u64;
@@ -261,8 +263,8 @@ impl CommandWriter {
         self.last_sent = Instant::now();
         let (core, deadline) = (self.core.clone(), self.last_sent + self.deadline);
         let (commands, answers) = queued.into_iter().map(|queued| (queued.command, queued.answer)).unzip();
-        // An earlier client was forgotten, or there was none: begin as a new one. What is sent there has its place only
-        // then, and nothing else is sent until it is answered.
+        // The client was forgotten, or there is none yet: open a new one. The batch is ordered only after that, so
+        // nothing else is sent until it is answered.
         let sent = match std::mem::replace(&mut self.client_state, ClientState::Opening) {
             ClientState::New => SentBatch::NeedsClient(commands),
             known @ (ClientState::Opening | ClientState::Open) => {
@@ -280,14 +282,14 @@ impl CommandWriter {
     fn deliver_outcomes(&mut self, AnsweredBatch { first, answers, result, client }: AnsweredBatch) {
         self.unanswered.remove(&first);
         match client {
-            // By now another one may have been opened, or is just being.
+            // By now another client may have been opened, or is being opened.
             BatchClient::Existing(client) if client == self.client && self.client_state == ClientState::Open => {
                 if ends_client(&result) {
                     self.client_state = ClientState::New;
                 }
             }
             BatchClient::Existing(_) => {}
-            // A client whose first batch was not answered may be forgotten already.
+            // A client whose first batch was not answered may already be forgotten.
             BatchClient::Opened(client) if !ends_client(&result) && result.is_ok() => {
                 (self.client, self.client_state) = (client, ClientState::Open)
             }
@@ -297,7 +299,7 @@ impl CommandWriter {
             Err(error) => {
                 for answer in answers {
                     self.core.counters().record_failure(error);
-                    // Whoever asked may have gone.
+                    // The requester may be gone.
                     drop(answer.send(Err(error)));
                 }
             }
@@ -308,7 +310,7 @@ impl CommandWriter {
     }
 }
 
-/// Whether nothing more is sent as the client of a batch that was answered so: the ledger forgot it, or may have.
+/// Returns whether a client must no longer be used after this answer, because the ledger forgot it or may have.
 fn ends_client(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
     match result {
         Ok(outcomes) => outcomes.contains(&Outcome::Refused(Refusal::UnknownClient)),
@@ -316,16 +318,16 @@ fn ends_client(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
     }
 }
 
-/// A batch whose place is taken.
+/// A batch whose order is fixed.
 enum SentBatch {
-    /// Its client is opened first.
+    /// Its client must be opened first.
     NeedsClient(Vec<Command>),
-    /// Its first attempt is on its way, as this client.
+    /// Its first attempt was sent as this client.
     FirstAttempt(ClientId, BatchDelivery),
 }
 
 impl SentBatch {
-    /// The client that was opened for it, and what became of it.
+    /// Waits for the outcomes; returns the client that was opened for the batch, if any.
     async fn await_answer(
         self,
         core: Arc<NodeCore>,
@@ -346,7 +348,7 @@ impl SentBatch {
     }
 }
 
-/// Exactly as many as there are: an entry lives on in the log's cache.
+/// Allocated exactly, because an entry stays in the log's cache.
 fn submissions(commands: Vec<Command>, first: u64, client: ClientId) -> Vec<Submission> {
     let number = |(n, command)| Submission { client, serial: ClientSerial(first + n as u64), command };
     commands.into_iter().enumerate().map(number).collect()

@@ -1,4 +1,4 @@
-//! Changes of the membership, as the leader carries them out.
+//! Membership changes, as the leader carries them out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,24 +21,24 @@ use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerMethod};
 use crate::raft::{LogId, TokioTypeConfig};
 
-/// Entries that a learner may be behind when it becomes a voter.
+/// Maximum number of entries that a learner may be behind when it becomes a voter.
 const MAX_LAG: u64 = 5_000;
 
-/// How soon a learner must answer when it is to become a voter.
+/// How quickly a learner must answer when it becomes a voter.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a voter may take to lead in the place of one that will vote no more.
+/// How long a voter may take to take over from a leader that will no longer vote.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long `list` may lag behind a change that is committed.
+/// How long `list` may lag behind a committed change.
 const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a change may take.
+/// Timeout of a change.
 pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
 
-/// Everybody, as this node knows it.
+/// Returns all members, as this node knows them.
 pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
     let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
     let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
@@ -68,12 +68,13 @@ pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
     metrics.membership_config.nodes().map(member).collect()
 }
 
-/// Who leads best when this node stops: the voter that answers and has most of the log. None when this node does not lead.
+/// Returns the best successor when this node stops: the answering voter with the longest log. `None` if this node does
+/// not lead.
 pub(crate) fn best_successor(core: &NodeCore) -> Option<NodeId> {
     best_successor_among(core, |_| true)
 }
 
-/// Who of some does.
+/// Returns the best successor among the nodes that `may_lead` accepts.
 fn best_successor_among(core: &NodeCore, may_lead: impl Fn(NodeId) -> bool) -> Option<NodeId> {
     if !core.is_leading() {
         return None;
@@ -83,7 +84,7 @@ fn best_successor_among(core: &NodeCore, may_lead: impl Fn(NodeId) -> bool) -> O
     voters.max_by_key(|member| member.matched).map(|member| member.node)
 }
 
-/// Carries out a change as the leader; refused elsewhere.
+/// Carries out a change as the leader; refused on other nodes.
 pub(crate) async fn carry_out(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
     if !core.is_leading() {
         return Err(MemberError::NoLeader);
@@ -107,7 +108,7 @@ async fn apply_change(core: &NodeCore, change: MemberChange) -> Result<(), Membe
             change_voters(core, &voters, next).await
         }
         MemberChange::Remove(node) => {
-            // It learns from the log that it is removed, while it still gets the log.
+            // The node learns of its removal from the log, while it still receives the log.
             submit(core, Command::RetireNode(node)).await?;
             change_raft(core, ChangeMembers::RemoveNodes(BTreeSet::from([node.0]))).await
         }
@@ -116,15 +117,17 @@ async fn apply_change(core: &NodeCore, change: MemberChange) -> Result<(), Membe
     }
 }
 
-/// Gives these the vote. A leader that is not among them would lead on as a learner: one of them leads first, and makes the
-/// change when it is asked again; where none of them votes yet, one leads afterwards.
+/// Changes the voters to `next`.
+///
+/// A leader that is not among them would continue to lead as a learner. If some of `next` vote already, one of them
+/// takes over first and makes the change when it is asked again. If none of them votes yet, one takes over afterwards.
 async fn change_voters(core: &NodeCore, voters: &BTreeSet<NodeId>, next: BTreeSet<NodeId>) -> Result<(), MemberError> {
     let stays = next.contains(&core.node());
     let heir = || best_successor_among(core, |node| next.contains(&node));
     if !stays && !voters.is_disjoint(&next) {
-        // A leader that was just chosen has heard of nobody yet.
+        // A newly elected leader has not heard from anybody yet.
         let handed_over = transfer_and_wait(core, heir().ok_or(MemberError::NoLeader)?).await;
-        // Whoever leads now is asked next, also where another one was faster than the heir.
+        // The caller then asks the current leader, even if another node took over than the intended one.
         return Err(handed_over.err().filter(|_| core.is_leading()).unwrap_or(MemberError::NoLeader));
     }
     let wanted = next.iter().map(|node| node.0).collect();
@@ -142,14 +145,14 @@ async fn transfer_and_wait(core: &NodeCore, heir: NodeId) -> Result<(), MemberEr
     timeout(TRANSFER_TIMEOUT, transfer(core, heir)).await.map_err(late)?
 }
 
-/// Raises the level over the members that answer right now with a release that can work at it.
+/// Raises the level if all members answer now with a release that supports it.
 async fn raise_level(core: &NodeCore, level: u32) -> Result<(), MemberError> {
     let all = |core: &NodeCore| list(core).into_iter().map(|member| member.node).collect::<BTreeSet<_>>();
     check_level(core, level, &all(core))?;
     let turn = core.lock_membership()?;
     let members: BTreeSet<NodeId> = turn.rewrite_members(&core.raft).await?.into_iter().map(NodeId).collect();
     let others = members.iter().filter(|node| **node != core.node());
-    // What was said in an earlier life of a node says nothing of this one.
+    // What a node reported in an earlier run does not count.
     for asked in join_all(others.map(|node| check_answers(core, *node))).await {
         asked?;
     }
@@ -158,7 +161,7 @@ async fn raise_level(core: &NodeCore, level: u32) -> Result<(), MemberError> {
     if leadership != turn.leadership() {
         return Err(MemberError::NoLeader);
     }
-    // As a client of its own, which nobody tries again.
+    // Sent as a client of its own, so that it is never retried.
     let client = ClientId(random_u128());
     let commands = [Command::OpenClient(core.node()), Command::RaiseLevel(level)];
     let submission = |(serial, command)| Submission { client, serial: ClientSerial(serial), command };
@@ -169,7 +172,7 @@ async fn raise_level(core: &NodeCore, level: u32) -> Result<(), MemberError> {
     }
 }
 
-/// Whether these members can work at a level, as far as this node knows.
+/// Checks that these members support a level, as far as this node knows.
 fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Result<(), MemberError> {
     let known: BTreeMap<NodeId, ClusterMember> = list(core).into_iter().map(|member| (member.node, member)).collect();
     let release = |node: &NodeId| {
@@ -182,13 +185,13 @@ fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Resul
     })
 }
 
-/// Whether a member answers over a connection that is open now, and so that greeted with the levels that are known of it.
+/// Checks that a member answers now. The connection was greeted with the member's current feature levels.
 async fn check_answers(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
     let asked = core.registry.link(node, Lane::Call).call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
     asked.map(drop).map_err(|_| MemberError::Silent(node))
 }
 
-/// Whether most of these voters answer: fewer could neither write nor bring another voter in.
+/// Checks that a majority of these voters answers; otherwise they could neither write nor add another voter.
 async fn check_majority(core: &NodeCore, voters: &BTreeSet<NodeId>) -> Result<(), MemberError> {
     let answers = async |node: NodeId| node == core.node() || check_answers(core, node).await.is_ok();
     let asked = join_all(voters.iter().map(|node| async { (*node, answers(*node).await) })).await;
@@ -201,7 +204,7 @@ async fn check_majority(core: &NodeCore, voters: &BTreeSet<NodeId>) -> Result<()
     }
 }
 
-/// A voter that is not there would stop the quorum instead of widening it.
+/// Checks that a node answers and has caught up: an absent voter would stop the quorum instead of extending it.
 async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
     check_answers(core, node).await?;
     let mut metrics = core.raft.metrics();
@@ -210,7 +213,7 @@ async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberErro
             let now: Metrics = metrics.borrow_watched().clone();
             let matched = now.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
             let behind = now.last_log_index.unwrap_or(0).saturating_sub(matched.map_or(0, |log| log.index));
-            // A leader that was just chosen has not heard yet how far anybody is.
+            // A newly elected leader does not know the progress of the others yet.
             if behind <= MAX_LAG || matched.is_some() || metrics.changed().await.is_err() {
                 return behind;
             }
@@ -223,7 +226,7 @@ async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberErro
     }
 }
 
-/// Adds a learner, or notes where a known node listens now.
+/// Adds a learner, or updates the address of a known node.
 pub(crate) async fn enrol(core: &NodeCore, enrolment: Enrolment) -> Result<(), MemberError> {
     if !core.is_leading() {
         return Err(MemberError::NoLeader);
@@ -257,17 +260,17 @@ fn timeout_error(_: Elapsed) -> MemberError {
 }
 
 async fn change_raft(core: &NodeCore, change: ChangeMembers<u64, BasicNode>) -> Result<(), MemberError> {
-    // A voter that is replaced stays as a learner.
+    // A replaced voter stays as a learner.
     let changed = core.raft.change_membership(change, true).await.map_err(MembershipWriteError::from)?;
     await_listed(core, changed.log_id).await;
     Ok(())
 }
 
-/// Waits until `list` shows a membership that is committed: Raft answers whoever made it a moment before it says so.
+/// Waits until `list` shows a committed membership: Raft answers the caller shortly before it updates its metrics.
 async fn await_listed(core: &NodeCore, written: LogId) {
     let wait = core.raft.wait(Some(LIST_TIMEOUT));
     let shows = wait.metrics(|metrics| *metrics.membership_config.log_id() >= Some(written), "the membership");
-    // Later, or where Raft stops meanwhile, the change is made all the same.
+    // On a timeout, or if Raft stops, the change is made all the same.
     drop(shows.await);
 }
 

@@ -1,4 +1,4 @@
-//! Which sets of voters are sound. Pure.
+//! Rules for valid sets of voters. Pure.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use vocabulary::NodeId;
 
 use crate::members::{MemberChange, MemberError};
 
-/// The voters after a change, or why it is refused. `members` are all nodes, voters included.
+/// Returns the voters after a change, or why it is refused. `members` are all nodes, including voters.
 pub(crate) fn next_voters(
     voters: &BTreeSet<NodeId>,
     members: &BTreeSet<NodeId>,
@@ -45,7 +45,8 @@ pub(crate) fn next_voters(
     }
     match next.len() {
         1 | 3 | 5 => Ok(next),
-        // What is not touched is not judged: a cluster that came about otherwise can still be transferred and shrunk.
+        // A set that does not change is not judged, so that a cluster with an unusual one can still transfer and
+        // shrink.
         _ if next == *voters => Ok(next),
         voters => Err(MemberError::VoterCount { voters }),
     }

@@ -1,4 +1,4 @@
-//! Who calls, as far as the connection shows it.
+//! Identity of a caller, as far as its connection proves it.
 
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::client::verify_server_name;
@@ -7,16 +7,17 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use crate::peers::certificate::host;
 use crate::peers::handshake::Hello;
 
-/// The other side of an accepted connection.
+/// The remote side of an accepted connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Caller {
     pub(crate) hello: Hello,
-    /// What it showed; none where connections are plain.
+    /// Certificate that it presented; `None` without TLS.
     pub(crate) certificate: Option<CertificateDer<'static>>,
 }
 
 impl Caller {
-    /// Whether its certificate names the host of this address. Plain connections show nothing, and are taken at their word.
+    /// Returns whether its certificate names the host of this address. Without TLS nothing is proven, and every caller
+    /// is trusted.
     pub(crate) fn certificate_covers(&self, address: &str) -> bool {
         let Some(certificate) = &self.certificate else { return true };
         let Ok(name) = ServerName::try_from(host(address)) else { return false };

@@ -1,5 +1,7 @@
-//! Where callers wait that have not shown yet that they are members: a few places, fewer for one address. Whoever comes when
-//! all are taken gets the place of who has waited longest, so that idle callers keep nobody out.
+//! Limits connections of callers that have not proven yet that they are members.
+//!
+//! There are a few places, and fewer per address. A new caller takes the place of the one that has waited longest if
+//! all are taken, so that idle callers cannot block others.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Places for callers, oldest first.
+/// Places of callers, oldest first.
 #[derive(Debug)]
 pub(crate) struct CallerLimiter {
     max_callers: usize,
@@ -23,11 +25,11 @@ pub(crate) struct CallerLimiter {
 struct LimitedCaller {
     id: u64,
     from: IpAddr,
-    /// Dropped to turn the caller out.
+    /// Dropped to evict the caller.
     _evict: oneshot::Sender<Infallible>,
 }
 
-/// A caller's place, until it is dropped or given to somebody else.
+/// A caller's place, until it is dropped or given to another caller.
 #[derive(Debug)]
 pub(crate) struct CallerPermit {
     lobby: Arc<CallerLimiter>,
@@ -45,7 +47,7 @@ impl CallerLimiter {
         })
     }
 
-    /// Gives a place to whoever comes.
+    /// Gives a place to a new caller.
     pub(crate) fn admit(self: &Arc<Self>, from: IpAddr) -> CallerPermit {
         let (stays, turned_out) = oneshot::channel();
         let from = network_of(from);
@@ -58,7 +60,8 @@ impl CallerLimiter {
         CallerPermit { lobby: self.clone(), id, evicted: turned_out }
     }
 
-    /// The one that has waited longest: of the same address where that has its share, else of those that have most.
+    /// Returns the caller to evict: the longest-waiting one of the same address if that has used up its share,
+    /// otherwise of the addresses with the most callers.
     fn pick_evicted(&self, waiting: &[LimitedCaller], from: IpAddr) -> Option<usize> {
         let mut held = BTreeMap::<IpAddr, usize>::new();
         waiting.iter().for_each(|waiting| *held.entry(waiting.from).or_default() += 1);
@@ -71,7 +74,7 @@ impl CallerLimiter {
     }
 }
 
-/// Who counts as one address: an IPv6 host has a whole /64.
+/// Returns the network that counts as one address: an IPv6 host has a whole /64.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
@@ -80,9 +83,9 @@ fn network_of(address: IpAddr) -> IpAddr {
 }
 
 impl CallerPermit {
-    /// Returns once somebody else has it.
+    /// Returns once the place was given to another caller.
     pub(crate) async fn wait_evicted(&mut self) {
-        // Nothing is ever sent: it only ends.
+        // Nothing is ever sent; the channel only closes.
         drop((&mut self.evicted).await);
     }
 }

@@ -1,5 +1,5 @@
-//! What other nodes will say of a certificate: asked of this node's own before anybody is called, and told in words when
-//! another one's is refused. It lets nobody in: rustls does.
+//! Checks of certificates, as other nodes will make them: of this node's own before it calls anybody, and as an
+//! explanation when another node's is refused. Authentication itself is rustls' task.
 
 use std::io;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, RootCertSt
 use crate::error::OwnershipError;
 use crate::peers::tls::TlsFiles;
 
-/// Where a node of this address is dialled by name or IP.
+/// Returns the host name or IP under which a node with this address is dialled.
 pub(crate) fn host(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// What others check when they call this node, and when it calls them.
+/// Checks that other nodes make when they call this node and when it calls them.
 pub(crate) struct CertificateVerifiers {
     server: Arc<dyn ServerCertVerifier>,
     client: Arc<dyn ClientCertVerifier>,
 }
 
 impl CertificateVerifiers {
-    /// Who trust this authority.
+    /// Creates verifiers that trust this authority.
     pub(crate) fn new(
         roots: &Arc<RootCertStore>,
         provider: &Arc<CryptoProvider>,
@@ -39,8 +39,8 @@ impl CertificateVerifiers {
         })
     }
 
-    /// Refuses a chain that others would refuse at `address`. Only what time cures, either way, is a warning: the clock may
-    /// be wrong, and a router without its quorum still serves.
+    /// Refuses a certificate chain that others would refuse at `address`. A chain that is not valid yet or has expired
+    /// causes only a warning: the clock may be wrong, and a router without its quorum still serves.
     pub(crate) fn check(
         &self,
         files: &TlsFiles,
@@ -101,12 +101,13 @@ fn is_expiry(error: &CertificateError) -> bool {
     matches!(error, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
 }
 
-/// Whether another authority signed it. One of the same name has another key: then the signature is what does not fit.
+/// Returns whether another authority signed the certificate. An authority with the same name but another key shows up
+/// as a bad signature.
 fn is_foreign_authority(error: &CertificateError) -> bool {
     matches!(error, CertificateError::UnknownIssuer | CertificateError::BadSignature)
 }
 
-/// `DnsName("a")` and `IpAddress(10.0.0.1)`, as people write them.
+/// Formats `DnsName("a")` and `IpAddress(10.0.0.1)` for people.
 fn display_names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
@@ -118,7 +119,7 @@ fn display_names(presented: &[String]) -> String {
     }
 }
 
-/// What TLS had against the other side, or the other side against this one; none where it was not TLS that failed.
+/// Returns the TLS error of this or the other side; `None` if the failure was not one of TLS.
 pub(crate) fn tls_complaint(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
@@ -141,11 +142,11 @@ pub(crate) fn tls_complaint(error: &io::Error) -> Option<String> {
     })
 }
 
-/// What the other side meant by an alert, and what to mend.
+/// Explains the other side's TLS alert and what to fix.
 fn explain_alert(alert: AlertDescription) -> &'static str {
     use AlertDescription as Alert;
     match alert {
-        // Another authority of the same name has another key: then the signature is what does not fit.
+        // An authority with the same name but another key shows up as a bad signature.
         Alert::UnknownCA | Alert::DecryptError => {
             "it refused this node's certificate: another authority signed it than the one in cluster.tls.ca there"
         }

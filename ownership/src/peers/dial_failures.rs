@@ -1,5 +1,5 @@
-//! Nodes that could not be talked with when they were last called, and why. What only a hand mends is told in the log, once
-//! for each node and cause, and not more often than now and then.
+//! Recent failures to connect to nodes. Errors that need an operator are logged once per node and cause, and
+//! rate-limited.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use vocabulary::NodeId;
 use crate::peers::log_throttle::LogThrottle;
 use crate::peers::socket::DialError;
 
-/// For how long a call that failed says something: whom this node needs it calls every second.
+/// How long a failure counts as recent. Nodes that are needed are called every second.
 const RECENT_WINDOW: Duration = Duration::from_secs(30);
 
-/// The last failure of each node.
+/// Last failure of each node.
 #[derive(Debug, Default)]
 pub(crate) struct DialFailures {
     last_failures: BTreeMap<NodeId, DialFailure>,
@@ -27,13 +27,13 @@ struct DialFailure {
 }
 
 impl DialFailures {
-    /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
+    /// Returns why the last call to a node failed; `None` if it succeeded or there was no recent call.
     pub(crate) fn recent_cause(&self, node: NodeId, now: Instant) -> Option<String> {
         let DialFailure { why: DialError::Tls(why) | DialError::Other(why), at, .. } = self.last_failures.get(&node)?;
         (now.saturating_duration_since(*at) < RECENT_WINDOW).then(|| why.clone())
     }
 
-    /// Notes one. Where it is to be told, how many went by untold before it.
+    /// Records a failure. If it should be logged, returns how many were not logged before it.
     pub(crate) fn record(&mut self, node: NodeId, why: DialError, now: Instant) -> Option<u64> {
         let was_told = self.last_failures.get(&node).is_some_and(|known| known.why == why && known.is_logged);
         let is_to_tell = matches!(why, DialError::Tls(_)) && !was_told;
@@ -46,7 +46,7 @@ impl DialFailures {
         self.last_failures.remove(&node);
     }
 
-    /// Only these are members.
+    /// Drops nodes that are not members.
     pub(crate) fn retain_members(&mut self, is_member: impl Fn(NodeId) -> bool) {
         self.last_failures.retain(|node, _| is_member(*node));
     }

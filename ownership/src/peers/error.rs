@@ -1,4 +1,4 @@
-//! Why a call to another node failed, and what to do about it.
+//! Errors of calls to other nodes, and what to do about them.
 
 use consensus::SupportedLevels;
 use serde::{Deserialize, Serialize};
@@ -11,66 +11,66 @@ use crate::peers::Topic;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum PeerError {
-    /// Nobody knows where it is.
+    /// The node's address is unknown.
     #[error("node {0} is not a member, or its address is not known here yet")]
     Unknown(NodeId),
-    /// No connection: nothing was sent. Worth a retry.
+    /// No connection: nothing was sent. Can be retried.
     #[error("{address} cannot be reached: {why}")]
     Unreachable {
-        /// Where it should be.
+        /// Address that was dialled.
         address: String,
-        /// What happened.
+        /// Cause.
         why: String,
     },
-    /// The connection broke before the answer; whether it was done is not known.
+    /// The connection broke before the answer; the outcome is unknown.
     #[error("the connection to {address} broke: {why}")]
     Lost {
-        /// Where it was.
+        /// Address of the node.
         address: String,
-        /// What happened.
+        /// Cause.
         why: String,
     },
-    /// The other node does not want this one.
+    /// The other node refused this one.
     #[error("{address} refused this node: {refusal}")]
     Refused {
-        /// Who refused.
+        /// Address of the node that refused.
         address: String,
-        /// Why.
+        /// Cause.
         refusal: HandshakeRefusal,
     },
-    /// No answer in time; whether it was done is not known.
+    /// No answer in time; the outcome is unknown.
     #[error("no answer within {millis} ms")]
     TimedOut {
-        /// How long was waited.
+        /// Timeout in milliseconds.
         millis: u64,
     },
-    /// More bytes than one call may carry, either way.
+    /// The call or its answer is too large.
     #[error("{bytes} bytes, and a call carries {most} at most: ask for it in pieces")]
     TooLarge {
-        /// How many there were.
+        /// Size in bytes.
         bytes: u64,
-        /// How many may be.
+        /// Maximum size in bytes.
         most: u64,
     },
-    /// Too many calls are under way. Worth a retry, later.
+    /// Too many calls are in flight. Can be retried later.
     #[error("too many calls are under way; try again later")]
     Busy,
-    /// The other node runs nothing that answers this.
+    /// The other node has no service for this method.
     #[error("nothing answers {0:?} on that node; its release may be older, or it is still starting")]
     NoService(Topic),
-    /// What arrived makes no sense. Somebody's bug, or no node of ours.
+    /// The message cannot be decoded: a bug, or the caller is not one of our nodes.
     #[error("the message could not be read: {0}")]
     Garbled(String),
-    /// What answers there failed.
+    /// The service on the other node failed.
     #[error("{0}")]
     Failed(String),
-    /// The other node takes no part in the quorum any more, and says why.
+    /// The other node no longer takes part in the quorum; the text is its reason.
     #[error("it has stopped: {0}")]
     Stopped(String),
 }
 
 impl PeerError {
-    /// The word for metrics.
+    /// Returns the label used in metrics.
     pub fn cause(&self) -> &'static str {
         self.into()
     }
@@ -79,31 +79,31 @@ impl PeerError {
 /// Why a node refuses a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum HandshakeRefusal {
-    /// The protocols differ.
+    /// The protocol versions differ.
     #[error("it speaks protocol {spoken} between nodes, and this binary another; upgrade one release at a time")]
     Protocol {
-        /// What the refusing node speaks.
+        /// Version of the refusing node.
         spoken: u32,
     },
     /// The other side belongs to another cluster.
     #[error("it belongs to {cluster}; check the addresses of `join` and the data directory")]
     OtherCluster {
-        /// The refusing node's cluster.
+        /// Cluster of the refusing node.
         cluster: ClusterId,
     },
-    /// The caller says which node it is, and not of which cluster.
+    /// The caller names its node id but not its cluster.
     #[error("whoever calls as a node must name its cluster, too; only a node without an id calls without one")]
     Unproven,
-    /// Another node than expected listens there.
+    /// Another node than expected listens at the address.
     #[error("node {node} listens there now; the address of the node that was meant is out of date")]
     OtherNode {
-        /// Who it is.
+        /// Node that listens there.
         node: NodeId,
     },
     /// The caller claims to be the node that it calls.
     #[error("both are node {node}: a data directory was copied, or `join` names this node itself")]
     SameNode {
-        /// Who both claim to be.
+        /// Id that both claim.
         node: NodeId,
     },
     /// The caller was removed from the cluster.
@@ -112,15 +112,15 @@ pub enum HandshakeRefusal {
          directory and `--join`"
     )]
     Retired {
-        /// Who was removed.
+        /// Node that was removed.
         node: NodeId,
     },
-    /// The caller's binary cannot work at the cluster's feature level.
+    /// The caller's release does not support the cluster's feature level.
     #[error("the cluster works at feature level {level}, and this binary at {levels}; install the newer release")]
     Level {
-        /// The cluster's.
+        /// Level of the cluster.
         level: u32,
-        /// The caller's.
+        /// Levels that the caller supports.
         levels: SupportedLevels,
     },
 }

@@ -1,4 +1,4 @@
-//! What travels between nodes after the handshake: length-prefixed frames, many exchanges on one connection.
+//! Wire format between nodes after the handshake: length-prefixed frames, many exchanges per connection.
 //!
 //! Layout: length of the payload (4 bytes, little endian), kind (1), method (1), exchange (8, little endian), payload.
 
@@ -7,42 +7,42 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The longest payload. Entries and snapshots are cut into pieces well below it.
+/// Maximum payload. Entries and snapshots are split into pieces well below it.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
 
-/// Bytes before the payload.
+/// Size of the header before the payload.
 const HEADER: usize = 14;
 
-/// Memory that a declared length gets before its bytes are there.
+/// Initial buffer for a declared length whose bytes have not arrived.
 const INITIAL_BUFFER: usize = 64 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum FrameKind {
-    /// A conversation begins; the method says what about.
+    /// Opens an exchange; the method names its subject.
     Open = 1,
-    /// One more piece of what is asked.
+    /// Another piece of the request.
     More = 2,
-    /// Nothing more is asked.
+    /// End of the request.
     End = 3,
     /// One piece of the answer.
     Reply = 4,
-    /// The answer is complete.
+    /// End of the answer.
     Done = 5,
-    /// The exchange failed; the payload says why.
+    /// The exchange failed; the payload is the error.
     Fail = 6,
     Ping = 7,
     Pong = 8,
-    /// A question that is complete as it is.
+    /// A complete request in one frame.
     Ask = 9,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PeerFrame {
     pub(crate) kind: FrameKind,
-    /// What is asked; 0 in every frame but the first of an exchange.
+    /// Method of the request; 0 in every frame but the first of an exchange.
     pub(crate) method: u8,
-    /// Which exchange; chosen by who opens it.
+    /// Id of the exchange, chosen by the side that opens it.
     pub(crate) exchange: u64,
     pub(crate) payload: Bytes,
 }
@@ -52,13 +52,13 @@ impl PeerFrame {
         Self { kind, method: 0, exchange, payload }
     }
 
-    /// A frame without a payload.
+    /// Creates a frame without a payload.
     pub(crate) fn without_payload(kind: FrameKind, exchange: u64) -> Self {
         Self::new(kind, exchange, Bytes::new())
     }
 }
 
-/// Reads the next frame; `None` when the other side closed the connection between two frames.
+/// Reads the next frame; `None` if the other side closed the connection between two frames.
 pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Option<PeerFrame>> {
     let mut header = [0u8; HEADER];
     let first = from.read(&mut header).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Optio
     Ok(Some(PeerFrame { kind, method: header[5], exchange, payload }))
 }
 
-/// Memory grows with what has arrived, not with what was announced.
+/// Reads a payload. Memory grows with what has arrived, not with what was announced.
 async fn read_payload<R: AsyncRead + Unpin>(from: &mut R, length: usize) -> io::Result<Bytes> {
     let mut payload = BytesMut::with_capacity(length.min(INITIAL_BUFFER));
     let mut rest = from.take(length as u64);

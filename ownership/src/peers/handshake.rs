@@ -1,7 +1,7 @@
-//! The first words on a connection: who calls whom, of which cluster, and what both can do.
+//! Handshake of a connection: identity, cluster and capabilities of both sides.
 //!
-//! Layout: 8 bytes that no other protocol begins with, then one message each way: length (4 bytes, little endian) and
-//! MessagePack with names, so that later releases can add fields.
+//! Layout: 8 magic bytes that no other protocol begins with, then one message each way: length (4 bytes, little endian)
+//! and MessagePack with field names, so that later releases can add fields.
 
 use std::io;
 
@@ -14,34 +14,34 @@ use vocabulary::NodeId;
 use crate::node_folder::ClusterId;
 use crate::peers::error::HandshakeRefusal;
 
-/// The protocol between nodes. Raised when frames or methods change so that older nodes could not follow.
+/// Protocol version between nodes. Raised if frames or methods change incompatibly.
 pub(crate) const PROTOCOL: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"OWNPEER\x01";
 
-/// The longest message before both know each other.
+/// Maximum size of a greeting, in bytes.
 const MAX_HELLO_BYTES: u32 = 4 << 10;
 
-/// What a connection is for. Each has its own, so that a snapshot never delays a heartbeat.
+/// Purpose of a connection. Each has its own connection, so that a snapshot never delays a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub(crate) enum Lane {
     /// Votes, heartbeats and log entries.
     Raft,
     Bulk,
-    /// Commands on their way to the leader, and what else waits for the quorum.
+    /// Commands for the leader, and other calls that wait for the quorum.
     Call,
-    /// What routers tell each other.
+    /// Calls between routers.
     Topic,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) protocol: u32,
-    /// None for a node that has no id yet and wants to join.
+    /// `None` for a node that has no id yet and wants to join.
     pub(crate) cluster: Option<ClusterId>,
-    /// None for a node that wants to join.
+    /// `None` for a node that wants to join.
     pub(crate) node: Option<NodeId>,
-    /// Who is meant; none when only an address is known.
+    /// Node that the caller expects; `None` if it knows only an address.
     pub(crate) to: Option<NodeId>,
     pub(crate) levels: SupportedLevels,
     pub(crate) lane: Lane,
@@ -81,11 +81,11 @@ pub(crate) async fn receive_message<T: DeserializeOwned, R: AsyncRead + Unpin>(f
     rmp_serde::from_slice(&body).map_err(|error| invalid(format!("the greeting makes no sense: {error}")))
 }
 
-/// What a node knows when it is called.
+/// State of a called node that decides whether a caller is accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callee<'a> {
     pub(crate) welcome: &'a Welcome,
-    /// The cluster's feature level.
+    /// Feature level of the cluster.
     pub(crate) level: u32,
     /// Whether the caller was removed.
     pub(crate) is_retired: RemovalStatus,
@@ -98,7 +98,7 @@ pub(crate) enum RemovalStatus {
     No,
 }
 
-/// Whether the caller may come in. Pure.
+/// Decides whether the caller is accepted. Pure.
 pub(crate) fn check_hello(hello: &Hello, callee: Callee<'_>) -> Result<(), HandshakeRefusal> {
     let Welcome { cluster, node, .. } = *callee.welcome;
     if hello.protocol != PROTOCOL {

@@ -1,4 +1,4 @@
-//! The way to one node on one lane: connects when it is needed, again when it broke, and carries many calls at once.
+//! Link to one node on one lane: connects on demand, reconnects after a failure, and multiplexes calls.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::peers::frame::{self, FrameKind, MAX_PAYLOAD, PeerFrame};
 use crate::peers::method::PeerMethod;
 use crate::peers::socket::{Dialer, PeerSocket};
 
-/// Frames that wait to be written.
+/// Maximum number of frames that wait to be written.
 const QUEUE_FRAMES: usize = 256;
 
-/// Calls that wait for an answer.
+/// Maximum number of unanswered calls.
 const MAX_CALLS: usize = 1_024;
 
-/// The wait after the first failed attempt; it doubles.
+/// Wait after the first failed attempt; it doubles.
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 
-/// The longest wait between two attempts.
+/// Maximum wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// How often a connection is looked after.
+/// How often a connection is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Silence after which the other side is asked whether it is there, while somebody waits for it.
+/// Silence after which the other side is pinged, while a call waits.
 const PING_AFTER: Duration = Duration::from_secs(1);
 
-/// Silence after which a connection is given up, or a write that does not get through.
+/// Silence, or duration of a blocked write, after which a connection is given up.
 const DEAD_AFTER: Duration = Duration::from_secs(4);
 
 enum ReplyWaiter {
@@ -46,7 +46,7 @@ enum ReplyWaiter {
 impl ReplyWaiter {
     fn fail(self, error: PeerError) {
         match self {
-            // Whoever waited may have gone.
+            // The requester may be gone.
             ReplyWaiter::One(answer) => drop(answer.send(Err(error))),
             ReplyWaiter::Many(answers) => drop(answers.try_send(Err(error))),
         }
@@ -60,14 +60,14 @@ impl ReplyWaiter {
     }
 }
 
-/// What a link's task is asked to do.
+/// Message to a link's task.
 enum LinkMessage {
     Open { method: u8, exchange: u64, payload: Bytes, waiting: ReplyWaiter },
     More { exchange: u64, payload: Bytes },
     End { exchange: u64 },
 }
 
-/// A way to a node. Dropping the last handle closes the connection.
+/// A link to a node. Dropping the last handle closes the connection.
 #[derive(Clone)]
 pub(crate) struct PeerLink {
     outgoing: mpsc::Sender<LinkMessage>,
@@ -75,28 +75,28 @@ pub(crate) struct PeerLink {
 }
 
 impl PeerLink {
-    /// A link that dials when it is first used.
+    /// Creates a link that dials when it is first used.
     pub(crate) fn new(dialer: Dialer) -> Self {
         let (outgoing, queue) = mpsc::channel(QUEUE_FRAMES);
         tokio::spawn(DisconnectedLink { dialer, failures: 0, retry_at: None }.run(queue));
         Self { outgoing, next: Arc::default() }
     }
 
-    /// Asks once and waits for the one answer.
+    /// Sends one request and waits for its answer.
     pub(crate) async fn call(&self, method: PeerMethod, payload: Bytes, within: Duration) -> Result<Bytes, PeerError> {
         let asked = async { self.start_call(method, payload).await?.answer().await };
         let late = |_| PeerError::TimedOut { millis: within.as_millis() as u64 };
         timeout(within, asked).await.map_err(late)?
     }
 
-    /// Asks once. When this returns, the question has its place in the order of this link's questions.
+    /// Sends one request. When this returns, the request has its place in the order of this link's requests.
     pub(crate) async fn start_call(&self, method: PeerMethod, payload: Bytes) -> Result<PendingReply, PeerError> {
         let (answer, answered) = oneshot::channel();
         self.open_call(method, payload, ReplyWaiter::One(answer)).await?;
         Ok(PendingReply(answered))
     }
 
-    /// Begins a conversation in which `expected` answers at most may wait to be taken.
+    /// Opens an exchange. At most `expected` answers may wait to be taken.
     pub(crate) async fn open_exchange(
         &self,
         method: PeerMethod,
@@ -120,7 +120,7 @@ impl PeerLink {
     }
 }
 
-/// An answer on its way.
+/// A pending answer.
 pub(crate) struct PendingReply(oneshot::Receiver<Result<Bytes, PeerError>>);
 
 impl PendingReply {
@@ -131,8 +131,8 @@ impl PendingReply {
 
 pub(crate) type ReplyReceiver = mpsc::Receiver<Result<Bytes, PeerError>>;
 
-/// The asking side of a conversation. Dropped, it says that nothing more comes: else the other side would wait for it
-/// and keep what it holds for it.
+/// Request side of an exchange. Dropping it ends the request; otherwise the other side would keep waiting and hold its
+/// resources.
 pub(crate) struct ExchangeSender {
     outgoing: mpsc::Sender<LinkMessage>,
     exchange: u64,
@@ -144,7 +144,7 @@ impl ExchangeSender {
         self.outgoing.send(LinkMessage::More { exchange: self.exchange, payload }).await.map_err(|_| closing_error())
     }
 
-    /// Nothing more will be said.
+    /// Ends the request.
     pub(crate) async fn end(mut self) -> Result<(), PeerError> {
         self.outgoing.send(LinkMessage::End { exchange: self.exchange }).await.map_err(|_| closing_error())?;
         self.is_ended = true;
@@ -158,8 +158,8 @@ impl Drop for ExchangeSender {
             return;
         }
         let (outgoing, end) = (self.outgoing.clone(), LinkMessage::End { exchange: self.exchange });
-        // Behind what waits to be written; the task ends with the link at the latest. A link that is gone has told the
-        // other side already.
+        // Sent after the queued frames; the task ends with the link at the latest. If the link is gone, the other side
+        // knows already.
         if let Err(mpsc::error::TrySendError::Full(end)) = outgoing.try_send(end)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -168,7 +168,7 @@ impl Drop for ExchangeSender {
     }
 }
 
-/// Its link went while the answer was on its way: the node was removed, or this one is closing.
+/// Error if the link was closed before the answer: the node was removed, or this one is closing.
 fn lost_error() -> PeerError {
     PeerError::Lost { address: "the node".into(), why: "its link was closed".into() }
 }
@@ -179,7 +179,7 @@ fn closing_error() -> PeerError {
 
 type OpenCalls = Arc<Mutex<HashMap<u64, ReplyWaiter>>>;
 
-/// The task of a link while it is not connected.
+/// Task of a link while it is not connected.
 struct DisconnectedLink {
     dialer: Dialer,
     failures: u32,
@@ -189,7 +189,7 @@ struct DisconnectedLink {
 impl DisconnectedLink {
     async fn run(mut self, mut queue: mpsc::Receiver<LinkMessage>) {
         while let Some(first) = queue.recv().await {
-            // Pieces of a conversation that broke with its connection.
+            // Drops pieces of an exchange whose connection broke.
             let LinkMessage::Open { .. } = first else { continue };
             if let Some((_, error)) = self.retry_at.as_ref().filter(|(at, _)| Instant::now() < *at) {
                 fail_message(first, error.clone());
@@ -218,7 +218,7 @@ fn fail_message(outgoing: LinkMessage, error: PeerError) {
     }
 }
 
-/// Carries calls over one connection until it breaks or nobody holds the link any more.
+/// Carries calls over one connection until it breaks or the last handle of the link is dropped.
 async fn run_connection(socket: PeerSocket, first: LinkMessage, queue: &mut mpsc::Receiver<LinkMessage>) -> PeerError {
     let address = socket.address.clone();
     let (reader, writer) = tokio::io::split(socket.stream);
@@ -256,14 +256,14 @@ impl PeerActivity {
     }
 }
 
-/// The writing half of a connection.
+/// Write half of a connection.
 struct LinkWriter<W> {
     to: BufWriter<W>,
     calls: OpenCalls,
 }
 
 impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
-    /// Writes until the queue ends or the connection does; says why it stopped.
+    /// Writes until the queue or the connection ends; returns why it stopped.
     async fn run(
         &mut self,
         first: LinkMessage,
@@ -273,7 +273,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
         let mut next = Some(first);
         let mut look = tokio::time::interval(CHECK_INTERVAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // A pause of this process is not the other side's silence: an answer must have had a chance to be read.
+        // Counts checks, because a pause of this process must not count as silence: answers need a chance to be read.
         let mut silent_looks = 0;
         loop {
             let written = match next.take() {
@@ -314,7 +314,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
         self.to.flush().await
     }
 
-    /// Writes one, and whatever else waits by then, in one go.
+    /// Writes a frame and all others that wait, then flushes once.
     async fn write_queued(
         &mut self,
         first: LinkMessage,
@@ -335,7 +335,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
         self.to.flush().await
     }
 
-    /// The frame to write, unless nobody would wait for the answer.
+    /// Returns the frame to write, unless nobody waits for its answer any more.
     fn frame(&self, outgoing: LinkMessage) -> Option<PeerFrame> {
         let mut calls = self.calls.lock();
         match outgoing {
@@ -364,7 +364,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
     }
 }
 
-/// Reads answers and hands them out until the connection ends; says why it did.
+/// Reads answers and dispatches them until the connection ends; returns why it ended.
 async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, heard: Arc<PeerActivity>) -> String {
     let mut from = BufReader::with_capacity(64 << 10, from);
     loop {
@@ -378,12 +378,12 @@ async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, heard: Ar
         match frame.kind {
             FrameKind::Reply => {
                 let goes_on = match calls.get(&frame.exchange) {
-                    // More answers than were asked for, or nobody there: the conversation is over.
+                    // More answers than expected, or no receiver: the exchange is over.
                     Some(ReplyWaiter::Many(answers)) => answers.try_send(Ok(frame.payload.clone())).is_ok(),
                     Some(ReplyWaiter::One(_)) | None => false,
                 };
                 if !goes_on && let Some(ReplyWaiter::One(answer)) = calls.remove(&frame.exchange) {
-                    // Whoever asked may have gone.
+                    // The requester may be gone.
                     drop(answer.send(Ok(frame.payload)));
                 }
             }

@@ -1,4 +1,4 @@
-//! Where other nodes call this one.
+//! Listener for calls from other nodes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,19 +19,20 @@ use crate::peers::rejection_log::RejectionLog;
 use crate::peers::served_connection::{self, ExchangeHandler};
 use crate::peers::socket::{ByteStream, DialPolicy};
 
-/// Connections of members at once: five voters, a hundred learners, some lanes each.
+/// Maximum number of members' connections: five voters and a hundred learners with a few lanes each.
 const MAX_CONNECTIONS: usize = 1_024;
 
-/// Callers that have not greeted yet, and those of one address.
+/// Maximum number of callers in the handshake, in total and per address.
 const MAX_HANDSHAKING: (usize, usize) = (128, 48);
 
-/// Callers that greeted and are no members, and those of one address: nodes that join, and whoever says that it is one.
+/// Maximum number of greeted callers that are not members, in total and per address: joining nodes, and whoever claims
+/// to be one.
 const MAX_NON_MEMBERS: (usize, usize) = (64, 16);
 
-/// How long a caller may take to greet, TLS included.
+/// Timeout of the handshake, including TLS.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A bound address that nobody is served on yet.
+/// A bound address that does not accept connections yet.
 pub(crate) struct PeerListener {
     socket: TcpListener,
     pub(crate) address: SocketAddr,
@@ -45,7 +46,7 @@ impl PeerListener {
         Ok(Self { socket, address })
     }
 
-    /// Lets in whom the registry lets in, until it is dropped; every connection ends with it.
+    /// Accepts the callers that the registry accepts, until it is dropped; all connections end with it.
     pub(crate) async fn run<A: ExchangeHandler>(self: Arc<Self>, registry: Arc<PeerRegistry>, answerer: Arc<A>) {
         let rooms = Arc::new(CallerLimits {
             handshaking: CallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
@@ -79,7 +80,7 @@ impl PeerListener {
     }
 }
 
-/// Where callers are, by what they have shown.
+/// Limiters of callers, by what they have proven.
 struct CallerLimits {
     handshaking: Arc<CallerLimiter>,
     non_members: Arc<CallerLimiter>,

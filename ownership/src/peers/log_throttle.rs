@@ -1,27 +1,27 @@
-//! What is counted each time and told in the log now and then: whoever knocks must not fill the disk.
+//! Rate-limited logging of counted events, so that a caller cannot fill the disk with log lines.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-/// Between two lines of the log.
+/// Minimum time between two log lines.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Something that may happen at any rate.
+/// Counter of an event that may happen at any rate.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle {
     count: AtomicU64,
-    /// When it was told last, and how often it had happened by then.
+    /// When it was last logged, and the count at that time.
     last_logged: Mutex<Option<(Instant, u64)>>,
 }
 
 impl LogThrottle {
-    /// How often it happened.
+    /// Returns the number of events.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 
-    /// Counts one. How many were not told of before it, where it is time to tell.
+    /// Counts an event. If it should be logged, returns how many were not logged before it.
     pub(crate) fn record(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
         let mut told = self.last_logged.lock();

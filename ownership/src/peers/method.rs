@@ -1,4 +1,4 @@
-//! What nodes ask each other. The numbers go over the wire and never change their meaning.
+//! Methods of calls between nodes. The numbers are part of the wire format and never change their meaning.
 
 use strum::VariantArray as _;
 
@@ -7,27 +7,27 @@ use crate::peers::Topic;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum PeerMethod {
-    /// Log entries, or a heartbeat, one request.
+    /// Log entries or a heartbeat; a single request.
     Append = 1,
-    /// Log entries, request after request on one exchange.
+    /// Log entries; a stream of requests on one exchange.
     AppendStream = 2,
     Vote = 3,
     PreVote = 4,
-    /// A snapshot: its head, then its bytes.
+    /// A snapshot: its header, then its bytes.
     Snapshot = 5,
     TransferLeader = 6,
     /// Commands for the leader.
     Submit = 16,
-    /// How far one must have applied for a linearizable read.
+    /// Read index for a linearizable read.
     ReadIndex = 17,
-    /// Lives of workers that were reached.
+    /// Incarnations of workers that were reached.
     Alive = 18,
-    /// A new node asks for an id.
+    /// Request of a new node for an id.
     Admit = 19,
-    /// A new node that has written its id down asks to be added; a known one tells its new address.
+    /// Request of a new node with an id to be added, or of a known one to update its address.
     Enrol = 20,
     Change = 21,
-    /// Who belongs to the cluster, as the leader knows it.
+    /// Members of the cluster, as the leader knows them.
     Members = 22,
     /// `Topic::Exchange`.
     Exchange = 32,
@@ -38,7 +38,7 @@ pub(crate) enum PeerMethod {
 }
 
 impl PeerMethod {
-    /// Whether only a member whose Raft runs answers this: one that has stopped counts as one that does not answer.
+    /// Returns whether only a member with a running Raft answers this. A member that has stopped counts as unreachable.
     pub(crate) fn needs_raft(self) -> bool {
         use PeerMethod::{Append, AppendStream, Members, PreVote, Snapshot, TransferLeader, Vote};
         matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
@@ -52,7 +52,7 @@ impl PeerMethod {
         }
     }
 
-    /// The topic of a call between routers.
+    /// Returns the topic of a call between routers.
     pub(crate) fn topic(self) -> Option<Topic> {
         Topic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
     }

@@ -1,6 +1,7 @@
-//! Who was refused, so that it is told once for each node and cause, and not at every attempt: a removed node that was not
-//! stopped calls every second. Without TLS a caller may say each time that it is another node, so that there is also a bound
-//! on how often anything is told.
+//! Log of refused nodes, once per node and cause.
+//!
+//! A removed node that was not stopped calls every second. Without TLS a caller may claim another id each time, so all
+//! lines together are rate-limited, too.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,10 +11,10 @@ use vocabulary::NodeId;
 use crate::peers::error::HandshakeRefusal;
 use crate::peers::log_throttle::LogThrottle;
 
-/// Nodes that are remembered; a caller may say that it is any node.
+/// Maximum number of remembered nodes; a caller may claim any id.
 const MAX_NODES: usize = 1_024;
 
-/// The last refusal of each node that was told; none is a node without an id.
+/// Last logged refusal of each node; `None` is a node without an id.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalLog {
     logged: BTreeMap<Option<NodeId>, HandshakeRefusal>,
@@ -21,8 +22,8 @@ pub(crate) struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Notes a refusal. Where it is to be told, how many went by untold before it; one of a node that calls again has its turn
-    /// then.
+    /// Records a refusal. If it should be logged, returns how many were not logged before it; a refusal that is
+    /// suppressed now is logged at a later call of that node.
     pub(crate) fn record(&mut self, node: Option<NodeId>, refusal: &HandshakeRefusal, now: Instant) -> Option<u64> {
         if self.logged.get(&node) == Some(refusal) {
             return None;

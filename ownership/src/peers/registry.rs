@@ -1,4 +1,4 @@
-//! Who the other nodes are, where they listen, the links to them, and who answers what they ask.
+//! Registry of the other nodes: ids, addresses, links, and the services that answer them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -24,13 +24,13 @@ use crate::peers::tls::PeerTls;
 use crate::peers::{PeerService, Topic};
 use crate::snapshot_stream::DiskSpace;
 
-/// Snapshots that may come from other nodes at once: one, and what a leader that was lost meanwhile left behind.
+/// Maximum number of incoming snapshots: one, and one that a lost leader left unfinished.
 const MAX_INCOMING_SNAPSHOTS: usize = 2;
 
-/// Nodes whose releases are remembered; beyond it only members' are. A caller may say that it is any node.
+/// Maximum number of nodes whose levels are remembered; beyond it only members' are. A caller may claim any id.
 const MAX_KNOWN_LEVELS: usize = 4_096;
 
-/// What this node knows of the others. Shared by everything that calls or is called.
+/// What this node knows of the others. Shared by all callers and handlers.
 pub(crate) struct PeerRegistry {
     pub(crate) own: Welcome,
     pub(crate) publisher: Arc<ViewPublisher>,
@@ -41,22 +41,22 @@ pub(crate) struct PeerRegistry {
     retired: OnceLock<()>,
     level_unsupported: OnceLock<()>,
     pub(crate) failures: PeerFailures,
-    /// Places for snapshots on their way here.
+    /// Permits for incoming snapshots.
     pub(crate) snapshot_permits: Semaphore,
-    /// What these will need on the disk.
+    /// Disk space that they will need.
     pub(crate) space: DiskSpace,
     tls: Option<PeerTls>,
 }
 
-/// What went wrong between this node and others, as far as people are told of it.
+/// Failures between this node and others that are reported to operators.
 pub(crate) struct PeerFailures {
-    /// Members that could not be talked with.
+    /// Members to which a connection failed.
     dial_failures: Mutex<DialFailures>,
     /// Callers whose TLS was refused here, or who refused this node's.
     pub(crate) tls_refusals: RejectionLog,
-    /// Callers that asked what only members may ask.
+    /// Callers of methods that only members may call.
     pub(crate) non_member_calls: RejectionLog,
-    /// Messages of Raft that name terms or entries that no sound node names.
+    /// Raft messages with implausible terms or entries.
     pub(crate) implausible_messages: RejectionLog,
     handshake_refusals: Mutex<RefusalLog>,
 }
@@ -98,7 +98,7 @@ impl PeerRegistry {
         })
     }
 
-    /// The members and where they listen, as of the newest membership. Links to nodes that left are closed.
+    /// Sets the members and their addresses from the newest membership. Closes links to nodes that left.
     pub(crate) fn set_members(&self, book: BTreeMap<NodeId, String>) {
         let mut links = self.links.lock();
         links.retain(|(node, _), _| book.contains_key(node));
@@ -107,7 +107,7 @@ impl PeerRegistry {
         self.addresses.store(Arc::new(book));
     }
 
-    /// Where a node listens, should the book not have it yet: Raft calls new members before they are in it.
+    /// Adds a node's address if it is unknown: Raft calls new members before they are in the address book.
     pub(crate) fn note_address(&self, node: NodeId, address: &str) {
         if !self.addresses.load().contains_key(&node) {
             self.addresses.rcu(|book| {
@@ -122,14 +122,14 @@ impl PeerRegistry {
         self.addresses.load().keys().copied().filter(|node| *node != self.own.node).collect()
     }
 
-    /// Whether a caller is a member, as far as its connection and the newest membership here show it.
+    /// Returns whether a caller is a member, according to its connection and the newest membership known here.
     pub(crate) fn is_member(&self, caller: &Caller) -> bool {
         let (node, cluster) = (caller.hello.node, caller.hello.cluster);
         let address = node.filter(|_| cluster == Some(self.own.cluster)).and_then(|node| self.address(node));
         address.is_some_and(|address| caller.certificate_covers(&address))
     }
 
-    /// The link to a node on a lane; one for all who call it.
+    /// Returns the shared link to a node on a lane.
     pub(crate) fn link(self: &Arc<Self>, node: NodeId, lane: Lane) -> PeerLink {
         let mut links = self.links.lock();
         let link = links.entry((node, lane)).or_insert_with(|| self.dial(DialTarget::Node(node), lane));
@@ -141,12 +141,12 @@ impl PeerRegistry {
         self.links.lock().clear();
     }
 
-    /// A link of one's own.
+    /// Creates a link that is not shared.
     pub(crate) fn dial(self: &Arc<Self>, whom: DialTarget, lane: Lane) -> PeerLink {
         PeerLink::new(Dialer { whom, lane, policy: self.clone() })
     }
 
-    /// What a node's binary can do, once it was met.
+    /// Returns the feature levels that a node's release supports, if it was met.
     pub(crate) fn levels(&self, node: NodeId) -> Option<SupportedLevels> {
         if node == self.own.node {
             return Some(self.own.levels);
@@ -154,12 +154,12 @@ impl PeerRegistry {
         self.levels.lock().get(&node).copied()
     }
 
-    /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
+    /// Returns why the last call to a node failed; `None` if it succeeded or there was no recent call.
     pub(crate) fn last_dial_error(&self, node: NodeId) -> Option<String> {
         self.failures.dial_failures.lock().recent_cause(node, Instant::now())
     }
 
-    /// Notes what a node's release can work at.
+    /// Records the feature levels that a node's release supports.
     fn record_levels(&self, node: NodeId, levels: SupportedLevels) {
         let mut known = self.levels.lock();
         if known.len() >= MAX_KNOWN_LEVELS && !known.contains_key(&node) {
@@ -177,12 +177,12 @@ impl PeerRegistry {
         self.services.lock().get(&topic).cloned()
     }
 
-    /// Whether another node said that this one was removed from the cluster.
+    /// Returns whether another node reported that this one was removed from the cluster.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.get().is_some()
     }
 
-    /// Notes that this node was removed.
+    /// Records that this node was removed.
     pub(crate) fn mark_retired(&self) {
         if self.retired.set(()).is_ok() {
             let refusal = HandshakeRefusal::Retired { node: self.own.node };
@@ -190,7 +190,7 @@ impl PeerRegistry {
         }
     }
 
-    /// Whether a caller may come in.
+    /// Decides whether a caller is accepted.
     pub(crate) fn check_hello(&self, hello: &Hello) -> HandshakeResult {
         let view = self.publisher.view();
         let is_retired = match hello.node {

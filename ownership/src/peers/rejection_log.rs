@@ -1,14 +1,14 @@
-//! Callers and messages that were kept out: counted, and told of in the log now and then.
+//! Counter and rate-limited log of rejected callers and messages.
 
 use std::fmt::Display;
 use std::time::Instant;
 
 use crate::peers::log_throttle::LogThrottle;
 
-/// What was kept out for one reason.
+/// Rejections for one reason.
 #[derive(Debug)]
 pub(crate) struct RejectionLog {
-    /// The reason, for the log.
+    /// Reason, for the log.
     reason: &'static str,
     throttle: LogThrottle,
 }

@@ -1,4 +1,4 @@
-//! The answering side of a connection: reads what is asked, lets somebody answer, writes the answers.
+//! Server side of a connection: reads requests, dispatches them to handlers, writes the answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,38 +16,38 @@ use crate::peers::error::PeerError;
 use crate::peers::frame::{self, FrameKind, MAX_PAYLOAD, PeerFrame};
 use crate::peers::socket::ByteStream;
 
-/// Answers under way on one connection.
+/// Maximum number of exchanges in progress per connection.
 const MAX_EXCHANGES: usize = 1_024;
 
-/// Pieces of one question that wait to be taken; more makes the connection wait.
+/// Maximum number of queued pieces of one request; beyond it the connection waits.
 const MAX_QUEUED_PIECES: usize = 64;
 
-/// Frames that wait to be written.
+/// Maximum number of frames that wait to be written.
 const QUEUE_FRAMES: usize = 256;
 
-/// Callers ask at least this often whether anybody is there.
+/// Time without frames after which a connection is closed; callers ping more often than this.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the other side may refuse to take bytes.
+/// How long a write may be blocked by the other side.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One question, and the way to answer it.
+/// One request, and the way to answer it.
 pub(crate) struct IncomingExchange {
     pub(crate) method: u8,
     pub(crate) first: Bytes,
-    /// What else is said, until the caller has said it all; none when the question is complete.
+    /// Further pieces of the request; `None` if it is complete.
     pub(crate) more: Option<mpsc::Receiver<Bytes>>,
     pub(crate) replies: ReplySender,
 }
 
-/// The way back to who asked.
+/// Sends the answer to the caller.
 pub(crate) struct ReplySender {
     exchange: u64,
     frames: mpsc::Sender<PeerFrame>,
 }
 
 impl ReplySender {
-    /// One piece of an answer; an error when the caller is gone.
+    /// Sends one piece of the answer; fails if the caller is gone.
     pub(crate) async fn send(&self, payload: Bytes) -> Result<(), PeerError> {
         let bytes = payload.len();
         if bytes > MAX_PAYLOAD {
@@ -57,7 +57,7 @@ impl ReplySender {
         self.frames.send(frame).await.map_err(|_| PeerError::Failed("the caller is gone".into()))
     }
 
-    /// The one answer, or why there is none.
+    /// Sends the only answer, or the error.
     pub(crate) async fn finish(self, answer: Result<Bytes, PeerError>) {
         let sent = match answer {
             Ok(payload) => self.send(payload).await,
@@ -114,7 +114,7 @@ async fn write_all<W: AsyncWrite + Unpin>(to: W, mut queue: mpsc::Receiver<PeerF
     Ok(())
 }
 
-/// One connection's state. Answers under way end with it.
+/// State of one connection. Handlers in progress end with it.
 struct ServedConnection<A> {
     caller: Arc<Caller>,
     answerer: Arc<A>,
@@ -130,13 +130,13 @@ impl<A: ExchangeHandler> ServedConnection<A> {
             let frame =
                 timeout(IDLE_TIMEOUT, frame::read(&mut from)).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
             let Some(frame) = frame else { return Ok(()) };
-            // Ended answers make room.
+            // Removes finished handlers.
             while self.tasks.try_join_next().is_some() {}
             match frame.kind {
                 FrameKind::Ask | FrameKind::Open => self.open(frame).await,
                 FrameKind::More => {
                     if let Some(pieces) = self.open.get(&frame.exchange) {
-                        // Waiting here holds the caller back; every lane has a connection of its own.
+                        // Waiting here applies back-pressure to the caller; every lane has its own connection.
                         if pieces.send(frame.payload).await.is_err() {
                             self.open.remove(&frame.exchange);
                         }

@@ -1,4 +1,4 @@
-//! Connections between nodes: dialled or accepted, greeted, plain or under TLS.
+//! Connections between nodes: dialled or accepted, greeted, plain or over TLS.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::peers::error::{HandshakeRefusal, PeerError};
 use crate::peers::handshake::{self, Hello, Lane, Welcome};
 use crate::peers::tls::PeerTls;
 
-/// How long a connection may take to come up, greeting included.
+/// Timeout for connecting, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A byte stream both ways.
+/// Bidirectional byte stream.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
@@ -25,45 +25,45 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 /// A greeted connection.
 pub(crate) struct PeerSocket {
     pub(crate) stream: Box<dyn ByteStream>,
-    /// The other side's, for people.
+    /// Address of the other side, for messages.
     pub(crate) address: String,
 }
 
-/// What a callee answers to a greeting.
+/// Answer of a called node to a greeting.
 pub(crate) type HandshakeResult = Result<Welcome, HandshakeRefusal>;
 
 /// What a link needs to know to dial.
 pub(crate) trait DialPolicy: Send + Sync {
     fn address(&self, node: NodeId) -> Option<String>;
-    /// What this node says first.
+    /// Returns this node's greeting.
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
-    /// How connections are protected; none where they are not.
+    /// Returns the TLS settings; `None` for plain connections.
     fn tls(&self) -> Option<&PeerTls>;
-    /// Why a node that welcomes this one is not to be talked with.
+    /// Returns why this node must not talk with a node that accepted it.
     fn objection(&self, welcome: &Welcome) -> Option<String> {
         let _ = welcome;
         None
     }
-    /// What a node said of itself, or why it refused.
+    /// Called with the other node's greeting, or its refusal.
     fn on_greeted(&self, greeted: &HandshakeResult);
-    /// A node could not be talked with.
+    /// Called when a connection to a node failed.
     fn on_dial_failed(&self, node: NodeId, missed: DialError) {
         let _ = (node, missed);
     }
 }
 
-/// Why a node could not be talked with.
+/// Why a connection to a node failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DialError {
-    /// One of both did not trust the other: nothing but a hand mends that.
+    /// One side did not trust the other; an operator must fix that.
     Tls(String),
-    /// Anything else; most of it passes.
+    /// Any other cause; most are temporary.
     Other(String),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DialTarget {
-    /// A node, wherever it is now.
+    /// A node at its current address.
     Node(NodeId),
     Address(String),
 }
@@ -77,7 +77,7 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    /// Where it is, for people.
+    /// Returns the address, for messages.
     pub(crate) fn address(&self) -> String {
         match &self.whom {
             DialTarget::Address(address) => address.clone(),
@@ -124,7 +124,7 @@ impl Dialer {
     fn dial_error(&self, error: &io::Error) -> DialError {
         match tls_complaint(error) {
             Some(why) => DialError::Tls(why),
-            // Who speaks no TLS hangs up at the first bytes of it.
+            // A side without TLS closes the connection at its first bytes.
             None if self.policy.tls().is_some() && error.kind() == io::ErrorKind::UnexpectedEof => {
                 DialError::Tls("it hung up on TLS: cluster.tls is needed at every node or at none".into())
             }

@@ -1,4 +1,4 @@
-//! A task that ends with its handle, so that nothing runs on behind a node that has ended.
+//! A task that is aborted when its handle is dropped, so that nothing outlives a closed node.
 
 use tokio::task::JoinHandle;
 
@@ -6,10 +6,10 @@ use tokio::task::JoinHandle;
 pub(crate) struct AbortingTask(pub(crate) JoinHandle<()>);
 
 impl AbortingTask {
-    /// Ends it, and waits until it has let go of all that it held.
+    /// Aborts the task and waits until it has released everything.
     pub(crate) async fn abort_and_wait(mut self) {
         self.0.abort();
-        // It was aborted, or panicked and said so.
+        // It was aborted, or it panicked and logged that.
         drop((&mut self.0).await);
     }
 }

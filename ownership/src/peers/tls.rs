@@ -1,4 +1,4 @@
-//! Mutual TLS between nodes: both sides show a certificate of the same authority, or nothing is said at all.
+//! Mutual TLS between nodes: both sides must present a certificate of the same authority.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ use crate::error::OwnershipError;
 use crate::peers::certificate::{CertificateVerifiers, host};
 use crate::peers::socket::ByteStream;
 
-/// Where a node's certificate is, and whose certificates it trusts. All PEM.
+/// Files with a node's certificate and the authority that it trusts. All PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsFiles {
-    /// Certificates of the authority that signed every node's.
+    /// Certificates of the authority that signed every node's certificate.
     pub ca: PathBuf,
-    /// This node's certificate, then what leads to the authority. It must name the host or IP that others dial, and
-    /// be good for a server and a client.
+    /// This node's certificate, followed by intermediate ones. It must name the host or IP that others dial, and be
+    /// valid for server and client authentication.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key: PathBuf,
 }
 
-/// Both sides of TLS, as this node does it. Clones are one.
+/// TLS settings of this node for both directions. Clones share them.
 #[derive(Clone)]
 pub(crate) struct PeerTls {
     files: TlsFiles,
-    /// Under which others dial this node.
+    /// Address under which others dial this node.
     address: String,
     endpoints: Arc<ArcSwap<TlsEndpoints>>,
 }
 
-/// What the files made.
+/// TLS configurations made from the files.
 struct TlsEndpoints {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
@@ -50,20 +50,19 @@ impl fmt::Debug for PeerTls {
 }
 
 impl PeerTls {
-    /// Reads the files, and holds the certificate against what others will ask of a node that they dial at `address`.
+    /// Loads the files, and checks that other nodes will accept the certificate at `address`.
     pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
         let sides = Arc::new(ArcSwap::from_pointee(TlsEndpoints::load(files, address)?));
         Ok(Self { files: files.clone(), address: address.to_owned(), endpoints: sides })
     }
 
-    /// Reads the files anew, for connections from now on. Those that cannot be used, or that others would refuse, leave
-    /// everything as it was.
+    /// Reloads the files for new connections. If they are unusable, or others would refuse them, the old ones stay.
     pub(crate) fn reload(&self) -> Result<(), OwnershipError> {
         self.endpoints.store(Arc::new(TlsEndpoints::load(&self.files, &self.address)?));
         Ok(())
     }
 
-    /// The calling side, towards `address`.
+    /// Performs the client's handshake with `address`.
     pub(crate) async fn connect(
         &self,
         address: &str,
@@ -75,7 +74,8 @@ impl PeerTls {
         connected.map(|stream| Box::new(stream) as Box<dyn ByteStream>)
     }
 
-    /// The answering side; refuses whoever shows no certificate of the authority. Returns the one that was shown, too.
+    /// Performs the server's handshake; refuses callers without a certificate of the authority. Returns the presented
+    /// certificate, too.
     pub(crate) async fn accept(
         &self,
         stream: Box<dyn ByteStream>,
