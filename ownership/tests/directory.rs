@@ -1,4 +1,5 @@
-//! A quorum of one, from outside: what it acknowledges it keeps, and what it cannot vouch for it refuses.
+//! Tests of a quorum of one through the public interface: it keeps what it acknowledges, and refuses data that it
+//! cannot verify.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -91,7 +92,7 @@ async fn the_view_contains_every_acknowledged_command() {
     }
     let view = directory.view();
     assert_eq!((view.quorum().leader, view.quorum().stale), (Some(NodeId(1)), false));
-    // The node's own tick may be on its way.
+    // The node's own tick may be in progress.
     let idle = async {
         while (directory.stats().queue_depth, directory.stats().apply_lag) != (0, 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -109,7 +110,7 @@ async fn a_restart_restores_the_state_and_epochs_keep_rising() {
     let folder = tempfile::tempdir().unwrap();
     let mut last = None;
     for life in 1..4u128 {
-        // Without ticks nothing is written but what is submitted.
+        // Without ticks only submitted commands are written.
         let tick = Duration::from_secs(3_600);
         let directory = Directory::open(Options { tick, ..options(folder.path()) }).await.unwrap();
         let (view, cluster) = (directory.view(), directory.cluster());
@@ -128,7 +129,7 @@ async fn a_restart_restores_the_state_and_epochs_keep_rising() {
         last = Some((hash_of(&view), view.session_count(), epoch, cluster));
     }
 
-    /// A new term's blank entries only count up the applied index.
+    /// Hashes the ledger; a new term's blank entries only increase the applied index.
     fn hash_of(view: &ownership::LedgerView) -> u128 {
         let mut ledger = view.ledger().clone();
         ledger.apply_empty(1_000_000);
@@ -222,7 +223,7 @@ async fn leases_last_while_reported_and_then_expire() {
 async fn a_full_queue_refuses_at_once_and_counts_the_refusal() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(Options { queue: 8, ..options(folder.path()) }).await.unwrap();
-    // This runtime has one thread and this test does not yield: nothing can drain the queue meanwhile.
+    // The runtime has one thread and this test does not yield, so nothing drains the queue meanwhile.
     let results: Vec<_> = (0..100).map(|n| directory.submit(open_session(n))).collect();
     let refused = results.iter().filter(|result| matches!(result, Err(SubmitError::QueueFull))).count();
     assert_eq!(refused, 92);
@@ -292,7 +293,7 @@ async fn an_uncommitted_tail_is_cut_off() {
     written(folder.path()).await;
     let chunk = newest_chunk(folder.path());
     let mut bytes = std::fs::read(&chunk).unwrap();
-    // The start of one more record, as a crash in the middle of a write leaves it.
+    // The start of one more record, as a crash during a write leaves it.
     let torn = bytes[..7].to_vec();
     bytes.extend(torn);
     std::fs::write(&chunk, &bytes).unwrap();
@@ -301,7 +302,7 @@ async fn an_uncommitted_tail_is_cut_off() {
     directory.close().await.unwrap();
 }
 
-/// The process that is killed: writes as fast as it can and says what was acknowledged.
+/// Child process that is killed: writes as fast as it can and prints what was acknowledged.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
 fn child_writes_until_killed() {
@@ -351,7 +352,7 @@ async fn acknowledged_writes_survive_kill_9() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it had still managed to say counts too.
+        // What it printed before it was killed counts, too.
         let mut rest = String::new();
         lines.read_to_string(&mut rest).unwrap();
         rest.split_inclusive('\n')
@@ -411,7 +412,7 @@ async fn a_cluster_restored_from_a_snapshot_outranks_the_old_grants() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     let folder = tempfile::tempdir().unwrap();
-    // Without ticks nothing is written but what is submitted.
+    // Without ticks only submitted commands are written.
     let tick = Duration::from_secs(3_600);
     let old = Options { tick, ..options(&folder.path().join("old")) };
     let directory = Directory::open(old).await.unwrap();
@@ -436,10 +437,10 @@ async fn a_cluster_restored_from_a_snapshot_outranks_the_old_grants() {
 
     let used = ownership::restore(&file, &folder.path().join("old")).await.unwrap_err();
     assert!(matches!(used, OwnershipError::NotEmpty { .. }), "{used}");
-    // A volume is mounted where the data directory is, and brings a folder of its own.
+    // The data directory is a mounted volume, which contains a folder of its own.
     let new = folder.path().join("new");
     std::fs::create_dir_all(new.join("lost+found")).unwrap();
-    // And an earlier try was killed: nothing is founded beside what it left.
+    // An earlier restore was killed: a node must not found a cluster beside its leftovers.
     std::fs::create_dir_all(new.join("unfinished-restore/log")).unwrap();
     let founded = Directory::open(options(&new)).await.unwrap_err();
     assert!(matches!(founded, OwnershipError::Damaged { .. }), "{founded}");
@@ -478,7 +479,7 @@ async fn a_backup_restored_twice_outranks_grants_of_the_first_restore() {
     directory.close().await.unwrap();
     let file = folder.path().join("backup");
     std::fs::write(&file, &bytes).unwrap();
-    // The first cluster goes on for longer than the second one ever will.
+    // The first cluster's log grows longer than the second one's ever will.
     let mut granted = Vec::new();
     for (life, sessions) in [("first", 50), ("second", 1)] {
         let at = folder.path().join(life);
@@ -494,7 +495,8 @@ async fn a_backup_restored_twice_outranks_grants_of_the_first_restore() {
     assert!(granted.is_sorted_by(|earlier, later| earlier < later), "{granted:?}");
 }
 
-/// A data directory that the last release before feature level 2 left: 12 sessions in a snapshot, 8 more in the log.
+/// Writes a data directory as the last release before feature level 2 left it: 12 sessions in a snapshot, 8 more in the
+/// log.
 fn write_last_release_data(folder: &Path) {
     let files: std::collections::BTreeMap<String, String> = serde_json::from_str(include_str!("level_1.json")).unwrap();
     std::fs::create_dir_all(folder.join("log")).unwrap();

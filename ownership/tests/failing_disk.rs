@@ -1,7 +1,8 @@
-//! Disks that fail or fill up under a running node: it stops with the cause, and comes back with all it acknowledged.
+//! Tests with disks that fail or fill up under a running node: it stops with the cause, and restarts with everything
+//! that it acknowledged.
 //!
-//! Each node is a process of its own. A full disk needs a mount, and so root; a failing one needs a C compiler. Where
-//! one is missing the test says so.
+//! Each node is a process of its own. A full disk needs a mount, and so root; a failing one needs a C compiler. If one
+//! is missing, the test prints that and passes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -14,7 +15,7 @@ use vocabulary::{ModelId, SessionId, TenantId};
 
 const DATA_DIR: &str = "OWNERSHIP_TEST_DATA_DIR";
 
-/// `fdatasync` as a broken disk does it, while the file named by FAIL_SYNC exists.
+/// Replacement for `fdatasync` that fails like a broken disk while the file named by FAIL_SYNC exists.
 const FDATASYNC_SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +30,7 @@ int fdatasync(int fd) {
 "#;
 
 fn open_session(n: u128) -> Command {
-    // Long names fill a small disk soon.
+    // Long names fill a small disk quickly.
     let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(500).as_str()));
     Command::OpenSession(OpenSession { session: SessionId(n), tenant, model, parent: None })
 }
@@ -44,7 +45,7 @@ fn say(line: &str) {
     out.flush().unwrap();
 }
 
-/// The process whose disk fails: says what was acknowledged, then how it ended.
+/// Child process whose disk fails: prints what was acknowledged, then how it ended.
 #[test]
 #[ignore = "run by the tests below, in a process of its own"]
 fn child_writes_until_disk_fails() {
@@ -60,7 +61,7 @@ fn child_writes_until_disk_fails() {
                     Ok(Outcome::Opened { .. }) => say(&format!("acknowledged {n}")),
                     Ok(other) => panic!("{other:?}"),
                     Err(error) => {
-                        // Where the disk failed before the command was sent, it is known not to be taken.
+                        // If the disk failed before the command was sent, the command is known not to be accepted.
                         assert!(matches!(error, SubmitError::Unavailable | SubmitError::UnknownOutcome), "{error}");
                         break;
                     }
@@ -70,7 +71,7 @@ fn child_writes_until_disk_fails() {
         }
         let failure = directory.wait_for_failure().await;
         say(&format!("failed {failure}"));
-        // Nothing is taken from now on, and nothing hangs.
+        // From now on no command is accepted, and none hangs.
         for n in 0..3 {
             if let Ok(ticket) = directory.submit(open_session(n)) {
                 assert!(ticket.await.is_err());
@@ -95,7 +96,7 @@ impl NodeProcess {
         Self { child, lines }
     }
 
-    /// The rest of the next line that begins with `word`.
+    /// Returns the rest of the next line that contains `word`.
     fn next(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
@@ -107,7 +108,7 @@ impl NodeProcess {
         }
     }
 
-    /// Everything up to its end, which must come by itself.
+    /// Returns the remaining lines once the process has ended by itself.
     fn wait_for_end(mut self) -> Vec<String> {
         let mut rest = String::new();
         self.lines.read_to_string(&mut rest).unwrap();
@@ -169,7 +170,8 @@ fn a_failed_fdatasync_stops_the_node_and_loses_nothing() {
 fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
     let folder = tempfile::tempdir().unwrap();
     let mount = folder.path().to_str().unwrap();
-    // In a mount namespace of its own, so that nothing stays behind. Four lives: full, still full, freed, full again.
+    // In its own mount namespace, so that nothing is left behind. Three runs: until full, still full, and until full
+    // again after space was freed.
     let own = this_test("writes_until_its_disk_fails").join(" ");
     let script = format!(
         "mount -t tmpfs -o size=3m ownerserve {mount} || exit 77
@@ -195,7 +197,7 @@ fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
     let failed = first.lines().find(|line| line.contains("failed ")).unwrap_or_else(|| panic!("{text}"));
     assert!(failed.contains("No space left") && failed.contains("Free space"), "{failed}");
     let acknowledged = last_acknowledged(&lines(first)).unwrap();
-    // Without room it says so when it is opened, or at the next write; it never loses or hangs.
+    // On a full disk it reports that when it is opened or at the next write; it never loses data or hangs.
     assert!(still_full.contains("No space left"), "{still_full}\n{errors}");
     let acknowledged = last_acknowledged(&lines(still_full)).unwrap_or(acknowledged).max(acknowledged);
     let found = freed.lines().find_map(|line| line.split_once("found ")?.1.trim().parse::<u64>().ok()).unwrap();
@@ -203,7 +205,7 @@ fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
     assert!(last_acknowledged(&lines(freed)).unwrap() > acknowledged + 100, "it went on");
 }
 
-/// Opens no file and begins no socket any more, as long as it lives.
+/// Limits the process's file descriptors, so that it can open no file or socket while this exists.
 struct FileLimitGuard(rustix::process::Rlimit);
 
 impl FileLimitGuard {
@@ -222,14 +224,14 @@ impl Drop for FileLimitGuard {
     }
 }
 
-/// The process that runs out of file handles for a while: it writes on, and takes its snapshot later.
+/// Child process that temporarily runs out of file descriptors: it continues to write, and takes its snapshot later.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
 fn child_writes_without_file_handles() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        // Each takes some 3 MiB of the log, whose files have 64.
+        // Each takes about 3 MiB of the log, whose files have 64.
         let large = |n: u128| {
             let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(3 << 20).as_str()));
             Command::OpenSession(OpenSession { session: SessionId(n), tenant, model, parent: None })

@@ -212,7 +212,7 @@ impl Ledger {
         self.index.usage.get(tenant).copied().unwrap_or_default()
     }
 
-    /// Returns the time on the ledger's clock.
+    /// The ledger's clock.
     pub fn now(&self) -> LedgerTime {
         self.records.clock
     }

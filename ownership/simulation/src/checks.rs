@@ -1,4 +1,4 @@
-//! What must hold, one property a file. Each takes facts and says whether they may be.
+//! Properties that must hold, one per file. Each check takes facts and decides whether they are allowed.
 
 pub(crate) mod agreement;
 pub(crate) mod durability;

@@ -1,5 +1,5 @@
-//! A client of the quorum: it numbers its submissions, and retries the same number through other nodes until it is told
-//! an outcome or gives up.
+//! A client of the quorum: numbers its submissions, and retries the same serial through other nodes until it gets an
+//! outcome or gives up.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::rng::Rng;
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::world::SimWorld;
 
-/// How long a client waits for one answer.
+/// Timeout for one answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it tries before it gives up.
+/// How long a client retries before it gives up.
 const MAX_RETRY_TIME: Duration = Duration::from_secs(20);
 
 pub(crate) struct SimClient {
@@ -33,31 +33,31 @@ pub(crate) struct SimClient {
 }
 
 impl SimClient {
-    /// The `n`th client, not opened yet.
+    /// Creates the `n`th client, not opened yet.
     pub(crate) fn new(world: &Arc<SimWorld>, n: u64) -> Self {
         let rng = Rng::stream(world.plan.seed ^ n << 32, "client");
         let (peer, id) = (FIRST_CLIENT + n, ClientId(u128::from(FIRST_CLIENT + n)));
         Self { world: world.clone(), rng, peer, id, serial: 0, leader_guess: None, last_answered: None }
     }
 
-    /// Opens, however long that takes.
+    /// Opens the client, however long that takes.
     pub(crate) async fn open(&mut self) {
         while self.execute(Command::OpenClient(NodeId(1))).await.is_none() {}
     }
 
-    /// Has a command executed once. None when no answer came: it may have been, or may still be.
+    /// Executes a command once. `None` if no answer came: it may have been executed, or may still be.
     pub(crate) async fn execute(&mut self, command: Command) -> Option<CommandAck> {
         let submission = Submission { client: self.id, serial: ClientSerial(self.serial), command };
         self.serial += 1;
         let said = self.submit_until_answered(&submission).await?;
-        // What the gate refused never had its serial executed.
+        // A serial that the level gate refused was never executed.
         if !matches!(said.outcome, Outcome::Refused(Refusal::Level { .. })) {
             self.last_answered = Some((submission, said.outcome.clone()));
         }
         Some(said)
     }
 
-    /// Sends the last answered submission again, as after an answer that was lost.
+    /// Sends the last answered submission again, as after a lost answer.
     pub(crate) async fn resend_last(&mut self) {
         let Some((submission, _)) = self.last_answered.clone() else { return };
         drop(self.submit_until_answered(&submission).await);
@@ -77,7 +77,7 @@ impl SimClient {
         None
     }
 
-    /// Reads what is linearizable, from any node. None when no answer came.
+    /// Performs a linearizable read at any node. `None` if no answer came.
     pub(crate) async fn read(&mut self) -> Option<Arc<LedgerView>> {
         let target = self.target()?;
         let serve = |node: Arc<SimNode>| node.read(Consistency::Linearizable);
@@ -85,14 +85,14 @@ impl SimClient {
         self.handle_reply(said).await
     }
 
-    /// Reads from one node what is no older than a bound. True when it answered.
+    /// Performs a read with bounded staleness at one node. Returns whether it answered.
     pub(crate) async fn read_bounded(&self, target: u64, bound: Duration) -> bool {
         let serve = move |node: Arc<SimNode>| node.read(Consistency::Bounded(bound));
         let said = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
         matches!(said, Ok(NodeReply::Done(_)))
     }
 
-    /// Sends a message that nobody repeats.
+    /// Sends a message once, without retries.
     pub(crate) async fn send<T: Send + 'static, F, A>(&mut self, serve: F) -> Option<T>
     where
         F: Fn(Arc<SimNode>) -> A + Send + Sync + 'static,
@@ -103,7 +103,7 @@ impl SimClient {
         self.handle_reply(said).await
     }
 
-    /// The view of some node: what a router that runs there would see, however old.
+    /// Returns some node's view, as a router on that node would see it, however old.
     pub(crate) fn pick_view(&mut self) -> Option<Arc<LedgerView>> {
         let up = self.world.running_nodes();
         self.rng.pick(&up).map(|node| node.view())
@@ -117,7 +117,7 @@ impl SimClient {
         }
     }
 
-    /// Learns from an answer, and waits before the next try when there was none.
+    /// Learns the leader from an answer, and waits before the next attempt if there was none.
     async fn handle_reply<T>(&mut self, said: Result<NodeReply<T>, RpcFailure>) -> Option<T> {
         let wait = match said {
             Ok(NodeReply::Done(answer)) => return Some(answer),

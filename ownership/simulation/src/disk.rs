@@ -1,7 +1,7 @@
-//! A node's disk: what was written lies in a cache until it is flushed, and a loss of power takes an end of it.
+//! A node's disk: writes stay in a cache until a flush, and a power loss drops a suffix of them.
 //!
-//! Writes keep their order, as in a log file. Flushes complete in order and take time; one that fails leaves the disk in
-//! doubt, and nothing more is written in that life.
+//! Writes keep their order, as in a log file. Flushes complete in order and take time. After a failed flush the disk's
+//! state is unknown, and nothing more is written by that process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,12 +15,12 @@ use openraft::AsyncRuntime;
 use crate::rng::Rng;
 use crate::runtime::{SimulatedRuntime, true_time};
 
-/// How a process ended, for its disk.
+/// How a process ended, as far as its disk is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ProcessEnd {
-    /// The process only: what it wrote is kept.
+    /// Only the process ended: its writes are kept.
     Killed,
-    /// The power: what was not flushed may be lost, from some write on.
+    /// Power loss: unflushed writes may be lost, from some write on.
     PowerLoss,
 }
 
@@ -29,14 +29,14 @@ pub(crate) enum ProcessEnd {
 pub(crate) enum LogWrite {
     Vote(Vote),
     Append(Vec<LogEntry>),
-    /// Everything after this entry goes.
+    /// Removes everything after this entry.
     Truncate(Option<LogId>),
-    /// Everything up to this entry goes.
+    /// Removes everything up to this entry.
     Purge(LogId),
     Commit(LogId),
 }
 
-/// What the log's file says.
+/// Contents of the log's file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogContents {
     pub(crate) vote: Option<Vote>,
@@ -69,15 +69,15 @@ impl LogContents {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DiskHealth {
     Fine,
-    /// Flushes take so long at most.
+    /// Flushes take up to this long.
     Slow(Duration),
     /// The next flush fails.
     FailsNextFlush,
-    /// Nothing more can be written.
+    /// All writes fail.
     Full,
 }
 
-/// What a process runs out of for a while. What it has open already goes on working.
+/// A resource that a process temporarily lacks. What it has already opened continues to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shortage {
     Files,
@@ -88,7 +88,7 @@ pub(crate) enum Shortage {
 impl Shortage {
     pub(crate) const ALL: [Shortage; 3] = [Shortage::Files, Shortage::Memory, Shortage::Threads];
 
-    /// As Linux says it: EMFILE, ENOMEM, EAGAIN.
+    /// Returns the error that Linux reports: EMFILE, ENOMEM or EAGAIN.
     fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
             Shortage::Files => 24,
@@ -106,15 +106,15 @@ struct DiskState {
     durable: LogContents,
     cached: LogContents,
     pending: VecDeque<LogWrite>,
-    /// Writes so far, and how many of them are durable.
+    /// Number of writes so far.
     written: u64,
     flushed: u64,
-    /// When the flush that was asked for last begins, and when it ends.
+    /// When the last requested flush begins.
     next_flush: Duration,
     busy_until: Duration,
     health: DiskHealth,
     has_failed_flush: bool,
-    /// What the process that uses it lacks.
+    /// Resource that the process lacks.
     shortage: Option<Shortage>,
     snapshot: Option<StoredSnapshot>,
     mark: CommitMark,
@@ -123,11 +123,11 @@ struct DiskState {
 /// The committed mark outside the log.
 #[derive(Clone, Copy, Debug, Default)]
 struct CommitMark {
-    /// What the quorum committed, perhaps before it was durable here.
+    /// What the quorum committed; it may not be durable here yet.
     committed: u64,
-    /// The mark as it was written.
+    /// Mark that was written.
     written: u64,
-    /// The mark as it is surely kept.
+    /// Mark that is durable.
     durable: u64,
 }
 
@@ -165,7 +165,7 @@ impl SimDisk {
         self.lock().cached.entries.range(range).map(|(_, entry)| entry.clone()).collect()
     }
 
-    /// Writes; durable once a flush that began later is done.
+    /// Writes to the cache; durable once a flush that begins later is complete.
     pub(crate) fn write(&self, write: LogWrite) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
@@ -175,11 +175,11 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Begins a flush: when it will be done, and what it covers.
+    /// Begins a flush; returns when it completes and how many writes it covers.
     pub(crate) fn flush(&self) -> (Duration, u64) {
         let mut platter = self.lock();
         let now = true_time();
-        // Whoever comes while the disk is busy shares the next flush.
+        // Callers that come while the disk is busy share the next flush.
         if platter.next_flush <= now {
             let start = platter.busy_until.max(now);
             let takes = platter.latency();
@@ -188,7 +188,7 @@ impl SimDisk {
         (platter.busy_until, platter.written)
     }
 
-    /// Ends a flush.
+    /// Completes a flush.
     pub(crate) fn flushed(&self, upto: u64) -> io::Result<()> {
         let mut platter = self.lock();
         if platter.health == DiskHealth::FailsNextFlush {
@@ -204,30 +204,30 @@ impl SimDisk {
         Ok(())
     }
 
-    /// How long a write beside the log takes.
+    /// Returns how long a write outside the log takes.
     pub(crate) fn latency(&self) -> Duration {
         self.lock().latency()
     }
 
-    /// How long it takes to write a whole state out; a large one takes seconds.
+    /// Returns how long it takes to write a whole state; a large one takes seconds.
     pub(crate) fn snapshot_latency(&self) -> Duration {
         let mut platter = self.lock();
         if platter.rng.chance(300) { platter.rng.millis(200, 6_000) } else { platter.rng.millis(1, 50) }
     }
 
-    /// The index up to which the log is surely kept.
+    /// Returns the index up to which the log is durable.
     pub(crate) fn durable_upto(&self) -> u64 {
         self.lock().durable.last().map_or(0, |last| last.index)
     }
 
-    /// Notes what the quorum committed; the mark is raised to it once it is durable here, and kept for sure after
-    /// `sync_mark`.
+    /// Records what the quorum committed. The mark is raised to it once it is durable here, and is itself durable after
+    /// `sync_commit_mark`.
     pub(crate) fn commit(&self, index: u64) {
         let mut platter = self.lock();
         platter.mark.committed = platter.mark.committed.max(index);
     }
 
-    /// Keeps the mark for sure.
+    /// Makes the mark durable.
     pub(crate) fn sync_commit_mark(&self) {
         let mut platter = self.lock();
         platter.mark.durable = platter.mark.written;
@@ -237,7 +237,7 @@ impl SimDisk {
         self.lock().mark.written
     }
 
-    /// Replaces the snapshot as a whole, unless a newer one is there by now: the log may be purged up to that.
+    /// Replaces the snapshot, unless a newer one is there: the log may be purged up to that.
     pub(crate) fn store_snapshot(&self, kept: StoredSnapshot) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
@@ -252,7 +252,7 @@ impl SimDisk {
         self.lock().snapshot.clone()
     }
 
-    /// Opens a file, for what is written next.
+    /// Opens a file for the next write.
     pub(crate) fn open(&self) -> io::Result<()> {
         match self.lock().shortage {
             Some(short @ (Shortage::Files | Shortage::Memory)) => Err(short.error()),
@@ -260,7 +260,7 @@ impl SimDisk {
         }
     }
 
-    /// Opens or begins something as soon as its process can, as servers do.
+    /// Opens or starts something, retrying while its process lacks resources, as servers do.
     pub(crate) async fn in_time(&self, begin: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
         let mut waits = Waits::default();
         loop {
@@ -270,7 +270,7 @@ impl SimDisk {
         }
     }
 
-    /// Begins a thread for work on it.
+    /// Starts a thread for disk work.
     pub(crate) fn begin_thread(&self) -> io::Result<()> {
         match self.lock().shortage {
             Some(short @ (Shortage::Threads | Shortage::Memory)) => Err(short.error()),
@@ -278,17 +278,17 @@ impl SimDisk {
         }
     }
 
-    /// Lets its process lack something, or nothing any more.
+    /// Sets or clears the resource that its process lacks.
     pub(crate) fn set_shortage(&self, short_of: Option<Shortage>) {
         self.lock().shortage = short_of;
     }
 
-    /// Makes it behave otherwise.
+    /// Sets the health of the disk.
     pub(crate) fn set_health(&self, health: DiskHealth) {
         self.lock().health = health;
     }
 
-    /// The life that wrote is over.
+    /// Applies the end of the process that wrote to the disk.
     pub(crate) fn end_process(&self, ending: ProcessEnd) {
         let mut platter = self.lock();
         let kept = match ending {

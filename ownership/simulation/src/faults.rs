@@ -1,4 +1,4 @@
-//! What goes wrong, when, and for how long. Several things at once, all from the seed.
+//! Fault injection: what fails, when, and for how long. Several faults may overlap; all are drawn from the seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,27 +17,27 @@ use crate::world::SimWorld;
 pub(crate) enum FaultKind {
     Kill,
     PowerLoss,
-    /// All machines lose their power.
+    /// Power loss of all machines.
     Blackout,
-    /// A process stops for a while and knows nothing of it.
+    /// A process pauses for a while without noticing.
     Pause,
-    /// A part of the nodes cannot talk to the rest.
+    /// Some nodes cannot talk to the rest.
     Partition,
-    /// One node is heard by nobody, or hears nobody.
+    /// One node's messages are all lost in one direction.
     OneWay,
-    /// A link comes and goes.
+    /// A link goes down and up repeatedly.
     Flapping,
-    /// Messages are lost, doubled, and late.
+    /// Messages are lost, duplicated and late.
     Storm,
     SlowDisk,
     FailedFlush,
     FullDisk,
-    /// Leadership is handed to a node that hears nothing of it; nothing is written until that is over.
+    /// The leadership is transferred to an unreachable node; nothing is written until that is over.
     FailedHandover,
 }
 
 impl FaultKind {
-    /// Each with how often it is drawn beside the others, and the word for reports.
+    /// All faults with their weight in the draw and their name in reports.
     const ALL: [(FaultKind, u64, &str); 12] = [
         (FaultKind::Kill, 5, "kills"),
         (FaultKind::PowerLoss, 5, "power losses"),
@@ -70,11 +70,11 @@ impl FaultKind {
     }
 }
 
-/// The word for reports of processes that lack something.
+/// Name of resource shortages in reports.
 const SHORTAGES: &str = "shortages";
 
-/// Lets processes run out of file handles, memory or threads, one after the other, until it is stopped. Without a file handle
-/// a process accepts no connection either: one that breaks meanwhile stays broken.
+/// Makes processes run out of file descriptors, memory or threads, one after the other, until it is stopped. Without
+/// file descriptors a process cannot accept connections either, so a broken one stays broken.
 pub(crate) async fn inject_shortages(world: Arc<SimWorld>) {
     let mut rng = Rng::stream(world.plan.seed, SHORTAGES);
     loop {
@@ -106,7 +106,7 @@ pub(crate) async fn inject_faults(world: Arc<SimWorld>) {
     }
 }
 
-/// A node, the leader more often than its share.
+/// Picks a node; the leader is more likely than others.
 fn victim(world: &SimWorld, rng: &mut Rng) -> Option<u64> {
     let leader = world.leader().map(|leader| leader.id).filter(|_| rng.chance(400));
     leader.or_else(|| rng.pick(&world.ids()).copied())
@@ -169,7 +169,7 @@ async fn restart(world: &Arc<SimWorld>, rng: &mut Rng, nodes: &[u64], ending: Pr
     }
 }
 
-/// Cuts the nodes in two, and some clients off one part.
+/// Cuts all links between two random groups of nodes. Returns the cut links.
 fn partition(world: &SimWorld, rng: &mut Rng) -> Vec<(u64, u64)> {
     let ids = world.ids();
     let side: Vec<bool> = ids.iter().map(|_| rng.chance(400)).collect();
@@ -197,7 +197,7 @@ async fn flap(world: &SimWorld, rng: &mut Rng, node: u64) {
     }
 }
 
-/// Lets the leader hand over to a voter that it cannot reach, more than once.
+/// Lets the leader transfer the leadership, possibly several times, to a voter that it cannot reach.
 async fn transfer_to_unreachable(world: &Arc<SimWorld>, rng: &mut Rng) {
     let Some((leader, (voters, _))) = world.leader().zip(operator::members(world)) else { return };
     let others: Vec<u64> = voters.into_iter().filter(|other| *other != leader.id).collect();

@@ -1,7 +1,8 @@
-//! A deterministic simulation of the quorum: the real Raft, state machine, leader's duties and ledger, over a simulated
-//! network, disks and clocks, with everything that goes wrong drawn from one seed.
+//! Deterministic simulation of the quorum: the real Raft, state machine, leader tasks and ledger, on a simulated
+//! network, disks and clocks, with all faults drawn from one seed.
 //!
-//! The same seed is the same run, to the bit. Nothing here reads a real clock or depends on the order of a hash map.
+//! The same seed gives the same run, bit for bit. Nothing here reads a real clock or depends on the order of a hash
+//! map.
 
 mod checks;
 mod client;

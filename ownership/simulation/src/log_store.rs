@@ -1,4 +1,4 @@
-//! Raft's log on a simulated disk: the same order of writes and flushes as on a real one.
+//! Raft's log on a simulated disk, with the same order of writes and flushes as on a real one.
 
 use std::fmt::Debug;
 use std::io;
@@ -72,7 +72,7 @@ impl RaftLogStorage<LogTypeConfig> for SimLogStore {
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
-        // A snapshot that is just being installed runs ahead of the log that will be purged up to it.
+        // A snapshot that is being installed is ahead of the log, which is then purged up to it.
         let is_known = self.disk.read(|log| log.last().is_some_and(|last| committed <= last));
         if is_known {
             self.disk.write(LogWrite::Commit(committed))?;
@@ -91,7 +91,7 @@ impl RaftLogStorage<LogTypeConfig> for SimLogStore {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<LogEntry> = entries.into_iter().collect();
-        // Files are as small as one append. Where the next one cannot be begun, the log grows on in the one that it has.
+        // Files are as small as one append. If the next one cannot be created, the log continues in the current one.
         let begun = self.disk.open();
         begun.or_else(|error| if is_shortage(&error) { Ok(()) } else { Err(error) })?;
         self.disk.write(LogWrite::Append(entries))?;
@@ -109,7 +109,7 @@ impl RaftLogStorage<LogTypeConfig> for SimLogStore {
     }
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
-        // The log's writer opens its folder to take files away.
+        // The log's writer opens its folder to remove files.
         self.disk.in_time(SimDisk::open).await?;
         self.write_durably(LogWrite::Purge(upto)).await
     }

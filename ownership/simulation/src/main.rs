@@ -1,4 +1,4 @@
-//! `simulate-quorum`: runs seeds, and says which of them break what.
+//! `simulate-quorum`: runs seeds, and reports which of them violate a property.
 
 use std::io::{IsTerminal, Write, stdout};
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs many seeds on all threads. True when one failed.
+/// Runs many seeds on all threads. Returns whether one failed.
 fn run_seeds(options: &Options) -> bool {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let threads = options.threads.unwrap_or_else(cores).clamp(1, 256);
@@ -56,7 +56,7 @@ fn run_seeds(options: &Options) -> bool {
             let (teller, next) = (teller.clone(), &next);
             let work = move || {
                 let seeds = std::iter::from_fn(|| Some(next.fetch_add(1, Relaxed)).filter(|seed| *seed < end));
-                // Whoever listens stays until all have hung up.
+                // The receiver stays until all senders are gone.
                 for seed in seeds {
                     let report = run(seed);
                     if options.until_failure && report.violation.is_some() {
@@ -102,7 +102,7 @@ fn collect_reports(told: &mpsc::Receiver<SeedReport>, all: u64, started: Instant
     totals
 }
 
-/// Says a line; nobody may be listening.
+/// Prints a line; ignores a closed output.
 fn say(line: &str) {
     drop(writeln!(stdout(), "{line}"));
 }

@@ -1,4 +1,4 @@
-//! Raft's messages over the simulated network, and every other question that one process asks another.
+//! Raft's RPCs over the simulated network, and all other requests between processes.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -23,24 +23,23 @@ use crate::world::SimWorld;
 
 type LinkTypeConfig = TypeConfig<SimulatedRuntime>;
 
-/// How long a snapshot may be silent on its way before it is sent again; a real one is watched chunk by chunk.
+/// Timeout of a snapshot transfer before it is sent again; a real transfer has a timeout per chunk.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a question was not answered.
+/// Why a request was not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum RpcFailure {
     /// Nobody listens there.
     #[error("connection refused")]
     Refused,
-    /// No answer came in time; it may have been heard.
+    /// No answer came in time; the request may have arrived.
     #[error("no answer in time")]
     NoReply,
 }
 
-/// Asks the process of a node, and waits for its answer so long at most.
+/// Sends a request to a node's process, and waits for its answer up to a timeout.
 ///
-/// The question travels even when the one who asked is killed meanwhile, and the answer is lost when the one who
-/// answers is.
+/// The request continues to travel even if the caller is killed meanwhile; the answer is lost if the callee is killed.
 pub(crate) async fn ask<T, F, A>(
     world: &Arc<SimWorld>,
     (from, to): (PeerNumber, PeerNumber),
@@ -71,7 +70,7 @@ where
     let heard = SimulatedRuntime::timeout(limit, async move {
         match rx.await {
             Ok(heard) => heard,
-            // Lost on the way: whoever waits cannot know.
+            // Lost in transit: the caller cannot know.
             Err(_) => pending().await,
         }
     });
@@ -100,10 +99,10 @@ where
     }
 }
 
-/// Who waits for the answer; nobody once it was given.
+/// Waiter for the answer; `None` once it was answered.
 type ReplySlot<T> = Arc<std::sync::Mutex<Option<oneshot::Sender<Result<T, RpcFailure>>>>>;
 
-/// The way back to who asked.
+/// Way back to the caller.
 #[derive_where(Clone)]
 struct ReplyHandle<T> {
     world: Arc<SimWorld>,
@@ -120,7 +119,7 @@ impl<T: Send + 'static> ReplyHandle<T> {
             drop(SimulatedRuntime::spawn(async move {
                 SimulatedRuntime::sleep(delay).await;
                 let waiting = self.tx.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-                // A second answer to a doubled question, or one that nobody waits for any more.
+                // A second answer to a duplicated request, or one that nobody waits for any more.
                 drop(waiting.map(|tx| tx.send(said)));
             }));
         });
@@ -165,7 +164,7 @@ impl SimLink {
     {
         let serve = move |node| serve(node, request.clone());
         let said = ask(&self.world, self.ends, option.hard_ttl(), serve).await.map_err(unreachable)?;
-        // A node that failed says so as a server would: the connection breaks.
+        // A failed node reports that like a server would: the connection breaks.
         said.map_err(|error| RPCError::Network(NetworkError::new(&error)))
     }
 }

@@ -1,11 +1,12 @@
-//! The network between nodes and clients: delay, loss, duplication, reordering, and links that are cut one way or both.
+//! Model of the network between nodes and clients: delay, loss, duplication, reordering, and links that are cut in one
+//! or both directions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// An end of a link: a node, or a client above [`FIRST_CLIENT`].
+/// End of a link: a node, or a client above [`FIRST_CLIENT`].
 pub(crate) type PeerNumber = u64;
 
 pub(crate) const FIRST_CLIENT: PeerNumber = 1_000;
@@ -13,30 +14,30 @@ pub(crate) const FIRST_CLIENT: PeerNumber = 1_000;
 /// What the network does to one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum MessageFate {
-    /// It arrives after these delays; more than one is a duplication.
+    /// The message arrives after these delays; more than one means duplication.
     Arrives(Vec<Duration>),
     Lost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NetworkConditions {
-    /// Messages of 1,000 that are lost.
+    /// Lost messages per 1,000.
     pub(crate) loss: u64,
-    /// Messages of 1,000 that arrive twice.
+    /// Duplicated messages per 1,000.
     pub(crate) duplication: u64,
-    /// The shortest and the longest delay, in microseconds.
+    /// Minimum and maximum delay, in microseconds.
     pub(crate) delay: (u64, u64),
 }
 
 impl NetworkConditions {
-    /// A datacenter on a good day.
+    /// Conditions of a healthy data centre.
     pub(crate) const HEALTHY: NetworkConditions = NetworkConditions { loss: 0, duplication: 1, delay: (150, 2_000) };
 }
 
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct MessageCounts {
     pub(crate) sent: u64,
-    /// Of them lost, by chance or by a cut.
+    /// Messages lost by chance or because of a cut link.
     pub(crate) lost: u64,
     pub(crate) duplicated: u64,
 }
@@ -50,12 +51,12 @@ pub(crate) struct NetworkModel {
 }
 
 impl NetworkModel {
-    /// A network in fair weather.
+    /// Creates a healthy network.
     pub(crate) fn new(rng: Rng) -> Self {
         Self { rng, weather: NetworkConditions::HEALTHY, cuts: BTreeSet::new(), traffic: MessageCounts::default() }
     }
 
-    /// What becomes of the next message.
+    /// Decides the fate of the next message.
     pub(crate) fn fate(&mut self, from: PeerNumber, to: PeerNumber) -> MessageFate {
         self.traffic.sent += 1;
         if !self.connects(from, to) || self.rng.chance(self.weather.loss) {
@@ -69,12 +70,12 @@ impl NetworkModel {
 
     fn delay(&mut self) -> Duration {
         let (low, high) = self.weather.delay;
-        // Now and then one message is overtaken by many.
+        // Sometimes one message is overtaken by many.
         let stretch = if self.rng.chance(5) { 20 } else { 1 };
         self.rng.micros(low, high) * stretch
     }
 
-    /// Whether a message gets through from one to the other.
+    /// Returns whether messages get through in this direction.
     pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
         !self.cuts.contains(&(from, to))
     }
@@ -87,7 +88,7 @@ impl NetworkModel {
         self.cuts.remove(&(from, to));
     }
 
-    /// Mends everything, and lets the sun shine.
+    /// Restores all links and healthy conditions.
     pub(crate) fn heal(&mut self) {
         self.cuts.clear();
         self.weather = NetworkConditions::HEALTHY;

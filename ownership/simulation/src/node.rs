@@ -1,4 +1,4 @@
-//! One life of a node: the real Raft, the real state machine and the real leader's duties, over a simulated disk.
+//! One process of a node: the real Raft, state machine and leader tasks, on a simulated disk.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,23 +35,23 @@ type SimTypeConfig = TypeConfig<SimulatedRuntime>;
 type CommittedLeader = CommittedLeaderIdOf<SimTypeConfig>;
 type SimStateMachine = StateMachine<SimSnapshotStore, NodeProbe>;
 
-/// How long a lease is held after a sign of life.
+/// How long a lease is held after a liveness report.
 pub(crate) const LEASE: Duration = Duration::from_secs(15);
-/// How often leases are renewed and ended.
+/// Interval at which leases are renewed and expired.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// Submissions in one entry.
+/// Maximum number of submissions per entry.
 const BATCH: usize = 8;
-/// How long the first of them waits for more.
+/// How long the first submission waits for more.
 const LINGER: Duration = Duration::from_millis(3);
-/// How long one node waits for another.
+/// Timeout of a call between nodes.
 pub(crate) const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum NodeReply<T> {
     Done(T),
-    /// Not here: ask the leader, if it is known. Nothing was done.
+    /// This node does not lead: ask the leader, if it is known. Nothing was done.
     NotLeader(Option<u64>),
-    /// It may have been done.
+    /// The outcome is unknown.
     Unknown,
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct SimNode {
     pub(crate) id: u64,
     pub(crate) pid: Pid,
     pub(crate) raft: Raft<SimTypeConfig, SimStateMachine>,
-    /// What readers and watchers see.
+    /// State that readers and watchers see.
     pub(crate) read_state: NodeReadState,
-    /// What its release can read.
+    /// Feature levels that its release supports.
     pub(crate) levels: SupportedLevels,
     world: Arc<SimWorld>,
     disk: SimDisk,
@@ -83,7 +83,7 @@ pub(crate) struct SimNode {
     membership_lock: MembershipLock,
 }
 
-/// What readers and watchers see of a node.
+/// State of a node that readers and watchers see.
 pub(crate) struct NodeReadState {
     publisher: Arc<ViewPublisher>,
     pub(crate) feed: Arc<ChangeFeed<SimulatedRuntime>>,
@@ -95,7 +95,7 @@ pub(crate) struct SimNodeParts {
     pub(crate) pid: Pid,
     pub(crate) boot: u64,
     pub(crate) disk: SimDisk,
-    /// What its release can read.
+    /// Feature levels that its release supports.
     pub(crate) levels: SupportedLevels,
 }
 
@@ -107,7 +107,7 @@ fn config(plan: &SimPlan) -> Arc<Config> {
 }
 
 impl SimNode {
-    /// Starts a life, in its own process. Fails as a process would that cannot read or write its disk.
+    /// Starts a node in its own process. Returns `None` where a real process would fail to read or write its disk.
     pub(crate) async fn start(world: &Arc<SimWorld>, parts: SimNodeParts) -> Option<Arc<SimNode>> {
         let SimNodeParts { id, pid, boot, disk, levels } = parts;
         let publisher = Arc::<ViewPublisher>::default();
@@ -151,8 +151,8 @@ impl SimNode {
         self.raft.metrics().borrow_watched().current_leader
     }
 
-    /// The leadership that this node holds, once it has applied what earlier leaders wrote. The vote alone does not say:
-    /// a restarted leader still has it, and leads no more.
+    /// Returns the leadership that this node holds, once it has applied what earlier leaders wrote. The vote alone is
+    /// not enough: a restarted leader still has its vote but no longer leads.
     pub(crate) fn leadership(&self) -> Option<CommittedLeader> {
         let metrics = self.raft.metrics();
         let (leads, term) = {
@@ -164,17 +164,17 @@ impl SimNode {
         leader.filter(|leader| leads && leader.term == term)
     }
 
-    /// Why Raft runs here no more, once it does not.
+    /// Returns why Raft has stopped here, if it has.
     pub(crate) fn end_cause(&self) -> Option<String> {
         self.raft.metrics().borrow_watched().running_state.as_ref().err().map(ToString::to_string)
     }
 
-    /// Whether Raft still runs here.
+    /// Returns whether Raft still runs here.
     pub(crate) fn is_running(&self) -> bool {
         self.raft.metrics().borrow_watched().running_state.is_ok()
     }
 
-    /// Takes a submission, or says who does.
+    /// Accepts a submission, or names the leader.
     pub(crate) async fn submit(self: Arc<Self>, submission: Submission) -> NodeReply<CommandAck> {
         if self.leadership().is_none() {
             return NodeReply::NotLeader(self.leader().filter(|leader| *leader != self.id));
@@ -190,7 +190,7 @@ impl SimNode {
         answered.await.unwrap_or(NodeReply::Unknown)
     }
 
-    /// Notes that a router reached this life of a worker.
+    /// Records that a router reached this incarnation of a worker.
     pub(crate) async fn report_liveness(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> NodeReply<()> {
         match self.leadership() {
             None => NodeReply::NotLeader(self.leader().filter(|leader| *leader != self.id)),
@@ -204,7 +204,7 @@ impl SimNode {
         }
     }
 
-    /// A view as fresh as asked, and what is said of it is checked.
+    /// Returns a view with the requested consistency; its claimed staleness is checked.
     pub(crate) async fn read(self: Arc<Self>, consistency: Consistency) -> NodeReply<Arc<LedgerView>> {
         let began = true_time();
         if let Err(reply) = self.read_state.freshness.ensure_fresh(consistency, self.catch_up()).await {
@@ -242,7 +242,7 @@ impl SimNode {
         SimulatedRuntime::timeout(RPC_TIMEOUT, read_index(&self.raft)).await.ok()?.ok()
     }
 
-    /// The one task that proposes: a batch becomes an entry that only this office may write.
+    /// Proposer task: turns a batch into an entry that only the current leadership may write.
     async fn run_proposer(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<QueuedSubmission>) {
         while let Some(first) = queue.next().await {
             SimulatedRuntime::sleep(LINGER).await;
@@ -287,7 +287,7 @@ impl SimNode {
         }));
     }
 
-    /// The time of the next entry, and the office that it is written in.
+    /// Returns the time for the next entry, and the leadership in which it is written.
     fn entry_time(&self) -> Option<(LedgerTime, CommittedLeader)> {
         let leader = self.leadership();
         let mut office = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner);
@@ -327,19 +327,20 @@ impl SimNode {
         }
     }
 
-    /// The turn to let a node in or to raise the level; none where this node does not lead, or somebody has it.
+    /// Acquires the lock for adding a node or raising the level; `None` if this node does not lead or the lock is
+    /// taken.
     pub(crate) fn lock_membership(&self) -> Option<MembershipGuard<'_>> {
         self.membership_lock.try_acquire(self.leadership()?)
     }
 
-    /// Lets a node in as a learner. False where it is not, or nobody knows.
+    /// Adds a node as a learner. Returns false if that failed or its outcome is unknown.
     pub(crate) async fn add_learner(&self, id: u64, levels: SupportedLevels) -> bool {
         let Some(turn) = self.lock_membership() else { return false };
         let newcomer = JoiningNode { id, node: BasicNode::default(), levels };
         turn.add_learner(&self.raft, newcomer, || self.view().level()).await.is_ok()
     }
 
-    /// Raises the level. False where it is not, or nobody knows.
+    /// Raises the level. Returns false if that failed or its outcome is unknown.
     pub(crate) async fn raise_level(&self, turn: &MembershipGuard<'_>, level: u32) -> bool {
         let Some((time, leader)) = self.entry_time().filter(|(_, leader)| *leader == turn.leadership()) else {
             return false;
@@ -352,7 +353,7 @@ impl SimNode {
         turn.write(&self.raft, LedgerEntry { time, submissions }).await.is_ok()
     }
 
-    /// Finishes a change of the voters that another leader left half done.
+    /// Finishes a voter change that another leader left incomplete.
     fn finish_change(&self, unfinished: &mut PendingVoterChange) {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let joint = unfinished.voters_to_finish(&metrics.membership_config, &metrics.committed_membership_config);
@@ -364,10 +365,10 @@ impl SimNode {
         }));
     }
 
-    /// Sends a command of this node's own. Nobody waits for its outcome.
+    /// Submits a command of this node itself, without waiting for its outcome.
     pub(crate) fn submit_internal(&self, command: Command) {
         let mut own = self.own_client.lock().unwrap_or_else(PoisonError::into_inner);
-        // Opening again what is open does nothing, and an opening that was lost would cost every renewal.
+        // Opening an open client does nothing, but without it a lost opening would make every later renewal fail.
         for command in [Command::OpenClient(NodeId(self.id)), command] {
             let submission = Submission { client: own.0, serial: ClientSerial(own.1), command };
             own.1 += 1;

@@ -1,4 +1,4 @@
-//! An operator who changes the membership while everything else goes on.
+//! Simulated operator who changes the membership during everything else.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -15,12 +15,12 @@ use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
 use crate::world::SimWorld;
 
-/// Nodes at most, those that are gone included.
+/// Maximum number of nodes, including removed ones.
 const MAX_NODES: u64 = 9;
-/// How long one change may take.
+/// Timeout of one change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Runs a change in the leader's own process, so that it dies with it.
+/// Runs a change in the leader's process, so that it dies with it.
 pub(crate) async fn run_at_leader<F, A>(world: &Arc<SimWorld>, act: F) -> bool
 where
     F: FnOnce(Arc<SimNode>) -> A,
@@ -32,7 +32,7 @@ where
     matches!(SimulatedRuntime::timeout(CHANGE_TIMEOUT, task).await, Ok(Ok(true)))
 }
 
-/// Puts up a node under a number that nobody had; none when there are enough.
+/// Starts a node with an unused id and returns the id; `None` if there are enough nodes.
 pub(crate) async fn add_node(world: &Arc<SimWorld>, release: u32) -> Option<u64> {
     let id = world.ids().last().map_or(1, |last| last + 1);
     if id > MAX_NODES {
@@ -44,14 +44,14 @@ pub(crate) async fn add_node(world: &Arc<SimWorld>, release: u32) -> Option<u64>
     Some(id)
 }
 
-/// Lets a node that was put up in, as a learner.
+/// Adds a started node to the cluster as a learner.
 pub(crate) async fn admit_learner(world: &Arc<SimWorld>, id: u64) -> bool {
     let levels = SupportedLevels { lowest: 1, highest: world.release(id) };
     run_at_leader(world, move |leader| async move { leader.add_learner(id, levels).await }).await
         && count(world, "learners joined")
 }
 
-/// Changes the voters; now and then the leader is lost in the middle of it.
+/// Changes the voters; sometimes the leader is lost during the change.
 async fn set_voters(world: &Arc<SimWorld>, rng: &mut Rng, voters: BTreeSet<u64>) -> bool {
     if let Some(leader) = world.leader().filter(|_| rng.chance(400)) {
         let (lost, after) = (world.clone(), rng.micros(500, 40_000));
@@ -72,7 +72,7 @@ async fn remove(world: &Arc<SimWorld>, id: u64) -> bool {
     .await
 }
 
-/// The members as the leader knows them: voters, and all.
+/// Returns the members as the leader knows them: voters, and all.
 pub(crate) fn members(world: &SimWorld) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     use openraft::async_runtime::watch::WatchReceiver;
     let leader = world.leader()?;
@@ -101,7 +101,7 @@ pub(crate) async fn run_operator(world: Arc<SimWorld>) {
             3 if !learners.is_empty() => {
                 let Some(id) = rng.pick(&learners).copied() else { continue };
                 let gone = remove(&world, id).await && count(&world, "nodes removed");
-                // Some of those that were removed are switched off, and others do not notice.
+                // Some removed nodes are switched off, others keep running.
                 if gone && rng.chance(500) {
                     world.end_process(id, ProcessEnd::Killed);
                 }
@@ -124,7 +124,7 @@ pub(crate) async fn run_operator(world: Arc<SimWorld>) {
     }
 }
 
-/// A learner takes a voter's place, or voters become two more or two fewer: never an even number for long.
+/// Replaces a voter by a learner, or adds or removes two voters, so that their number is never even for long.
 async fn swap_voters(world: &Arc<SimWorld>, rng: &mut Rng, (voters, learners): (BTreeSet<u64>, Vec<u64>)) -> bool {
     let mut wanted = voters.clone();
     match rng.below(3) {

@@ -1,50 +1,50 @@
-//! How one run goes: everything that the seed decides before it starts.
+//! Plan of one run: everything that the seed decides before it starts.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// A run's size and temper.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct SimPlan {
     pub(crate) seed: u64,
-    /// Voters at the beginning; nodes are numbered from 1.
+    /// Initial voters; nodes are numbered from 1.
     pub(crate) voters: BTreeSet<u64>,
     pub(crate) learners: BTreeSet<u64>,
-    /// How long faults go on.
+    /// How long faults are injected.
     pub(crate) fault_duration: Duration,
     pub(crate) clients: u64,
-    /// How long a client thinks between two operations, in milliseconds.
+    /// Minimum and maximum pause of a client between two operations, in milliseconds.
     pub(crate) think_millis: (u64, u64),
     pub(crate) workers: u64,
-    /// How far a node's clock may drift, in parts per million.
+    /// Maximum drift of a node's clock, in parts per million.
     pub(crate) drift: u64,
     pub(crate) retention: RetentionSettings,
-    /// Raft's heartbeat, and its shortest and longest wait before an election.
+    /// Raft's heartbeat interval, and its minimum and maximum election timeout.
     pub(crate) timers: (Duration, (Duration, Duration)),
-    /// How long until the next fault, in milliseconds.
+    /// Minimum and maximum time until the next fault, in milliseconds.
     pub(crate) calm_millis: (u64, u64),
-    /// Whether processes lack file handles, memory or threads for a while.
+    /// Whether processes temporarily lack file descriptors, memory or threads.
     pub(crate) has_shortages: bool,
-    /// What is changed on purpose meanwhile.
+    /// Intentional changes during the run.
     pub(crate) changes: OperatorChanges,
 }
 
-/// What a node keeps of what is over.
+/// How much history a node keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetentionSettings {
     pub(crate) between_snapshots: u64,
-    /// Entries that stay in the log behind one.
+    /// Number of entries that stay in the log behind a snapshot.
     pub(crate) behind_snapshot: u64,
     pub(crate) changes: usize,
 }
 
-/// What operators change while faults go on.
+/// What operators change while faults are injected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OperatorChanges {
     pub(crate) members: bool,
-    /// The nodes' release, from an older one on.
+    /// Releases of the nodes; the run starts with an older one.
     pub(crate) releases: bool,
 }
 
@@ -77,7 +77,7 @@ impl SimPlan {
             drift: *rng.pick(&[0, 500, 20_000]).unwrap_or(&0),
             retention: RetentionSettings::draw(seed, &mut rng),
             calm_millis: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
-            // Every sixth seed; the others are what they were before there were shortages.
+            // Every sixth seed; the others stay as they were before shortages were added.
             has_shortages: matches!(seed % 12, 0 | 9),
             changes: OperatorChanges { members: rng.chance(600), releases: rng.chance(500) },
         }

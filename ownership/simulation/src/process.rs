@@ -1,13 +1,14 @@
-//! Processes inside one runtime: every task belongs to one, and a process can be paused or killed between any two polls.
+//! Simulated processes inside one runtime: every task belongs to one, and a process can be paused or killed between any
+//! two polls.
 //!
-//! A killed process never runs again, not even to clean up. What it had in flight stays unanswered, as after `kill -9`.
+//! A killed process never runs again, not even to clean up. Its calls in flight stay unanswered, as after `kill -9`.
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// A process of the simulated world. The world itself is one, which is never paused or killed.
+/// Id of a simulated process. The world itself is one that is never paused or killed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Pid(usize);
 
@@ -26,7 +27,7 @@ enum SimProcessState {
 #[derive(Debug)]
 struct SimProcess {
     state: SimProcessState,
-    /// Parts per million that its clock runs fast.
+    /// How much its clock runs fast, in parts per million.
     drift: i64,
     parked: Vec<Waker>,
 }
@@ -36,7 +37,7 @@ thread_local! {
     static CURRENT: RefCell<Pid> = const { RefCell::new(Pid::WORLD) };
 }
 
-/// Begins a world without processes.
+/// Starts a world without processes.
 pub(crate) fn reset() {
     let old = PROCESSES.with_borrow_mut(std::mem::take);
     drop(old);
@@ -44,7 +45,7 @@ pub(crate) fn reset() {
     begin(0);
 }
 
-/// Begins a process whose clock drifts by so many parts per million.
+/// Starts a process whose clock drifts by `drift` parts per million.
 pub(crate) fn begin(drift: i64) -> Pid {
     PROCESSES.with_borrow_mut(|all| {
         all.push(SimProcess { state: SimProcessState::Running, drift, parked: Vec::new() });
@@ -57,21 +58,21 @@ pub(crate) fn kill(pid: Pid) {
     wake(pid, SimProcessState::Dead);
 }
 
-/// Stops a process until it is resumed. Time passes meanwhile, and what arrives for it waits.
+/// Pauses a process until it is resumed. Time passes meanwhile, and messages for it wait.
 pub(crate) fn pause(pid: Pid) {
     let set = |process: &mut SimProcess| process.state = SimProcessState::Paused;
     PROCESSES
         .with_borrow_mut(|all| all.get_mut(pid.0).filter(|process| process.state == SimProcessState::Running).map(set));
 }
 
-/// Lets a paused process run again.
+/// Resumes a paused process.
 pub(crate) fn resume(pid: Pid) {
     if is_alive(pid) {
         wake(pid, SimProcessState::Running);
     }
 }
 
-/// Whether a process was not killed; a paused one is alive.
+/// Returns whether a process was not killed; a paused one is alive.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != SimProcessState::Dead))
 }
@@ -89,7 +90,7 @@ pub(crate) fn drift() -> i64 {
     PROCESSES.with_borrow(|all| all.get(pid.0).map_or(0, |process| process.drift))
 }
 
-/// Does something as a process: what is spawned meanwhile belongs to it.
+/// Runs `act` as a process: tasks that it spawns belong to that process.
 pub(crate) fn run_in<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
     let _scope = ProcessScope::enter(pid);
     act()

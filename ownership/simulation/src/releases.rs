@@ -1,5 +1,5 @@
-//! Two releases in one quorum: nodes are upgraded one by one while everything else goes on, taken back before the level is
-//! first to be raised, and raised once all can read what that brings.
+//! Two releases in one quorum: nodes are upgraded one by one while everything else continues. Until the first raise
+//! they may be rolled back; the level is raised once all nodes support it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::world::SimWorld;
 
 pub(crate) const OLD_LEVEL: u32 = LEVEL - 1;
 
-/// How long a node of the older release asks to be let in beside a raise.
+/// How long a node of the older release asks to join during a raise.
 const JOIN_TIMEOUT: Duration = Duration::from_millis(60);
 
 /// Swaps releases and raises the level until it is stopped.
@@ -30,7 +30,7 @@ pub(crate) async fn run_upgrades(world: Arc<SimWorld>) {
         SimulatedRuntime::sleep(rng.millis(1_000, 6_000)).await;
         let old: Vec<u64> = world.ids().into_iter().filter(|id| world.release(*id) == OLD_LEVEL).collect();
         if !world.is_level_raised() && rng.chance(200) {
-            // Whatever becomes of the first attempt, nobody goes back any more.
+            // Whatever the outcome of the first attempt, no node is rolled back any more.
             world.mark_level_raised();
         }
         let swapped = match rng.pick(&old).copied().filter(|_| rng.chance(700)) {
@@ -45,16 +45,16 @@ pub(crate) async fn run_upgrades(world: Arc<SimWorld>) {
     }
 }
 
-/// Raises the level, while somebody now and then lets a node of the older release in.
+/// Raises the level while sometimes a node of the older release joins.
 async fn raise_while_node_joins(world: &Arc<SimWorld>, rng: &mut Rng) {
     let newcomer = if rng.chance(400) { add_node(world, OLD_LEVEL).await } else { None };
     let after = rng.micros(0, 10_000);
-    // Who gives up at once leaves the raise on its way.
+    // A caller that gives up at once leaves the raise in progress.
     let patience = if rng.chance(500) { rng.micros(100, 6_000) } else { RPC_TIMEOUT };
     let joining = async {
         let Some(newcomer) = newcomer else { return };
         SimulatedRuntime::sleep(after).await;
-        // As a node that joins does, it asks until it is let in.
+        // Like a joining node, it asks until it is admitted.
         let asks = async {
             while !admit_learner(world, newcomer).await {
                 SimulatedRuntime::sleep(Duration::from_micros(500)).await;
@@ -76,7 +76,7 @@ async fn swap_release(world: &Arc<SimWorld>, rng: &mut Rng, (id, level): (u64, u
     world.start(id);
 }
 
-/// Lets the leader ask every member what it can read, and raise the level when all can.
+/// Lets the leader ask every member for its supported levels, and raise the level if all support it.
 async fn raise_level(world: &Arc<SimWorld>, patience: Duration) -> bool {
     let asking = world.clone();
     run_at_leader(world, move |leader| async move {

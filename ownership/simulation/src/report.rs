@@ -1,4 +1,4 @@
-//! What many seeds came to, in words and figures.
+//! Summary of many seeds as text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::faults::FaultKind;
 use crate::run::SeedReport;
 
-/// The sum of many runs.
+/// Sum of many runs.
 #[derive(Clone, Debug, Default)]
 pub struct SeedTotals {
-    /// Seeds that ran.
+    /// Number of seeds that ran.
     pub seeds: u64,
-    /// Those in which something did not hold.
+    /// Seeds in which a property was violated.
     pub failed: Vec<SeedReport>,
     /// Simulated time.
     pub simulated: Duration,
@@ -32,12 +32,12 @@ impl SeedTotals {
         }
     }
 
-    /// How often something was counted.
+    /// Returns how often something was counted.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// Faults injected.
+    /// Returns the number of injected faults.
     pub fn faults(&self) -> u64 {
         FaultKind::names().map(|name| self.count(name)).sum()
     }
@@ -79,7 +79,7 @@ impl fmt::Display for SeedTotals {
     }
 }
 
-/// One run, for people.
+/// Describes one run.
 pub fn describe(report: &SeedReport) -> String {
     let mut text = format!(
         "seed {}: {:.1} simulated seconds, trace {:016x}",
@@ -95,7 +95,7 @@ pub fn describe(report: &SeedReport) -> String {
     text
 }
 
-/// What did not hold, and how to see it again.
+/// Describes the violation, and how to reproduce it.
 pub fn verdict(report: &SeedReport) -> String {
     match &report.violation {
         None => format!("seed {}: everything held", report.seed),

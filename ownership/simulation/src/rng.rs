@@ -1,16 +1,16 @@
-//! The only source of chance: one seed, and independent streams drawn from it.
+//! The only source of randomness: one seed, and independent streams derived from it.
 
 use std::time::Duration;
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng};
 
-/// A stream of SplitMix64. What it draws is part of what a seed means, and never changes.
+/// A stream of SplitMix64. Its values are part of what a seed means and must never change.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
-    /// A stream of its own for each purpose, so that drawing more for one leaves the others as they were.
+    /// Returns a separate stream per purpose, so that drawing more for one does not change the others.
     pub(crate) fn stream(seed: u64, purpose: &str) -> Self {
         let tag = purpose.bytes().fold(seed ^ 0x9e37_79b9_7f4a_7c15, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
@@ -24,27 +24,27 @@ impl Rng {
         Self(SplitMix64::from_seed(state.to_le_bytes()))
     }
 
-    /// Another stream, from this one.
+    /// Derives another stream from this one.
     pub(crate) fn fork(&mut self) -> Self {
         Self::from_state(self.draw())
     }
 
-    /// 64 bits.
+    /// Draws 64 bits.
     pub(crate) fn draw(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Less than `end`; 0 when `end` is.
+    /// Draws a number below `end`; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.draw() % end.max(1)
     }
 
-    /// At least `low`, at most `high`.
+    /// Draws a number from `low` to `high`, inclusive.
     pub(crate) fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high.saturating_sub(low) + 1)
     }
 
-    /// True in so many of 1,000 cases.
+    /// Returns true with a probability of `permille` / 1,000.
     pub(crate) fn chance(&mut self, permille: u64) -> bool {
         self.below(1_000) < permille
     }
@@ -53,12 +53,12 @@ impl Rng {
         all.get(self.below(all.len() as u64) as usize)
     }
 
-    /// A span between two, in microseconds.
+    /// Draws a duration from `low` to `high` microseconds.
     pub(crate) fn micros(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_micros(self.within(low, high))
     }
 
-    /// A span between two, in milliseconds.
+    /// Draws a duration from `low` to `high` milliseconds.
     pub(crate) fn millis(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_millis(self.within(low, high))
     }
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(draw(7, "faults"), draw(7, "faults"));
         assert_ne!(draw(7, "faults"), draw(8, "faults"));
         assert_ne!(draw(7, "faults"), draw(7, "network"));
-        // What a seed means is kept between versions: a committed seed list depends on it.
+        // The meaning of seeds must stay the same between versions, because the regression seeds depend on it.
         assert_eq!(Rng::stream(1, "plan").draw(), 10_637_416_764_279_130_723);
     }
 

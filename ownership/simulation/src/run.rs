@@ -1,4 +1,4 @@
-//! One run: found a quorum, let everything go wrong, heal, and look whether all is well.
+//! One run: found a quorum, inject faults, heal, and check that everything is well.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ const HEALED: &str = "after healing: one leader, and everybody has everything";
 const DEAD_LEASES: &str = "after healing: dead leases are gone within a lease, a fail-over and a tick";
 const PANICS: &str = "nothing panics";
 
-/// How long a healed quorum may take to agree.
+/// How long a healed quorum may take to converge.
 const HEAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What became of a seed.
+/// Result of a seed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeedReport {
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// The first property that did not hold.
+    /// First property that was violated.
     pub violation: Option<PropertyViolation>,
     /// Digest of every event, in order.
     pub trace: u64,
-    /// What was counted.
+    /// Counters by name.
     pub counts: BTreeMap<&'static str, u64>,
     /// Simulated time.
     pub simulated: Duration,
@@ -48,7 +48,7 @@ pub fn run(seed: u64) -> SeedReport {
     run_recorded(seed, RunRecorder::default())
 }
 
-/// Runs a seed and tells what happened, line by line.
+/// Runs a seed and logs its events, line by line.
 pub fn run_with_log(seed: u64) -> (SeedReport, Vec<String>) {
     let book = RunRecorder::with_log();
     (run_recorded(seed, book.clone()), book.log_lines())
@@ -89,7 +89,7 @@ async fn scenario(plan: SimPlan, book: RunRecorder) -> SeedReport {
     }
 }
 
-/// Looks at everything four times a second, restarts what ended by itself, and returns once something is broken.
+/// Checks everything four times a second, restarts nodes that ended by themselves, and returns on a violation.
 async fn monitor(world: Arc<SimWorld>) {
     let mut term = 0;
     while world.recorder.first_violation().is_none() {
@@ -191,7 +191,7 @@ async fn found_cluster(world: &Arc<SimWorld>) {
     }
 }
 
-/// Starts what is down, sooner or later.
+/// Restarts nodes that are down, sooner or later.
 async fn supervise(world: Arc<SimWorld>) {
     loop {
         SimulatedRuntime::sleep(Duration::from_secs(5)).await;
@@ -214,7 +214,7 @@ fn heal(world: &Arc<SimWorld>) {
     }
 }
 
-/// Waits until all is well, and says what is not when it takes too long.
+/// Waits until the cluster has converged; on a timeout, returns what has not.
 async fn await_convergence(world: &Arc<SimWorld>, people: &ClientHistories) -> PropertyResult {
     let healed = true_time();
     let everybody = world.plan.clients + world.plan.workers + WATCHERS + 1;
@@ -249,7 +249,7 @@ async fn await_convergence(world: &Arc<SimWorld>, people: &ClientHistories) -> P
     ensure!(held.is_empty(), DEAD_LEASES, "at {} on the ledger's clock: {held:?}", view.now())
 }
 
-/// The members, and those of them that do not have everything up to `target` or follow another leader.
+/// Returns the members, and those of them that have not applied everything up to `target` or follow another leader.
 fn lagging_members(world: &SimWorld, target: u64) -> (Vec<u64>, Vec<u64>) {
     let Some((leader, (_, members))) = world.leader().zip(operator::members(world)) else { return Default::default() };
     let is_fine = |node: &Arc<SimNode>| node.view().applied() >= target && node.leader() == Some(leader.id);
@@ -257,7 +257,7 @@ fn lagging_members(world: &SimWorld, target: u64) -> (Vec<u64>, Vec<u64>) {
     (members.into_iter().collect(), behind)
 }
 
-/// Panics of simulated tasks, which the runtime would keep to itself.
+/// Collects panics of simulated tasks, which the runtime would hide.
 mod panics {
     use std::cell::RefCell;
     use std::sync::Once;
@@ -281,7 +281,7 @@ mod panics {
         });
     }
 
-    /// The first panic since the last call.
+    /// Returns the first panic since the last call.
     pub(super) fn take_panic() -> Option<String> {
         LAST.take()
     }

@@ -1,5 +1,4 @@
-//! The book that an all-knowing observer keeps: what was applied, promised and acknowledged, and the first thing that
-//! must not be.
+//! Recorder of a run with global knowledge: what was applied, promised and acknowledged, and the first violation.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,18 +22,18 @@ use crate::checks::watches::{ChangeHistory, WatchProgress};
 use crate::process::Pid;
 use crate::runtime::{SimulatedRuntime, true_time};
 
-/// A property that does not hold.
+/// A violated property.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PropertyViolation {
-    /// Its name.
+    /// Name of the check.
     pub check: &'static str,
-    /// Where and how.
+    /// Where and how it was violated.
     pub detail: String,
 }
 
 pub(crate) type PropertyResult = Result<(), PropertyViolation>;
 
-/// Fails a check unless something holds.
+/// Fails a check unless a condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($holds:expr, $check:expr, $($detail:tt)+) => {
@@ -45,12 +44,12 @@ macro_rules! ensure {
     };
 }
 
-/// Lines of a story at most.
+/// Maximum number of log lines.
 const MAX_LOG_LINES: usize = 200_000;
 
 #[derive(Debug, Default)]
 struct RecorderState {
-    /// What happened, line by line, where somebody wants to read it.
+    /// Event log, if it is enabled.
     log: Option<Vec<String>>,
     first_violation: Option<PropertyViolation>,
     counts: BTreeMap<&'static str, u64>,
@@ -64,7 +63,7 @@ struct RecorderState {
     acknowledged: AcknowledgedIndexes,
 }
 
-/// The book. Clones are the same book.
+/// The recorder. Clones share one record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunRecorder(Arc<Mutex<RecorderState>>);
 
@@ -73,26 +72,26 @@ impl RunRecorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what a check says; the first that fails counts.
+    /// Records the result of a check; the first failure counts.
     pub(crate) fn record_result(&self, checked: PropertyResult) {
         if let Err(broken) = checked {
             self.lock().first_violation.get_or_insert(broken);
         }
     }
 
-    /// The first property that did not hold.
+    /// Returns the first violation.
     pub(crate) fn first_violation(&self) -> Option<PropertyViolation> {
         self.lock().first_violation.clone()
     }
 
-    /// A book that tells the whole story.
+    /// Creates a recorder with an event log.
     pub(crate) fn with_log() -> Self {
         let book = Self::default();
         book.lock().log = Some(Vec::new());
         book
     }
 
-    /// Tells what happened just now, if anybody wants to read it.
+    /// Logs an event, if the log is enabled.
     pub(crate) fn log(&self, what: impl FnOnce() -> String) {
         if let Some(story) = &mut self.lock().log
             && story.len() < MAX_LOG_LINES
@@ -113,12 +112,12 @@ impl RunRecorder {
         self.lock().counts.clone()
     }
 
-    /// An entry with this time is on its way, in this office.
+    /// Called when an entry with this time is proposed in this leadership.
     pub(crate) fn on_entry_proposed(&self, time: LedgerTime, office: TermLeader) {
         self.lock().leases.on_entry_proposed(time, office);
     }
 
-    /// A leader noted a sign of life in this office.
+    /// Called when a leader in this leadership records a liveness report.
     pub(crate) fn on_liveness_report(&self, (worker, incarnation): (WorkerId, Incarnation), office: TermLeader) {
         self.log(|| format!("{worker} {incarnation:?} noted in term {} by node {}", office.0, office.1));
         self.lock().leases.on_liveness_report((worker, incarnation), office);
@@ -129,36 +128,36 @@ impl RunRecorder {
         self.record_result(checked);
     }
 
-    /// A leader proposes the end of a lease.
+    /// Called when a leader proposes the expiry of a lease.
     pub(crate) fn on_expiry_proposed(&self, worker: WorkerId) {
         self.log(|| format!("the end of {worker}'s lease is proposed"));
         self.lock().leases.on_expiry_proposed(worker);
     }
 
-    /// Somebody is told that this entry is applied.
+    /// Called when a client is told that this entry is applied.
     pub(crate) fn on_acknowledged(&self, index: u64) {
         let mut pages = self.lock();
         pages.acknowledged.add(true_time(), index);
         *pages.counts.entry("acknowledged entries").or_default() += 1;
     }
 
-    /// The highest index that anybody was told is applied.
+    /// Returns the highest index that was acknowledged to any client.
     pub(crate) fn last_acknowledged(&self) -> u64 {
         self.lock().acknowledged.last()
     }
 
-    /// The highest index that any node applied.
+    /// Returns the highest index that any node applied.
     pub(crate) fn last_applied(&self) -> u64 {
         self.lock().agreement.last()
     }
 
-    /// A node claims something of a view that shows `applied`, seen from a true time.
+    /// Checks a node's claim about a view that shows `applied`; the claim holds from the given true time on.
     pub(crate) fn check_staleness(&self, node: u64, claim: (StalenessClaim, Duration), applied: u64) {
         let checked = self.lock().acknowledged.check(node, claim, applied);
         self.record_result(checked);
     }
 
-    /// Somebody is told changes; false when one was not to be told.
+    /// Checks changes that a watcher received; returns false if one should not have been sent.
     pub(crate) fn on_changes_delivered(&self, who: &str, told: &mut WatchProgress, changes: &[ChangeEvent]) -> bool {
         let mut pages = self.lock();
         let checked = changes.iter().try_for_each(|change| pages.history.check_change(who, told, change));
@@ -170,7 +169,7 @@ impl RunRecorder {
         is_fine
     }
 
-    /// Whether somebody was told all that happened up to `index`.
+    /// Returns whether a watcher received all changes up to `index`.
     pub(crate) fn has_received_all(&self, told: WatchProgress, index: u64) -> bool {
         self.lock().history.has_received_all(told, index)
     }
@@ -213,7 +212,7 @@ impl RecorderState {
     }
 }
 
-/// A command's parts, each with its own outcome.
+/// Splits a command into its parts, each with its own outcome.
 fn flatten<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, &'a Outcome)> {
     match (command, outcome) {
         (Command::Batch(commands), Outcome::Batch(outcomes)) => commands.iter().zip(outcomes).collect(),
@@ -221,20 +220,20 @@ fn flatten<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, 
     }
 }
 
-/// One node's pen.
+/// Observer of one node's state machine.
 #[derive(Debug)]
 pub(crate) struct NodeProbe {
     node: u64,
-    /// What the node's release can read.
+    /// Feature levels that the node's release supports.
     levels: SupportedLevels,
     book: RunRecorder,
     feed: Arc<ChangeFeed<SimulatedRuntime>>,
-    /// Somebody who reads whatever is published at once.
+    /// Position of a reader that reads every published change at once.
     feed_reader: Mutex<Option<(ChangeCursor, WatchProgress)>>,
 }
 
 impl NodeProbe {
-    /// The pen of a node whose release can read these levels.
+    /// Creates the observer of a node with these feature levels.
     pub(crate) fn new(
         node: u64,
         levels: SupportedLevels,
@@ -243,7 +242,7 @@ impl NodeProbe {
         Self { node, levels, book, feed, feed_reader: Mutex::default() }
     }
 
-    /// Reads along: what was just published, watchers can be told.
+    /// Checks that the changes just published can be read by watchers.
     fn check_published_changes(&self, index: u64) -> PropertyResult {
         let mut along = self.feed_reader.lock().unwrap_or_else(PoisonError::into_inner);
         let anew = || self.feed.cursor(index + 1).ok().map(|cursor| (cursor, WatchProgress::starting_at(index + 1)));

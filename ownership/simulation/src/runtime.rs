@@ -1,4 +1,4 @@
-//! The simulated runtime as a process sees it: its own tasks, and a clock that drifts.
+//! The simulated async runtime as a process sees it: its own tasks, and a clock that drifts.
 
 use std::future::Future;
 use std::io;
@@ -15,29 +15,29 @@ use crate::process;
 pub(crate) struct SimulatedRuntime(SimRuntime);
 
 impl SimulatedRuntime {
-    /// A runtime whose random numbers follow from the seed.
+    /// Creates a runtime whose random numbers derive from the seed.
     pub(crate) fn with_seed(seed: u64) -> Self {
         Self(SimRuntime::with_seed(seed))
     }
 }
 
-/// True time since the world began, which no process knows.
+/// Returns the true time since the world began, which no process knows.
 pub(crate) fn true_time() -> Duration {
     SimInstant::now().elapsed_since_start()
 }
 
 const MILLION: i128 = 1_000_000;
 
-/// What a process's monotonic clock shows, in nanoseconds.
+/// Reading of a process's monotonic clock, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct ProcessInstant(u64);
 
 impl ProcessInstant {
-    /// The true time that passes while this process's clock passes `span`.
+    /// Returns the true time that passes while this process's clock advances by `span`.
     fn to_true_time(span: Duration) -> Duration {
         let drift = i128::from(process::drift());
         let rounded = i128::from(drift != 0 && !span.is_zero());
-        // Rounded up, so that the process's own clock has passed the whole span.
+        // Rounded up, so that the process's own clock has advanced by the whole span.
         let nanos = span.as_nanos() as i128 * MILLION / (MILLION + drift) + rounded;
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
     }
@@ -45,7 +45,7 @@ impl ProcessInstant {
 
 impl openraft::async_runtime::instant::Instant for ProcessInstant {
     fn now() -> Self {
-        // A day in, so that subtracting a span does not underflow.
+        // Starts at one day, so that subtracting a span does not underflow.
         let truth = true_time().as_nanos() as i128 + 86_400_000_000_000;
         Self((truth * (MILLION + i128::from(process::drift())) / MILLION) as u64)
     }

@@ -1,4 +1,4 @@
-//! What clients ask for: commands as routers send them, made from a view that may be old.
+//! Client commands, built as routers build them from a possibly stale view.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::rng::Rng;
 
 const SESSIONS: u64 = 6;
 
-/// An owner: the first rank of a worker's life.
+/// Returns the first rank of a worker's incarnation.
 pub(crate) fn owner(worker: u64, incarnation: u64) -> Owner {
     Owner { worker: WorkerId(worker), incarnation: Incarnation(incarnation), rank: DpRank(0) }
 }
 
-/// A registration of a worker's life.
+/// Returns a registration of a worker's incarnation.
 pub(crate) fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
     let (role, kind) = (WorkerRole::Hybrid, WorkerKind::Engine);
     let models = Arc::from([ModelId::from("tiny")]);
@@ -45,13 +45,13 @@ fn chain(parts: &[(u64, u64)]) -> PrefixChain {
     PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens.collect::<Vec<_>>())
 }
 
-/// The conversation of a session: a start that several share, then its own blocks.
+/// Returns the conversation of a session: a start that several share, then its own blocks.
 fn conversation(session: u64, blocks: u64) -> Vec<(u64, u64)> {
     let shared = [10, 40, 70][session as usize % 3];
     vec![(1, blocks.min(shared)), (10 + session % 4, blocks.saturating_sub(shared))]
 }
 
-/// The next command of a client that sees `view`, for workers numbered up to `workers`.
+/// Draws the next command of a client that sees `view`, for workers numbered up to `workers`.
 pub(crate) fn next_command(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     match rng.below(22) {
         20 | 21 => control(rng, view, workers),
@@ -66,7 +66,7 @@ pub(crate) fn next_command(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -
     }
 }
 
-/// A command that may lie in a batch.
+/// Draws a command that may be part of a batch.
 fn batchable_command(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     match rng.below(5) {
         0 => lifecycle(rng),
@@ -81,7 +81,7 @@ fn session(rng: &mut Rng) -> u64 {
     rng.within(1, SESSIONS)
 }
 
-/// A life of a worker that may be over, or may never have been.
+/// Draws an owner whose incarnation may be over or may never have existed.
 fn random_owner(rng: &mut Rng, view: Option<&ledger::Ledger>, workers: u64) -> Owner {
     let worker = rng.within(1, workers);
     let current = view.and_then(|view| view.worker(WorkerId(worker))).map_or(1, |worker| worker.incarnation.0);
@@ -95,7 +95,7 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let head = known.and_then(|session| session.head()).map_or(0, |head| head.point.blocks.0);
     let mut parts = conversation(id, (head + rng.below(16)).clamp(1, 160));
     if rng.chance(150) {
-        // The client went back in its history and said something else.
+        // The client went back in its history and continued differently.
         parts = conversation(id, head.saturating_sub(rng.within(1, 12)).max(1));
         parts.push((30 + rng.below(3), rng.within(1, 9)));
     }
@@ -171,7 +171,7 @@ fn copy(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     }
 }
 
-/// A claim, or a release of what the view shows.
+/// Draws a claim, or a release of an ownership in the view.
 fn claim_or_release(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let session = SessionId(u128::from(session(rng)));
     let known = view.session(session);
@@ -198,7 +198,7 @@ fn migrate(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     Command::Migrate(MigrateSession { session, to: random_owner(rng, Some(view), workers), head, seen })
 }
 
-/// What operators and the cluster itself ask for, whatever the level.
+/// Draws an operator or cluster command, whatever the level.
 fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let known = view.session(SessionId(u128::from(session(rng))));
     let head = known.as_ref().and_then(|session| session.head()).map(|head| head.artifact);
@@ -221,7 +221,7 @@ fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     }
 }
 
-/// Workers beside those with a life of their own: registered twice, over each other, and taken out.
+/// Draws a command about separate workers: registered twice, replaced by another incarnation, and retired.
 fn incarnation_command(rng: &mut Rng, view: &ledger::Ledger) -> Command {
     let worker = rng.within(50, 51);
     let seen = view.worker(WorkerId(worker));
@@ -231,7 +231,7 @@ fn incarnation_command(rng: &mut Rng, view: &ledger::Ledger) -> Command {
             Command::RetireLife(RetireIncarnation { worker: WorkerId(worker), seen })
         }
         (0, _) => Command::RetireWorker(WorkerId(worker)),
-        // Nobody but a leader should propose this, and never so early.
+        // Only a leader should propose this, and never so early.
         (1, Some((epoch, Lease::Held { until: deadline }))) => {
             Command::Expire(ExpireLease { worker: WorkerId(worker), epoch, deadline })
         }

@@ -1,4 +1,4 @@
-//! Snapshots on a simulated disk, as the bytes that a file would hold.
+//! Snapshots on a simulated disk, as the bytes of a file.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl SimSnapshotStore {
         Self(disk)
     }
 
-    /// Begins a thread for a snapshot, and opens its file, as soon as the process can.
+    /// Starts a thread for a snapshot and opens its file, retrying while the process lacks resources.
     async fn await_thread_and_file(&self) -> io::Result<()> {
         self.0.in_time(SimDisk::begin_thread).await?;
         self.0.in_time(SimDisk::open).await

@@ -1,5 +1,5 @@
-//! Who only looks on: watchers that follow the changes from node to node, at their own pace, and a reader that names the
-//! age it can live with.
+//! Read-only participants: watchers that follow the changes from node to node at their own pace, and a reader with
+//! bounded staleness.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::world::SimWorld;
 
 pub(crate) const WATCHERS: u64 = 2;
 
-/// How long a watcher hears nothing before it looks for another node, once all should be well.
+/// Silence after which a watcher switches to another node, once everything should be well.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Follows the changes over nodes that come and go, until all that was acknowledged at the end was told.
+/// Follows the changes across nodes, until everything that was acknowledged at the end was received.
 pub(crate) async fn run_watcher(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
     let mut rng = Rng::stream(world.plan.seed ^ n << 32, "watcher");
     let mut watcher = FeedWatcher { name: format!("watcher {n}"), world: world.clone(), progress: None };
@@ -37,7 +37,7 @@ pub(crate) async fn run_watcher(world: Arc<SimWorld>, people: Arc<ClientHistorie
         }
         let (lasts, pause) = match last {
             Some(_) => (WATCH_TIMEOUT, 1),
-            // Some read slower than changes come.
+            // Some watchers read slower than changes come.
             None => (rng.millis(500, 20_000), if rng.chance(300) { 2_500 } else { 30 }),
         };
         match rng.pick(&world.running_nodes()).cloned() {
@@ -54,7 +54,7 @@ struct FeedWatcher {
 }
 
 impl FeedWatcher {
-    /// Watches at one node for so long.
+    /// Watches at one node for the given time.
     async fn follow(&mut self, node: Arc<SimNode>, (rng, pause): (Rng, u64), lasts: Duration) {
         let told = self.progress.unwrap_or_else(|| WatchProgress::starting_at(node.view().applied() + 1));
         self.progress = Some(told);
@@ -75,7 +75,7 @@ impl FeedWatcher {
                 }
             }
         };
-        // A node that died says nothing any more.
+        // A dead node sends nothing more.
         let _silent = SimulatedRuntime::timeout(lasts, listen).await;
     }
 
@@ -85,7 +85,7 @@ impl FeedWatcher {
         }
     }
 
-    /// Cut off: the records are read anew, and watched from there.
+    /// Handles a compacted watch: reads the records again and watches from there.
     fn on_compacted(&mut self, node: &SimNode, compacted: CompactedRevision) {
         let (told, applied) = (self.progress.unwrap_or(WatchProgress::starting_at(0)), node.view().applied());
         self.world.recorder.count("watches compacted");
@@ -96,7 +96,7 @@ impl FeedWatcher {
 
 type ChangeSender = mpsc::UnboundedSender<Result<Vec<ChangeEvent>, CompactedRevision>>;
 
-/// Tells one listener, in the node's process, revision by revision, for as long as it listens.
+/// Delivers changes to one watcher, in the node's process, revision by revision, for as long as it listens.
 async fn deliver_changes(
     node: Arc<SimNode>,
     mut watch: Peekable<ChangeStream>,
@@ -120,7 +120,7 @@ async fn deliver_changes(
     }
 }
 
-/// The rest of a revision, which is there at once.
+/// Returns the rest of a revision, which is available at once.
 fn rest_of_revision(first: ChangeEvent, watch: &mut Peekable<ChangeStream>) -> Vec<ChangeEvent> {
     let revision = first.revision;
     let mut changes = vec![first];
@@ -133,7 +133,7 @@ fn rest_of_revision(first: ChangeEvent, watch: &mut Peekable<ChangeStream>) -> V
     changes
 }
 
-/// Reads from nodes what is no older than it can live with, now and then several times in a row.
+/// Performs reads with bounded staleness, sometimes several in a row.
 pub(crate) async fn run_reader(world: Arc<SimWorld>, people: Arc<ClientHistories>) {
     let mut client = SimClient::new(&world, 200);
     while !people.is_stopping() {

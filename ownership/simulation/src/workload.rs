@@ -1,5 +1,4 @@
-//! Who uses the quorum: routers that write steps, clients that fight for a few owned things, and workers that live and
-//! die.
+//! Users of the quorum: routers that write steps, clients that contend for a few locks, and workers that start and die.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,14 +17,14 @@ use crate::runtime::{SimulatedRuntime, true_time};
 use crate::script;
 use crate::world::SimWorld;
 
-/// Things that clients fight for.
+/// Number of locks that clients contend for.
 const LOCKS: u64 = 3;
-/// Their ids begin here.
+/// First session id of the locks.
 const FIRST_LOCK: u64 = 9_000;
-/// Workers that own them begin here, and never die.
+/// First id of the workers that hold them; these never die.
 const FIRST_HOLDER: u64 = 900;
 
-/// What clients saw of each thing, and whether they should stop.
+/// What clients saw of each lock, and whether they should stop.
 #[derive(Debug, Default)]
 pub(crate) struct ClientHistories {
     histories: Mutex<BTreeMap<u64, Vec<LockOperation>>>,
@@ -51,7 +50,7 @@ impl ClientHistories {
         *self.finished.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
-    /// Checks every history; the first that nothing explains.
+    /// Checks every history; returns the first violation.
     pub(crate) fn check(&self) -> Result<usize, PropertyViolation> {
         let histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
         histories.iter().try_for_each(|(thing, history)| lock::check(&format!("session {thing}"), history))?;
@@ -61,7 +60,7 @@ impl ClientHistories {
     fn record_call(&self, thing: u64, asked: LockRequest) -> Option<usize> {
         let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
         let history = histories.entry(thing).or_default();
-        // Whoever comes later only looks on.
+        // Operations beyond the maximum are not recorded or executed.
         (history.len() < MAX_OPERATIONS).then(|| {
             history.push(LockOperation { request: asked, called_at: true_time(), returned: None });
             history.len() - 1
@@ -76,12 +75,12 @@ impl ClientHistories {
     }
 }
 
-/// Prepares what is fought for. Nothing else begins before.
+/// Prepares the locks, before anything else begins.
 pub(crate) async fn prepare(world: &Arc<SimWorld>) {
     let mut client = SimClient::new(world, 0);
     client.open().await;
     if !world.plan.changes.releases {
-        // A new cluster works at its founder's level.
+        // A new cluster starts at its founder's level.
         while client.execute(Command::RaiseLevel(LEVEL)).await.is_none() {}
     }
     let hours = Micros(36_000_000_000);
@@ -92,7 +91,7 @@ pub(crate) async fn prepare(world: &Arc<SimWorld>) {
     }
 }
 
-/// A router: writes steps, and fights now and then.
+/// Simulates a router: writes steps, and sometimes contends for a lock.
 pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
     let mut client = SimClient::new(&world, n);
     client.open().await;
@@ -113,7 +112,7 @@ pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories
     people.finish_client();
 }
 
-/// One operation on one of the things that are fought for.
+/// Performs one operation on one of the locks.
 async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held: &mut BTreeMap<u64, (Owner, Epoch)>) {
     let thing = FIRST_LOCK + client.rng.below(LOCKS);
     let subject = OwnershipSubject::Session(SessionId(u128::from(thing)));
@@ -175,7 +174,7 @@ async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64)
     }
 }
 
-/// A worker's lives, as a router that probes it reports them.
+/// Simulates a worker's incarnations, as a router that probes it reports them.
 pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
     let mut client = SimClient::new(&world, 100 + n);
     client.open().await;
@@ -185,7 +184,7 @@ pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories
         let dies = true_time() + client.rng.millis(3_000, 60_000);
         while true_time() < dies && !people.is_stopping() {
             SimulatedRuntime::sleep(client.rng.millis(700, 1_300)).await;
-            // Now and then the router is busy elsewhere for almost a lease.
+            // Sometimes the router is busy elsewhere for almost a lease.
             if client.rng.chance(80) {
                 SimulatedRuntime::sleep(client.rng.millis(9_000, 15_500)).await;
             }
@@ -200,5 +199,5 @@ pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories
     people.finish_client();
 }
 
-/// The longest time in which dead leases must be gone once all is well: a lease, a fail-over, a tick, and their slack.
+/// Maximum time until dead leases are expired in a healthy cluster: a lease, a fail-over, a tick, and slack.
 pub(crate) const MAX_DEAD_LEASE_TIME: Duration = Duration::from_secs(15 + 10 + 1 + 3);

@@ -1,4 +1,4 @@
-//! The simulated world: nodes with their disks, the network between them, and the book of what happened.
+//! The simulated world: nodes with their disks, the network between them, and the recorder.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,18 +22,18 @@ use crate::rng::Rng;
 use crate::run_recorder::RunRecorder;
 use crate::runtime::SimulatedRuntime;
 
-/// A node over all its lives.
+/// A node over all its processes.
 #[derive(Debug)]
 struct NodeMachine {
     disk: SimDisk,
     pid: Option<Pid>,
     boots: u64,
-    /// The highest feature level that its release knows.
+    /// Highest feature level of its release.
     release: u32,
 }
 
 pub(crate) struct SimWorld {
-    /// How this run goes.
+    /// Plan of this run.
     pub(crate) plan: SimPlan,
     pub(crate) recorder: RunRecorder,
     fabric: Mutex<NetworkModel>,
@@ -41,7 +41,7 @@ pub(crate) struct SimWorld {
     running: Mutex<BTreeMap<u64, Arc<SimNode>>>,
     views: Mutex<ViewOrderCheck>,
     joints: Mutex<JointConfigCheck>,
-    /// Whether the level was to be raised: no release is taken back any more.
+    /// Whether a raise of the level was attempted: releases are not rolled back any more.
     is_level_raised: AtomicBool,
     trace: AtomicU64,
 }
@@ -75,12 +75,12 @@ impl SimWorld {
         self.fabric().fate(from, to)
     }
 
-    /// Whether a message gets through.
+    /// Returns whether messages get through in this direction.
     pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
         self.fabric().connects(from, to)
     }
 
-    /// Adds to the digest of everything that happened, in order.
+    /// Adds to the digest of all events, in order.
     pub(crate) fn add_to_digest(&self, words: &[u64]) {
         let mut digest = self.trace.load(Relaxed);
         for word in words {
@@ -93,18 +93,18 @@ impl SimWorld {
         self.trace.load(Relaxed)
     }
 
-    /// The release that is installed on a new node.
+    /// Returns the highest feature level of the release that new nodes get.
     pub(crate) fn newest_level(&self) -> u32 {
         if self.is_level_raised() { LEVEL } else { OLD_LEVEL }
     }
 
-    /// Puts up a node with an empty disk and this release.
+    /// Adds a node with an empty disk and this release.
     pub(crate) fn add(&self, id: u64, release: u32) {
         let disk = SimDisk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
         lock(&self.slots).insert(id, NodeMachine { disk, pid: None, boots: 0, release });
     }
 
-    /// All nodes that were ever put up.
+    /// Returns all nodes that were ever added.
     pub(crate) fn ids(&self) -> Vec<u64> {
         lock(&self.slots).keys().copied().collect()
     }
@@ -121,24 +121,24 @@ impl SimWorld {
         self.is_level_raised.store(true, Relaxed);
     }
 
-    /// The highest feature level that a node's release knows.
+    /// Returns the highest feature level of a node's release.
     pub(crate) fn release(&self, id: u64) -> u32 {
         lock(&self.slots).get(&id).map_or(LEVEL, |slot| slot.release)
     }
 
-    /// Installs another release; the next life of the node runs it.
+    /// Installs another release; the next process of the node runs it.
     pub(crate) fn set_release(&self, id: u64, level: u32) {
         if let Some(slot) = lock(&self.slots).get_mut(&id) {
             slot.release = level;
         }
     }
 
-    /// A node's process, if one was started and not killed.
+    /// Returns a node's process, if one was started and not killed.
     pub(crate) fn pid(&self, id: u64) -> Option<Pid> {
         lock(&self.slots).get(&id).and_then(|slot| slot.pid).filter(|pid| process::is_alive(*pid))
     }
 
-    /// The present life of a node, if it is up.
+    /// Returns the running process of a node, if it is up.
     pub(crate) fn running_node(&self, id: u64) -> Option<Arc<SimNode>> {
         lock(&self.running).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
     }
@@ -147,7 +147,7 @@ impl SimWorld {
         lock(&self.running).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
     }
 
-    /// Starts a node whose process is not there. What its disk holds must be enough.
+    /// Starts a node that has no process. What its disk holds must be enough.
     pub(crate) fn start(self: &Arc<Self>, id: u64) {
         if self.pid(id).is_some() {
             return;
@@ -171,7 +171,7 @@ impl SimWorld {
                 let parts = SimNodeParts { id, pid, boot, disk, levels: SupportedLevels { lowest: 1, highest } };
                 match SimNode::start(&world, parts).await {
                     Some(node) => drop(lock(&world.running).insert(id, node)),
-                    // It could not read or write its disk: the process ends.
+                    // It could not read or write its disk, so the process ends.
                     None => world.end_process(id, ProcessEnd::Killed),
                 }
             }));
@@ -190,7 +190,7 @@ impl SimWorld {
         self.add_to_digest(&[id, ending as u64]);
     }
 
-    /// The node that leads in the highest term, as far as the nodes that are up say so themselves.
+    /// Returns the node that leads in the highest term, according to the running nodes themselves.
     pub(crate) fn leader(&self) -> Option<Arc<SimNode>> {
         let leading = |node: &Arc<SimNode>| node.leadership().map(|leader| (leader.term, leader.node_id));
         self.running_nodes()
@@ -222,7 +222,7 @@ impl SimWorld {
         }
     }
 
-    /// Somebody is about to be told that an entry is applied: a quorum must keep it.
+    /// Checks, before a client is told that an entry is applied, that a quorum keeps it.
     pub(crate) fn check_acknowledged(&self, node: &SimNode, index: u64) {
         let metrics = node.raft.metrics();
         let (effective, committed) = {
@@ -232,14 +232,14 @@ impl SimWorld {
         };
         let keepers: DurableCopies =
             lock(&self.slots).iter().map(|(id, slot)| (*id, is_durable(&slot.disk, index))).collect();
-        // Between two memberships, the one that it was committed under decides, and both may be that.
+        // Between two memberships, either may be the one under which it was committed.
         let checked = durability::check(index, &effective, &keepers);
         self.recorder.record_result(checked.or_else(|_| durability::check(index, &committed, &keepers)));
         self.recorder.on_acknowledged(index);
     }
 }
 
-/// What a node says of its leadership, if it has one.
+/// Returns what a node reports of its leadership, if it leads.
 fn leader_report(node: &SimNode) -> Option<LeaderReport> {
     let leadership = node.leadership().map(|leader| (leader.term, leader.node_id))?;
     let metrics = node.raft.metrics();
@@ -250,7 +250,7 @@ fn leader_report(node: &SimNode) -> Option<LeaderReport> {
     Some(LeaderReport { leadership, joint, committed: now.local_committed.map_or(0, |id| id.index) })
 }
 
-/// Whether an entry is surely on a disk.
+/// Returns whether an entry is durable on a disk.
 fn is_durable(disk: &SimDisk, index: u64) -> bool {
     let snapshot = disk.snapshot().and_then(|(meta, _)| meta.last_log_id).map_or(0, |id| id.index);
     disk.durable_upto().max(snapshot) >= index

@@ -1,8 +1,8 @@
-//! The simulation from outside: the same seed is the same run, and what was broken once stays mended.
+//! Tests of the simulation: the same seed gives the same run, and seeds that once found a bug stay green.
 
 use std::collections::BTreeSet;
 
-/// Seeds that found something when they first ran, in this code or in how it used what it is built on. What a seed does
+/// Seeds that found a bug when they first ran, in this code or in how it used its dependencies. What a seed does
 /// changes with the script and the plan.
 const REGRESSION_SEEDS: [(u64, &str); 11] = [
     (1, "a mark of committed entries that ran ahead of what was durable here"),

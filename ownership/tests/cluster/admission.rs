@@ -1,4 +1,4 @@
-//! How a node comes in, and what an attempt that did not succeed leaves.
+//! How a node joins, and what a failed attempt leaves.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn a_pending_join_continues_without_naming_its_members_again() {
     options.peering.join_timeout = Duration::from_millis(1);
     let refused = Directory::open(options).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
-    // Whom nobody can call cannot join, and what was begun is no empty folder.
+    // A node that nobody can call cannot join, and an unfinished join is not an empty folder.
     let refused = Directory::open(Options::new(folder.path())).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::Options(_)), "{refused}");
     assert!(refused.to_string().contains(&seed) && refused.to_string().contains("--node-listen"), "{refused}");

@@ -33,7 +33,7 @@ async fn a_lease_survives_a_leader_change_and_ends_without_reports() {
     for n in [1, 2] {
         nodes.node(4).submit(register(n)).unwrap().await.unwrap();
     }
-    // The leader acknowledges before a learner's view shows it.
+    // The leader acknowledges before a learner's view shows the write.
     eventually("both workers in the learner's view", || async {
         nodes.node(4).report_alive(WorkerId(1), Incarnation(1));
         nodes.node(4).view().worker(WorkerId(2)).map(|_| ())
@@ -41,7 +41,7 @@ async fn a_lease_survives_a_leader_change_and_ends_without_reports() {
     .await;
     let leader = nodes.leader().await;
     nodes.kill(leader).await;
-    // Only the learner's router reaches worker 1; nobody reaches worker 2.
+    // Only the learner's router reaches worker 1; no router reaches worker 2.
     eventually("the silent worker's lease to end", || async {
         assert!(nodes.node(4).report_alive(WorkerId(1), Incarnation(1)));
         let view = nodes.node(4).view();

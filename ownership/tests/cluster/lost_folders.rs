@@ -1,4 +1,4 @@
-//! Folders that are moved or removed from under a node that runs: what it acknowledged there would not survive it.
+//! Folders that are moved or removed under a running node: what it acknowledged there would not survive a restart.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Several nodes in one process, over loopback TCP and real disk, from outside.
+//! Tests of several nodes in one process, over loopback TCP and a real disk, through the public interface.
 
 mod admission;
 mod leases;

@@ -1,4 +1,4 @@
-//! Who belongs to a cluster, and how that changes.
+//! Cluster membership and its changes.
 
 use std::path::Path;
 use std::process;
@@ -38,11 +38,11 @@ async fn a_removed_node_is_informed_and_its_id_is_never_reused() {
     eventually("node 4 to learn that it was removed", || async { nodes.node(4).is_removed().then_some(()) }).await;
     assert!(nodes.node(4).view().quorum().stale || nodes.node(4).is_removed());
     nodes.kill(4).await;
-    // Its folder is no way back.
+    // A removed node's folder does not let it back in.
     let again = nodes.reopen(4).await.unwrap();
     eventually("the restarted node to learn it too", || async { again.is_removed().then_some(()) }).await;
     again.halt().await.unwrap();
-    // A wiped node is a new one.
+    // A node with an emptied folder joins as a new one.
     nodes.kill(5).await;
     nodes.folders.remove(&5);
     assert_eq!(nodes.join().await, 6);
@@ -100,7 +100,7 @@ async fn the_leader_transfers_leadership_on_request_and_on_close() {
     nodes.close().await;
 }
 
-/// Who votes, as the leader knows it.
+/// Returns the voters, as the leader knows them.
 async fn voters(nodes: &TestCluster) -> Vec<u64> {
     let members = nodes.node(nodes.leader().await).members().into_iter();
     members.filter(|member| member.voter == MemberRole::Voter).map(|member| member.node.0).collect()
@@ -154,7 +154,7 @@ async fn the_level_is_raised_only_when_every_member_supports_it() {
     assert_eq!(nodes.node(1).view().level(), 1);
     let refused = nodes.node(1).raise_level(2).await.unwrap_err();
     assert!(matches!(refused, MemberError::Level { node: NodeId(1), level: 2, .. }), "{refused}");
-    // What an older node could not read never lies in the log.
+    // An entry that an older node could not read never enters the log.
     let before = nodes.node(1).view().applied();
     let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();
     assert_eq!(outcome, Outcome::Refused(Refusal::Level { needed: 2, current: 1 }));
@@ -185,7 +185,7 @@ async fn a_change_that_needs_a_silent_voter_is_not_begun() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_voter_that_lost_acknowledged_entries_stops_with_the_reason() {
-    // What was acknowledged is known to the leader that it was acknowledged to, and to no later one.
+    // Only the leader that received an acknowledgement knows of it; later leaders do not.
     let mut nodes = TestCluster::three_with(0, without_elections).await;
     let leader = nodes.leader().await;
     let put_back = if leader == 3 { 2 } else { 3 };
@@ -202,7 +202,7 @@ async fn a_voter_that_lost_acknowledged_entries_stops_with_the_reason() {
         write(&nodes, n).await;
     }
     nodes.assert_converged().await;
-    // An acknowledgement that is lost on its way is none: the leader sends those entries again, and nothing is lacking.
+    // A lost acknowledgement does not count: the leader sends those entries again, and nothing is missing.
     let newest = nodes.node(leader).view().applied();
     eventually("the leader to hear that the last entry is there", || async {
         let member = nodes.node(leader).members().into_iter().find(|member| member.node == NodeId(put_back))?;

@@ -1,6 +1,6 @@
-//! Releases N and N+1 in one cluster: an upgrade node by node, and the way back until the level is raised.
+//! Releases N and N+1 in one cluster: upgrade node by node, and rollback until the level is raised.
 //!
-//! N+1 is this code where it offers the level that is being made.
+//! N+1 is this code with the feature level under development enabled.
 
 use ledger::{Command, LEVEL, NEXT_LEVEL, Outcome, Refusal};
 use ownership::{CommandTicket, Directory, MemberError, Options, OwnershipError};
@@ -14,7 +14,7 @@ fn new_release(options: &mut Options) {
     options.max_level = Some(NEXT_LEVEL);
 }
 
-/// Writes through every node that is up; sessions are numbered on.
+/// Submits writes through every running node; `next` numbers the sessions.
 fn submit_load(nodes: &TestCluster, next: &mut u128) -> Vec<CommandTicket> {
     let mut tickets = Vec::new();
     for _ in 0..40 {
@@ -26,7 +26,7 @@ fn submit_load(nodes: &TestCluster, next: &mut u128) -> Vec<CommandTicket> {
     tickets
 }
 
-/// Restarts a node as another release while the others write, and compares all.
+/// Restarts a node as another release while the others write, and compares all nodes.
 async fn swap_release(nodes: &mut TestCluster, id: u64, release: fn(&mut Options), next: &mut u128) {
     let before = submit_load(nodes, next);
     for ticket in before {
@@ -59,7 +59,7 @@ async fn assert_level_gated(nodes: &TestCluster) {
     }
 }
 
-/// Raises the level once the leader has heard all members.
+/// Raises the level once the leader has heard from all members.
 async fn raise_level(nodes: &TestCluster) -> Result<(), MemberError> {
     eventually("the members to be heard", || async {
         let raised = nodes.any().raise_level(NEXT_LEVEL).await;
@@ -79,7 +79,7 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
         assert!(refused.to_string().contains("upgrade every member first"), "{refused}");
         swap_release(&mut nodes, id, new_release, &mut next).await;
     }
-    // All could, and nobody has raised it: there is a way back, for two of them and under load.
+    // All support the level and nobody has raised it, so two of them can still be rolled back under load.
     assert_level_gated(&nodes).await;
     swap_release(&mut nodes, 2, old_release, &mut next).await;
     swap_release(&mut nodes, 3, old_release, &mut next).await;
@@ -88,14 +88,14 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
     swap_release(&mut nodes, 2, new_release, &mut next).await;
     swap_release(&mut nodes, 3, new_release, &mut next).await;
     raise_level(&nodes).await.unwrap();
-    // A node lets the command through from when it has applied the raise.
+    // A node accepts the command once it has applied the raise.
     nodes.assert_converged().await;
     for node in nodes.running.values() {
         assert_eq!(node.submit(Command::Barrier).unwrap().await.unwrap(), Outcome::Done);
     }
     nodes.assert_converged().await;
     assert!(nodes.running.values().all(|node| node.view().level() == NEXT_LEVEL));
-    // Now there is none: neither with what it wrote, nor as a new node.
+    // Now the old release can no longer start, neither on its old folder nor as a new node.
     nodes.adjust_options = old_release;
     nodes.kill(2).await;
     let refused = nodes.reopen(2).await.unwrap_err();
@@ -136,7 +136,7 @@ async fn old_and_new_releases_exchange_snapshots_and_leadership() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_level_waits_for_a_member_that_is_down() {
     let mut nodes = TestCluster::three_with(0, new_release).await;
-    // A new cluster works at its founder's highest level; nothing is raised any more.
+    // A new cluster starts at its founder's highest level, without a raise.
     assert_eq!(nodes.node(1).view().level(), NEXT_LEVEL);
     let leader = nodes.leader().await;
     let lost = if leader == 3 { 2 } else { 3 };

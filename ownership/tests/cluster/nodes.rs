@@ -1,4 +1,4 @@
-//! Nodes that a test starts, stops and asks. Everything is waited for with a deadline.
+//! Nodes that a test starts, stops and queries. Every wait has a deadline.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,20 +9,20 @@ use ownership::{Directory, ElectionTimers, MemberRole, Options, OwnershipError, 
 use tempfile::TempDir;
 use vocabulary::{ModelId, NodeId, SessionId, TenantId};
 
-/// What anything may take on a machine that is busy with other things.
+/// Timeout of any wait, generous for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nodes by id, with the folders of those that are down.
+/// Running nodes by id, and the folders of those that are down.
 pub(crate) struct TestCluster {
     pub(crate) running: BTreeMap<u64, Directory>,
     pub(crate) folders: BTreeMap<u64, TempDir>,
-    /// Where nodes that are down listened.
+    /// Last addresses of nodes that are down.
     pub(crate) addresses: BTreeMap<u64, String>,
     pub(crate) adjust_options: fn(&mut Options),
 }
 
 impl TestCluster {
-    /// A cluster of one.
+    /// Starts a cluster of one.
     pub(crate) async fn found() -> Self {
         Self::found_with(|_| {}).await
     }
@@ -37,7 +37,7 @@ impl TestCluster {
         nodes
     }
 
-    /// A cluster of three voters and `learners` besides.
+    /// Starts a cluster of three voters and `learners` learners.
     pub(crate) async fn three(learners: usize) -> Self {
         Self::three_with(learners, |_| {}).await
     }
@@ -58,7 +58,7 @@ impl TestCluster {
         options
     }
 
-    /// One more node, let in by whoever is up.
+    /// Adds a node, admitted by any running node. Returns its id.
     pub(crate) async fn join(&mut self) -> u64 {
         let seeds: Vec<String> = self.running.values().map(address).collect();
         let folder = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ impl TestCluster {
             match node.promote(ids.clone()).await {
                 Ok(()) => Some(()),
                 Err(_) => {
-                    // An earlier attempt may have been carried out after all.
+                    // An earlier attempt may have succeeded after all.
                     let done = ids.iter().all(|id| {
                         node.members().iter().any(|member| member.node == *id && member.voter == MemberRole::Voter)
                     });
@@ -95,7 +95,7 @@ impl TestCluster {
         &self.running[&id]
     }
 
-    /// The one that leads, once the others know it too.
+    /// Returns the leader, once the other nodes know it, too.
     pub(crate) async fn leader(&self) -> u64 {
         eventually("one leader that all know", || async {
             let known: Vec<_> = self.running.values().map(|node| node.view().quorum()).collect();
@@ -106,21 +106,21 @@ impl TestCluster {
         .await
     }
 
-    /// Stops a node without a farewell.
+    /// Stops a node without a graceful shutdown.
     pub(crate) async fn kill(&mut self, id: u64) {
         let node = self.running.remove(&id).expect("it is up");
         self.addresses.insert(id, address(&node));
         node.halt().await.unwrap();
     }
 
-    /// Starts it again where it was.
+    /// Starts a node again at its old address.
     pub(crate) async fn restart(&mut self, id: u64) {
         let node = self.reopen(id).await.unwrap();
         assert_eq!(node.node(), NodeId(id));
         self.running.insert(id, node);
     }
 
-    /// Starts it again on another port.
+    /// Starts a node again on another port.
     pub(crate) async fn restart_elsewhere(&mut self, id: u64) {
         self.addresses.remove(&id);
         self.restart(id).await;
@@ -132,7 +132,7 @@ impl TestCluster {
         Directory::open(options).await
     }
 
-    /// Waits until all have applied the same, compares them bit for bit, and checks every invariant.
+    /// Waits until all nodes have applied the same entries, compares them bit for bit, and checks every invariant.
     pub(crate) async fn assert_converged(&self) {
         eventually("equal applied indexes", || async {
             let applied: Vec<u64> = self.running.values().map(|node| node.view().applied()).collect();
@@ -157,14 +157,14 @@ impl TestCluster {
     }
 }
 
-/// Options on a port that the system chooses, without a tick that writes by itself.
+/// Returns options with a system-chosen port and without ticks that write by themselves.
 pub(crate) fn options(folder: &TempDir) -> Options {
     let peering = PeerOptions { listen: Some("127.0.0.1:0".into()), join_timeout: PATIENCE, ..PeerOptions::default() };
     let tick = Duration::from_secs(3_600);
     Options { peering, tick, submit_timeout: PATIENCE, ..Options::new(folder.path()) }
 }
 
-/// Whoever leads goes on: no pause of a busy machine is so long that another asks for votes.
+/// Makes election timeouts so long that no pause of a busy machine causes an election.
 pub(crate) fn without_elections(options: &mut Options) {
     let (election_min, election_max) = (PATIENCE, 2 * PATIENCE);
     options.peering.timers = ElectionTimers { election_min, election_max, ..ElectionTimers::default() };
@@ -176,7 +176,7 @@ pub(crate) fn address(node: &Directory) -> String {
     members.into_iter().find(|member| member.node == own).expect("it knows itself").address
 }
 
-/// Asks again until there is something.
+/// Calls `ask` until it returns something.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! Messages that would stop voters for good, from callers that may not say them and from members that say them.
+//! Messages that would stop voters for good: from callers that may not send them, and from members that send them.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::nodes::{TestCluster, address, eventually, open_session, options, with
 use crate::rejected_callers::TestAuthority;
 use crate::wire::{ENROL, MEMBERS, RawConnection, TRANSFER_LEADER, VOTE, WireTypeConfig, vote};
 
-/// Says to one node what the audit's caller said, in every way in which it could be let in.
+/// Sends the poison messages to one node as every kind of caller that could be accepted.
 async fn send_poison_messages(node: &Directory, known: u64) {
     let (at, cluster) = (address(node), node.cluster());
     let (_, greeted) = RawConnection::greet(&at, None, Some(known)).await.unwrap();
     assert_eq!(greeted.unwrap_err(), HandshakeRefusal::Unproven);
     let brick = |from| vote(u64::MAX, from, 1 << 62);
-    // Not a member, but in possession of the cluster's id.
+    // Not a member, but knows the cluster's id.
     let (mut stranger, greeted) = RawConnection::greet(&at, Some(cluster), Some(999)).await.unwrap();
     assert_eq!(greeted.unwrap().cluster, cluster);
     let refused = stranger.ask::<VoteResponse<WireTypeConfig>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("not a member"), "{refused}");
-    // Without an id, it may only ask to join.
+    // Without a node id a caller may only ask to join.
     let (mut nobody, _) = RawConnection::greet(&at, None, None).await.unwrap();
     let refused = nobody.ask::<VoteResponse<WireTypeConfig>>(VOTE, &brick(999)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("only members"), "{refused}");
-    // As a member, or who says that it is one.
+    // As a member, or as a caller that claims to be one.
     let (mut member, _) = RawConnection::greet(&at, Some(cluster), Some(known)).await.unwrap();
     let own = node.view().quorum().term;
     for term in [u64::MAX, (1 << 62) + 1, own + (1 << 20) + 1000] {
@@ -87,7 +87,7 @@ async fn a_vote_that_ignores_the_leader_counts_only_for_its_chosen_successor() {
     let vote = vote(term + 1, candidate, 1 << 40);
     let answer = caller.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote).await.unwrap().unwrap();
     assert!(!answer.vote_granted, "the leader is there");
-    // Nor may it name itself.
+    // The node may not name itself the successor.
     let transfer =
         TransferLeaderRequest::<WireTypeConfig>::new(consensus::Vote::new_committed(term, leader), candidate, None);
     let refused =
@@ -96,7 +96,7 @@ async fn a_vote_that_ignores_the_leader_counts_only_for_its_chosen_successor() {
     let answer = caller.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote).await.unwrap().unwrap();
     assert!(!answer.vote_granted);
     assert_eq!(nodes.leader().await, leader);
-    // The leader itself does.
+    // The leader itself may.
     nodes.node(leader).transfer_leader(vocabulary::NodeId(candidate)).await.unwrap();
     assert_eq!(nodes.leader().await, candidate);
     nodes.close().await;
@@ -136,7 +136,7 @@ async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
     learner.peering.tls = Some(authority.files_for(second.path(), &["127.0.0.2"], |_| {}));
     let learner = Directory::open(learner).await.unwrap();
     let id = learner.node();
-    // A member's certificate of the same authority, for another host.
+    // A certificate of the same authority for another host.
     let files = authority.files_for(third.path(), &["127.0.0.3"], |_| {});
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
@@ -155,14 +155,14 @@ async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
     let refused =
         impostor.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote(term + 1, id.0, 1)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("does not name the host of 127.0.0.2"), "{refused}");
-    // Nor can it say that the node has moved there.
+    // That caller cannot announce that the node has moved there, either.
     let levels = consensus::SupportedLevels { lowest: 1, highest: ledger::NEXT_LEVEL };
     let moved = (id, "127.0.0.3:7400", levels);
     let refused = impostor.ask::<Result<(), PeerError>>(ENROL, &moved).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("does not name the host of 127.0.0.2"), "{refused}");
     assert_eq!(impostor.ask::<Vec<ClusterMember>>(MEMBERS, &()).await.unwrap().unwrap().len(), 2);
     assert!(founder.stats().non_member_calls >= 2);
-    // The node itself moves with a certificate that names both.
+    // The node itself moves with a certificate that names both hosts.
     learner.close().await.unwrap();
     drop(learner);
     let mut moved = options(&second);

@@ -1,4 +1,4 @@
-//! Who is not let in.
+//! Callers that are rejected.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     let mut nodes = TestCluster::found().await;
     nodes.join().await;
     nodes.kill(1).await;
-    // Another cluster's founder, where the first one's was.
+    // Another cluster's founder at the address of the first one's.
     let folder = tempfile::tempdir().unwrap();
     let mut other = options(&folder);
     other.peering.listen = Some(nodes.addresses[&1].clone());
@@ -32,7 +32,7 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     other.close().await.unwrap();
 }
 
-/// Sockets of this process may be many: 1,100 callers, and as many that are called.
+/// Raises the limit of sockets per process: 1,100 callers and as many accepted connections.
 fn raise_socket_limit() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(8_192).min(8_192);
@@ -52,7 +52,7 @@ async fn idle_unknown_connections_block_no_join_or_write() {
     for _ in 0..1_100 {
         idle.push(tokio::net::TcpStream::connect(&at).await.unwrap());
     }
-    // And callers that greet, and say nothing more.
+    // And callers that greet and then stay silent.
     for _ in 0..100 {
         idle.push(crate::wire::RawConnection::greet(&at, None, None).await.unwrap().0.into_stream());
     }
@@ -64,7 +64,7 @@ async fn idle_unknown_connections_block_no_join_or_write() {
     nodes.node(joined).submit(open_session(2)).unwrap().await.unwrap();
     let waited = since.elapsed();
     assert!(waited < std::time::Duration::from_secs(30), "{waited:?}");
-    // Most of the idle ones were turned out.
+    // Most idle callers were evicted.
     let mut open = 0;
     for stream in &mut idle {
         let gone = tokio::time::timeout(std::time::Duration::from_millis(1), tokio::io::AsyncReadExt::read_u8(stream));
@@ -75,7 +75,7 @@ async fn idle_unknown_connections_block_no_join_or_write() {
     nodes.close().await;
 }
 
-/// An authority, and files for nodes on the loopback.
+/// Certificate authority, and certificate files for nodes on loopback.
 pub(crate) struct TestAuthority(CertifiedIssuer<'static, KeyPair>);
 
 impl TestAuthority {
@@ -89,7 +89,7 @@ impl TestAuthority {
         self.files_for(folder, &["127.0.0.1"], |_| {})
     }
 
-    /// Of a certificate that names these.
+    /// Writes the files of a certificate that names these hosts.
     pub(crate) fn files_for(
         &self,
         folder: &Path,
@@ -213,7 +213,7 @@ async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
     let (at, node) = (address(&learner), learner.node());
     learner.close().await.unwrap();
     drop(learner);
-    // It trusts both authorities itself, so that it comes up.
+    // The node trusts both authorities itself, so that it can start.
     let foreign = other.files(third.path());
     std::fs::write(&foreign.ca, format!("{}{}", authority.0.pem(), other.0.pem())).unwrap();
     let again = |files: TlsFiles| {
@@ -258,7 +258,7 @@ async fn certificates_reload_at_runtime_and_an_invalid_reload_keeps_the_last() {
         learner.peering.tls = Some(authority.files(folder.path()));
         Directory::open(learner)
     };
-    // The new authority's certificate, and the old one still trusted: nobody would take it.
+    // The new authority's certificate, with only the old one trusted: no node would accept it.
     let ca = std::fs::read(&files.ca).unwrap();
     after.files(first.path());
     std::fs::write(&files.ca, ca).unwrap();

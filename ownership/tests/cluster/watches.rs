@@ -1,4 +1,4 @@
-//! Watches over nodes, and reads from another node than the one that was written to.
+//! Watches across nodes, and reads from another node than the one that was written to.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use vocabulary::SessionId;
 
 use crate::nodes::{TestCluster, open_session};
 
-/// Reads until `session` was put; what was read, by revision.
+/// Reads changes until `session` was put; returns them by revision.
 async fn read_until_put(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<ChangeEvent>> {
     let mut watch = node.watch(from).unwrap();
     let mut read: BTreeMap<u64, Vec<ChangeEvent>> = BTreeMap::new();
@@ -34,7 +34,7 @@ async fn a_watch_is_resumed_on_another_node_without_a_gap() {
     }
     let first = read_until_put(nodes.node(2), 1, 19).await;
     let seen = *first.keys().last().unwrap();
-    // Resumed where it broke: what was seen of that revision comes again, nothing is missing.
+    // Resumed at the revision where it broke: that revision's changes come again, and none is missing.
     let rest = read_until_put(nodes.node(4), seen, 39).await;
     let mut resumed = first;
     resumed.extend(rest);

@@ -1,4 +1,4 @@
-//! A caller that speaks the nodes' protocol by hand, and says what no node would.
+//! A caller that implements the nodes' protocol by hand, to send what no node would.
 
 use std::io;
 
@@ -25,7 +25,7 @@ const FAIL: u8 = 6;
 
 pub(crate) type WireTypeConfig = consensus::TypeConfig<TokioRuntime>;
 
-/// What a caller says first.
+/// Greeting of a caller.
 #[derive(Serialize)]
 struct RawHello {
     protocol: u32,
@@ -36,7 +36,7 @@ struct RawHello {
     lane: &'static str,
 }
 
-/// The answer to it, as far as it matters here.
+/// The part of the answer that the tests need.
 #[derive(Deserialize, Debug)]
 pub(crate) struct RawWelcome {
     pub(crate) cluster: ClusterId,
@@ -47,11 +47,11 @@ pub(crate) struct RawConnection<S> {
     next: u64,
 }
 
-/// What a node answers to a greeting.
+/// Answer of a node to a greeting.
 pub(crate) type RawHandshakeResult = Result<RawWelcome, ownership::HandshakeRefusal>;
 
 impl RawConnection<TcpStream> {
-    /// Calls as a node of a cluster, either of which may be kept back.
+    /// Connects and greets as a node of a cluster; both ids are optional.
     pub(crate) async fn greet(
         address: &str,
         cluster: Option<ClusterId>,
@@ -85,7 +85,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawConnection<S> {
         self.stream
     }
 
-    /// Asks once.
+    /// Sends one request and reads its answer.
     pub(crate) async fn ask<A: DeserializeOwned>(
         &mut self,
         method: u8,
@@ -111,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawConnection<S> {
     }
 }
 
-/// A vote of a node whose log goes so far, as if its leader had named it.
+/// Builds a vote request of a node whose log ends at `index`, which claims that the leader named it as successor.
 pub(crate) fn vote(term: u64, node: u64, index: u64) -> VoteRequest<WireTypeConfig> {
     let last = LogId::new(LeaderIdOf::<WireTypeConfig>::new_committed(term.saturating_sub(1), node), index);
     VoteRequest { leadership_transfer: true, ..VoteRequest::new(Vote::new(term, node), Some(last)) }

@@ -1,4 +1,4 @@
-//! Commands from any node, over changes of the leader.
+//! Commands submitted at any node, across leader changes.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ async fn acknowledged_writes_survive_leader_loss_and_full_restart() {
 async fn commands_execute_exactly_once_across_leader_changes_under_load() {
     let mut nodes = TestCluster::three(1).await;
     let before = nodes.node(1).view().nodes().count();
-    // Without a number that was drawn before, every execution gives a new id: one executed twice would show.
+    // Without a remembered nonce every execution assigns a new id, so a double execution would show.
     let admit = || Command::AdmitNode(AdmitNode { nonce: 0, address: "127.0.0.1:1".into() });
     let mut tickets = Vec::new();
     for round in 0..4 {
@@ -63,7 +63,7 @@ async fn commands_execute_exactly_once_across_leader_changes_under_load() {
         }
         let leader = nodes.leader().await;
         if round == 1 {
-            // It answers what it took before it is gone.
+            // A closing node answers the commands that it accepted.
             let leaving = nodes.running.remove(&leader).unwrap();
             leaving.close().await.unwrap();
         } else {

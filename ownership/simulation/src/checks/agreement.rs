@@ -1,4 +1,4 @@
-//! At equal applied index every node has applied the same entries and has the same state, and every state is sound.
+//! At an equal applied index every node has applied the same entries and has the same state, and every state is valid.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const ENTRIES: &str = "at equal index, every node applies the same entry";
 
 const OUTCOMES: &str = "at equal index, every node has the same outcomes";
 
-/// Every so many entries the whole state is hashed; what differs stays different.
+/// Interval, in entries, at which the whole state is hashed; once states differ they stay different.
 const HASH_EVERY: u64 = 8;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct AgreementCheck {
 }
 
 impl AgreementCheck {
-    /// A node applied an entry. True when it is the first to do so.
+    /// Called when a node applied an entry. Returns whether it is the first to do so.
     pub(crate) fn on_applied(&mut self, node: u64, applied: &AppliedEntry<'_>) -> Result<bool, PropertyViolation> {
         let index = applied.id.index;
         let leadership = (applied.id.leader_id.term, applied.id.leader_id.node_id);
@@ -71,7 +71,7 @@ impl AgreementCheck {
         Ok(true)
     }
 
-    /// A node replaced its state by a snapshot's.
+    /// Called when a snapshot replaced a node's state.
     pub(crate) fn on_installed(&self, node: u64, ledger: &Ledger) -> PropertyResult {
         let index = ledger.applied();
         let known = self.slots.get(&index).and_then(|slot| slot.state);
@@ -82,7 +82,7 @@ impl AgreementCheck {
         )
     }
 
-    /// The last index that any node applied.
+    /// Returns the last index that any node applied.
     pub(crate) fn last(&self) -> u64 {
         self.slots.last_key_value().map_or(0, |(index, _)| *index)
     }

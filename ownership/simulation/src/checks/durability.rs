@@ -1,4 +1,4 @@
-//! Acknowledged means on disk on a quorum: checked at the moment of the acknowledgement, on the disks themselves.
+//! Acknowledged entries are on disk on a quorum: checked at the moment of the acknowledgement, on the disks themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::run_recorder::PropertyResult;
 
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 
-/// Which nodes surely keep an entry.
+/// Whether each node has an entry durably.
 pub(crate) type DurableCopies = BTreeMap<u64, bool>;
 
 /// Checks that a quorum of each set of voters keeps entry `index`.

@@ -1,4 +1,4 @@
-//! Fencing tokens: each grant of one thing to another holder has a higher one.
+//! Fencing tokens: each grant of a thing to another holder has a higher one.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl From<OwnershipSubject> for GrantSubject {
     }
 }
 
-/// The newest grant of everything.
+/// Newest grant of everything.
 #[derive(Debug, Default)]
 pub(crate) struct FencingTokenCheck(BTreeMap<GrantSubject, (Epoch, GrantHolder)>);
 

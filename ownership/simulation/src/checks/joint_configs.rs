@@ -1,4 +1,4 @@
-//! A joint configuration does not outlive a few ticks of a leader that gets entries committed.
+//! A leader that can commit entries finishes a joint configuration within a few ticks.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use crate::run_recorder::PropertyResult;
 
 const FINISHED: &str = "whoever leads finishes a change of the voters";
 
-/// So often a leader may have committed something more, four times a second at most, and still have two sets of voters.
+/// Maximum number of checks, four per second, at which a leader has committed more but still has two sets of voters.
 const MAX_COMMITS_IN_JOINT: u32 = 60;
 
-/// What a leader says of itself.
+/// A leader's own report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LeaderReport {
     pub(crate) leadership: TermLeader,
-    /// The entry that made its membership a joint one, if it is.
+    /// Entry that made its membership a joint one, if it is.
     pub(crate) joint: Option<u64>,
-    /// The last entry that it knows to be committed.
+    /// Last entry that it knows to be committed.
     pub(crate) committed: u64,
 }
 
-/// Joint configurations of leaders, and how often each was seen with something new committed.
+/// Joint configurations of leaders, and how often each was seen with new commits.
 #[derive(Debug, Default)]
 pub(crate) struct JointConfigCheck(BTreeMap<u64, (LeaderReport, u32)>);
 

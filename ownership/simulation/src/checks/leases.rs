@@ -1,8 +1,8 @@
 //! No lease ends early on the holder's clock, whoever leads meanwhile.
 //!
-//! A holder is promised its lease from the moment at which a leader noted that it lives, or proposed the entry that
-//! grants or renews it. A note that a leader took after somebody else had taken office, or after it had proposed the end
-//! of the lease, promises nothing.
+//! A holder is promised its lease from the moment when a leader recorded a liveness report, or proposed the entry that
+//! grants or renews the lease. A report that a leader recorded after another leader's term had begun, or after the
+//! expiry was proposed, promises nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,9 +23,9 @@ type LeaseHolder = (WorkerId, Incarnation);
 
 #[derive(Debug, Default)]
 pub(crate) struct LeaseCheck {
-    /// When entries with this time were proposed: the first of them.
+    /// When the first entry with this time was proposed.
     proposed_at: BTreeMap<LedgerTime, Duration>,
-    /// The highest office that anybody took.
+    /// Highest leadership so far.
     leadership: TermLeader,
     promised_until: BTreeMap<LeaseHolder, Duration>,
     incarnations: BTreeMap<WorkerId, Incarnation>,
@@ -34,7 +34,7 @@ pub(crate) struct LeaseCheck {
     entry_proposed_at: Option<Duration>,
 }
 
-/// The shortest true time that a lease may last: a leader's clock may run fast, by 2 % at most.
+/// Returns the minimum true duration of a lease: a leader's clock may be fast by at most 2 %.
 fn min_lease() -> Duration {
     LEASE.mul_f64(0.97)
 }
@@ -61,8 +61,9 @@ impl LeaseCheck {
         *promised = until.max(*promised);
     }
 
-    /// An entry is applied for the first time, and brings the ledger's clock to `now`. Behind the leader's clock, it
-    /// would catch up later, faster than time passes, and whatever is granted here would end early.
+    /// Called before an entry is applied for the first time, when the ledger's clock will be `now`. If the ledger's
+    /// clock were behind the leader's, it would catch up faster than time passes, and leases granted here would end
+    /// early.
     pub(crate) fn before_apply(&mut self, entry: &LedgerEntry, now: LedgerTime) -> PropertyResult {
         self.entry_proposed_at = self.proposed_at.get(&entry.time).copied();
         ensure!(entry.time <= now, BORROWED, "an entry of {} is applied at {now}", entry.time)

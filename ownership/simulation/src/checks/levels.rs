@@ -1,4 +1,4 @@
-//! No node is given what its release cannot read: neither in an entry nor in a snapshot.
+//! No node gets an entry or a snapshot that its release cannot read.
 
 use consensus::{SupportedLevels, UnsupportedLevel};
 use ledger::{Ledger, LedgerEntry};
@@ -13,7 +13,7 @@ pub(crate) fn check_entry(node: u64, levels: SupportedLevels, entry: &LedgerEntr
     ensure!(read.is_ok(), READABLE, "node {node}: {read:?}")
 }
 
-/// A node was given what it could not read, and stopped there.
+/// Returns the violation of a node that got something unreadable and stopped.
 pub(crate) fn unreadable_violation(node: u64, unreadable: UnsupportedLevel) -> PropertyResult {
     ensure!(false, READABLE, "node {node}: {unreadable}")
 }

@@ -1,8 +1,8 @@
-//! Linearizability of claims, releases and reads of one owned thing, as its clients saw them.
+//! Linearizability of claims, releases and reads of one lock, as its clients saw them.
 //!
-//! Wing and Gong's search: is there one order of all operations, each somewhere between its call and its return, in
-//! which a plain lock with fencing tokens would have said the same? An operation without a return may have happened at
-//! any time since its call, or never.
+//! Wing and Gong's search: is there an order of all operations, each between its call and its return, in which a simple
+//! lock with fencing tokens would have given the same answers? An operation without a return may have happened at any
+//! time since its call, or never.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::run_recorder::PropertyResult;
 
 const LINEARIZABLE: &str = "claims, releases and reads are linearizable";
 
-/// Operations that one history may hold: as many as fit a set of bits.
+/// Maximum number of operations in one history: as many as fit a bit set.
 pub(crate) const MAX_OPERATIONS: usize = 128;
 
-/// Orders that the search looks at before it gives up.
+/// Number of states after which the search gives up.
 const MAX_STATES: usize = 400_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +30,11 @@ pub(crate) enum LockRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockReply {
     Granted(Epoch),
-    /// Somebody has it since this epoch.
+    /// The owner, which has held it since this epoch.
     Owned(Owner, Epoch),
-    /// Given back, or not held.
+    /// Released, or not held.
     Released,
-    /// Granted anew meanwhile.
+    /// Granted again meanwhile.
     Stale(Epoch),
     Held(Option<Owner>, Epoch),
 }
@@ -43,11 +43,11 @@ pub(crate) enum LockReply {
 pub(crate) struct LockOperation {
     pub(crate) request: LockRequest,
     pub(crate) called_at: Duration,
-    /// What was said, and when; none when no answer came.
+    /// Time and contents of the answer; `None` if there was none.
     pub(crate) returned: Option<(Duration, LockReply)>,
 }
 
-/// A lock as it may be: who has it, since when if that is known, and an epoch that the next one exceeds.
+/// Possible state of the lock: its owner, the epoch if it is known, and an epoch that the next one must exceed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 struct LockState {
     owner: Option<Owner>,
@@ -56,7 +56,7 @@ struct LockState {
 }
 
 impl LockState {
-    /// This lock, if its epoch can be `epoch`.
+    /// Returns this state with the epoch set, if its epoch can be `epoch`.
     fn with_epoch(self, epoch: Epoch) -> Option<Self> {
         let fits = self.epoch.map_or(epoch > self.min_epoch || epoch == Epoch::default(), |known| known == epoch);
         fits.then_some(Self { epoch: Some(epoch), min_epoch: self.min_epoch.max(epoch), ..self })
@@ -71,7 +71,7 @@ impl LockState {
         Self { owner: None, epoch: None, min_epoch: self.epoch.unwrap_or(self.min_epoch).max(self.min_epoch) }
     }
 
-    /// The locks that an operation can leave behind, given what was said; none when that could not be said.
+    /// Returns the states that an operation can lead to, given its answer; none if that answer is impossible.
     fn successors(self, asked: LockRequest, said: Option<LockReply>) -> Vec<Self> {
         match (asked, said) {
             (LockRequest::Claim(owner), said) => self.after_claim(owner, said).into_iter().collect(),
@@ -112,7 +112,7 @@ impl LockState {
     }
 }
 
-/// Checks the history of one thing. Operations beyond [`MAX_OPERATIONS`] must not be there.
+/// Checks the history of one lock, which must have at most [`MAX_OPERATIONS`] operations.
 pub(crate) fn check(thing: &str, history: &[LockOperation]) -> PropertyResult {
     let fits = history.len() <= MAX_OPERATIONS;
     ensure!(fits, LINEARIZABLE, "{thing}: {} operations are too many to check", history.len())?;
@@ -135,7 +135,7 @@ pub(crate) fn check(thing: &str, history: &[LockOperation]) -> PropertyResult {
             open.extend(lock.successors(history[n].request, said).into_iter().map(|next| (done | 1 << n, next)));
         }
     }
-    // A search that was cut off has shown nothing.
+    // A search that was cut off proves nothing.
     ensure!(seen.len() > MAX_STATES, LINEARIZABLE, "{thing}: no order explains {history:#?}")
 }
 
@@ -187,7 +187,7 @@ mod tests {
                 operation(claim(1), 0, 9, LockReply::Owned(owner(2), epoch(5))),
                 operation(claim(2), 1, 9, LockReply::Granted(epoch(5))),
             ],
-            // A claim without an answer took effect late.
+            // An unanswered claim took effect late.
             vec![
                 unanswered(claim(1), 0),
                 operation(LockRequest::Read, 1, 2, LockReply::Held(None, epoch(1))),
@@ -289,7 +289,7 @@ mod tests {
                     }
                     _ => (LockRequest::Read, LockReply::Held(held.map(owner), epoch(at))),
                 };
-                // Calls and returns overlap their neighbours'.
+                // Calls and returns overlap with their neighbours'.
                 history.push(operation(asked, n * 10 - rng.below(n.min(1) * 10), n * 10 + rng.below(12), said));
             }
             assert_eq!(check("lock", &history), Ok(()), "seed {seed}");
@@ -309,7 +309,7 @@ mod tests {
         assert!(caught >= 50, "{caught}");
     }
 
-    /// The epoch that the last read saw.
+    /// Returns the epoch that the last read saw.
     fn last_seen_epoch(history: &[LockOperation]) -> u64 {
         let seen = |operation: &LockOperation| match operation.returned {
             Some((_, LockReply::Held(_, epoch))) => Some(epoch.index),

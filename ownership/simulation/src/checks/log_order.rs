@@ -28,7 +28,7 @@ pub(crate) fn check(node: u64, marks: LogProgress) -> PropertyResult {
     ensure!(ordered, ORDER, "node {node}: {marks:?}")
 }
 
-/// What a restarted node finds must reach from its snapshot to what it had committed.
+/// Checks that a restarted node's log reaches from its snapshot to what it had committed.
 pub(crate) fn check_restart(node: u64, marks: LogProgress) -> PropertyResult {
     let LogProgress { purged, snapshot, committed, last, .. } = marks;
     ensure!(
@@ -40,7 +40,7 @@ pub(crate) fn check_restart(node: u64, marks: LogProgress) -> PropertyResult {
     ensure!(committed <= end, RESTART, "node {node}: {committed} was marked committed, the log ends at {end}")
 }
 
-/// A leadership: the term, and the node that leads in it. Two nodes may lead in one term, the second over the first.
+/// A leadership: the term and its leader. Two nodes may lead in one term, the second replacing the first.
 pub(crate) type TermLeader = (u64, u64);
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ impl LeaderCheck {
     }
 }
 
-/// Checks what a node shows when it came up: everything that it knew to be committed.
+/// Checks that a restarted node shows everything that it knew to be committed.
 pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> PropertyResult {
     ensure!(committed <= applied, RECOVERED, "node {node} shows {applied}, it had committed {committed}")
 }

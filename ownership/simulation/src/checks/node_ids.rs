@@ -1,4 +1,4 @@
-//! A node's id is given once: to one folder, and never again.
+//! A node's id is assigned once: to one folder, and never again.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A replayed client serial returns the first outcome, and is not executed again.
+//! A repeated client serial returns the first outcome and is not executed again.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(crate) struct SerialCheck(BTreeMap<(ClientId, ClientSerial), Outcome>);
 impl SerialCheck {
     pub(crate) fn on_applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, PropertyViolation> {
         let key = (submission.client, submission.serial);
-        // Before a client opens nothing is executed, so nothing is remembered.
+        // Nothing is executed before a client opens, so no outcome is remembered.
         let unopened = matches!(outcome, Outcome::Refused(Refusal::UnknownClient));
         match self.0.get(&key) {
             Some(first) => {

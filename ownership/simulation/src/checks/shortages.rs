@@ -1,4 +1,4 @@
-//! A process that lacks file handles, memory or threads for a while waits for them: it stops for nothing that passes.
+//! A process that temporarily lacks file descriptors, memory or threads waits for them and does not stop.
 
 use crate::ensure;
 use crate::run_recorder::PropertyResult;

@@ -1,4 +1,4 @@
-//! A stated staleness is true: a view holds everything that was acknowledged so long ago, wherever.
+//! A claimed staleness is true: the view contains everything that was acknowledged on any node that long ago.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use crate::run_recorder::PropertyResult;
 const BOUNDED: &str = "a bounded read is no older than its bound";
 const STATED: &str = "a stated staleness is true";
 
-/// What somebody says of a view.
+/// Claim about a view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StalenessClaim {
-    /// A read that began then asked for this bound.
+    /// A read that asked for this bound.
     BoundedRead(Duration),
-    /// It is so old at most.
+    /// The view is at most this old.
     StatedStaleness(Duration),
 }
 
-/// The highest index that had been acknowledged by a time.
+/// Highest acknowledged index by time.
 #[derive(Debug, Default)]
 pub(crate) struct AcknowledgedIndexes(Vec<(Duration, u64)>);
 
 impl AcknowledgedIndexes {
-    /// Somebody is told that this entry is applied.
+    /// Called when a client is told that this entry is applied.
     pub(crate) fn add(&mut self, now: Duration, index: u64) {
         if index > self.last() {
             self.0.push((now, index));
@@ -38,7 +38,7 @@ impl AcknowledgedIndexes {
         known.checked_sub(1).and_then(|last| self.0.get(last)).map_or(0, |(_, index)| *index)
     }
 
-    /// Checks a claim, seen from `since`, about a view that shows `applied`. Clocks drift by 2 % at most.
+    /// Checks a claim, made at `since`, about a view that shows `applied`. Clocks drift by at most 2 %.
     pub(crate) fn check(&self, node: u64, (claim, since): (StalenessClaim, Duration), applied: u64) -> PropertyResult {
         let (check, span) = match claim {
             StalenessClaim::BoundedRead(bound) => (BOUNDED, bound),

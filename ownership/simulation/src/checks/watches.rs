@@ -1,4 +1,4 @@
-//! Watches: every change exactly once, in the order of revisions, whole revisions, and compaction told.
+//! Watches deliver every change exactly once, in order and in whole revisions, and report compaction.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct WatchProgress {
 }
 
 impl WatchProgress {
-    /// Somebody who asks for everything from `revision` on.
+    /// Returns the progress of a watcher that asks for everything from `revision` on.
     pub(crate) fn starting_at(revision: u64) -> Self {
         Self { revision, changes: 0 }
     }
@@ -42,7 +42,7 @@ impl ChangeHistory {
         }
     }
 
-    /// What comes next, if there was anything: the position before it.
+    /// Returns the next expected change and the position before it.
     fn next_change(&self, told: WatchProgress) -> Option<(WatchProgress, &(RecordKey, ChangeOp))> {
         let first = self.0.get(&told.revision).and_then(|all| all.get(told.changes)).map(|change| (told, change));
         let later = || {
@@ -61,7 +61,7 @@ impl ChangeHistory {
         Ok(())
     }
 
-    /// Nothing more came at once: then what came was whole revisions.
+    /// Checks, when nothing more is available at once, that what was received are whole revisions.
     pub(crate) fn check_whole_revision(&self, who: &str, told: &mut WatchProgress) -> PropertyResult {
         let all = self.0.get(&told.revision).map_or(0, Vec::len);
         ensure!(told.changes == 0 || told.changes == all, WHOLE, "{who} was told {told:?} of {all} changes")?;
@@ -71,18 +71,18 @@ impl ChangeHistory {
         Ok(())
     }
 
-    /// Whether all that happened up to `index` was told.
+    /// Returns whether all changes up to `index` were received.
     pub(crate) fn has_received_all(&self, told: WatchProgress, index: u64) -> bool {
         self.next_change(told).is_none_or(|(next, _)| next.revision > index)
     }
 
-    /// Somebody reads along whenever something is published: what the view shows must be there to be told.
+    /// Checks that a reader of every published change has received everything that the view shows.
     pub(crate) fn check_published(&self, who: &str, told: WatchProgress, index: u64) -> PropertyResult {
         ensure!(self.has_received_all(told, index), ORDER, "{who}: {index} is published, and told is {told:?} only")
     }
 }
 
-/// Somebody is cut off by a node that shows `applied`.
+/// Checks a compaction error from a node that shows `applied`.
 pub(crate) fn check_compaction(
     who: &str,
     told: WatchProgress,
@@ -94,7 +94,7 @@ pub(crate) fn check_compaction(
     ensure!(oldest <= applied + 1, COMPACTED, "{who} is sent to {oldest} by a node that shows {applied}")
 }
 
-/// Somebody is told of a revision by a node that shows `applied`.
+/// Checks that a node which delivers a revision shows it in its view.
 pub(crate) fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), PropertyViolation> {
     ensure!(revision <= applied, SHOWN, "{who} was told of {revision}, the view shows {applied}")
 }

@@ -1,5 +1,5 @@
-//! The list of bugs: what each is, the edits that plant it, and the seed that is known to find it. It never holds a bug
-//! that says nothing of itself.
+//! The list of bugs: the description of each, the edits that plant it, and the seed that finds it. Every bug needs a
+//! description.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use crate::Result;
 
-/// The list, from the repository's root.
+/// Path of the list from the repository's root.
 pub(crate) const BUGS_FILE: &str = "ownership/simulation/planted/bugs.toml";
 
 #[derive(Debug)]
 pub(crate) struct BugList {
-    /// Every change of every bug, in the order of the list.
+    /// Edits of all bugs, in the order of the list.
     pub(crate) edits: Vec<SourceEdit>,
-    /// What finds each bug, by the bug's name; none where no seed is known yet.
+    /// What finds each bug, by the bug's name; `None` while no seed is known.
     pub(crate) findings: BTreeMap<String, Option<Finding>>,
 }
 
@@ -23,12 +23,12 @@ pub(crate) struct BugList {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
     pub(crate) seed: u64,
-    /// The name of the check, as the simulation says it.
+    /// Name of the check, as the simulation prints it.
     pub(crate) check: String,
 }
 
 impl Finding {
-    /// The lines that stand for it in the list.
+    /// Returns the lines that represent it in the list.
     pub(crate) fn lines(&self) -> String {
         format!("seed = {}\ncheck = {}", self.seed, toml::Value::from(self.check.as_str()))
     }
@@ -39,7 +39,7 @@ struct BugsFile {
     bug: Vec<SourceEdit>,
 }
 
-/// One change of one file; a bug may need several, of which one says what it is and what finds it.
+/// One edit of one file. If a bug needs several, one of them has the description and the finding.
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SourceEdit {

@@ -1,4 +1,4 @@
-//! The copy of the sources that bugs are edited into. The sources that are shipped are read, and never written.
+//! Copy of the sources into which bugs are planted. The real sources are read and never written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +13,11 @@ use crate::{Result, io_error_at};
 /// Crates whose sources are copied.
 const CRATES: [&str; 4] = ["ownership/vocabulary", "ownership/ledger", "ownership/consensus", "ownership/simulation"];
 
-/// Where the copied members lie in the copied workspace. Cargo names artifacts by the path below the workspace's root, and
-/// in another folder the copy's never take the place of the real ones in the target folder that they share.
+/// Folder of the copied members in the copied workspace. Cargo names artifacts by the path below the workspace's root,
+/// so in another folder the copy's artifacts never replace the real ones in the shared target folder.
 const COPY_DIR: &str = "copy";
 
-/// The binary of the copy.
+/// Binary of the copy.
 const BINARY: &str = "simulate-planted";
 
 const SELECTOR_SOURCE: &str = r#"
@@ -37,7 +37,7 @@ pub mod planted {
 /// Files by their path from the root.
 type SourceFiles = BTreeMap<PathBuf, String>;
 
-/// Copies, edits and builds. Returns the binary, and the bugs that are in it.
+/// Copies, edits and builds. Returns the binary and the bugs in it.
 pub(crate) fn plant() -> Result<(PathBuf, BugList)> {
     let root = root()?;
     let copy = root.join("target/planted");
@@ -46,7 +46,7 @@ pub(crate) fn plant() -> Result<(PathBuf, BugList)> {
     files.extend(sources.into_iter().map(|(path, text)| (Path::new(COPY_DIR).join(path), text)));
     write(&copy, &files)?;
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // The features of all members, as wherever the whole workspace is built: no dependency is built for the copy alone.
+    // Uses the features of all members, like a build of the whole workspace, so that dependencies are not built again.
     build.args(["build", "--profile", "ci", "--offline", "--locked", "--workspace", "--bin", BINARY]);
     build.current_dir(&copy).env("CARGO_TARGET_DIR", root.join("target"));
     if build.status().map_err(io_error_at(build.get_program()))?.success() {
@@ -63,7 +63,7 @@ fn root() -> Result<PathBuf> {
     root.canonicalize().map_err(io_error_at(root))
 }
 
-/// The sources with every bug in them, and the bugs.
+/// Returns the sources with every bug planted, and the bugs.
 fn sources_with_bugs(root: &Path) -> Result<(SourceFiles, BugList)> {
     let bugs = read(&read_source(root, BUGS_FILE)?)?;
     let mut files = sources(root)?;
@@ -81,7 +81,7 @@ fn sources_with_bugs(root: &Path) -> Result<(SourceFiles, BugList)> {
     Ok((files, bugs))
 }
 
-/// The sources as they are shipped.
+/// Returns the real sources.
 fn sources(root: &Path) -> Result<SourceFiles> {
     let mut files = SourceFiles::new();
     for name in CRATES {
@@ -124,7 +124,8 @@ fn edit_file(files: &mut SourceFiles, edit: &SourceEdit) -> Result<()> {
     Ok(())
 }
 
-/// The manifests of the whole workspace: its profiles, its lock file, and members that are empty where they are not copied.
+/// Returns the manifests of the whole workspace: profiles, lock file, and members, which are empty if they are not
+/// copied.
 fn workspace(root: &Path) -> Result<SourceFiles> {
     let text = read_source(root, "Cargo.toml")?;
     let (manifest, members) = relocate_members(&text)?;
@@ -140,7 +141,7 @@ fn workspace(root: &Path) -> Result<SourceFiles> {
     Ok(files)
 }
 
-/// The workspace's manifest with its members in the copy's folder, and the members as they were.
+/// Returns the workspace's manifest with its members in the copy's folder, and the original members.
 fn relocate_members(text: &str) -> Result<(String, Vec<String>)> {
     let mut table: Table = text.parse()?;
     let mut members = Vec::new();
@@ -162,7 +163,7 @@ fn relocated_path(path: &Value) -> Value {
     format!("{COPY_DIR}/{}", path.as_str().unwrap_or_default()).into()
 }
 
-/// A member's manifest without its targets: what it depends on decides the features of all dependencies.
+/// Returns a member's manifest without its targets; its dependencies decide the features of all dependencies.
 fn strip_targets(text: &str) -> Result<String> {
     let mut table: Table = text.parse()?;
     table.retain(|section, _| !["bin", "lib", "test", "bench", "example"].contains(&section));
@@ -172,7 +173,7 @@ fn strip_targets(text: &str) -> Result<String> {
     Ok(table.to_string())
 }
 
-/// Writes what is different, so that nothing is built again for nothing, and removes what is not there any more.
+/// Writes only files that differ, to avoid needless builds, and removes files that no longer exist.
 fn write(copy: &Path, files: &SourceFiles) -> Result<()> {
     let mut there = SourceFiles::new();
     if copy.join(COPY_DIR).exists() {

@@ -1,7 +1,7 @@
-//! `plant-bugs`: shows that the simulation finds every bug of `planted/bugs.toml`.
+//! `plant-bugs`: proves that the simulation finds every bug of `planted/bugs.toml`.
 //!
-//! The sources that are shipped never hold one: they are copied, the copy is edited and built once, and each bug is
-//! switched on in a run of its own. The seed that is known to find a bug is replayed; `--hunt` looks for it from seed 1.
+//! The real sources never contain a bug: they are copied, the copy is edited and built once, and each bug is enabled in
+//! a run of its own. The seed that is known to find a bug is replayed; `--hunt` searches from seed 1.
 
 mod bugs;
 mod copy;
@@ -19,7 +19,7 @@ use clap::Parser;
 use bugs::{BUGS_FILE, BugList, Finding};
 use trial::{TrialEnd, advice, deviation};
 
-/// Seeds of a hunt for a bug that its known seed no longer finds.
+/// Number of seeds to search if a bug's known seed no longer finds it.
 const SHORT_HUNT_SEEDS: u64 = 50;
 
 /// Plants bugs, and replays the seeds that find them.
@@ -38,12 +38,12 @@ struct Options {
     bugs: Vec<String>,
 }
 
-/// What keeps bugs from being planted, and what to do about it.
+/// What prevents bugs from being planted, and what to do about it.
 type PlantError = Box<dyn std::error::Error + Send + Sync>;
 
 type Result<T, E = PlantError> = std::result::Result<T, E>;
 
-/// A failure to read or write a path, or to start it.
+/// Wraps an I/O error with the path that could not be read, written or started.
 fn io_error_at(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> PlantError {
     let path = path.into();
     move |error| format!("{}: {error}", path.display()).into()
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// True when every bug is found, and nothing is found where there is none.
+/// Returns true if every bug is found, and nothing is found without a bug.
 fn replay_all(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let (binary, bugs) = copy::plant()?;
@@ -97,8 +97,8 @@ fn selected_bugs<'a>(options: &Options, bugs: &'a BugList) -> Result<Vec<KnownBu
     Ok(all.filter(|(name, _)| options.bugs.is_empty() || options.bugs.iter().any(|wanted| wanted == name)).collect())
 }
 
-/// Replays the known seeds, as many at once as there are cores, and hunts for bugs whose seed has changed. Returns how
-/// many are found as they are known.
+/// Replays the known seeds, one per core at a time, and searches for bugs whose seed has changed. Returns how many are
+/// found as known.
 fn replay(binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (next, (teller, told)) = (AtomicUsize::new(0), mpsc::channel());
@@ -121,7 +121,7 @@ fn replay(binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
     Ok(changes.iter().filter(|(_, change)| change.is_none()).count())
 }
 
-/// Replays a bug's known seed; how it has changed.
+/// Replays a bug's known seed; returns how the result differs.
 fn replay_bug(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<String>> {
     let Some(known) = known else { return Ok(Some(format!("{BUGS_FILE} knows no seed that finds it"))) };
     let started = Instant::now();
@@ -160,7 +160,7 @@ fn say_found(name: &str, Finding { seed, check }: &Finding, started: Instant) {
     say(&format!("found   {name:40} seed {seed:4} {:5.1} s  {check}", started.elapsed().as_secs_f64()));
 }
 
-/// Says a line; nobody may be listening.
+/// Prints a line; ignores a closed output.
 fn say(line: &str) {
     drop(writeln!(stdout(), "{line}"));
 }

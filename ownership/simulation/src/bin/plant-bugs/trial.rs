@@ -1,4 +1,4 @@
-//! Runs of the copy's simulation with one bug switched on, or none, and what they came to.
+//! Runs the copy's simulation with at most one bug enabled, and parses the result.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,11 +10,11 @@ use crate::{Result, io_error_at};
 pub(crate) enum TrialEnd {
     Passed,
     Failed(Finding),
-    /// The simulation itself ended, and says why if it can.
+    /// The simulation itself ended; the text is its reason, if known.
     Crashed(String),
 }
 
-/// Runs the first so many seeds until one fails, on all cores.
+/// Runs the first `seeds` seeds until one fails, on all cores.
 pub(crate) fn hunt(binary: &Path, bug: Option<&str>, seeds: u64) -> Result<TrialEnd> {
     run(binary, bug, &["--until-failure", "--seeds", &seeds.to_string()])
 }
@@ -37,7 +37,7 @@ fn run(binary: &Path, bug: Option<&str>, seeds: &[&str]) -> Result<TrialEnd> {
     })
 }
 
-/// What a line says of a seed that failed.
+/// Parses the output line of a failed seed.
 fn parse_finding(line: &str) -> Option<Finding> {
     let (seed, check) = line.strip_prefix("seed ")?.split_once(" FAILED: ")?;
     Some(Finding { seed: seed.parse().ok()?, check: check.to_owned() })
@@ -48,7 +48,7 @@ fn last_line(stdout: &str, stderr: &[u8]) -> String {
     stderr.lines().last().or_else(|| stdout.lines().last()).unwrap_or("it said nothing").to_owned()
 }
 
-/// How a seed ends otherwise than is known of it; none where it fails by the check that it is known for.
+/// Returns how a seed's result differs from the known one; `None` if it fails with the known check.
 pub(crate) fn deviation(known: &Finding, ended: &TrialEnd) -> Option<String> {
     let Finding { seed, check } = known;
     match ended {
@@ -59,7 +59,7 @@ pub(crate) fn deviation(known: &Finding, ended: &TrialEnd) -> Option<String> {
     }
 }
 
-/// What to do about a bug whose seed has changed, once a hunt for it has ended.
+/// Returns what to do about a bug whose seed has changed, after a search for it.
 pub(crate) fn advice(bug: &str, hunted: &TrialEnd, seeds: u64) -> String {
     match hunted {
         TrialEnd::Failed(finding) => {
