@@ -92,7 +92,7 @@ impl SnapshotFile {
         Ok(())
     }
 
-    /// Reads a snapshot of another node and stores it byte for byte.
+    /// Reads a snapshot, and stores it byte for byte if another node wrote it.
     pub(crate) fn store(&self, mut from: File) -> Result<SnapshotContents, OwnershipError> {
         let is_own = self.is_own(&from).map_err(OwnershipError::io(&self.path))?;
         let path = if is_own { self.path.clone() } else { self.path.with_extension("incoming") };

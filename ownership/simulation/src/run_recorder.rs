@@ -151,7 +151,7 @@ impl RunRecorder {
         self.lock().agreement.last()
     }
 
-    /// Checks a node's claim about a view that shows `applied`; the claim holds from the given true time on.
+    /// Checks a node's claim, made at the given true time, about a view that shows `applied`.
     pub(crate) fn check_staleness(&self, node: u64, claim: (StalenessClaim, Duration), applied: u64) {
         let checked = self.lock().acknowledged.check(node, claim, applied);
         self.record_result(checked);

@@ -46,7 +46,7 @@ impl Ledger {
         let (heads, movement) = self.heads_after_move(&session, head, advance.replaces);
         let session = Session { heads, touched: self.now(), ..session };
         self.put_session(session);
-        // An intent that this router announced without a base is finished, too.
+        // An intent of this router on the chain's root is finished, too.
         let root = self.artifact(head.artifact).map(|artifact| artifact.origin.root);
         if let Some((_, router)) = advance.intent {
             self.withdraw_intents(advance.session, router, |known| Some(known) == root);
