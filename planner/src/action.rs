@@ -3,21 +3,23 @@
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// How a step is served. The label follows the legs, so it never says something that the plan does not do.
+/// How a step is served. The label is derived from the plan's legs and handoff, so it always matches what the plan
+/// does.
 ///
-/// With *target* the worker of the decode leg, *start* the tokens it finds when the step's own computing begins:
+/// *target* is the worker of the decode leg; *start* is the number of prompt tokens cached there when the step's own
+/// computation begins:
 ///
 /// - One leg, no handoff:
-///   - `DecodeContinuation` when the step is one and the target is the session's owner;
+///   - `DecodeContinuation` when the step is a decode continuation and the target is the session's owner;
 ///   - `TailRecompute` when a replicate to the target was possible (another worker of its fabric holds sealed blocks
-///     after `start`), and what it would have moved is no longer than `start`: a tail, computed instead of moved;
+///     after `start`), and it would have moved at most `start` tokens: the tail is computed instead of moved;
 ///   - `ColocatedPrefill` otherwise.
 /// - A prefill leg elsewhere: `RemotePrefill`.
 /// - A replicate before one leg at the target:
 ///   - `StateMigration` when the target becomes the owner;
-///   - `TailRecompute` when the source holds more than what is sealed: only the sealed prefix is moved, what lies after
-///     it is computed at the target;
-///   - `ArtifactFetch` otherwise: all that the source holds is moved and the owner stays.
+///   - `TailRecompute` when the source holds more than the sealed prefix: only the sealed prefix is moved, the rest is
+///     computed at the target;
+///   - `ArtifactFetch` otherwise: everything that the source holds is moved, and the owner stays.
 #[derive(
     Clone,
     Copy,
@@ -36,17 +38,17 @@ use strum::VariantArray as _;
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Action {
-    /// One leg at a worker that computes what it lacks.
+    /// One leg at a worker that computes the tokens it lacks.
     ColocatedPrefill,
-    /// One leg at the owner, nothing beyond the head is new.
+    /// One leg at the owner; the prompt has nothing beyond the session's head.
     DecodeContinuation,
-    /// The prompt is computed at one worker and pulled by the target.
+    /// The prompt is computed at one worker, and the target pulls its KV.
     RemotePrefill,
-    /// A sealed prefix is replicated to the target, which then serves; the owner stays.
+    /// A sealed prefix is replicated to the target, which serves the step; the owner stays.
     ArtifactFetch,
-    /// The target starts from a sealed prefix and computes again what others hold after it.
+    /// The target starts from a sealed prefix and recomputes what other workers hold after it.
     TailRecompute,
-    /// A sealed prefix is replicated to the target, which then serves and becomes the owner.
+    /// A sealed prefix is replicated to the target, which serves the step and becomes the owner.
     StateMigration,
 }
 
@@ -54,7 +56,7 @@ impl Action {
     /// Every action, in declaration order.
     pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six actions");
 
-    /// The word for logs, metrics and the API.
+    /// Returns the action's name for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }

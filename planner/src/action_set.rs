@@ -1,10 +1,10 @@
-//! Some of the six ways to serve a step, without memory of its own.
+//! Set of [`Action`]s, stored in one byte without heap allocation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Action;
 
-/// A set of actions; a list of their words in JSON.
+/// Set of actions; serialized as a list of their names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(from = "Vec<Action>", into = "Vec<Action>")]
 pub struct ActionSet(u8);
@@ -13,39 +13,39 @@ impl ActionSet {
     /// No action.
     pub const NONE: Self = Self(0);
 
-    /// Whether `action` is one of them.
+    /// Returns whether `action` is in the set.
     pub fn contains(self, action: Action) -> bool {
         self.0 & bit(action) != 0
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == 0
     }
 
-    /// These and `action`.
+    /// Returns the set with `action` added.
     #[must_use]
     pub fn with(self, action: Action) -> Self {
         Self(self.0 | bit(action))
     }
 
-    /// Those of these that are not among `others`.
+    /// Returns the set without the actions of `others`.
     #[must_use]
     pub fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 
-    /// Each, in declaration order.
+    /// Returns the actions in declaration order.
     pub fn iter(self) -> impl Iterator<Item = Action> {
         Action::ALL.into_iter().filter(move |action| self.contains(*action))
     }
 
-    /// One bit an action: a form that fits an atomic.
+    /// Returns the set as a bit mask, one bit per action, which fits an atomic.
     pub fn bits(self) -> u8 {
         self.0
     }
 
-    /// Those whose bits are set; others mean nothing.
+    /// Returns the set for a bit mask; unknown bits are ignored.
     pub fn from_bits(bits: u8) -> Self {
         Action::ALL.into_iter().filter(|action| bits & bit(*action) != 0).collect()
     }

@@ -1,10 +1,10 @@
-//! Whether a step starts now or waits a little, so that it does not push out the KV of sessions that are about to want it.
-//! Decides; whoever asks does the waiting.
+//! Admission control: whether a step starts now or queues, so that it does not evict KV that other sessions will soon
+//! reuse. Decides only; the caller does the waiting.
 //!
-//! Where memory is full each step pushes somebody's KV out, who comes back, computes it again and pushes out the next one.
-//! Beyond some load workers do little else. So a step waits while its plan costs others more than the settings tolerate: it
-//! starts once sessions have ended or paused for longer, since what those have is cheap to push out. Steps whose KV lies
-//! where they go take little memory, and hardly ever wait.
+//! When KV memory is full, every step evicts the KV of a session that comes back, recomputes it and evicts the next
+//! one. Beyond some load, workers only thrash. A step therefore queues while its plan displaces more compute of other
+//! sessions than the settings tolerate. It starts once sessions have ended or have been idle for longer, because their
+//! KV is cheap to evict. A step whose KV is already at its target takes little memory and rarely waits.
 
 mod queue;
 
@@ -19,36 +19,37 @@ use crate::worker_candidate::WorkerCandidate;
 use crate::{Decision, PlanningInputs};
 pub use queue::{AdmissionRequest, StepQueue};
 
-/// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
+/// Cap on how often one victim's KV counts as recomputed; also the factor for KV that fits only once a running answer
+/// ends.
 const MAX_RECOMPUTES: f64 = 200.0;
 
-/// When steps wait.
+/// Limits of the admission queue.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdmissionLimits {
-    /// Others' computing that a step may cause and start at once all the same.
+    /// Most displaced compute, in microseconds, that a step may cause and still start at once.
     #[default(Micros(3_000_000))]
     pub tolerated: Micros,
-    /// The longest that a step waits, whatever it costs others; with 0 none waits.
+    /// Longest time in the queue, whatever the step costs other sessions; 0 turns queueing off.
     #[default(Micros(300_000_000))]
     pub longest: Micros,
-    /// So many steps wait at most; one more starts.
+    /// Most steps in the queue; a step that arrives when it is full starts at once.
     #[default(1_024)]
     pub most: usize,
 }
 
-/// What a step does next.
+/// Whether a step starts or queues.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum AdmissionDecision {
-    /// It starts as planned.
+    /// The step starts as planned.
     Start {
-        /// Why now.
+        /// Why it starts now.
         why: AdmissionReason,
     },
-    /// It waits, and is planned anew when something has changed.
+    /// The step queues, and is planned again when something has changed.
     Hold {
-        /// What starting now would cost others.
+        /// Compute that starting now would displace, in microseconds.
         costs_others: Micros,
     },
 }
@@ -57,20 +58,20 @@ pub enum AdmissionDecision {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionReason {
-    /// It costs others no more than is tolerated.
+    /// The displaced compute is within the tolerated amount.
     Tolerated,
-    /// It has waited for the longest time.
+    /// The step has queued for the longest allowed time.
     Longest,
-    /// No place was left in the queue.
+    /// The queue is full.
     NoPlace,
 }
 
-/// What others will spend on computing again if this is done now, in microseconds. Zero where there is room, and where the
-/// memory's size is unknown. A session that is new there takes what it is expected to grow by as well: those that are there go on
-/// growing, and would push it out with every step.
+/// Returns the compute, in microseconds, that other sessions will spend on recomputing KV if this decision is executed
+/// now. Zero when the KV fits, and when the memory's size is unknown. A session without KV at the worker is also
+/// charged its expected growth: the sessions already there keep growing, and would evict it at every step.
 ///
-/// For each victim at the worker that answers `time to have it eviction_cost x p / (1 - p)`, with the chance `p` that its session
-/// comes back within 15 s: it then pushes somebody out in turn, who comes back with about that chance as well, and so on.
+/// Each victim at the decode worker counts `eviction_cost x p / (1 - p)`, where `p` is the chance that its session
+/// comes back within 15 s: a returning session evicts another one, which returns with about the same chance, and so on.
 pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Micros {
     let leg = &decision.plan.decode;
     let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { return Micros::ZERO };
@@ -106,7 +107,7 @@ fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'
     again + at.speed.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MAX_RECOMPUTES
 }
 
-/// How often something is computed again in all, where each time is followed by another with this chance.
+/// Expected number of recomputations if each one causes another with this chance: the geometric series, capped.
 fn expected_recomputes(chance: f64) -> f64 {
     if chance < 1.0 { (chance / (1.0 - chance)).min(MAX_RECOMPUTES) } else { MAX_RECOMPUTES }
 }

@@ -1,7 +1,7 @@
-//! The KV-state model of each attention family: which states a model's layers keep, how many bytes they take, how a
-//! stored prefix comes back, and whether it fits the ranks of another worker.
+//! KV-state model of each attention family: which state the layers of a model keep, how many bytes it takes, how a
+//! stored prefix is restored, and whether it fits the ranks of another worker.
 //!
-//! Pure. It never guesses: a model that is not known is refused by name, and can be described in a file.
+//! Pure. It never guesses: an unknown model is refused by name, and can be described in a file instead.
 
 mod checkpoints;
 mod error;

@@ -1,4 +1,5 @@
-//! What each worker is expected to have of the prompt: seen blocks first, beliefs where not all is seen.
+//! Expected cached prefix of the prompt at each worker: from observed blocks, and from beliefs where observation is
+//! incomplete.
 
 use std::cmp::Reverse;
 
@@ -6,28 +7,28 @@ use vocabulary::{Blocks, DpRank, KvIndexState, Overlap, Owner, Tier, Tokens, Wor
 
 use crate::{PlanningInputs, rendezvous};
 
-/// The prompt's leading tokens at one worker, at the rank of it that has most of them.
+/// Cached prefix of the prompt at one worker, at the rank that holds most of it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct CachedPrefix {
     pub(crate) rank: DpRank,
-    /// Believed to be there, in whole chain blocks.
+    /// Tokens believed to be cached, in whole blocks of the hash chain.
     pub(crate) believed: Tokens,
-    /// Expected to be found: `held` by the trust in it, less than the prompt, in whole engine blocks.
+    /// Tokens expected to hit: `believed` times the confidence in it, less than the prompt, in whole engine blocks.
     pub(crate) cached: Tokens,
-    /// Of those, in host memory only.
+    /// Tokens of `cached` that are in host memory only.
     pub(crate) host: Tokens,
-    /// Of those, on disk only.
+    /// Tokens of `cached` that are on disk only.
     pub(crate) disk: Tokens,
 }
 
 impl CachedPrefix {
-    /// Of those, in device memory.
+    /// Tokens of `cached` that are in device memory.
     pub(crate) fn on_device(&self) -> Tokens {
         self.cached - self.host - self.disk
     }
 }
 
-/// What was seen at one rank, and what is believed beside it.
+/// Overlap observed at one rank, and what is believed besides.
 #[derive(Clone, Copy, Default)]
 struct RankOverlap {
     rank: DpRank,
@@ -36,14 +37,14 @@ struct RankOverlap {
     believed: Option<(Blocks, Reverse<DpRank>)>,
 }
 
-/// Orders the owner's rank before others that hold as much.
+/// Prefers the owner's rank among ranks with an equal overlap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PreferredRank {
     No,
     Yes,
 }
 
-/// One holding for each of `inputs.workers`, in their order.
+/// Returns one cached prefix for each of `inputs.workers`, in their order.
 pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> {
     let places = WorkerPositions::of(inputs);
     let mut raws = vec![RankOverlap::default(); inputs.workers.len()];
@@ -53,7 +54,7 @@ pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> 
     raws.iter().zip(0..).map(|(raw, place)| resolve_prefix(inputs, place, raw)).collect()
 }
 
-/// Where in the fleet each id stands.
+/// Index of each worker in `inputs.workers`, by id.
 struct WorkerPositions(Vec<(WorkerId, usize)>);
 
 impl WorkerPositions {
@@ -63,7 +64,8 @@ impl WorkerPositions {
         Self(places)
     }
 
-    /// Overlaps with the place of their worker; those of one worker mostly follow each other.
+    /// Returns each overlap with the index of its worker. Overlaps of one worker are mostly adjacent, so the last
+    /// lookup is reused.
     fn of_overlaps<'a>(&self, inputs: &PlanningInputs<'a>) -> impl Iterator<Item = (usize, &'a Overlap)> {
         let mut last = None;
         inputs.overlaps.iter().filter_map(move |overlap| {
@@ -107,7 +109,8 @@ fn fill_tiers(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut 
     }
 }
 
-/// Owners and replicas count where events do not tell; what another router has just sent counts everywhere.
+/// Adds beliefs. Owners and replicas count only at workers without exact KV events; live intents of other routers count
+/// everywhere.
 fn add_believed_blocks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
     let mut note = |place: usize, rank: DpRank, blocks: Blocks| {
         if rank.0 < inputs.workers[place].ranks.max(1) {
@@ -155,7 +158,7 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
     }
 }
 
-/// The part of what is there that an engine uses: whole blocks of its own, and never the whole prompt.
+/// Returns the tokens that an engine reuses: whole blocks of its own, and never the whole prompt.
 fn usable_tokens(inputs: &PlanningInputs<'_>, place: usize, expected: Tokens) -> Tokens {
     let unit = match inputs.workers[place].capacity.block {
         Tokens::ZERO => inputs.request.block,
@@ -164,18 +167,18 @@ fn usable_tokens(inputs: &PlanningInputs<'_>, place: usize, expected: Tokens) ->
     expected.min(inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
 }
 
-/// `part` of these tokens, rounded down.
+/// Returns `part` (0 to 1) of the tokens, rounded down.
 fn share(tokens: Tokens, part: f64) -> Tokens {
     if part >= 1.0 { tokens } else { Tokens((tokens.0 as f64 * part) as u64) }
 }
 
-/// Where a session goes inside a worker that knows nothing of it.
+/// Rank for a session of which a worker holds nothing.
 fn fresh_rank(inputs: &PlanningInputs<'_>, place: usize) -> DpRank {
     let view = &inputs.workers[place];
     match view.ranks {
         0 | 1 => DpRank(0),
         ranks => {
-            // The rank takes the weight's upper half; its order as a whole already chose the worker.
+            // The rank uses the upper half of the weight; the whole weight already selected the worker.
             let weight = rendezvous::weight(inputs.session.id, view.id) >> 32;
             DpRank((weight % u64::from(ranks)) as u16)
         }

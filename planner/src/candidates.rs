@@ -1,4 +1,4 @@
-//! Every way to serve the step, priced or refused. It does not choose.
+//! Builds every way to serve the step, priced or refused. It does not choose.
 
 use std::cell::Cell;
 
@@ -13,7 +13,8 @@ use crate::{
     RestoreSplit, SelectionRule, SendTiming, StepKind, TransferPermission,
 };
 
-/// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
+/// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
+/// first.
 pub(crate) fn candidates(table: &FleetLayout<'_>) -> Vec<PlanCandidate> {
     let prices = CostModel::new(&table.inputs, table.session_lookup);
     let offers_transfers =
@@ -32,14 +33,14 @@ struct CandidateBuilder<'a> {
     layout: &'a FleetLayout<'a>,
     cost_model: CostModel<'a>,
     fabrics: Option<Fabrics<'a>>,
-    /// What the last few sources' parts cost, by who it is and up to where: few help all targets.
+    /// Costs of the most recent sources, by source and prefix length: a few sources help all targets.
     cached_source_costs: [Cell<Option<SourceCost>>; 4],
 }
 
-/// What the part of a source, up to so many tokens, costs.
+/// Cost of a source that computes up to the given number of tokens, with its key.
 type SourceCost = ((usize, Tokens), CostTerms);
 
-/// A replicate to one target: from whom, the leading tokens that could be there afterwards, and how they get there.
+/// Possible replicate to one target: its source, the leading tokens present afterwards, and how they get there.
 #[derive(Clone, Copy)]
 struct ReplicateOption {
     from: usize,
@@ -48,7 +49,7 @@ struct ReplicateOption {
     alternative_split: Option<RestoreSplit>,
 }
 
-/// One way of a replicate, priced and labelled.
+/// One way to do a replicate, priced and labelled.
 #[derive(Clone, Copy)]
 struct PricedReplicate {
     terms: CostTerms,
@@ -62,7 +63,7 @@ impl PricedReplicate {
     }
 }
 
-/// A candidate before its label and refusal are known.
+/// Candidate without its label and refusal.
 struct CandidateDraft {
     prefill: Leg,
     decode: Leg,
@@ -117,7 +118,7 @@ impl CandidateBuilder<'_> {
         }
     }
 
-    /// Who may compute the prompt for this target.
+    /// Returns the worker that would compute the prompt for this target.
     fn prefiller(&self, target: usize) -> Option<usize> {
         let helpers = match self.fabrics_around_barred_links(target) {
             Some(around) => around.helpers_for(&self.layout.inputs, self.at(target))?,
@@ -126,14 +127,14 @@ impl CandidateBuilder<'_> {
         helpers.prefillers().find(|place| *place != target)
     }
 
-    /// Who can help a target that barred links lead to; none where none does.
+    /// Returns the helpers of a target that has barred links to it; none when it has no barred link.
     fn fabrics_around_barred_links(&self, target: usize) -> Option<Fabrics<'_>> {
         let id = self.at(target).view.id;
         let is_barred = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
         (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_barred_links(self.layout, &self.cost_model, id))
     }
 
-    /// One leg, nothing moves.
+    /// One leg, no transfer.
     fn local_candidate(&self, target: usize, replicate: Option<ReplicateOption>) -> PlanCandidate {
         let cached = self.at(target).prefix.cached;
         let draft = self.local_draft(target);
@@ -152,7 +153,7 @@ impl CandidateBuilder<'_> {
         draft.labelled(action, None)
     }
 
-    /// The sealed prefix is sent to the target, which then serves: in the cheapest way that is switched on.
+    /// The sealed prefix is replicated to the target, which serves the step, in the cheapest way that is enabled.
     fn fetch_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
         let ReplicateOption { from, split: way, alternative_split: other, .. } = *replicate;
         let claim = self.claim(target, Some(&self.handoff(from, &way)));
@@ -175,7 +176,7 @@ impl CandidateBuilder<'_> {
             duplicated_until: self.tokens_elsewhere(target, claim),
         };
         let served = self.cost_model.target_terms(at, serving);
-        // What the target has in slower tiers is sent as well: it need not load it.
+        // The transfer also covers blocks that the target holds in slower tiers, so the target does not load them.
         let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
         let network = self.network_time(target, way.bytes);
         let terms = match self.layout.inputs.policy.sources {
@@ -183,7 +184,7 @@ impl CandidateBuilder<'_> {
                 let terms = sequential_terms(&self.source_cost(from, way.loaded), &served);
                 CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
             }
-            // What is sent comes while the target's queue drains.
+            // The transfer overlaps with the target's queue.
             SendTiming::AtOnce => {
                 let load = self.cost_model.restore_time(source);
                 CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
@@ -199,7 +200,7 @@ impl CandidateBuilder<'_> {
         PricedReplicate { terms, action, refused }
     }
 
-    /// Somebody holds what the target lacks, and cannot send it there.
+    /// Another worker holds a longer prefix but cannot send it to the target.
     fn refused_fetch_candidate(&self, target: usize, why: CandidateRefusal) -> Option<PlanCandidate> {
         let (from, held) = self.layout.longest_prefix_elsewhere(target)?;
         let fits = self.layout.inputs.can_read(self.at(from).shape, self.at(target).shape);
@@ -219,7 +220,7 @@ impl CandidateBuilder<'_> {
         Some(self.unpriced(target, Some(handoff)).labelled(Action::ArtifactFetch, Some(why)))
     }
 
-    /// The prompt is computed elsewhere and pulled by the target.
+    /// The prompt is computed at `prefiller`, and the target pulls its KV.
     fn remote_prefill_candidate(&self, target: usize, prefiller: usize) -> PlanCandidate {
         let (source, at) = (self.at(prefiller), self.at(target));
         let prompt = self.layout.inputs.request.prompt;
@@ -241,7 +242,7 @@ impl CandidateBuilder<'_> {
             .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::Disabled))
     }
 
-    /// One leg at `target` with what it has.
+    /// One leg at `target` with the prefix it has.
     fn local_draft(&self, target: usize) -> CandidateDraft {
         let claim = self.claim(target, None);
         let start = self.at(target).prefix.cached;
@@ -266,7 +267,8 @@ impl CandidateBuilder<'_> {
         CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms: CostTerms::default() }
     }
 
-    /// What `from` can send to `target`: up to a boundary of both engines, and more than the target has.
+    /// Returns what `from` can send to `target`: a prefix longer than the target's that ends at a block boundary of
+    /// both engines.
     fn replicate_option(&self, from: usize, target: usize) -> Option<ReplicateOption> {
         if from == target {
             return None;
@@ -280,7 +282,7 @@ impl CandidateBuilder<'_> {
         way.map(|way| ReplicateOption { from, prefix_end: until, split: way, alternative_split: other })
     }
 
-    /// How the prefix up to `until` can come to `target`.
+    /// Returns the ways to bring the prefix up to `until` to `target`.
     fn restore_splits(&self, from: usize, target: usize, until: Tokens) -> [Option<RestoreSplit>; 2] {
         let at = self.at(target);
         let held = at.prefix.on_device();
@@ -293,7 +295,8 @@ impl CandidateBuilder<'_> {
         }
     }
 
-    /// What moves between two workers ends at a multiple of the chain's block, both engines' and the model's.
+    /// Granularity of a transfer between two workers: the least common multiple of the chain's, both engines' and the
+    /// model's block.
     fn unit(&self, from: usize, target: usize) -> Tokens {
         let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
         let model = self.layout.inputs.attention.map_or(1, |spec| spec.block().0);
@@ -311,7 +314,7 @@ impl CandidateBuilder<'_> {
         Handoff::Replicate { from: view.id, rank: holding.rank, blocks, bytes: way.bytes }
     }
 
-    /// What a source's part costs.
+    /// Cost of a source that computes the prompt up to `to`.
     fn source_cost(&self, place: usize, to: Tokens) -> CostTerms {
         let known = self.cached_source_costs.iter().filter_map(Cell::get).find(|(key, _)| *key == (place, to));
         known.map_or_else(
@@ -336,7 +339,8 @@ impl CandidateBuilder<'_> {
         Leg { worker: at.view.id, rank: at.prefix.rank, tokens_cached: cached, tokens_computed }
     }
 
-    /// What others keep of the prompt, if more than the target; after a move the old owner's copy is nobody's.
+    /// Tokens of the prompt that another worker keeps, if more than the target. After a move the old owner's copy no
+    /// longer counts.
     fn tokens_elsewhere(&self, target: usize, claim: &OwnershipClaim) -> Tokens {
         match claim {
             OwnershipClaim::Move { .. } => Tokens::ZERO,
@@ -344,7 +348,7 @@ impl CandidateBuilder<'_> {
         }
     }
 
-    /// Ownership follows the reason to leave, or the state itself when the session already lives at the target.
+    /// Ownership moves if the owner should be left, or if the target already holds more of the session than the owner.
     fn claim(&self, target: usize, handoff: Option<&Handoff>) -> OwnershipClaim {
         let session = self.layout.inputs.session;
         let Some(from) = session.owner else { return OwnershipClaim::Open };

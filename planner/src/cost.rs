@@ -1,7 +1,7 @@
-//! What a way of serving costs, in microseconds:
+//! Cost of one way to serve a step, in microseconds:
 //! `C = T_queue + T_compute + T_network + T_restore + lambda * M_hbm + mu * I_decode + T_eviction`.
 //!
-//! Each function is one formula. None of them chooses, and none may return something that is not a number.
+//! Each function is one formula. None of them chooses, and none may return NaN.
 
 use vocabulary::{Bytes, KvLink, Micros, Tokens};
 
@@ -12,54 +12,55 @@ use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{AttentionSpec, CostTerms, LowerTiers, PlanningInputs, PlanningRequest};
 
-/// Beside a prompt an answer gets a token with each chunk: so much of its time is lost meanwhile. A chunk of 2,048 tokens takes
-/// ten decode steps or so.
+/// Share of decode throughput lost while a prefill chunk shares the batch: a running answer gets one token per chunk,
+/// and a chunk of 2,048 tokens takes about ten decode steps.
 const DECODE_LOSS_DURING_PREFILL: f64 = 0.9;
-/// Of the time for which an answer is generated, the part in which one that runs already still runs: it has come to its middle.
+/// Share of an answer's decode time during which an answer that already runs is still running: it is half done on
+/// average.
 const CONCURRENT_DECODE_SHARE: f64 = 0.5;
-/// A prompt that comes later and waits lets others wait that come after it: each one so many times.
+/// Factor on the delay of prompts that arrive later and queue: each of them delays the ones behind it.
 const QUEUED_PROMPT_DELAY_FACTOR: f64 = 1.5;
-/// A prompt that takes so long to compute holds others up half way between what `mu` says and in full: that is seen as a pause.
+/// Prefill time at which the weight of the delay to others is half way between `mu` and 1: users notice it as a pause.
 const NOTICEABLE_STALL_MICROS: f64 = 1e6;
 
-/// The step's prices: the request and the policy's weights, made safe.
+/// Prices of the step: the request and the policy's weights, sanitized.
 pub(crate) struct CostModel<'a> {
     pub(crate) inputs: &'a PlanningInputs<'a>,
     pub(crate) session_lookup: SessionLookup<'a>,
     request: &'a PlanningRequest,
     attention: Option<&'a AttentionSpec>,
-    /// Microseconds a byte.
+    /// `lambda`, in microseconds per byte.
     lambda: f64,
     mu: f64,
-    /// The weight of what others compute again.
+    /// Weight of the compute that evicted sessions repeat.
     pub(crate) eviction: f64,
     tiers: LowerTiers,
 }
 
-/// The part of a target's price that all its candidates share.
+/// Part of a target's cost that all its candidates share.
 pub(crate) struct TargetBaseCost {
-    /// Bytes that are stored there in the end and are not there now, by the share of memory in use.
+    /// Bytes added to the target's device memory, times the share of its memory in use.
     displaced: f64,
     restore: Micros,
-    /// Microseconds that an answer loses beside this one.
+    /// Microseconds that a running answer loses to this answer.
     slowdown: f64,
-    /// Microseconds that this one loses beside the prompts to come.
+    /// Microseconds that this answer loses to prompts that arrive later.
     stall: f64,
     eviction: Micros,
 }
 
-/// What the target's part of a candidate depends on besides the target.
+/// Properties of a candidate, besides the target, that the target's cost depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct TargetWork {
-    /// Leading tokens there when the step's own computing begins.
+    /// Leading tokens cached at the target when the step's own computation begins.
     pub(crate) start: Tokens,
-    /// Tokens that the target itself computes.
+    /// Whether the target itself computes the rest of the prompt.
     pub(crate) compute_site: ComputeSite,
-    /// Leading tokens that stay with another worker as well.
+    /// Leading tokens that another worker keeps as well.
     pub(crate) duplicated_until: Tokens,
 }
 
-/// Whether the target computes what it lacks or is sent it.
+/// Whether the target computes the tokens it lacks or pulls them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ComputeSite {
     Here,
@@ -82,7 +83,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Bytes that lead a worker from `from` leading tokens to `to` of them.
+    /// Returns the bytes of the KV of tokens `from..to`.
     pub(crate) fn bytes(&self, at: &WorkerCandidate<'_>, from: Tokens, to: Tokens) -> Bytes {
         match self.attention {
             Some(spec) => spec.range_bytes(from, to),
@@ -90,22 +91,24 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `T_network`: the link's fixed cost + bytes / its rate x (1 + the policy's risk), and the risk's own fixed cost.
+    /// `T_network`: fixed cost of the link + bytes / its rate x (1 + the policy's risk share) + fixed cost of the risk.
     pub(crate) fn network(&self, link: &KvLink, bytes: Bytes) -> Micros {
         let risk = &self.inputs.policy.transfer;
         let share = 1.0 + valid_or_zero(risk.share);
         link.fixed + risk.fixed + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
     }
 
-    /// The target's own terms: compute, restore, memory, interference and eviction, and its queue.
+    /// Returns the target's own terms: queue, compute, restore, memory, interference and eviction.
     ///
-    /// - `T_compute`: prompt tokens from `start` on, later ones dearer as the policy's `attention_doubles_at` says.
+    /// - `T_compute`: prompt tokens from `start` on; later tokens cost more, as the policy's `attention_doubles_at`
+    ///   says.
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
-    /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
-    ///   displaces, with that chance, one that somebody would have come back for).
-    /// - `I_decode`: answers being generated x (time computed here + half of the answer x decode slowdown), what the answer
-    ///   itself loses to prompts that come later, and these to what is computed here: see `interference`.
-    /// - `T_eviction`: see `eviction`.
+    /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (with
+    ///   that chance, each byte displaces one that somebody would have come back for).
+    /// - `I_decode`: running answers x (compute time here + half of the answer x decode slowdown), plus what this
+    ///   answer loses to prompts that arrive later, and what those lose to the computation here: see
+    ///   `interference_cost`.
+    /// - `T_eviction`: see `eviction_cost`.
     pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, serving: TargetWork) -> CostTerms {
         let compute = match serving.compute_site {
             ComputeSite::Here => at.speed.rate.span(serving.start, self.request.prompt),
@@ -135,7 +138,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// The terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
+    /// Returns the terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source_terms(&self, at: &WorkerCandidate<'_>, to: Tokens) -> CostTerms {
         CostTerms {
             eviction: self.eviction_cost(at, to - at.prefix.on_device(), CopyKind::Passes),
@@ -143,13 +146,13 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// When a source has computed the prompt up to `to` at the earliest: never more than its terms together.
+    /// Returns the earliest time at which a source has computed the prompt up to `to`: a lower bound of its total cost.
     pub(crate) fn earliest_finish(&self, at: &WorkerCandidate<'_>, to: Tokens) -> Micros {
         at.speed.queue + at.speed.rate.span(at.prefix.cached, to)
     }
 
-    /// The same where nobody would be pushed out: all terms but one, which takes the longest to work out. What others lose at a
-    /// second worker is not weighed by `mu`, so that a handoff has to be worth it to them.
+    /// Returns the source's terms except for eviction, which is the most expensive to compute. Delay to others at this
+    /// second worker is not weighted by `mu`, so that a handoff has to be worth it to them.
     pub(crate) fn source_terms_without_eviction(&self, at: &WorkerCandidate<'_>, to: Tokens) -> CostTerms {
         let compute = at.speed.rate.span(at.prefix.cached, to);
         let stored = self.bytes(at, at.prefix.on_device(), to);
@@ -164,7 +167,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `T_restore` of what a worker has in slower tiers.
+    /// `T_restore`: time to load the prefix that a worker holds in slower tiers.
     pub(crate) fn restore_time(&self, at: &WorkerCandidate<'_>) -> Micros {
         let CachedPrefix { host, disk, .. } = at.prefix;
         if host + disk == Tokens::ZERO {
@@ -183,8 +186,9 @@ impl<'a> CostModel<'a> {
         micros(self.lambda * (double.0 as f64 + displaced))
     }
 
-    /// Answers wait for the computing and are slowed down besides, as this one will be. With `w = mu + (1 - mu) x computing /
-    /// (computing + 1 s)` that is `w x delays + mu x slowdown`; with a `mu` of zero or above one, `mu` of both.
+    /// Running answers wait for the computation and are slowed down afterwards, and so is this answer. The cost is
+    /// `w x delays + mu x slowdown` with `w = mu + (1 - mu) x compute / (compute + 1 s)`; with `mu` of zero or above
+    /// one, `w = mu`.
     fn interference_cost(&self, at: &WorkerCandidate<'_>, compute: Micros, fixed: &TargetBaseCost) -> Micros {
         let answers = at.speed.running_answers * fixed.slowdown + fixed.stall;
         let long = compute.0 as f64 / (compute.0 as f64 + NOTICEABLE_STALL_MICROS);
@@ -192,8 +196,9 @@ impl<'a> CostModel<'a> {
         micros((self.mu + dearer) * self.delay_to_others(at, compute) + self.mu * answers)
     }
 
-    /// Microseconds that others wait for what is computed: each answer that is being generated all of it, and so does each
-    /// prompt that comes until it is done, of which there are `rate x (queue + compute)`, `QUEUED_PROMPT_DELAY_FACTOR` times.
+    /// Returns the microseconds that other requests wait for the computation: every running answer waits for all of it,
+    /// and so does each prompt that arrives before it is done (`rate x (queue + compute)` prompts), times
+    /// `QUEUED_PROMPT_DELAY_FACTOR`.
     fn delay_to_others(&self, at: &WorkerCandidate<'_>, compute: Micros) -> f64 {
         let (compute, queue) = (compute.0 as f64, at.speed.queue.0 as f64);
         compute
@@ -201,15 +206,15 @@ impl<'a> CostModel<'a> {
                 + QUEUED_PROMPT_DELAY_FACTOR * at.headroom.inflow.rate * 1e-6 * (queue + compute))
     }
 
-    /// Microseconds that an answer waits for prompts that come later, if as many come as did: `answer x step x h / (1 - h)`,
-    /// where `h` is `DECODE_LOSS_DURING_PREFILL` of the share of time in which there is one.
+    /// Returns the microseconds that this answer loses to prompts that arrive later, at the recent arrival rate:
+    /// `answer x step x h / (1 - h)`, where `h` is `DECODE_LOSS_DURING_PREFILL` x the share of time spent on prefill.
     fn stall_time(&self, at: &WorkerCandidate<'_>) -> f64 {
         let held_up = DECODE_LOSS_DURING_PREFILL * at.headroom.inflow.share.clamp(0.0, 1.0);
         self.request.answer.0 as f64 * at.speed.step.0 as f64 * held_up / (1.0 - held_up)
     }
 }
 
-/// Both parts of a candidate, one after the other: the target's queue drains while the source works.
+/// Adds the terms of both legs when they run one after the other: the target's queue drains while the source works.
 pub(crate) fn sequential_terms(source: &CostTerms, target: &CostTerms) -> CostTerms {
     let meanwhile = source.queue + source.compute;
     CostTerms {
@@ -223,7 +228,7 @@ pub(crate) fn sequential_terms(source: &CostTerms, target: &CostTerms) -> CostTe
     }
 }
 
-/// Whether KV can be expected to arrive over a link at all.
+/// Returns whether KV can be transferred over a link at all.
 pub(crate) fn usable(link: &KvLink) -> bool {
     link.bytes_per_second.is_finite() && link.bytes_per_second > 0.0
 }

@@ -1,37 +1,37 @@
-//! What the planner answers: the plan, every way that was considered, and what each would cost.
+//! Answer of the planner: the plan, every candidate that was considered, and what each would cost.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, ModelId, Tokens};
 
 use crate::{Action, Handoff, Leg, OwnershipClaim, Plan, StepKind};
 
-/// The price of one candidate. All in microseconds, so that terms can be added and compared.
+/// Cost of one candidate. All terms are in microseconds, so that they can be added and compared.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct CostTerms {
-    /// `T_queue`: until the legs' workers get to it.
+    /// `T_queue`: time until the workers of the legs start on it.
     pub queue: Micros,
-    /// `T_compute`: the prompt tokens that are not found anywhere they are needed.
+    /// `T_compute`: computing the prompt tokens that are not cached where they are needed.
     pub compute: Micros,
-    /// `T_network`: KV that moves between workers.
+    /// `T_network`: moving KV between workers.
     pub network: Micros,
-    /// `T_restore`: KV that comes up from slower tiers, and the first decode step.
+    /// `T_restore`: loading KV from slower tiers, and the first decode step.
     pub restore: Micros,
-    /// `lambda * M_hbm`: device memory taken from others.
+    /// `lambda * M_hbm`: device memory taken from other sessions.
     pub memory: Micros,
-    /// `mu * I_decode`: what other answers lose.
+    /// `mu * I_decode`: time that other requests lose.
     pub interference: Micros,
-    /// `T_eviction`: what others will spend on computing again what this step pushes out of device memory.
+    /// `T_eviction`: recomputation of the KV that this step evicts from device memory.
     #[serde(default)]
     pub eviction: Micros,
 }
 
 impl CostTerms {
-    /// Until the first token: the terms that are this step's own time.
+    /// Predicted time to first token: the sum of the terms that are this step's own time.
     pub fn time_to_first_token(&self) -> Micros {
         self.queue + self.compute + self.network + self.restore
     }
 
-    /// The price: the sum of the terms, saturating.
+    /// Total cost: the sum of all terms, saturating.
     pub fn total(&self) -> Micros {
         self.queue + self.compute + self.network + self.restore + self.memory + self.interference + self.eviction
     }
@@ -40,21 +40,21 @@ impl CostTerms {
 /// One way to serve the step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanCandidate {
-    /// What it does.
+    /// Label of what the candidate does.
     pub action: Action,
-    /// Who would compute the prompt.
+    /// Leg that would compute the prompt.
     pub prefill: Leg,
-    /// Who would generate the answer.
+    /// Leg that would generate the answer.
     pub decode: Leg,
-    /// What would move.
+    /// KV transfer, if any.
     pub handoff: Option<Handoff>,
-    /// What would become of ownership.
+    /// Change of ownership after the step.
     pub claim: OwnershipClaim,
-    /// Its price, term by term; zero where it was refused before it was priced.
+    /// Cost by term; zero if the candidate was refused before it was priced.
     pub terms: CostTerms,
     /// Sum of the terms.
     pub total: Micros,
-    /// Why it may not be chosen.
+    /// Why the candidate may not be chosen; none if it may.
     pub refused: Option<CandidateRefusal>,
 }
 
@@ -65,52 +65,52 @@ pub struct PlanCandidate {
 pub enum CandidateRefusal {
     /// The worker does not serve the model or adapter.
     WrongModel,
-    /// The worker only computes prompts.
+    /// The worker only runs prefill.
     PrefillOnly,
-    /// The worker is not reached.
+    /// The worker is unreachable.
     NotReady,
-    /// The worker is to be emptied and others can serve.
+    /// The worker is draining, and others can serve.
     Draining,
-    /// The worker failed already in this attempt.
+    /// The worker already failed in this attempt.
     Excluded,
-    /// Prompt and answer exceed the worker's context.
+    /// Prompt and answer exceed the worker's context length.
     TooLong,
-    /// Prompt and answer exceed the worker's memory.
+    /// Prompt and answer exceed the worker's KV memory.
     DoesNotFit,
     /// The target has no usable link.
     NoLink,
-    /// Nobody on the target's fabric can send.
+    /// No worker on the target's fabric can send.
     OtherFabric,
-    /// Whoever holds the prefix has ranks that the target's cannot read from.
+    /// The target's ranks cannot read from those of the worker that holds the prefix.
     OtherShape,
-    /// Nothing may move over the link from whoever holds the prefix: KV came as something else over it.
+    /// The link from the worker that holds the prefix is barred: it delivered wrong KV.
     BarredLink,
-    /// The worker answers only what a prefill worker hands to it.
+    /// The worker only answers prompts that a prefill worker hands to it.
     NeedsPrefiller,
-    /// The action is switched off.
+    /// The action is disabled.
     Disabled,
 }
 
 impl CandidateRefusal {
-    /// The word for logs, metrics and the API.
+    /// Returns the reason's name for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// A step's plan and everything that was weighed for it.
+/// A step's plan and every candidate that was considered for it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Decision {
     /// What kind of step it is.
     pub step: StepKind,
-    /// What to do.
+    /// The chosen plan.
     pub plan: Plan,
-    /// Every candidate, the chosen one included, in the order of the workers.
+    /// Every candidate, including the chosen one, in the order of the workers.
     pub candidates: Vec<PlanCandidate>,
 }
 
 impl Decision {
-    /// What every worker has of the prompt before anything is sent: one leg each.
+    /// Returns one leg per worker, with what the worker has cached before any transfer.
     pub(crate) fn local_legs(&self) -> impl Iterator<Item = &Leg> {
         self.candidates.iter().filter(|candidate| candidate.handoff.is_none()).map(|candidate| &candidate.decode)
     }
@@ -120,22 +120,22 @@ impl Decision {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PlanningError {
-    /// The client's fault: no worker of the fleet serves it.
+    /// Client error: no worker of the fleet serves the model.
     #[error("no worker serves the model {model}")]
     UnknownModel {
-        /// The model or adapter that nobody serves.
+        /// Model or adapter that no worker serves.
         model: ModelId,
     },
-    /// Ours, worth a retry later: workers serve it, none that may generate answers is ready.
+    /// Server error, can be retried later: workers serve the model, but none that may generate answers is ready.
     #[error("no worker that serves the model is ready")]
     NoneReady,
-    /// Ours, worth a retry later: every ready worker failed already in this attempt.
+    /// Server error, can be retried later: every ready worker already failed in this attempt.
     #[error("every ready worker failed already in this attempt")]
     AllExcluded,
-    /// The client's fault: the step is longer than what any ready worker takes.
+    /// Client error: the step is longer than any ready worker accepts.
     #[error("prompt and answer exceed {longest} tokens, the most that a ready worker takes")]
     TooLong {
-        /// The most that one of them takes.
+        /// Most tokens that a ready worker accepts.
         longest: Tokens,
     },
 }

@@ -1,24 +1,25 @@
-//! What it costs a session to have again what was pushed out of device memory: computing it, or loading it from the host
-//! tier that it fell into.
+//! Cost to a session of getting KV back that was evicted from device memory: recomputing it, or loading it from the
+//! host tier if it is still there.
 
 use vocabulary::{Tokens, WorkerView};
 
 use crate::micros::{ComputeRate, valid_or_zero};
 use crate::{AttentionSpec, LowerTiers};
 
-/// One worker's price of having tokens again.
+/// Cost of restoring evicted tokens at one worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvictionCost {
     rate: ComputeRate,
-    /// The chance that what was pushed out still lies in the host tier when it is wanted.
+    /// Chance that evicted KV is still in the host tier when it is needed.
     host_retention: f64,
-    /// Microseconds to load a token from there.
+    /// Microseconds to load one token from the host tier.
     load_per_token: f64,
 }
 
 impl EvictionCost {
-    /// What is evicted stays in the host tier until as much as that tier holds was evicted after it. Of what does not fit
-    /// into device memory any more the tier is taken to keep its share of both: copies that nobody wants lie in it as well.
+    /// Estimates the costs for a worker. Evicted KV stays in the host tier until as many tokens as the tier holds were
+    /// evicted after it. The chance that a token is still there is `host / (host + device)`: the tier also holds copies
+    /// that nobody needs.
     pub(crate) fn of(
         (view, rate): (&WorkerView, ComputeRate),
         tiers: &LowerTiers,
@@ -33,12 +34,12 @@ impl EvictionCost {
         Self { rate, host_retention: host / (host + device), load_per_token: token.0 as f64 * 1e6 / bytes_per_second }
     }
 
-    /// Microseconds for tokens `from..to`.
+    /// Returns the microseconds to restore tokens `from..to`.
     pub(crate) fn span(&self, from: Tokens, to: Tokens) -> f64 {
         self.recompute_or_reload(self.rate.span(from, to).0 as f64, to - from)
     }
 
-    /// For the first `to` tokens.
+    /// Returns the microseconds to restore the first `to` tokens.
     pub(crate) fn first(&self, to: Tokens) -> f64 {
         self.recompute_or_reload(self.rate.first(to), to)
     }

@@ -1,7 +1,8 @@
-//! The fleet laid out for one step: every worker's standing, the owner's, and the best helpers on each fabric.
+//! The fleet as one step sees it: every worker's candidate data, the owner, and the best helpers on each fabric.
 //!
-//! A helper's price does not depend on the target it helps, so the best two of a fabric are enough for all targets of
-//! it (two, because a worker cannot help itself): candidates grow with the workers, not with their pairs.
+//! A helper's cost does not depend on the target it helps, so the two cheapest of a fabric are enough for all its
+//! targets (two, because a worker cannot help itself): the number of candidates grows with the workers, not with pairs
+//! of them.
 
 use std::cmp::Reverse;
 
@@ -13,18 +14,18 @@ use crate::kv_occupancy::SessionLookup;
 use crate::worker_candidate::{WorkerCandidate, length_refusal};
 use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
 
-/// Everything that candidates are made from.
+/// Everything that candidates are built from.
 pub(crate) struct FleetLayout<'a> {
     pub(crate) inputs: PlanningInputs<'a>,
-    /// The account of whose KV lies where.
+    /// This session's view of the KV occupancy model.
     pub(crate) session_lookup: SessionLookup<'a>,
     pub(crate) candidates: Vec<WorkerCandidate<'a>>,
     pub(crate) owner: Option<usize>,
-    /// Why the owner should not stay the owner, whoever serves.
+    /// Why the session should leave its owner, whichever worker serves.
     move_reason: Option<MoveReason>,
-    /// Whether draining workers may serve: only when nobody else can.
+    /// Whether draining workers may serve: only when no other worker can.
     last_resort: LastResort,
-    /// Who holds most of the prompt, and how much.
+    /// Worker with the longest believed prefix, and its tokens.
     longest_prefix: Option<(usize, Tokens)>,
 }
 
@@ -65,7 +66,7 @@ impl<'a> FleetLayout<'a> {
         Ok(table)
     }
 
-    /// Why a worker cannot be a target.
+    /// Returns why a worker cannot be a target.
     pub(crate) fn target_refusal(&self, at: usize) -> Option<CandidateRefusal> {
         let standing = &self.candidates[at];
         let draining = standing.is_draining() && self.last_resort == LastResort::No;
@@ -75,12 +76,12 @@ impl<'a> FleetLayout<'a> {
             .or(draining.then_some(CandidateRefusal::Draining))
     }
 
-    /// Who holds most of the prompt, and how much, unless it is this worker itself.
+    /// Returns the worker with the longest prefix and its tokens, unless it is this worker.
     pub(crate) fn longest_prefix_elsewhere(&self, at: usize) -> Option<(usize, Tokens)> {
         self.longest_prefix.filter(|(place, _)| *place != at)
     }
 
-    /// Tokens of the prompt that may be replicated: sealed, and not all of it.
+    /// Returns the tokens of the prompt that may be replicated: sealed, and at most all but one.
     pub(crate) fn replicable_tokens(&self) -> Tokens {
         self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt - Tokens(1))
     }
@@ -101,8 +102,8 @@ impl<'a> FleetLayout<'a> {
         }
     }
 
-    /// Why ownership should go to this target: nobody flees from an overloaded owner to an overloaded target, or
-    /// sessions would run in circles while everybody is.
+    /// Returns why ownership should move to this target. Overload is no reason to move to a target that is overloaded
+    /// too, or sessions would move in circles when every worker is.
     pub(crate) fn move_reason_for(&self, target: usize) -> Option<MoveReason> {
         let in_vain =
             |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.candidates[target]);
@@ -114,7 +115,7 @@ impl<'a> FleetLayout<'a> {
         standing.speed.queue >= overload.queue || standing.speed.usage >= overload.kv_usage
     }
 
-    /// Whether this rank is the owner itself.
+    /// Returns whether this worker, at the candidate's rank, is the session's owner.
     pub(crate) fn is_owner(&self, at: usize) -> bool {
         let standing = &self.candidates[at];
         let rank = standing.prefix.rank;
@@ -123,14 +124,14 @@ impl<'a> FleetLayout<'a> {
     }
 }
 
-/// The best helpers of one fabric.
+/// The cheapest helpers of one fabric.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct FabricShortlist {
     sources: CheapestPair,
     prefillers: CheapestPair,
 }
 
-/// The cheapest two, cheapest first.
+/// The two cheapest workers, cheapest first.
 #[derive(Default, Clone, Copy)]
 struct CheapestPair([Option<(PriceOrder, usize)>; 2]);
 
@@ -146,7 +147,7 @@ impl CheapestPair {
         }
     }
 
-    /// Whether somebody of this price or a higher one can be among them.
+    /// Returns whether a worker that costs at least `key` could still enter the pair.
     fn may_take(&self, key: PriceOrder) -> bool {
         self.0[1].is_none_or(|(second, _)| key < second)
     }
@@ -166,12 +167,12 @@ impl FabricShortlist {
         self.prefillers.merge(other.prefillers);
     }
 
-    /// Who can send sealed blocks, best first.
+    /// Returns the workers that can send sealed blocks, cheapest first.
     pub(crate) fn sources(self) -> impl Iterator<Item = usize> {
         self.sources.places()
     }
 
-    /// Who can compute a prompt for others, best first.
+    /// Returns the workers that can compute a prompt for another one, cheapest first.
     pub(crate) fn prefillers(self) -> impl Iterator<Item = usize> {
         self.prefillers.places()
     }
@@ -182,12 +183,12 @@ pub(crate) struct Fabrics<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
 type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
-    /// For all targets that no barred link leads to.
+    /// Helpers for all targets that have no barred link to them.
     pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, prices: &CostModel<'_>) -> Self {
         Self::among(table, prices, |_| true)
     }
 
-    /// For one target that barred links lead to: without those who would send over them.
+    /// Helpers for one target with barred links to it, without the workers that would send over those links.
     pub(crate) fn around_barred_links(table: &FleetLayout<'a>, prices: &CostModel<'_>, target: WorkerId) -> Self {
         Self::among(table, prices, |from| !table.inputs.is_link_barred(from, target))
     }
@@ -203,7 +204,7 @@ impl<'a> Fabrics<'a> {
             let key = |price| (price, Reverse(standing.rendezvous_weight), standing.view.id);
             let helpers = all.entry((fabric, standing.shape));
             let offer = |best: &mut CheapestPair, to: Tokens| {
-                // Who is too dear already is not asked for what it adds, and whom it would push out.
+                // Check lower bounds first: the eviction term is skipped for a worker that is already too expensive.
                 if best.may_take(key(prices.earliest_finish(standing, to)))
                     && best.may_take(key(prices.source_terms_without_eviction(standing, to).total()))
                 {
@@ -212,7 +213,8 @@ impl<'a> Fabrics<'a> {
             };
             let movable = table.replicable_tokens();
             if standing.prefix.believed.min(movable) > Tokens::ZERO {
-                // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
+                // Tokens of the sealed prefix that the source lacks are computed somewhere; they are priced at the
+                // source's own rate.
                 offer(&mut helpers.sources, movable);
             }
             if standing.view.role != WorkerRole::Decode && standing.view.health == WorkerHealth::Ready {
@@ -222,7 +224,7 @@ impl<'a> Fabrics<'a> {
         all
     }
 
-    /// The helpers on a target's fabric that its ranks can read from; none when the target has no usable link.
+    /// Returns the helpers on the target's fabric whose KV its ranks can read; none when the target has no usable link.
     pub(crate) fn helpers_for(
         &self,
         inputs: &PlanningInputs<'_>,
@@ -256,7 +258,7 @@ fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> 
     most.map(|(at, standing)| (at, standing.prefix.believed))
 }
 
-/// Why nobody can serve: the first thing that everybody lacks.
+/// Returns why no worker can serve: the first requirement that all of them fail.
 fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]) -> PlanningError {
     if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::WrongModel)) {
         let ask = inputs.request;

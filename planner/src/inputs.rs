@@ -1,4 +1,4 @@
-//! What the planner is told: the request, the session's ownership, the fleet, the overlaps, and what to avoid.
+//! Inputs of the planner: the request, the session's ownership, the fleet, the overlaps, and what to avoid.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, DpRank, Epoch, Micros, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
@@ -7,18 +7,18 @@ use crate::{
     Action, ActionSet, AttentionSpec, OccupancyModel, ParallelShape, Policy, StepKind, check_kv_compatibility,
 };
 
-/// Whether KV may move for a request.
+/// Whether KV may be transferred for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferPermission {
     /// Every action may be offered.
     #[default]
     Allowed,
-    /// Only plans with one leg and no handoff.
+    /// Only plans with one leg and no handoff are offered.
     Forbidden(TransferObstacle),
 }
 
-/// What in a request forbids transfers.
+/// Property of a request that forbids transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferObstacle {
@@ -26,153 +26,155 @@ pub enum TransferObstacle {
     SeveralChoices,
     /// `prompt_logprobs` or `echo`: the prompt must be computed where the answer is.
     PromptLogprobs,
-    /// Images or audio, whose token ids cannot be replayed as text.
+    /// Images or audio: their token ids cannot be replayed as text.
     MultimodalContent,
-    /// The prompt's token ids are not known here, so that a prefix of it cannot be asked for.
+    /// The prompt's token ids are unknown to the router, so it cannot request a prefix of it.
     UnknownTokens,
     /// The endpoint has no transfer parameters.
     Endpoint,
 }
 
-/// The request as far as it matters to a plan.
+/// The parts of the request that matter to a plan.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanningRequest {
-    /// The model that is asked for.
+    /// Requested model.
     pub model: ModelId,
-    /// A LoRA adapter on top of it, which the worker must serve too.
+    /// LoRA adapter on top of the model; the worker must serve it too.
     pub adapter: Option<ModelId>,
-    /// Tokens of the whole prompt, of a batch all of them.
+    /// Tokens of the whole prompt; for a batch, of all its prompts.
     pub prompt: Tokens,
-    /// The longest prompt of a batch, which is what has to fit; none where there is one prompt.
+    /// Tokens of the longest prompt of a batch, which is what has to fit; none when there is a single prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest: Option<Tokens>,
     /// Expected tokens of the answer.
     pub answer: Tokens,
-    /// What its session is expected to add where it is new, beyond the step itself; the policy's `growth` at most.
+    /// Expected growth of the session at a worker where it is new, beyond the step itself; capped by the policy's
+    /// `growth`.
     #[serde(default = "any_growth")]
     pub growth: Tokens,
-    /// Tokens in a block of the model's chain: the unit of every `Blocks` here.
+    /// Tokens per block of the model's hash chain: the unit of every `Blocks` here.
     pub block: Tokens,
-    /// Whether KV may move for it.
+    /// Whether KV may be transferred for this request.
     pub transfers: TransferPermission,
 }
 
-/// Before it was told the policy alone said it.
+/// Default for decision logs without the field: only the policy limits the growth.
 fn any_growth() -> Tokens {
     Tokens(u64::MAX)
 }
 
-/// Another router's word that it has sent a step of this session somewhere (the ledger's live intents).
+/// Live intent in the ledger: another router has sent a step of this session to a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct LiveIntent {
-    /// Where.
+    /// Worker that runs the step.
     pub worker: WorkerId,
-    /// At which rank.
+    /// Rank of that worker.
     pub rank: DpRank,
-    /// How many leading blocks of *this* prompt that step shares.
+    /// Leading blocks of *this* prompt that the other step shares.
     pub blocks: Blocks,
 }
 
-/// What the ledger says of the session and of the deepest sealed prefix of the prompt.
+/// What the ledger knows of the session and of the longest sealed prefix of the prompt.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct SessionView {
-    /// The session.
+    /// Id of the session.
     pub id: SessionId,
-    /// The effective owner; none for a new session or one whose owner's lease ended.
+    /// Effective owner; none for a new session, or when the owner's lease has ended.
     pub owner: Option<Owner>,
-    /// The epoch of that ownership.
+    /// Epoch of that ownership.
     pub epoch: Epoch,
-    /// Blocks of the prompt that are sealed, from its start.
+    /// Leading blocks of the prompt that are sealed.
     pub sealed: Blocks,
-    /// Who else has that sealed prefix by decision: its live read-only replicas, and its owner where that is another.
+    /// Other recorded holders of the sealed prefix: its live read-only replicas, and its owner if that is not the
+    /// session's.
     pub replicas: Vec<Owner>,
     /// Live intents of other routers.
     pub promises: Vec<LiveIntent>,
 }
 
 impl SessionView {
-    /// A session of which nothing is known.
+    /// Creates the view of an unknown session.
     pub fn new(id: SessionId) -> Self {
         let (owner, epoch, sealed) = (None, Epoch::default(), Blocks::ZERO);
         Self { id, owner, epoch, sealed, replicas: Vec::new(), promises: Vec::new() }
     }
 }
 
-/// Everything a plan depends on. Blocks are the chain's, counted from the start of the prompt.
+/// Everything that a plan depends on. Blocks are those of the hash chain, counted from the start of the prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanningInputs<'a> {
-    /// What kind of step it is.
+    /// Kind of the step.
     pub step: StepKind,
-    /// What is asked.
+    /// The request.
     pub request: &'a PlanningRequest,
-    /// What its model's layers keep; without it every token takes what each worker's view says.
+    /// State that the model's layers keep; if unknown, every token takes each worker's `kv_bytes_per_token`.
     pub attention: Option<&'a AttentionSpec>,
-    /// Who owns what.
+    /// Ownership of the session.
     pub session: &'a SessionView,
     /// The fleet, in any order, each worker once.
     pub workers: &'a [WorkerView],
-    /// Parallel shapes of those whose shape is known, ordered by worker. Others are taken to fit.
+    /// Known parallel shapes, sorted by worker id. Unknown shapes count as compatible.
     pub shapes: &'a [(WorkerId, ParallelShape)],
-    /// Who holds how much of the prompt, in any order.
+    /// Cached prefixes of the prompt, by worker and rank, in any order.
     pub overlaps: &'a [Overlap],
-    /// Whose KV lies where.
+    /// Estimated KV occupancy of the workers.
     pub occupancy: OccupancyView<'a>,
-    /// Workers that failed already in this attempt.
+    /// Workers that already failed in this attempt.
     pub excluded: &'a [WorkerId],
-    /// Prices and switches.
+    /// Weights, limits and switches.
     pub policy: &'a Policy,
-    /// What is switched off at this time, beside what the policy switches off.
+    /// Features disabled at run time, besides those that the policy disables.
     pub disabled: DisabledFeatures<'a>,
-    /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
+    /// Number of steps planned before this one; read by `SelectionRule::RoundRobin` only.
     pub round_robin_index: u64,
 }
 
-/// What is switched off at run time.
+/// Features disabled at run time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DisabledFeatures<'a> {
-    /// Actions, wherever they would be done.
+    /// Disabled actions.
     pub actions: ActionSet,
-    /// Links over which nothing moves, in any order.
+    /// Links that must not carry KV, in any order.
     pub links: &'a [BarredLink],
 }
 
-/// One direction between two workers in which KV was seen to arrive as something else. Only transfers are barred by it: both
-/// workers serve.
+/// One direction between two workers in which wrong KV was seen to arrive. Only transfers are barred; both workers
+/// still serve.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 pub struct BarredLink {
-    /// Who would send.
+    /// Worker that would send.
     pub from: WorkerId,
-    /// Who would read.
+    /// Worker that would receive.
     pub to: WorkerId,
 }
 
-/// Whose KV lies where, as far as is known.
+/// Estimated KV occupancy at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct OccupancyView<'a> {
-    /// The account.
+    /// The occupancy model.
     pub model: &'a OccupancyModel,
-    /// The time, on its clock.
+    /// Current time, on the model's clock.
     pub now: Micros,
 }
 
 impl PlanningInputs<'_> {
-    /// Whether `action` is switched on. Colocated prefill always is: every step must be servable.
+    /// Returns whether `action` is enabled. Colocated prefill always is, so that every step can be served.
     pub fn allows(&self, action: Action) -> bool {
         self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.actions.contains(action))
     }
 
-    /// Whether nothing may move from one worker to another.
+    /// Returns whether transfers from one worker to another are barred.
     pub(crate) fn is_link_barred(&self, from: WorkerId, to: WorkerId) -> bool {
         self.disabled.links.contains(&BarredLink { from, to })
     }
 
-    /// The parallel shape of a worker, where it is known.
+    /// Returns the parallel shape of a worker, if known.
     pub(crate) fn shape(&self, worker: WorkerId) -> Option<ParallelShape> {
         let at = self.shapes.binary_search_by_key(&worker, |(id, _)| *id).ok()?;
         Some(self.shapes[at].1)
     }
 
-    /// Whether ranks of one shape can read KV from those of another.
+    /// Returns whether ranks of the target shape can read KV from ranks of the source shape.
     pub(crate) fn can_read(&self, source: Option<ParallelShape>, target: Option<ParallelShape>) -> bool {
         match (source, target) {
             (Some(source), Some(target)) => check_kv_compatibility(self.attention, source, target).is_ok(),

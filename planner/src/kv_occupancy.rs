@@ -1,7 +1,7 @@
-//! Whose KV lies at which rank of the fleet, as far as what was sent there tells: an account of sessions.
+//! Model of KV occupancy: which sessions' KV fills the memory of each rank, estimated from the steps sent there.
 //!
-//! Pure: times are passed in, on one clock of the caller's that only goes forward. It is an estimate that nobody waits for:
-//! what it does not know costs a worse plan.
+//! Pure: the caller passes in times of one monotonic clock. An estimate that nothing waits for: a wrong entry costs a
+//! worse plan, never correctness.
 
 mod answer_lengths;
 mod eviction_order;
@@ -25,16 +25,16 @@ pub use rank_memory::RankMemory;
 use rank_occupancy::{RankOccupancy, RankUpdate, ResidentSessions};
 use session_growth::SessionGrowth;
 
-/// A session that nobody has heard of for so long is counted among those that never come back.
+/// Idle time after which a session is forgotten and counts as abandoned.
 const SESSION_RETENTION: Micros = Micros(600_000_000);
-/// So many ends of steps are looked at for each step that begins.
+/// Most step ends examined for expiry when a step starts.
 const MAX_FORGOTTEN_PER_STEP: usize = 4;
-/// So many ends of steps are remembered.
+/// Most step ends remembered.
 const MAX_STEP_ENDS: usize = 131_072;
-/// So many victims are looked at one by one; those after them count as these do on average.
+/// Most victims examined one by one; those after them count as the average of these.
 const MAX_VICTIMS: usize = 16;
 
-/// The account of all ranks, how sessions came back and grew so far, and how long answers were.
+/// Estimated occupancy of all ranks, with statistics on how sessions return, how they grow and how long answers are.
 #[derive(Clone, Debug, Default)]
 pub struct OccupancyModel {
     workers: BTreeMap<WorkerId, WorkerOccupancy>,
@@ -43,9 +43,9 @@ pub struct OccupancyModel {
     answers: AnswerLengths,
     growth: SessionGrowth,
     sessions: HashMap<SessionId, SessionHistory>,
-    /// When steps ended, oldest first. One whose session has stepped since is void.
+    /// Times at which steps ended, oldest first. An entry is void if its session has had a step since.
     step_ends: VecDeque<(Micros, SessionId)>,
-    /// In place of all that, what was said at another time.
+    /// Recorded occupancy, used instead of everything above when replaying a decision.
     recorded: Option<Vec<RankMemory>>,
 }
 
@@ -53,34 +53,34 @@ pub struct OccupancyModel {
 struct WorkerOccupancy {
     incarnation: Incarnation,
     ranks: Vec<(DpRank, RankOccupancy)>,
-    /// Prompts that it was given to compute.
+    /// Recent prefill work given to the worker.
     prefill_load: PrefillLoadAverage,
 }
 
-/// How a session steps.
+/// Step history of one session.
 #[derive(Clone, Copy, Debug, Default)]
 struct SessionHistory {
     habit: ReturnPattern,
     answers: AnswerLengths,
-    /// The most that it had after a step.
+    /// Most tokens that the session had after a step.
     max_tokens: Tokens,
-    /// When its last step ended; none while one is under way.
+    /// End of its last step; none while a step is running.
     idle_since: Option<Micros>,
 }
 
-/// What a step is going to have at a rank.
+/// KV that a step will occupy at a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footprint {
-    /// Prompt and expected answer.
+    /// Tokens of the prompt and the expected answer.
     pub tokens: Tokens,
-    /// Of these, leading ones that lie there already.
+    /// Leading tokens of these that are already cached there.
     pub found: Tokens,
-    /// What the rank can hold of all sessions; 0 when unknown: then nothing is noted.
+    /// KV capacity of the rank for all sessions; 0 when unknown, and then nothing is recorded.
     pub capacity: Tokens,
 }
 
 impl OccupancyModel {
-    /// A step of a session is sent to a rank.
+    /// Records that a step of a session is sent to a rank.
     pub fn step_started(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
         self.forget_idle_sessions(now);
         if let Some(seen) = self.sessions.get_mut(&session)
@@ -95,13 +95,13 @@ impl OccupancyModel {
         }
     }
 
-    /// A worker is given a prompt, or a part of one, that takes it so long to compute.
+    /// Records that a worker is given a prompt, or part of one, that takes `work` microseconds to compute.
     pub fn prefill_started(&mut self, at: Owner, work: Micros, now: Micros) {
         let Self { workers, residents: tenants, .. } = self;
         current_incarnation(workers, tenants, at).prefill_load.add(work, now);
     }
 
-    /// The step is over; the session keeps so many tokens there.
+    /// Records that a step has ended; the session keeps `tokens` at the rank.
     pub fn step_ended(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
         let seen = self.sessions.entry(session).or_default();
         seen.idle_since = Some(now);
@@ -112,7 +112,9 @@ impl OccupancyModel {
         }
     }
 
-    /// A step was served, and with it the session has so many tokens. One that is refused tells nothing of sessions.
+    /// Records that a step was served, after which the session has `tokens`. Not for failed steps: those tell nothing
+    /// about sessions.
+    /// nothing about sessions.
     pub fn step_served(&mut self, session: SessionId, tokens: Tokens) {
         let seen = self.sessions.entry(session).or_default();
         match seen.max_tokens {
@@ -122,7 +124,7 @@ impl OccupancyModel {
         seen.max_tokens = seen.max_tokens.max(tokens);
     }
 
-    /// An answer was whole; its step is over.
+    /// Records the length of a complete answer.
     pub fn answer_completed(&mut self, session: SessionId, answer: Tokens) {
         self.answers.record(answer);
         if let Some(seen) = self.sessions.get_mut(&session) {
@@ -130,26 +132,26 @@ impl OccupancyModel {
         }
     }
 
-    /// How long the session's next answer is expected to be.
+    /// Returns the expected length of the session's next answer.
     pub fn expected_answer(&self, session: SessionId) -> Tokens {
         let own = self.sessions.get(&session).map_or_else(AnswerLengths::default, |seen| seen.answers);
         self.answers.expected(&own)
     }
 
-    /// What a session that is new is expected to add after its first step.
+    /// Returns how many tokens a new session is expected to add after its first step.
     pub fn expected_growth(&self) -> Tokens {
         self.growth.expected()
     }
 
-    /// The chance, 0 to 1, that a session that is between two steps comes back within 15 s; none where a step of it is under
-    /// way, or nothing is known of it.
+    /// Returns the chance, 0 to 1, that an idle session comes back within 15 s; none while a step of it is running, or
+    /// for an unknown session.
     pub fn short_term_return_probability(&self, session: SessionId, now: Micros) -> Option<f64> {
         let seen = self.sessions.get(&session)?;
         let idle = return_model::IdleClass::MAX.at_most(now - seen.idle_since?);
         Some(self.returns.short_term_return_probability(seen.habit, idle))
     }
 
-    /// A copy of what a session has elsewhere came to a rank while no step of it is under way.
+    /// Records that a session's prefix was replicated to a rank while no step of it is running.
     pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
         let habit = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
         if stay.capacity > Tokens::ZERO {
@@ -159,7 +161,7 @@ impl OccupancyModel {
         }
     }
 
-    /// The step came to nothing: what it left there is not counted on.
+    /// Records that a step failed: the KV it left at the rank is not counted.
     pub fn step_failed(&mut self, at: Owner, session: SessionId, now: Micros) {
         if let Some(seen) = self.sessions.get_mut(&session) {
             seen.idle_since = Some(now);
@@ -170,33 +172,34 @@ impl OccupancyModel {
         }
     }
 
-    /// The session lives elsewhere from now on. Its KV stays in the way until it is evicted, and is worth nothing.
+    /// Records that the session now lives elsewhere. Its old KV still takes memory until it is evicted, but has no
+    /// value.
     pub fn session_moved(&mut self, at: Owner, session: SessionId) {
         if let Some(mut place) = self.known(at) {
             place.session_moved(session);
         }
     }
 
-    /// Whether a session has something at a rank.
+    /// Returns whether a session has KV at a rank.
     pub fn is_resident(&self, at: Owner, session: SessionId) -> bool {
         self.residents.of(session).iter().any(|(place, _)| *place == at)
     }
 
-    /// A rank was seen to hold so many tokens, of all sessions. Where that is less than half of what idle ones have in the
-    /// account, it was cleared; smaller differences are events that are on their way.
+    /// Records how many tokens, of all sessions, a rank was observed to hold. Less than half of the modelled idle
+    /// tokens means that the cache was cleared; smaller differences are KV events still in flight.
     pub fn observe_held_tokens(&mut self, at: Owner, tokens: Tokens) {
         if let Some(mut place) = self.known(at) {
             place.observe_held_tokens(tokens);
         }
     }
 
-    /// How many sessions are remembered.
+    /// Number of remembered sessions.
     #[cfg(test)]
     pub(crate) fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
-    /// As a step of a session finds it.
+    /// Returns the model as a step of one session sees it.
     pub(crate) fn session_lookup(&self, session: SessionId, now: Micros) -> SessionLookup<'_> {
         SessionLookup { occupancy: self, session, now, own: self.residents.of(session) }
     }
@@ -221,7 +224,7 @@ impl OccupancyModel {
         self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation)
     }
 
-    /// A few of the oldest ends: their sessions have come back, or are given up.
+    /// Expires a few of the oldest step ends: each session has either returned since, or is forgotten.
     fn forget_idle_sessions(&mut self, now: Micros) {
         for _ in 0..MAX_FORGOTTEN_PER_STEP {
             let Some(&(end, session)) = self.step_ends.front() else { return };
@@ -230,7 +233,7 @@ impl OccupancyModel {
             }
             self.step_ends.pop_front();
             if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.idle_since == Some(end)) {
-                // One that only made room may well come back.
+                // A session dropped only because the list was full may still come back.
                 if now - end >= SESSION_RETENTION {
                     self.returns.record_abandoned(seen.habit);
                 }
@@ -240,7 +243,7 @@ impl OccupancyModel {
     }
 }
 
-/// The account of a worker; that of another life of it is void.
+/// Returns the occupancy of a worker, and resets it if it belongs to another incarnation.
 fn current_incarnation<'a>(
     workers: &'a mut BTreeMap<WorkerId, WorkerOccupancy>,
     tenants: &mut ResidentSessions,

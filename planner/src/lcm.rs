@@ -1,6 +1,6 @@
 //! Least common multiple.
 
-/// The least common multiple of two block sizes in tokens, saturating; an unknown one (0) does not count.
+/// Returns the least common multiple of two block sizes in tokens, saturating; an unknown size (0) is ignored.
 pub fn lcm(a: u64, b: u64) -> u64 {
     let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
@@ -8,7 +8,7 @@ pub fn lcm(a: u64, b: u64) -> u64 {
         }
         a
     };
-    // Almost every block is a power of two, and every target of a step asks.
+    // Fast path: almost every block size is a power of two, and this runs for every target of a step.
     if a == b || (a.is_power_of_two() && b.is_power_of_two()) {
         return a.max(b);
     }

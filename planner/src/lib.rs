@@ -1,7 +1,7 @@
-//! The planner: prefix, ownership, residency, tenancy, fleet and policy in; a plan and its reasons out.
+//! The planner: takes prefix, ownership, residency, occupancy, fleet and policy; returns a plan and its reasons.
 //!
 //! Pure: no IO, no clock, no randomness. Equal inputs give equal decisions on every router, whatever the order of the
-//! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
+//! workers. A missing fact never blocks a step: unknown values are priced with a documented default.
 
 mod action;
 mod action_set;

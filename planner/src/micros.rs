@@ -1,29 +1,30 @@
-//! From floating point to time. Floats are only ever intermediate: what is compared is whole microseconds.
+//! Conversion from floating point to time. Floats are intermediate values only: comparisons use whole microseconds.
 
 use vocabulary::{Micros, Tokens};
 
-/// Whole microseconds: negative is zero, too much is the most, and what is not a number is the most as well, so that
-/// it never wins.
+/// Rounds down to whole microseconds. Negative values become zero; overflow and NaN become the maximum, so that they
+/// never win.
 pub(crate) fn micros(span: f64) -> Micros {
     if span.is_nan() { Micros(u64::MAX) } else { Micros(span as u64) }
 }
 
-/// A weight or a rate's factor: negative or not finite counts as zero.
+/// Sanitizes a weight or rate: negative or non-finite values become zero.
 pub(crate) fn valid_or_zero(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 
-/// How fast a worker computes prompt tokens.
+/// Prefill speed of a worker.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ComputeRate {
-    /// Microseconds of the first token.
+    /// Microseconds for the first token.
     first_token: f64,
-    /// 1 / (2 x the context at which a token costs twice the first), or 0.
+    /// 1 / (2 x the context length at which a token costs twice the first), or 0.
     quadratic: f64,
 }
 
 impl ComputeRate {
-    /// `token` microseconds for the first token, twice that for the one at `doubles_at`; 0 takes every token as equal.
+    /// Creates a rate of `token` microseconds for the first token and twice that at position `doubles_at`; 0 makes
+    /// every token cost the same.
     pub fn new(token: f64, doubles_at: Tokens) -> Self {
         Self {
             first_token: valid_or_zero(token),
@@ -31,7 +32,7 @@ impl ComputeRate {
         }
     }
 
-    /// For tokens `from..to`: the one at position p costs `first_token * (1 + p / doubles_at)`.
+    /// Returns the time for tokens `from..to`: the token at position p costs `first_token * (1 + p / doubles_at)`.
     pub fn span(&self, from: Tokens, to: Tokens) -> Micros {
         if from >= to {
             return Micros::ZERO;
@@ -40,8 +41,8 @@ impl ComputeRate {
         micros(self.first_token * ((to - from) + (to * to - from * from) * self.quadratic))
     }
 
-    /// The first `to` tokens, as `span` has them: whole microseconds. In a fifth of its instructions, since a plan asks this
-    /// of every victim of every worker.
+    /// Returns the time for the first `to` tokens, equal to `span` and in whole microseconds. Takes a fifth of its
+    /// instructions, since a plan calls this for every victim of every worker.
     pub(crate) fn first(&self, to: Tokens) -> f64 {
         const MAX_EXACT: u64 = i64::MAX as u64;
         let to = to.0.min(MAX_EXACT) as i64 as f64;
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(flat.span(Tokens(1_000), Tokens(1_000)), Micros::ZERO);
         assert_eq!(flat.span(Tokens(2_000), Tokens(1_000)), Micros::ZERO);
         let curved = ComputeRate::new(100.0, Tokens(1_000));
-        // The mean of the first thousand costs half more, that of the second one and a half times more.
+        // On average, the first thousand tokens cost 1.5 times the first token, the second thousand 2.5 times.
         assert_eq!(curved.span(Tokens(0), Tokens(1_000)), Micros(150_000));
         assert_eq!(curved.span(Tokens(1_000), Tokens(2_000)), Micros(250_000));
         assert_eq!(ComputeRate::new(f64::NAN, Tokens::ZERO).span(Tokens(0), Tokens(9)), Micros::ZERO);

@@ -1,47 +1,47 @@
-//! The one plan type: which worker computes, which generates, what moves between them, and who owns the result.
+//! The plan type: which worker computes, which generates, what moves between them, and who owns the result.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Micros, Owner, Tokens, WorkerId};
 
 use crate::{Action, CostTerms, SelectionRule};
 
-/// One worker's part of a plan, with what it is expected to find and to compute.
+/// One worker's part of a plan, with the tokens expected to be cached and computed there.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Leg {
-    /// Where.
+    /// Worker that runs the leg.
     pub worker: WorkerId,
-    /// At which rank of it.
+    /// Data-parallel rank of the worker.
     pub rank: DpRank,
-    /// Leading prompt tokens that it has when the leg begins, after a replicate if there is one.
+    /// Leading prompt tokens cached when the leg begins, after a replicate if there is one.
     pub tokens_cached: Tokens,
-    /// Prompt tokens that it computes. What is neither cached nor computed is pulled from the prefill leg.
+    /// Prompt tokens that the leg computes. Tokens neither cached nor computed are pulled from the prefill leg.
     pub tokens_computed: Tokens,
 }
 
-/// KV that moves between two workers to serve a step.
+/// KV transfer between two workers to serve a step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Handoff {
-    /// The prefill leg computes the whole prompt elsewhere, the decode leg pulls what its worker lacks.
+    /// The prefill leg computes the whole prompt elsewhere, and the decode leg pulls what its worker lacks.
     RemotePrefill {
         /// Bytes that the decode leg is expected to pull.
         bytes: Bytes,
     },
-    /// The first `blocks` of the prompt are made present at the target; then one ordinary leg serves there.
+    /// The first `blocks` of the prompt are copied to the target; then one ordinary leg runs there.
     Replicate {
-        /// Who holds them.
+        /// Worker that holds the blocks.
         from: WorkerId,
-        /// Which rank of it.
+        /// Rank of that worker.
         rank: DpRank,
-        /// How many chain blocks from the start; a multiple of both engines' blocks.
+        /// Number of leading blocks of the hash chain; ends at a block boundary of both engines.
         blocks: Blocks,
-        /// Bytes that are expected to move: what the target lacks of them.
+        /// Bytes expected to move: the part that the target lacks.
         bytes: Bytes,
     },
 }
 
 impl Handoff {
-    /// Bytes that are expected to move.
+    /// Returns the bytes expected to move.
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::RemotePrefill { bytes } | Self::Replicate { bytes, .. } => *bytes,
@@ -49,71 +49,71 @@ impl Handoff {
     }
 }
 
-/// What the commit after the step does about ownership. Nothing is claimed before the blocks are known to be there.
+/// What the commit after the step does to ownership. Nothing is claimed before the blocks are known to exist.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum OwnershipClaim {
-    /// The target owns the session already: seal and advance under the same owner.
+    /// The target already owns the session: seal blocks and advance the head under the same owner.
     Keep,
-    /// Nobody owns it: the target claims it.
+    /// The session has no owner: the target claims it.
     Open,
-    /// Served at a non-owner: the prefix keeps its owner, the target becomes a read-only replica of it.
+    /// A worker other than the owner serves: the prefix keeps its owner, and the target becomes a read-only replica.
     Borrow,
     /// The target becomes the owner.
     Move {
-        /// Who owned it when this was decided.
+        /// Owner at the time of the decision.
         from: Owner,
-        /// The epoch that this was decided on; the ledger refuses the move when it is out of date.
+        /// Epoch at the time of the decision; the ledger refuses the move if it is stale.
         epoch: Epoch,
-        /// Why it moves.
+        /// Reason for the move.
         why: MoveReason,
     },
 }
 
-/// Why ownership leaves an owner.
+/// Why a session leaves its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveReason {
-    /// The owner is not in the fleet, cannot be reached, or is another life of that worker.
+    /// The owner has left the fleet, is unreachable, or has restarted (another incarnation).
     OwnerGone,
-    /// The owner takes no new work.
+    /// The owner is draining.
     OwnerDraining,
-    /// The owner failed in this very step.
+    /// The owner failed in this step.
     OwnerExcluded,
-    /// The owner only computes prompts; the session decodes elsewhere.
+    /// The owner only runs prefill; the session decodes elsewhere.
     OwnerPrefillOnly,
-    /// The owner's queue or memory is above the policy's overload mark.
+    /// The owner's queue or memory exceeds the policy's overload thresholds.
     OwnerOverloaded,
-    /// The owner's events show less than half of what is sealed.
+    /// The owner's KV events show less than half of the sealed prefix.
     OwnerEvicted,
-    /// The target holds more of the prompt than the owner: the session already lives there.
+    /// The target holds more of the prompt than the owner.
     StateIsThere,
 }
 
-/// How one step is served. Colocated serving is a plan whose legs coincide.
+/// How one step is served. In a colocated plan both legs are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Plan {
-    /// The label; see `Action` for when which one applies.
+    /// Label of the plan; see [`Action`] for when each applies.
     pub action: Action,
-    /// Who computes the prompt.
+    /// Leg that computes the prompt.
     pub prefill: Leg,
-    /// Who generates the answer: the target. Equal to `prefill` unless the handoff is a remote prefill.
+    /// Leg that generates the answer at the target. Equal to `prefill` unless the handoff is a remote prefill.
     pub decode: Leg,
-    /// What moves before the decode leg, if anything.
+    /// KV transfer before the decode leg, if any.
     pub handoff: Option<Handoff>,
-    /// What the commit does about ownership.
+    /// What the commit does to ownership.
     pub claim: OwnershipClaim,
-    /// Why this one.
+    /// Why this plan was chosen.
     pub because: PlanRationale,
 }
 
 impl Plan {
-    /// The worker that generates the answer.
+    /// Returns the worker that generates the answer.
     pub fn target(&self) -> WorkerId {
         self.decode.worker
     }
 
-    /// Each worker that computes for it: the target, and before it who computes the prompt for it.
+    /// Returns the workers that compute for the plan: the prefill worker, if it is another one, then the target.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
         let (prefill, target) = (self.prefill.worker, self.target());
         (prefill != target).then_some(prefill).into_iter().chain([target])
@@ -123,23 +123,23 @@ impl Plan {
 /// Why a plan was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanRationale {
-    /// The rule that chose.
+    /// Selection rule that chose the plan.
     pub rule: SelectionRule,
-    /// Its price, term by term.
+    /// Cost of the plan by term.
     pub terms: CostTerms,
     /// Sum of the terms.
     pub total: Micros,
-    /// The cheapest candidate that was allowed and not taken.
+    /// Cheapest allowed candidate that was not chosen.
     pub runner_up: Option<RunnerUp>,
 }
 
-/// The best that was not taken.
+/// The best candidate that was not chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RunnerUp {
-    /// What it would have done.
+    /// Action of that candidate.
     pub action: Action,
-    /// Where it would have decoded.
+    /// Worker that would have generated the answer.
     pub worker: WorkerId,
-    /// Its price.
+    /// Total cost of that candidate.
     pub total: Micros,
 }

@@ -1,4 +1,4 @@
-//! Which plans are legal. The executor runs any legal plan and refuses every other; it makes no choices of its own.
+//! Legality of plans. The executor runs any legal plan and refuses every other one; it makes no choices of its own.
 
 use vocabulary::{Blocks, DpRank, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, WorkerView};
 
@@ -7,7 +7,7 @@ use crate::{
     Action, AttentionSpec, Handoff, Leg, OwnershipClaim, Plan, PlanningInputs, TransferObstacle, TransferPermission,
 };
 
-/// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
+/// Why a plan is illegal. Always a bug of the router, or a check against inputs other than those of the planning.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
 pub enum PlanViolation {
     /// A leg or source names a worker that is not in the fleet.
@@ -19,31 +19,31 @@ pub enum PlanViolation {
     /// A leg or source does not serve the model or adapter.
     #[error("{0} does not serve the model")]
     WrongModel(WorkerId),
-    /// A leg or source failed already in this attempt.
+    /// A leg or source already failed in this attempt.
     #[error("{0} is excluded")]
     Excluded(WorkerId),
-    /// A leg or source is not reached.
+    /// A leg or source is unreachable.
     #[error("{0} is not reached")]
     Unreachable(WorkerId),
-    /// The decode leg lies at a worker that does not decode.
+    /// The decode leg is at a worker that does not decode.
     #[error("{0} does not decode")]
     PrefillOnly(WorkerId),
-    /// Prompt and answer do not fit into a leg's worker.
+    /// Prompt and answer exceed the limits of a leg's worker.
     #[error("prompt and answer exceed the context of {0}")]
     TooLong(WorkerId),
     /// A leg's tokens do not add up to the prompt.
     #[error("the tokens of the leg at {0} do not add up to the prompt")]
     TokenSum(WorkerId),
-    /// The legs differ without a remote prefill.
+    /// The legs differ although there is no remote prefill.
     #[error("the legs differ without a handoff between them")]
     LegsDiffer,
     /// A handoff from a worker to itself.
     #[error("{0} would hand off to itself")]
     ToItself(WorkerId),
-    /// A handoff for a request that forbids it.
+    /// A handoff for a request that forbids transfers.
     #[error("the request forbids transfers: {0:?}")]
     TransferForbidden(TransferObstacle),
-    /// A handoff from a worker that only receives.
+    /// A handoff from a worker that cannot send KV.
     #[error("{0} only receives")]
     SendsNothing(WorkerId),
     /// A handoff between workers that cannot exchange KV.
@@ -58,28 +58,28 @@ pub enum PlanViolation {
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]
     BlocksNotHeld(WorkerId),
-    /// A replicate of nothing, of more than the prompt, or of blocks that are not sealed.
+    /// A replicate of no blocks, of the whole prompt or more, or of unsealed blocks.
     #[error("{0} blocks are nothing, more than the prompt, or not sealed")]
     NotSealed(Blocks),
-    /// A replicate that ends inside a block of one of the engines, or between entries of the model.
+    /// A replicate that does not end at a block boundary of both engines and of the model's compressed entries.
     #[error("{0} blocks end inside a block of an engine or of the model")]
     Unaligned(Blocks),
-    /// The label says something that the legs do not do.
+    /// The action label does not match the legs and the handoff.
     #[error("{0} is not what the legs do")]
     Mislabelled(Action),
-    /// The action is switched off.
+    /// The action is disabled.
     #[error("{0} is switched off")]
     Disabled(Action),
-    /// The target answers only what a prefill worker hands to it.
+    /// The target only answers prompts that a prefill worker hands to it.
     #[error("{0} needs a prefill worker")]
     NeedsPrefiller(WorkerId),
-    /// The claim contradicts who owns the session.
+    /// The ownership claim contradicts the session's owner.
     #[error("the claim contradicts the session's owner")]
     WrongClaim,
 }
 
 impl Plan {
-    /// Whether this plan may be executed for these inputs.
+    /// Returns whether this plan may be executed for these inputs.
     pub fn check(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let target = check_leg(&self.decode, inputs)?;
         if !target.role.decodes() {
@@ -162,7 +162,7 @@ fn find<'a>(worker: WorkerId, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerV
     inputs.workers.iter().find(|view| view.id == worker).ok_or(PlanViolation::NoSuchWorker(worker))
 }
 
-/// A worker that may take part at all, as a leg or as a source.
+/// Returns a worker that may take part in the plan, as a leg or as a source.
 fn check_participant<'a>(
     worker: WorkerId,
     rank: DpRank,
@@ -228,7 +228,8 @@ fn check_replicate(
     if believed_blocks(inputs, source, from.1) < blocks { Err(PlanViolation::BlocksNotHeld(source.id)) } else { Ok(()) }
 }
 
-/// Blocks of the prompt that a rank is believed to hold: seen, promised, or (where not all is seen) owned.
+/// Returns the blocks of the prompt that a rank is believed to hold: observed, in a live intent, or (without exact KV
+/// events) owned.
 fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
     let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
     let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);

@@ -1,4 +1,4 @@
-//! A question to the planner that owns its parts: what a decision log keeps, and what a what-if asks again.
+//! Self-contained planning inputs of one step, as a decision log stores them and a what-if replays them.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use crate::{
     PlanningError, PlanningInputs, PlanningRequest, Policy, RankMemory, SessionView, StepFacts, classify, plan,
 };
 
-/// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
+/// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PlanningCase {
-    /// What makes the kind of step.
+    /// Facts that determine the kind of step.
     pub facts: StepFacts,
-    /// What is asked.
+    /// The request.
     pub ask: PlanningRequest,
-    /// Who owns what.
+    /// Ownership of the session.
     pub session: SessionView,
     /// The fleet.
     pub workers: Arc<[WorkerView]>,
-    /// Who holds how much of the prompt.
+    /// Cached prefixes of the prompt, by worker and rank.
     pub overlaps: Vec<Overlap>,
-    /// Workers that had failed already.
+    /// Workers that had already failed in this attempt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<WorkerId>,
-    /// Whose KV would be pushed out, as the account had it. None in logs from before there was one: what that costs is not
-    /// in a plan that is made of it.
+    /// Recorded KV occupancy. None in logs written before it was recorded: a plan made from such a log has no eviction
+    /// cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Vec<RankMemory>>,
-    /// Actions that were switched off at that time, beside those of the policy.
+    /// Actions disabled at that time, besides those of the policy.
     #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
     pub disabled: ActionSet,
     /// Links that were barred at that time.
@@ -39,8 +39,8 @@ pub struct PlanningCase {
 }
 
 impl PlanningCase {
-    /// The decision under `policy`. Configured and so not asked each time: what the layers of its model keep, where that was
-    /// known, and workers' shapes, in the order of their ids.
+    /// Returns the decision under `policy`. The attention spec of the model, if known, and the parallel shapes, sorted
+    /// by worker id, come from the configuration, so they are not part of a case.
     pub fn plan(
         &self,
         policy: &Policy,

@@ -1,4 +1,4 @@
-//! Prices and switches of a deployment.
+//! Weights, limits and switches of a deployment.
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -6,118 +6,119 @@ use vocabulary::{KvIndexState, Micros, Tokens};
 
 use crate::{Action, AdmissionLimits, Thresholds};
 
-/// Who chooses.
+/// Rule that selects a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum SelectionRule {
-    /// The planner: the cheapest candidate.
+    /// The planner: selects the cheapest candidate.
     #[default]
     Own,
     /// Baseline: one leg, each decode-capable worker in turn.
     RoundRobin,
-    /// Baseline and bypass: one leg, always at the same worker for a session while that worker is there.
+    /// Baseline and bypass: one leg, always at the same worker for a session as long as that worker is available.
     SessionPinning,
-    /// Baseline: one leg, highest share of the prompt found minus relative load.
+    /// Baseline: one leg, at the worker with the highest cached share of the prompt minus its relative load.
     MatchRateMinusLoad,
 }
 
 impl SelectionRule {
-    /// The word for logs, metrics and the API.
+    /// Returns the rule's name for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// How the planner chooses. Weights that are negative or not finite count as zero.
+/// Settings of the planner. Weights that are negative or not finite count as zero.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// Who chooses.
+    /// Rule that selects a candidate.
     #[default(SelectionRule::Own)]
     pub rule: SelectionRule,
-    /// Where kinds of step begin.
+    /// Thresholds between the kinds of step.
     pub thresholds: Thresholds,
-    /// Actions that are switched off. Colocated prefill cannot be: every step must be servable.
+    /// Disabled actions. Colocated prefill cannot be disabled: every step must be servable.
     pub disabled: Vec<Action>,
-    /// `lambda`: microseconds for each MiB of device memory taken from others.
+    /// `lambda`: cost in microseconds for each MiB of device memory taken from other sessions.
     #[default(200.0)]
     pub lambda: f64,
-    /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose at the worker that answers.
-    /// Where a prompt holds them up for long it tends to one, and what they lose at a handoff's source, and when they come back
-    /// for what was pushed out, counts in full, with a `mu` of 0 as well.
+    /// `mu`: cost per microsecond that running answers and later prompts lose at the decode worker. The weight rises
+    /// towards one for a prefill that delays them for long. Delay at a handoff's source and the recomputation of
+    /// evicted KV always count in full, even with a `mu` of 0.
     #[default(0.3)]
     pub mu: f64,
-    /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
-    /// device memory.
+    /// Cost per microsecond that other sessions will spend on recomputing the KV that a step evicts from device memory.
     #[default(0.7)]
     pub eviction: f64,
-    /// The most that a session is expected to add where it is new, beyond the step itself; what it is expected to add is learnt.
+    /// Upper bound on the expected growth of a session at a worker where it is new, beyond the step itself; the
+    /// expectation is learnt.
     #[default(Tokens(35_000))]
     pub growth: Tokens,
-    /// What transfers may take beyond their link's time.
+    /// Time that transfers may take beyond that of their link.
     pub transfer: TransferRisk,
-    /// When a source of a replicate sends.
+    /// When the source of a replicate sends.
     pub sources: SendTiming,
-    /// How much of what is only believed counts.
+    /// Share of believed blocks that is expected to be found.
     pub trust: ResidencyConfidence,
-    /// When an owner is overloaded.
+    /// Thresholds above which an owner is overloaded.
     pub overload: OverloadThresholds,
-    /// What lies below device memory.
+    /// Memory tiers below device memory.
     pub tiers: LowerTiers,
-    /// When steps wait rather than push out others' KV.
+    /// Admission control: when a step queues instead of evicting the KV of others.
     pub admission: AdmissionLimits,
-    /// Prefill rate of a worker whose rate is unknown, in tokens a second.
+    /// Prefill rate of a worker whose rate is unknown, in tokens per second.
     #[default(2_000.0)]
     pub unknown_prefill_tokens_per_second: f64,
-    /// Context at which a token costs twice as much to compute as the first one does; 0 takes every token as equal.
+    /// Context length at which a token costs twice as much to compute as the first one; 0 makes every token cost the
+    /// same.
     pub attention_doubles_at: Tokens,
 }
 
 impl Policy {
-    /// Whether `action` is switched on.
+    /// Returns whether `action` is enabled.
     pub fn allows(&self, action: Action) -> bool {
         action == Action::ColocatedPrefill || !self.disabled.contains(&action)
     }
 }
 
-/// What transfers may take beyond their link's time: links have queues of their own that nobody tells of.
+/// Time that transfers may take beyond that of their link: links have queues that nothing reports.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct TransferRisk {
-    /// Of any transfer.
+    /// Fixed extra time of any transfer.
     #[default(Micros(100_000))]
     pub fixed: Micros,
-    /// Share of the time that the bytes take.
+    /// Extra time as a share of the time that the bytes take.
     #[default(0.5)]
     pub share: f64,
 }
 
-/// When a source sends what it holds.
+/// When the source of a replicate sends the KV.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum SendTiming {
-    /// In a request of its own, which waits for its turn there.
+    /// In a request of its own, which queues at the source.
     #[default]
     InTurn,
-    /// At once, whatever it is doing.
+    /// At once, whatever the source is doing.
     AtOnce,
 }
 
-/// The share of believed blocks that is expected to be found, by what is known of the worker. 0 to 1.
+/// Share of believed blocks that is expected to be found, 0 to 1, by what is known of the worker.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResidencyConfidence {
-    /// Events were lost and not yet made good.
+    /// KV events were lost and not yet recovered.
     #[default(0.9)]
     pub degraded: f64,
-    /// Guessed from routing, ownership or another router's intent.
+    /// Residency was guessed from routing, ownership or another router's intent.
     #[default(0.8)]
     pub fallback: f64,
 }
 
 impl ResidencyConfidence {
-    /// The share that counts for a worker of that knowledge; what is not between 0 and 1 counts as 0.
+    /// Returns the share for a worker in that state of knowledge; a value outside 0 to 1 counts as 0.
     pub fn share(&self, knowledge: KvIndexState) -> f64 {
         let share = match knowledge {
             KvIndexState::Exact => return 1.0,
@@ -128,28 +129,28 @@ impl ResidencyConfidence {
     }
 }
 
-/// Marks above which a session is moved away from its owner rather than lent.
+/// Thresholds above which a session is moved away from its owner instead of borrowed (`OwnershipClaim::Borrow`).
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct OverloadThresholds {
-    /// Time that a step would wait there.
+    /// Expected queueing time at the owner.
     #[default(Micros(2_000_000))]
     pub queue: Micros,
-    /// KV blocks in use, 0 to 1.
+    /// Share of KV blocks in use, 0 to 1.
     #[default(0.95)]
     pub kv_usage: f64,
 }
 
-/// What lies below device memory, and how fast blocks come back from there.
+/// Memory tiers below device memory, and how fast blocks are loaded from them.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct LowerTiers {
-    /// What a worker's host memory holds of what was evicted, in tokens; 0 where nothing falls into it.
+    /// Evicted tokens that a worker's host memory holds; 0 when there is no host tier.
     pub host_tokens: Tokens,
-    /// From host memory.
+    /// Bytes per second from host memory.
     #[default(20e9)]
     pub host_bytes_per_second: f64,
-    /// From disk or a shared store.
+    /// Bytes per second from disk or a shared store.
     #[default(3e9)]
     pub disk_bytes_per_second: f64,
 }

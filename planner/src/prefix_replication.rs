@@ -1,8 +1,8 @@
-//! Whether a session's prefix is to move while the session is between two steps, before the next one asks for it.
+//! Prefix replication: whether an idle session's prefix is moved before its next step asks for it.
 //!
-//! The next step is planned as if it came now, and once more as if its prefix lay at the target already. What that saves counts
-//! by the chance that the session comes back shortly: later the fleet is another one. A move never changes what is legal: it is
-//! the replicate of a candidate that the step itself might have taken.
+//! The next step is planned as if it came now, and again as if its prefix were already at the target. The saving is
+//! weighted by the chance that the session returns shortly, since the fleet is different later. A move is always legal:
+//! it is the replicate of a candidate that the step itself could have used.
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -15,92 +15,93 @@ use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
 use crate::{Handoff, OwnershipClaim, PlanCandidate, PlanningInputs, SelectionRule, SendTiming, plan};
 
-/// What a move has to be worth, and what it keeps away from.
+/// Limits on replication: what a move has to save, and which workers it leaves alone.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 pub struct ReplicationLimits {
-    /// What is saved, by what is paid, at the least.
+    /// Minimum ratio of saving to cost.
     #[default(2.0)]
     pub margin: f64,
-    /// What is left of the savings, at the least.
+    /// Minimum net saving, in microseconds.
     #[default(Micros(20_000))]
     pub least: Micros,
-    /// A target whose queue is longer is left alone.
+    /// Longest queue of a target.
     #[default(Micros(500_000))]
     pub queue: Micros,
-    /// The same of a source that sends when the turn of its request comes: it computes nothing for that, but the KV comes late.
+    /// Longest queue of a source that sends in turn (`SendTiming::InTurn`): sending computes nothing there, but the KV
+    /// arrives late.
     #[default(Micros(5_000_000))]
     pub source_queue: Micros,
-    /// The most that moves at once.
+    /// Most bytes of one move.
     #[default(Bytes(16 << 30))]
     pub bytes: Bytes,
 }
 
-/// What becomes of ownership.
+/// Effect of a move on ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplicationPurpose {
-    /// The owner stays; the target gets a read-only copy.
+    /// The owner stays; the target gets a read-only replica.
     Replicate,
-    /// The owner should be left, and the target is to become it.
+    /// The session should leave its owner; the target becomes the new one.
     Migrate,
 }
 
-/// A move that pays.
+/// A move that is worth its cost.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PrefixReplication {
-    /// What becomes of ownership.
+    /// Effect on ownership.
     pub kind: ReplicationPurpose,
-    /// Who sends.
+    /// Worker that sends.
     pub from: WorkerId,
-    /// Which rank of it.
+    /// Rank of the sender.
     pub from_rank: DpRank,
-    /// Who gets it.
+    /// Worker that receives.
     pub to: WorkerId,
-    /// Which rank of it.
+    /// Rank of the receiver.
     pub to_rank: DpRank,
-    /// Chain blocks from the start.
+    /// Leading blocks of the hash chain to move.
     pub blocks: Blocks,
-    /// What the target lacks of them.
+    /// Bytes of these that the target lacks.
     pub bytes: Bytes,
-    /// What the next step is expected to save, by the chance that it comes shortly.
+    /// Expected saving of the next step, weighted by the chance that it comes shortly.
     pub saves: Micros,
-    /// What the move costs, whether the step comes or not: the link, a second copy, and whom it pushes out.
+    /// Cost of the move, whether the step comes or not: the transfer, a second copy, and evictions.
     pub costs: Micros,
 }
 
-/// Why nothing moves.
+/// Why nothing is moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum ReplicationSkipReason {
-    /// It has no step behind it, or one under way.
+    /// The session has had no step yet, or one is running.
     NotInGap,
-    /// It has no owner.
+    /// The session has no owner.
     NoOwner,
     /// The policy is a baseline, which moves nothing.
     Baseline,
     /// The step could not be served at all.
     NoPlan,
-    /// No target that is ready and exactly known can be sent the prefix by anybody who holds it.
+    /// No ready target with exact KV events can receive the prefix from a worker that holds it.
     NoTarget,
-    /// Who would send or get it has too much to do.
+    /// The source or the target is too busy.
     Busy,
-    /// It is more than may move at once.
+    /// The prefix is larger than one move may be.
     TooLarge,
-    /// The step would not go to where the prefix lay then, or would be served without that.
+    /// With the prefix at the target, the step would still go elsewhere or still need a handoff.
     NotUsed,
-    /// It saves too little for what it costs.
+    /// The saving is too small for the cost.
     TooDear,
 }
 
 impl ReplicationSkipReason {
-    /// The word for logs, metrics and the API.
+    /// Returns the reason's name for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// The replicate of a candidate.
+/// Replicate of a candidate.
 #[derive(Clone, Copy)]
 struct ReplicateTransfer {
     from: WorkerId,
@@ -109,11 +110,11 @@ struct ReplicateTransfer {
     bytes: Bytes,
 }
 
-/// Whether something is to move for the step that `inputs` expect, and what. Equal inputs give equal answers, whatever the order
-/// of the workers.
+/// Decides whether a prefix is moved for the step that `inputs` expect, and how. Equal inputs give equal answers,
+/// whatever the order of the workers.
 ///
-/// A prefix that lies in a slower tier of its own worker stays there: no engine's dialect has words for loading it without a
-/// request that uses it, so that there is no prefetch among the answers.
+/// A prefix in a slower tier of its own worker stays there: no engine has an API to load it without a request that uses
+/// it, so a prefetch is never returned.
 pub fn plan_prefix_replication(
     inputs: &PlanningInputs<'_>,
     bounds: &ReplicationLimits,
@@ -156,7 +157,7 @@ pub fn plan_prefix_replication(
     })
 }
 
-/// The replicate after which the step would be cheapest, had it been made before.
+/// Returns the replicate after which the step would be cheapest.
 fn cheapest_replicate<'a>(
     inputs: &PlanningInputs<'_>,
     all: &'a [PlanCandidate],
@@ -190,7 +191,7 @@ fn cheapest_replicate<'a>(
     best.ok_or(why)
 }
 
-/// Who holds what once the prefix has arrived.
+/// Returns the overlaps as they are once the prefix has arrived.
 fn overlaps_after_replication(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, blocks: Blocks) -> Vec<Overlap> {
     let (worker, rank) = (candidate.decode.worker, candidate.decode.rank);
     let mut all = inputs.overlaps.to_vec();
@@ -198,7 +199,8 @@ fn overlaps_after_replication(inputs: &PlanningInputs<'_>, candidate: &PlanCandi
     all
 }
 
-/// The link's time, as if somebody waited for it; the second copy, where one is left; and what the prefix pushes out.
+/// Cost of a move: transfer time, as if a step waited for it, a second copy if one is left, and evictions at the
+/// target.
 fn replication_cost(
     inputs: &PlanningInputs<'_>,
     candidate: &PlanCandidate,

@@ -1,4 +1,4 @@
-//! What storing something costs those whose KV it pushes out: they will compute it again, and hold others up with that.
+//! Eviction cost: storing KV evicts other sessions' KV, which they recompute, and that delays others again.
 
 use vocabulary::{Micros, Tokens};
 
@@ -7,29 +7,31 @@ use crate::kv_occupancy::Victim;
 use crate::micros::micros;
 use crate::worker_candidate::WorkerCandidate;
 
-/// Where nobody is left to push out, the step waits for answers to end: as long as this many times the computing of what
+/// When nothing can be evicted, the step waits for running answers to end: this many times the compute time of what
 /// does not fit.
 const UNEVICTABLE_WAIT_FACTOR: f64 = 20.0;
-/// So many answers are held up at most by somebody else's computing.
+/// Most running answers that one recomputation is assumed to delay.
 const MAX_STALLED_ANSWERS: f64 = 4.0;
 
-/// Whether what is stored is the beginning of a stay.
+/// Whether stored KV will grow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyKind {
-    /// The session goes on there, and grows.
+    /// The session stays at the worker, and grows.
     Stays,
-    /// A copy that was made on the way.
+    /// A copy made for a transfer.
     Passes,
 }
 
 impl CostModel<'_> {
-    /// `T_eviction` of tokens that are stored at a worker: for each victim `chance to come back soon x time to have it
-    /// again x (1 + answers held up by that)`, in all times the policy's `eviction`: it is computed, or loaded from the
-    /// host tier that it fell into. Zero where there is room, and where the memory's size is unknown.
+    /// `T_eviction` of tokens that are stored at a worker. Each victim counts
+    /// `chance to return soon x time to restore its KV x (1 + answers delayed by that)`; the sum is weighted by the
+    /// policy's `eviction`. KV is restored by recomputation, or from the host tier if it is still there. Zero when the
+    /// tokens fit, and when the memory's size is unknown.
     ///
-    /// A session that is new there is expected to grow as others did, by the policy's `growth` and an eighth of the memory at most. Half of
-    /// the active sessions count as answers that are held up. What its own session has there and does not find again is a
-    /// victim that never comes back. What is stored and no victim makes room for waits: `UNEVICTABLE_WAIT_FACTOR` x its computing.
+    /// A session that is new at the worker is expected to grow as others did, by at most the policy's `growth` and an
+    /// eighth of the memory. Half of the active sessions count as delayed answers. The session's own stale KV is a
+    /// victim that never returns. Tokens for which no victim can make room cost `UNEVICTABLE_WAIT_FACTOR` x their
+    /// compute time.
     pub(crate) fn eviction_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, guest: CopyKind) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
@@ -41,7 +43,7 @@ impl CostModel<'_> {
         }
     }
 
-    /// Apart, so that where there is room nothing but that is looked at.
+    /// A separate function that is not inlined, so that the common case (the tokens fit) touches nothing else.
     #[inline(never)]
     fn shortfall_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, missing: Tokens) -> Micros {
         let room = &at.headroom;
@@ -52,8 +54,8 @@ impl CostModel<'_> {
         micros(self.eviction * (again + waiting))
     }
 
-    /// Microseconds that victims are expected to spend on having these tokens again. They are evicted from their end, and
-    /// those after the last one that is looked at count as all before do on average.
+    /// Returns the microseconds that victims are expected to spend on restoring these tokens. KV is evicted from its
+    /// end; victims beyond those examined count as the average of these.
     fn victims_recompute_time(&self, at: &WorkerCandidate<'_>, tokens: Tokens) -> f64 {
         let beyond = |all: &VictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
         if let Some(all) = at.victim_totals.get().filter(|all| all.tokens < tokens) {
@@ -74,9 +76,9 @@ impl CostModel<'_> {
     }
 }
 
-/// All victims of a rank that are looked at, once a need went beyond them.
+/// Sums over all examined victims of a rank, cached once a request went beyond them.
 pub(crate) struct VictimTotals {
     tokens: Tokens,
-    /// Microseconds that they are expected to spend on having these again.
+    /// Microseconds that the victims are expected to spend on restoring these tokens.
     again: f64,
 }

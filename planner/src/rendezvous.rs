@@ -1,9 +1,9 @@
-//! Rendezvous hashing: every router ranks the workers of a session alike, and each session ranks them differently.
+//! Rendezvous hashing: every router orders the workers of a session alike, and the order differs between sessions.
 
 use vocabulary::{SessionId, WorkerId};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The rank of a worker for a session; the highest wins. xxh3-64 over both ids, little endian.
+/// Returns the weight of a worker for a session; the highest wins. xxh3-64 over both ids, little endian.
 pub(crate) fn weight(session: SessionId, worker: WorkerId) -> u64 {
     let mut both = [0u8; 24];
     both[..16].copy_from_slice(&session.0.to_le_bytes());

@@ -1,42 +1,42 @@
-//! How likely a session comes back for its KV soon, by how long it has been idle and how it came back before.
+//! Model of session returns: how likely a session comes back for its KV soon, by its idle time and its past gaps.
 //!
-//! Learned from the gaps that were seen. Counts only: no session is remembered here, and no clock is read.
+//! Learned from observed gaps between steps. Keeps counts only: it remembers no session and reads no clock.
 
 use vocabulary::Micros;
 
-/// A return within this time counts: what is wanted later would have been evicted by others anyway.
+/// Horizon of a return that counts: KV needed later than this would have been evicted by others anyway.
 const RETURN_HORIZON: Micros = Micros(120_000_000);
-/// A return within this time is one that others rather wait for than push it out.
+/// Horizon of a short-term return: waiting for such a session is better than evicting its KV.
 const SHORT_RETURN_HORIZON: Micros = Micros(15_000_000);
-/// Ends of the classes of gaps, in seconds; the last class has none.
+/// Upper ends of the gap classes, in seconds; the last class is open-ended.
 const CLASS_ENDS_SECONDS: [u64; 13] = [1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1_920, 3_840];
 const CLASSES: usize = CLASS_ENDS_SECONDS.len() + 1;
-/// What is believed before anything was seen: agents wait for tools mostly, for people now and then.
+/// Prior counts, before any gap was observed: agents mostly wait for tools, sometimes for people.
 const PRIOR_RETURNS: [u32; CLASSES] = [4, 4, 4, 4, 3, 2, 2, 2, 1, 1, 0, 0, 0, 0];
 const PRIOR_ABANDONED: u32 = 3;
-/// From so many gaps on the older ones count half.
+/// Number of gaps at which all counts are halved, so that older ones fade.
 const MAX_GAPS: u32 = 8_192;
-/// Chances are worked out anew whenever so many more gaps were seen.
+/// Number of gaps after which the probabilities are recomputed.
 const REFRESH_EVERY: u32 = 32;
 
-/// How a session came back so far: by its longest gap. Tools answer at once, people do not.
+/// Return pattern of a session, by its longest gap so far. Tools answer at once, people do not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) enum ReturnPattern {
-    /// It has not come back yet.
+    /// The session has not come back yet.
     #[default]
     New,
-    /// Within 15 s.
+    /// Always within 15 s.
     Quick,
-    /// Within a minute.
+    /// Always within a minute.
     Steady,
-    /// After more.
+    /// At least once after a minute or more.
     Patient,
 }
 
 impl ReturnPattern {
     const COUNT: usize = 4;
 
-    /// The same session's, after one more gap.
+    /// Returns the session's pattern after one more gap.
     pub(crate) fn after_gap(self, gap: Micros) -> Self {
         let this = match gap.0 / 1_000_000 {
             0..15 => Self::Quick,
@@ -64,39 +64,40 @@ impl Default for ReturnModel {
 }
 
 impl ReturnModel {
-    /// A session came back after so long.
+    /// Records that a session came back after `gap`.
     pub(crate) fn record_return(&mut self, habit: ReturnPattern, gap: Micros) {
         let gaps = &mut self.0[habit as usize];
         gaps.gap_counts[class(gap)] += 1;
         gaps.count_gap();
     }
 
-    /// A session was given up: nothing was heard of it for long.
+    /// Records that a session was abandoned: it has been idle for too long.
     pub(crate) fn record_abandoned(&mut self, habit: ReturnPattern) {
         let gaps = &mut self.0[habit as usize];
         gaps.abandoned += 1;
         gaps.count_gap();
     }
 
-    /// The chance, 0 to 1, that a session of this habit that has been idle for so long comes back soon.
+    /// Returns the chance, 0 to 1, that a session with this pattern and idle time comes back soon (within 120 s of the
+    /// start of its class).
     pub(crate) fn return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
         self.0[habit as usize].return_probabilities[idle.0]
     }
 
-    /// The same, that it comes back within 15 s.
+    /// Returns the chance, 0 to 1, that the session comes back within 15 s.
     pub(crate) fn short_term_return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
         self.0[habit as usize].within(idle.0, SHORT_RETURN_HORIZON)
     }
 }
 
-/// For how long a session has been idle, as far as it makes a difference.
+/// Idle time of a session, as the index of its gap class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct IdleClass(usize);
 
 impl IdleClass {
     pub(crate) const MAX: Self = Self(CLASSES - 1);
 
-    /// After so long, where it is no longer than this.
+    /// Returns the class of `time`, if that is lower than this class.
     pub(crate) fn at_most(mut self, time: Micros) -> Self {
         while self.0 > 0 && time.0 < CLASS_ENDS_SECONDS[self.0 - 1] * 1_000_000 {
             self.0 -= 1;
@@ -105,7 +106,7 @@ impl IdleClass {
     }
 }
 
-/// Gaps by their length, how many sessions never came back, and the chances that follow.
+/// Histogram of gaps, number of abandoned sessions, and the resulting probabilities.
 #[derive(Clone, Debug)]
 struct GapHistogram {
     gap_counts: [u32; CLASSES],
@@ -129,8 +130,8 @@ impl GapHistogram {
         self.return_probabilities = std::array::from_fn(|at| self.within(at, RETURN_HORIZON));
     }
 
-    /// Of those that were idle for as long as a class begins: who came back within `time`, by all that came back later
-    /// than that or never. Inside a class gaps count as even.
+    /// Returns the share of sessions that came back within `time`, among those idle at least until the class begins
+    /// (returned later or never). Gaps count as uniform within a class.
     fn within(&self, at: usize, time: Micros) -> f64 {
         let until = begin(at) + time.0 as f64;
         let (mut soon, mut all) = (0.0, f64::from(self.abandoned));
@@ -140,12 +141,12 @@ impl GapHistogram {
             soon += count * ((until - from) / length).clamp(0.0, 1.0);
             all += count;
         }
-        // In millionths, so that a decision log says them as they are.
+        // Rounded to millionths, so that a decision log stores the exact value.
         if all > 0.0 { (soon / all * 1e6).round() / 1e6 } else { 0.0 }
     }
 }
 
-/// Where a class begins, in microseconds.
+/// Returns the lower end of a class, in microseconds.
 fn begin(class: usize) -> f64 {
     if class == 0 { 0.0 } else { CLASS_ENDS_SECONDS[class - 1] as f64 * 1e6 }
 }

@@ -1,4 +1,4 @@
-//! One of the candidates: the cheapest, or what a baseline would take.
+//! Selection of one candidate: the cheapest, or the one that a baseline would take.
 
 use std::cmp::{Ordering, Reverse};
 
@@ -10,7 +10,7 @@ use crate::{
     Decision, Plan, PlanCandidate, PlanRationale, PlanningError, PlanningInputs, RunnerUp, SelectionRule, rendezvous,
 };
 
-/// The decision for one step. Equal inputs give equal decisions, whatever the order of workers and overlaps.
+/// Plans one step. Equal inputs give equal decisions, whatever the order of workers and overlaps.
 pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let table = FleetLayout::build(inputs)?;
     let candidates = candidates(&table);
@@ -26,7 +26,7 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
             })
         }
     };
-    // Whoever could serve may answer only what a prefill worker hands to it.
+    // All workers that could serve may depend on a prefill worker.
     let chosen = *chosen.ok_or(PlanningError::NoneReady)?;
     let others = allowed().filter(|candidate| **candidate != chosen);
     let runner_up = others.min_by(|a, b| cheaper(inputs, a, b)).map(|next| RunnerUp {
@@ -41,13 +41,13 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
 
 type RendezvousKey = (Reverse<u64>, WorkerId);
 
-/// The session's order of workers: the same on every router, another for each session.
+/// Sort key of a worker for the session: the same on every router, different for each session.
 fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> RendezvousKey {
     let worker = candidate.decode.worker;
     (Reverse(rendezvous::weight(inputs.session.id, worker)), worker)
 }
 
-/// Cheapest first; equal prices by rendezvous of session and worker; at one worker the simplest action.
+/// Orders by cost, then by rendezvous of session and worker, then by action, the simplest first.
 fn cheaper(inputs: &PlanningInputs<'_>, a: &PlanCandidate, b: &PlanCandidate) -> Ordering {
     let rest = |candidate: &PlanCandidate| (affinity_key(inputs, candidate), candidate.action);
     a.total.cmp(&b.total).then_with(|| rest(a).cmp(&rest(b)))
@@ -63,7 +63,7 @@ fn round_robin<'a>(
     all.get(turn as usize).copied()
 }
 
-/// Share of the prompt found minus load relative to the busiest worker's, both in thousandths.
+/// Returns the cached share of the prompt minus the load relative to the busiest worker's, both in thousandths.
 fn match_rate_minus_load(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, most: u64) -> i64 {
     let own = inputs.workers.iter().find(|view| view.id == candidate.decode.worker);
     let load = own.map_or(0, |view| request_count(&view.load));

@@ -1,4 +1,4 @@
-//! What kind of step a request is. A label for people, metrics and the planner; it never decides by itself.
+//! Kind of a request's step. A label for people, metrics and the planner; it decides nothing by itself.
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -23,17 +23,17 @@ use vocabulary::{Blocks, Micros, Tokens};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum StepKind {
-    /// Many new tokens, less than half of the prompt reused.
+    /// Many new tokens; less than half of the prompt is reused (`Thresholds::reused_percent`).
     NewLongPrefix,
-    /// Many new tokens, at least half of the prompt reused.
+    /// Many new tokens; at least half of the prompt is reused.
     LongToolOutput,
     /// Few new tokens.
     SmallIncrement,
-    /// Nothing beyond the session's head is new: an exact retry, or an answer to be continued.
+    /// Nothing beyond the session's head is new: an exact retry, or the continuation of an answer.
     DecodeContinuation,
-    /// Leaves a known path before its end.
+    /// The prompt leaves a known path before its end.
     ForkedRollout,
-    /// A known session after a long pause.
+    /// A known session returns after a long pause.
     ColdResume,
 }
 
@@ -41,29 +41,30 @@ impl StepKind {
     /// Every kind, in declaration order.
     pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six kinds");
 
-    /// The word for logs, metrics and the API.
+    /// Returns the kind's name for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// How a prompt relates to the deepest known path that it shares.
+/// Relation of a prompt to the longest known path that it shares.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadRelation {
-    /// No head is known, or nothing is shared with it.
+    /// No head is known, or the prompt shares nothing with it.
     #[default]
     Unknown,
-    /// The prompt ends on the head's path: nothing beyond the head is new.
+    /// The prompt ends on the head's path: it adds nothing.
     Equals,
-    /// The head prefixes the prompt and the prompt goes on.
+    /// The prompt starts with the whole head and continues.
     Extends,
-    /// The prompt shares a part of the head's path and then differs from it.
+    /// The prompt shares part of the head's path and then differs from it.
     LeavesMidPath,
 }
 
 impl HeadRelation {
-    /// The relation of a prompt of `prompt` whole blocks to a head of `head` blocks when the first `shared` are equal.
+    /// Returns the relation of a prompt of `prompt` whole blocks to a head of `head` blocks when the first `shared` are
+    /// equal.
     ///
     /// Only whole blocks can be compared: a prompt that adds less than one block to its head reads as `Equals`.
     pub fn of(prompt: Blocks, head: Blocks, shared: Blocks) -> Self {
@@ -79,42 +80,42 @@ impl HeadRelation {
     }
 }
 
-/// What `classify` looks at.
+/// Facts that determine the kind of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct StepFacts {
     /// Tokens of the whole prompt.
     pub prompt: Tokens,
-    /// Leading tokens known from before: the deepest overlap of any worker or the shared part of the session's head.
+    /// Leading tokens known from before: the longest overlap of any worker, or the shared part of the session's head.
     pub reused: Tokens,
-    /// How the prompt relates to the session's head.
+    /// Relation of the prompt to the session's head.
     pub relation: HeadRelation,
     /// Time since the session's last step; none for a session without one.
     pub idle: Option<Micros>,
 }
 
 impl StepFacts {
-    /// Tokens that nobody has computed yet.
+    /// Returns the tokens that nobody has computed yet.
     pub fn new_tokens(&self) -> Tokens {
         self.prompt - self.reused
     }
 }
 
-/// Where one kind of step ends and the next begins.
+/// Thresholds between the kinds of step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Thresholds {
-    /// More new tokens than this are many.
+    /// A step with more new tokens than this is long.
     #[default(Tokens(4_096))]
     pub long: Tokens,
     /// Percent of the prompt that must be reused for a long step to be a tool output and not a new prefix.
     #[default(50)]
     pub reused_percent: u8,
-    /// A pause longer than this is a long one.
+    /// A longer pause makes the step a cold resume.
     #[default(Micros(60_000_000))]
     pub cold: Micros,
 }
 
-/// The kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
+/// Returns the kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
 pub fn classify(facts: &StepFacts, thresholds: &Thresholds) -> StepKind {
     match facts.relation {
         HeadRelation::Equals => return StepKind::DecodeContinuation,

@@ -13,39 +13,40 @@ use crate::{
     micros::micros, rendezvous,
 };
 
-/// A worker, its numbers made safe: rates are finite and positive, usage lies in 0 to 1.
+/// A worker with sanitized numbers: rates are finite and positive, usage is 0 to 1.
 pub(crate) struct WorkerCandidate<'a> {
     pub(crate) view: &'a WorkerView,
-    /// Why it may take no part at all; `DrainFlag` and `PrefillOnly` only bar it as a target.
+    /// Why the worker may not take part at all; `Draining` and `PrefillOnly` are separate, since they only exclude it
+    /// as a target.
     pub(crate) refusal: Option<CandidateRefusal>,
     pub(crate) prefix: CachedPrefix,
     pub(crate) speed: WorkerSpeed,
-    /// What having again costs here what was pushed out.
+    /// Cost of restoring KV that was evicted here.
     pub(crate) eviction_cost: EvictionCost,
-    /// Its parallel shape, where it is known.
+    /// Parallel shape of the worker, if known.
     pub(crate) shape: Option<ParallelShape>,
     pub(crate) headroom: RankHeadroom<'a>,
-    /// What pushing all its victims out costs, once that was asked for.
+    /// Cost of evicting all examined victims, computed on first use.
     pub(crate) victim_totals: OnceCell<VictimTotals>,
-    /// What serving there costs however it is done, once it was asked for.
+    /// Part of the cost that all candidates at this target share, computed on first use.
     pub(crate) base_cost: OnceCell<TargetBaseCost>,
-    /// Its rendezvous weight for the session.
+    /// Rendezvous weight of the worker for the session.
     pub(crate) rendezvous_weight: u64,
 }
 
-/// Speeds and waits, in microseconds.
+/// Speed and queue of a worker, in microseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct WorkerSpeed {
-    /// To compute prompt tokens when nothing else runs.
+    /// Prefill rate when nothing else runs.
     pub(crate) rate: ComputeRate,
-    /// One decode step of the batch as it is: step + slowdown x running.
+    /// One decode step of the current batch: step + slowdown x running.
     pub(crate) step: Micros,
-    /// Until new work is looked at: backlog / prefill rate, and half of the step in flight when the batch is not empty.
-    /// What waits is in the backlog; it joins the batch together, not one step after the other.
+    /// Time until new work starts: backlog / prefill rate, plus half of a decode step when the batch is not empty.
+    /// Waiting requests are part of the backlog; they join the batch together, not one step after another.
     pub(crate) queue: Micros,
-    /// Answers that are being generated; 0 where none are.
+    /// Answers being generated; 0 at a worker that does not decode.
     pub(crate) running_answers: f64,
-    /// KV blocks in use; 1 when it is not a number.
+    /// Share of KV blocks in use; 1 when it is NaN.
     pub(crate) usage: f64,
 }
 
@@ -71,17 +72,19 @@ impl<'a> WorkerCandidate<'a> {
         }
     }
 
-    /// Whether it decodes, is reached, was not excluded and is long enough: a target, be it draining.
+    /// Returns whether the worker may be a target, possibly as a last resort while draining: it decodes, and nothing
+    /// refuses it.
     pub(crate) fn can_serve(&self) -> bool {
         self.refusal.is_none() && self.view.role.decodes()
     }
 
-    /// Whether it answers prompts that it computed itself.
+    /// Returns whether the worker answers prompts that it computed itself.
     pub(crate) fn serves_alone(&self) -> bool {
         serves_alone(self.view)
     }
 
-    /// What the session is expected to add there later: where it is new, and an eighth of the memory at most.
+    /// Expected growth of the session at this worker: zero where it already has KV, and an eighth of the memory at
+    /// most.
     pub(crate) fn expected_growth(&self, inputs: &PlanningInputs<'_>) -> Tokens {
         match self.headroom.own {
             Tokens::ZERO => inputs.request.growth.min(inputs.policy.growth).min(Tokens(self.view.capacity.kv.0 / 8)),
@@ -113,7 +116,7 @@ impl WorkerSpeed {
     }
 }
 
-/// Whether a worker answers prompts that it computed itself.
+/// Returns whether a worker answers prompts that it computed itself.
 pub(crate) fn serves_alone(view: &WorkerView) -> bool {
     view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
 }
@@ -131,9 +134,9 @@ fn participation_refusal(inputs: &PlanningInputs<'_>, view: &WorkerView) -> Opti
     }
 }
 
-/// Whether prompt and answer exceed what a worker takes. Unknown limits (0) do not.
+/// Returns why prompt and answer exceed the worker's limits, if they do. Unknown limits (0) never do.
 pub(crate) fn length_refusal(ask: &PlanningRequest, view: &WorkerView) -> Option<CandidateRefusal> {
-    // A prefill-only worker generates one token for the prompt, whatever the answer's length.
+    // A prefill-only worker generates one token per prompt, whatever the answer's length.
     let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { ask.answer };
     let prompt = ask.longest.unwrap_or(ask.prompt);
     let exceeds = |limit: Tokens| limit > Tokens::ZERO && prompt + answer > limit;

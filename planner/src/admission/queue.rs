@@ -1,11 +1,11 @@
-//! The steps that wait, and whose turn it is.
+//! Queue of steps that wait for KV memory, and the order in which they are admitted.
 
 use vocabulary::{Micros, Tokens};
 
 use super::{AdmissionDecision, AdmissionLimits, AdmissionReason, displaced_compute};
 use crate::{Decision, PlanningInputs};
 
-/// Steps that wait, by the caller's names for them.
+/// Bounded queue of steps that wait for KV memory, identified by keys of the caller.
 #[derive(Clone, Debug)]
 pub struct StepQueue<K> {
     limits: AdmissionLimits,
@@ -19,19 +19,19 @@ struct QueuedStep<K> {
     since: Micros,
 }
 
-/// What counts of a step for whether it waits.
+/// Facts about a step that decide whether it queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdmissionRequest {
-    /// The length of its prompt.
+    /// Tokens of its prompt.
     pub prompt: Tokens,
-    /// What starting as planned would cost others.
+    /// Compute that starting as planned would displace, in microseconds.
     pub displaced_compute: Micros,
-    /// The time, on a clock that only goes forward.
+    /// Current time, on a monotonic clock.
     pub now: Micros,
 }
 
 impl AdmissionRequest {
-    /// Of a step as it was just planned.
+    /// Builds the request for a step that was just planned.
     pub fn of(inputs: &PlanningInputs<'_>, decision: &Decision) -> Self {
         let displaced_compute = displaced_compute(inputs, decision);
         Self { prompt: inputs.request.prompt, displaced_compute, now: inputs.occupancy.now }
@@ -39,13 +39,13 @@ impl AdmissionRequest {
 }
 
 impl<K: Copy + Eq> StepQueue<K> {
-    /// Nobody waits.
+    /// Creates an empty queue.
     pub fn new(limits: AdmissionLimits) -> Self {
         Self { limits, steps: Vec::new() }
     }
 
-    /// Whether a step, new or waiting, starts as it was just planned. One that has waited for the longest time starts, and
-    /// so does one for which no place is left in the queue.
+    /// Decides whether a step, new or queued, starts as it was just planned. A step that has queued for the longest
+    /// time starts, and so does a new one when the queue is full. A step that has to wait is added to the queue.
     pub fn admit(&mut self, step: K, asking: AdmissionRequest) -> AdmissionDecision {
         let AdmissionRequest { prompt, displaced_compute: costs_others, now } = asking;
         let AdmissionLimits { tolerated, longest, most } = self.limits;
@@ -71,25 +71,25 @@ impl<K: Copy + Eq> StepQueue<K> {
         }
     }
 
-    /// Whoever wanted this step does so no longer.
+    /// Removes a step that its client no longer wants.
     pub fn remove(&mut self, step: K) {
         self.steps.retain(|waiting| waiting.step != step);
     }
 
-    /// Who is asked in which order once there may be room: short prompts first, since more of them fit; of equal ones the
-    /// first that came.
+    /// Returns the queued steps in the order in which to try them once memory may be free: shortest prompt first, since
+    /// more of them fit, then first come, first served.
     pub fn admission_order(&self) -> Vec<K> {
         let mut all: Vec<_> = self.steps.iter().collect();
         all.sort_by_key(|waiting| (waiting.prompt, waiting.since));
         all.into_iter().map(|waiting| waiting.step).collect()
     }
 
-    /// How many wait.
+    /// Returns the number of queued steps.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether nobody waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }

@@ -1,5 +1,6 @@
-//! When the windows of a sequence are stored beside its blocks. A prefix comes back whole only where they are; elsewhere
-//! what follows the last place where they are is computed again.
+//! Window checkpoints: how often the sliding windows of a sequence are stored beside its blocks. A prefix can be
+//! restored without recomputation only where its windows are stored; elsewhere everything after the last checkpoint is
+//! recomputed.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::Tokens;
@@ -12,16 +13,16 @@ use crate::micros::valid_or_zero;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckpointInterval {
-    /// Every token's, as engines do that keep windows in blocks like everything else.
+    /// At every token, as in engines that keep windows in blocks like all other KV.
     #[default]
     Full,
-    /// Those at every so many tokens.
+    /// At every multiple of this many tokens.
     Every(Tokens),
-    /// Never: the last n_win x L tokens are computed again.
+    /// Never: a restore recomputes the last n_win x L tokens.
     None,
 }
 
-/// What storing and restoring costs. Negative or not finite counts as zero.
+/// Costs of storing and restoring windows. Negative or non-finite values count as zero.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CheckpointCosts {
     /// Microseconds to write a byte.
@@ -30,12 +31,12 @@ pub struct CheckpointCosts {
     pub load: f64,
     /// Microseconds to compute a token.
     pub compute: f64,
-    /// How many times a sequence is restored for each token that it grows by.
+    /// Restores of a sequence per token that it grows by.
     pub restores: f64,
 }
 
 impl CheckpointInterval {
-    /// The last place up to `tokens` whose windows are stored, at a multiple of `unit`.
+    /// Returns the last position up to `tokens`, a multiple of `unit`, whose windows are stored.
     pub fn last_stored(self, tokens: Tokens, unit: Tokens) -> Tokens {
         let unit = match self {
             Self::Full => unit,
@@ -45,12 +46,12 @@ impl CheckpointInterval {
         tokens.whole_blocks(unit).tokens(unit)
     }
 
-    /// The cheapest for a model whose sequences can be stored at every multiple of `unit`, with its cost in microseconds
-    /// a token. Of equal ones the one that stores more.
+    /// Returns the cheapest interval for a model whose sequences can be stored at every multiple of `unit`, with its
+    /// cost in microseconds per token. Among equal costs the interval that stores more wins.
     ///
-    /// With W bytes of windows, w of them a token, and h restores a token, a token costs
-    /// `write w + h load W` with all of them stored, `write W / p + h (load W + compute (p - unit) / 2)` at every p
-    /// tokens, and `h compute n_win L` with none. The middle one is least at `p = sqrt(2 write W / (h compute))`.
+    /// With W bytes of windows, w of them per token, and h restores per token, the cost per token is
+    /// `write w + h load W` when all are stored, `write W / p + h (load W + compute (p - unit) / 2)` with a checkpoint
+    /// every p tokens, and `h compute n_win L` with none. The second is lowest at `p = sqrt(2 write W / (h compute))`.
     pub fn choose(spec: &AttentionSpec, unit: Tokens, costs: &CheckpointCosts) -> (Self, f64) {
         let unit = Tokens(lcm(unit.0, spec.block().0));
         let p = costs.best_period(spec) / unit.0 as f64;
@@ -61,7 +62,7 @@ impl CheckpointInterval {
         priced.into_iter().reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap_or_default()
     }
 
-    /// Whether it can be kept up for a model.
+    /// Checks that the interval is valid for a model.
     pub(super) fn check(self, spec: &AttentionSpec) -> Result<(), SpecError> {
         match self {
             Self::Every(Tokens(period)) if period == 0 || period > MAX_PERIOD || period % spec.block().0 != 0 => {
@@ -73,7 +74,7 @@ impl CheckpointInterval {
     }
 }
 
-/// The longest period, in tokens.
+/// Longest interval, in tokens.
 const MAX_PERIOD: u64 = 1 << 24;
 
 impl CheckpointCosts {
@@ -97,7 +98,7 @@ impl CheckpointCosts {
     }
 }
 
-/// Bytes of the windows of a long sequence.
+/// Returns the bytes of all windows when full.
 fn full_window_bytes(spec: &AttentionSpec) -> f64 {
     spec.window_bytes(Tokens(u64::MAX)).0 as f64
 }

@@ -1,35 +1,35 @@
-//! What is wrong with a model's description, in words that say what to write instead.
+//! Errors in a model's description, with messages that say what to write instead.
 
-/// Why a `config.json` or an attention file gives no specification. The file's fault; a retry does not help.
+/// Why a `config.json` or an attention file yields no specification. The fault of the file; a retry does not help.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SpecError {
     /// Not JSON, or not an object.
     #[error("config.json is not a JSON object: {0}")]
     NotAnObject(String),
-    /// The file is longer than any model's description.
+    /// The file is longer than any valid description.
     #[error("config.json has {found} bytes, accepted are up to {accepted}")]
     TooLong {
-        /// Its bytes.
+        /// Size of the file in bytes.
         found: usize,
-        /// The most that are read.
+        /// Largest accepted size in bytes.
         accepted: usize,
     },
-    /// A family whose state is not known here.
+    /// A model family whose KV state is unknown.
     #[error("model_type is {found}; accepted: {accepted}; describe any other model in a file (models.NAME.attention)")]
     UnknownFamily {
-        /// What the file says.
+        /// Value in the file.
         found: String,
-        /// All that are known.
+        /// All known families.
         accepted: String,
     },
     /// A field is missing, has another type, or is out of bounds.
     #[error("{field} is {found}; accepted: {accepted}")]
     Field {
-        /// Which one, with its section.
+        /// Name of the field, with its section.
         field: String,
-        /// What it says, shortened.
+        /// Value of the field, shortened.
         found: String,
-        /// What it may say.
+        /// Accepted values.
         accepted: String,
     },
 }
@@ -40,7 +40,7 @@ impl SpecError {
     }
 }
 
-/// The beginning of something that a stranger wrote.
+/// Returns the beginning of a text from an untrusted file.
 pub(super) fn shortened(text: &str) -> String {
     const MAX_CHARS: usize = 48;
     match text.char_indices().nth(MAX_CHARS) {

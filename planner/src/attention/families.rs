@@ -1,7 +1,7 @@
-//! A specification from a Hugging Face `config.json`, family by family.
+//! Builds a specification from a Hugging Face `config.json`, by model family.
 //!
-//! Fields and defaults are those of `transformers` (`models/*/configuration_*.py`). A family is known by `model_type`,
-//! which every published file has.
+//! Fields and defaults are those of `transformers` (`models/*/configuration_*.py`). The family is given by
+//! `model_type`, which every published file has.
 
 use serde_json::Value;
 use vocabulary::{Bytes, Tokens};
@@ -12,20 +12,20 @@ use super::layer::{DenseKv, LatentKv, LayerState, MAX_HEADS, MAX_WIDTH, MAX_WIND
 use super::spec::MAX_LAYERS;
 use super::{AttentionSpec, SpecError};
 
-/// How a family's layers look back.
+/// Which layers of a family use a sliding window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AttentionFamily {
-    /// Every layer keeps every token.
+    /// No windows: every layer keeps every token.
     Dense,
-    /// `sliding_window`, where it is not null, is every layer's.
+    /// All layers use `sliding_window`, unless it is null.
     Mistral,
-    /// As dense, unless `use_sliding_window`: then from layer `max_window_layers` on.
+    /// Dense, unless `use_sliding_window` is set: then layers from `max_window_layers` on use the window.
     Qwen,
-    /// A window and all tokens in turn, a window first.
+    /// Layers alternate between a window and all tokens; the first has a window.
     Alternate,
-    /// Every sixth layer (`sliding_window_pattern`) keeps all tokens.
+    /// Every sixth layer (`sliding_window_pattern`) keeps all tokens; the others have a window.
     Gemma3,
-    /// Latent attention.
+    /// Multi-head latent attention.
     DeepSeek,
 }
 
@@ -51,13 +51,13 @@ const FAMILIES: [(&str, AttentionFamily); 18] = [
 ];
 
 impl AttentionSpec {
-    /// Bytes of the longest `config.json` that is read; published ones have a few thousand.
+    /// Largest accepted `config.json` in bytes; published ones have a few thousand.
     pub const MAX_CONFIG_BYTES: usize = 1 << 20;
 
-    /// From the text of a model's `config.json`; a multimodal model's `text_config`.
+    /// Builds a specification from the text of a model's `config.json`; for a multimodal model, from its `text_config`.
     ///
-    /// KV has the width of the weights' `dtype`, two bytes where none is given. What an engine quantizes at start is not
-    /// in this file: see `with_bits`.
+    /// KV numbers have the width of the weights' `dtype`, or two bytes if none is given. Quantization chosen at engine
+    /// start is not in this file: see `with_kv_bits`.
     pub fn from_config(json: &str) -> Result<Self, SpecError> {
         if json.len() > Self::MAX_CONFIG_BYTES {
             return Err(SpecError::TooLong { found: json.len(), accepted: Self::MAX_CONFIG_BYTES });
@@ -78,7 +78,7 @@ impl AttentionSpec {
         Self::new(layers(family, fields, bits)?, Bytes(1))
     }
 
-    /// The same model with KV numbers of so many bits, as engines can be told (`--kv-cache-dtype fp8`: 8).
+    /// Returns the same model with KV numbers of `bits` bits, as set on the engine (`--kv-cache-dtype fp8`: 8).
     pub fn with_kv_bits(&self, bits: u32) -> Result<Self, SpecError> {
         let narrowed = |layer: &LayerState| match *layer {
             LayerState::Dense(heads) => LayerState::Dense(DenseKv { bits, ..heads }),
@@ -114,7 +114,7 @@ fn layers(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Resu
 }
 
 fn heads(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<DenseKv, SpecError> {
-    // The small Gemma 3 files leave out what equals the defaults.
+    // The small Gemma 3 files omit fields that equal the defaults.
     let gemma3 = |value: u64| (family == AttentionFamily::Gemma3).then_some(value);
     let heads = fields.number("num_attention_heads", 1..=MAX_HEADS)?.or(gemma3(8));
     let kv_heads = fields.number("num_key_value_heads", 1..=MAX_HEADS)?.or(gemma3(4)).or(heads);
@@ -132,7 +132,7 @@ fn heads(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Resul
     Ok(DenseKv { kv_heads: kv_heads as u32, head_dim: head_dim as u32, bits })
 }
 
-/// Each layer's window; none where it keeps all tokens.
+/// Returns the window of each layer; none for a layer that keeps all tokens.
 fn windows(family: AttentionFamily, fields: &ConfigObject<'_>, count: usize) -> Result<Vec<Option<Tokens>>, SpecError> {
     let window = fields.number("sliding_window", 1..=MAX_WINDOW)?.map(Tokens);
     let needed = || window.ok_or_else(|| fields.missing("sliding_window", format!("1 to {MAX_WINDOW}")));
@@ -164,7 +164,7 @@ fn windows(family: AttentionFamily, fields: &ConfigObject<'_>, count: usize) -> 
     Ok((0..count).map(|layer| slides(layer).then_some(window)).collect())
 }
 
-/// As `layer_types` says, one word a layer.
+/// Returns the windows given by `layer_types`, which has one entry per layer.
 fn listed(
     fields: &ConfigObject<'_>,
     types: &[Value],
@@ -190,7 +190,7 @@ fn listed(
 }
 
 fn kv_bits(fields: &ConfigObject<'_>) -> Result<Option<u32>, SpecError> {
-    // `torch_dtype` is its name in older files.
+    // Older files call it `torch_dtype`.
     let name = if fields.text("dtype")?.is_some() { "dtype" } else { "torch_dtype" };
     let Some(dtype) = fields.text(name)? else { return Ok(None) };
     match dtype {

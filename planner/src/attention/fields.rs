@@ -1,4 +1,4 @@
-//! The fields of a `config.json`, each read with its bounds. The file may come from anybody.
+//! Reads the fields of a `config.json` with bounds checks. The file is untrusted.
 
 use std::ops::RangeInclusive;
 
@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use super::SpecError;
 
-/// One object of the file. A null counts as absent.
+/// One JSON object of the file. A null field counts as absent.
 pub(super) struct ConfigObject<'a> {
-    /// The object's path, with a dot; empty for the file itself.
+    /// Path of the object, with a trailing dot; empty for the file itself.
     path: &'static str,
     map: &'a Map<String, Value>,
 }
@@ -18,7 +18,7 @@ impl<'a> ConfigObject<'a> {
         Self { path: "", map }
     }
 
-    /// The language part of a multimodal model.
+    /// Returns the language part of a multimodal model, if any.
     pub(super) fn text_part(&self) -> Option<Self> {
         self.value("text_config")?.as_object().map(|map| Self { path: "text_config.", map })
     }

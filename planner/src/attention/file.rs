@@ -1,4 +1,4 @@
-//! The description of a model in a file, for those whose `config.json` is not understood:
+//! File format that describes a model whose `config.json` is not understood:
 //!
 //! ```toml
 //! alignment = 512                 # bytes; every layer's part of a block begins at a multiple of it
@@ -32,7 +32,7 @@ pub(super) struct AttentionFile {
     layers: Vec<LayerGroup>,
 }
 
-/// Layers that follow one another, so many times.
+/// A sequence of layers, repeated.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 struct LayerGroup {

@@ -1,4 +1,4 @@
-//! What one layer keeps of a sequence.
+//! KV state that one layer keeps of a sequence.
 
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
@@ -6,17 +6,17 @@ use vocabulary::{Bytes, Tokens};
 
 use super::SpecError;
 
-/// A kind of KV state, in the words of the ledger's records.
+/// Kind of KV state, with the names used in the ledger's records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::VariantArray)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum StateKind {
-    /// An entry for every token: dense, grouped or latent attention.
+    /// One entry per token: dense, grouped-query or latent attention.
     DenseKv,
-    /// Main entries of compressed sparse attention, one for m tokens.
+    /// Main entries of compressed sparse attention, one per m tokens.
     CompressedCsaMain,
-    /// What its indexer looks through, one for m tokens.
+    /// Index entries of compressed sparse attention, one per m tokens.
     CompressedCsaIndex,
-    /// Entries of heavily compressed attention, one for m' tokens.
+    /// Entries of heavily compressed attention, one per m' tokens.
     CompressedHca,
     /// The last tokens of a sliding window, uncompressed.
     WindowSwa,
@@ -29,69 +29,69 @@ impl StateKind {
     pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six kinds");
 }
 
-/// The state of one layer. `state` names the variant in a file.
+/// State of one layer. The field `state` names the variant in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum LayerState {
     /// Keys and values of every token: dense and grouped-query attention.
     Dense(DenseKv),
-    /// One latent entry for every token, the same for all heads: multi-head latent attention.
+    /// One latent entry per token, shared by all heads: multi-head latent attention.
     Latent(LatentKv),
-    /// Keys and values of the last tokens only.
+    /// Keys and values of the last tokens only: sliding-window attention.
     Window(WindowKv),
-    /// Compressed sparse attention: an entry and an index entry for `ratio` tokens, beside a window.
+    /// Compressed sparse attention: an entry and an index entry per `ratio` tokens, plus a window.
     Csa(CompressedKv),
-    /// Heavily compressed attention: an entry for `ratio` tokens, beside a window.
+    /// Heavily compressed attention: an entry per `ratio` tokens, plus a window.
     Hca(CompressedKv),
 }
 
-/// Keys and values of some heads.
+/// Keys and values of every token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct DenseKv {
     /// KV heads, over all tensor-parallel ranks.
     pub kv_heads: u32,
-    /// Numbers in a key, and as many in a value.
+    /// Numbers per key, and per value.
     pub head_dim: u32,
-    /// Bits of a number: 4, 8, 16 or 32.
+    /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
     pub bits: u32,
 }
 
-/// A latent entry.
+/// Latent entry of every token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct LatentKv {
-    /// Numbers in it, its position part included.
+    /// Numbers per entry, including the rotary position part.
     pub width: u32,
-    /// Bits of a number: 4, 8, 16 or 32.
+    /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
     pub bits: u32,
-    /// Bytes of an indexer's key beside it, where the layer has one.
+    /// Bytes of an indexer's key per token, if the layer has an indexer.
     #[serde(default)]
     pub index: Bytes,
 }
 
-/// Keys and values of a window.
+/// Keys and values of a sliding window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct WindowKv {
     /// KV heads, over all tensor-parallel ranks.
     pub kv_heads: u32,
-    /// Numbers in a key, and as many in a value.
+    /// Numbers per key, and per value.
     pub head_dim: u32,
-    /// Bits of a number: 4, 8, 16 or 32.
+    /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
     pub bits: u32,
-    /// Tokens that are looked back upon.
+    /// Window size in tokens.
     pub window: Tokens,
 }
 
-/// Compressed entries with a window of uncompressed ones.
+/// Compressed entries, plus a window of uncompressed tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct CompressedKv {
-    /// Tokens in one entry: m or m'.
+    /// Tokens per entry: m or m'.
     pub ratio: Tokens,
     /// Bytes of one entry.
     pub entry: Bytes,
@@ -100,7 +100,7 @@ pub struct CompressedKv {
     pub index: Bytes,
     /// Bytes of one uncompressed token, in the window or before it is compressed.
     pub raw: Bytes,
-    /// Tokens that are looked back upon uncompressed; 0 for none.
+    /// Window size in uncompressed tokens; 0 for none.
     #[serde(default)]
     pub window: Tokens,
 }
@@ -109,19 +109,19 @@ fn half() -> u32 {
     16
 }
 
-/// A layer's sizes, whatever its family.
+/// Sizes of a layer's state, for any family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LayerSizes {
-    /// Of what is kept for good.
+    /// Kind of the permanent entries.
     pub(super) kind: StateKind,
-    /// Tokens in one entry of it.
+    /// Tokens per entry.
     pub(super) ratio: u64,
-    /// Bytes of one entry; 0 where only a window is kept.
+    /// Bytes of one entry; 0 if only a window is kept.
     pub(super) entry: Bytes,
     pub(super) index: Bytes,
     /// Bytes of one uncompressed token.
     pub(super) token_bytes: Bytes,
-    /// Uncompressed tokens that are looked back upon.
+    /// Window size in uncompressed tokens.
     pub(super) window: u64,
 }
 
@@ -156,7 +156,7 @@ impl LayerState {
         }
     }
 
-    /// Bounds on everything: the sizes come from a file.
+    /// Checks the bounds of all sizes, since they come from a file.
     pub(super) fn check(&self) -> Result<(), SpecError> {
         match self {
             Self::Dense(DenseKv { kv_heads, head_dim, bits }) => check_heads(*kv_heads, *head_dim, *bits),
@@ -209,7 +209,7 @@ fn check_bits(bits: u32) -> Result<(), SpecError> {
     }
 }
 
-/// 2 (key and value) x heads x width of a head.
+/// Returns the bytes of a token's keys and values: 2 x heads x head width.
 fn kv_entry_bytes(kv_heads: u32, head_dim: u32, bits: u32) -> Bytes {
     bytes(2 * u64::from(kv_heads) * u64::from(head_dim), bits)
 }

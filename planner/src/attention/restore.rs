@@ -1,5 +1,5 @@
-//! How a stored prefix comes back at a worker: loaded with its windows, loaded with its windows computed again, or
-//! computed as a whole. The cheapest of these, where what is loaded may come while the step waits for its turn.
+//! How a stored prefix is restored at a worker: loaded with its windows, loaded with its windows recomputed, or
+//! recomputed as a whole. Picks the cheapest way; loading may overlap with the time that the step is queued.
 
 use serde::Serialize;
 use vocabulary::{Bytes, Micros, Tokens};
@@ -7,94 +7,94 @@ use vocabulary::{Bytes, Micros, Tokens};
 use super::AttentionSpec;
 use crate::micros::{ComputeRate, micros, valid_or_zero};
 
-/// A prefix to be brought back.
+/// A prefix to restore.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixRestore<'a> {
-    /// Of which model.
+    /// Specification of the model.
     pub spec: &'a AttentionSpec,
-    /// Leading tokens that the worker has, windows included.
+    /// Leading tokens that the worker already has, including windows.
     pub held: Tokens,
-    /// Leading tokens that are stored elsewhere: a multiple of `unit`.
+    /// Leading tokens stored elsewhere: a multiple of `unit`.
     pub until: Tokens,
-    /// What can be loaded ends at multiples of this: the blocks of both ends.
+    /// Granularity of loading, from the block sizes of both ends.
     pub unit: Tokens,
 }
 
-/// One way to bring it back.
+/// One way to restore a prefix: how much is loaded, and where computation begins.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct RestoreSplit {
-    /// Leading tokens whose blocks are there afterwards.
+    /// Leading tokens whose blocks are present afterwards.
     pub loaded: Tokens,
-    /// Bytes that are loaded.
+    /// Bytes to load.
     pub bytes: Bytes,
-    /// Where computing begins; before `loaded` where windows are computed again.
+    /// Position at which computation begins; less than `loaded` if windows are recomputed.
     pub start: Tokens,
 }
 
 impl RestoreSplit {
-    /// Whether blocks are loaded whose last windows are computed again.
+    /// Returns whether blocks are loaded whose last windows are recomputed.
     pub fn recomputes_windows(&self) -> bool {
         self.start < self.loaded
     }
 }
 
-/// What it costs at one worker.
+/// Costs of a restore at one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct RestorePrices {
-    /// To compute.
+    /// Prefill rate.
     pub compute: ComputeRate,
-    /// To load anything.
+    /// Fixed time of any load.
     pub load_fixed: Micros,
-    /// Microseconds to load a byte more.
+    /// Microseconds per loaded byte.
     pub load_byte: f64,
-    /// Until the step's turn comes.
+    /// Time until the step leaves the queue.
     pub queue: Micros,
-    /// `lambda`: microseconds for a byte of device memory taken from others.
+    /// `lambda`: cost in microseconds per byte of device memory taken from other sessions.
     pub memory_byte: f64,
-    /// Share of the memory that is in use, 0 to 1.
+    /// Share of the memory in use, 0 to 1.
     pub usage: f64,
-    /// Whether loading may begin before.
+    /// Whether loading may begin while the step is queued.
     pub prefetch: PrefetchMode,
 }
 
-/// Whether what is loaded may come while the step waits.
+/// Whether KV is loaded while the step is queued.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefetchMode {
-    /// Loading begins at once and holds its memory while the step waits.
+    /// Loading begins at once, and occupies memory while the step is queued.
     WhileQueued,
-    /// Loading begins when the step's turn comes.
+    /// Loading begins when the step leaves the queue.
     Never,
 }
 
-/// The cheapest way, with its price.
+/// The cheapest way to restore a prefix, with its cost.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct RestorePlan {
-    /// Which way.
+    /// What is loaded and what is recomputed.
     pub way: RestoreSplit,
-    /// When it is loaded.
+    /// When loading begins.
     pub prefetch: PrefetchMode,
-    /// Until everything is loaded and the step's turn has come.
+    /// Time until everything is loaded and the step has left the queue.
     pub wait: Micros,
-    /// To compute what is not loaded.
+    /// Time to compute what is not loaded.
     pub recompute: Micros,
-    /// Device memory that others lose.
+    /// Cost of the device memory taken from other sessions.
     pub memory: Micros,
-    /// Their sum.
+    /// Sum of the three.
     pub total: Micros,
 }
 
 impl PrefixRestore<'_> {
-    /// Nothing is loaded.
+    /// Returns the way that loads nothing.
     pub fn without_load(&self) -> RestoreSplit {
         RestoreSplit { loaded: self.held, bytes: Bytes::ZERO, start: self.held }
     }
 
-    /// The ways to load that can be the cheapest: up to the last stored windows, and to the end with the windows computed
-    /// again.
+    /// Returns the ways to load that can be the cheapest: up to the last stored windows, and up to the end with
+    /// recomputed windows.
     ///
-    /// Loading less cannot be cheaper than both these and nothing: a byte costs the same wherever it is and a later token
-    /// costs no less to compute than an earlier one, so that the price of loading a part is concave in its length.
+    /// Loading less is never cheaper than both of these and loading nothing: every byte costs the same, and a later
+    /// token costs no less to compute than an earlier one, so the cost of a partial load is concave in its length.
     pub fn load_splits(&self) -> [Option<RestoreSplit>; 2] {
         let Self { spec, held, until, unit } = *self;
         let depth = spec.window_depth();
@@ -105,13 +105,13 @@ impl PrefixRestore<'_> {
         [(stored > held).then_some(with_windows), (start > held && start < until).then_some(without)]
     }
 
-    /// The price of one way.
+    /// Returns the cost of one way.
     pub fn price(&self, way: RestoreSplit, prefetch: PrefetchMode, prices: &RestorePrices) -> RestorePlan {
         let load = match way.bytes {
             Bytes::ZERO => Micros::ZERO,
             Bytes(bytes) => prices.load_fixed + micros(bytes as f64 * valid_or_zero(prices.load_byte)),
         };
-        // What is there early displaces others for sure; what comes in its turn does so as often as memory is full.
+        // KV loaded early certainly displaces other KV; KV loaded in turn does so as often as memory is full.
         let (wait, chance) = match prefetch {
             PrefetchMode::WhileQueued => (prices.queue.max(load), 1.0),
             PrefetchMode::Never => (prices.queue + load, valid_or_zero(prices.usage).min(1.0)),
@@ -122,7 +122,7 @@ impl PrefixRestore<'_> {
         RestorePlan { way, prefetch, wait, recompute, memory, total: wait + recompute + memory }
     }
 
-    /// The cheapest way; of equal ones the one that loads least.
+    /// Returns the cheapest way; among equal costs the one that loads least.
     pub fn plan(&self, prices: &RestorePrices) -> RestorePlan {
         let times = [
             Some(PrefetchMode::Never),
@@ -134,8 +134,8 @@ impl PrefixRestore<'_> {
         priced.fold(computed, |best, next| if next.total < best.total { next } else { best })
     }
 
-    /// What keeping the stored prefix is worth here: `C_prefill - C_load - C_recompute - C_stall`. Nothing where it is as
-    /// cheap to compute it again: such a prefix may be dropped.
+    /// Returns what the stored prefix saves here: `C_prefill - C_load - C_recompute - C_stall`. Zero if recomputing it
+    /// is as cheap: such a prefix may be dropped.
     pub fn benefit(&self, prices: &RestorePrices) -> Micros {
         self.price(self.without_load(), PrefetchMode::Never, prices).total - self.plan(prices).total
     }

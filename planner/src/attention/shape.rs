@@ -1,71 +1,72 @@
-//! Tensor- and pipeline-parallel shapes: what one rank keeps of a model's state, and whether two workers can exchange it.
+//! Tensor- and pipeline-parallel shapes: what one rank keeps of a model's KV state, and whether two workers can
+//! exchange it.
 //!
-//! Tensor parallelism splits KV heads, pipeline parallelism splits layers; expert parallelism does not touch KV, data
-//! parallelism repeats it. A latent or compressed entry serves all heads, so every tensor rank keeps all of it.
+//! Tensor parallelism splits KV heads, pipeline parallelism splits layers, expert parallelism does not affect KV, and
+//! data parallelism duplicates it. A latent or compressed entry serves all heads, so every tensor rank keeps all of it.
 
 use serde::{Deserialize, Serialize};
 
 use super::layer::LayerState;
 use super::{AttentionSpec, DenseKv, WindowKv};
 
-/// Ranks of one data-parallel replica of an engine.
+/// Tensor- and pipeline-parallel sizes of one data-parallel replica of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct ParallelShape {
-    /// Ranks that share out the KV heads, at least 1.
+    /// Tensor-parallel ranks, which split the KV heads; at least 1.
     pub tensor: u16,
-    /// Stages that share out the layers, at least 1.
+    /// Pipeline stages, which split the layers; at least 1.
     pub pipeline: u16,
 }
 
-/// Why a shape does not fit a model, or another shape. The deployment's fault.
+/// Why a shape does not fit a model or another shape. The fault of the deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ShapeError {
-    /// A size of zero.
+    /// A size is zero.
     #[error("tensor and pipeline sizes are 1 or more")]
     NoRanks,
-    /// KV heads can neither be shared out nor repeated evenly.
+    /// KV heads can neither be split nor replicated evenly over the ranks.
     #[error("{kv_heads} KV heads cannot be shared out over {tensor} tensor-parallel ranks")]
     Heads {
-        /// The layer's heads.
+        /// KV heads of the layer.
         kv_heads: u32,
-        /// Ranks.
+        /// Tensor-parallel ranks.
         tensor: u16,
     },
     /// A stage would have no layer.
     #[error("{layers} layers cannot be shared out over {pipeline} pipeline stages")]
     Layers {
-        /// The model's layers.
+        /// Layers of the model.
         layers: usize,
-        /// Stages.
+        /// Pipeline stages.
         pipeline: u16,
     },
-    /// There is no such stage.
+    /// The pipeline stage does not exist.
     #[error("there is no pipeline stage {0}")]
     NoSuchStage(u16),
-    /// A target's rank would need parts of several ranks of the source.
+    /// A rank of the target would need parts of several ranks of the source.
     #[error("{target} tensor-parallel ranks cannot read from {source_ranks}: accepted is a multiple")]
     Tensor {
-        /// Ranks of the worker that sends.
+        /// Tensor-parallel ranks of the sender.
         source_ranks: u16,
-        /// Ranks of the worker that receives.
+        /// Tensor-parallel ranks of the receiver.
         target: u16,
     },
-    /// A stage would need layers of several stages of the source.
+    /// A stage of the target would need layers of several stages of the source.
     #[error("{target} pipeline stages cannot read from {source_stages}: accepted is as many")]
     Pipeline {
-        /// Stages of the worker that sends.
+        /// Pipeline stages of the sender.
         source_stages: u16,
-        /// Stages of the worker that receives.
+        /// Pipeline stages of the receiver.
         target: u16,
     },
 }
 
-/// Whether a worker of one shape can read KV of one of the other. Where the model is not known, its layers and heads are
-/// taken to fit.
+/// Checks whether a worker with the target shape can read KV from one with the source shape. For an unknown model,
+/// layers and heads are assumed to fit.
 ///
-/// The rule is that of the engines' groups (`KvGroups`): every rank of the target has one rank of the source that it reads
-/// from, so the target's tensor size is a multiple of the source's, and stages are equal.
+/// The rule is that of the engines' KV groups ([`KvGroups`]): every rank of the target reads from exactly one rank of
+/// the source, so the target's tensor size must be a multiple of the source's, and the numbers of stages must be equal.
 pub fn check_kv_compatibility(
     spec: Option<&AttentionSpec>,
     source: ParallelShape,
@@ -91,7 +92,7 @@ fn some_ranks(shape: ParallelShape) -> Result<(), ShapeError> {
 }
 
 impl AttentionSpec {
-    /// Whether workers of this shape can serve the model at all.
+    /// Checks whether workers of this shape can serve the model.
     pub fn check_shape(&self, shape: ParallelShape) -> Result<(), ShapeError> {
         let ParallelShape { tensor, pipeline } = shape;
         some_ranks(shape)?;
@@ -107,10 +108,11 @@ impl AttentionSpec {
         }
     }
 
-    /// What one tensor rank of a stage keeps: its layers, with its share of the heads and never less than one. All tensor
-    /// ranks of a stage keep as much.
+    /// Returns what one tensor rank of a stage keeps: the stage's layers, with the rank's share of the heads, at least
+    /// one. All tensor ranks of a stage keep the same amount.
     ///
-    /// Layers that cannot be shared out evenly go one each to the stages before the last, as vLLM does (`get_pp_indices`).
+    /// If layers do not split evenly, the extra ones go one each to the stages before the last, as in vLLM
+    /// (`get_pp_indices`).
     pub fn for_rank(&self, shape: ParallelShape, stage: u16) -> Result<Self, ShapeError> {
         self.check_shape(shape)?;
         if stage >= shape.pipeline {
@@ -127,16 +129,16 @@ impl AttentionSpec {
     }
 }
 
-/// The first layer of a stage, and the one after its last.
+/// Returns the range of layers of a stage: the first one, and the one after the last.
 fn stage_layers(layers: usize, stages: usize, stage: usize) -> (usize, usize) {
     let (each, rest) = (layers / stages, layers % stages);
-    // Of the stages before the last, the later `rest` ones have one more.
+    // Among the stages before the last, the last `rest` ones have one more layer.
     let before = |stage: usize| stage * each + (stage + rest + 1).saturating_sub(stages).min(rest);
     (before(stage), before(stage + 1))
 }
 
 impl LayerState {
-    /// KV heads that tensor-parallel ranks share out; none where every rank keeps all of it.
+    /// Returns the KV heads that tensor-parallel ranks split; none if every rank keeps the whole state.
     fn kv_heads(&self) -> Option<u32> {
         match self {
             Self::Dense(DenseKv { kv_heads, .. }) | Self::Window(WindowKv { kv_heads, .. }) => Some(*kv_heads),
@@ -153,25 +155,25 @@ impl LayerState {
     }
 }
 
-/// How the ranks of prefill and decode instances find each other: each prefill rank makes a group with the decode ranks
-/// that read from it. Instances are counted over both kinds, prefill first.
+/// Groups that connect the ranks of prefill and decode instances: each prefill rank forms a group with the decode ranks
+/// that read from it. Instance numbers run over both kinds, prefill first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvGroups {
     prefill: Instances,
     decode: Instances,
 }
 
-/// Instances of one kind.
+/// Engine instances of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Instances {
-    /// How many.
+    /// Number of instances.
     pub count: u16,
-    /// Tensor-parallel ranks of each.
+    /// Tensor-parallel ranks per instance.
     pub tensor: u16,
 }
 
 impl KvGroups {
-    /// The groups of these instances; decode ranks must be a multiple of prefill ranks.
+    /// Builds the groups of these instances; decode ranks must be a multiple of prefill ranks.
     pub fn new(prefill: Instances, decode: Instances) -> Result<Self, ShapeError> {
         let shape = |instances: Instances| ParallelShape { tensor: instances.tensor, pipeline: 1 };
         some_ranks(shape(prefill)).and_then(|()| some_ranks(shape(decode)))?;
@@ -179,22 +181,22 @@ impl KvGroups {
         Ok(Self { prefill, decode })
     }
 
-    /// Decode ranks of one instance that read from one prefill rank (TPM).
+    /// Returns the decode ranks of one instance that read from one prefill rank (TPM).
     pub fn readers(&self) -> u32 {
         u32::from(self.decode.tensor / self.prefill.tensor)
     }
 
-    /// Ranks in a group.
+    /// Returns the number of ranks in a group.
     pub fn group_size(&self) -> u32 {
         u32::from(self.prefill.count) + u32::from(self.decode.count) * self.readers()
     }
 
-    /// Which group a rank of an instance is in: that of the prefill rank it reads from.
+    /// Returns the group of an instance's rank: that of the prefill rank it reads from.
     pub fn group(&self, instance: u32, rank: u16) -> u32 {
         if self.is_prefill_instance(instance) { rank.into() } else { u32::from(rank) / self.readers() }
     }
 
-    /// Its number in that group.
+    /// Returns the number of an instance's rank within its group.
     pub fn group_rank(&self, instance: u32, rank: u16) -> u32 {
         match self.is_prefill_instance(instance) {
             true => instance,
@@ -205,7 +207,7 @@ impl KvGroups {
         }
     }
 
-    /// Its number among all ranks of all instances.
+    /// Returns the number of an instance's rank among all ranks of all instances.
     pub fn global_rank(&self, instance: u32, rank: u16) -> u64 {
         let [count, prefill, decode] = [self.prefill.count, self.prefill.tensor, self.decode.tensor].map(u64::from);
         let instance = u64::from(instance);

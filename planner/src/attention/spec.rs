@@ -1,7 +1,7 @@
-//! A model's layers, and the bytes that their state takes.
+//! A model's layers, and the bytes of their KV state.
 //!
-//! The state of n tokens has three parts: entries that are kept for good (of every token, or one for m tokens), windows
-//! of the last tokens, and a tail that is not compressed yet. Only the first lies in blocks and is never rewritten.
+//! The state of n tokens has three parts: permanent entries (one per token, or one per m tokens), windows of the last
+//! tokens, and a tail that is not compressed yet. Only the permanent entries are stored in blocks and never rewritten.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Bytes, Tokens};
@@ -12,52 +12,53 @@ use super::file::AttentionFile;
 use super::layer::{LayerSizes, LayerState, StateKind, check_range};
 use crate::lcm::lcm;
 
-/// What the layers of a model keep, and when their windows are stored. Bytes are over all ranks together; see `of_rank` for one of them.
+/// KV state of a model's layers, and how often their windows are stored. Bytes are totals over all ranks; see
+/// `for_rank` for one.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(try_from = "AttentionFile", into = "AttentionFile")]
 pub struct AttentionSpec {
     layers: Vec<LayerState>,
     alignment: Bytes,
     checkpoints: CheckpointInterval,
-    /// Layers of equal sizes, counted.
+    /// Distinct layer sizes, with the number of layers of each.
     groups: Vec<(LayerSizes, u64)>,
     block: Tokens,
     block_bytes: Bytes,
-    /// Of all layers of a ratio together: bytes of an entry, where it is smaller than a block.
+    /// By ratio: bytes of one entry in all layers of that ratio together, for ratios smaller than a block.
     entries: Vec<(u64, Bytes)>,
-    /// Likewise of an uncompressed token, where entries have several.
+    /// By ratio: bytes of one uncompressed token in all layers of that ratio together, for ratios above 1.
     tails: Vec<(u64, Bytes)>,
-    /// Of all windows together, a token in each.
+    /// Bytes of one token in all windows together.
     window_raw: Bytes,
-    /// Of all windows together, when they are full.
+    /// Bytes of all windows together when full.
     full_windows: Bytes,
     longest_window: Tokens,
     window_depth: Tokens,
 }
 
-/// How the entries of one block lie in memory.
+/// Memory layout of one block.
 #[derive(Clone, PartialEq, Eq, Serialize, Debug)]
 pub struct BlockLayout {
-    /// Tokens in it.
+    /// Tokens per block.
     pub tokens: Tokens,
-    /// Its bytes, padding included.
+    /// Bytes per block, including padding.
     pub bytes: Bytes,
-    /// Its parts, in the order of the layers.
+    /// Parts of the block, in the order of the layers.
     pub parts: Vec<BlockPart>,
 }
 
-/// The entries of one kind of one layer in a block.
+/// Entries of one kind of one layer in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct BlockPart {
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// Of which kind.
+    /// Kind of the entries.
     pub kind: StateKind,
-    /// Where it begins in the block.
+    /// Offset of the part in the block.
     pub offset: Bytes,
-    /// How many entries.
+    /// Number of entries.
     pub entries: u64,
-    /// Their bytes, without the padding after them.
+    /// Bytes of the entries, without trailing padding.
     pub bytes: Bytes,
 }
 
@@ -66,7 +67,8 @@ const MAX_BLOCK_TOKENS: u64 = 65_536;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 impl AttentionSpec {
-    /// Of these layers, in their order. The part of every layer in a block begins at a multiple of `alignment`.
+    /// Creates the specification of these layers, in order. The part of every layer in a block starts at a multiple of
+    /// `alignment`.
     pub fn new(layers: Vec<LayerState>, alignment: Bytes) -> Result<Self, SpecError> {
         check_range("layers", layers.len() as u64, 1, MAX_LAYERS)?;
         check_range("alignment", alignment.0, 1, MAX_ALIGNMENT)?;
@@ -102,33 +104,34 @@ impl AttentionSpec {
         })
     }
 
-    /// The same model whose windows are stored as `checkpoints` says.
+    /// Returns the same model with windows stored at the given interval.
     pub fn with_checkpoints(self, checkpoints: CheckpointInterval) -> Result<Self, SpecError> {
         checkpoints.check(&self)?;
         Ok(Self { checkpoints, ..self })
     }
 
-    /// When its windows are stored.
+    /// Returns how often the windows are stored.
     pub fn checkpoints(&self) -> CheckpointInterval {
         self.checkpoints
     }
 
-    /// Its layers, in their order.
+    /// Returns the layers, in order.
     pub fn layers(&self) -> &[LayerState] {
         &self.layers
     }
 
-    /// Where every layer's part of a block begins: a multiple of so many bytes.
+    /// Returns the alignment in bytes of every layer's part in a block.
     pub fn alignment(&self) -> Bytes {
         self.alignment
     }
 
-    /// Tokens in the smallest block that ends between entries in every layer: lcm(m, m'), 1 without compression.
+    /// Returns the tokens of the smallest block that ends at an entry boundary in every layer: lcm(m, m'), or 1 without
+    /// compression.
     pub fn block(&self) -> Tokens {
         self.block
     }
 
-    /// The kinds of state that it has.
+    /// Returns the kinds of state that the model has.
     pub fn kinds(&self) -> impl Iterator<Item = StateKind> {
         let has = |kind, sizes: &LayerSizes| match kind {
             StateKind::WindowSwa => sizes.window > 0,
@@ -139,7 +142,7 @@ impl AttentionSpec {
         StateKind::ALL.into_iter().filter(move |kind| self.groups.iter().any(|(sizes, _)| has(*kind, sizes)))
     }
 
-    /// Bytes of one kind in the state of so many tokens, without padding.
+    /// Returns the bytes of one kind of state for `tokens` tokens, without padding.
     pub fn kind_bytes(&self, kind: StateKind, tokens: Tokens) -> Bytes {
         let of_layer = |sizes: &LayerSizes| {
             let (entries, rest) = div_rem(tokens.0, sizes.ratio);
@@ -155,7 +158,7 @@ impl AttentionSpec {
         self.groups.iter().map(|(sizes, count)| of_layer(sizes) * *count).sum()
     }
 
-    /// Bytes of the entries that are kept for good of a prefix: whole blocks with their padding, then single entries.
+    /// Returns the bytes of a prefix's permanent entries: whole blocks with padding, then single entries.
     pub fn entry_bytes(&self, tokens: Tokens) -> Bytes {
         if self.block == Tokens(1) {
             return self.block_bytes * tokens.0;
@@ -168,7 +171,7 @@ impl AttentionSpec {
         whole + self.entries.iter().map(|(ratio, bytes)| *bytes * div_rem(rest, *ratio).0).sum()
     }
 
-    /// Bytes of all windows after so many tokens.
+    /// Returns the bytes of all windows after `tokens` tokens.
     pub fn window_bytes(&self, tokens: Tokens) -> Bytes {
         if tokens >= self.longest_window {
             return self.full_windows;
@@ -176,18 +179,18 @@ impl AttentionSpec {
         self.kind_bytes(StateKind::WindowSwa, tokens)
     }
 
-    /// Bytes of what is not compressed yet after so many tokens.
+    /// Returns the bytes that are not compressed yet after `tokens` tokens.
     pub fn tail_bytes(&self, tokens: Tokens) -> Bytes {
         self.tails.iter().map(|(ratio, bytes)| *bytes * div_rem(tokens.0, *ratio).1).sum()
     }
 
-    /// Bytes of the whole state of so many tokens.
+    /// Returns the bytes of the whole state of `tokens` tokens.
     pub fn state_bytes(&self, tokens: Tokens) -> Bytes {
         self.entry_bytes(tokens) + self.window_bytes(tokens) + self.tail_bytes(tokens)
     }
 
-    /// Bytes that lead from the state of `from` tokens to that of `to`: new entries, and of windows and tail what is
-    /// new in them. Nothing for an empty range.
+    /// Returns the bytes that turn the state of `from` tokens into that of `to` tokens: new entries, and the new part
+    /// of windows and tail. Zero for an empty range.
     pub fn range_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
         if from >= to {
             return Bytes::ZERO;
@@ -195,8 +198,8 @@ impl AttentionSpec {
         self.entry_bytes(to) - self.entry_bytes(from) + self.window_bytes(to - from) + self.tail_bytes(to)
     }
 
-    /// Bytes that one more token takes for good in a long sequence, rounded up; where a model has nothing but windows,
-    /// what it takes in these.
+    /// Returns the permanent bytes of one more token in a long sequence, rounded up; for a model that has only windows,
+    /// the bytes of a token in the windows.
     pub fn bytes_per_token(&self) -> Bytes {
         match self.block_bytes {
             Bytes::ZERO => self.window_raw,
@@ -204,18 +207,18 @@ impl AttentionSpec {
         }
     }
 
-    /// Bytes that one token takes in all windows together.
+    /// Returns the bytes of one token in all windows together.
     pub fn window_bytes_per_token(&self) -> Bytes {
         self.window_raw
     }
 
-    /// Tokens that have to be computed to have all windows again without anything of them: each layer's window reaches
-    /// back from the one below, so the sum of all (n_win x L).
+    /// Returns the tokens that must be computed to rebuild all windows from nothing: each layer's window reaches back
+    /// from the one below, so the depth is the sum of all windows (n_win x L).
     pub fn window_depth(&self) -> Tokens {
         self.window_depth
     }
 
-    /// How one block lies in memory.
+    /// Returns the memory layout of one block.
     pub fn layout(&self) -> BlockLayout {
         let (mut parts, mut offset) = (Vec::new(), Bytes::ZERO);
         for (layer, state) in self.layers.iter().enumerate() {
@@ -237,7 +240,7 @@ impl AttentionSpec {
     }
 }
 
-/// Bytes of all layers of a ratio together.
+/// Returns the bytes summed over all layers of each ratio.
 fn bytes_by_ratio(groups: &[(LayerSizes, u64)], bytes_of: impl Fn(&LayerSizes) -> Option<Bytes>) -> Vec<(u64, Bytes)> {
     let mut all: Vec<(u64, Bytes)> = Vec::new();
     for (sizes, count) in groups {
@@ -250,8 +253,8 @@ fn bytes_by_ratio(groups: &[(LayerSizes, u64)], bytes_of: impl Fn(&LayerSizes) -
     all
 }
 
-/// How often `by` goes into these tokens, and what is left. Ratios are powers of two, for which no division is needed:
-/// a plan asks for hundreds of ranges.
+/// Returns quotient and remainder. Ratios are powers of two, which need no division: a plan asks for hundreds of
+/// ranges.
 fn div_rem(tokens: u64, by: u64) -> (u64, u64) {
     if by.is_power_of_two() { (tokens >> by.trailing_zeros(), tokens & (by - 1)) } else { (tokens / by, tokens % by) }
 }

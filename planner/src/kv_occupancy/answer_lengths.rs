@@ -1,20 +1,21 @@
-//! How long answers are: as those before, of the session and of all. What a client allows is a bound, and often a thousand times
-//! of what comes.
+//! Expected answer length, from past answers of the session and of all sessions. The client's `max_tokens` is only a
+//! bound, often a thousand times the real length.
 
 use vocabulary::Tokens;
 
-/// An answer before any was seen, and for how many that stands.
+/// Expected length before any answer was seen, and the number of answers that it counts as.
 const PRIOR_TOKENS: f64 = 256.0;
 const PRIOR_WEIGHT: f64 = 8.0;
-/// For how many of a session's own answers the mean of all sessions stands.
+/// Number of a session's own answers that the mean of all sessions counts as.
 const FLEET_MEAN_WEIGHT: f64 = 2.0;
-/// A session's last eight answers count, and the last thousand of all: each older one this much less than the next.
+/// Weight that past answers lose with each new one: about the last eight answers of a session count, and the last
+/// thousand of all sessions.
 const SESSION_DECAY: f64 = 1.0 / 8.0;
 const DECAY: f64 = 1.0 / 1_000.0;
-/// Longer answers count as this long: beyond it load is another one than it was when the answer began.
+/// Cap on the counted length: by the end of a longer answer the load differs from that at its start.
 const MAX_ANSWER: Tokens = Tokens(1_024);
 
-/// Answers of the past, later ones with more weight.
+/// Exponentially weighted sum of past answer lengths.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct AnswerLengths {
     count: f64,
@@ -22,17 +23,17 @@ pub(super) struct AnswerLengths {
 }
 
 impl AnswerLengths {
-    /// One more of all sessions' answers.
+    /// Adds an answer to the statistics of all sessions.
     pub(super) fn record(&mut self, answer: Tokens) {
         self.add(answer, DECAY);
     }
 
-    /// One more of one session's answers.
+    /// Adds an answer to the statistics of one session.
     pub(super) fn record_own(&mut self, answer: Tokens) {
         self.add(answer, SESSION_DECAY);
     }
 
-    /// What the next answer is expected to be, of a session with such answers where all are `self`.
+    /// Returns the expected length of a session's next answer; `own` are its answers, `self` those of all sessions.
     pub(super) fn expected(&self, own: &Self) -> Tokens {
         let usual = (self.tokens + PRIOR_TOKENS * PRIOR_WEIGHT) / (self.count + PRIOR_WEIGHT);
         let tokens = (own.tokens + usual * FLEET_MEAN_WEIGHT) / (own.count + FLEET_MEAN_WEIGHT);

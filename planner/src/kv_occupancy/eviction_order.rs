@@ -1,5 +1,5 @@
-//! The idle tenants of one rank in the order in which the engine evicts them. Both ends lie side by side in memory besides:
-//! every plan reads them at every rank, and the line itself changes with a step.
+//! Idle sessions of one rank in the order in which the engine evicts them. Both ends are also cached in contiguous
+//! arrays: every plan reads them at every rank, while the order changes only with a step.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use vocabulary::{Micros, SessionId, Tokens};
 use super::MAX_VICTIMS;
 use crate::return_model::ReturnPattern;
 
-/// A session that stepped within this time is an active one.
+/// A session that had a step within this time is active.
 const ACTIVE_WINDOW: Micros = Micros(60_000_000);
-/// So many idle ones are looked at for that.
+/// Most idle sessions examined for activity.
 const MAX_ACTIVE: usize = 16;
 
-/// An idle session's KV.
+/// KV of one idle session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleResident {
     pub(super) session: SessionId,
-    /// When its last step ended.
+    /// End of its last step.
     pub(super) last: Micros,
     pub(super) tokens: Tokens,
-    /// How the session comes back; none when it lives elsewhere.
+    /// Return pattern of the session; none when it now lives elsewhere.
     pub(super) return_pattern: Option<ReturnPattern>,
 }
 
@@ -32,17 +32,17 @@ impl IdleResident {
 
 type EvictionKey = (Micros, SessionId);
 
-/// All of them, least recently used first.
+/// All idle sessions of a rank, least recently used first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EvictionOrder {
     all: BTreeMap<EvictionKey, (Tokens, Option<ReturnPattern>)>,
-    /// The first ones; one more than are victims, since a session is no victim of its own.
+    /// Least recently used sessions; one more than the number of victims, since a session is no victim of itself.
     oldest: Vec<IdleResident>,
-    /// The last ones, most recently used first.
+    /// Most recently used sessions, latest first.
     newest: Vec<EvictionKey>,
-    /// Which of the newest live here, the first in the lowest bit.
+    /// Bit mask of the sessions in `newest` that still live at this rank; bit 0 is the first.
     resident_bits: u32,
-    /// When the last one of the newest ended.
+    /// End of the last step of the oldest session in `newest`.
     oldest_of_newest: Micros,
 }
 
@@ -73,12 +73,12 @@ impl EvictionOrder {
         self.oldest.first()
     }
 
-    /// The first ones, one more than are victims of a step.
+    /// Returns the least recently used sessions, one more than a step has victims.
     pub(super) fn oldest(&self) -> &[IdleResident] {
         &self.oldest
     }
 
-    /// How many stepped lately and live here, of the newest few and without `own`.
+    /// Returns the number of recently active sessions in `newest` that live at this rank, without `own`.
     pub(super) fn active_count(&self, now: Micros, own: Option<EvictionKey>) -> u32 {
         let lately = match now - self.oldest_of_newest < ACTIVE_WINDOW {
             true => self.newest.len(),
@@ -133,7 +133,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Few times and many sessions: many end at the same moment, and both ends are often what goes.
+        /// Few points in time and many sessions: many steps end at the same moment, and removals often hit both ends.
         #[test]
         fn oldest_and_newest_match_a_list_sorted_after_every_change(
             changes in prop::collection::vec((any::<bool>(), 0u64..40, 0u128..30, any::<bool>(), 0u64..100), 1..160),

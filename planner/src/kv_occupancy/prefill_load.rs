@@ -1,45 +1,43 @@
-//! The prompts that a worker was lately given to compute. Where many come answers are slow, and who computes one makes the
-//! next ones wait.
+//! Recent prefill load of a worker. A high load slows down running answers, and each prefill delays the next.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::Micros;
 
-/// What was given longer ago than this counts e times less, and so on: long enough for a few answers, short enough that
-/// roles follow the load.
+/// Time constant of the exponential decay: long enough for a few answers, short enough for roles to follow the load.
 const DECAY_TIME: Micros = Micros(30_000_000);
 
-/// Within this time fading makes no difference: three in a hundred.
+/// Decay within this time is ignored: it is 3%.
 const MIN_DECAY_INTERVAL: Micros = Micros(1_000_000);
 
-/// What comes to a worker to be computed.
+/// Recent prefill load of a worker.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct PrefillLoad {
-    /// Share of its time that prompts take, 0 to 1, in millionths.
+    /// Share of the worker's time that prefill takes, 0 to 1, rounded to millionths.
     pub share: f64,
-    /// Prompts a second, in millionths.
+    /// Prompts per second, rounded to millionths.
     pub rate: f64,
 }
 
 impl PrefillLoad {
-    /// Whether nothing comes.
+    /// Returns whether there is no load.
     pub(super) fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Sums over the past that fade.
+/// Exponentially decaying sums.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PrefillLoadAverage {
-    /// Microseconds of computing.
+    /// Microseconds of prefill.
     work: f64,
     prompts: f64,
     last: Micros,
-    /// As it was after the last prompt.
+    /// Load right after the last prompt.
     load_after_last: PrefillLoad,
 }
 
 impl PrefillLoadAverage {
-    /// One more prompt, which takes so long to compute.
+    /// Adds a prompt that takes `work` microseconds to compute.
     pub(super) fn add(&mut self, work: Micros, now: Micros) {
         let left = self.decay_factor(now);
         self.work = self.work * left + work.min(DECAY_TIME).0 as f64;
@@ -48,14 +46,14 @@ impl PrefillLoadAverage {
         self.load_after_last = self.decayed(1.0);
     }
 
-    /// Every plan asks every worker, so that what makes no difference is not worked out.
+    /// Returns the load at a time. Every plan asks every worker, so a decay too short to matter is not computed.
     pub(super) fn load_at(&self, now: Micros) -> PrefillLoad {
         if now - self.last < MIN_DECAY_INTERVAL { self.load_after_last } else { self.decayed(self.decay_factor(now)) }
     }
 
     fn decayed(&self, left: f64) -> PrefillLoad {
         let seconds = DECAY_TIME.0 as f64 / 1e6;
-        // As a decision log says them.
+        // Rounded as the decision log stores them.
         let millionths = |value: f64| (value * 1e6).round() / 1e6;
         let share = millionths((self.work * left / DECAY_TIME.0 as f64).min(1.0));
         PrefillLoad { share, rate: millionths(self.prompts * left / seconds) }
@@ -74,7 +72,7 @@ mod tests {
         Micros(seconds * 1_000_000)
     }
 
-    /// Prompts of half a second's computing, one a second, until `end`.
+    /// Prompts of 0.5 s of compute each, one per second, until `end`.
     fn steady(end: u64) -> PrefillLoadAverage {
         let mut lately = PrefillLoadAverage::default();
         (0..=end).for_each(|second| lately.add(Micros(500_000), seconds(second)));

@@ -1,4 +1,4 @@
-//! The account as a step of one session finds it: what is free at a rank, and whose KV would be pushed out.
+//! Occupancy as a step of one session sees it: the free memory of a rank, and whose KV would be evicted.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Owner, SessionId, Tokens};
@@ -8,47 +8,47 @@ use super::rank_occupancy::ResidentSession;
 use super::{MAX_VICTIMS, OccupancyModel, PrefillLoad, RankMemory};
 use crate::return_model;
 
-/// One session's look at the account.
+/// View of the occupancy model for one session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionLookup<'a> {
     pub(super) occupancy: &'a OccupancyModel,
     pub(super) session: SessionId,
     pub(super) now: Micros,
-    /// What it has, and where.
+    /// KV that the session has, by rank.
     pub(super) own: &'a [(Owner, ResidentSession)],
 }
 
-/// One rank's memory.
+/// Memory of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RankHeadroom<'a> {
     pub(crate) free: Tokens,
-    /// What the session itself has there.
+    /// Tokens that the session itself has there.
     pub(crate) own: Tokens,
     pub(crate) others_idle: Tokens,
-    /// Of `own`, what the step does not find again: of a history that was rewritten. It is evicted when its turn comes, and
-    /// nobody misses it.
+    /// Part of `own` that the step does not reuse, because the history was rewritten. It is evicted in its turn, at no
+    /// cost.
     pub(crate) stale: Tokens,
-    /// Other sessions that are served or stepped lately; of idle ones 16 at most.
+    /// Other sessions that are being served or had a step recently; at most 16 idle ones are counted.
     pub(crate) active: u32,
-    /// Prompts that its worker is given to compute.
+    /// Prefill load of the rank's worker.
     pub(crate) inflow: PrefillLoad,
-    /// The idle ones that would be evicted first.
+    /// Idle sessions that would be evicted first.
     pub(super) oldest: &'a [IdleResident],
-    /// In place of these, victims as they were told at another time.
+    /// Recorded victims, used instead of `oldest` when replaying a decision.
     pub(super) recorded_victims: &'a [Victim],
 }
 
-/// An idle session's KV.
+/// KV of an idle session that may be evicted.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Victim {
-    /// How much.
+    /// Tokens that it holds.
     pub tokens: Tokens,
-    /// The chance, 0 to 1, that its session comes back for it soon, in millionths.
+    /// Chance, 0 to 1, that its session comes back for it soon, rounded to millionths.
     pub chance: f64,
 }
 
 impl<'a> SessionLookup<'a> {
-    /// The memory of a rank at which the step finds so many leading tokens. Where nothing is known all of it is free.
+    /// Returns the memory of a rank where the step finds `found` leading tokens. An unknown rank counts as empty.
     pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, found: Tokens) -> RankHeadroom<'a> {
         if let Some(told) = &self.occupancy.recorded {
             let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
@@ -66,12 +66,12 @@ impl<'a> SessionLookup<'a> {
         room
     }
 
-    /// KV in the order in which it would be evicted, of the first few sessions: that of others, and what is stale of its own.
+    /// Returns the first few victims in eviction order: other sessions' KV, and the session's own stale KV.
     pub(crate) fn victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
         self.victims_by(room, return_model::ReturnModel::return_probability)
     }
 
-    /// The same with the chances that they come back within 15 s.
+    /// Returns the same victims with the chance that their sessions come back within 15 s.
     pub(crate) fn short_term_victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
         self.victims_by(room, return_model::ReturnModel::short_term_return_probability)
     }
@@ -80,7 +80,7 @@ impl<'a> SessionLookup<'a> {
     where
         F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::IdleClass) -> f64,
     {
-        // Least recently used first: none has been idle for longer than the one before.
+        // Least recently used first: idle time never increases along the iteration.
         let mut time = return_model::IdleClass::MAX;
         let stale = room.stale;
         let victims = room.oldest.iter().map(move |idle| {
@@ -97,12 +97,12 @@ impl<'a> SessionLookup<'a> {
 }
 
 impl RankHeadroom<'_> {
-    /// What can be pushed out.
+    /// Returns the tokens that can be evicted.
     pub(crate) fn evictable(&self) -> Tokens {
         self.others_idle + self.stale
     }
 
-    /// One of which nothing is known.
+    /// Memory of a rank about which nothing is known.
     pub(super) fn unknown(capacity: Tokens) -> Self {
         let none = Tokens::ZERO;
         let (own, others_idle, stale, inflow) = (none, none, none, PrefillLoad::default());

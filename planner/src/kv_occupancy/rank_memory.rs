@@ -1,4 +1,4 @@
-//! What the account said when a step was planned: enough of it, for a decision log, to plan the step again.
+//! Recorded occupancy at planning time: enough for a decision log to plan the step again.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use super::rank_headroom::{RankHeadroom, Victim};
 use super::{OccupancyModel, PrefillLoad};
 use crate::{Decision, Leg, PlanningInputs};
 
-/// One rank's memory as a step found it.
+/// Memory of one rank at planning time.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct RankMemory {
-    /// Whose.
+    /// Worker of the rank.
     pub worker: WorkerId,
-    /// Which.
+    /// Rank within the worker.
     #[serde(default)]
     pub rank: DpRank,
-    /// What nobody has.
+    /// Free tokens.
     pub free: Tokens,
-    /// What the step's session has there.
+    /// Tokens that the step's session has there.
     pub own: Tokens,
-    /// What can be pushed out: what other sessions have that are idle, and its own session does not find again.
+    /// Evictable tokens: those of other, idle sessions, and stale ones of the step's session.
     pub idle: Tokens,
-    /// Other sessions that are served or stepped lately.
+    /// Other sessions that are being served or had a step recently.
     pub active: u32,
-    /// Prompts that its worker is given to compute.
+    /// Prefill load of the rank's worker.
     #[serde(default, skip_serializing_if = "PrefillLoad::is_none")]
     pub inflow: PrefillLoad,
-    /// Who would be evicted first, as far as the step could reach.
+    /// Sessions that would be evicted first, as far as the step could reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Victim>,
 }
@@ -48,7 +48,7 @@ impl RankMemory {
 }
 
 impl OccupancyModel {
-    /// What a step's planner read of the account, rank by rank; those of which nothing is known are left out.
+    /// Returns what the planner read of the model for a step, rank by rank; unknown ranks are left out.
     pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankMemory> {
         let visit = self.session_lookup(inputs.session.id, inputs.occupancy.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
@@ -61,7 +61,7 @@ impl OccupancyModel {
             }
             let capacity = view.capacity.kv;
             let room = visit.headroom(at, capacity, found);
-            // The most that a plan can need there: with what the session is expected to grow by.
+            // Upper bound of the tokens that a plan can need there, including the session's expected growth.
             let need = inputs.request.prompt + inputs.request.answer + Tokens(capacity.0 / 8);
             let mut left = need - room.free;
             let within = |victim: &Victim| {
@@ -76,7 +76,7 @@ impl OccupancyModel {
         all
     }
 
-    /// An account that says again what was told; nothing can be noted in it.
+    /// Builds a read-only model that returns recorded occupancy.
     pub fn from_recorded(memory: &[RankMemory]) -> Self {
         Self { recorded: Some(memory.to_vec()), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! One rank's memory: who has how much of it, least recently used first, as the engine evicts.
+//! Memory of one rank: how much of it each session has, least recently used first, as the engine evicts.
 
 use std::collections::HashMap;
 
@@ -9,30 +9,30 @@ use super::eviction_order::{EvictionOrder, IdleResident};
 use super::rank_headroom::RankHeadroom;
 use crate::return_model::ReturnPattern;
 
-/// Who has what at any rank, by session: few have more than one place.
+/// KV of every session, by rank: few sessions have KV at more than one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ResidentSessions(HashMap<SessionId, Vec<(Owner, ResidentSession)>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ResidentSession {
-    /// Without what others had there before.
+    /// Tokens without the `shared` ones.
     tokens: Tokens,
-    /// Leading tokens of its prompts that others had there before.
+    /// Leading tokens of its prompts that other sessions had cached there before.
     shared: Tokens,
-    /// Steps under way.
+    /// Running steps.
     steps: u32,
     last: Micros,
-    /// How its session comes back; none when it lives elsewhere.
+    /// Return pattern of the session; none when it now lives elsewhere.
     return_pattern: Option<ReturnPattern>,
 }
 
-/// The sums of one rank, and the order of its idle tenants.
+/// Totals of one rank, and the eviction order of its idle sessions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RankOccupancy {
     used: Tokens,
-    /// Of it, what sessions have that are being served: engines do not evict that.
+    /// Part of `used` that belongs to sessions with running steps: engines do not evict it.
     in_use: Tokens,
-    /// How many of these there are.
+    /// Number of sessions with running steps.
     served: u32,
     idle: EvictionOrder,
 }
@@ -48,7 +48,7 @@ impl ResidentSessions {
         self.0.get(&session).map_or(&[], Vec::as_slice)
     }
 
-    /// Whoever has something at a worker loses it.
+    /// Removes all KV at a worker.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.0.retain(|_, places| {
             places.retain(|(at, _)| at.worker != worker);
@@ -118,7 +118,7 @@ impl RankUpdate<'_> {
         }
     }
 
-    /// As the engine does: what was used least recently goes first, but nothing that is in use.
+    /// Evicts as the engine does: least recently used first, and nothing that is in use.
     fn evict_down_to(&mut self, most: Tokens) {
         while self.rank.used > most {
             let Some(&IdleResident { session, tokens, .. }) = self.rank.idle.least_recently_used() else { return };
@@ -130,7 +130,7 @@ impl RankUpdate<'_> {
         }
     }
 
-    /// Tenants of nothing are not kept.
+    /// Stores a session's KV; an idle session without tokens is dropped.
     fn put(&mut self, session: SessionId, tenant: ResidentSession) {
         let ResidentSession { tokens, steps, last, return_pattern: wanted, .. } = tenant;
         if steps > 0 {
@@ -159,7 +159,8 @@ impl RankUpdate<'_> {
 }
 
 impl RankOccupancy {
-    /// As a step of a session finds it that has `own` there, and finds so many leading tokens of its prompt.
+    /// Returns the memory as a step sees it whose session has `own` there and finds `found` leading tokens of its
+    /// prompt.
     pub(super) fn headroom(
         &self,
         (session, own): (SessionId, Option<&ResidentSession>),

@@ -1,11 +1,11 @@
-//! How much sessions add after their first step: what a new one is expected to need beyond it.
+//! Session growth: how many tokens sessions add after their first step, to estimate what a new one will need.
 
 use vocabulary::Tokens;
 
-/// From so many sessions on the older ones count half.
+/// Number of sessions at which all counts are halved, so that older ones fade.
 const MAX_SESSIONS: f64 = 1_024.0;
 
-/// What sessions have added so far; those that go on count with what they have by now.
+/// Sums over observed sessions; running sessions count with their growth so far.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct SessionGrowth {
     sessions: f64,
@@ -13,7 +13,7 @@ pub(super) struct SessionGrowth {
 }
 
 impl SessionGrowth {
-    /// A session's first step is over.
+    /// Records the end of a session's first step.
     pub(super) fn record_session(&mut self) {
         self.sessions += 1.0;
         if self.sessions >= MAX_SESSIONS {
@@ -21,12 +21,12 @@ impl SessionGrowth {
         }
     }
 
-    /// A session has so much more than before.
+    /// Records that a session has grown by `tokens`.
     pub(super) fn record_growth(&mut self, tokens: Tokens) {
         self.tokens += tokens.0 as f64;
     }
 
-    /// What a new session is expected to add; nothing before any was seen.
+    /// Returns the expected growth of a new session; 0 before any session was seen.
     pub(super) fn expected(&self) -> Tokens {
         Tokens((self.tokens / self.sessions.max(1.0)).round() as u64)
     }
