@@ -1,9 +1,9 @@
-//! How long a decision takes: `cargo run --release -p planner --example plan_speed`.
+//! Measures the time of one planning decision: `cargo run --release -p planner --example plan_speed`.
 //!
-//! A third of the fleet prefills, decodes and does both; every worker holds some of the prompt, on the tiers of two
-//! ranks, prompts have come to each of them, and the memory of every first rank is full with what 65,536 sessions left there. The least of many rounds is
-//! printed, since everything above it is somebody else's work: first with one flat figure of bytes a token, then with a
-//! hybrid model of 60 layers whose windows are stored now and then.
+//! Each role (prefill, decode, hybrid) has a third of the fleet. Every worker holds some of the prompt, on two tiers of
+//! up to two ranks, and has recent prefill load. The memory of every first rank is full with the KV of 65,536 sessions.
+//! Prints the minimum over many rounds, since anything above it is noise of the machine: first with a flat number of
+//! bytes per token, then with a hybrid model of 60 layers with window checkpoints.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -34,7 +34,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Candidates of one decision, and the least time of one.
+/// Returns the number of candidates of one decision, and the minimum time of one.
 fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&AttentionSpec>) -> (usize, Duration) {
     const ROUNDS: u32 = 500;
     const PLANS: u32 = 20;
@@ -92,7 +92,7 @@ fn hybrid() -> AttentionSpec {
     spec.with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).expect("a multiple of 128")
 }
 
-/// Sessions that were served one after the other, a millisecond apart, each at one worker.
+/// Returns a model after one step of each session, a millisecond apart, each at one worker.
 fn full(fleet: &[WorkerView]) -> OccupancyModel {
     let mut tenancy = OccupancyModel::default();
     let tokens = Tokens(1_100_000 * fleet.len() as u64 / SESSIONS);

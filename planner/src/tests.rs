@@ -1,4 +1,4 @@
-//! Text in, text out: a scene in a few lines, the decision in one.
+//! Planner tests as text: a scene in a few lines, the decision in one.
 
 mod admission;
 mod attention;
@@ -17,9 +17,9 @@ use vocabulary::*;
 
 use crate::*;
 
-/// A scene and everything in it. Unless the scene says otherwise: blocks of 16 tokens, 100 us to compute a token,
-/// 20 ms a decode step and 1 ms more for each running request, 100 kB of KV a token, a link of 10 ms + 10 us a token;
-/// lambda is 50, mu a quarter, and transfers have no risk.
+/// Planning inputs of a test scene. Defaults: blocks of 16 tokens, 100 us of compute per token, 20 ms per decode step
+/// plus 1 ms per running request, 100 kB of KV per token, a link of 10 ms + 10 us per token; lambda is 50, mu 0.25, and
+/// transfers have no risk.
 pub(crate) struct PlanningScene {
     pub(crate) step: StepKind,
     pub(crate) ask: PlanningRequest,
@@ -38,7 +38,8 @@ pub(crate) struct PlanningScene {
 }
 
 impl PlanningScene {
-    /// Lines of `session`, `ask`, `attention`, `policy` and `worker NAME ROLE`, each followed by `key=value` words.
+    /// Parses lines of `session`, `ask`, `attention`, `policy` and `worker NAME ROLE`, each followed by `key=value`
+    /// words.
     pub(crate) fn read(text: &str) -> Self {
         let mut scene = Self::empty();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -117,7 +118,8 @@ impl PlanningScene {
         }
     }
 
-    /// `id=N owner=NAME owner_rank=N sealed=BLOCKS replica=NAME promise=NAME:BLOCKS`, `+life` for another incarnation.
+    /// Parses `id=N owner=NAME owner_rank=N sealed=BLOCKS replica=NAME promise=NAME:BLOCKS`; `+life` after a name means
+    /// another incarnation.
     fn session_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         let owner = |name: &str| {
@@ -142,7 +144,8 @@ impl PlanningScene {
         }
     }
 
-    /// `step=KIND model=M adapter=A prompt=TOKENS answer=TOKENS block=TOKENS transfers=no exclude=NAME round_robin_index=N`.
+    /// Parses `step=KIND model=M adapter=A prompt=TOKENS answer=TOKENS block=TOKENS transfers=no exclude=NAME
+    /// round_robin_index=N`.
     fn ask_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         match key {
@@ -159,7 +162,7 @@ impl PlanningScene {
         }
     }
 
-    /// `of=MODEL`, of those with a committed file or `hybrid`; then `checkpoints=none|TOKENS`.
+    /// Parses `of=MODEL`, a model with a committed file or `hybrid`, then `checkpoints=none|TOKENS`.
     fn attention_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         let spec = match (key, value) {
@@ -175,7 +178,7 @@ impl PlanningScene {
         self.attention = Some(spec);
     }
 
-    /// `rule=RULE lambda=X mu=X off=ACTION barred=FROM>TO doubles=TOKENS`.
+    /// Parses `rule=RULE lambda=X mu=X off=ACTION barred=FROM>TO doubles=TOKENS`.
     fn policy_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         match key {
@@ -192,8 +195,9 @@ impl PlanningScene {
         }
     }
 
-    /// `holds=BLOCKS host=BLOCKS disk=BLOCKS holds1=BLOCKS(rank 1) running= waiting= backlog= usage= rate= knows=
-    /// health= models= block= context= kv= ranks= shape=TENSORxPIPELINE fabric= carries= link=BYTES/S fixed=US bytes=PER_TOKEN`.
+    /// Parses `holds=BLOCKS host=BLOCKS disk=BLOCKS holds1=BLOCKS(rank 1) running= waiting= backlog= usage= rate=
+    /// knows= health= models= block= context= kv= ranks= shape=TENSORxPIPELINE fabric= carries= link=BYTES/S fixed=US
+    /// bytes=PER_TOKEN`.
     fn worker_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         let view = self.workers.last_mut().unwrap();
@@ -270,7 +274,7 @@ fn worker(name: &str, role: &str) -> WorkerView {
     }
 }
 
-/// One way of serving in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], CLAIM`.
+/// Formats a candidate in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], CLAIM`.
 fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
     let PlanCandidate { action, prefill, decode, handoff, claim, .. } = candidate;
     let handoff = match handoff {
@@ -292,7 +296,7 @@ fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
     format!("{action} at {at}{handoff}, {claim}")
 }
 
-/// The plan in one line, or why there is none.
+/// Returns the plan of a scene in one line, or the planning error.
 pub(crate) fn decide(text: &str) -> String {
     let scene = PlanningScene::read(text);
     match plan(&scene.inputs()) {
@@ -306,13 +310,13 @@ pub(crate) fn decide(text: &str) -> String {
     }
 }
 
-/// The chosen plan of a scene.
+/// Asserts the plan of a scene.
 #[track_caller]
 pub(crate) fn check(text: &str, expected: &str) {
     assert_eq!(decide(text), expected);
 }
 
-/// Every candidate of a scene, one a line, refused ones with their reason instead of a claim.
+/// Returns every candidate of a scene, one per line; refused ones with the reason instead of the claim.
 pub(crate) fn list(text: &str) -> Vec<String> {
     let scene = PlanningScene::read(text);
     let each = |candidate: &PlanCandidate| match candidate.refused {
@@ -322,7 +326,7 @@ pub(crate) fn list(text: &str) -> Vec<String> {
     scene.plan().candidates.iter().map(each).collect()
 }
 
-/// The price of one candidate of a scene, by action and target.
+/// Returns the cost terms of one candidate of a scene, by action and target.
 #[track_caller]
 pub(crate) fn terms(text: &str, action: Action, target: &str) -> CostTerms {
     let scene = PlanningScene::read(text);

@@ -1,4 +1,4 @@
-//! Sizes by hand, for published models.
+//! Sizes of published models, computed by hand.
 
 mod checkpoints;
 mod configs;
@@ -8,7 +8,7 @@ mod sizes;
 
 use super::*;
 
-/// The models of the committed files, which are the attention parts of what is published.
+/// Models with committed files, which contain the attention parts of the published ones.
 pub(crate) fn read(name: &str) -> AttentionSpec {
     AttentionSpec::from_config(text_of(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
@@ -30,8 +30,8 @@ pub(super) fn text_of(name: &str) -> &'static str {
     }
 }
 
-/// 30 pairs of compressed layers: m = 4, m' = 128, windows of 128. An entry has 512 numbers in 8 bits and 64 in 16, an
-/// index entry 128 in 8 bits with a scale.
+/// Model of 30 pairs of compressed layers: m = 4, m' = 128, windows of 128. An entry has 512 numbers of 8 bits and 64
+/// of 16 bits; an index entry has 128 of 8 bits and a scale.
 pub(crate) fn hybrid() -> AttentionSpec {
     let layer = |ratio, index| CompressedKv {
         ratio: vocabulary::Tokens(ratio),

@@ -10,7 +10,7 @@ fn seconds(seconds: u64) -> Micros {
     Micros(seconds * 1_000_000)
 }
 
-/// Sessions that were served one after the other, a second each.
+/// Returns a model after one step of each session, of one second, started 10 s apart.
 fn served(sessions: &[(u128, u64)]) -> OccupancyModel {
     let mut tenancy = OccupancyModel::default();
     for (n, (session, tokens)) in (0..).zip(sessions) {
@@ -21,7 +21,7 @@ fn served(sessions: &[(u128, u64)]) -> OccupancyModel {
     tenancy
 }
 
-/// As a step finds it that finds all that its session has there.
+/// Returns the headroom of a step that finds everything its session has there.
 fn room(tenancy: &OccupancyModel, session: u128) -> RankHeadroom<'_> {
     tenancy.session_lookup(SessionId(session), seconds(100)).headroom(at(1), ALL, ALL)
 }
@@ -159,7 +159,8 @@ fn residents_without_tokens_are_removed() {
 fn sessions_stay_active_for_a_minute_after_their_step() {
     let mut tenancy = served(&[(1, 10), (2, 10), (3, 10), (4, 10), (5, 10)]);
     begins(&mut tenancy, 6, 10);
-    // Those that ended at 1, 11, 21 and 31 s are not; the one at 41 s is, and the one that is served.
+    // Sessions that ended at 1, 11, 21 and 31 s are no longer active; the one that ended at 41 s and the running one
+    // are.
     assert_eq!(room(&tenancy, 9).active, 2);
     assert_eq!(room(&tenancy, 5).active, 1);
 }

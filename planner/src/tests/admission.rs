@@ -1,5 +1,5 @@
-//! Who starts and who waits. A token takes 100 us to compute; the scene's step stores 1,700 of them, and its session grows by an
-//! eighth of the memory, 2,500, where it is new.
+//! Admission control: which steps start and which queue. A token takes 100 us to compute; the scene's step stores 1,700
+//! tokens, and its session is expected to grow by an eighth of the memory (2,500 tokens) where it is new.
 
 use vocabulary::*;
 
@@ -8,7 +8,7 @@ use crate::*;
 
 const FULL: Tokens = Tokens(20_000);
 
-/// One worker whose memory somebody filled who has been idle for so long.
+/// Scene of one worker whose memory is full with the KV of a session that has been idle for `ago` seconds.
 fn full(ago: u64) -> PlanningScene {
     let mut scene = PlanningScene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
     scene.add_resident(7, "a", FULL.0, ago);
@@ -27,7 +27,7 @@ fn admit(queue: &mut StepQueue<u32>, step: u32, scene: &PlanningScene) -> Admiss
     queue.admit(step, AdmissionRequest::of(&scene.inputs(), &scene.plan()))
 }
 
-/// It starts, and why.
+/// Returns the decision to start, for this reason.
 fn starts(why: AdmissionReason) -> AdmissionDecision {
     AdmissionDecision::Start { why }
 }
@@ -51,7 +51,7 @@ fn step_that_evicts_nothing_is_admitted() {
 
 #[test]
 fn step_waits_until_its_victims_are_unlikely_to_return() {
-    // 4,200 tokens x 100 us x p / (1 - p), with p a little above a half.
+    // 4,200 tokens x 100 us x p / (1 - p), with p slightly above one half.
     assert!((420_000..740_000).contains(&cost(&full(1))), "{}", cost(&full(1)));
     assert!(cost(&full(1)) > cost(&full(20)) && cost(&full(20)) > cost(&full(400)) && cost(&full(3_000)) == 0);
     let mut queue = StepQueue::new(settings());
@@ -77,7 +77,7 @@ fn step_with_resident_kv_is_admitted_with_little_cost() {
     scene.add_resident(7, "a", FULL.0, 1);
     let all = cost(&full(1));
     assert!(cost(&scene) * 2 > all, "found there, and another session's: this one is new there and will grow");
-    // 1,536 of 1,600 are there, and they are its own.
+    // 1,536 of the 1,600 prompt tokens are cached there, and belong to the session itself.
     scene.add_resident(1, "a", 1_536, 0);
     assert!(cost(&scene) * 10 <= all && cost(&scene) > 0, "{} of {all}", cost(&scene));
     assert_eq!(admit(&mut StepQueue::new(settings()), 1, &scene), starts(AdmissionReason::Tolerated));
@@ -89,7 +89,7 @@ fn displaced_compute_is_capped_for_sessions_that_return_at_once() {
     for session in 100..1_000 {
         [5, 3, 1].into_iter().for_each(|ago| scene.add_resident(session, "a", FULL.0, ago));
     }
-    // 200 times 4,200 tokens x 100 us, of a chance near 1.
+    // At most 200 x 4,200 tokens x 100 us, since the chance is near 1.
     assert!((20_000_000..=84_000_000).contains(&cost(&scene)), "{}", cost(&scene));
 }
 
@@ -117,7 +117,7 @@ fn step_is_admitted_after_the_maximum_wait() {
     assert!(waits(admit(&mut queue, 1, &scene)));
     for (passed, is_over) in [(0, false), (4_999_999, false), (5_000_000, true)] {
         scene.now = begin + Micros(passed);
-        // Somebody else has just filled the memory.
+        // Another session has just filled the memory.
         scene.add_resident(8, "a", FULL.0, 0);
         let verdict = admit(&mut queue, 1, &scene);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What the family of the model's attention changes about a plan.
+//! Effect of the model's attention family on plans.
 
 use vocabulary::{Blocks, Bytes, Micros, Tokens};
 
@@ -6,7 +6,7 @@ use super::{PlanningScene, check, id, list, terms};
 use crate::attention::tests::{hybrid, read};
 use crate::*;
 
-/// 128,000 sealed tokens at an owner that generates 64 other answers, beside an idle worker.
+/// 128,000 sealed tokens at an owner with 64 running answers, and an idle worker.
 const LONG_SESSION: &str = "
     session owner=a sealed=8000
     ask step=small_increment prompt=128100
@@ -14,10 +14,10 @@ const LONG_SESSION: &str = "
     worker a hybrid holds=8000 running=64
     worker b hybrid";
 
-/// The story of this module: the same session, the same load, the same network.
+/// The main scenario of this module: the same session, load and network for different models.
 ///
-/// A dense model's 16.8 GB stay where they are. A hybrid's compressed entries are 0.8 GB: they are fetched, and what was
-/// not kept of the windows is computed again at the target, all 60 layers' worth of it or what follows a checkpoint.
+/// A dense model's KV (16.8 GB) stays where it is. A hybrid model's compressed entries (0.8 GB) are fetched, and
+/// windows that were not stored are recomputed at the target: all 60 layers' worth, or the part after a checkpoint.
 #[test]
 fn dense_session_stays_while_a_hybrid_one_moves_and_recomputes_its_tail() {
     let with = |model: &str| format!("{LONG_SESSION}\n attention {model}");
@@ -29,7 +29,7 @@ fn dense_session_stays_while_a_hybrid_one_moves_and_recomputes_its_tail() {
 
 #[test]
 fn latent_session_moves_where_a_dense_one_with_equal_layers_stays() {
-    // 70,272 bytes a token are 9 GB; the same 61 layers with 8 heads of 128 were 32 GB.
+    // 70,272 bytes per token make 9 GB; the same 61 layers with 8 heads of 128 would make 32 GB.
     let busier = LONG_SESSION.replace("running=64", "running=96");
     check(
         &format!("{busier}\n attention of=deepseek-v3"),
@@ -66,7 +66,7 @@ fn target_fetches_only_the_blocks_it_lacks() {
 
 #[test]
 fn checkpoint_inside_an_engine_block_is_not_used() {
-    // Windows lie at every 1,152 tokens; engine blocks of 256 end there at every 2,304.
+    // Windows are stored every 1,152 tokens, which is an engine block boundary (256 tokens) only every 2,304 tokens.
     let text = format!("{LONG_SESSION} block=256\n attention of=hybrid checkpoints=1152");
     let plan = PlanningScene::read(&text).plan().plan;
     let Some(Handoff::Replicate { blocks, .. }) = plan.handoff else { panic!("{plan:?}") };
@@ -76,7 +76,7 @@ fn checkpoint_inside_an_engine_block_is_not_used() {
 
 #[test]
 fn prefix_shorter_than_the_window_depth_is_recomputed_unless_stored() {
-    // 400 blocks are 6,400 tokens; 60 windows reach back 7,680.
+    // 400 blocks are 6,400 tokens; the windows of 60 layers reach back 7,680 tokens.
     let scene = |policy: &str| {
         format!(
             "session owner=a sealed=400\n ask prompt=6500\n attention of=hybrid {policy}
@@ -89,7 +89,7 @@ fn prefix_shorter_than_the_window_depth_is_recomputed_unless_stored() {
 
 #[test]
 fn window_only_kv_is_light_enough_to_move() {
-    // Mistral's first: 512 MiB however long the session is, 16.8 GB without its window.
+    // Mistral v0.1: 512 MiB for any session length; 16.8 GB without its window.
     check(
         &format!("{LONG_SESSION}\n attention of=mistral-7b-v0.1"),
         "artifact_fetch at b 128000+100, 8000 blocks from a, borrow",
@@ -99,7 +99,7 @@ fn window_only_kv_is_light_enough_to_move() {
 
 #[test]
 fn disabled_tail_recompute_moves_the_tail_when_possible() {
-    // The windows' 4 GB take longer than computing 60 x 16 tokens, and both beat staying.
+    // Loading the windows (4 GB) takes longer than computing 60 x 16 tokens; both are cheaper than staying.
     let layer = WindowKv { kv_heads: 64, head_dim: 16_384, bits: 16, window: Tokens(16) };
     let latent = LatentKv { width: 64, bits: 8, index: Bytes(0) };
     let layers = [LayerState::Window(layer), LayerState::Latent(latent)].repeat(60);
@@ -122,7 +122,7 @@ fn session_stays_when_recomputing_windows_costs_too_much() {
     );
 }
 
-/// The bytes of the chosen plan's handoff.
+/// Returns the bytes of the chosen plan's handoff.
 fn moved(text: &str) -> Bytes {
     PlanningScene::read(text).plan().plan.handoff.unwrap().bytes()
 }
@@ -135,7 +135,7 @@ fn fetch_bytes_follow_the_model_rather_than_the_worker() {
     assert_eq!(with("llama-3.1-8b"), Bytes(99 * 16 * 131_072));
     assert_eq!(with("deepseek-v3"), Bytes(99 * 16 * 70_272));
     assert_eq!(with("gpt-oss-20b"), Bytes(12 * 2_048 * (99 * 16 + 128)));
-    // 99 x 16 tokens end inside a block of 128.
+    // 99 x 16 tokens do not end at a boundary of the model's 128-token block.
     let spec = hybrid();
     assert_eq!(with("hybrid"), spec.range_bytes(Tokens(0), Tokens(12 * 128)));
 }
@@ -155,7 +155,7 @@ fn remote_prefill_bytes_include_windows_and_tail() {
 fn tiers_and_memory_are_priced_by_the_model() {
     let at = |lines: &str| terms(&format!("attention of=gpt-oss-20b\n {lines}"), Action::ColocatedPrefill, "a");
     let layers = 12 * 2_048;
-    // 1,584 tokens from host memory at 20 GB/s, 128 of them in windows.
+    // 1,584 tokens from host memory at 20 GB/s, of which 128 in windows.
     assert_eq!(at("worker a hybrid host=99").restore, Micros(layers * (1_584 + 128) / 20_000 + 20_000));
     let price = at("policy lambda=1048576\n worker a hybrid holds=50 usage=0.5");
     assert_eq!(price.memory, Micros(layers * (900 + 128) / 2), "prompt and answer, by half");
@@ -175,14 +175,14 @@ fn kv_moves_only_between_compatible_parallel_shapes() {
     check(&draining("shape=4x1", "shape=2x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
     let listed = list(&draining("shape=1x1", "shape=1x2"));
     assert!(listed.contains(&"artifact_fetch at b: other_shape".to_owned()), "{listed:?}");
-    // 8 heads cannot be shared out over 3 ranks, which nobody knows without the model.
+    // 8 heads cannot be split over 3 ranks, but that is unknown without the model.
     check(&draining("shape=1x1", "shape=3x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
     check(&draining("shape=1x1", "shape=3x1").replacen("of=llama-3.1-8b", "", 1), fetched);
 }
 
 #[test]
 fn remote_prefill_uses_the_best_worker_of_a_compatible_shape() {
-    // d reads from p and r, of which r holds more; q is the best of all and has ranks of another kind.
+    // d can read from p and r, and r holds more; q holds most of all, but its shape is incompatible.
     check(
         "ask prompt=16000
          worker p prefill shape=1x1

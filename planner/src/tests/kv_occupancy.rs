@@ -1,4 +1,5 @@
-//! The account and its price beside a model that is as plain as can be: a list of tenants that is walked for everything.
+//! Compares the occupancy model and its eviction cost with a naive reference model: a list of sessions, scanned for
+//! everything.
 
 use proptest::prelude::*;
 use vocabulary::*;
@@ -10,7 +11,7 @@ use crate::*;
 const CAPACITY: Tokens = Tokens(20_000);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// What happens at a place, to a session, with so many tokens, after so long.
+/// Event: what happens, at which rank and incarnation, to which session, with how many tokens, after which delay.
 type OccupancyEvent = (u8, (usize, u64), u128, (u64, u64), u64);
 
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ struct ReferenceSession {
     return_pattern: Option<ReturnPattern>,
 }
 
-/// The account as `OccupancyModel` describes it, without any order or sum that is kept.
+/// Reference model: behaves as [`OccupancyModel`] is documented, without maintained order or sums.
 #[derive(Default)]
 struct ReferenceOccupancy {
     residents: Vec<ReferenceSession>,
@@ -46,7 +47,7 @@ impl ReferenceOccupancy {
         self.here(at).map(|tenant| tenant.tokens).sum()
     }
 
-    /// Idle ones in the order in which they are evicted.
+    /// Returns the idle sessions in eviction order.
     fn eviction_order(&self, at: Owner) -> Vec<&ReferenceSession> {
         let mut line: Vec<_> = self.here(at).filter(|tenant| tenant.steps == 0).collect();
         line.sort_by_key(|tenant| (tenant.last, tenant.session));
@@ -114,7 +115,8 @@ impl ReferenceOccupancy {
         }
     }
 
-    /// Others that are served, or of the last sixteen that stepped did so within a minute and have not moved away.
+    /// Returns the number of other sessions that are being served, or are among the last sixteen to step, did so within
+    /// a minute and have not moved away.
     fn active_count(&self, at: Owner, session: SessionId, now: Micros) -> usize {
         let served = self.here(at).filter(|tenant| tenant.steps > 0 && tenant.session != session).count();
         let line = self.eviction_order(at);
@@ -122,7 +124,7 @@ impl ReferenceOccupancy {
         served + last.filter(|tenant| tenant.session != session && tenant.return_pattern.is_some()).count()
     }
 
-    /// `T_eviction` of so many tokens, as `CostModel::eviction` describes it.
+    /// Returns `T_eviction` of `stored` tokens, as documented at `CostModel::eviction_cost`.
     fn eviction_cost(
         &self,
         scene: &PlanningScene,
@@ -164,7 +166,7 @@ impl ReferenceOccupancy {
     }
 }
 
-/// The same to both.
+/// Applies the same event to both models.
 fn happen(
     tenancy: &mut OccupancyModel,
     plain: &mut ReferenceOccupancy,
@@ -181,7 +183,7 @@ fn happen(
                 plain.step_started(at, session, (tokens, found), now);
                 tenancy.prefill_started(at, Micros(tokens.0 * 100), now);
             }
-            // Of most steps both the beginning and the end.
+            // Most events are a whole step: start and end.
             if what != 1 {
                 tenancy.step_ended(at, session, tokens, now);
                 plain.step_ended(at, session, tokens, now);
@@ -205,7 +207,7 @@ fn happen(
 }
 
 prop_compose! {
-    /// All of less time than after which a session is given up.
+    /// Events that together take less time than `SESSION_RETENTION`.
     fn happenings()(all in prop::collection::vec((
         prop_oneof![20 => 0u8..8, 1 => 8u8..11],
         (prop_oneof![4 => Just(0usize), 1 => 1usize..3], prop_oneof![200 => Just(1u64), 1 => Just(2)]),
@@ -262,7 +264,7 @@ proptest! {
             };
             prop_assert_eq!(candidate.terms.eviction, expected, "{:?}", candidate);
         }
-        // What a decision log keeps of it gives the same decision, every term of it.
+        // The recorded occupancy of a decision log gives the same decision, with equal terms.
         let decision = scene.plan();
         let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
         let kept: Vec<RankMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Every way a plan can be illegal: a legal one, spoilt in one place.
+//! Every way a plan can be illegal: each test spoils one part of a legal plan.
 
 use vocabulary::{Blocks, DpRank, Epoch, KvLinkMode, Tokens, WorkerHealth};
 
@@ -18,7 +18,7 @@ const REMOTE: &str = "
     worker d decode running=8
     worker x prefill fabric=mooncake";
 
-/// What `check` says of the scene's own plan after `spoil`.
+/// Returns the violation found in the scene's own plan after `spoil` has changed it.
 #[track_caller]
 fn violation_after(scene: &str, spoil: impl FnOnce(&mut PlanningScene, &mut Plan)) -> PlanViolation {
     let mut scene = PlanningScene::read(scene);
@@ -61,7 +61,7 @@ fn both(plan: &mut Plan, change: impl Fn(&mut Leg)) {
     change(&mut plan.decode);
 }
 
-/// Changes the source and the depth of the plan's replicate.
+/// Changes the source and the length of the plan's replicate.
 fn replicate(plan: &mut Plan, name: &str, depth: u64) {
     let Some(Handoff::Replicate { from, blocks, .. }) = &mut plan.handoff else { panic!("no replicate: {plan:?}") };
     (*from, *blocks) = (id(name), Blocks(depth));

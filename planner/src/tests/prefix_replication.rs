@@ -1,4 +1,4 @@
-//! What moves between two steps, and what never does.
+//! Which prefixes move between two steps, and which never do.
 
 use proptest::prelude::*;
 use vocabulary::*;
@@ -7,8 +7,8 @@ use super::properties::scenes;
 use super::{PlanningScene, id};
 use crate::*;
 
-/// A session of 8,000 tokens that has just ended a step at `a`, which was given prompts of 15,000 tokens (1.5 s) since;
-/// `b` has nothing to do.
+/// A session of 8,000 tokens has just ended a step at `a`, which has since been given prompts of 15,000 tokens (1.5 s);
+/// `b` is idle.
 const BUSY_OWNER: &str = "
     session owner=a sealed=500
     ask prompt=8100 answer=100
@@ -21,14 +21,14 @@ fn owner(name: &str) -> Owner {
     Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) }
 }
 
-/// A scene whose session's last step has just ended at its owner.
+/// Returns a scene whose session has just ended a step at its owner.
 fn between_steps(text: &str) -> PlanningScene {
     let mut scene = PlanningScene::read(text);
     steps(&mut scene, SESSION, ("a", Tokens(8_000)));
     scene
 }
 
-/// A step of a session comes and ends.
+/// Runs a whole step of a session.
 fn steps(scene: &mut PlanningScene, session: SessionId, (name, tokens): (&str, Tokens)) {
     let stay = Footprint { tokens, found: Tokens::ZERO, capacity: Tokens(100_000) };
     scene.occupancy.step_started(owner(name), session, stay, scene.now);
@@ -39,7 +39,7 @@ fn decide(scene: &PlanningScene) -> Result<PrefixReplication, ReplicationSkipRea
     plan_prefix_replication(&scene.inputs(), &ReplicationLimits::default())
 }
 
-/// The same scene with more words in it.
+/// Returns why the prefix stays in the busy-owner scene with more words added.
 fn stays(more: &str) -> ReplicationSkipReason {
     decide(&between_steps(&format!("{BUSY_OWNER} {more}"))).unwrap_err()
 }
@@ -51,7 +51,7 @@ fn busy_owners_prefix_replicates_to_an_idle_worker() {
     assert_eq!(chosen.blocks, Blocks(500));
     assert_eq!(chosen.bytes, Bytes(800_000_000));
     assert!(chosen.saves > chosen.costs * 2, "{chosen:?}");
-    // The link: 10 ms + 80 ms; a copy of 763 MiB at 50 us each; nobody is pushed out.
+    // Transfer: 10 ms + 80 ms; second copy: 763 MiB at 50 us per MiB; no evictions.
     assert_eq!(chosen.costs, Micros(90_000 + 38_146), "{chosen:?}");
 }
 
@@ -118,7 +118,7 @@ fn barred_links_and_disabled_actions_also_block_replication() {
 fn sources_that_send_in_turn_are_skipped_behind_a_long_queue() {
     let mut scene = between_steps(&BUSY_OWNER.replace("backlog=15000", "backlog=51000"));
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::Busy));
-    // Those that send at once send in time for the step itself, for less than a copy costs.
+    // A source that sends at once serves the step itself in time, which is cheaper than a second copy.
     scene.policy.sources = SendTiming::AtOnce;
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::TooDear));
 }
@@ -183,7 +183,7 @@ fn replication_skip_reasons_agree_in_code_and_json() {
     }
 }
 
-/// A session that has stepped lately, whoever owns it.
+/// Adds a recent step of the scene's session, whichever worker owns it.
 fn away(mut scene: PlanningScene) -> PlanningScene {
     let at = Owner { rank: DpRank(0), ..owner("a") };
     let stay = Footprint { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(100_000) };
@@ -192,7 +192,7 @@ fn away(mut scene: PlanningScene) -> PlanningScene {
     scene
 }
 
-/// Bounds that let most through.
+/// Limits that allow most moves.
 const PERMISSIVE_LIMITS: ReplicationLimits = ReplicationLimits {
     margin: 1.0,
     least: Micros(0),
@@ -230,7 +230,7 @@ proptest! {
         scene.workers.reverse();
         scene.overlaps.reverse();
         prop_assert_eq!(plan_prefix_replication(&scene.inputs(), &PERMISSIVE_LIMITS), first);
-        // What is left under tight bounds may be another target, and is never one where wide ones found none.
+        // Tighter limits may allow a different target, but never a move where the wider ones allow none.
         if plan_prefix_replication(&scene.inputs(), &ReplicationLimits { margin: 2.0, ..PERMISSIVE_LIMITS }).is_ok() {
             prop_assert!(first.is_ok());
         }

@@ -1,12 +1,12 @@
-//! What memory costs: who is pushed out, and whether that is worth it. A token takes 100 us to compute; at a chance of 1
-//! and the policy's 0.7 a victim's token costs 70 us.
+//! Eviction cost: whose KV is evicted, and whether that is worth it. A token takes 100 us to compute; with a return
+//! chance of 1 and the policy's weight of 0.7, a victim's token costs 70 us.
 
 use vocabulary::*;
 
 use super::{PlanningScene, id};
 use crate::*;
 
-/// A worker that holds the scene's prompt beside one that does not.
+/// Two workers; neither has the prompt cached unless a test adds it.
 const TWO: &str = "policy lambda=0 mu=0\n worker a hybrid kv=20000\n worker b hybrid kv=20000";
 
 fn rank_of(name: &str) -> Owner {
@@ -14,7 +14,7 @@ fn rank_of(name: &str) -> Owner {
 }
 
 impl PlanningScene {
-    /// A session that had a step at a worker which ended so many seconds before now.
+    /// Adds a session whose step at a worker ended `ago` seconds before now.
     pub(super) fn add_resident(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
         self.now = self.now.max(Micros(3_600_000_000));
         let end = Micros(self.now.0 - ago * 1_000_000);
@@ -55,7 +55,7 @@ fn eviction_cost_is_recompute_time_weighted_by_return_probability() {
         scene.add_resident(7, "a", 20_000, ago);
         scene.eviction_cost("a")
     };
-    // 1,700 tokens x 100 us x 0.7, half an answer held up besides, by a chance of less than 1.
+    // 1,700 tokens x 100 us x 0.7 x 1.5 (half an answer is delayed), with a chance below 1.
     assert!((120_000..179_000).contains(&price(1)), "{}", price(1));
     assert!(price(1) > price(100) && price(100) > price(500) && price(3_000) == 0);
 }
@@ -110,7 +110,7 @@ fn eviction_cost_never_falls_with_more_tokens() {
         assert!(price >= before, "{prompt} tokens cost {price}, fewer cost {before}");
         before = price;
     }
-    // Beyond those that are looked at one by one the rest counts as they do: nobody is taken for missing.
+    // Victims beyond those examined count as the average of these, not as missing.
     assert!(before < 18_000 * 100, "{before}");
 }
 
@@ -125,7 +125,7 @@ fn unevictable_memory_makes_waiting_expensive() {
 
 #[test]
 fn rewritten_history_evicts_its_own_stale_kv_first() {
-    // 1,700 tokens where 1,000 are free, or none.
+    // 1,700 tokens, with 1,000 or none free.
     let at_home = |others: &[(u64, u64)]| {
         let mut scene = scene("session id=1");
         scene.add_resident(1, "a", 19_000, 30);
@@ -162,10 +162,9 @@ fn interference_counts_prompts_that_arrive_during_compute() {
         found.unwrap().terms.interference.0
     };
     assert_eq!(price(&scene), 0);
-    // Sixty prompts that took no time to speak of: two a second.
+    // Sixty prompts of negligible compute: two per second.
     (0..60).for_each(|_| scene.occupancy.prefill_started(rank_of("a"), Micros(0), scene.now));
-    // 100 ms of queue and 160 ms of computing: half a prompt comes meanwhile, and waits for 160 ms,
-    // one and a half times.
+    // 100 ms of queue and 160 ms of compute: half a prompt arrives meanwhile and waits for 160 ms, times 1.5.
     assert_eq!(price(&scene), (160_000.0 * 1.5 * 2.0 * 0.26) as u64);
     scene.now += Micros(30_000_000);
     assert_eq!(price(&scene) * 1_000 / 124_800, 367, "after half a minute e times less");
@@ -176,7 +175,7 @@ fn answer_costs_more_under_steady_prefill_load() {
     let mut scene = scene("");
     scene.policy.mu = 1.0;
     let before = scene.plan().plan.because.terms.interference;
-    // Half of its time: of that an answer loses nine tenths, so that it takes 1 / 0.55 times as long.
+    // Prefill takes half of the time; an answer loses nine tenths of that, so it takes 1 / 0.55 times as long.
     scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
     let candidates = scene.plan().candidates;
     let at = |name| candidates.iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none()).unwrap();
@@ -241,7 +240,7 @@ fn recorded_rank_memory_replays_eviction_costs() {
     let evicted = |decision: &Decision| decision.plan.because.terms.eviction;
     assert!(evicted(&decision) > Micros::ZERO);
     let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
-    // 400 tokens are free, and the step needs 1,700 and may grow by 2,500: the first two of seven are reached.
+    // 400 tokens are free; the step needs 1,700 and may grow by 2,500, which reaches the first two of seven victims.
     assert_eq!((told.len(), told[0].free, told[0].victims.len()), (1, Tokens(400), 2), "{told:?}");
     scene.occupancy = OccupancyModel::from_recorded(&told);
     assert_eq!(scene.plan(), decision);
@@ -259,7 +258,8 @@ fn kv_evicted_to_the_host_tier_is_reloaded_by_its_retention_share() {
         scene.eviction_cost("a")
     };
     let computed = price(LowerTiers::default());
-    // A token's 100,000 bytes take 5 us at 20 GB/s, and 100 us to compute. A tier of device memory's size keeps half.
+    // The 100,000 bytes of a token take 5 us to load at 20 GB/s and 100 us to compute. A host tier as large as device
+    // memory keeps half.
     let half = price(LowerTiers { host_tokens: Tokens(20_000), ..LowerTiers::default() });
     assert!(half.abs_diff(computed * (5 + 100) / 200) <= 1, "{half} for {computed}");
     let all = price(LowerTiers { host_tokens: Tokens(20_000_000_000), ..LowerTiers::default() });

@@ -1,4 +1,4 @@
-//! Each term of the price, by hand. A token takes 100 us to compute, 10 us to move, and 100,000 bytes of memory.
+//! Each cost term, computed by hand. A token takes 100 us to compute, 10 us to move, and 100,000 bytes of memory.
 
 use vocabulary::Micros;
 
@@ -51,12 +51,13 @@ fn invalid_tier_rate_makes_its_blocks_useless_rather_than_free() {
 
 #[test]
 fn decode_interference_is_lost_time_weighted_by_mu() {
-    // Ten answers wait for 1,600 tokens to be computed, then for 1 ms at each of 50 tokens: half of 100 they no longer see.
+    // Ten answers wait for 1,600 tokens to be computed, then lose 1 ms per token for 50 tokens: they run for half of
+    // the 100.
     let (delays, slowdown) = (10.0 * 160_000.0, 10.0 * 50_000.0);
     let at = |mu: &str| terms(&format!("policy mu={mu}\n worker a hybrid running=10"), ColocatedPrefill, "a");
     assert_eq!(at("1").interference, Micros((delays + slowdown) as u64));
     assert_eq!(at("3").interference, Micros((3.0 * (delays + slowdown)) as u64));
-    // 160 ms of computing: a seventh of the way to a pause, which counts in full.
+    // 160 ms of compute: 0.16 / 1.16, about a seventh, of the way from mu to full weight.
     let weight = 0.25 + 0.75 * 0.16 / 1.16;
     assert_eq!(at("0.25").interference, Micros((weight * delays + 0.25 * slowdown) as u64));
     for off in ["0", "-1", "NaN", "inf"] {
@@ -66,7 +67,7 @@ fn decode_interference_is_lost_time_weighted_by_mu() {
 
 #[test]
 fn memory_cost_is_duplicated_and_displaced_bytes_weighted_by_lambda() {
-    // lambda = 1,048,576 us a MiB: one byte, one microsecond.
+    // lambda = 1,048,576 us per MiB: one microsecond per byte.
     let at = |lines: &str| terms(&format!("policy lambda=1048576\n {lines}"), ColocatedPrefill, "b").memory.0;
     assert_eq!(at("worker b hybrid"), 0, "an empty memory displaces nothing");
     assert_eq!(at("worker b hybrid\n worker a hybrid holds=50"), 800 * 100_000);
@@ -139,7 +140,7 @@ fn later_tokens_cost_more_with_quadratic_attention() {
         terms(&format!("policy doubles={doubles}\n worker a hybrid holds={held}"), ColocatedPrefill, "a").compute.0
     };
     assert_eq!(compute(0, 0), 160_000);
-    // The token at 1,600 costs twice the first, so that all of them cost half more.
+    // The token at 1,600 costs twice the first, so the tokens cost 1.5 times as much on average.
     assert_eq!(compute(1_600, 0), 240_000);
     assert_eq!(compute(1_600, 50), 80_000 + 60_000, "the second half has three quarters of the surcharge");
 }

@@ -1,4 +1,4 @@
-//! What holds for every decision, over generated fleets.
+//! Properties of every decision, over generated fleets.
 
 use proptest::prelude::*;
 use vocabulary::*;
@@ -111,7 +111,7 @@ fn own_scenes() -> impl Strategy<Value = PlanningScene> {
     })
 }
 
-/// A decision in an order that does not depend on the fleet's.
+/// Sorts a decision's candidates independently of the fleet's order.
 fn sorted(mut decision: Decision) -> Decision {
     decision.candidates.sort_by_key(|c| (c.decode.worker, c.action, c.total, c.refused));
     decision
@@ -215,7 +215,7 @@ proptest! {
 
     #[test]
     fn disabling_an_action_never_makes_a_step_cheaper(scene in own_scenes(), off in 1usize..6) {
-        // State migration is apart: without it the same legs are a fetch that leaves the ownership where it is.
+        // State migration is special: disabling it turns the same legs into a fetch that leaves ownership unchanged.
         let off = Action::ALL[off];
         let Ok(before) = plan(&scene.inputs()) else { return Ok(()) };
         let mut without = scene;
@@ -258,7 +258,7 @@ proptest! {
             let link = over(candidate).map(|(from, to)| BarredLink { from, to });
             prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
         }
-        // What moved over none of them before is offered as before, at the same price.
+        // Candidates that use no barred link are still offered, at the same cost.
         for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.refused.is_none()) {
             let link = over(candidate).map(|(from, to)| BarredLink { from, to });
             if link.is_some_and(|link| !scene.barred.contains(&link)) {
@@ -282,7 +282,7 @@ proptest! {
             disabled: ActionSet::from_bits(disabled),
             barred,
         };
-        // JSON has no other numbers; fleets measure their rates, and so have none.
+        // JSON cannot represent non-finite numbers; real fleets measure their rates, so they have none.
         let is_number = |view: &WorkerView| {
             view.speeds.prefill_tokens_per_second.is_finite()
                 && view.link.as_ref().is_none_or(|link| link.bytes_per_second.is_finite())

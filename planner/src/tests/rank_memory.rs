@@ -1,4 +1,4 @@
-//! What a decision log keeps of the account of memory, and what is planned of it again.
+//! Recorded occupancy in a decision log: what it contains, and replanning from it.
 
 use vocabulary::*;
 
@@ -11,7 +11,7 @@ fn place(name: &str) -> Owner {
     Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) }
 }
 
-/// Two workers, the first of which is full of these sessions' KV; each ended its step so many seconds ago.
+/// Scene of two workers; the first is full with the KV of `tenants`: session, tokens, seconds since its last step.
 fn scene(tenants: &[(u128, u64, u64)]) -> PlanningScene {
     let mut scene = PlanningScene::read(
         "policy lambda=0 mu=0\n worker a hybrid kv=20000 holds=20\n worker b hybrid kv=20000 backlog=3000",
@@ -40,7 +40,8 @@ fn recorded_memory_omits_unknown_ranks_and_replays_them_as_free() {
 
 #[test]
 fn recorded_memory_lists_only_victims_within_the_steps_reach() {
-    // 2,000 are free; prompt, answer and growth of an eighth come to 4,200: 2,200 more, which the first one has alone.
+    // 2,000 tokens are free; prompt, answer and growth (an eighth) need 4,200, so 2,200 must be evicted: the first
+    // session has enough.
     let told_of_few = recorded_memory(&scene(&[(1, 6_000, 9), (2, 6_000, 7), (3, 6_000, 5)]));
     assert_eq!(told_of_few[0].victims.iter().map(|victim| victim.tokens.0).collect::<Vec<_>>(), [6_000]);
     let many: Vec<_> = (1..=18).map(|session| (session, 100, 60 - session as u64)).collect();

@@ -1,15 +1,15 @@
-//! Who serves, in situations that a person can judge.
+//! Which worker serves, in situations that a person can judge.
 
 use super::{PlanningScene, check, decide, id, list};
 use crate::*;
 
-/// A session of 3,000 sealed blocks whose owner generates sixteen other answers, beside an idle worker.
+/// A session of 3,000 sealed blocks whose owner has sixteen running answers, and an idle worker.
 const BUSY_OWNER: &str = "
     session owner=a sealed=3000
     worker a hybrid holds=3000 running=16
     worker b hybrid";
 
-/// A short session whose owner is to be emptied.
+/// A short session whose owner is draining.
 const DRAINING_OWNER: &str = "
     session owner=a sealed=99
     worker a hybrid holds=99 health=draining";
@@ -95,7 +95,7 @@ fn disabled_tail_recompute_still_serves_with_one_leg() {
 
 #[test]
 fn tail_recompute_covers_at_most_half_of_the_prefix() {
-    // a could send 98 blocks, but never pays over a link this slow.
+    // a could send 98 blocks, but that never pays over such a slow link.
     let scene = |held| {
         format!(
             "session owner=a sealed=98
@@ -109,7 +109,7 @@ fn tail_recompute_covers_at_most_half_of_the_prefix() {
 
 #[test]
 fn source_holding_the_whole_prefix_sends_it_without_a_tail() {
-    // The last block of the prompt is held too, but an engine computes it again in any case.
+    // The last block of the prompt is cached too, but an engine recomputes it in any case.
     check(
         "session owner=a sealed=3000
          policy off=remote_prefill
@@ -303,7 +303,7 @@ fn hybrid_worker_may_prefill_for_others_and_a_decode_worker_may_not() {
              worker d decode running=8"
         )
     };
-    // a is too small for the answer as well, so that it never is a target; only the prefill role needs no room for it.
+    // a is too small for the answer, so it is never a target; only the prefill role needs no room for the answer.
     assert_eq!(decide(&with("prefill")), "remote_prefill at d 0+0, prefill at a 0+16000, open");
     assert_eq!(decide(&with("decode")), "colocated_prefill at d 0+16000, open");
     let hybrid = list("worker a hybrid\n worker d decode");
@@ -332,7 +332,7 @@ fn disabled_actions_are_listed_but_never_chosen() {
             "remote_prefill at b: disabled",
         ]
     );
-    // A second of computing at the owner is a pause for its answers.
+    // A second of compute at the owner is a noticeable stall for its answers.
     assert_eq!(decide(&scene), "colocated_prefill at b 0+58000, borrow");
 }
 
@@ -650,7 +650,7 @@ fn decision_round_trips_through_json() {
     assert!(text.contains(r#""action":"artifact_fetch""#) && text.contains(r#""interference":"#), "{text}");
 }
 
-/// A decoder that answers only what a prefill worker hands to it, beside such a prefill worker.
+/// A decode worker that only answers prompts handed over by a prefill worker, and such a prefill worker.
 const PAIR: &str = "
     worker d decode carries=prompts holds=90
     worker p prefill carries=prompts";
@@ -659,7 +659,7 @@ const PAIR: &str = "
 fn decoder_without_prefill_capability_always_uses_remote_prefill() {
     let words = "remote_prefill at d 96+0, prefill at p 0+100, open";
     check(&format!("ask prompt=100 {PAIR}"), words);
-    // Neither does anything move between such decoders ahead of a request.
+    // Such decode workers do not exchange KV before a request either.
     check(
         &format!("session owner=d sealed=90 {PAIR}\n worker e decode carries=prompts"),
         "remote_prefill at d 1440+0, prefill at p 0+1600, keep",

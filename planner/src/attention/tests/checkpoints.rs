@@ -1,4 +1,4 @@
-//! Where windows are stored, and how often that is worth its price.
+//! Window checkpoints: where windows are stored, and which interval is cheapest.
 
 use proptest::prelude::*;
 use vocabulary::Tokens;
@@ -27,13 +27,13 @@ fn checkpoint_interval_is_part_of_the_spec_file() {
     assert_eq!(read("gpt-oss-20b").checkpoints(), CheckpointInterval::Full, "as engines do");
 }
 
-/// 10 GB/s to write and to load, 40 us to compute a token, one restore in 10,000 tokens.
+/// 10 GB/s to write and to load, 40 us of compute per token, one restore per 10,000 tokens.
 const COSTS: CheckpointCosts = CheckpointCosts { write: 1e-4, load: 1e-4, compute: 40.0, restores: 1e-4 };
 
 #[test]
 fn checkpoint_period_balances_write_and_recompute_cost() {
     let spec = hybrid();
-    // W = 60 x 128 x 640 bytes: 491.52 us to write. sqrt(2 x 491.52 / (1e-4 x 40)) = 495.7 tokens.
+    // W = 60 x 128 x 640 bytes, 491.52 us to write: sqrt(2 x 491.52 / (1e-4 x 40)) = 495.7 tokens.
     let (policy, cost) = CheckpointInterval::choose(&spec, Tokens(128), &COSTS);
     assert_eq!(policy, CheckpointInterval::Every(Tokens(512)));
     assert!((cost - (491.52 / 512.0 + 1e-4 * (491.52 + 40.0 * 192.0))).abs() < 1e-9, "{cost}");

@@ -1,11 +1,11 @@
-//! What is read from a `config.json`, and what is refused.
+//! Parsing of `config.json`: accepted and rejected files.
 
 use vocabulary::{Bytes, Tokens};
 
 use super::{read, text_of};
 use crate::attention::*;
 
-/// Layers that keep all tokens, and layers with a window.
+/// Returns the number of layers that keep all tokens, and of layers with a window.
 fn split(spec: &AttentionSpec) -> (usize, usize) {
     let windows = spec.layers().iter().filter(|layer| matches!(layer, LayerState::Window(_))).count();
     (spec.layers().len() - windows, windows)
@@ -21,12 +21,12 @@ fn window_of(spec: &AttentionSpec) -> u64 {
 
 #[test]
 fn dense_models_match_their_published_bytes_per_token() {
-    // Layers x KV heads x width x 2 (key and value) x 2 bytes.
+    // Layers x KV heads x head width x 2 (key and value) x 2 bytes.
     assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(32 * 8 * 128 * 2 * 2));
     assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(131_072));
-    // States its head width, which is not hidden_size / heads.
+    // The file states `head_dim`, which differs from hidden_size / heads.
     assert_eq!(read("qwen3-32b").bytes_per_token(), Bytes(64 * 8 * 128 * 2 * 2));
-    // Names a window that it does not use.
+    // The file has a window that is not used.
     assert_eq!(read("qwen2.5-0.5b").bytes_per_token(), Bytes(24 * 2 * 64 * 2 * 2));
     assert_eq!(split(&read("qwen2.5-0.5b")), (24, 0));
 }
@@ -42,7 +42,7 @@ fn latent_models_keep_one_entry_for_all_heads() {
 fn mistral_v0_1_has_a_window_in_every_layer_and_v0_3_none() {
     let first = read("mistral-7b-v0.1");
     assert_eq!((split(&first), window_of(&first)), ((0, 32), 4_096));
-    // After 4,096 tokens nothing grows any more: 4,096 x 128 KiB.
+    // The state stops growing after 4,096 tokens: 4,096 x 128 KiB.
     assert_eq!(first.state_bytes(Tokens(32_768)), Bytes(4_096 * 131_072));
     assert_eq!(first.state_bytes(Tokens(100)), Bytes(100 * 131_072));
     assert_eq!(split(&read("mistral-7b-v0.3")), (32, 0));
@@ -53,7 +53,7 @@ fn gpt_oss_has_a_window_of_128_in_every_other_layer() {
     let spec = read("gpt-oss-20b");
     assert_eq!((split(&spec), window_of(&spec)), ((12, 12), 128));
     assert!(matches!(spec.layers()[0], LayerState::Window(_)), "a window comes first");
-    // A layer's token: 8 heads x 64 x 2 x 2 bytes = 2 KiB.
+    // Per layer and token: 8 heads x 64 x 2 x 2 bytes = 2 KiB.
     assert_eq!(spec.state_bytes(Tokens(10_000)), Bytes(12 * 2_048 * (10_000 + 128)));
     assert_eq!(spec.window_depth(), Tokens(12 * 128));
 }
@@ -68,12 +68,12 @@ fn gpt_oss_alternates_windows_without_a_layer_list() {
 #[test]
 fn gemma_3_has_five_window_layers_per_full_layer() {
     let spec = read("gemma-3-27b");
-    // 62 layers: 10 of them are the sixth of six.
+    // 62 layers: every sixth, 10 in all, is a full layer.
     assert_eq!((split(&spec), window_of(&spec)), ((10, 52), 1_024));
-    // A layer's token: 16 heads x 128 x 2 x 2 bytes = 8 KiB.
+    // Per layer and token: 16 heads x 128 x 2 x 2 bytes = 8 KiB.
     assert_eq!(spec.state_bytes(Tokens(50_000)), Bytes(8_192 * (10 * 50_000 + 52 * 1_024)));
     assert_eq!(spec.bytes_per_token(), Bytes(10 * 8_192), "in the long run only the others grow");
-    // The small ones leave out what equals the family's defaults: 4 KV heads of 256.
+    // The small models omit fields that equal the family's defaults: 4 KV heads of 256.
     let small = read("gemma-3-4b");
     assert_eq!(split(&small), (5, 29));
     assert_eq!(small.bytes_per_token(), Bytes(5 * 4 * 256 * 2 * 2));
@@ -93,7 +93,7 @@ fn kv_cache_may_use_fewer_bits_than_the_weights() {
     assert!(spec.with_kv_bits(3).is_err());
 }
 
-/// A `config.json` of a small dense model with these fields on top.
+/// Parses the `config.json` of a small dense model with these fields added.
 fn small(fields: &str) -> Result<AttentionSpec, SpecError> {
     let base = r#"{"model_type": "qwen3", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}"#;
     let mut file: serde_json::Map<_, _> = serde_json::from_str(base).unwrap();

@@ -1,4 +1,4 @@
-//! The cheapest way back, by hand and beside every other split.
+//! Cheapest restore of a prefix: examples by hand, and a comparison with every other split.
 
 use proptest::prelude::*;
 use vocabulary::{Bytes, Micros, Tokens};
@@ -7,7 +7,7 @@ use super::{hybrid, read, sizes};
 use crate::ComputeRate;
 use crate::attention::*;
 
-/// 100 us to compute a token, 10 ms + 10 GB/s to load.
+/// 100 us of compute per token; loads take 10 ms + bytes at 10 GB/s.
 fn prices() -> RestorePrices {
     RestorePrices {
         compute: ComputeRate::new(100.0, Tokens::ZERO),
@@ -41,7 +41,7 @@ fn restore_loads_a_long_dense_prefix_and_recomputes_a_short_one() {
 fn restore_recomputes_windows_that_were_never_stored() {
     let spec = hybrid().with_checkpoints(CheckpointInterval::None).unwrap();
     let plan = of(&spec, 0, 128_000).plan(&prices());
-    // 60 layers with windows of 128 tokens.
+    // Windows of 128 tokens in 60 layers: 7,680 tokens.
     assert_eq!(
         plan.way,
         RestoreSplit { loaded: Tokens(128_000), bytes: spec.entry_bytes(Tokens(128_000)), start: Tokens(120_320) }
@@ -73,7 +73,7 @@ fn restore_recomputes_windows_when_loading_costs_more() {
     )
     .unwrap();
     let slow = RestorePrices { load_fixed: Micros::ZERO, load_byte: 0.05, ..prices() };
-    // 256 x 4,096 bytes of windows take 52 ms to load, their tokens 25.6 ms to compute.
+    // 256 x 4,096 bytes of windows take 52 ms to load; their tokens take 25.6 ms to compute.
     let plan = of(&spec, 0, 12_800).plan(&slow);
     assert_eq!((plan.way.start, plan.way.loaded), (Tokens(12_800 - 256), Tokens(12_800)));
     let fast = RestorePrices { load_byte: 0.01, ..slow };
@@ -172,7 +172,7 @@ proptest! {
             let without = RestoreSplit { loaded, bytes: spec.entry_bytes(loaded) - spec.entry_bytes(held), start: (loaded - depth).max(held) };
             for way in [stored.then_some(with_windows), Some(without)].into_iter().flatten() {
                 let price = restore.price(way, PrefetchMode::Never, &prices).total;
-                // Each of its parts is rounded to a microsecond.
+                // Each part of the cost is rounded to a microsecond.
                 prop_assert!(least <= price + Micros(2), "{least} beside {price} of {way:?}");
             }
         }

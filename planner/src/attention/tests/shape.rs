@@ -1,4 +1,4 @@
-//! What a rank keeps, who can read from whom, and how ranks are numbered.
+//! What a rank keeps, which ranks can read from which, and how ranks are numbered.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn shape(tensor: u16, pipeline: u16) -> ParallelShape {
     ParallelShape { tensor, pipeline }
 }
 
-/// Bytes of a token on every tensor rank of each stage.
+/// Returns the bytes of a token on every tensor rank of each stage.
 fn stages(spec: &AttentionSpec, shape: ParallelShape) -> Vec<u64> {
     (0..shape.pipeline).map(|stage| spec.for_rank(shape, stage).unwrap().state_bytes(Tokens(1)).0).collect()
 }
@@ -70,7 +70,7 @@ fn target_reads_from_a_source_whose_tensor_size_divides_its_own() {
 
 #[test]
 fn kv_group_ranks_match_the_engines_numbering() {
-    // Two prefill instances of 2 ranks, one decode instance of 4: TPM = 2.
+    // Two prefill instances of 2 ranks and one decode instance of 4: TPM = 2.
     let (prefill, decode) = (Instances { count: 2, tensor: 2 }, Instances { count: 1, tensor: 4 });
     let groups = KvGroups::new(prefill, decode).unwrap();
     assert_eq!((groups.readers(), groups.group_size()), (2, 4));
@@ -97,7 +97,8 @@ proptest! {
             prop_assert!(packed.for_rank(shape, 0).is_err());
             return Ok(());
         }
-        // By hand: a layer with heads is there once, or as often as ranks repeat its heads; any other on every rank.
+        // Expected copies: a layer with heads exists once, or as often as ranks replicate its heads; any other layer
+        // exists on every rank.
         let copies = |layer: &LayerState| match layer {
             LayerState::Dense(DenseKv { kv_heads, .. }) | LayerState::Window(WindowKv { kv_heads, .. }) => {
                 (u64::from(tensor) / u64::from(*kv_heads)).max(1)

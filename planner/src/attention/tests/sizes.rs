@@ -1,4 +1,4 @@
-//! Bytes of ranges, blocks and kinds, and the file of one's own.
+//! Bytes of ranges, blocks and kinds, and the attention file.
 
 use proptest::prelude::*;
 use vocabulary::{Bytes, Tokens};
@@ -11,7 +11,7 @@ fn hybrid_block_size_is_the_common_multiple_of_its_ratios() {
     let spec = hybrid();
     assert_eq!(spec.block(), Tokens(128));
     assert_eq!(read("llama-3.1-8b").block(), Tokens(1));
-    // A pair of layers in 128 tokens: 32 entries and 32 index entries, and one entry.
+    // A pair of layers in 128 tokens: 32 main and 32 index entries in one, a single entry in the other.
     assert_eq!(spec.entry_bytes(Tokens(128)), Bytes(30 * (32 * (640 + 132) + 640)));
 }
 
@@ -32,7 +32,7 @@ fn each_state_kind_has_its_expected_bytes() {
     assert_eq!(of(StateKind::CompressedHca, 1_000), 30 * 7 * 640);
     assert_eq!(of(StateKind::WindowSwa, 1_000), 60 * 128 * 640);
     assert_eq!(of(StateKind::WindowSwa, 100), 60 * 100 * 640);
-    // 1,002 tokens: 2 are not in an entry of 4, 106 not in one of 128.
+    // 1,002 tokens: the last 2 do not fill an entry of 4, the last 106 not one of 128.
     assert_eq!(of(StateKind::TailState, 1_002), 30 * (2 + 106) * 640);
     assert_eq!(of(StateKind::DenseKv, 1_000), 0);
     let kinds: Vec<_> = spec.kinds().collect();
