@@ -1,4 +1,5 @@
-//! How slower tiers are kept: which there are, and where the windows of a hybrid model are stored in them.
+//! Cache strategies for the tiers below device memory: which tiers exist, and where a hybrid model's windows are stored
+//! in them.
 
 use std::str::FromStr;
 
@@ -6,32 +7,32 @@ use planner::CheckpointInterval;
 use serde::{Serialize, Serializer};
 use vocabulary::Tokens;
 
-/// One way to manage the cache below device memory, whatever the policy.
+/// How the cache below device memory is managed, independently of the routing policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum CacheStrategy {
-    /// There is nothing below device memory.
+    /// No tiers below device memory.
     Hbm,
-    /// What is evicted falls into every tier; windows as the model's description says.
+    /// Evicted KV goes to every lower tier; windows are stored as the model's description says.
     Lru,
-    /// The same, with every token's windows.
+    /// As `Lru`, with the windows of every token.
     Full,
-    /// The same, with the windows at every so many tokens.
+    /// As `Lru`, with windows stored at every multiple of this many tokens.
     #[strum(to_string = "periodic:{0}")]
     Periodic(Tokens),
-    /// The same, without windows: the last n_win x L tokens are computed again.
+    /// As `Lru`, without windows: the last n_win x L tokens are recomputed.
     Zero,
-    /// The same, with the windows at as many tokens as is cheapest, and each prefix restored in the cheapest way.
+    /// As `Lru`, with windows at the cheapest interval; each prefix is restored in the cheapest way.
     Cost,
 }
 
-/// A word that is none of them.
+/// The name of no cache strategy.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 #[error("there is no cache management `{0}`; accepted: hbm, lru, full, periodic:TOKENS, zero, cost")]
 pub struct UnknownCacheStrategy(pub String);
 
 impl CacheStrategy {
-    /// Where windows are stored; none where the model's description or its costs say so.
+    /// Returns where windows are stored; none if the model's description or its costs decide.
     pub(crate) fn checkpoints(self) -> Option<CheckpointInterval> {
         match self {
             Self::Hbm | Self::Lru | Self::Cost => None,

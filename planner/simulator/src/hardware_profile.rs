@@ -1,4 +1,4 @@
-//! What a worker of the fleet is: its speeds, its memory and its link.
+//! Hardware profile of a worker: its speeds, its memory and its link.
 
 use engine_model::EngineProfile;
 use engine_model::runs::{DiskSpeed, EngineTiming, MemorySizes};
@@ -9,33 +9,34 @@ use vocabulary::Tokens;
 /// One kind of worker.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HardwareProfile {
-    /// As it is called on the command line and in reports.
+    /// Name on the command line and in reports.
     pub name: &'static str,
     /// GPUs of one worker.
     pub gpus: u32,
-    /// Speeds.
+    /// Speeds of the engine.
     pub timing: EngineTiming,
-    /// Memory.
+    /// Sizes and speeds of the memory tiers.
     pub sizes: MemorySizes,
-    /// Bytes of KV of a token.
+    /// Bytes of KV per token.
     pub kv_bytes: u64,
-    /// Its link to the others, both ways at once.
+    /// Link to the other workers, full duplex.
     pub link: LinkSpeed,
 }
 
 /// How fast KV moves between workers.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct LinkSpeed {
-    /// Tokens of KV a second.
+    /// Tokens of KV per second.
     pub tokens_per_second: f64,
-    /// Seconds of any transfer, however small.
+    /// Fixed time of any transfer, in seconds.
     pub fixed: f64,
-    /// When a worker sends what a step elsewhere asks it for.
+    /// When a worker sends KV that a step elsewhere requests.
     pub sources: SendTiming,
 }
 
 impl HardwareProfile {
-    /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s, an NVMe disk; 128 KiB a token.
+    /// Llama-3.1-8B-like model in BF16 on one H100 80 GB; 400 Gb/s link at 80 %, PCIe at 25 GB/s, an NVMe disk; 128 KiB
+    /// per token.
     pub const H100_8B: Self = Self {
         name: "8b_h100",
         gpus: 1,
@@ -44,7 +45,7 @@ impl HardwareProfile {
         kv_bytes: 131_072,
         link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
-    /// The same model on one A100 80 GB; 200 Gb/s.
+    /// The same model on one A100 80 GB; 200 Gb/s link.
     pub const A100_8B: Self = Self {
         name: "8b_a100",
         gpus: 1,
@@ -53,7 +54,7 @@ impl HardwareProfile {
         kv_bytes: 131_072,
         link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
-    /// Qwen3-30B-A3B-like on one H200 141 GB; 96 KiB a token.
+    /// Qwen3-30B-A3B-like model on one H200 141 GB; 96 KiB per token.
     pub const H200_30B_A3B: Self = Self {
         name: "30a3_h200",
         gpus: 1,
@@ -62,7 +63,7 @@ impl HardwareProfile {
         kv_bytes: 98_304,
         link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
-    /// Llama-70B-like, tensor-parallel over four H100; 320 KiB a token, one 400 Gb/s link a worker.
+    /// Llama-70B-like model, tensor-parallel over four H100; 320 KiB per token, one 400 Gb/s link per worker.
     pub const H100X4_70B: Self = Self {
         name: "70b_tp4",
         gpus: 4,
@@ -71,11 +72,11 @@ impl HardwareProfile {
         kv_bytes: 327_680,
         link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: SendTiming::AtOnce },
     };
-    /// All of them.
+    /// All built-in profiles.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
 
-    /// What a simulated worker of this profile is, by runs: without slower tiers. It sends what it is asked for in a request of its
-    /// own, as routers ask.
+    /// Returns the run-based model of a simulated engine with this profile, without slower tiers. It sends KV in a
+    /// request of its own, as routers ask for it.
     pub fn from_profile(name: &'static str, profile: &EngineProfile) -> Self {
         let kv_bytes = profile.kv_bytes_per_token.0;
         let tokens_per_second = profile.link_bytes_per_second / kv_bytes as f64;
@@ -84,7 +85,7 @@ impl HardwareProfile {
             name,
             gpus: 1,
             timing: EngineTiming::of(profile),
-            // There is no such tier to be read from.
+            // There is no host tier, so its speed does not matter.
             sizes: sizes(device, 1.0, kv_bytes),
             kv_bytes,
             link: LinkSpeed {
@@ -95,14 +96,15 @@ impl HardwareProfile {
         }
     }
 
-    /// By name.
+    /// Returns a built-in profile by name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|spec| spec.name == name)
     }
 }
 
-/// `[prefill_token, attention_pair, decode decode_step, prefill_token from_profile context]` in seconds, and tokens of a chunk. The weights' read, which is most of
-/// a decode step, is the chunk's as well where both share a step.
+/// Builds the timing from `[prefill token, attention pair, decode step, context token]` in seconds, and the tokens of a
+/// chunk. Reading the weights, which is most of a decode step, is counted once when a chunk and a decode step share the
+/// batch.
 const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> EngineTiming {
     let (chunk, chunk_overhead, step_beside_chunk, request) = (Tokens(chunk), 0.0, 0.0, 0.0);
     EngineTiming {
@@ -117,10 +119,10 @@ const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> Eng
     }
 }
 
-/// What one NVMe disk for data centres reads and writes for long, in bytes a second.
+/// Sustained bytes per second of one data-center NVMe disk.
 const DISK: DiskSpeed = DiskSpeed { read: 6e9, write: 3e9 };
 
-/// Without slower tiers, but with the speeds that they would have.
+/// Returns sizes without slower tiers, but with the speeds that these would have.
 const fn sizes(device: u64, host_tokens_per_second: f64, kv_bytes: u64) -> MemorySizes {
     let disk_speed = DiskSpeed { read: DISK.read / kv_bytes as f64, write: DISK.write / kv_bytes as f64 };
     MemorySizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second, disk: Tokens::ZERO, disk_speed }
@@ -135,7 +137,7 @@ mod tests {
         let profile = EngineProfile { step_overhead_us: vocabulary::Micros(1_000), ..EngineProfile::default() };
         let spec = HardwareProfile::from_profile("own", &profile);
         assert_eq!(spec.sizes.device, Tokens(4_096 * 16));
-        // A second of computing in ten chunks.
+        // One second of compute in ten chunks.
         assert!((spec.timing.prefill_time(Tokens(20_000), Tokens::ZERO) - 1.01).abs() < 1e-9);
         assert!((spec.link.tokens_per_second * spec.kv_bytes as f64 - 5e9).abs() < 1.0);
         assert!((spec.link.fixed - 0.002).abs() < 1e-12);

@@ -1,8 +1,8 @@
-//! What a model's layers keep: the fleet's memory and links in its tokens, what each run takes of them, and how what is
-//! stored comes back.
+//! KV model: scales the fleet's memory and links to tokens of one model, gives the size of each run, and decides how
+//! stored KV is restored.
 //!
-//! In device memory every run has its windows, as engines keep them. In slower tiers they are where the cache management
-//! stores them. A token's worth is what one more token takes for good. How fast tokens are computed stays the profile's.
+//! In device memory every run has its windows, as engines keep them. In slower tiers windows are stored where the cache
+//! strategy says. A token of memory is what one more token takes permanently. The prefill speed is that of the profile.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use crate::cache_strategy::CacheStrategy;
 use crate::hardware_profile::HardwareProfile;
 use crate::trace::Trace;
 
-/// One model on one kind of worker.
+/// One model on one hardware profile.
 #[derive(Clone, Debug)]
 pub struct KvModel {
-    /// As the planner is told of it: with all windows in device memory.
+    /// Specification given to the planner: all windows are in device memory.
     planner_spec: AttentionSpec,
-    /// As slower tiers store it.
+    /// Specification as slower tiers store it.
     stored_spec: AttentionSpec,
     worker: HardwareProfile,
     restore_strategy: RestoreStrategy,
 }
 
-/// Which of the ways to restore a prefix is taken.
+/// How the way to restore a prefix is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RestoreStrategy {
-    /// As much is loaded as can be.
+    /// Loads as much as possible.
     LoadAll,
     Cheapest,
 }
@@ -39,26 +39,26 @@ enum RestoreStrategy {
 /// Why a model cannot be simulated.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 pub enum KvModelError {
-    /// It keeps nothing but windows.
+    /// The model keeps nothing but windows.
     #[error("the model's layers keep nothing but windows; accepted: at least one that keeps something of every token")]
     OnlyWindows,
-    /// Windows of a model without any.
+    /// The strategy is about windows, but the model has none.
     #[error("the cache management `{0}` is of windows, and the model has none; accepted: hbm, lru, cost")]
     NoWindows(CacheStrategy),
-    /// A period that does not fit its blocks.
+    /// The checkpoint interval does not fit the model's blocks.
     #[error("the cache management `{0}`: {1}")]
     Checkpoints(CacheStrategy, SpecError),
 }
 
 impl KvModel {
-    /// Of a model on such workers. What a trace is like decides how often windows are worth storing.
+    /// Builds the KV model for such workers. The trace determines how often storing windows pays.
     pub fn new(
         attention: &AttentionSpec,
         cache: CacheStrategy,
         worker: HardwareProfile,
         trace: &Trace,
     ) -> Result<Self, KvModelError> {
-        // A long sequence: windows apart, nothing is kept of one where no layer keeps anything for good.
+        // A model without permanent entries keeps nothing of a long sequence except its windows.
         if attention.entry_bytes(attention.block()) == Bytes::ZERO {
             return Err(KvModelError::OnlyWindows);
         }
@@ -86,17 +86,17 @@ impl KvModel {
         })
     }
 
-    /// The worker, with sizes and speeds in this model's tokens.
+    /// Returns the hardware profile, with sizes and speeds in tokens of this model.
     pub fn worker(&self) -> HardwareProfile {
         self.worker
     }
 
-    /// Where windows are stored in slower tiers.
+    /// Returns where windows are stored in slower tiers.
     pub fn checkpoints(&self) -> CheckpointInterval {
         self.stored_spec.checkpoints()
     }
 
-    /// The traffic, of which every run takes what this model keeps of it.
+    /// Returns the trace with the size of every run set to what this model keeps of it.
     pub fn scale_trace(&self, trace: Trace) -> Trace {
         let windows = self.equivalent_tokens(self.planner_spec.window_bytes(Tokens(u64::MAX)));
         let room = |from: Tokens, to: Tokens| KvSize {
@@ -109,17 +109,17 @@ impl KvModel {
         Trace { runs: trace.runs.with_kv_sizes(windows, room), ..trace }
     }
 
-    /// As the planner is told of it.
+    /// Returns the specification given to the planner.
     pub(crate) fn planned(&self) -> &AttentionSpec {
         &self.planner_spec
     }
 
-    /// Its rule for what comes back.
+    /// Returns the rule that decides how prefixes are restored.
     pub(crate) fn rule(self: &Arc<Self>) -> Arc<dyn RestoreRule> {
         self.clone()
     }
 
-    /// Bytes of windows that are stored with a range.
+    /// Returns the bytes of the windows that are stored with a range.
     fn stored_window_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
         match self.stored_spec.checkpoints() {
             CheckpointInterval::Full => self.stored_spec.window_bytes_per_token() * (to - from).0,
@@ -176,7 +176,7 @@ fn rate(timing: &EngineTiming) -> ComputeRate {
     ComputeRate::new(timing.prefill_token * 1e6, Tokens(doubles_at))
 }
 
-/// The same bytes, in tokens of so many.
+/// Converts sizes and speeds to tokens of `kv_bytes` each; bytes stay the same.
 fn rescale_profile(worker: HardwareProfile, kv_bytes: Bytes) -> HardwareProfile {
     let times = worker.kv_bytes as f64 / kv_bytes.0 as f64;
     let tokens = |tokens: Tokens| Tokens((tokens.0 as f64 * times) as u64);
@@ -193,7 +193,7 @@ fn rescale_profile(worker: HardwareProfile, kv_bytes: Bytes) -> HardwareProfile 
     scaled
 }
 
-/// Where windows are stored at the least cost, if every step is restored once from the lowest tier.
+/// Returns the cheapest interval of window checkpoints if every step is restored once from the lowest tier.
 fn cheapest_checkpoints(attention: &AttentionSpec, worker: &HardwareProfile, trace: &Trace) -> CheckpointInterval {
     let byte = |tokens_per_second: f64| 1e6 / (tokens_per_second * worker.kv_bytes as f64);
     let MemorySizes { disk, disk_speed, host_tokens_per_second, .. } = worker.sizes;

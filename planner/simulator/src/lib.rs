@@ -1,6 +1,7 @@
-//! Trace-driven simulation in virtual time: recorded traffic against a fleet of modelled engines, under every policy.
+//! Trace-driven simulator in virtual time: replays recorded traffic against a fleet of modelled engines, under every
+//! policy.
 //!
-//! Pure: text and values in, figures out. Equal inputs and seeds give equal figures. It opens no file and reads no clock.
+//! Pure: text and values in, figures out. Equal inputs and seeds give equal figures. Opens no file and reads no clock.
 
 mod cache_strategy;
 mod hardware_profile;

@@ -1,4 +1,4 @@
-//! Who serves a step. Every policy sees the same fleet, exactly and at once; none of them has state in the world.
+//! Routing policies. Every policy sees the same exact, current state of the fleet; none keeps state outside of itself.
 
 mod ablation;
 mod disaggregated;
@@ -26,49 +26,49 @@ pub use ablation::Ablation;
 pub(crate) use kind::all_policies;
 pub use kind::{PolicyKind, UnknownPolicy};
 
-/// A step of a trace.
+/// Reference to a step of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StepRef {
-    /// Which session.
+    /// Index of the session.
     pub session: usize,
-    /// Which step of it.
+    /// Index of the step in the session.
     pub step: usize,
 }
 
-/// A step that wants to be served.
+/// A step to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementRequest<'a> {
-    /// Which.
+    /// Reference to the step.
     pub at: StepRef,
-    /// What it is.
+    /// The step itself.
     pub step: &'a TraceStep,
-    /// Whether it is on its own: its session says nothing of it.
+    /// Whether the request is independent: its session carries no information.
     pub is_independent: bool,
-    /// What of its prompt lies at each worker.
+    /// Cached tokens of the prompt at each worker, by tier.
     pub memory_by_worker: &'a [TierDepths],
 }
 
 impl PlacementRequest<'_> {
-    /// Prompt tokens that a worker would compute.
+    /// Returns the prompt tokens that a worker would compute.
     pub(crate) fn uncached_tokens(&self, worker: usize) -> Tokens {
         self.step.prompt - self.memory_by_worker[worker].with_disk
     }
 }
 
-/// The fleet as a policy sees it.
+/// State of the fleet as a policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetView<'a> {
-    /// When.
+    /// Current time.
     pub now: Seconds,
-    /// The workers.
+    /// The engines of the workers.
     pub workers: &'a [&'a RunEngine],
-    /// What each of them is.
+    /// Hardware profile of every worker.
     pub spec: &'a HardwareProfile,
-    /// What prompts are made of.
+    /// Runs that prompts consist of.
     pub runs: &'a RunTree,
-    /// Tokens in a block of them.
+    /// Tokens per block of the runs.
     pub block: Tokens,
-    /// What their model's layers keep, where that is known.
+    /// Attention spec of the model, if known.
     pub attention: Option<&'a AttentionSpec>,
 }
 
@@ -85,137 +85,138 @@ impl FleetView<'_> {
 /// How a step is served.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dispatch {
-    /// Who computes the prompt.
+    /// Worker that computes the prompt.
     pub prefill: usize,
-    /// Who generates the answer.
+    /// Worker that generates the answer.
     pub decode: usize,
-    /// What is sent to the prefill worker first.
+    /// Prefix to send to the prefill worker first, if any.
     pub fetch: Option<PrefixFetch>,
-    /// What is sent to the decode worker where it is another.
+    /// What is sent to the decode worker, if that is another one.
     pub ship: TransferScope,
-    /// What the policy calls it and expects of it, where it has words for that.
+    /// Action label and prediction of the policy, if it makes any.
     pub prediction: Option<StepPrediction>,
 }
 
-/// What a policy expects of a step that it placed.
+/// Prediction for a step that was placed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepPrediction {
-    /// What it calls the way of serving.
+    /// Action label of the dispatch.
     pub action: Action,
-    /// From being placed to the first token.
+    /// Predicted seconds from placement to the first token.
     pub first_token: Seconds,
 }
 
 impl Dispatch {
-    /// One leg at one worker.
+    /// Returns a dispatch with one leg at one worker.
     pub fn at(worker: usize) -> Self {
         Self { prefill: worker, decode: worker, fetch: None, ship: TransferScope::Missing, prediction: None }
     }
 }
 
-/// Leading tokens that are sent before the prompt begins.
+/// Transfer of leading tokens before the prompt begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixFetch {
-    /// By whom.
+    /// Worker that sends.
     pub from: usize,
-    /// How many of the prompt; what is there already does not move.
+    /// Leading tokens of the prompt to have there; tokens already present are not sent.
     pub until: Tokens,
 }
 
 /// What a prefill worker sends to a decode worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransferScope {
-    /// What lacks there.
+    /// Only what the decode worker lacks.
     Missing,
     /// The whole prompt, every time.
     Whole,
 }
 
-/// What is sent before a step asks for it.
+/// Transfer of a prefix before a step asks for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplicationOrder {
-    /// The last step of the session's agent.
+    /// Last step of the session's agent.
     pub after: StepRef,
-    /// Whole blocks that the next one begins with.
+    /// Whole blocks that the next step begins with.
     pub path: Arc<[RunId]>,
-    /// By whom.
+    /// Worker that sends.
     pub from: usize,
-    /// To whom.
+    /// Worker that receives.
     pub to: usize,
-    /// How many leading tokens; what is there already does not move.
+    /// Leading tokens to have there; tokens already present are not sent.
     pub until: Tokens,
 }
 
 /// Whether a step is placed now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlacementTiming {
-    /// Now.
+    /// Place it now.
     Now,
-    /// When the policy's clock says so; it remembers the step.
+    /// Place it when the policy says so through `due_steps`; the policy remembers the step.
     Later,
 }
 
-/// Is told when a policy begins to place a step and when it has. Which clock it looks at is not known here.
+/// Is notified when a policy starts and stops placing a step. This crate does not know which clock it reads.
 pub trait Stopwatch {
-    /// A step is being placed from now on.
+    /// The policy starts to place a step.
     fn start(&self);
-    /// It is.
+    /// The policy has placed the step.
     fn stop(&self);
 }
 
-/// Where every step goes. Deterministic: chance comes from the seed it was made with.
+/// Routing policy: decides where every step goes. Deterministic: randomness comes from the seed it was made with.
 pub trait RoutingPolicy {
-    /// Whether a step may go on now.
+    /// Decides whether a step may start now.
     fn admit(&mut self, _ask: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> PlacementTiming {
         PlacementTiming::Now
     }
 
-    /// Who serves it.
+    /// Decides which workers serve the step.
     fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch;
 
-    /// A step is over.
+    /// Is notified that a step is over.
     fn step_finished(&mut self, _at: StepRef, _step: &TraceStep, _now: Seconds) {}
 
-    /// A session is over.
+    /// Is notified that a session is over.
     fn session_finished(&mut self, _session: usize) {}
 
-    /// Steps that it had no plan of its own for.
+    /// Returns the number of steps for which the policy had no plan.
     fn unplanned_steps(&self) -> usize {
         0
     }
 
-    /// The ledger that it keeps, where it keeps one.
+    /// Returns the policy's ledger, if it has one.
     fn ledger(&self) -> Option<&Ledger> {
         None
     }
 
-    /// How often `due` is asked.
+    /// Returns how often `due_steps` is called.
     fn poll_interval(&self) -> Option<Seconds> {
         None
     }
 
-    /// In how long `due` is to be asked once more, after a step was told to wait; none when that was said before.
+    /// Returns after how long `due_steps` is called once more, after a step was held; none if a call is already
+    /// scheduled.
     fn poll_after(&mut self) -> Option<Seconds> {
         None
     }
 
-    /// How often `ahead` is asked.
+    /// Returns how often `replications` is called.
     fn replication_interval(&self) -> Option<Seconds> {
         None
     }
 
-    /// What is to be sent now, at most so much at once.
+    /// Returns the prefixes to send now, at most `_most` of them.
     fn replications(&mut self, _most: usize, _fleet: &FleetView<'_>) -> Vec<ReplicationOrder> {
         Vec::new()
     }
 
-    /// Steps that were to wait and may now go on.
+    /// Returns held steps that may now start.
     fn due_steps(&mut self, _fleet: &FleetView<'_>) -> Vec<StepRef> {
         Vec::new()
     }
 }
 
-/// The first of the smallest.
+/// Returns the first worker with the smallest key.
 pub(crate) fn argmin<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, key: impl Fn(usize) -> K) -> usize {
     let keyed = workers.into_iter().map(|worker| (worker, key(worker)));
     let least = keyed.min_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(Ordering::Equal));

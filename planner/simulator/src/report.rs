@@ -1,5 +1,5 @@
-//! The figures of runs, what several seeds of them come to, and how they are written: a table and a page for people, JSON
-//! and CSV for programs.
+//! Figures of runs, their summary over seeds, and output formats: a table and a page for people, JSON and CSV for
+//! programs.
 
 mod ablations;
 mod caches;
@@ -36,150 +36,153 @@ pub use step_breakdown::StepBreakdown;
 pub use times::{TimeDistribution, percentile};
 pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
 
-/// What one run came to. Times are seconds of virtual time; those of steps stop being counted when fewer sessions run
-/// than were asked for.
+/// Figures of one run. Times are seconds of virtual time; step times are no longer measured once fewer sessions run
+/// than were requested.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct RunFigures {
-    /// Who decided.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// What it was given.
+    /// Parameters of the run.
     pub traffic: RunParameters,
-    /// Steps that were served.
+    /// Number of served steps.
     pub steps: usize,
-    /// Steps that were not when nothing happened any more.
+    /// Number of steps that were never served.
     pub unserved: usize,
-    /// From a step's arrival to its first token.
+    /// Time from a step's arrival to its first token.
     pub first_token: TimeDistribution,
-    /// The same, of steps that add at most 1,024 tokens to what their session had.
+    /// The same for steps that add at most 1,024 tokens to their session.
     pub small_first_token: TimeDistribution,
-    /// From a step's arrival to the end of its answer.
+    /// Time from a step's arrival to the end of its answer.
     pub step: TimeDistribution,
-    /// The sum of its steps' times, of each session.
+    /// Sum of the step times of each session.
     pub session: TimeDistribution,
-    /// Between two tokens of an answer: its time after the first token by its tokens.
+    /// Time per output token after the first one.
     pub token: TimeDistribution,
-    /// What was computed and what was not.
+    /// Computed and reused tokens.
     pub reuse: ReuseFigures,
-    /// Where KV lay and moved.
+    /// Location and transfers of KV.
     pub memory: MemoryFigures,
-    /// What the workers did.
+    /// Work of the fleet.
     pub service: FleetFigures,
 }
 
-/// Which traffic, which chance, and which cache below device memory.
+/// Parameters of a run: load, seed, and cache strategy below device memory.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct RunParameters {
-    /// Sessions at once, or the factor on the recorded rate.
+    /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
-    /// What chance was drawn from.
+    /// Random seed.
     pub seed: u64,
-    /// How slower tiers are kept, where that was asked for.
+    /// Cache strategy of slower tiers, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStrategy>,
 }
 
-/// What was computed and what was not.
+/// Computed and reused tokens.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct ReuseFigures {
     /// Prompt tokens that were computed.
     pub prefill_tokens: u64,
-    /// Prompt tokens that were not.
+    /// Prompt tokens that were not computed.
     pub saved_tokens: u64,
-    /// Of the computed ones, those that had been computed before.
+    /// Computed prompt tokens that had been computed before.
     pub recomputed_tokens: u64,
-    /// Share of prompt tokens found in the memory of the worker that computed the rest.
+    /// Share of prompt tokens cached at the worker that computed the rest.
     pub hit_rate: f64,
-    /// Share of steps that go on from others and found at least 95 % of what had ever been computed of them.
+    /// Share of continuing steps that found at least 95 % of what had ever been computed of their prompt.
     pub owner_hit_rate: f64,
-    /// Share of them that found at least 95 % of what anybody held of them when they were placed, be it nothing.
+    /// Share of continuing steps that found at least 95 % of what any worker held at placement, even if that was
+    /// nothing.
     pub best_holder_rate: f64,
-    /// Share of prompt tokens that were sent by another worker before the prompt began.
+    /// Share of prompt tokens that another worker sent before the prompt began.
     pub fetched_rate: f64,
-    /// Prompt tokens that came back from slower tiers.
+    /// Prompt tokens loaded from slower tiers.
     pub restored_tokens: u64,
-    /// Measured steps that were loaded or sent KV, and the mean of what their first tokens waited for.
+    /// Measured steps that loaded or received KV, and the mean breakdown of their time to first token.
     pub restores: RestoreFigures,
 }
 
-/// Where KV lay and moved.
+/// Location and transfers of KV.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct MemoryFigures {
-    /// How often copies were looked at: every 400 steps, and never in the one memory of a bound.
+    /// Number of samples of the copies: one every 400 steps; none for a bound, which has a single memory.
     pub looks: usize,
-    /// Cached tokens of all workers by the distinct ones among them; 0 without looks.
+    /// Cached tokens of all workers divided by the distinct ones among them; 0 without samples.
     pub duplicate_factor: f64,
-    /// Bytes of device memory that a session's prompts take; 0 without looks or sessions.
+    /// Mean bytes of device memory per session; 0 without samples or sessions.
     pub session_bytes: f64,
-    /// Memory of all workers by that; 0 without.
+    /// Sessions that fit: memory of all workers divided by `session_bytes`; 0 if that is unknown.
     pub sessions_fit: f64,
-    /// Bytes of KV that went over links.
+    /// Bytes of KV sent over links.
     pub kv_bytes_moved: u64,
-    /// Tokens that lost their place in device memory.
+    /// Tokens evicted from device memory.
     pub evicted_tokens: u64,
-    /// What went to disks and came from them.
+    /// Traffic of the disks.
     pub disk: DiskFigures,
-    /// Sessions at once times their mean prompt, by the memory of all workers; 0 where requests come at recorded times.
+    /// Concurrent sessions times their mean prompt, divided by the memory of all workers; 0 for requests at recorded
+    /// times.
     pub occupancy: f64,
 }
 
-/// What went to the workers' disks and came from them.
+/// Traffic of the workers' disks.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct DiskFigures {
-    /// Bytes of KV that were written.
+    /// Bytes of KV written.
     pub written_bytes: u64,
-    /// Bytes of KV that were read.
+    /// Bytes of KV read.
     pub read_bytes: u64,
-    /// Of those, each counted once at each worker however often it was read.
+    /// Bytes of KV read, each counted once per worker however often it was read.
     pub useful_bytes: u64,
     /// Bytes of KV that disks were too busy to write.
     pub dropped_bytes: u64,
 }
 
 impl DiskFigures {
-    /// Bytes written by those that were ever of use; none where none was.
+    /// Returns bytes written divided by bytes ever read; none if no byte was read.
     pub fn write_amplification(&self) -> Option<f64> {
         (self.useful_bytes > 0).then(|| self.written_bytes as f64 / self.useful_bytes as f64)
     }
 }
 
-/// What was sent while sessions were between two steps.
+/// Prefixes replicated while sessions were idle.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
 pub struct ReplicationFigures {
-    /// How often.
+    /// Number of replications.
     pub moves: usize,
-    /// Tokens of KV.
+    /// Tokens of KV sent.
     pub tokens: u64,
-    /// Of the moves, those whose next step went where it lay; the others that were not late were for nothing.
+    /// Replications whose next step was placed where they went. Those neither used nor late were wasted.
     pub used: usize,
-    /// Those still under way when the next step was placed, which did not wait for them.
+    /// Replications still in flight when the next step was placed; it did not wait for them.
     pub late: usize,
 }
 
-/// What the workers did.
+/// Work of the fleet.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct FleetFigures {
-    /// Until the last answer was whole.
+    /// Seconds until the last answer was complete.
     pub seconds: f64,
-    /// Sessions that came to their end.
+    /// Sessions that finished.
     pub sessions_over: usize,
-    /// By the hours of all workers' GPUs.
+    /// Finished sessions per GPU-hour of all workers.
     pub sessions_per_gpu_hour: f64,
-    /// Share of the time of answers in which they waited for a prompt's chunk beside them.
+    /// Share of decode time in which answers waited for a prefill chunk in their batch.
     pub decode_stall: f64,
-    /// Share of the workers' time in which they computed prompts.
+    /// Share of the workers' time spent on prefill.
     pub prefill_use: f64,
-    /// Share of the workers' time in which they computed or answered.
+    /// Share of the workers' time spent on prefill or decode.
     pub busy: f64,
-    /// The same while a session is between its steps, each second as often as sessions are; none without such seconds.
+    /// Busy share of the workers while sessions are idle, weighted by the number of idle sessions; none if none ever
+    /// was.
     pub gap_use: Option<f64>,
-    /// Where a step's time went.
+    /// Breakdown of step time.
     pub spent: StepBreakdown,
-    /// What was sent before a step asked for it.
+    /// Prefixes sent before a step asked for them.
     pub ahead: ReplicationFigures,
-    /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
+    /// Steps for which the policy had no plan; they went to the worker with the fewest requests.
     pub unplanned: usize,
-    /// How often each way of serving was taken.
+    /// Number of steps by action.
     pub actions: BTreeMap<&'static str, usize>,
-    /// How well first tokens were foretold, by the way of serving and of `all`; empty where the policy foretells none.
+    /// Prediction quality of the time to first token, by action and for `all`; empty if the policy predicts none.
     pub foretold: BTreeMap<&'static str, PredictionQuality>,
 }

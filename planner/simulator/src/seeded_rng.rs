@@ -1,24 +1,24 @@
-//! The only source of chance: one seed.
+//! Source of all randomness: a seeded generator.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
-/// SplitMix64. Its stream is part of what a seed means and never changes.
+/// SplitMix64. Its stream is part of the meaning of a seed and must never change.
 #[derive(Clone, Debug)]
 pub struct SeededRng(SplitMix64);
 
 impl SeededRng {
-    /// The stream of a seed.
+    /// Creates the generator of a seed.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::from_seed(seed.to_le_bytes()))
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub fn draw(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Less than `end`; 0 when `end` is.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.draw() % end.max(1)
     }

@@ -1,51 +1,52 @@
-//! OwnerServe with one part of it gone, or told something wrong: what each part is worth, and what each error costs.
+//! Ablations of OwnerServe: one part removed or given wrong information, to measure the worth of each part and the cost
+//! of each error.
 
 use engine_model::runs::Seconds;
 use planner::Action;
 use strum::VariantArray as _;
 use vocabulary::WorkerView;
 
-/// What is gone or wrong.
+/// Part that is removed or wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case", prefix = "ownerserve_")]
 pub enum Ablation {
-    /// Nothing is sent from a worker to another before a prompt begins.
+    /// No KV is sent between workers before a prompt begins.
     NoFetch,
-    /// Nobody computes a prompt for somebody else.
+    /// No prefill worker computes a prompt for another worker.
     NoRemotePrefill,
-    /// A session's state is never sent to a new owner.
+    /// A session's KV is never sent to a new owner.
     NoMigration,
-    /// What is sent is never a copy beside its owner's.
+    /// Sent KV is never a second copy beside the owner's.
     NoReplicas,
-    /// What a step pushes out of memory has no price.
+    /// Evictions caused by a step have no cost.
     NoEvictionPrice,
-    /// No step waits, whoever's KV it pushes out.
+    /// No step queues for memory.
     NoAdmission,
-    /// Workers are believed to compute half as fast as they do.
+    /// Workers are assumed to compute half as fast as they do.
     SlowBelief,
-    /// Workers are believed to compute twice as fast as they do.
+    /// Workers are assumed to compute twice as fast as they do.
     FastBelief,
-    /// Every other worker is believed to be twice as fast as it is, those between them half as fast.
+    /// Every other worker is assumed to be twice as fast as it is, the rest half as fast.
     UnevenBelief,
-    /// What workers hold is known a second late.
+    /// Residency is known one second late.
     #[strum(serialize = "late_by_1s")]
     DelayedResidency,
-    /// The length of every answer is known, which no router knows.
+    /// The length of every answer is known in advance, which no router knows.
     ToldLength,
-    /// What sessions keep is sent ahead while they are between two steps, where that pays.
+    /// Prefixes of idle sessions are replicated ahead of the next step, where that pays.
     Ahead,
 }
 
 impl Ablation {
-    /// All of them.
+    /// All ablations.
     pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("twelve ablations");
 
-    /// The word on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// What it does, for people.
+    /// Returns a description for people.
     pub fn description(self) -> &'static str {
         match self {
             Self::NoFetch => "nothing is sent between workers before a prompt begins",
@@ -63,7 +64,7 @@ impl Ablation {
         }
     }
 
-    /// Actions that are switched off.
+    /// Returns the actions that are disabled.
     pub(super) fn disabled(self) -> &'static [Action] {
         use Action::{ArtifactFetch, RemotePrefill, StateMigration, TailRecompute};
         match self {
@@ -75,7 +76,7 @@ impl Ablation {
         }
     }
 
-    /// Makes what is known of a worker wrong.
+    /// Falsifies what is known of a worker's speed.
     pub(super) fn falsify_speed(self, place: usize, view: &mut WorkerView) {
         let times = match self {
             Self::SlowBelief => 0.5,
@@ -87,7 +88,7 @@ impl Ablation {
         view.speeds.prefill_tokens_per_second *= times;
     }
 
-    /// How long ago that was which is known of what workers hold.
+    /// Returns the delay with which residency is known.
     pub(crate) fn residency_delay(self) -> Option<Seconds> {
         (self == Self::DelayedResidency).then_some(Seconds(1.0))
     }

@@ -1,4 +1,4 @@
-//! Policies that keep prompts and answers apart: the first half of the workers computes prompts, the rest answers.
+//! Disaggregated policies: the first half of the workers computes prompts, the rest generates answers.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ fn halves(fleet: &FleetView<'_>) -> (Range<usize>, Range<usize>) {
     (0..all / 2, all / 2..all)
 }
 
-/// Where the fewest prompt tokens would be computed.
+/// Returns the worker with the fewest prompt tokens to compute.
 fn prefiller(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, among: Range<usize>) -> usize {
     argmin(among, |worker| fleet.workers[worker].load().prompt + ask.uncached_tokens(worker))
 }
 
-/// Every prompt is computed by one half and sent to the other, all of it.
+/// Every prompt is computed in one half and sent completely to the other.
 pub(super) struct StaticPd;
 
 impl RoutingPolicy for StaticPd {
@@ -27,7 +27,7 @@ impl RoutingPolicy for StaticPd {
     }
 }
 
-/// The decode worker computes what is short or mostly cached there itself.
+/// The decode worker itself computes prompts that are short or mostly cached there.
 pub(super) struct ConditionalPd;
 
 impl ConditionalPd {

@@ -1,10 +1,10 @@
-//! Dynamo's cost of a worker: what it would compute and what it decodes.
+//! Dynamo's cost of a worker: the tokens it would prefill and decode.
 
 use vocabulary::Tokens;
 
 use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 
-/// Prompt tokens to compute, this one's included, plus the contexts that are decoded, with overlap weight 1.
+/// Returns the prompt tokens to compute, including this request's, plus the contexts being decoded; overlap weight 1.
 pub(super) fn dynamo(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, worker: usize) -> Tokens {
     let load = fleet.workers[worker].load();
     load.prompt + ask.uncached_tokens(worker) + load.context + ask.step.prompt

@@ -1,4 +1,4 @@
-//! The policies by name.
+//! Names of the policies.
 
 use std::str::FromStr;
 
@@ -6,60 +6,61 @@ use engine_model::runs::{RunEngine, Seconds};
 
 use super::{Ablation, RoutingPolicy, disaggregated, dynamo, least_work, owner_serve, plain, scored, thunder_agent};
 
-/// Every policy that is simulated.
+/// Every simulated policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum PolicyKind {
-    /// One worker after the other.
+    /// Each worker in turn.
     RoundRobin,
-    /// Where the fewest requests are.
+    /// Worker with the fewest requests.
     LeastLoaded,
-    /// Of two random workers the one with fewer requests.
+    /// Of two random workers, the one with fewer requests.
     PowerOfTwo,
-    /// A session stays where its first step went, which is where the fewest sessions were.
+    /// A session stays at the worker of its first step, which is the one with the fewest sessions.
     SessionPinning,
-    /// Where most of the prompt is cached.
+    /// Worker with the longest cached prefix.
     PrefixAffinity,
-    /// The share of the prompt that is cached minus the load relative to the busiest worker's.
+    /// Highest cached share of the prompt minus the load relative to the busiest worker's.
     MatchRateMinusLoad,
-    /// The fewest requests among those that hold nearly as much of the prompt as the deepest one.
+    /// Fewest requests among the workers that hold nearly as much of the prompt as the one with the longest prefix.
     MultiOwner,
-    /// SGLang's cache-aware router: its own tree of what it sent where, and balance by requests beyond a threshold.
+    /// SGLang's cache-aware router: a tree of what it sent where, and load balancing by requests beyond a threshold.
     Sglang,
     /// llm-d's scorers: prefix 3, queue 2, free memory 2.
     #[strum(serialize = "llm_d")]
     Llmd,
     /// Dynamo's cost: prompt tokens to compute plus tokens being decoded, overlap weight 1.
     Dynamo,
-    /// Half the workers compute prompts and send all of each to the other half.
+    /// Half of the workers compute prompts and send all KV to the other half.
     StaticPd,
-    /// Dynamo's conditional disaggregation: long new prompts are computed by the other half, and what lacks is sent.
+    /// Dynamo's conditional disaggregation: long new prompts are computed in the other half, and the missing KV is
+    /// sent.
     ConditionalPd,
-    /// ThunderAgent's program-aware admission: programs are pinned, and wait while their contexts do not fit.
+    /// ThunderAgent's program-aware admission: programs are pinned, and queue while their contexts do not fit.
     #[strum(serialize = "thunder_agent")]
     ThunderAgent,
-    /// The planner, as routers run it.
+    /// OwnerServe's planner, used as routers use it.
     #[strum(serialize = "ownerserve")]
     OwnerServe,
-    /// A bound: one cache of all workers' size, from which everything is there at once, and no interference.
+    /// Bound: one cache as large as all workers' memory, in which every hit is local and instant, without interference.
     #[strum(serialize = "pooled_memory")]
     PooledMemory,
-    /// A bound: the same without end.
+    /// Bound: the same with unlimited memory.
     Oracle,
-    /// OwnerServe with one part gone or wrong.
+    /// OwnerServe with one part removed or wrong.
     Ablated(Ablation),
-    /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
+    /// Cross-check only: llm-d's scorers with cached memory counted as used, as in the reference implementation.
     #[strum(serialize = "llm_d_cached_counts")]
     LlmdCachedCounts,
 }
 
-/// A name that no policy has.
+/// The name of no policy.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 #[error("there is no policy `{0}`; accepted: {names}", names = names())]
 pub struct UnknownPolicy(pub String);
 
 impl PolicyKind {
-    /// All of them, baselines first.
+    /// All default policies, baselines first.
     pub const ALL: [Self; 16] = [
         Self::RoundRobin,
         Self::LeastLoaded,
@@ -79,17 +80,17 @@ impl PolicyKind {
         Self::Oracle,
     ];
 
-    /// Variants that one has to ask for: `ALL` is without them.
+    /// Returns the variants that must be requested explicitly and are not in `ALL`.
     pub fn opt_in() -> impl Iterator<Item = Self> {
         Ablation::ALL.into_iter().map(Self::Ablated).chain([Self::LlmdCachedCounts])
     }
 
-    /// OwnerServe whole, and with each part gone or wrong.
+    /// Returns complete OwnerServe and every ablation of it.
     pub fn ablations() -> impl Iterator<Item = Self> {
         std::iter::once(Self::OwnerServe).chain(Ablation::ALL.into_iter().map(Self::Ablated))
     }
 
-    /// The word on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ablated(ablation) => ablation.as_str(),
@@ -97,17 +98,17 @@ impl PolicyKind {
         }
     }
 
-    /// Whether OwnerServe is held against it: it is neither OwnerServe nor a bound nor an ablation.
+    /// Returns whether OwnerServe is compared with this policy: it is not OwnerServe, a bound or an ablation.
     pub fn is_baseline(self) -> bool {
         Self::ALL.contains(&self) && !matches!(self, Self::OwnerServe | Self::PooledMemory | Self::Oracle)
     }
 
-    /// Whether workers compute prompts and answer.
+    /// Returns whether all workers both compute prompts and generate answers.
     pub(crate) fn is_colocated(self) -> bool {
         !matches!(self, Self::StaticPd | Self::ConditionalPd)
     }
 
-    /// How long ago that was which it is shown of what workers hold.
+    /// Returns the delay with which the policy sees residency.
     pub(crate) fn residency_delay(self) -> Option<Seconds> {
         match self {
             Self::Ablated(ablation) => ablation.residency_delay(),
@@ -115,7 +116,8 @@ impl PolicyKind {
         }
     }
 
-    /// The shared cache of a bound, by the workers' memory in all; none where workers have their own.
+    /// Returns the capacity of a bound's shared cache (none within: unlimited), given all workers' memory; none if
+    /// workers have their own.
     pub(crate) fn shared_pool_capacity(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
         match self {
             Self::PooledMemory => Some(Some(all)),
@@ -124,7 +126,7 @@ impl PolicyKind {
         }
     }
 
-    /// A policy that has seen nothing yet.
+    /// Builds a policy in its initial state.
     pub(crate) fn build(self, seed: u64) -> Box<dyn RoutingPolicy> {
         match self {
             Self::RoundRobin => Box::new(plain::RoundRobin::default()),
@@ -148,7 +150,7 @@ impl PolicyKind {
     }
 }
 
-/// All of them, those that have to be asked for last.
+/// Returns all policies, opt-in ones last.
 pub(crate) fn all_policies() -> impl Iterator<Item = PolicyKind> {
     PolicyKind::ALL.into_iter().chain(PolicyKind::opt_in())
 }

@@ -1,8 +1,8 @@
-//! Placement where every worker finds the same: the least work.
+//! Placement when all workers share one cache: the least work.
 
 use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 
-/// The least work, then the fewest answers.
+/// Worker with the least work, then the fewest running answers.
 pub(super) struct LeastWork;
 
 impl RoutingPolicy for LeastWork {

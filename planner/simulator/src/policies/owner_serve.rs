@@ -1,7 +1,7 @@
-//! OwnerServe: the planner as routers run it, told what they would be told.
+//! OwnerServe: the planner with the same inputs that routers give it.
 //!
-//! Sessions, owners and sealed prefixes are the ledger's, told and read as routers do. The planner expects of every answer
-//! what routers expect of one that its client does not limit: recordings tell no limits.
+//! Sessions, owners and sealed prefixes are kept in the real ledger, written and read as routers do. The planner
+//! expects of every answer what routers expect when the client sets no limit: recordings contain no limits.
 
 mod idle_agents;
 mod run_prefix_ids;
@@ -31,40 +31,40 @@ use super::{
 use crate::trace::TraceStep;
 
 const MODEL: &str = "model";
-/// How often steps that wait are looked at again.
+/// Interval between checks of the queued steps.
 const QUEUE_POLL_DELAY: Seconds = Seconds(0.5);
-/// How often sessions that are between two steps are looked at.
+/// Interval between checks of the idle sessions.
 const REPLICATION_INTERVAL: Seconds = Seconds(0.5);
 
-/// The planner, and what it is told between steps.
+/// The planner, and its state between steps.
 #[derive(Default)]
 pub(super) struct OwnerServe {
     policy: planner::Policy,
     views: Vec<WorkerView>,
-    /// The ledger, once the fleet is known.
+    /// Ledger; created once the fleet is known.
     ledger: Option<VirtualLedger>,
     in_flight: HashMap<StepRef, InFlightStep>,
-    /// Whose KV lies where, as routers account for it.
+    /// KV occupancy model, kept as routers keep it.
     occupancy: OccupancyModel,
-    /// Sessions between two steps, where something is sent ahead.
+    /// Idle sessions, when prefixes are replicated ahead.
     idle_agents: IdleAgents,
     queue: StepQueue<StepRef>,
-    /// Whether the world was asked to look at them.
+    /// Whether a check of the queued steps is scheduled.
     is_poll_scheduled: bool,
-    /// What is gone or wrong, in an ablation.
+    /// Part that is removed or wrong, in an ablation.
     ablation: Option<Ablation>,
-    /// Steps without a plan.
+    /// Number of steps without a plan.
     unplanned: usize,
 }
 
-/// A step that is being served.
+/// A step being served.
 struct InFlightStep {
     prompt_match: PromptMatch,
     plan: Plan,
 }
 
 impl OwnerServe {
-    /// The planner with a part of it gone, or told something wrong.
+    /// Returns OwnerServe with one part removed or wrong.
     pub(super) fn without(ablation: Ablation) -> Self {
         Self { ablation: Some(ablation), ..Self::default() }
     }
@@ -106,8 +106,8 @@ impl OwnerServe {
             view.load = WorkerLoad {
                 running: answers as u32 + prefilling,
                 waiting: engine.queued() as u32,
-                // As routers count: a prompt counts whole until its first token. In tokens at the rate that the planner knows: the
-                // work of long contexts counts as more of them.
+                // As in routers: a prompt counts in full until its first token. The work is converted to tokens at the
+                // prefill rate that the planner knows, so the work of long contexts counts as more tokens.
                 backlog: Tokens((engine.load().work.max(0.0) / timing.prefill_token) as u64),
                 kv_usage: engine.memory_in_use().0 as f64 / fleet.spec.sizes.device.0.max(1) as f64,
             };
@@ -116,10 +116,10 @@ impl OwnerServe {
         }
     }
 
-    /// What the ledger says of the prompt.
+    /// Looks the prompt up in the ledger.
     fn locate(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> (PromptMatch, StepKind) {
         let step = ask.step;
-        // Requests on their own name no session: the ledger finds it by what they resend.
+        // Independent requests name no session: the ledger finds it by the prefix that they resend.
         let within = if ask.is_independent { ask.at.step as u128 } else { u128::from(step.agent) };
         let id = SessionId((ask.at.session as u128) << 32 | within);
         let named = (!ask.is_independent).then_some(id);
@@ -137,7 +137,7 @@ impl OwnerServe {
         (located, kind)
     }
 
-    /// Hands on what the planner is told of a step; also gives where the ledger places it.
+    /// Passes the planning inputs of a step to `then`; also returns the ledger's match.
     fn with_inputs<T>(
         &mut self,
         ask: &PlacementRequest<'_>,
@@ -177,7 +177,7 @@ impl OwnerServe {
         (told, located)
     }
 
-    /// Notes who is served where from now on.
+    /// Records which worker serves the step.
     fn record_dispatch(
         &mut self,
         ask: &PlacementRequest<'_>,
@@ -221,7 +221,8 @@ impl RoutingPolicy for OwnerServe {
 
     fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (decision, located) = self.with_inputs(ask, fleet, plan);
-        // Every worker is ready and long enough, so that there is a plan; one without is counted, and anybody would do.
+        // Every worker is ready and large enough, so there is always a plan; a step without one is counted and placed
+        // anywhere.
         let Ok(decision) = decision else {
             self.unplanned += 1;
             return Dispatch::at(argmin(fleet.all(), |worker| fleet.requests(worker)));

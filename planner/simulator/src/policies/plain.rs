@@ -1,4 +1,4 @@
-//! Policies that look at one thing.
+//! Policies with a single criterion.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 use crate::SeededRng;
 
-/// One worker after the other.
+/// Each worker in turn.
 #[derive(Default)]
 pub(super) struct RoundRobin {
     turn: usize,
@@ -20,7 +20,7 @@ impl RoutingPolicy for RoundRobin {
     }
 }
 
-/// The fewest requests, then the least memory taken.
+/// Fewest requests, then least memory used.
 pub(super) struct LeastLoaded;
 
 impl RoutingPolicy for LeastLoaded {
@@ -29,7 +29,7 @@ impl RoutingPolicy for LeastLoaded {
     }
 }
 
-/// The better of two random ones.
+/// The less loaded of two random workers.
 pub(super) struct PowerOfTwo {
     rng: SeededRng,
 }
@@ -49,7 +49,7 @@ impl RoutingPolicy for PowerOfTwo {
     }
 }
 
-/// A session's worker for good; requests on their own go where most of the prompt is.
+/// A session stays at its worker; independent requests go where most of the prompt is cached.
 #[derive(Default)]
 pub(super) struct SessionPinning {
     homes: HashMap<usize, usize>,
@@ -78,7 +78,7 @@ impl RoutingPolicy for SessionPinning {
     }
 }
 
-/// Most of the prompt, then the fewest requests.
+/// Longest cached prefix, then fewest requests.
 pub(super) struct PrefixAffinity;
 
 impl RoutingPolicy for PrefixAffinity {

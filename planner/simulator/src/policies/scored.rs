@@ -1,4 +1,4 @@
-//! Policies that weigh what is cached against load.
+//! Policies that weigh cached tokens against load.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ fn match_rate(found: Tokens, ask: &PlacementRequest<'_>) -> f64 {
     found.0 as f64 / ask.step.prompt.0.max(1) as f64
 }
 
-/// Both as shares: what is cached of the prompt, and requests of the busiest worker's.
+/// Cached share of the prompt minus the load as a share of the busiest worker's requests.
 pub(super) struct MatchRateMinusLoad;
 
 impl RoutingPolicy for MatchRateMinusLoad {
@@ -24,13 +24,13 @@ impl RoutingPolicy for MatchRateMinusLoad {
     }
 }
 
-/// Any of a prefix's owners will do.
+/// Any owner of the prefix may serve it.
 pub(super) struct MultiOwner;
 
 impl MultiOwner {
-    /// Holders of this share of what the deepest one holds are owners as well.
+    /// Workers that hold at least this share of the longest cached prefix are owners too.
     const OWNER_SHARE: f64 = 0.9;
-    /// Below this share of the prompt nobody owns it.
+    /// A prompt of which less than this share is cached has no owner.
     const MIN_OWNED_SHARE: f64 = 0.3;
 }
 
@@ -45,7 +45,7 @@ impl RoutingPolicy for MultiOwner {
     }
 }
 
-/// SGLang's cache-aware router. It knows what it sent where, not what is still there.
+/// SGLang's cache-aware router. It knows what it sent where, not what is still cached there.
 #[derive(Default)]
 pub(super) struct Sglang {
     trees: Vec<ApproximateTree>,
@@ -92,7 +92,7 @@ impl RoutingPolicy for Sglang {
 
 /// llm-d's scorers with the weights of its guide.
 pub(super) struct Llmd {
-    /// What counts as taken of a worker's memory. Engines report what cannot be evicted.
+    /// Memory that counts as used at a worker. Engines report what cannot be evicted.
     pub(super) used_memory: fn(&RunEngine) -> Tokens,
 }
 

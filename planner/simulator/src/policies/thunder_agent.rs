@@ -1,5 +1,5 @@
-//! ThunderAgent's scheduling of whole programs: a program is pinned to a worker while the contexts of those there fit,
-//! and waits for its turn otherwise. Every five seconds some go on and some that are in a tool call lose their place.
+//! ThunderAgent's scheduling of whole programs: a program is pinned to a worker as long as the contexts there fit, and
+//! queues otherwise. Every five seconds some programs resume, and some that are in a tool call lose their place.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use vocabulary::Tokens;
 use super::{Dispatch, FleetView, PlacementRequest, PlacementTiming, RoutingPolicy, StepRef};
 use crate::trace::TraceStep;
 
-/// Room that each program is given for what it will still generate.
+/// Tokens reserved for each program's further output.
 const BUFFER: Tokens = Tokens(100);
 const RESCHEDULE_INTERVAL: Seconds = Seconds(5.0);
 
-/// The programs, by session.
+/// Programs by session.
 #[derive(Default)]
 pub(super) struct ThunderAgent {
     programs: BTreeMap<usize, Program>,
@@ -22,7 +22,7 @@ pub(super) struct ThunderAgent {
 struct Program {
     context: Tokens,
     worker: Option<usize>,
-    /// Since when it is in a tool call; none while it waits or is served.
+    /// Start of the current tool call; none while the program waits or is served.
     tool_call_since: Option<Seconds>,
     waiting: Vec<StepRef>,
     steps: u64,
@@ -38,7 +38,8 @@ impl ThunderAgent {
         fleet.spec.sizes.device - self.used(worker)
     }
 
-    /// Programs that wait for a place: served ones first, then new ones, then those in a tool call; short ones first.
+    /// Returns programs without a worker: those already served first, then new ones, then those in a tool call; short
+    /// ones first.
     fn unplaced_programs(&self) -> Vec<(u8, Tokens, usize)> {
         let homeless = self.programs.iter().filter(|(_, program)| program.worker.is_none());
         let rank = |program: &Program| match (program.waiting.is_empty(), program.steps) {
@@ -51,7 +52,7 @@ impl ThunderAgent {
         all
     }
 
-    /// As many as fit in all, and of these the longest first to where most room is.
+    /// Resumes as many programs as fit in total, longest first, each at the worker with the most free memory.
     fn resume(&mut self, fleet: &FleetView<'_>) -> Vec<StepRef> {
         let mut rooms: Vec<Tokens> = fleet.all().map(|worker| self.free_tokens(fleet, worker)).collect();
         let all: Tokens = rooms.iter().filter(|room| **room > BUFFER).copied().sum();
@@ -78,7 +79,7 @@ impl ThunderAgent {
         due
     }
 
-    /// Where contexts have grown beyond memory, the shortest programs in a tool call lose their place.
+    /// When contexts exceed a worker's memory, the shortest programs in a tool call lose their place.
     fn pause(&mut self, fleet: &FleetView<'_>) {
         for worker in fleet.all() {
             let (mut used, capacity) = (self.used(worker), fleet.spec.sizes.device);

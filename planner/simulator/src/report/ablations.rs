@@ -1,4 +1,4 @@
-//! What each part of OwnerServe is worth: its figures without the part, by its figures whole.
+//! Worth of each part of OwnerServe: figures without the part, divided by those of complete OwnerServe.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use serde::Serialize;
 use super::{Mean, Metric, PolicySummary, RunFigures};
 use crate::policies::{Ablation, PolicyKind};
 
-/// How a ratio comes about, in words.
+/// Definition of the ratio, as text.
 pub(super) const ABLATION: &str = "OwnerServe without one part, or told something wrong, by OwnerServe whole at the same load: above \
     1 the part is worth something; ± is the 95 % confidence of the ratios of single seeds";
 
 const FIGURES: [&str; 7] =
     ["ttft_mean_s", "ttft_p95_s", "step_mean_s", "session_mean_s", "prefill_mtok", "moved_gb", "duplicates"];
 
-/// OwnerServe without one part, at one load.
+/// Result of one ablation at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct AblationResult {
-    /// Sessions at once, or the factor on the recorded rate.
+    /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
-    /// Its name as a policy.
+    /// Policy name of the ablation.
     pub policy: &'static str,
-    /// What is gone or wrong.
+    /// Description of what is removed or wrong.
     pub what: &'static str,
-    /// By figure, its value by that of OwnerServe whole; none where either has none, or the whole one has zero.
+    /// Ratio of each figure to that of complete OwnerServe; none if either is missing or the latter is zero.
     pub ratios: BTreeMap<&'static str, Option<Mean>>,
 }
 
-/// One of every ablation that ran beside OwnerServe whole, by load.
+/// Returns one result per ablation and load that ran beside complete OwnerServe.
 pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationResult> {
     let ran = |load: f64, policy: &str| cells.iter().any(|cell| cell.load == load && cell.policy == policy);
     let whole = cells.iter().filter(|cell| cell.policy == PolicyKind::OwnerServe.as_str());
@@ -43,7 +43,7 @@ pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationRe
         .collect()
 }
 
-/// The mean over seeds of what a policy's figure is by that of OwnerServe whole.
+/// Returns the mean over seeds of the ratio of a policy's figure to OwnerServe's.
 fn ratio(runs: &[RunFigures], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
     let metric = Metric::by_name(figure)?;
     let of = |run: &&RunFigures, policy: &str| run.policy == policy && run.traffic.load == load;
@@ -58,7 +58,7 @@ fn ratio(runs: &[RunFigures], load: f64, (policy, figure): (&str, &str)) -> Opti
     Mean::of(&ratios)
 }
 
-/// One row an ablation, below the columns' names; `-` where there is no ratio.
+/// Returns one row per ablation after a header row; `-` if there is no ratio.
 pub fn ablation_table(ablations: &[AblationResult]) -> Vec<Vec<String>> {
     let names = ["ablation", "load"].into_iter().chain(FIGURES).map(str::to_owned).collect();
     let row = |worth: &AblationResult| {

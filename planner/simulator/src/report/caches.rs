@@ -1,4 +1,4 @@
-//! What managing the cache in other ways comes to: every policy at every load, under each.
+//! Comparison of cache strategies: every policy at every load under each.
 
 use super::PolicySummary;
 use super::cells::with_confidence;
@@ -19,7 +19,7 @@ const FIGURES: [&str; 13] = [
     "sessions_fit",
 ];
 
-/// One row a cell, below the columns' names; `-` where nothing was measured.
+/// Returns one row per cell after a header row; `-` if nothing was measured.
 pub fn cache_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
     let cache = |cell: &PolicySummary| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
     let caches = std::iter::once("cache".to_owned()).chain(cells.iter().map(cache));

@@ -1,4 +1,4 @@
-//! What the seeds of one policy at one load come to.
+//! Summary over seeds of one policy at one load.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,34 +8,35 @@ use super::metrics::MetricVisibility;
 use super::{Mean, Metric, PredictionQuality, RunFigures, TimeDistribution};
 use crate::cache_strategy::CacheStrategy;
 
-/// One policy at one load.
+/// Summary of one policy at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct PolicySummary {
-    /// Who decided.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// Sessions at once, or the factor on the recorded rate.
+    /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
-    /// How slower tiers are kept, where that was asked for.
+    /// Cache strategy of slower tiers, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStrategy>,
-    /// How many seeds it was given.
+    /// Number of seeds.
     pub seeds: usize,
-    /// Steps that were never served, of all seeds.
+    /// Steps that were never served, over all seeds.
     pub unserved: usize,
-    /// Every figure by its column's name; none where no seed had one.
+    /// Figures by column name; none if no seed had a value.
     pub figures: BTreeMap<&'static str, Option<Mean>>,
-    /// Share of its steps that each way of serving was taken for.
+    /// Share of steps by action.
     pub actions: BTreeMap<&'static str, f64>,
-    /// How well first tokens were foretold, by the way of serving and of `all`: sums of steps, means of the rest by steps.
+    /// Prediction quality of the time to first token, by action and for `all`: steps are summed, the rest is averaged
+    /// by steps.
     pub foretold: BTreeMap<&'static str, PredictionQuality>,
-    /// p0 to p100 of the times to the first token, each the mean of the seeds'; empty where nothing was measured.
+    /// Percentiles p0 to p100 of the time to first token, each averaged over seeds; empty if nothing was measured.
     pub first_token: Vec<f64>,
-    /// The same of whole steps.
+    /// The same percentiles of step time.
     pub step: Vec<f64>,
 }
 
 impl PolicySummary {
-    /// A figure's mean over seeds.
+    /// Returns the mean of a figure over seeds.
     pub fn mean(&self, name: &str) -> Option<Mean> {
         self.figures.get(name).copied().flatten()
     }
@@ -66,7 +67,7 @@ impl PolicySummary {
     }
 }
 
-/// Seeds with more steps of an action count more in it.
+/// Averages over seeds, weighted by the number of steps of each action.
 fn mean_predictions(runs: &[&RunFigures]) -> BTreeMap<&'static str, PredictionQuality> {
     let mut all: BTreeMap<&'static str, Vec<PredictionQuality>> = BTreeMap::new();
     for (name, one) in runs.iter().flat_map(|run| &run.service.foretold) {
@@ -82,7 +83,7 @@ fn curve(runs: &[&RunFigures], times: fn(&RunFigures) -> &TimeDistribution) -> V
     (0..points).map(mean).collect()
 }
 
-/// Every policy at every load under each cache management, in the order in which they first ran.
+/// Returns the summary of every policy at every load and cache strategy, in the order in which they first ran.
 pub fn summarize_policies(runs: &[RunFigures]) -> Vec<PolicySummary> {
     let mut groups: Vec<Vec<&RunFigures>> = Vec::new();
     let mut places = HashMap::new();
@@ -96,14 +97,14 @@ pub fn summarize_policies(runs: &[RunFigures]) -> Vec<PolicySummary> {
     groups.iter().filter_map(|runs| PolicySummary::of(runs)).collect()
 }
 
-/// One row a cell with what people look at first, below the columns' names. `-` where nothing was measured.
+/// Returns one row per cell with the main figures, after a header row; `-` if nothing was measured.
 pub fn summary_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
     let shown: Vec<&Metric> =
         Metric::ALL.iter().filter(|metric| metric.visibility != MetricVisibility::InFiles).collect();
     rows(cells, &shown, of)
 }
 
-/// One row a cell with the confidence of each of these figures that has one, below the columns' names.
+/// Returns one row per cell with these figures and their confidence, after a header row.
 pub(super) fn with_confidence(cells: &[PolicySummary], names: &[&str]) -> Vec<Vec<String>> {
     let metrics: Vec<&Metric> = names.iter().filter_map(|name| Metric::by_name(name)).collect();
     rows(cells, &metrics, |metric, mean| mean.format(metric.digits))

@@ -1,4 +1,4 @@
-//! Everything that is told of one command's runs.
+//! The complete report of one command's runs.
 
 use std::collections::HashSet;
 
@@ -11,58 +11,58 @@ use super::{
 use crate::HardwareProfile;
 use crate::trace::{ArrivalProcess, Trace};
 
-/// All runs, what they come to, and what the words mean.
+/// All runs, their summaries, and definitions of terms.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct SimulationReport {
-    /// What was replayed on what.
+    /// Trace and fleet of the runs.
     #[serde(flatten)]
     pub subject: ReportSubject,
     /// Every run.
     pub runs: Vec<RunFigures>,
-    /// Every policy at every load, over its seeds.
+    /// Every policy at every load, summarized over its seeds.
     pub cells: Vec<PolicySummary>,
-    /// The same under every cache management, where several were asked for: everything else is under the first one.
+    /// Summaries under every cache strategy, if several were requested; everything else is under the first one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<PolicySummary>,
-    /// OwnerServe beside the best baseline.
+    /// Comparison of OwnerServe with the best baseline.
     pub verdicts: Vec<BaselineVerdict>,
-    /// OwnerServe without parts of it beside the whole, where that was asked for.
+    /// Comparison of OwnerServe with its ablations, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ablations: Vec<AblationResult>,
-    /// What must be known before the figures are believed.
+    /// Caveats that a reader must know before trusting the figures.
     pub notes: Vec<String>,
-    /// What the words mean.
+    /// Definitions of terms.
     pub definitions: Vec<MetricDefinition>,
-    /// How long decisions took on the machine that ran this, where somebody looked: all else is the same everywhere.
+    /// Time of decisions on this machine, if measured; everything else is machine-independent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planning: Vec<DecisionLatency>,
 }
 
-/// How long a policy took to place a step, by a real clock.
+/// Wall-clock time that a policy took to place a step.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct DecisionLatency {
-    /// Who decided.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// Microseconds of a decision.
+    /// Microseconds per decision.
     pub micros: TimeDistribution,
 }
 
-/// What was replayed on what.
+/// Trace and fleet of a report.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct ReportSubject {
-    /// The trace as it was named.
+    /// Name of the trace, as given.
     pub trace: String,
-    /// Its sessions within the limits; recordings where requests come at recorded times.
+    /// Sessions within the limits; for requests at recorded times, the number of recordings.
     pub sessions: usize,
-    /// Their steps.
+    /// Number of steps.
     pub steps: usize,
-    /// What a load is a number of.
+    /// Unit of the load.
     pub load_is: &'static str,
-    /// The kind of worker.
+    /// Hardware profile of the workers.
     pub profile: &'static str,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
-    /// GPUs of all of them.
+    /// GPUs of all workers.
     pub gpus: usize,
     /// Tokens of KV in a worker's device memory.
     pub device_tokens: u64,
@@ -73,7 +73,7 @@ pub struct ReportSubject {
 }
 
 impl ReportSubject {
-    /// Of a trace as it is replayed.
+    /// Describes a trace as it is replayed.
     pub fn new(name: String, trace: &Trace, (workers, spec): (usize, &HardwareProfile)) -> Self {
         let load_is = match trace.arrivals {
             ArrivalProcess::AfterDependencies => "sessions at once",
@@ -95,7 +95,7 @@ impl ReportSubject {
 }
 
 impl SimulationReport {
-    /// Of runs in any order of loads, policies and seeds. What is to be known of the trace comes first.
+    /// Builds the report of runs in any order. Notes about the trace come first.
     pub fn of(subject: ReportSubject, of_trace: Vec<String>, runs: Vec<RunFigures>) -> Self {
         let all = summarize_policies(&runs);
         let first = runs.first().and_then(|run| run.traffic.cache);
@@ -122,13 +122,13 @@ impl SimulationReport {
         }
     }
 
-    /// The policies, in the order in which they first ran.
+    /// Returns the policies, in the order in which they first ran.
     pub(super) fn policies(&self) -> Vec<&'static str> {
         let mut seen = HashSet::new();
         self.cells.iter().map(|cell| cell.policy).filter(|policy| seen.insert(*policy)).collect()
     }
 
-    /// The loads, the least first.
+    /// Returns the loads in ascending order.
     pub(super) fn loads(&self) -> Vec<f64> {
         let mut loads: Vec<f64> = self.cells.iter().map(|cell| cell.load).collect();
         loads.sort_by(f64::total_cmp);

@@ -1,20 +1,20 @@
-//! Means over seeds, and how sure they are.
+//! Means over seeds, with confidence intervals.
 
 use serde::Serialize;
 
 /// A mean over seeds.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Mean {
-    /// It.
+    /// The mean.
     pub mean: f64,
-    /// Half the width of its 95 % confidence interval; none of one seed.
+    /// Half the width of the 95 % confidence interval; none for a single seed.
     pub confidence: Option<f64>,
-    /// How many seeds had a value.
+    /// Number of seeds with a value.
     pub seeds: usize,
 }
 
 impl Mean {
-    /// Of one value a seed; none without any.
+    /// Returns the mean of one value per seed; none without values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let seeds = values.len();
         if seeds == 0 {
@@ -29,7 +29,7 @@ impl Mean {
         Some(Self { mean, confidence, seeds })
     }
 
-    /// With so many digits behind the point.
+    /// Formats the mean with `digits` decimal places.
     pub fn format(&self, digits: usize) -> String {
         match self.confidence {
             Some(confidence) => format!("{:.digits$} ±{confidence:.digits$}", self.mean),
@@ -38,7 +38,7 @@ impl Mean {
     }
 }
 
-/// Student's t of 97.5 % for so many degrees of freedom; from a table, of which the nearest smaller one is taken.
+/// Returns Student's t at 97.5 % for the degrees of freedom, from a table (the nearest smaller entry).
 pub fn student_t(freedom: usize) -> f64 {
     const FREEDOM: [usize; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 24, 29, 39, 59, 119];
     const T: [f64; 22] = [
@@ -56,7 +56,7 @@ mod tests {
     fn confidence_interval_uses_students_t_and_needs_two_seeds() {
         assert_eq!(Mean::of(&[]), None);
         assert_eq!(Mean::of(&[3.0]), Some(Mean { mean: 3.0, confidence: None, seeds: 1 }));
-        // Deviation 1.5811, divided by the root of five, times 2.776.
+        // Standard deviation 1.5811, divided by the square root of five, times 2.776.
         let five = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
         assert_eq!((five.mean, five.seeds), (3.0, 5));
         assert!((five.confidence.unwrap() - 1.963).abs() < 1e-3, "{five:?}");

@@ -1,4 +1,4 @@
-//! Every figure by name, with what it means: the one place that says so, for the table, the files, the page and `--help`.
+//! Every figure with its name and definition: the single source for the table, the files, the page and `--help`.
 
 use serde::Serialize;
 
@@ -10,34 +10,34 @@ use super::{PredictionQuality, RestoreBreakdown, RunFigures, StepBreakdown};
 
 /// One figure of a run.
 pub struct Metric {
-    /// Its column.
+    /// Column name.
     pub name: &'static str,
-    /// What it is.
+    /// Definition.
     pub description: &'static str,
-    /// Where people see it.
+    /// Where the figure is shown to people.
     pub(super) visibility: MetricVisibility,
-    /// Digits behind the point that it deserves.
+    /// Number of decimal places.
     pub digits: usize,
-    /// Its value; none where nothing was measured.
+    /// Returns the value; none if nothing was measured.
     pub value: fn(&RunFigures) -> Option<f64>,
 }
 
-/// Whether a figure is worth a person's width.
+/// Whether a figure is shown in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum MetricVisibility {
-    /// In the table, with its confidence.
+    /// In the table, with its confidence interval.
     InTableWithConfidence,
     InTable,
     /// In files only.
     InFiles,
 }
 
-/// What a figure means.
+/// Definition of a figure or term.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct MetricDefinition {
-    /// Its column.
+    /// Column name or term.
     pub name: &'static str,
-    /// What it is.
+    /// Definition.
     pub what: &'static str,
 }
 
@@ -82,12 +82,12 @@ const SESSION_HBM: &str = "gigabytes of device memory that an active session tak
 const PREDICTION_ERROR: &str = "median of |foretold - seen| / seen, of the seconds from being placed to the first token as the policy \
     priced them and as they came";
 
-/// How well first tokens were foretold; none where the policy foretells none.
+/// Returns a part of the prediction quality; none if the policy predicts nothing.
 fn prediction(figures: &RunFigures, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
     figures.service.foretold.get(ALL_ACTIONS).map(part)
 }
 
-/// A part of a step's time; none where no step was measured.
+/// Returns a part of the step time; none if no step was measured.
 fn spent(figures: &RunFigures, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
     (figures.step.count > 0).then(|| part(&figures.service.spent))
 }
@@ -98,7 +98,7 @@ const RESTORED: &str = "measured steps that were loaded KV from the host tier or
 const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of them that were ever read back, each counted once at \
     each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
 
-/// A part of what first tokens of restored steps waited for; none without such steps.
+/// Returns a part of the time to first token of restored steps; none if there are none.
 fn restore(figures: &RunFigures, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
     (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
 }
@@ -125,7 +125,7 @@ fn gigabytes(bytes: u64) -> f64 {
 }
 
 impl Metric {
-    /// All of them, in the order of the columns.
+    /// All figures, in the order of the columns.
     pub const ALL: &[Self] = &[
         in_files_only("steps", "steps that were served").of(0, |f| Some(f.steps as f64)),
         in_files_only("unserved", "steps that were not when nothing happened any more")
@@ -213,18 +213,18 @@ impl Metric {
         in_files_only("foretold_bias", PREDICTION_BIAS).of(3, |f| prediction(f, |all| all.bias_p50)),
     ];
 
-    /// By its column's name.
+    /// Returns a figure by its column name.
     pub fn by_name(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|metric| metric.name == name)
     }
 
-    /// A value as it is written; `nothing` where nothing was measured.
+    /// Formats the value; `nothing` if nothing was measured.
     pub(super) fn format(&self, figures: &RunFigures, nothing: &str) -> String {
         (self.value)(figures).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
     }
 }
 
-/// What every column means, and what is meant by words in them.
+/// Returns the definitions of all columns, and of terms used in them.
 pub fn definitions() -> Vec<MetricDefinition> {
     let words = [
         ("percentile", PERCENTILE),
@@ -239,10 +239,10 @@ pub fn definitions() -> Vec<MetricDefinition> {
         .collect()
 }
 
-/// Every run as comma-separated values, below the columns' names. A figure of which nothing was measured is empty.
+/// Returns every run as comma-separated values with a header line. A figure without measurements is empty.
 pub fn csv(runs: &[RunFigures]) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name);
-    // Last, and only where it was asked for: columns stay where they are.
+    // The optional column comes last, so that the positions of the others are stable.
     let caches = runs.iter().any(|run| run.traffic.cache.is_some()).then_some("cache");
     let head = ["policy", "load", "seed"].into_iter().chain(names).chain(caches);
     let mut text = head.collect::<Vec<_>>().join(",") + "\n";

@@ -1,10 +1,10 @@
-//! What a reader must be told before the figures are believed.
+//! Caveats that a reader must know before trusting the figures.
 
 use std::collections::BTreeSet;
 
 use super::{BaselineVerdict, RunFigures, TimeDistribution};
 
-/// A run's distribution, and what it is of.
+/// Distribution of a run, with its name.
 type NamedDistribution = (&'static str, fn(&RunFigures) -> &TimeDistribution);
 
 const DISTRIBUTIONS: [NamedDistribution; 5] = [
@@ -15,7 +15,7 @@ const DISTRIBUTIONS: [NamedDistribution; 5] = [
     ("time per token", |run| &run.token),
 ];
 
-/// Steps that were never served, sets of which nothing was measured, and what the runs are too few for.
+/// Returns notes on unserved steps, on distributions without measurements, and on too few runs.
 pub fn notes(runs: &[RunFigures], verdicts: &[BaselineVerdict]) -> Vec<String> {
     let mut notes: Vec<String> = runs.iter().filter(|run| run.unserved > 0).map(unserved).collect();
     for (name, times) in DISTRIBUTIONS {

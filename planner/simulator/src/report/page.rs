@@ -1,5 +1,5 @@
-//! The report as one page: no script, nothing from elsewhere. Every plot has its table, and all of it can be reached with
-//! a keyboard.
+//! The report as one self-contained HTML page without scripts. Every plot has a table, and everything is reachable by
+//! keyboard.
 
 mod bars;
 mod caches;
@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("page/style.css");
 /// The page may use nothing but its own style.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The page.
+/// Returns the HTML page.
 pub fn page(report: &SimulationReport) -> String {
     let policies = report.policies();
     let title = format!("OwnerServe simulation of {}", escaped(&report.subject.trace));
@@ -42,10 +42,10 @@ pub fn page(report: &SimulationReport) -> String {
     html + "</main></body></html>\n"
 }
 
-/// A section: its anchor, its name, and what it shows.
+/// Section of the page: anchor, title, and content.
 type Section = (&'static str, &'static str, fn(&SimulationReport) -> String);
 
-/// All of them, from the top.
+/// All sections, from the top.
 const SECTIONS: [Section; 12] = [
     ("verdicts", "OwnerServe beside the best baseline of each load", verdicts),
     ("sweep", "Load sweep", sections::sweep),
@@ -88,7 +88,7 @@ fn subject(report: &SimulationReport) -> String {
     )
 }
 
-/// The verdicts; the notes say why there are none.
+/// Returns the verdicts; the notes say why there are none.
 fn verdicts(report: &SimulationReport) -> String {
     if report.verdicts.is_empty() {
         return "<p>No verdict.</p>".to_owned();

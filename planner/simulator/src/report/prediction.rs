@@ -1,4 +1,4 @@
-//! First tokens as they were foretold when a step was placed, beside what came.
+//! Prediction quality: the time to first token predicted when a step was placed, compared with the observed one.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::times::percentile;
 
-/// How every step is called together.
+/// Name for all actions together.
 pub(super) const ALL_ACTIONS: &str = "all";
 
-/// What was foretold and what came, while it is counted.
+/// Samples of predicted and observed times, by action.
 #[derive(Debug, Default)]
 pub(crate) struct PredictionSamples(BTreeMap<Action, Vec<PredictionSample>>);
 
@@ -22,26 +22,26 @@ struct PredictionSample {
 }
 
 impl PredictionSample {
-    /// How far off it was, by what came; below zero where the price was too low.
+    /// Returns the error relative to the observed time; negative if the prediction was too low.
     fn relative_error(self) -> Option<f64> {
         (self.observed > 0.0).then(|| (self.predicted - self.observed) / self.observed)
     }
 }
 
-/// How well the first tokens of some steps were foretold.
+/// Quality of the predicted times to first token of some steps.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct PredictionQuality {
-    /// Steps.
+    /// Number of steps.
     pub steps: usize,
-    /// Seconds that were foretold, mean.
+    /// Mean of the predicted seconds.
     pub foretold_mean: f64,
-    /// Seconds until they came, mean.
+    /// Mean of the observed seconds.
     pub seen_mean: f64,
     /// Median of `|predicted - observed| / observed`.
     pub error_p50: f64,
-    /// Nine of ten were nearer.
+    /// 90th percentile of the same.
     pub error_p90: f64,
-    /// Median of `(predicted - observed) / observed`: below zero, the way of serving is flattered.
+    /// Median of `(predicted - observed) / observed`; negative if the action is predicted too optimistically.
     pub bias_p50: f64,
 }
 
@@ -50,7 +50,7 @@ impl PredictionSamples {
         self.0.entry(action).or_default().push(PredictionSample { predicted: foretold.0, observed: seen.0 });
     }
 
-    /// By the action's word, and of all steps together.
+    /// Returns the quality by action name, and for all steps together.
     pub(crate) fn figures(&self) -> BTreeMap<&'static str, PredictionQuality> {
         let every: Vec<PredictionSample> = self.0.values().flatten().copied().collect();
         let by_action = self.0.iter().map(|(action, pairs)| (action.as_str(), pairs.as_slice()));
@@ -60,7 +60,7 @@ impl PredictionSamples {
 }
 
 impl PredictionQuality {
-    /// Of several runs, each by its steps.
+    /// Returns the mean over several runs, weighted by their steps.
     pub(super) fn mean(runs: &[Self]) -> Self {
         let steps: usize = runs.iter().map(|run| run.steps).sum();
         let of = |part: fn(&Self) -> f64| {
@@ -108,7 +108,7 @@ mod tests {
             all.add(Action::ColocatedPrefill, (Seconds(foretold), Seconds(seen)));
         }
         all.add(Action::ArtifactFetch, (Seconds(3.0), Seconds(1.0)));
-        // Nothing came of it: it cannot be held against anything.
+        // An observed time of zero has no relative error and does not count.
         all.add(Action::StateMigration, (Seconds(3.0), Seconds::ZERO));
         let figures = all.figures();
         assert_eq!(figures.keys().copied().collect::<Vec<_>>(), [ALL_ACTIONS, "artifact_fetch", "colocated_prefill"]);

@@ -1,26 +1,26 @@
-//! How steps got KV back that they did not compute, and what their first tokens waited for meanwhile.
+//! Restores: how steps got KV that they did not compute, and what their first tokens waited for.
 
 use serde::Serialize;
 
-/// Seconds of the time to a first token by what they were spent on, besides waiting for others.
+/// Seconds of a time to first token by cause, without queueing.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct RestoreBreakdown {
-    /// What was not brought was computed.
+    /// Computing what was not restored.
     pub compute: f64,
-    /// KV came back from the host tier.
+    /// Loading KV from the host tier.
     pub host: f64,
-    /// KV came back from disk.
+    /// Loading KV from disk.
     pub disk: f64,
-    /// KV was on its way from another worker before the prompt began.
+    /// Waiting for KV from another worker before the prompt began.
     pub network: f64,
 }
 
-/// Steps that were brought KV, and their mean or, while they are counted, their sum.
+/// Steps that restored KV, with the sum of their times, or the mean after [`Self::mean`].
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct RestoreFigures {
-    /// How many.
+    /// Number of steps.
     pub steps: usize,
-    /// Where their time went.
+    /// Breakdown of their time.
     #[serde(flatten)]
     pub split: RestoreBreakdown,
 }
@@ -34,7 +34,7 @@ impl RestoreFigures {
         self.split.network += step.network;
     }
 
-    /// Of a sum, the mean step; zeros of none.
+    /// Returns the mean over the steps; zeros if there are none.
     pub(crate) fn mean(&self) -> Self {
         let by = self.steps.max(1) as f64;
         let RestoreBreakdown { compute, host, disk, network } = self.split;

@@ -1,34 +1,34 @@
-//! Where the time of steps went.
+//! Breakdown of step time.
 
 use serde::Serialize;
 
-/// Seconds of a step by what they were spent on, or the sum of several.
+/// Seconds of a step by cause, or the sum over several steps.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct StepBreakdown {
-    /// The policy let it wait.
+    /// Held in the policy's admission queue.
     pub held_back: f64,
-    /// KV of its prompt was on its way from another worker.
+    /// Waiting for KV of the prompt from another worker.
     pub fetch: f64,
-    /// It waited behind others, or for memory.
+    /// Queued behind other requests, or waiting for memory.
     pub queue: f64,
-    /// KV came back from the host tier.
+    /// Loading KV from slower tiers.
     pub restore: f64,
-    /// Tokens were computed that had been computed before.
+    /// Computing tokens that had been computed before.
     pub recompute: f64,
-    /// Tokens were computed for the first time.
+    /// Computing tokens for the first time.
     pub compute: f64,
-    /// The prompt's KV went to the worker that answers, or waited for room there.
+    /// Sending the prompt's KV to the decode worker, or waiting for memory there.
     pub handoff: f64,
-    /// The answer was generated.
+    /// Generating the answer.
     pub answer: f64,
 }
 
 impl StepBreakdown {
-    /// The parts' names, in the order of `parts`.
+    /// Names of the parts, in the order of `parts`.
     pub const PARTS: [&str; 8] =
         ["held back", "fetch", "queue", "restore", "recompute", "compute", "handoff", "answer"];
 
-    /// All of it, in the order in which it is spent.
+    /// Returns all parts, in chronological order.
     pub fn parts(&self) -> [f64; 8] {
         let Self { held_back, fetch, queue, restore, recompute, compute, handoff, answer } = *self;
         [held_back, fetch, queue, restore, recompute, compute, handoff, answer]
@@ -39,14 +39,14 @@ impl StepBreakdown {
         Self { held_back, fetch, queue, restore, recompute, compute, handoff, answer }
     }
 
-    /// Another step's beside it.
+    /// Adds another breakdown.
     pub(crate) fn add(&mut self, other: &Self) {
         let (mut sum, more) = (self.parts(), other.parts());
         sum.iter_mut().zip(more).for_each(|(part, more)| *part += more);
         *self = Self::of(sum);
     }
 
-    /// The mean of so many; zeros of none.
+    /// Returns the mean over `steps` steps; zeros for none.
     pub(crate) fn mean_over(&self, steps: usize) -> Self {
         Self::of(self.parts().map(|part| part / steps.max(1) as f64))
     }

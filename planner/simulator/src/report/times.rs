@@ -1,41 +1,41 @@
-//! A distribution of times, and the one percentile that every figure means.
+//! Distribution of times, and the definition of percentiles that every figure uses.
 
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-/// What a percentile is, in words.
+/// Definition of percentiles, as text.
 pub(super) const PERCENTILE: &str = "pN of n times is the one that floor(N/100 * n) of them come before when they are sorted; of \
     several seeds the mean of each seed's pN, with the half width of its 95 % confidence interval by Student's t";
 
-/// What is measured when, in words.
+/// Definition of the measurement window, as text.
 pub(super) const MEASUREMENT_WINDOW: &str = "times of steps are measured from the beginning until fewer sessions run than were asked for, that \
     is until the trace has no next session (requests at recorded times: all of them); session times, tokens, bytes and \
     shares are of the whole run";
 
-/// A distribution of times, in seconds. Without any all are zero, and JSON says `null`.
+/// Distribution of times, in seconds. All zeros without samples; serialized as `null` then.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimeDistribution {
-    /// How many were measured.
+    /// Number of samples.
     pub count: usize,
     /// The mean.
     pub mean: f64,
-    /// Half are shorter.
+    /// Median.
     pub p50: f64,
-    /// 95 of a hundred are.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 of a hundred are.
+    /// 99th percentile.
     pub p99: f64,
-    /// p0 to p100; empty without any.
+    /// Percentiles p0 to p100; empty without samples.
     pub curve: Vec<f64>,
 }
 
 impl TimeDistribution {
-    /// Of times in any order.
+    /// Returns the distribution of times in any order.
     pub fn of(mut times: Vec<f64>) -> Self {
         if times.is_empty() {
             return Self::default();
         }
-        // Summed as they came, so that equal runs have equal means to the bit.
+        // Summed in the original order, so that equal runs have bit-identical means.
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         times.sort_by(f64::total_cmp);
         let at = |share: f64| percentile(&times, share);
@@ -43,7 +43,7 @@ impl TimeDistribution {
         Self { count: times.len(), mean, p50: at(0.5), p95: at(0.95), p99: at(0.99), curve }
     }
 
-    /// One of its figures; none when nothing was measured.
+    /// Returns one figure of the distribution; none without samples.
     pub fn if_measured(&self, figure: fn(&Self) -> f64) -> Option<f64> {
         (self.count > 0).then(|| figure(self))
     }
@@ -61,7 +61,7 @@ impl Serialize for TimeDistribution {
     }
 }
 
-/// The value that this share of sorted values comes before; zero without any.
+/// Returns the value at this share of the sorted values; zero without any.
 pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let at = (share * sorted.len() as f64) as usize;
     sorted.get(at).or(sorted.last()).copied().unwrap_or_default()

@@ -1,53 +1,53 @@
-//! OwnerServe beside the best baseline of each load: it may be slower than that by so much and no more.
+//! Verdicts: OwnerServe compared with the best baseline of each load, within fixed bounds.
 
 use serde::Serialize;
 
 use super::{Mean, Metric, PolicySummary, RunFigures};
 use crate::policies::PolicyKind;
 
-/// How a verdict comes about, in words.
+/// Definition of a verdict, as text.
 pub(super) const VERDICT: &str = "at each load, OwnerServe's mean over seeds by that of the baseline that is best at this very \
     figure; ± is the 95 % confidence of the ratios of single seeds, which both served the same traffic. PASS: the ratio is \
     within the bound. A baseline that left steps unserved is not the best; OwnerServe with unserved steps is SHORT. The \
     bounds `pooled_memory` and `oracle` are no baselines";
 
-/// What OwnerServe is held to, and by how much it may exceed the best baseline.
+/// Figures that are checked, with the largest allowed ratio to the best baseline.
 const BOUNDS: [(&str, f64); 3] = [("step_mean_s", 1.03), ("session_mean_s", 1.03), ("ttft_p95_s", 1.10)];
 
-/// OwnerServe at one load, by one figure.
+/// Verdict on one figure at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct BaselineVerdict {
-    /// Sessions at once, or the factor on the recorded rate.
+    /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
-    /// Which figure.
+    /// Name of the figure.
     pub figure: &'static str,
-    /// The best baseline by it.
+    /// Baseline that is best at this figure.
     pub best: &'static str,
-    /// What that has.
+    /// Mean of that baseline.
     pub theirs: Mean,
-    /// What OwnerServe has.
+    /// Mean of OwnerServe.
     pub ours: Mean,
-    /// OwnerServe's by the best's.
+    /// Ratio of OwnerServe to the baseline.
     pub ratio: Mean,
-    /// What the ratio may be.
+    /// Largest allowed ratio.
     pub bound: f64,
-    /// Whether it is that.
+    /// Whether the ratio is within the bound.
     pub holds: bool,
 }
 
 impl BaselineVerdict {
-    /// `PASS` or `SHORT`.
+    /// Returns `PASS` or `SHORT`.
     pub fn label(&self) -> &'static str {
         if self.holds { "PASS" } else { "SHORT" }
     }
 
-    /// Whether the confidence interval lies on one side of the bound; none of one seed.
+    /// Returns whether the confidence interval excludes the bound; none for a single seed.
     pub fn is_significant(&self) -> Option<bool> {
         self.ratio.confidence.map(|confidence| (self.ratio.mean - self.bound).abs() > confidence)
     }
 }
 
-/// Every load's verdicts; none where OwnerServe or every baseline is missing.
+/// Returns the verdicts of every load; none without OwnerServe or without a complete baseline.
 pub fn verdicts(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<BaselineVerdict> {
     let own = PolicyKind::OwnerServe.as_str();
     let ours = cells.iter().filter(|cell| cell.policy == own);
@@ -60,7 +60,7 @@ fn verdict(
     (figure, bound): (&'static str, f64),
 ) -> Option<BaselineVerdict> {
     let complete = |cell: &&PolicySummary| cell.load == own.load && cell.unserved == 0 && is_baseline(cell.policy);
-    // A seed without a value would make a mean of other traffic.
+    // A missing seed would make the mean one of different traffic.
     let whole = |cell: &PolicySummary| cell.mean(figure).filter(|mean| mean.seeds == cell.seeds);
     let others = cells.iter().filter(complete).filter_map(|cell| Some((cell.policy, whole(cell)?)));
     let (best, theirs) = others.min_by(|(_, a), (_, b)| a.mean.total_cmp(&b.mean))?;
@@ -80,7 +80,7 @@ fn is_baseline(policy: &str) -> bool {
     policy.parse::<PolicyKind>().is_ok_and(PolicyKind::is_baseline)
 }
 
-/// One row a verdict, below the columns' names.
+/// Returns one row per verdict after a header row.
 pub fn verdict_table(verdicts: &[BaselineVerdict]) -> Vec<Vec<String>> {
     let names = ["load", "figure", "best baseline", "best", "ownerserve", "ratio", "bound", "verdict"];
     let row = |verdict: &BaselineVerdict| {

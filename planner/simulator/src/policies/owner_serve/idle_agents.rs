@@ -1,6 +1,6 @@
-//! Sessions between two steps: what of them is worth sending ahead of the next one.
+//! Idle sessions: which of their prefixes are worth replicating ahead of the next step.
 //!
-//! What is sent is a copy, whatever becomes of ownership: the next step's commit moves that, as it always does.
+//! A replication only makes a copy. Ownership changes with the commit of the next step, as always.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use vocabulary::SessionId;
 use super::{FleetView, OwnerServe, PlacementRequest, ReplicationOrder, StepRef, micros, owner, worker_index};
 use crate::trace::TraceStep;
 
-/// Agents of sessions whose next step is awaited.
+/// Agents that are idle and whose next step is expected.
 #[derive(Default)]
 pub(super) struct IdleAgents(BTreeMap<(usize, u32), ExpectedStep>);
 
 #[derive(Clone)]
 pub(super) struct ExpectedStep {
     after: StepRef,
-    /// The next step as far as it is known: the last one's prompt with its answer. Of the answer only the length counts.
+    /// Expected next step: the last prompt and its answer, of which only the length is known.
     expected: TraceStep,
     is_sent: bool,
 }
@@ -30,7 +30,7 @@ impl IdleAgents {
         self.0.insert((after.session, step.agent), ExpectedStep { after, expected, is_sent: false });
     }
 
-    /// The next one is on its way.
+    /// Removes an agent whose next step has arrived.
     pub(super) fn remove(&mut self, session: usize, agent: u32) {
         self.0.remove(&(session, agent));
     }
@@ -41,7 +41,7 @@ impl IdleAgents {
 }
 
 impl OwnerServe {
-    /// What pays, the most first. Nothing is sent twice in a gap.
+    /// Returns the replications that pay, best first. Nothing is sent twice while an agent is idle.
     pub(super) fn worthwhile_replications(
         &mut self,
         fleet: &FleetView<'_>,
@@ -65,7 +65,7 @@ impl OwnerServe {
         moves
     }
 
-    /// Notes that it is on its way.
+    /// Records that a replication has started.
     pub(super) fn record_replication(
         &mut self,
         fleet: &FleetView<'_>,

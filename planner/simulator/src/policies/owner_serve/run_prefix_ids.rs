@@ -1,25 +1,25 @@
-//! What the ledger calls paths of runs: a rolling hash over runs, an id for every block that ends.
+//! Prefix ids of paths of runs in the ledger: a rolling hash over runs, with one id per block end.
 
 use engine_model::runs::{RunId, RunTree};
 use vocabulary::{HashSeed, PrefixChain, PrefixId, Tokens};
 
 const SEED: HashSeed = HashSeed(0);
 
-/// The ids of every run's blocks. A block belongs to the run in which it ends.
+/// Prefix ids of every run's blocks. A block belongs to the run in which it ends.
 pub(super) struct RunPrefixIds {
     block: Tokens,
     ids: Vec<PrefixId>,
-    /// Where a run's ids begin, and after the last run where they end.
+    /// Index of each run's first id, plus the end of the last one's.
     run_starts: Vec<usize>,
 }
 
 impl RunPrefixIds {
     pub(super) const ROOT: PrefixId = PrefixId(1);
 
-    /// Of all runs, in blocks of `block` tokens.
+    /// Computes the ids of all runs, in blocks of `block` tokens.
     pub(super) fn new(runs: &RunTree, block: Tokens) -> Self {
         let mut chains = Self { block, ids: Vec::new(), run_starts: vec![0] };
-        // The deepest id on the path to each run's end: runs come after those that they follow.
+        // Last id on the path to each run's end: runs come after their parents.
         let mut last: Vec<PrefixId> = Vec::with_capacity(runs.len());
         for run in (0..runs.len() as u32).map(RunId) {
             let parent = runs.parent(run);
@@ -35,7 +35,7 @@ impl RunPrefixIds {
         chains
     }
 
-    /// Of a prompt of so many tokens whose whole blocks are this path.
+    /// Returns the chain of a prompt of `tokens` tokens whose whole blocks are this path.
     pub(super) fn of(&self, path: &[RunId], tokens: Tokens) -> PrefixChain {
         let own = |run: &RunId| &self.ids[self.run_starts[run.0 as usize]..self.run_starts[run.0 as usize + 1]];
         let mut ids = Vec::with_capacity(path.iter().map(|run| own(run).len()).sum());

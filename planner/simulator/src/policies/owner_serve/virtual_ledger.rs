@@ -1,7 +1,8 @@
-//! The quorum behind the simulated router: the ledger itself, in virtual time.
+//! Replaces the quorum of the simulated router: the real ledger, in virtual time.
 //!
-//! It is told by the commands that routers send, and read as they read it. A command is applied when it is sent: a router
-//! plans on its own steps before the ledger shows them, so that a later entry would change nothing that one router sees.
+//! It is written by the commands that routers send, and read as they read it. A command is applied when it is sent: a
+//! router plans with its own steps before the ledger shows them, so a later log entry would change nothing that one
+//! router sees.
 
 use engine_model::runs::RunId;
 use ledger::{
@@ -18,42 +19,42 @@ use vocabulary::{
 use super::run_prefix_ids::RunPrefixIds;
 use super::{FleetView, MODEL, owner, view};
 
-/// This router, and its boot.
+/// This router's node id and client id.
 const ROUTER: NodeId = NodeId(1);
 const BOOT: ClientId = ClientId(1);
-/// Workers of a simulation live on.
+/// Simulated workers never expire.
 const LEASE: Micros = Micros(u64::MAX);
-/// How long other routers believe that a dispatched step is on its way.
+/// Time for which other routers believe that a dispatched step is running.
 const INTENT_TTL: Micros = Micros(120_000_000);
-/// How long a read-only copy is believed without being seen again.
+/// Time for which a read-only replica is believed without being observed again.
 const REPLICA_TTL: Micros = Micros(600_000_000);
-/// Entries that make a gap in the traffic pass. After a day the ledger has forgotten what is idle: the rest of a longer
-/// gap would change nothing.
+/// Most log entries written for one gap in the traffic. After a day the ledger has forgotten everything idle, so the
+/// rest of a longer gap would change nothing.
 const MAX_TICKS: u32 = 90_000;
 
-/// The ledger, and what this router calls things in it.
+/// The ledger, with this router's identifiers in it.
 pub(super) struct VirtualLedger {
     ledger: Ledger,
     last_serial: u64,
-    /// Time that passed for the traffic and not for the ledger.
+    /// Virtual time that has passed in the traffic but not in the ledger.
     clock_lag: Micros,
     chains: RunPrefixIds,
     origin: KvOrigin,
     scope: Scope,
 }
 
-/// A prompt to be located.
+/// Query for a prompt.
 pub(super) struct PromptQuery<'a> {
-    /// The session, where the client says which.
+    /// Session, if the client names it.
     pub(super) client_session: Option<SessionId>,
-    /// The name of a session that is new.
+    /// Id for the session if it is new.
     pub(super) new_session: SessionId,
-    /// The whole blocks of the prompt.
+    /// Whole blocks of the prompt.
     pub(super) path: &'a [RunId],
     pub(super) prompt: Tokens,
 }
 
-/// What the ledger says of a prompt.
+/// What the ledger knows of a prompt.
 pub(super) struct PromptMatch {
     pub(super) session: SessionView,
     pub(super) relation: HeadRelation,
@@ -61,17 +62,17 @@ pub(super) struct PromptMatch {
     pub(super) shared: Blocks,
     /// Time since the session's last step.
     pub(super) idle: Option<Micros>,
-    /// Whether the client said which session it is.
+    /// Whether the client named the session.
     pub(super) is_named: bool,
     parent: Option<SessionId>,
-    /// The head that the step extends.
+    /// Head that the step extends.
     base: PrefixId,
     replaces: Option<PrefixId>,
     chain: PrefixChain,
 }
 
 impl VirtualLedger {
-    /// A ledger that knows the fleet and nothing else.
+    /// Creates a ledger that contains only the fleet.
     pub(super) fn new(fleet: &FleetView<'_>) -> Self {
         let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
         let shape = KvShape { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
@@ -91,7 +92,7 @@ impl VirtualLedger {
         &self.ledger
     }
 
-    /// What is known of a prompt at this moment.
+    /// Returns what the ledger knows of a prompt at this time.
     pub(super) fn locate(&mut self, asked: &PromptQuery<'_>, now: Micros) -> PromptMatch {
         self.advance_clock(now);
         let chain = self.chains.of(asked.path, asked.prompt);
@@ -128,15 +129,15 @@ impl VirtualLedger {
         }
     }
 
-    /// Says that a step is on its way.
+    /// Announces that a step is running.
     pub(super) fn announce(&mut self, step: &PromptMatch, server: Owner) {
-        // Another router can meet this session only by its name or by its head.
+        // Another router can find this session only by its name or its head.
         if step.is_named || step.idle.is_some() {
             self.intend(step, Some((server, INTENT_TTL)));
         }
     }
 
-    /// Seals what a step has computed, moves its session's head, and settles who owns it.
+    /// Seals what a step has computed, advances its session's head, and settles its ownership.
     pub(super) fn commit(&mut self, step: &PromptMatch, plan: &Plan, now: Micros) {
         self.advance_clock(now);
         let server = Owner { rank: plan.decode.rank, ..owner(super::worker_index(plan.decode.worker)) };
@@ -152,7 +153,7 @@ impl VirtualLedger {
         {
             self.send(command);
         }
-        // The commit takes back what was announced on its own base.
+        // The commit withdraws an intent on its own base.
         if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
             self.intend(step, None);
         }
@@ -189,7 +190,7 @@ impl VirtualLedger {
         self.send(Command::Intent(SetIntent { session: step.session.id, base: step.base, router: ROUTER, step: to }));
     }
 
-    /// The server keeps a read-only copy of what was fetched.
+    /// Records that the server keeps a read-only replica of the fetched prefix.
     fn record_replica(&mut self, step: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
         let point = PrefixPoint::on_chain(&step.chain, blocks.min(step.session.sealed));
         let Some(point) = point.filter(|point| point.blocks > Blocks::ZERO) else { return };
@@ -209,7 +210,7 @@ impl VirtualLedger {
         self.ledger.apply(self.ledger.applied() + 1, &entry)
     }
 
-    /// The ledger's clock goes on, a second an entry.
+    /// Advances the ledger's clock, by at most one second per log entry.
     fn advance_clock(&mut self, now: Micros) {
         let until = LedgerTime((now - self.clock_lag).0);
         let mut ticks = 0;
@@ -222,7 +223,7 @@ impl VirtualLedger {
     }
 }
 
-/// What becomes of the session's ownership, in the ledger's words.
+/// Translates a claim to the ledger's ownership transition.
 fn ownership_transition(claim: &OwnershipClaim) -> OwnershipTransition {
     match claim {
         OwnershipClaim::Keep | OwnershipClaim::Open => OwnershipTransition::Claim,

@@ -1,4 +1,4 @@
-//! Bars, one a policy or cache management, of one part or several.
+//! Bar charts, with one bar per policy or cache strategy and one or more parts per bar.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,18 +14,18 @@ const ROW_HEIGHT: f64 = 21.0;
 const BAR_HEIGHT: f64 = 15.0;
 
 pub(super) struct Bar {
-    /// Of a policy, or of a way to manage the cache.
+    /// Name of the policy or cache strategy.
     pub(super) name: Cow<'static, str>,
-    /// Its parts from the left; none where nothing was measured.
+    /// Parts from left to right; empty if nothing was measured.
     pub(super) parts: Vec<f64>,
 }
 
 pub(super) struct BarChart<'a> {
-    /// What the drawing shows, for those who do not see it.
+    /// Accessible description of the chart.
     pub(super) title: String,
-    /// The parts' names; one without a name where a bar is all of one.
+    /// Names of the parts; a single empty name if bars have one part.
     pub(super) parts: &'a [&'a str],
-    /// The unit behind the values.
+    /// Unit of the values.
     pub(super) unit: &'a str,
     pub(super) scale: AxisScale,
 }
@@ -74,7 +74,7 @@ impl BarChart<'_> {
         let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{}</text>", escaped(&said));
     }
 
-    /// The parts with their colours.
+    /// Returns the legend: the parts with their colours.
     pub(super) fn legend(&self) -> String {
         let mut list = "<ul class=\"legend\">".to_owned();
         for (number, name) in self.parts.iter().enumerate() {

@@ -1,18 +1,18 @@
-//! Ways of keeping slower tiers beside each other.
+//! Section that compares cache strategies.
 
 use super::bars::{Bar, BarChart};
 use super::html::{escaped, figure};
 use super::scale::AxisScale;
 use crate::report::{PolicySummary, SimulationReport, cache_table};
 
-/// What is plotted of each: its title, and the figures that are its parts with their names.
+/// Plots: title, and for each part its figure and name.
 const PLOTS: [(&str, &[(&str, &str)]); 3] = [
     ("Step time, mean (s)", &[("step_mean_s", "step")]),
     ("Time to first token, p95 (s)", &[("ttft_p95_s", "first token")]),
     ("Restoring, all steps together (s)", &[("restore_host_s", "from host memory"), ("restore_disk_s", "from disk")]),
 ];
 
-/// Every way that was asked for: the figures of each policy at each load, then the table.
+/// Returns the plots of each policy at each load for every requested strategy, then the table.
 pub(super) fn caches(report: &SimulationReport) -> String {
     if report.caches.is_empty() {
         return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();

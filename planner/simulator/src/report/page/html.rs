@@ -1,14 +1,14 @@
-//! Text as HTML.
+//! HTML helpers.
 
 use std::fmt::Write as _;
 
-/// Text that is nothing else.
+/// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// Rows below their columns' names. A keyboard reaches and scrolls it.
+/// Returns a table with a header row, which can be focused and scrolled by keyboard.
 pub(super) fn table(name: &str, rows: &[Vec<String>]) -> String {
     let Some((head, body)) = rows.split_first() else { return String::new() };
     let name = escaped(name);
@@ -32,7 +32,7 @@ pub(super) fn table(name: &str, rows: &[Vec<String>]) -> String {
     html + "</tbody></table></div>"
 }
 
-/// The two words that have a colour as well.
+/// Colours the two verdict words.
 fn worded(cell: &str) -> String {
     for (word, class) in [("PASS", "pass"), ("SHORT", "short")] {
         if let Some(rest) = cell.strip_prefix(word) {
@@ -42,7 +42,7 @@ fn worded(cell: &str) -> String {
     cell.to_owned()
 }
 
-/// A table that is unfolded when it is wanted.
+/// Returns a table in a collapsed section.
 pub(super) fn collapsible_table(name: &str, rows: &[Vec<String>]) -> String {
     format!("<details><summary>Table: {}</summary>{}</details>", escaped(name), table(name, rows))
 }

@@ -1,4 +1,4 @@
-//! A plot of lines, one a policy.
+//! Line plots, with one line per policy.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::html::escaped;
 use super::policies::class;
 use super::scale::{AxisScale, number};
 
-/// The plot's size and margins, in units of the drawing.
+/// Size and margins of the plot, in SVG units.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 58.0;
@@ -21,25 +21,25 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Marked where its scale says.
+    /// Creates an axis with the ticks of its scale.
     pub(super) fn new(name: impl Into<String>, scale: AxisScale) -> Self {
         Self { name: name.into(), ticks: scale.ticks(), scale }
     }
 
-    /// Marked at these values.
+    /// Creates an axis with ticks at these values.
     pub(super) fn at(name: impl Into<String>, values: Vec<f64>) -> Self {
         Self { name: name.into(), scale: AxisScale::through(&values), ticks: values }
     }
 }
 
-/// A policy's line.
+/// Line of one policy.
 pub(super) struct PlotLine {
     pub(super) policy: &'static str,
     pub(super) points: Vec<PlotPoint>,
     pub(super) markers: PointMarkers,
 }
 
-/// One point, perhaps with half the height of its confidence interval.
+/// One point, optionally with half the height of its confidence interval.
 #[derive(Clone, Copy)]
 pub(super) struct PlotPoint {
     pub(super) x: f64,
@@ -47,14 +47,14 @@ pub(super) struct PlotPoint {
     pub(super) half_interval: Option<f64>,
 }
 
-/// Whether each point of a line is a measurement of its own.
+/// Whether each point of a line is a separate measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PointMarkers {
     Points,
     LineOnly,
 }
 
-/// The whole drawing, which `title` says to those who do not see it.
+/// Returns the plot as SVG; `title` is its accessible description.
 pub(super) fn plot(title: &str, (x, y): (&Axis, &Axis), lines: &[PlotLine]) -> String {
     let title = escaped(title);
     let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">");

@@ -1,4 +1,4 @@
-//! How each policy looks, the same in every plot: a colour and a dash, so that neither has to tell all of them apart.
+//! Style of each policy, the same in every plot: colour and dash together distinguish the policies.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::policies::{PolicyKind, all_policies};
 const COLOURS: usize = 7;
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
-/// The class of a policy's marks.
+/// Returns the CSS class of a policy's marks.
 pub(super) fn class(policy: &str) -> String {
     match policy.parse::<PolicyKind>() {
         Ok(PolicyKind::OwnerServe) => format!("own s-{policy}"),
@@ -16,7 +16,7 @@ pub(super) fn class(policy: &str) -> String {
     }
 }
 
-/// The rules of these policies: how each looks, and that it is gone while its box is not ticked.
+/// Returns the CSS rules of these policies: their style, and hiding them while their checkbox is off.
 pub(super) fn rules(policies: &[&str]) -> String {
     let mut css = String::new();
     for policy in policies {
@@ -42,7 +42,7 @@ fn line_style(policy: &str) -> (String, &'static str, f64) {
     }
 }
 
-/// A box for each policy, with its line: what plots of lines show, and their legend.
+/// Returns a checkbox for each policy, with its line style: selects what line plots show, and serves as their legend.
 pub(super) fn policy_checkboxes(policies: &[&str]) -> String {
     let mut html = "<fieldset><legend>Policies shown in plots of lines</legend><div class=\"legend\">".to_owned();
     for policy in policies {
@@ -52,7 +52,7 @@ pub(super) fn policy_checkboxes(policies: &[&str]) -> String {
     html + "</div></fieldset>"
 }
 
-/// The lines' names beside a plot.
+/// Returns the legend of a plot.
 pub(super) fn legend(policies: &[&str]) -> String {
     let items: String = policies.iter().map(|policy| format!("<li>{}{policy}</li>", swatch(policy))).collect();
     format!("<ul class=\"legend\" aria-hidden=\"true\">{items}</ul>")

@@ -1,10 +1,10 @@
-//! From values to places, and where an axis is marked.
+//! Axis scales: mapping of values to positions, and ticks.
 
-/// How places follow values.
+/// How positions depend on values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ScaleKind {
     Linear,
-    /// By their logarithm: values above zero only.
+    /// Logarithmic; positive values only.
     Logarithmic,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct AxisScale {
 }
 
 impl AxisScale {
-    /// Around all values, widened to round numbers; of nothing 0 to 1.
+    /// Returns a scale that covers all values, extended to round numbers; 0 to 1 without values.
     pub(super) fn covering(values: impl Iterator<Item = f64>, steps: ScaleKind) -> Self {
         let usable = |value: &f64| value.is_finite() && (steps == ScaleKind::Linear || *value > 0.0);
         let (low, high) =
@@ -37,7 +37,7 @@ impl AxisScale {
         }
     }
 
-    /// From before the least to behind the largest of given values, all of which are within.
+    /// Returns a linear scale that covers the values with a margin on both ends.
     pub(super) fn through(values: &[f64]) -> Self {
         let (low, high) =
             values.iter().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
@@ -46,12 +46,12 @@ impl AxisScale {
         Self { from: low - margin, to: high + margin, kind: ScaleKind::Linear }
     }
 
-    /// From zero to above the largest value.
+    /// Returns a scale from zero to above the largest value.
     pub(super) fn from_zero(values: impl Iterator<Item = f64>) -> Self {
         Self::covering(values.chain([0.0]), ScaleKind::Linear)
     }
 
-    /// Where a value lies: 0 at the beginning, 1 at the end; beyond them at the nearer one.
+    /// Returns the position of a value: 0 at the start of the scale, 1 at its end; values outside are clamped.
     pub(super) fn position(&self, value: f64) -> f64 {
         let place = match self.kind {
             ScaleKind::Linear => (value - self.from) / (self.to - self.from),
@@ -60,7 +60,7 @@ impl AxisScale {
         place.clamp(0.0, 1.0)
     }
 
-    /// Round values to mark, eight or so.
+    /// Returns about eight round values for ticks.
     pub(super) fn ticks(&self) -> Vec<f64> {
         match self.kind {
             ScaleKind::Linear => {
@@ -78,13 +78,13 @@ impl AxisScale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, of which a span holds four to ten.
+/// Returns 1, 2 or 5 times a power of ten such that the span holds at most six steps.
 fn round_step(span: f64) -> f64 {
     let power = 10f64.powf((span / 5.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|digit| digit * power).find(|step| span / step <= 6.0).unwrap_or(power)
 }
 
-/// The nearest of 1, 2 and 5 times a power of ten at or below, and at or above.
+/// Returns the nearest values of 1, 2 and 5 times a power of ten: at or below, and at or above.
 fn nearest_ticks(value: f64) -> (f64, f64) {
     let power = 10f64.powf(value.log10().floor());
     let marks = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
@@ -93,7 +93,7 @@ fn nearest_ticks(value: f64) -> (f64, f64) {
     (below, above)
 }
 
-/// With as many digits as people read: three that count.
+/// Formats a value with three significant digits.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     let digits = match size {

@@ -1,4 +1,4 @@
-//! What the page shows, section by section.
+//! Sections of the page.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::scale::{AxisScale, ScaleKind};
 use crate::report::cells::with_confidence;
 use crate::report::{Metric, PolicySummary, PredictionQuality, SimulationReport, StepBreakdown, ablation_table};
 
-/// What is plotted over the load: the figure, what it is called, and how its axis goes.
+/// Figures plotted over the load: column name, title and scale.
 const SWEEP: [(&str, &str, ScaleKind); 4] = [
     ("step_mean_s", "step time, mean (s)", ScaleKind::Logarithmic),
     ("ttft_p95_s", "time to first token, p95 (s)", ScaleKind::Logarithmic),
@@ -55,10 +55,10 @@ fn over_load(report: &SimulationReport, (name, said): (&str, &str), steps: Scale
     figure(said, &plot(&format!("{said} over the load; the table below has the values"), (&x, &y), &lines))
 }
 
-/// A cell's percentiles.
+/// Selects the percentiles of a summary.
 type PercentileSelector = fn(&PolicySummary) -> &Vec<f64>;
 
-/// The distributions of each load.
+/// Returns the latency distributions of each load.
 pub(super) fn latency(report: &SimulationReport) -> String {
     let kinds: [(&str, PercentileSelector); 2] =
         [("time to first token", |cell| &cell.first_token), ("step time", |cell| &cell.step)];
@@ -141,7 +141,7 @@ pub(super) fn actions(report: &SimulationReport) -> String {
     html + &collapsible_table("action mix", &rows)
 }
 
-/// Where the time of a step went.
+/// Returns the breakdown of step time.
 pub(super) fn step_time(report: &SimulationReport) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name).filter(|name| name.starts_with("spent_"));
     let names: Vec<&str> = names.collect();
@@ -159,7 +159,7 @@ pub(super) fn step_time(report: &SimulationReport) -> String {
 const RESTORES: [&str; 5] =
     ["restored_steps", "restore_host_s", "restore_disk_s", "restore_network_s", "restore_compute_s"];
 
-/// OwnerServe without parts of it.
+/// Returns the ablations of OwnerServe.
 pub(super) fn ablations(report: &SimulationReport) -> String {
     if report.ablations.is_empty() {
         return "<p>None was asked for: <code>--policy ablations</code> runs them beside <code>ownerserve</code>.</p>"
@@ -172,7 +172,7 @@ pub(super) fn ablations(report: &SimulationReport) -> String {
     format!("<p class=\"soft\">{said}</p><dl>{items}</dl>{table}")
 }
 
-/// How well policies foretold first tokens, by the way of serving.
+/// Returns the prediction quality of the time to first token, by action.
 pub(super) fn predictions(report: &SimulationReport) -> String {
     let head = ["policy", "load", "action", "steps", "foretold (s)", "seen (s)", "error p50", "error p90", "bias p50"];
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
@@ -195,7 +195,7 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
     format!("<p class=\"soft\">{said}</p>{}", super::table("First tokens as foretold, by action", &rows))
 }
 
-/// How long decisions took, by a real clock.
+/// Returns the wall-clock time of decisions.
 pub(super) fn planning(report: &SimulationReport) -> String {
     if report.planning.is_empty() {
         return "<p>Nobody took the time.</p>".to_owned();
@@ -211,7 +211,7 @@ pub(super) fn planning(report: &SimulationReport) -> String {
     format!("<p class=\"soft\">{said}</p>{}", super::table("Planning overhead", &rows))
 }
 
-/// Bars of every load on one scale.
+/// Returns one bar chart per load, all with the same scale.
 fn per_load(
     report: &SimulationReport,
     (said, unit): (&str, &str),
