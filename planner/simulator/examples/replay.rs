@@ -1,5 +1,5 @@
-//! How many steps a second are simulated: `cargo run --release -p simulator --example replay -- TRACE.jsonl.gz LOAD
-//! POLICY...`.
+//! Measures the simulated steps per second:
+//! `cargo run --release -p simulator --example replay -- TRACE.jsonl.gz LOAD POLICY...`.
 
 use std::io::{Read, Write};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The fleet and its traffic in virtual time: what happens next, until nothing does.
+//! Discrete-event simulation of the fleet and its traffic in virtual time, until no event is left.
 
 mod delayed_residency;
 mod dispatch;
@@ -31,71 +31,71 @@ use session_scheduler::SessionScheduler;
 use step_job::StepJob;
 use tally::RunTally;
 
-/// What is simulated besides the trace and the policy.
+/// Parameters of a simulation besides the trace and the policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SimulationSetup {
-    /// How many workers there are.
+    /// Number of workers.
     pub workers: usize,
-    /// What each of them is.
+    /// Hardware profile of every worker.
     pub spec: HardwareProfile,
-    /// How much traffic there is: sessions at once, or a factor on the recorded rate.
+    /// Traffic load: concurrent sessions, or a factor on the recorded rate.
     pub load: f64,
-    /// Seed of what a policy leaves to chance.
+    /// Random seed of the policy.
     pub seed: u64,
 }
 
-/// Why nothing can be simulated.
+/// Why a simulation cannot run.
 #[derive(Clone, PartialEq, thiserror::Error, Debug)]
 pub enum SetupError {
-    /// Fewer workers than a policy needs.
+    /// Fewer workers than the policy needs, or more than are supported.
     #[error("{policy} is given {workers} workers; accepted: {least} to 1024")]
     Workers {
-        /// Which policy.
+        /// Name of the policy.
         policy: &'static str,
-        /// How many it is given.
+        /// Number of workers given.
         workers: usize,
-        /// How many it needs.
+        /// Smallest accepted number.
         least: usize,
     },
-    /// Another number of sessions than there are, or a rate that nobody has.
+    /// The load is not accepted: more sessions than the trace has, or an invalid rate.
     #[error("the load is {load}; accepted: {accepted}")]
     Load {
-        /// What it is.
+        /// Load given.
         load: f64,
-        /// What it may be.
+        /// Accepted loads.
         accepted: String,
     },
-    /// A rate at which the trace never ends.
+    /// The rate is so low that the replay would take too long.
     #[error(
         "at a load of {load} the last request comes after {seconds:.0} s; accepted: up to {MAX_SECONDS} s (ten years), that \
          is a load from {least:.3} on"
     )]
     Span {
-        /// What the load is.
+        /// Load given.
         load: f64,
-        /// When the last request comes.
+        /// Arrival time of the last request, in seconds.
         seconds: f64,
-        /// What the load may be.
+        /// Smallest accepted load.
         least: f64,
     },
-    /// Steps of which a worker could never hold one.
+    /// The trace has steps that no worker's memory can hold.
     #[error(
         "the trace has steps of {longest} tokens and a worker holds {memory}; leave out longer ones with a smaller context"
     )]
     TooLong {
-        /// Of the longest step.
+        /// Tokens of the longest step.
         longest: Tokens,
-        /// Of one worker.
+        /// Tokens of a worker's device memory.
         memory: Tokens,
     },
-    /// Nothing to replay.
+    /// The trace is empty.
     #[error("the trace has no steps within its limits")]
     Empty,
 }
 
-/// Seconds between the starts of the first sessions, and between a session's end and the next one's start.
+/// Seconds between the starts of the first sessions.
 pub const SESSION_START_INTERVAL: f64 = 2.0;
-/// See `SESSION_START_INTERVAL`.
+/// Seconds between the end of a session and the start of the next one.
 pub const NEXT_SESSION_DELAY: f64 = 1.0;
 
 /// One run: a trace, a fleet and a policy.
@@ -114,33 +114,33 @@ pub struct Simulation<'a> {
     now: Seconds,
 }
 
-/// Who decides, and what it is shown.
+/// The policy, and what it is shown.
 struct PolicyDriver<'a> {
     policy: Box<dyn RoutingPolicy>,
-    /// Who takes the time of its decisions.
+    /// Stopwatch for its decisions, if any.
     watch: Option<&'a dyn Stopwatch>,
-    /// What workers hold, where that is shown late.
+    /// Residency as shown with a delay, if the policy is an ablation that needs it.
     delayed_residency: Option<DelayedResidency>,
-    /// What its model's layers keep, where that is known.
+    /// KV model of the served model, if known.
     model: Option<Arc<KvModel>>,
-    /// How slower tiers are kept, where that was asked for.
+    /// Cache strategy of slower tiers, if one was requested.
     cache: Option<CacheStrategy>,
 }
 
-/// An engine, and which of its announced events is the last: those before it are void.
+/// An engine, with the sequence number of its last announced event: earlier ones are void.
 struct ScheduledEngine {
     engine: RunEngine,
     event_sequence: u64,
 }
 
 impl<'a> Simulation<'a> {
-    /// A fleet that has seen nothing, and traffic that begins at zero.
+    /// Creates a run with an empty fleet; traffic starts at time zero.
     pub fn new(trace: &'a Trace, kind: PolicyKind, setup: SimulationSetup) -> Result<Self, SetupError> {
         setup.check(trace, kind)?;
         let (runs, spec) = (trace.runs.len(), setup.spec);
         let all = spec.sizes.device * setup.workers as u64;
         let shared = kind.shared_pool_capacity(all).map(|capacity| SharedPool::new(capacity, runs));
-        // A bound's workers have no memory of their own, and so need not keep books of it.
+        // Workers of a bound share one memory, so their own needs no bookkeeping.
         let sizes = if shared.is_some() { spec.sizes.device_only() } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
         let late = kind.residency_delay().map(|by| DelayedResidency::new(by, setup.workers, runs));
@@ -171,17 +171,18 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// The same, with somebody who takes the time of its policy's decisions.
+    /// Returns the run with a stopwatch for the policy's decisions.
     pub fn with_stopwatch(self, watch: &'a dyn Stopwatch) -> Self {
         Self { driver: PolicyDriver { watch: Some(watch), ..self.driver }, ..self }
     }
 
-    /// The same, named after how its slower tiers are kept.
+    /// Returns the run labelled with its cache strategy.
     pub fn with_cache_strategy(self, cache: Option<CacheStrategy>) -> Self {
         Self { driver: PolicyDriver { cache, ..self.driver }, ..self }
     }
 
-    /// The same with workers that serve such a model; the trace is weighed for it, and the worker is the model's.
+    /// Returns the run with workers that serve this model. Trace and hardware profile must already be scaled to the
+    /// model.
     pub fn with_model(mut self, model: &Arc<KvModel>) -> Self {
         let engine = |ScheduledEngine { engine, event_sequence: announced }| ScheduledEngine {
             engine: engine.with_restore_rule(model.rule()),
@@ -192,7 +193,7 @@ impl<'a> Simulation<'a> {
         self
     }
 
-    /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
+    /// Runs until no event is left. `progress` is called now and then with the finished steps and the total.
     pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> RunFigures {
         const PROGRESS_EVERY: usize = 512;
         self.schedule_initial_events();
@@ -279,7 +280,7 @@ impl<'a> Simulation<'a> {
                     self.step_arrived(StepRef { session, step }, self.now);
                 }
             }
-            // From here on fewer sessions run than were asked for.
+            // From here on, fewer sessions run than were requested.
             None => self.tally.is_window_closed = true,
         }
     }
@@ -295,12 +296,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// What is due in an engine happens.
+    /// Handles the due work of an engine.
     fn run_engine_event(&mut self, worker: usize) {
         self.drive_engine(worker, RunEngine::handle_due_work);
     }
 
-    /// Something came to an engine from outside: perhaps a prompt can begin.
+    /// Something arrived at an engine from outside: a prefill may be able to start.
     fn wake_engine(&mut self, worker: usize) {
         self.drive_engine(worker, RunEngine::begin_next_prefill);
     }
@@ -336,7 +337,7 @@ impl<'a> Simulation<'a> {
 }
 
 impl SimulationSetup {
-    /// Whether this can be simulated.
+    /// Checks whether this can be simulated.
     pub fn check(&self, trace: &Trace, kind: PolicyKind) -> Result<(), SetupError> {
         let least = if kind.is_colocated() { 1 } else { 2 };
         if !(least..=1_024).contains(&self.workers) {

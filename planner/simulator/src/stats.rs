@@ -1,4 +1,4 @@
-//! What a trace is like before anybody serves it: lengths, pauses, what could be reused at best, where prompts fork.
+//! Statistics of a trace, independent of any policy: lengths, pauses, the best possible reuse, and forks.
 
 mod conversations;
 mod tree;
@@ -16,52 +16,53 @@ use conversations::{ConversationPosition, ConversationTracker};
 use tree::VisitCounts;
 pub use tree::{Forks, Repetition, RepetitionCriteria};
 
-/// The figures of one trace. Ratios lie in 0 to 1, lengths are tokens, times seconds.
+/// Statistics of one trace. Ratios are 0 to 1, lengths in tokens, times in seconds.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct TraceStats {
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
-    /// Sessions; of requests at recorded times, the chains that they form: a request goes on from the latest earlier
-    /// one whose whole prompt of at least 1,024 tokens it begins with, and starts a chain where that was gone on from.
+    /// Number of sessions; for requests at recorded times, number of chains. A request continues the latest earlier one
+    /// whose whole prompt, of at least 1,024 tokens, it starts with; it starts a new chain if that one was continued
+    /// before.
     pub conversations: usize,
-    /// Steps of a conversation.
+    /// Steps per conversation.
     pub steps: Percentiles,
-    /// Sessions with sub-agents.
+    /// Number of sessions with sub-agents.
     pub with_sub_agents: usize,
-    /// Lengths.
+    /// Lengths of prompts and answers.
     pub lengths: Lengths,
-    /// Pauses between steps of a conversation.
+    /// Pauses between the steps of a conversation.
     pub gaps: StepPauses,
-    /// What an unlimited cache would find.
+    /// Hit rates of an unlimited cache.
     pub ideal_hits: IdealHits,
-    /// Where prompts part.
+    /// Forks of the prompts.
     pub forks: Forks,
-    /// Share of requests of each kind, as the planner classifies them with what their own conversation had before.
+    /// Share of requests by kind of step, as the planner classifies them from what their own conversation had before.
     pub kinds: BTreeMap<&'static str, f64>,
-    /// How much of the traffic begins alike.
+    /// Repeated prefixes in the traffic.
     pub repetition: Repetition,
-    /// What of it was left out, and what else must be known.
+    /// Notes on what was left out, and other caveats.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// A distribution.
+/// Percentiles of a distribution.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct Percentiles {
-    /// Half are smaller.
+    /// Median.
     pub p50: f64,
-    /// Nine of ten are.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of a hundred are.
+    /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
     /// The mean.
     pub mean: f64,
 }
 
 impl Percentiles {
-    /// Of values in any order; zeros without any.
+    /// Returns the percentiles of values in any order; zeros without values.
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let Some(last) = values.len().checked_sub(1) else { return Self::default() };
@@ -71,44 +72,44 @@ impl Percentiles {
     }
 }
 
-/// Tokens of prompts and answers.
+/// Lengths of prompts and answers, in tokens.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Lengths {
     /// Whole prompts.
     pub prompt: Percentiles,
     /// Answers.
     pub answer: Percentiles,
-    /// What of a prompt its conversation did not have before.
+    /// Tokens of a prompt that its conversation did not have before.
     pub new: Percentiles,
 }
 
-/// Seconds between the end of a step, or its start where times are recorded, and the next step's start.
+/// Seconds from the end of a step (or its start, for recorded times) to the start of the next one.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct StepPauses {
-    /// All of them.
+    /// All pauses.
     pub seconds: Percentiles,
-    /// Share of more than a minute.
+    /// Share of pauses over one minute.
     pub over_60_s: f64,
-    /// Share of more than five.
+    /// Share of pauses over five minutes.
     pub over_300_s: f64,
 }
 
-/// Shares of all prompt tokens that a cache without bounds would find.
+/// Shares of all prompt tokens that an unlimited cache would hit.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct IdealHits {
-    /// One cache for all.
+    /// One cache for all requests.
     pub everywhere: f64,
-    /// One cache for all that keeps answers as well.
+    /// One cache for all requests that also keeps answers.
     pub with_answers: f64,
-    /// A cache for each conversation.
+    /// One cache per conversation.
     pub within_conversations: f64,
     /// Tokens of all prompts.
     pub prompt_tokens: u64,
-    /// Tokens of the distinct runs among them.
+    /// Tokens of the distinct runs in all prompts.
     pub distinct_tokens: u64,
 }
 
-/// What has been seen while the steps go by.
+/// State while the steps are scanned.
 struct StatsCollector<'a> {
     trace: &'a Trace,
     seen_runs: Vec<bool>,
@@ -121,7 +122,7 @@ struct StatsCollector<'a> {
 }
 
 impl TraceStats {
-    /// The figures of `trace`.
+    /// Computes the statistics of `trace`.
     pub fn of(trace: &Trace, repetition: RepetitionCriteria) -> Self {
         let mut reading = StatsCollector {
             trace,

@@ -1,4 +1,4 @@
-//! Recorded traffic as the simulation replays it: sessions of steps whose prompts are paths of runs.
+//! Recorded traffic for the simulator: sessions of steps whose prompts are paths of runs.
 
 mod agents;
 mod azure;
@@ -27,67 +27,68 @@ pub use notes::{is_truncated, truncation_note};
 pub use reader::TraceReader;
 pub(crate) use record::MAX_SECONDS;
 
-/// A trace, ready to be replayed.
+/// A trace that can be replayed.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// When its steps arrive.
+    /// How the arrival of steps is determined.
     pub arrivals: ArrivalProcess,
-    /// Tokens in a block of the recording: prompts are equal in whole blocks only.
+    /// Tokens per block of the recording: prompts are compared in whole blocks only.
     pub block: Tokens,
-    /// What prompts are made of.
+    /// Runs that prompts consist of.
     pub runs: RunTree,
-    /// In the order of the files.
+    /// Sessions, in the order of the files.
     pub sessions: Vec<TraceSession>,
-    /// What was left out, and what else must be known of it.
+    /// Notes on what was left out, and other caveats.
     pub notes: Vec<String>,
 }
 
-/// What makes a step arrive.
+/// How the arrival of steps is determined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArrivalProcess {
-    /// The end of the steps before it, and a pause: a slow answer delays what follows. Load is sessions at once.
+    /// A step arrives a pause after its predecessors end, so a slow answer delays the next step. Load is concurrent
+    /// sessions.
     AfterDependencies,
-    /// The clock: every request is on its own. Load is a factor on the recorded rate.
+    /// Requests are independent and arrive at recorded times. Load is a factor on the recorded rate.
     Recorded,
 }
 
 /// One conversation with its sub-agents, or one recording of independent requests.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TraceSession {
-    /// As the recording calls it.
+    /// Id in the recording.
     pub id: Arc<str>,
-    /// In the order of the recording.
+    /// Steps, in the order of the recording.
     pub steps: Vec<TraceStep>,
 }
 
-/// One request with its whole prompt, and its answer.
+/// One request with its whole prompt and its answer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TraceStep {
-    /// 0 for the conversation itself, others for its sub-agents.
+    /// Agent number: 0 for the conversation itself, others for its sub-agents.
     pub agent: u32,
-    /// The steps of this session that it waits for.
+    /// Indices of the steps in this session that must end first.
     pub after: Vec<usize>,
-    /// The pause after the last of them.
+    /// Pause after the last of them.
     pub pause: Micros,
-    /// When it was recorded to start.
+    /// Recorded start time.
     pub at: Micros,
     /// Tokens of the whole prompt.
     pub prompt: Tokens,
     /// Tokens of the answer, at least one.
     pub answer: Tokens,
-    /// The whole blocks of the prompt.
+    /// Runs of the whole blocks of the prompt.
     pub path: Arc<[RunId]>,
-    /// The whole blocks of prompt and answer as the agent's next step resends them; none where it does not.
+    /// Runs of the whole blocks of prompt and answer as the agent's next step resends them; none if it does not.
     pub resent_path: Option<Arc<[RunId]>>,
 }
 
 impl Trace {
-    /// All its steps.
+    /// Returns all steps.
     pub fn steps(&self) -> impl Iterator<Item = &TraceStep> {
         self.sessions.iter().flat_map(|session| &session.steps)
     }
 
-    /// Device memory that a step takes alone, in tokens' worth.
+    /// Returns the device memory of a step alone, in tokens.
     pub(crate) fn kv_footprint(&self, step: &TraceStep) -> Tokens {
         let path: Tokens = step.path.iter().map(|run| self.runs.device_size(*run)).sum();
         path + (step.prompt - self.runs.end_depth(&step.path)) + step.answer + self.runs.window_size()

@@ -15,7 +15,7 @@ pub struct RestoreBreakdown {
     pub network: f64,
 }
 
-/// Steps that restored KV, with the sum of their times, or the mean after [`Self::mean`].
+/// Steps that restored KV, with the sum of their times, or their mean at the end.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct RestoreFigures {
     /// Number of steps.

@@ -1,11 +1,11 @@
-//! What workers hold, as it is known a while later.
+//! Residency of the workers, as it is known after a delay.
 
 use std::collections::VecDeque;
 
 use engine_model::runs::{RunId, RunTree, Seconds};
 use vocabulary::Tokens;
 
-/// What each worker held in device memory so long ago. What lies in slower tiers is known at once.
+/// Runs that each worker held in device memory a while ago. The content of slower tiers is known at once.
 pub(super) struct DelayedResidency {
     delay: Seconds,
     workers: Vec<WorkerResidency>,
@@ -13,7 +13,7 @@ pub(super) struct DelayedResidency {
 
 struct WorkerResidency {
     has: Vec<bool>,
-    /// What has changed since, oldest first.
+    /// Changes that are not known yet, oldest first.
     pending: VecDeque<(Seconds, RunId, bool)>,
 }
 
@@ -23,7 +23,7 @@ impl DelayedResidency {
         Self { delay, workers: std::iter::repeat_with(known).take(workers).collect() }
     }
 
-    /// A worker's memory changed: it has these runs from now on, or no longer.
+    /// Records that a worker now holds these runs, or no longer does.
     pub(super) fn changed(&mut self, worker: usize, now: Seconds, changes: impl IntoIterator<Item = (RunId, bool)>) {
         self.workers[worker].pending.extend(changes.into_iter().map(|(run, has)| (now, run, has)));
     }
@@ -36,7 +36,7 @@ impl DelayedResidency {
         }
     }
 
-    /// Leading tokens of a path that a worker is known to hold.
+    /// Returns the leading tokens of a path that a worker is known to hold.
     pub(super) fn matched_tokens(&self, worker: usize, runs: &RunTree, path: &[RunId]) -> Tokens {
         let has = &self.workers[worker].has;
         let found = path.iter().take_while(|run| has[run.0 as usize]).count();

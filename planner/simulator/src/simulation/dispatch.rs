@@ -1,4 +1,4 @@
-//! A policy is shown the fleet and asked; its answer is taken apart into what each worker is to do.
+//! Asks a policy to place a step, and translates its answer into work for each worker.
 
 use engine_model::runs::{
     DecodeLocation, OutboundTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
@@ -14,17 +14,17 @@ use crate::kv_model::KvModel;
 use crate::policies::{Dispatch, FleetView, PlacementRequest, PlacementTiming, PrefixFetch, RoutingPolicy, StepRef};
 use crate::trace::{ArrivalProcess, TraceStep};
 
-/// What is on its way to a worker.
+/// KV on its way to a worker.
 #[derive(Default)]
 pub(super) struct PendingFetch {
     runs: Vec<RunId>,
-    /// Of these, what its source keeps in device memory until it has left.
+    /// Runs that the source keeps in device memory until they are sent.
     pinned_runs: Vec<RunId>,
     pub(super) ready: Seconds,
 }
 
 impl Simulation<'_> {
-    /// Asks the policy something, with the fleet before it.
+    /// Calls the policy with a view of the fleet.
     pub(super) fn ask_policy<T>(&mut self, ask: impl FnOnce(&mut dyn RoutingPolicy, &FleetView<'_>) -> T) -> T {
         let engines: Vec<&RunEngine> = self.engines.iter().map(|worker| &worker.engine).collect();
         let fleet = FleetView {
@@ -38,7 +38,7 @@ impl Simulation<'_> {
         ask(&mut *self.driver.policy, &fleet)
     }
 
-    /// A step wants to be served; it has wanted to `since` then.
+    /// A step arrives; it has been waiting since `since`.
     pub(super) fn step_arrived(&mut self, at: StepRef, since: Seconds) {
         let trace = self.trace;
         let step = &trace.sessions[at.session].steps[at.step];
@@ -66,7 +66,7 @@ impl Simulation<'_> {
         self.dispatch((at, step), since, (&dispatch, &held));
     }
 
-    /// Seconds to load what lies in slower tiers, but for the leading tokens that were sent.
+    /// Returns the seconds to load what is in slower tiers, except for the leading tokens that were sent.
     pub(super) fn restoring(&self, held: &TierDepths, sent: Tokens) -> f64 {
         let sizes = &self.setup.spec.sizes;
         let TierDepths { device, with_host, with_disk } = *held;
@@ -84,7 +84,7 @@ impl Simulation<'_> {
         self.engines.iter().map(|worker| worker.engine.cached_depths(runs, &step.path)).collect()
     }
 
-    /// What the policy is shown of it.
+    /// Returns the residency as the policy sees it.
     fn visible_memory(&self, late: &DelayedResidency, step: &TraceStep, held: &[TierDepths]) -> Vec<TierDepths> {
         let known = |(worker, memory): (usize, &TierDepths)| {
             let device = late.matched_tokens(worker, &self.trace.runs, &step.path);
@@ -137,7 +137,7 @@ impl Simulation<'_> {
         self.wake_engine(prefill);
     }
 
-    /// Sends what lacks, and keeps it where it comes from until it has left.
+    /// Sends the missing runs, and pins them at the source until they are sent.
     pub(super) fn fetch(
         &mut self,
         ticket: RunRequestId,
@@ -157,7 +157,7 @@ impl Simulation<'_> {
         let OutboundTransfer { pinned: kept, load_seconds: loads } =
             self.engines[fetch.from].engine.pin_for_transfer(runs, &fetched);
         let asked = self.now + Seconds(loads);
-        // Nothing lies on the link while it waits for its turn.
+        // A request that queues at the source does not occupy the link.
         let ready = self
             .links
             .send(asked, (fetch.from, to), tokens)
@@ -166,8 +166,8 @@ impl Simulation<'_> {
         PendingFetch { runs: fetched, pinned_runs: kept, ready }
     }
 
-    /// Seconds until a worker sends what it is asked for now: behind the prompts that it has, and once it has made the one token
-    /// that ends such a request.
+    /// Returns the seconds until a worker sends KV that is requested now: after its queued prompts, and after the one
+    /// token that ends such a request.
     fn source_wait_seconds(&self, from: usize) -> f64 {
         let HardwareProfile { link, timing, .. } = &self.setup.spec;
         match link.sources {
@@ -176,7 +176,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// What a prompt was waiting for is there.
+    /// The KV that a prompt was waiting for has arrived.
     pub(super) fn fetch_arrived(&mut self, ticket: RunRequestId) {
         let runs = &self.trace.runs;
         let job = self.job(ticket);

@@ -1,4 +1,4 @@
-//! What will happen, by time; of what happens at one time, first what was known first.
+//! Event queue, ordered by time, then by insertion.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,12 +7,12 @@ use engine_model::runs::{RunRequestId, Seconds};
 
 use crate::policies::StepRef;
 
-/// Something that will happen.
+/// A future event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum WorldEvent {
     SessionStarts,
     Arrives(StepRef),
-    /// An engine announced it; void once it has announced another.
+    /// Announced by an engine; void once the engine has announced another one.
     Engine {
         worker: usize,
         sequence: u64,
@@ -21,7 +21,7 @@ pub(super) enum WorldEvent {
     ShipmentArrived(RunRequestId),
     PollPolicy,
     PollReplication,
-    /// What was sent ahead, by its number.
+    /// A replicated prefix has arrived; the number identifies the transfer.
     ReplicationArrived(usize),
 }
 

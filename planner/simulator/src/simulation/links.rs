@@ -1,4 +1,4 @@
-//! The links between workers: each sends one thing and receives one thing at a time.
+//! Links between workers: each sends one transfer and receives one transfer at a time.
 
 use engine_model::runs::Seconds;
 use vocabulary::Tokens;
@@ -6,14 +6,14 @@ use vocabulary::Tokens;
 use super::prefix_replication::ReplicationTracker;
 use crate::hardware_profile::LinkSpeed;
 
-/// When each worker's link is free again, out and in.
+/// Times at which each worker's link is free again, for sending and receiving.
 pub(super) struct LinkSchedule {
     speed: LinkSpeed,
     free_to_send_at: Vec<Seconds>,
     free_to_receive_at: Vec<Seconds>,
-    /// Tokens of KV that were sent so far.
+    /// Tokens of KV sent so far.
     pub(super) moved_tokens: Tokens,
-    /// What is sent before a step asks for it.
+    /// Prefixes sent before a step asks for them.
     pub(super) replication: ReplicationTracker,
 }
 
@@ -29,12 +29,12 @@ impl LinkSchedule {
         }
     }
 
-    /// Seconds that so many tokens of KV take on a free link.
+    /// Returns the seconds that a transfer of `tokens` takes on a free link.
     pub(super) fn transfer_seconds(&self, tokens: Tokens) -> f64 {
         tokens.0 as f64 / self.speed.tokens_per_second + self.speed.fixed
     }
 
-    /// Sends tokens of KV as soon as both ends are free; when they have arrived.
+    /// Sends tokens of KV as soon as both ends are free; returns the arrival time.
     pub(super) fn send(&mut self, now: Seconds, (from, to): (usize, usize), tokens: Tokens) -> Seconds {
         let begin = now.max(self.free_to_send_at[from]).max(self.free_to_receive_at[to]);
         let arrived = begin + Seconds(self.transfer_seconds(tokens));

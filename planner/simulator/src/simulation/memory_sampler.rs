@@ -1,4 +1,4 @@
-//! What lies in the fleet's memory, looked at now and then.
+//! Periodic samples of the fleet's memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::trace::TraceStep;
 
 #[derive(Default)]
 pub(super) struct MemorySampler {
-    /// The latest prompts of sessions that are not over, each agent's.
+    /// Latest prompt of each agent of the running sessions.
     latest_prompts: BTreeMap<usize, BTreeMap<u32, Arc<[RunId]>>>,
     copies: Vec<f64>,
-    /// Tokens of a session in memory.
+    /// Samples of the mean tokens of a session in memory.
     tokens_per_session: Vec<f64>,
 }
 
 impl MemorySampler {
-    /// A step's prompt is its agent's latest.
+    /// Records a step's prompt as the latest one of its agent.
     pub(super) fn record_prompt(&mut self, at: StepRef, step: &TraceStep) {
         self.latest_prompts.entry(at.session).or_default().insert(step.agent, step.path.clone());
     }
@@ -27,8 +27,8 @@ impl MemorySampler {
         self.latest_prompts.remove(&session);
     }
 
-    /// How often the average cached token lies in the fleet, and what the sessions take: a token of theirs that nobody
-    /// holds would have to lie somewhere once.
+    /// Samples the copies per cached token, and the tokens of running sessions. A session's token that no worker holds
+    /// counts once, since it would need memory once.
     pub(super) fn sample(&mut self, engines: &[&RunEngine], runs: &RunTree) {
         let wanted: HashSet<RunId> =
             self.latest_prompts.values().flat_map(BTreeMap::values).flat_map(|path| path.iter().copied()).collect();
@@ -48,7 +48,7 @@ impl MemorySampler {
         }
     }
 
-    /// How often it was looked, and the mean of what was seen: copies of a token, and tokens of a session.
+    /// Returns the number of samples, and the means of copies per token and of tokens per session.
     pub(super) fn summary(&self) -> (usize, f64, f64) {
         (self.copies.len(), mean(&self.copies), mean(&self.tokens_per_session))
     }

@@ -1,4 +1,4 @@
-//! What is sent before a step asks for it, and whether the step then finds it.
+//! Replication of prefixes ahead of a step, and whether the step then uses them.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use crate::policies::{ReplicationOrder, StepRef};
 use crate::report::ReplicationFigures;
 use crate::trace::TraceStep;
 
-/// So much is sent ahead at once.
+/// Most replications in flight at once.
 const MAX_CONCURRENT: usize = 4;
 
 #[derive(Default)]
 pub(super) struct ReplicationTracker {
     in_flight: HashMap<usize, ReplicationTransfer>,
-    /// For whose next step something was sent, and where that is or will be.
+    /// Replications awaiting a session's next step, with their target.
     expected: HashMap<(usize, u32), ReplicatedPrefix>,
     pub(super) figures: ReplicationFigures,
 }
@@ -26,7 +26,7 @@ struct ReplicationTransfer {
     to: usize,
     agent: (usize, u32),
     runs: Vec<RunId>,
-    /// What its source keeps until it has left.
+    /// Runs that the source keeps until they are sent.
     pinned_runs: Vec<RunId>,
 }
 
@@ -40,12 +40,12 @@ struct ReplicatedPrefix {
 enum ReplicationState {
     InFlight,
     Arrived,
-    /// It found no room.
+    /// The target had no memory for it.
     Dropped,
 }
 
 impl ReplicationTracker {
-    /// The next step goes to a worker.
+    /// Records that the next step is placed at a worker.
     pub(super) fn step_dispatched(&mut self, (at, step): (StepRef, &TraceStep), to: usize) {
         let Some(awaited) = self.expected.remove(&(at.session, step.agent)) else { return };
         if awaited.state == ReplicationState::InFlight {
@@ -57,7 +57,7 @@ impl ReplicationTracker {
 }
 
 impl Simulation<'_> {
-    /// Asks for what is to be sent, as long as there is something to come.
+    /// Asks the policy for replications, as long as more events will follow.
     pub(super) fn start_replications(&mut self, period: Seconds) {
         let most = MAX_CONCURRENT.saturating_sub(self.links.replication.in_flight.len());
         if most > 0 {

@@ -1,4 +1,4 @@
-//! What of prompts was found, and what had been computed before and was not.
+//! Counts prompt tokens that were found in a cache, and those that were recomputed.
 
 use engine_model::runs::{PrefillStart, RunId, RunTree};
 use vocabulary::Tokens;
@@ -7,14 +7,14 @@ use super::tally::share;
 use crate::report::{RestoreFigures, ReuseFigures};
 use crate::trace::TraceStep;
 
-/// A worker that lacks no more than this of what it should hold holds it: a block.
+/// A worker that lacks at most one block of a prefix counts as holding it.
 const SLACK_TOKENS: f64 = 64.0;
 const MIN_HIT_SHARE: f64 = 0.95;
 
-/// The counts of prompts.
+/// Token counts over all prompts.
 #[derive(Default)]
 pub(super) struct ReuseCounter {
-    /// Runs that somebody has computed, wherever they are now.
+    /// Runs that any worker has ever computed.
     computed_runs: Vec<bool>,
     prompt: Tokens,
     computed: Tokens,
@@ -22,9 +22,9 @@ pub(super) struct ReuseCounter {
     local: Tokens,
     fetched: Tokens,
     restored: Tokens,
-    /// Steps that found what was ever computed of them at their worker, of those of which something was.
+    /// Steps that found at their worker what was ever computed of them, and all steps of which something was computed.
     owner_hits: (usize, usize),
-    /// Steps that found what anybody held of them, of those that go on from others.
+    /// Steps that found what any worker held of them, and all steps that continue others.
     best_holder_hits: (usize, usize),
 }
 
@@ -33,8 +33,8 @@ impl ReuseCounter {
         Self { computed_runs: vec![false; runs], ..Self::default() }
     }
 
-    /// A prompt begins, of which some worker held as much as `best` when it was placed, if it goes on from another step.
-    /// Gives how many of its tokens were computed before and are computed again.
+    /// Counts a prompt that starts. `best` is the longest prefix that any worker held at placement, if the step
+    /// continues another one. Returns the prompt's tokens that are recomputed.
     pub(super) fn record_prompt(
         &mut self,
         runs: &RunTree,

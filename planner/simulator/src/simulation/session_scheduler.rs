@@ -1,4 +1,4 @@
-//! Which step follows which, and which session is next.
+//! Order of steps within sessions, and of sessions.
 
 use std::collections::HashMap;
 
@@ -7,26 +7,26 @@ use engine_model::runs::Seconds;
 use crate::policies::StepRef;
 use crate::trace::{Trace, TraceSession};
 
-/// The sessions' progress.
+/// Progress of the sessions.
 pub(super) struct SessionScheduler {
     sessions: usize,
     next: usize,
     open: HashMap<usize, ActiveSession>,
-    /// Steps that a policy lets wait, since when.
+    /// Steps held by the policy, with the time since when.
     waiting: HashMap<StepRef, Seconds>,
 }
 
-/// A session under way.
+/// A running session.
 struct ActiveSession {
     remaining: usize,
-    /// How many steps each step still waits for.
+    /// Number of unfinished predecessors of each step.
     open_dependencies: Vec<usize>,
     followers: Vec<Vec<usize>>,
 }
 
-/// What the end of a step brings about.
+/// Consequences of a finished step.
 pub(super) struct StepCompletion {
-    /// Steps that wait for nothing any more.
+    /// Steps that have no unfinished predecessor any more.
     pub(super) steps: Vec<usize>,
     /// Whether the session is over.
     pub(super) is_session_over: bool,
@@ -55,7 +55,7 @@ impl SessionScheduler {
         first
     }
 
-    /// A step is over; none for requests that are on their own.
+    /// Records the end of a step; returns none for independent requests.
     pub(super) fn finish_step(&mut self, at: StepRef) -> Option<StepCompletion> {
         let open = self.open.get_mut(&at.session)?;
         open.remaining -= 1;

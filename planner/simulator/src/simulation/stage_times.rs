@@ -1,29 +1,29 @@
-//! When a step passed which stage, and what its time was spent on.
+//! Times at which a step passes its stages, and the breakdown of its time.
 
 use engine_model::runs::{PrefillStart, Seconds};
 use vocabulary::Tokens;
 
 use crate::report::{RestoreBreakdown, StepBreakdown};
 
-/// When a step passed each stage; those that are not passed yet are at zero.
+/// Times at which a step passed each stage; zero for later ones.
 #[derive(Clone, Copy, Default)]
 pub(super) struct StageTimes {
-    /// It wanted to be served.
+    /// The step arrived.
     pub(super) arrived: Seconds,
     /// A worker was chosen.
     pub(super) placed: Seconds,
-    /// What was sent to that worker first is there; zero without.
+    /// KV sent to that worker first has arrived; zero if none was sent.
     pub(super) fetched: Seconds,
-    /// The prompt began.
+    /// The prefill started.
     prefill_started: Seconds,
     pub(super) computed: Seconds,
     pub(super) first_token: Seconds,
-    /// Shares of the prompt's time: loading from the host tier, from disk.
+    /// Shares of the prefill time spent on loading from the host tier and from disk.
     from_host: f64,
     from_disk: f64,
-    /// Share of the rest: computing again.
+    /// Share of the remaining prefill time spent on recomputation.
     recomputed_share: f64,
-    /// Tokens that were loaded or sent rather than computed.
+    /// Tokens that were loaded or received instead of computed.
     restored: Tokens,
 }
 
@@ -32,7 +32,7 @@ impl StageTimes {
         Self { arrived, placed, fetched, ..Self::default() }
     }
 
-    /// The prompt begins, of which so many tokens were computed before and are again.
+    /// Records the start of the prefill, of which `again` tokens are recomputed.
     pub(super) fn prompt_started(&mut self, now: Seconds, started: &PrefillStart, again: Tokens) {
         self.prefill_started = now;
         let share = |part: f64| if started.work > 0.0 { part / started.work } else { 0.0 };
@@ -41,7 +41,7 @@ impl StageTimes {
         self.recomputed_share = again.0 as f64 / started.computed.0.max(1) as f64;
     }
 
-    /// Where the time until `now`, when the answer is whole, went.
+    /// Returns the breakdown of the step's time; `now` is the end of the answer.
     pub(super) fn step_breakdown(&self, now: Seconds) -> StepBreakdown {
         let waited = span(self.placed, self.prefill_started);
         let fetch = self.fetch();
@@ -60,7 +60,7 @@ impl StageTimes {
         }
     }
 
-    /// What of the time to the first token brought KV here, and what computed the rest; none where nothing was brought.
+    /// Returns the breakdown of the restore and the computation before the first token; none if nothing was restored.
     pub(super) fn restore_breakdown(&self) -> Option<RestoreBreakdown> {
         let prompt = span(self.prefill_started, self.computed);
         let (host, disk) = (prompt * self.from_host, prompt * self.from_disk);
@@ -68,7 +68,7 @@ impl StageTimes {
         (self.restored > Tokens::ZERO).then_some(restore)
     }
 
-    /// Waiting for what another worker sends.
+    /// Returns the seconds spent waiting for KV from another worker.
     fn fetch(&self) -> f64 {
         span(self.placed, self.fetched).min(span(self.placed, self.prefill_started))
     }

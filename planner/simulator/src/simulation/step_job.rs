@@ -1,4 +1,4 @@
-//! What becomes of a step that was dispatched.
+//! Lifecycle of a dispatched step.
 
 use engine_model::runs::{
     EngineEnvironment, PrefillStart, PrefilledRequest, RunEngineEvent, RunId, RunRequestId, Seconds,
@@ -9,18 +9,19 @@ use super::stage_times::StageTimes;
 use super::{NEXT_SESSION_DELAY, Simulation, WorldEvent};
 use crate::policies::{Dispatch, StepRef, TransferScope};
 
-/// How long a decode worker without room is given between two tries, and after how many the prefill worker answers.
+/// Time between two tries to hand over to a decode worker without memory, and number of tries before the prefill worker
+/// answers.
 const RETRY_INTERVAL: Seconds = Seconds(0.05);
 const MAX_TRIES: u32 = 100;
 
-/// A step under way.
+/// A step being served.
 pub(super) struct StepJob {
     at: StepRef,
     stages: StageTimes,
-    /// The deepest that any worker held of its prompt when it was placed.
+    /// Longest prefix that any worker held when the step was placed.
     longest_prefix: Tokens,
     pub(super) dispatch: Dispatch,
-    /// What its source keeps until it has left.
+    /// Runs that the source keeps until they are sent.
     pub(super) pinned_runs: Vec<RunId>,
     prefilled: Option<PrefilledRequest>,
     tries: u32,
@@ -69,7 +70,7 @@ impl Simulation<'_> {
         foretold.iter().for_each(|foretold| self.tally.record_prediction(foretold, now - stages.placed));
     }
 
-    /// The prompt's KV leaves for the worker that answers.
+    /// Starts to send the prompt's KV to the decode worker.
     fn start_shipping(&mut self, worker: usize, prefilled: PrefilledRequest) {
         let (now, runs) = (self.now, &self.trace.runs);
         let ticket = prefilled.prompt.ticket;
@@ -84,7 +85,7 @@ impl Simulation<'_> {
         self.events.add(arrived, WorldEvent::ShipmentArrived(ticket));
     }
 
-    /// The KV is there; without room for it the step waits.
+    /// The KV has arrived; if the decode worker has no memory, the step waits.
     pub(super) fn shipment_arrived(&mut self, ticket: RunRequestId) {
         let (now, runs) = (self.now, &self.trace.runs);
         let job = self.job(ticket);
@@ -92,7 +93,7 @@ impl Simulation<'_> {
         let Some(prefilled) = job.prefilled.take() else { return };
         let around = EngineEnvironment { runs, shared: self.shared_pool.as_mut() };
         let target = &mut self.engines[decode].engine;
-        // Its batch is about to change.
+        // The batch of the target is about to change.
         target.advance_clock(now, &around);
         if target.receive_prefilled(runs, prefilled.prompt.clone()).is_err() {
             if tries >= MAX_TRIES && self.kind.is_colocated() {
@@ -110,7 +111,7 @@ impl Simulation<'_> {
         self.wake_engine(prefill);
     }
 
-    /// Two workers that wait for each other's memory would wait for ever: the step is answered where its prompt is.
+    /// Generates the answer at the prefill worker: two workers that wait for each other's memory would deadlock.
     fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefilledRequest) {
         let ticket = prefilled.prompt.ticket;
         self.engines[decode].engine.cancel_expected(prefilled.prompt.tokens);

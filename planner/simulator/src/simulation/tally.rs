@@ -1,4 +1,4 @@
-//! What is counted while the simulation runs, and the figures at its end.
+//! Counters of a running simulation, and its figures at the end.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,22 +17,22 @@ use crate::report::{
 };
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
 
-/// Copies are counted whenever so many more steps are over.
+/// Number of finished steps between two samples of the copies.
 const SAMPLE_EVERY: usize = 400;
-/// At most so many new tokens make a step a small one.
+/// Most new tokens of a small step.
 const MAX_SMALL_STEP: Tokens = Tokens(1_024);
 
 #[derive(Default)]
 pub(super) struct RunTally {
-    /// Which steps are small: they go on from others, and their own session had nearly all of them before.
+    /// Small steps: they continue others, and nearly all of their prompt was in their own session before.
     small_steps: HashSet<StepRef>,
     is_independent: bool,
-    /// Times are no longer counted: the traffic is thinning out.
+    /// Whether times are no longer measured because the traffic thins out.
     pub(super) is_window_closed: bool,
     pub(super) finished_steps: usize,
-    /// When the last answer was whole.
+    /// Time at which the last answer was complete.
     last_finished_at: Seconds,
-    /// The sum of its steps' times so far, of each session.
+    /// Sum of the step times so far, by session.
     time_by_session: HashMap<usize, f64>,
     samples: TimeSamples,
     reused: ReuseCounter,
@@ -70,8 +70,8 @@ impl RunTally {
         *self.actions.entry(action).or_default() += 1;
     }
 
-    /// A prompt begins, of which some worker held as much as `best` when it was placed. Gives how many of its tokens were
-    /// computed before and are again.
+    /// Records the start of a prompt. `best` is the longest prefix that any worker held at placement. Returns the
+    /// prompt's tokens that are recomputed.
     pub(super) fn started(
         &mut self,
         runs: &RunTree,
@@ -85,7 +85,7 @@ impl RunTally {
         self.reused.record_prompt(runs, (step, started), goes_on.then_some(best))
     }
 
-    /// The first token is there, as its stages say.
+    /// Records the first token of a step.
     pub(super) fn record_first_token(&mut self, at: StepRef, stages: &StageTimes) {
         if self.is_window_closed {
             return;
@@ -98,7 +98,7 @@ impl RunTally {
         stages.restore_breakdown().iter().for_each(|restore| self.samples.restores.add(restore));
     }
 
-    /// A first token that came after so long was foretold.
+    /// Records the time to first token of a step with a prediction.
     pub(super) fn record_prediction(&mut self, foretold: &StepPrediction, took: Seconds) {
         if !self.is_window_closed {
             self.samples.predictions.add(foretold.action, (foretold.first_token, took));
@@ -124,12 +124,12 @@ impl RunTally {
     }
 }
 
-/// A part of a whole; zero of nothing.
+/// Returns a share; zero of nothing.
 pub(super) fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// Steps that add little to what their session had.
+/// Returns the steps that add few tokens to what their session had.
 fn small_steps(trace: &Trace) -> HashSet<StepRef> {
     let mut small = HashSet::new();
     if trace.arrivals == ArrivalProcess::Recorded {
@@ -150,7 +150,7 @@ fn small_steps(trace: &Trace) -> HashSet<StepRef> {
 }
 
 impl Simulation<'_> {
-    /// The figures of a run that is over.
+    /// Returns the figures of a finished run.
     pub(super) fn figures(self) -> RunFigures {
         let all = self.trace.steps().count();
         let (memory, service) = (self.memory(), self.service());

@@ -1,4 +1,4 @@
-//! What becomes of dispatches, with a policy that does as it is told.
+//! Execution of dispatches, with a scripted policy.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ impl RoutingPolicy for ScriptedPolicy {
     }
 }
 
-/// One conversation of three steps of 6,400 tokens, each of which goes on from the one before.
+/// One conversation of three steps of 6,400 tokens, each of which continues the previous one.
 fn talk() -> Trace {
     read(&recorded_talk())
 }
@@ -48,7 +48,7 @@ fn scripted<'a>(trace: &'a Trace, setup: SimulationSetup, dispatches: &[Dispatch
     world
 }
 
-/// Runs to the end and keeps the world.
+/// Runs to the end without consuming the simulation.
 fn run_to_end(world: &mut Simulation<'_>) {
     world.schedule_initial_events();
     while let Some((at, event)) = world.events.next() {
@@ -122,7 +122,7 @@ fn in_turn_transfer_waits_for_the_prompts_of_a_busy_source() {
     };
     let timing = HardwareProfile::H100_8B.timing;
     let asks = prefill(6_400, 0) + 20.0 * (timing.decode_step + timing.context_token * 6_410.0) + 10.0;
-    // The second session's prompt is computed there until then, and after it a token for the request that sends.
+    // Until then the source computes the second session's prompt, and after that one token for the request that sends.
     let turn = SESSION_START_INTERVAL + prefill(102_400, 0) - asks + timing.decode_step;
     assert!(turn > 0.5, "it is busy for another {turn} s");
     near(seconds(SendTiming::InTurn) - seconds(SendTiming::AtOnce), turn);
@@ -340,7 +340,7 @@ fn step_time_is_broken_down_by_stage() {
     // The first worker lacks what the second one has computed.
     near(spent.handoff, transfer_seconds(12_800) / 3.0);
     assert_eq!((spent.held_back, spent.queue, spent.restore, spent.recompute), (0.0, 0.0, 0.0, 0.0));
-    // Another worker knows nothing of it.
+    // The other worker has nothing of the prompt cached.
     let again = scripted(&trace, setup(2), &[Dispatch::at(0), Dispatch::at(1), Dispatch::at(1)]).run(&mut |_, _| {});
     near(again.service.spent.recompute, prefill(12_800, 0) / 2.0 / 3.0);
     assert_eq!(again.reuse.recomputed_tokens, 6_400);
@@ -369,7 +369,7 @@ fn session_capacity_follows_from_kv_bytes_per_active_session() {
     assert_eq!((bound.looks, bound.sessions_fit), (0, 0.0), "there is one memory, in which nothing lies twice");
 }
 
-/// Two conversations in turn.
+/// Two conversations whose steps alternate.
 fn talks_in_turn() -> Trace {
     let request = |at: u64, blocks: u64, par: i64, keep: u64, first: u64| {
         format!(
@@ -389,7 +389,7 @@ fn talks_in_turn() -> Trace {
     read(&[session("a", 1), session("b", 100_000)].join("\n"))
 }
 
-/// Both at one worker, each of which pushes the other out of a memory for one.
+/// Runs both at one worker whose memory holds only one, so that each evicts the other.
 fn in_turn(spec: HardwareProfile) -> crate::report::RunFigures {
     let trace = talks_in_turn();
     Simulation::new(&trace, PolicyKind::RoundRobin, SimulationSetup { workers: 1, spec, load: 2.0, seed: 1 })
@@ -410,7 +410,7 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
     assert_eq!(none.memory.disk.write_amplification(), None);
     assert_eq!((host.reuse.restores.steps, disk.reuse.restores.steps), (3, 3), "the last step is not measured");
     assert_eq!(host.reuse.prefill_tokens, disk.reuse.prefill_tokens);
-    // 100 blocks come back to each second step and 110 to each third one.
+    // 100 blocks are restored for each second step, and 110 for each third one.
     let tokens = (2 * 6_400 + 7_040) as f64 / 3.0;
     near(split(&host).host, tokens / spec.sizes.host_tokens_per_second);
     near(split(&disk).disk, tokens / spec.sizes.disk_speed.read);
@@ -418,7 +418,7 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
     near(split(&host).compute, split(&disk).compute);
     near(disk.service.spent.restore, split(&disk).disk * 3.0 / 5.0);
     assert!(none.first_token.mean > disk.first_token.mean && disk.first_token.mean > host.first_token.mean);
-    // Every block of the first two steps is read, and written once; what the third ones add is of no use any more.
+    // Every block of the first two steps is read, and written once; what the third steps add is never read.
     let DiskFigures { written_bytes, read_bytes, useful_bytes, dropped_bytes } = disk.memory.disk;
     let kv = |tokens: u64| tokens * spec.kv_bytes;
     assert_eq!((read_bytes, useful_bytes, dropped_bytes), (kv(2 * (6_400 + 7_040)), kv(2 * 7_040), 0));
@@ -475,7 +475,7 @@ fn remote_host_tier_kv_is_loaded_at_its_source_before_transfer() {
     let trace = talks_in_turn();
     let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.device, spec.sizes.host) = (Tokens(8_000), Tokens(100_000));
-    // The second conversation has pushed the first one's 100 blocks out when its second step goes elsewhere.
+    // The second conversation has evicted the first one's 100 blocks when its second step goes elsewhere.
     let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let dispatches = [Dispatch::at(0), Dispatch::at(0), fetch, Dispatch::at(0), Dispatch::at(1), Dispatch::at(0)];
     let setup = SimulationSetup { workers: 2, spec, load: 2.0, seed: 1 };

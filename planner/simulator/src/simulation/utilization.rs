@@ -1,27 +1,27 @@
-//! Sessions between their steps, and whether workers have something to do meanwhile.
+//! Utilization of workers while sessions are idle between their steps.
 
 use std::collections::HashMap;
 
 use engine_model::runs::Seconds;
 
-/// The time so far, by what sessions and workers did in it.
+/// Time integrals of idle sessions and busy workers.
 #[derive(Default)]
 pub(super) struct UtilizationTracker {
-    /// Steps of each open session that wait or are served.
+    /// Waiting or running steps of each open session.
     running_steps: HashMap<usize, usize>,
     idle_sessions: usize,
     is_busy: Vec<bool>,
     busy_workers: usize,
-    /// Seconds of sessions between their steps.
+    /// Integral of the number of idle sessions, in seconds.
     idle_seconds: f64,
-    /// The same times the workers that were busy.
+    /// Integral of idle sessions times busy workers, in seconds.
     busy_idle_seconds: f64,
-    /// Seconds of workers that were busy.
+    /// Integral of the number of busy workers, in seconds.
     pub(super) busy_seconds: f64,
 }
 
 impl UtilizationTracker {
-    /// Time goes by.
+    /// Advances the time by `span`.
     pub(super) fn pass(&mut self, span: Seconds) {
         let (between, busy) = (self.idle_sessions as f64, self.busy_workers as f64);
         self.idle_seconds += between * span.0;
@@ -29,13 +29,13 @@ impl UtilizationTracker {
         self.busy_seconds += busy * span.0;
     }
 
-    /// A session is open and has no step yet.
+    /// Records that a session is open and has no step yet.
     pub(super) fn opened(&mut self, session: usize) {
         self.running_steps.insert(session, 0);
         self.idle_sessions += 1;
     }
 
-    /// A step wants to be served. Requests on their own have no session that was opened.
+    /// Records that a step arrives. Independent requests have no open session.
     pub(super) fn step_arrived(&mut self, session: usize) {
         if let Some(steps) = self.running_steps.get_mut(&session) {
             self.idle_sessions -= usize::from(*steps == 0);
@@ -43,7 +43,7 @@ impl UtilizationTracker {
         }
     }
 
-    /// A step is over.
+    /// Records that a step is over.
     pub(super) fn step_finished(&mut self, session: usize) {
         if let Some(steps) = self.running_steps.get_mut(&session) {
             *steps -= 1;
@@ -51,14 +51,14 @@ impl UtilizationTracker {
         }
     }
 
-    /// A session is over; so is its last step.
+    /// Records that a session is over, and with it its last step.
     pub(super) fn closed(&mut self, session: usize) {
         if self.running_steps.remove(&session) == Some(0) {
             self.idle_sessions -= 1;
         }
     }
 
-    /// When something happens next at a worker; one where nothing will is idle.
+    /// Sets the time of a worker's next event; a worker without one is idle.
     pub(super) fn set_next_event(&mut self, worker: usize, next: Option<Seconds>) {
         if self.is_busy.len() <= worker {
             self.is_busy.resize(worker + 1, false);
@@ -67,7 +67,7 @@ impl UtilizationTracker {
         self.busy_workers = self.busy_workers + usize::from(next.is_some()) - usize::from(before);
     }
 
-    /// The share of so many workers that is busy while a session is between its steps; none when none ever was.
+    /// Returns the busy share of the workers while sessions are idle, weighted by idle sessions; none if none ever was.
     pub(super) fn gap_utilization(&self, workers: f64) -> Option<f64> {
         (self.idle_seconds > 0.0).then(|| self.busy_idle_seconds / self.idle_seconds / workers)
     }
@@ -87,7 +87,8 @@ mod tests {
         gaps.pass(Seconds(4.0));
         assert_eq!((gaps.gap_utilization(2.0), gaps.busy_seconds), (None, 4.0), "no session paused");
         gaps.step_finished(1);
-        // One second of one pause beside a busy worker of two, then three of two pauses beside none.
+        // One second with one idle session and one of two workers busy, then three with two idle sessions and none
+        // busy.
         gaps.pass(Seconds(1.0));
         gaps.set_next_event(1, None);
         gaps.opened(2);

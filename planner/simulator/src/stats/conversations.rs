@@ -1,4 +1,4 @@
-//! Which requests belong together, and how long the pauses between them are.
+//! Groups requests into conversations, and measures the pauses between them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,16 +7,16 @@ use vocabulary::{Micros, Tokens};
 
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
 
-/// A prompt shorter than this is nobody's beginning.
+/// Shortest prompt that a later request can continue.
 const MIN_LINK_TOKENS: Tokens = Tokens(1_024);
 
-/// One request's place.
+/// Position of one request.
 pub(super) struct ConversationPosition {
     pub(super) conversation: usize,
     pub(super) first: bool,
-    /// It goes on from a request that another one went on from before. Only known of recorded times.
+    /// Whether the request continues one that another request continued before. Known for recorded times only.
     pub(super) forked: bool,
-    /// Seconds since the step before.
+    /// Seconds since the previous step.
     pub(super) gap: Option<f64>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct ConversationPosition {
 pub(super) struct ConversationTracker {
     pub(super) steps: Vec<f64>,
     pub(super) gaps: Vec<f64>,
-    /// Of recorded times: the run where a prompt ended, its conversation and time.
+    /// For recorded times: conversation and time by the run where a prompt ended.
     ends: HashMap<RunId, (usize, Micros)>,
     continued: HashSet<RunId>,
 }
@@ -78,7 +78,7 @@ impl ConversationTracker {
         place
     }
 
-    /// The file's first chain takes the place that was made for the file.
+    /// Starts a conversation; the first one of a file reuses the entry created for the file.
     fn start_conversation(&mut self) -> usize {
         if self.steps.last().is_some_and(|steps| *steps > 0.0) {
             self.steps.push(0.0);

@@ -1,4 +1,4 @@
-//! The tree of all prompts with how often each run was visited: where it forks, and how much of it repeats.
+//! Tree of all prompts with the visits of each run: its forks, and repeated prefixes.
 
 use engine_model::runs::{RunId, RunTree};
 use serde::Serialize;
@@ -7,44 +7,44 @@ use vocabulary::Tokens;
 
 use super::Percentiles;
 
-/// Depth below which a fork is more than another first message.
+/// Depth from which a fork is more than a different first message.
 const MIN_DEEP_FORK: Tokens = Tokens(4_096);
 
-/// Where prompts part.
+/// Forks in the tree of prompts.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Forks {
-    /// Runs that at least two different ones follow.
+    /// Runs with at least two different followers.
     pub nodes: usize,
-    /// Of those, such that end at least 4,096 tokens deep.
+    /// Such runs that end at a depth of at least 4,096 tokens.
     pub deep_nodes: usize,
-    /// Different runs that follow them.
+    /// Number of followers of these runs.
     pub children: Percentiles,
 }
 
-/// What counts as a repeated prefix.
+/// Criteria for a repeated prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, SmartDefault)]
 pub struct RepetitionCriteria {
-    /// Runs that fewer prompts go through are pruned.
+    /// Runs with fewer visits are pruned.
     #[default(2)]
     pub visits: u32,
-    /// A prefix must be longer than so many tokens.
+    /// A prefix must be longer than this many tokens.
     #[default(1_024)]
     pub longer_than: u64,
 }
 
-/// How much of the traffic begins alike: what is left of the tree of prompts when rarely visited runs are pruned.
+/// Repeated prefixes: the leaves of the prompt tree after pruning rarely visited runs.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Repetition {
-    /// What was counted.
+    /// Criteria used.
     #[serde(flatten)]
     pub of: RepetitionCriteria,
     /// Leaves of the pruned tree that are long enough.
     pub prefixes: usize,
-    /// By conversations.
+    /// Number of these prefixes divided by the number of conversations.
     pub ratio: f64,
 }
 
-/// How often each run was visited.
+/// Number of visits of each run.
 pub(super) struct VisitCounts {
     counts: Vec<u32>,
     children: Vec<u32>,
@@ -55,7 +55,7 @@ impl VisitCounts {
         Self { counts: vec![0; runs], children: vec![0; runs] }
     }
 
-    /// Counts a prompt. Whether it is the first to leave a path that `had` has, before its end.
+    /// Counts a prompt. Returns whether it is the first one to leave, before its end, a path that `had` contains.
     pub(super) fn visit(&mut self, runs: &RunTree, path: &[RunId], had: impl Fn(RunId) -> bool) -> bool {
         let mut forked = false;
         for run in path {

@@ -4,10 +4,10 @@ use crate::tests::sessions;
 use crate::trace::ReplayLimits;
 use crate::{HardwareProfile, Simulation, SimulationSetup};
 
-/// Sessions at once.
+/// Concurrent sessions.
 const LOAD: f64 = 7.0;
 
-/// Three workers without room for all sessions, so that state moves.
+/// Runs three workers whose memory cannot hold all sessions, so that KV moves.
 fn run(kind: PolicyKind) -> RunFigures {
     run_at(kind, LOAD)
 }
@@ -59,14 +59,14 @@ fn wrong_inputs_and_missing_costs_change_the_plans() {
 
 #[test]
 fn delayed_residency_affects_only_what_the_policy_sees() {
-    // A second decides little where pauses are longer, at some loads nothing.
+    // A delay of one second matters little when pauses are longer, and not at all at some loads.
     let [whole, late] = [PolicyKind::OwnerServe, PolicyKind::Ablated(Ablation::DelayedResidency)]
         .map(|policy| [7.0, 9.0, 11.0, 14.0, 18.0, 22.0, 26.0].map(|load| run_at(policy, load)));
     let pairs = || late.iter().zip(&whole);
-    // It is shown otherwise, and so decides otherwise; engines find what they have.
+    // The policy sees different residency and so decides differently; engines still hit what they hold.
     assert!(pairs().any(|(late, whole)| (&late.reuse, &late.step) != (&whole.reuse, &whole.step)));
     for (late, whole) in pairs() {
-        // Nearly all is known when a step comes.
+        // Nearly everything is known by the time a step arrives.
         assert!(late.reuse.hit_rate > 0.8 * whole.reuse.hit_rate, "{} {}", late.reuse.hit_rate, whole.reuse.hit_rate);
     }
 }

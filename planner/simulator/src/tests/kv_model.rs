@@ -1,4 +1,4 @@
-//! A fleet of a model whose layers do not all keep every token, and the ways to keep its slower tiers.
+//! Fleets that serve models in which not every layer keeps every token, under each cache strategy.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::{CacheStrategy, HardwareProfile, KvModel, Simulation, SimulationSetup
 
 const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
 
-/// 128 KiB a token, as the usual worker's model.
+/// 128 KiB per token, like the model of the default profile.
 fn dense() -> AttentionSpec {
     AttentionSpec::new(vec![LayerState::Dense(HEADS); 32], Bytes(1)).unwrap()
 }
 
-/// Half of its layers keep 128 tokens: 64 KiB a token and 8 MiB of windows, which reach back over 2,048 tokens.
+/// Half of the layers keep 128 tokens: 64 KiB per token and 8 MiB of windows, whose depth is 2,048 tokens.
 fn hybrid() -> AttentionSpec {
     let DenseKv { kv_heads, head_dim, bits } = HEADS;
     let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
     AttentionSpec::new([LayerState::Dense(HEADS), window].repeat(16), Bytes(1)).unwrap()
 }
 
-/// One run of a model.
+/// Runs a model.
 fn run(
     model: &AttentionSpec,
     cache: CacheStrategy,
@@ -38,7 +38,7 @@ fn run(
     Simulation::new(&trace, kind, setup).unwrap().with_model(&model).run(&mut |_, _| {})
 }
 
-/// Two conversations of three steps at one worker, each of which pushes the other out: 100, 110 and 120 blocks of 64.
+/// Two conversations of three steps (100, 110 and 120 blocks of 64 tokens) at one worker, each evicting the other.
 fn alternating_conversations() -> Trace {
     let session = |name: &str, first: u64| {
         let step = |at: u64, blocks: u64, par: i64, keep: u64| {
@@ -53,7 +53,7 @@ fn alternating_conversations() -> Trace {
     read(&[session("a", 1), session("b", 1_000_000)].join("\n"))
 }
 
-/// A worker for one of them, 9,000 tokens of the hybrid model, with slower tiers of so many.
+/// One worker that holds one conversation, 9,000 tokens of the hybrid model, with slower tiers of these sizes.
 fn small(host: u64, disk: u64) -> SimulationSetup {
     let mut spec = HardwareProfile::H100_8B;
     let sizes = &mut spec.sizes;
@@ -122,7 +122,7 @@ fn restored_steps_recompute_windows_that_were_not_stored() {
         assert_eq!(again(CacheStrategy::Full), 0);
         assert_eq!(again(CacheStrategy::Lru), 0, "as the model says, which is all windows");
         assert_eq!(again(CacheStrategy::Zero), 4 * 2_048, "n_win x L");
-        // Both go on from 6,400 and 7,040 tokens.
+        // The prefixes end at 6,400 and 7,040 tokens.
         assert_eq!(again(periodic(4_096)), 2 * (2_304 + 2_944));
         assert_eq!(again(periodic(64)), 0);
         assert_eq!(again(periodic(8_192)), 4 * 2_048, "no window is stored so early");
@@ -143,7 +143,7 @@ fn denser_window_checkpoints_write_more_bytes() {
                 );
                 disk.written_bytes
             });
-    // The tokens of both prompts but the last step's, at 64 KiB each; every token's windows are as much again.
+    // Tokens of both prompts except the last step's, at 64 KiB each; the windows of every token take as much again.
     let kept = 2 * 7_040 * 65_536;
     assert!((kept..kept * 11 / 10).contains(&written[4]) && written[5] == 0, "{written:?}");
     assert_eq!(written[0], 2 * written[4]);
@@ -155,7 +155,7 @@ fn denser_window_checkpoints_write_more_bytes() {
 fn cost_strategy_is_close_to_the_best_fixed_strategy() {
     let fixed = [CacheStrategy::Full, CacheStrategy::Zero, periodic(256), periodic(1_024), periodic(4_096)];
     for (host, disk) in [(100_000, 0), (0, 100_000), (4_000, 100_000)] {
-        // Seconds that first tokens waited for, and that the disk wrote.
+        // Seconds spent waiting for first tokens and writing to disk.
         let seconds = |cache| {
             let figures = run_hybrid(cache, small(host, disk));
             let written = figures.memory.disk.written_bytes as f64 / 3e9;

@@ -10,7 +10,7 @@ use crate::report::RunFigures;
 use crate::trace::TraceStep;
 use crate::{HardwareProfile, Simulation, SimulationSetup};
 
-/// Three workers and one conversation whose prompts grow by 6,400 tokens a step.
+/// Three workers, and one conversation whose prompts grow by 6,400 tokens per step.
 struct ConversationFixture {
     runs: RunTree,
     path: Vec<RunId>,
@@ -32,7 +32,7 @@ impl ConversationFixture {
         Self { runs, path, engines, policy: PolicyKind::OwnerServe.build(1), step: 0, now: 0.0 }
     }
 
-    /// The next step, of which each worker holds so many runs; it is over before the one after it comes.
+    /// Places the next step, of which each worker holds this many runs, and finishes it.
     fn next(&mut self, held: [usize; 3]) -> Dispatch {
         let (spec, index) = (HardwareProfile::H100_8B, self.step);
         self.step += 1;
@@ -73,7 +73,7 @@ impl ConversationFixture {
         }
     }
 
-    /// Work that waits at a worker.
+    /// Queues work at a worker.
     fn busy(&mut self, worker: usize, seconds: f64) {
         self.engines[worker].submit(engine_model::runs::RunRequest {
             ticket: engine_model::runs::RunRequestId(9),
@@ -109,11 +109,11 @@ fn overloaded_owner_permanently_loses_the_session() {
     talk.busy(home, 30.0);
     let moved = talk.next([0, 1, 2].map(|worker| if worker == home { 3 } else { 0 }));
     assert_ne!(moved.decode, home);
-    // Its state comes along: links do not wait for the engine's queue.
+    // The KV is sent along: links do not wait for the engine's queue.
     let fetch = Some(PrefixFetch { from: home, until: Tokens(19_200) });
     let action = moved.prediction.map(|foretold| foretold.action);
     assert_eq!((moved.prefill, moved.fetch, action), (moved.decode, fetch, Some(Action::StateMigration)));
-    // From now on it is the other one's, even though the first one still holds most of it.
+    // From now on the new worker owns the session, although the first one still holds most of it.
     let next = talk.next([0, 1, 2].map(|worker| if worker == moved.decode { 4 } else { 3 }));
     assert_eq!((next.decode, next.fetch), (moved.decode, None));
 }
@@ -122,7 +122,7 @@ fn overloaded_owner_permanently_loses_the_session() {
 fn unsealed_prefix_is_not_fetched() {
     let mut talk = ConversationFixture::new();
     talk.busy(0, 5.0);
-    // Somebody holds a prompt of which nothing is sealed.
+    // A worker holds part of the prompt, but nothing is sealed.
     let dispatch = talk.next([1, 0, 0]);
     assert_eq!(dispatch.fetch, None);
     assert_ne!(dispatch.decode, 0);
@@ -175,7 +175,8 @@ fn step_without_a_plan_is_counted() {
     assert_eq!(policy.unplanned_steps(), 1, "nobody is there to plan with");
 }
 
-/// Conversations of 41,000 tokens whose tools answer within two seconds, so many at once on two workers that hold four each.
+/// Conversations of 41,000 tokens whose tools answer within two seconds, `at_once` of them on two workers that hold
+/// four each.
 fn tool_loops(at_once: usize, kind: PolicyKind) -> RunFigures {
     let request = |session: usize, step: usize| {
         let (keep, blocks) = if step == 0 { (0, 640) } else { (638 + 2 * step, 2) };
@@ -212,7 +213,8 @@ fn admission_control_queues_steps_instead_of_thrashing() {
 fn sufficient_memory_causes_almost_no_queueing() {
     let (waiting, at_once) =
         (tool_loops(6, PolicyKind::OwnerServe), tool_loops(6, PolicyKind::Ablated(Ablation::NoAdmission)));
-    // Only for sessions that are over, which nobody tells: until they have been idle for longer.
+    // Steps wait only because of sessions that have ended, until these have been idle long enough: nothing reports
+    // their end.
     assert!(waiting.service.spent.held_back < 0.03, "{waiting:?}");
     assert!(waiting.session.mean < 1.03 * at_once.session.mean, "{waiting:?}\n{at_once:?}");
 }

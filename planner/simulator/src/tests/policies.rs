@@ -12,7 +12,7 @@ use crate::policies::{
 use crate::trace::{ReplayLimits, TraceStep};
 use crate::{HardwareProfile, Simulation, SimulationSetup};
 
-/// Idle workers, and a step of which each holds so many tokens.
+/// Idle workers, and a step of which each worker holds some tokens.
 struct PlacementScene {
     spec: HardwareProfile,
     runs: RunTree,
@@ -46,13 +46,13 @@ impl PlacementScene {
         }
     }
 
-    /// Requests that a worker has been sent and has not begun.
+    /// Adds requests that were sent to a worker and have not started.
     fn busy(mut self, worker: usize, requests: usize) -> Self {
         (0..requests).for_each(|_| self.engines[worker].expect_arrival());
         self
     }
 
-    /// A worker that has served the prompt, and has it cached.
+    /// Lets a worker serve the prompt, so that it has it cached.
     fn served(mut self, worker: usize) -> Self {
         let (engine, mut out) = (&mut self.engines[worker], Vec::new());
         let mut around = EngineEnvironment { runs: &self.runs, shared: None };
@@ -95,7 +95,7 @@ impl PlacementScene {
         self.with(0, |ask, fleet| policy.place(ask, fleet))
     }
 
-    /// Where a fresh policy of this kind computes and answers.
+    /// Returns where a new policy of this kind computes and answers.
     fn placed(&self, kind: PolicyKind) -> (usize, usize) {
         let dispatch = self.place(&mut *kind.build(1));
         (dispatch.prefill, dispatch.decode)
@@ -120,14 +120,14 @@ fn each_baseline_chooses_by_its_own_criterion() {
     assert_eq!(scene().placed(PolicyKind::PrefixAffinity), (2, 2));
     assert_eq!(scene().placed(PolicyKind::LeastLoaded), (0, 0));
     assert_eq!(scene().busy(0, 1).placed(PolicyKind::LeastLoaded), (1, 1));
-    // Nearly as much as the deepest one is as good.
+    // Nearly the longest prefix is as good as the longest.
     assert_eq!(scene().busy(2, 1).placed(PolicyKind::MultiOwner), (0, 0));
     assert_eq!(scene().busy(2, 1).busy(0, 1).placed(PolicyKind::MultiOwner), (0, 0));
     assert_eq!(scene().busy(2, 3).placed(PolicyKind::MatchRateMinusLoad), (0, 0));
     assert_eq!(scene().busy(2, 2).busy(0, 2).busy(1, 2).placed(PolicyKind::MatchRateMinusLoad), (2, 2));
-    // A prefix weighs 3; the rest is alike at idle workers.
+    // The prefix weighs 3; the other scores are equal for idle workers.
     assert_eq!(scene().placed(PolicyKind::Llmd), (2, 2));
-    // 500 tokens to compute and 2,000 decoded beside 1,000 to compute.
+    // 500 tokens to compute and 2,000 being decoded, against 1,000 to compute.
     assert_eq!(scene().placed(PolicyKind::Dynamo), (2, 2));
     assert_eq!(scene().decoding(2, 2_000).placed(PolicyKind::Dynamo), (0, 0));
 }

@@ -6,7 +6,7 @@ use vocabulary::{Micros, Tokens};
 
 use crate::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace, TraceError, TraceReader, TraceStep};
 
-/// The committed agent sessions.
+/// Reads the committed agent sessions.
 pub(crate) fn sessions() -> Trace {
     let packed = include_bytes!("../../../../configs/traces/weka_cc/sessions.jsonl.gz");
     let mut text = String::new();
@@ -30,7 +30,7 @@ fn assert_rejected(text: &str, expected: &str) {
     assert_eq!(said, expected);
 }
 
-/// The lengths of a prompt's runs.
+/// Returns the lengths of a prompt's runs.
 fn runs(runs: &RunTree, step: &TraceStep) -> Vec<u64> {
     step.path.iter().map(|run| runs.tokens(*run).0).collect()
 }
@@ -65,7 +65,7 @@ fn parent_step_waits_for_its_sub_agents() {
 fn runs_end_where_prompts_diverge_and_resent_answers_are_found() {
     let trace = read(DOCUMENT);
     let steps = &trace.sessions[0].steps;
-    // The tools' first block is a run of its own; the answer of 60 tokens fills the fourth block.
+    // The first block, of the tools, is a run of its own; the answer of 60 tokens fills the fourth block.
     assert_eq!(runs(&trace.runs, &steps[0]), [64, 128]);
     assert_eq!(runs(&trace.runs, &steps[4]), [64, 128, 64, 64]);
     assert_eq!(steps[0].resent_path.as_deref(), Some(&steps[4].path[..3]));
@@ -213,14 +213,14 @@ fn sub_agents_nest_at_most_sixteen_deep() {
     assert_eq!(read(&nested(16)).sessions[0].steps[0].agent, 16);
     let deep = "`requests` is a sub-agent 17 deep; accepted: sub-agents within each other, 16 deep";
     assert_rejected(&nested(17), &format!("t:17: {deep}"));
-    // A file of less than a megabyte that once took more stack than there is.
+    // A file below one megabyte that once overflowed the stack.
     assert_rejected(&nested(15_000), &format!("t:17: {deep}"));
 }
 
 #[test]
 fn trace_that_expands_beyond_the_budget_is_rejected() {
     let accepted = "accepted: prompts of 33554432 runs in all; split the trace";
-    // Each request goes on from the one before with forty blocks that are no neighbours.
+    // Each request continues the previous one with forty blocks that are not consecutive.
     let delta = |n: u64| {
         let (tokens, par, keep) = ((n + 1) * 40 * 64, n as i64 - 1, 40 * n);
         let runs: Vec<String> = (keep..keep + 40).map(|block| format!("[{}, 1]", 2 * block)).collect();
@@ -379,7 +379,7 @@ fn shuffling_recorded_requests_permutes_the_gaps_between_them() {
     assert_eq!((gaps(&recorded), other[0].0), (gaps(&other), 0), "the rate stays too");
 }
 
-/// A decision log of steps: session, arrival in milliseconds, prompt, what was known of it, answer.
+/// Returns a decision log of steps: session, arrival in milliseconds, prompt, reused tokens, answer.
 pub(crate) fn log(steps: &[(&str, u64, u64, u64, u64)]) -> String {
     let mut text = "{\"version\":1,\"release\":\"0.1.0\",\"policy\":{}}\n".to_owned();
     for (session, at, prompt, reused, answer) in steps {
@@ -399,7 +399,7 @@ fn decision_log_replays_its_recorded_sessions() {
         ("s-2", 11_000, 1_280, 640, 64),
         ("s-3", 12_000, 1_280, 640, 64),
         ("s-1", 17_000, 1_920, 1_344, 64),
-        // It went back to before the last answer.
+        // The session went back to before the last answer.
         ("s-1", 20_000, 1_920, 1_280, 64),
     ];
     let trace = read(&log(&steps));

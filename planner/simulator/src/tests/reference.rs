@@ -1,5 +1,5 @@
-//! Our figures beside those of another implementation: a discrete-event model in plain Python, of which this engine's
-//! formulas and these policies' rules are taken, run on the committed sessions. `reference.json` is what it printed.
+//! Compares our figures with another implementation: a discrete-event model in plain Python, from which the engine's
+//! formulas and these policies' rules are taken, run on the committed sessions. `reference.json` is its output.
 
 use serde::Deserialize;
 use vocabulary::Tokens;
@@ -37,14 +37,14 @@ impl ReferenceResult {
         (spec.sizes.device, spec.sizes.host) = (Tokens(200_000), Tokens(self.host_tokens));
         let setup = SimulationSetup { workers: 3, spec, load: self.sessions, seed: 1 };
         let kind = match self.policy.parse().unwrap() {
-            // There, evictable cache counts as memory that is taken, which no engine reports.
+            // The reference counts evictable cache as used memory, which no engine reports.
             PolicyKind::Llmd => PolicyKind::LlmdCachedCounts,
             kind => kind,
         };
         Simulation::new(trace, kind, setup).unwrap().run(&mut |_, _| {})
     }
 
-    /// Name, ours, theirs.
+    /// Returns name, our value and theirs.
     fn pairs(&self, ours: &RunFigures) -> [(&'static str, f64, f64); 14] {
         let tokens = |tokens: u64| tokens as f64;
         [
@@ -55,7 +55,7 @@ impl ReferenceResult {
             ("time per token", ours.token.mean, self.token_mean),
             ("prefill tokens", tokens(ours.reuse.prefill_tokens), tokens(self.prefill_tokens)),
             ("hit rate", ours.reuse.hit_rate, self.hit_rate),
-            // There, a step of which nobody holds anything any more has found all of it.
+            // In the reference, a step of which no worker holds anything any more counts as a full hit.
             ("owner hit rate", ours.reuse.best_holder_rate, self.owner_hit_rate),
             ("restored tokens", tokens(ours.reuse.restored_tokens), tokens(self.restored)),
             ("KV bytes moved", tokens(ours.memory.kv_bytes_moved), tokens(self.kv_bytes)),

@@ -17,7 +17,7 @@ fn figures() -> RunFigures {
     run(PolicyKind::PrefixAffinity, 1)
 }
 
-/// The same run with other times of its steps.
+/// Returns the same run with other step times.
 fn as_if(figures: &RunFigures, policy: PolicyKind, seed: u64, step: f64) -> RunFigures {
     let mut other = RunFigures { policy: policy.as_str(), ..figures.clone() };
     other.traffic.seed = seed;

@@ -4,7 +4,7 @@ use crate::trace::Trace;
 use crate::{HardwareProfile, SeededRng, Simulation, SimulationSetup};
 use vocabulary::Tokens;
 
-/// Sessions with sub-agents, forks and rewritten histories, at random.
+/// Random sessions with sub-agents, forks and rewritten histories.
 fn random(seed: u64) -> Trace {
     let mut chance = SeededRng::new(seed);
     let sessions: Vec<String> = (0..12).map(|number| session(&mut chance, number)).collect();
@@ -44,7 +44,7 @@ fn random_traffic_is_fully_served_and_never_beats_the_bounds() {
         let trace = random(seed);
         let longest = trace.steps().map(|step| (step.prompt + step.answer).0).max().unwrap();
         let mut spec = HardwareProfile::H100_8B;
-        // Hardly more memory than the longest step needs: a worker can do little else beside it.
+        // Hardly more memory than the longest step needs, so a worker can do little else beside it.
         (spec.sizes.device, spec.sizes.host) = (Tokens(longest + 2_000), Tokens(seed % 2 * 20_000));
         let setup = SimulationSetup { workers: 4, spec, load: 6.0, seed };
         let run = |kind| Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});

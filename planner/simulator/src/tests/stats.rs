@@ -9,7 +9,7 @@ fn near(seen: f64, expected: f64) {
     assert!((seen - expected).abs() < 1e-9, "{seen} is not {expected}");
 }
 
-/// Two sessions of two steps: the second step of the first one leaves its path, that of the second goes on.
+/// Two sessions of two steps: the second step of the first session forks, that of the second one continues.
 const FORKED: &str = concat!(
     r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": ["#,
     r#"{"t": 0, "agent": 0, "in": 256, "out": 9, "par": -1, "keep": 0, "runs": [[1, 4]]},"#,
@@ -25,7 +25,7 @@ fn ideal_hit_rates_are_computed_globally_and_per_conversation() {
     let stats = of(FORKED);
     assert_eq!((stats.requests, stats.conversations), (4, 2));
     let total = 256.0 + 260.0 + 6_400.0 + 6_600.0;
-    // Everywhere the second session finds the first one's tools as well.
+    // One shared cache also hits the first session's tools in the second session.
     near(stats.ideal_hits.everywhere, (128.0 + 64.0 + 6_400.0) / total);
     near(stats.ideal_hits.within_conversations, (128.0 + 6_400.0) / total);
     near(stats.ideal_hits.with_answers, (128.0 + 64.0 + 6_464.0) / total);
@@ -35,7 +35,7 @@ fn ideal_hit_rates_are_computed_globally_and_per_conversation() {
 #[test]
 fn trace_stats_report_forks_step_kinds_and_pauses() {
     let stats = of(FORKED);
-    // The tools' run is followed by both sessions; the first session parts after its second block.
+    // Both sessions follow the tools' run; the first session forks after its second block.
     assert_eq!((stats.forks.nodes, stats.forks.deep_nodes), (2, 0));
     near(stats.forks.children.max, 2.0);
     near(stats.kinds["forked_rollout"], 0.25);
@@ -49,7 +49,7 @@ fn trace_stats_report_forks_step_kinds_and_pauses() {
 #[test]
 fn repeated_prefixes_are_long_leaves_with_enough_visits() {
     let stats = of(FORKED);
-    // Of the first session its first two blocks (128 tokens), of the second its first prompt.
+    // The first session's first two blocks (128 tokens), and the second session's first prompt.
     assert_eq!(stats.repetition.prefixes, 2);
     near(stats.repetition.ratio, 1.0);
     let longer = TraceStats::of(&read(FORKED), RepetitionCriteria { visits: 2, longer_than: 128 });
@@ -95,8 +95,8 @@ fn percentiles_of_no_values_are_zero() {
     assert_eq!((spread.p50, spread.p90, spread.p99, spread.max, spread.mean), (50.0, 90.0, 99.0, 100.0, 50.0));
 }
 
-/// As a router told of four conversations with one beginning, of which the last left the third; nothing is a multiple of
-/// 64 tokens.
+/// Decision log of four conversations with a common start, of which the last one forks from the third; no length is a
+/// multiple of 64 tokens.
 const TALKS: [(&str, u64, u64, u64, u64); 11] = [
     ("s-1", 1_000, 1_210, 0, 25),
     ("s-1", 2_000, 1_348, 1_232, 40),
@@ -106,10 +106,10 @@ const TALKS: [(&str, u64, u64, u64, u64); 11] = [
     ("s-3", 4_000, 1_175, 1_008, 15),
     ("s-3", 5_000, 1_301, 1_184, 19),
     ("s-3", 6_000, 1_454, 1_312, 40),
-    // From within the last answer of another.
+    // Starts within the last answer of another session.
     ("s-4", 7_000, 1_699, 1_552, 40),
     ("s-4", 8_000, 1_808, 1_728, 40),
-    // Back to where it was two steps ago.
+    // Goes back to the state of two steps ago.
     ("s-3", 9_000, 1_400, 1_184, 9),
 ];
 

@@ -1,6 +1,7 @@
-//! Recorded agent sessions with their sub-agents: one JSON document a session, or JSON lines of what each request adds.
+//! Recorded agent sessions with sub-agents: one JSON document per session, or JSON lines with the delta of each
+//! request.
 //!
-//! The parent waits for a sub-agent; a sub-agent may have sub-agents of its own.
+//! A parent waits for its sub-agents; a sub-agent may have sub-agents of its own.
 
 mod decision_log;
 mod formats;

@@ -1,4 +1,4 @@
-//! Azure's inference traces: CSV with arrival time and lengths; nothing is known of what prompts share.
+//! Reads Azure's inference traces: CSV with arrival times and lengths, without information on shared prefixes.
 
 use vocabulary::Micros;
 

@@ -1,9 +1,10 @@
-//! A prompt's block ids, neighbours joined: what agents resend is a few runs, not thousands of blocks.
+//! Block ids of a prompt as ranges of consecutive ids: the prompts of agents need a few ranges, not thousands of
+//! blocks.
 
 /// Ids of the whole blocks of a prompt, in order.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct BlockIds {
-    /// Where each run begins in the prompt, and its first id.
+    /// Position of each range in the prompt, with its first id.
     runs: Vec<(u32, u64)>,
     blocks: u32,
 }
@@ -13,7 +14,7 @@ impl BlockIds {
         self.blocks
     }
 
-    /// `count` ids from `first` on.
+    /// Appends `count` consecutive ids from `first` on.
     pub(crate) fn push_run(&mut self, first: u64, count: u32) {
         if count == 0 {
             return;
@@ -25,17 +26,17 @@ impl BlockIds {
         self.blocks += count;
     }
 
-    /// How many runs the first `blocks` are.
+    /// Returns the number of ranges in the first `blocks` blocks.
     pub(crate) fn runs(&self, blocks: u32) -> usize {
         self.runs.partition_point(|(at, _)| *at < blocks)
     }
 
-    /// Only the first `blocks`, as ids of their own.
+    /// Returns a copy of the first `blocks` blocks.
     pub(crate) fn first(&self, blocks: u32) -> Self {
         Self { runs: self.runs[..self.runs(blocks)].to_vec(), blocks: self.blocks.min(blocks) }
     }
 
-    /// Only the first `blocks`.
+    /// Keeps only the first `blocks` blocks.
     pub(crate) fn truncate(&mut self, blocks: u32) {
         self.runs.retain(|(at, _)| *at < blocks);
         self.blocks = self.blocks.min(blocks);
@@ -46,7 +47,7 @@ impl BlockIds {
         Some(first + u64::from(at - from))
     }
 
-    /// How many ids are equal from `at` here and from `there` in `other` on, at most `most`.
+    /// Returns how many ids are equal from `at` here and from `there` in `other`, at most `most`.
     pub(crate) fn common_prefix_len(&self, at: u32, other: &Self, there: u32) -> u32 {
         let (Some(mut a), Some(mut b)) = (self.run(at), other.run(there)) else { return 0 };
         let mut equal = 0;

@@ -1,11 +1,11 @@
-//! How much a trace may come to: a small file can say "all of before, and one more" a hundred thousand times.
+//! Limits the expanded size of a trace: a small file can extend the previous prompt a hundred thousand times.
 
 use smart_default::SmartDefault;
 
 use super::error::{TraceError, TraceLocation};
 
-/// Entries of prompts' paths and runs of their block ids, of all files together. Half a gigabyte of runs
-/// at most, and eight times what five hundred recorded sessions of coding agents come to.
+/// Most path entries and ranges of block ids in all files together: at most half a gigabyte of ranges, and eight times
+/// the size of five hundred recorded sessions of coding agents.
 const MAX_ENTRIES: usize = 1 << 25;
 
 #[derive(Debug, SmartDefault)]
@@ -15,7 +15,7 @@ pub(crate) struct TraceBudget {
 }
 
 impl TraceBudget {
-    /// A prompt takes so many.
+    /// Takes `entries` from the budget for a prompt.
     pub(crate) fn take(&mut self, place: TraceLocation<'_>, entries: usize) -> Result<(), TraceError> {
         let accepted = "prompts of 33554432 runs in all; split the trace";
         let over = || place.out_of_range("the prompts", "more than can be held", accepted);

@@ -1,12 +1,12 @@
-//! Why a trace was refused: which file, which line, and what would have been accepted.
+//! Errors of trace parsing: file, line, and what would be accepted.
 
-/// A trace that cannot be replayed as it is. The fault is the file's; the line says where to mend it.
+/// Why a trace cannot be replayed. The fault of the file; the line says where to fix it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 #[error("{file}:{line}: {fault}")]
 pub struct TraceError {
-    /// The file's name as it was given.
+    /// Name of the file, as given.
     pub file: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
     /// What is wrong.
     pub fault: TraceFault,
@@ -15,7 +15,7 @@ pub struct TraceError {
 /// What is wrong with a trace.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 pub enum TraceFault {
-    /// Not one of the forms that are read.
+    /// The format is not recognized.
     #[error(
         "not a trace that is known here; accepted are agent sessions (a JSON document with `requests`, or JSON lines \
          with `reqs`), Mooncake (JSON lines with `timestamp`, `input_length`, `output_length`, `hash_ids`), Azure \
@@ -25,25 +25,25 @@ pub enum TraceFault {
          each plain or gzipped"
     )]
     UnknownFormat,
-    /// Not well-formed, or with fields that this form does not have.
+    /// Not well-formed, or with unexpected fields.
     #[error("{why}; accepted: {accepted}")]
     Malformed {
-        /// What the parser says.
+        /// Message of the parser.
         why: String,
-        /// What such a line looks like.
+        /// Example of an accepted record.
         accepted: &'static str,
     },
-    /// A number that no real trace holds.
+    /// A number outside the accepted range.
     #[error("`{field}` is {value}; accepted: {accepted}")]
     OutOfRange {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Value of the field.
         value: String,
-        /// What it may hold.
+        /// Accepted values.
         accepted: &'static str,
     },
-    /// Nothing to replay.
+    /// The trace is empty.
     #[error("holds no request; accepted: at least one")]
     Empty,
 }

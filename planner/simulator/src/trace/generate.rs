@@ -1,46 +1,48 @@
-//! Made-up traffic of two shapes that recordings seldom have alone, in the form of recorded agent sessions.
+//! Generates synthetic traffic of two patterns that recordings rarely contain alone, in the format of recorded agent
+//! sessions.
 
 use serde::Serialize;
 
 use crate::SeededRng;
 
-/// Tokens in a block of this form.
+/// Tokens per block of this format.
 const BLOCK: u64 = 64;
 
 /// What sessions have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TrafficPattern {
-    /// Every session begins with one of a few prefixes, the first of which are begun with the most (by 1 / rank).
+    /// Every session starts with one of a few prefixes, whose frequency is proportional to 1 / rank.
     SharedPrefix {
-        /// Different prefixes.
+        /// Number of different prefixes.
         prefixes: u32,
     },
-    /// Every session has a context of its own, from which its branches go on at the same time; when all are over, it
-    /// goes on itself.
+    /// Every session has its own context, from which branches continue at the same time; when all are over, the session
+    /// itself continues.
     ForkedRollouts {
-        /// Branches of a session.
+        /// Number of branches per session.
         branches: u32,
     },
 }
 
-/// Traffic to be made. Lengths and pauses are means: each is drawn evenly from half of that to one and a half.
+/// Parameters of the traffic. Lengths and pauses are means: values are uniform from half to one and a half times the
+/// mean.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Workload {
     /// What sessions have in common.
     pub shape: TrafficPattern,
-    /// Sessions.
+    /// Number of sessions.
     pub sessions: u32,
     /// Tokens of a prefix, or of the context that branches share; exact.
     pub shared_tokens: u64,
-    /// Steps of a session, or of each branch.
+    /// Steps per session, or per branch.
     pub turns: u32,
-    /// Tokens that a step adds besides the answer before it.
+    /// Tokens that a step adds besides the previous answer.
     pub new_tokens: u64,
-    /// Tokens of an answer.
+    /// Tokens per answer.
     pub answer: u64,
     /// Seconds between an answer and the next step.
     pub pause: f64,
-    /// Equal seeds give equal traffic.
+    /// Random seed: equal seeds give equal traffic.
     pub seed: u64,
 }
 
@@ -54,7 +56,7 @@ struct GeneratedSession {
     reqs: Vec<GeneratedRequest>,
 }
 
-/// A request as what it adds to an earlier one.
+/// A request as the delta to an earlier one.
 #[derive(Serialize)]
 struct GeneratedRequest {
     t: f64,
@@ -79,7 +81,7 @@ struct GeneratedSubAgent {
 }
 
 impl Workload {
-    /// One session, as a line of JSON.
+    /// Returns one session as a line of JSON.
     pub fn session_line(&self, session: u32) -> String {
         let mut making =
             SessionGenerator { workload: self, rng: self.session_rng(session), reqs: Vec::new(), next_id: 1 };
@@ -92,7 +94,7 @@ impl Workload {
         serde_json::to_string(&line).expect("numbers and words make JSON")
     }
 
-    /// A stream of its own for each session: more sessions leave the first ones as they are.
+    /// Returns the random stream of a session. Streams are separate, so more sessions do not change the first ones.
     fn session_rng(&self, session: u32) -> SeededRng {
         SeededRng::new(SeededRng::new(self.seed).draw() ^ u64::from(session))
     }
@@ -102,12 +104,12 @@ struct SessionGenerator<'a> {
     workload: &'a Workload,
     rng: SeededRng,
     reqs: Vec<GeneratedRequest>,
-    /// The next block's id.
+    /// Id of the next block.
     next_id: u64,
 }
 
 impl SessionGenerator<'_> {
-    /// Tells the tokens that all sessions with this prefix share: as many as only they have.
+    /// Starts a session with a shared prefix. Returns its number of tokens, which also identifies the prefix.
     fn with_prefix(&mut self, prefixes: u32) -> u64 {
         let rank = self.sample_rank(prefixes);
         let tools = self.workload.shared_tokens + BLOCK * u64::from(rank);
@@ -130,7 +132,7 @@ impl SessionGenerator<'_> {
         0
     }
 
-    /// The agent goes on from its last request.
+    /// Adds requests of an agent, each of which continues the last one.
     fn turns(&mut self, agent: u32, turns: u32) {
         for _ in 0..turns {
             let last = self.reqs.len() - 1;
@@ -139,7 +141,7 @@ impl SessionGenerator<'_> {
         }
     }
 
-    /// The next prompt after a request: with its answer and something new.
+    /// Returns the length of the next prompt: the previous prompt and answer, and new tokens.
     fn next_prompt_len(&mut self, last: usize) -> u64 {
         self.reqs[last].prompt + self.reqs[last].answer + self.sample_around(self.workload.new_tokens)
     }
@@ -154,11 +156,11 @@ impl SessionGenerator<'_> {
         self.next_id += added;
         let par = last.map_or(-1, |last| last as i64);
         let think = if last.is_some() { think } else { 0.0 };
-        // As long as an answer took somewhere: only pauses that are not told are made of it.
+        // The duration of the answer has no effect: it is only used to infer pauses that are not given.
         self.reqs.push(GeneratedRequest { t, agent, prompt, answer, think, api: 1.0, par, keep, runs, sub });
     }
 
-    /// Evenly from half of it to one and a half, at least one.
+    /// Returns a uniform number from half to one and a half times the mean, at least one.
     fn sample_around(&mut self, mean: u64) -> u64 {
         (mean / 2 + self.rng.below(mean.max(1) + 1)).max(1)
     }
@@ -167,7 +169,7 @@ impl SessionGenerator<'_> {
         self.rng.below(1_000_001) as f64 / 1e6
     }
 
-    /// One of so many, each by 1 / its rank.
+    /// Returns one of `among` ranks, with probability proportional to 1 / (rank + 1).
     fn sample_rank(&mut self, among: u32) -> u32 {
         let weight = |rank: u32| 1.0 / f64::from(rank + 1);
         let mut left = self.sample_unit() * (0..among).map(weight).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Which part of a trace is replayed, and in which order.
+//! Selects the part of a trace that is replayed, and its order.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,19 +7,19 @@ use vocabulary::{Micros, Tokens};
 
 use super::{ArrivalProcess, Trace, TraceStep};
 
-/// What of each session is replayed.
+/// Limits on the part of each session that is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct ReplayLimits {
-    /// Steps whose prompt and answer exceed it are left out, and those that wait for them.
+    /// Steps whose prompt and answer exceed this are left out, with the steps that depend on them.
     #[default(Tokens(128_000))]
     pub max_context: Tokens,
-    /// At most so many steps of a session.
+    /// Most steps per session.
     #[default(150)]
     pub max_steps: usize,
-    /// Sessions with fewer steps left are left out.
+    /// Sessions with fewer remaining steps are left out.
     #[default(3)]
     pub min_steps: usize,
-    /// Pauses are at most so long.
+    /// Longest pause; longer ones are shortened to it.
     #[default(Micros(300_000_000))]
     pub max_pause: Micros,
 }
@@ -27,31 +27,31 @@ pub struct ReplayLimits {
 /// What is wrong with a list of sessions.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
 pub enum SessionListError {
-    /// It names one that the trace does not have.
+    /// The list names a session that the trace does not have.
     #[error(
         "line {line} of the list names the session `{id}`, which the trace does not have (or not after its limits)"
     )]
     Unknown {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// What it says.
+        /// Session id in the list.
         id: String,
     },
-    /// It names one again.
+    /// The list names a session twice.
     #[error("line {line} of the list names the session `{id}` again; accepted: each session once")]
     Twice {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// What it says.
+        /// Session id in the list.
         id: String,
     },
-    /// It names none.
+    /// The list is empty.
     #[error("the list names no session; accepted: one id of the trace on each line")]
     Empty,
 }
 
 impl Trace {
-    /// The part of it that fits. Requests at recorded times are only held against the context.
+    /// Returns the part of the trace within the limits. Requests at recorded times are limited by context only.
     pub fn apply_limits(mut self, limits: &ReplayLimits) -> Self {
         let alone = self.arrivals == ArrivalProcess::Recorded;
         let most = if alone { usize::MAX } else { limits.max_steps };
@@ -64,7 +64,7 @@ impl Trace {
         self
     }
 
-    /// Only these sessions, in this order; blank lines do not count.
+    /// Returns only these sessions, in this order; blank lines are ignored.
     pub fn in_order(mut self, ids: &str) -> Result<Self, SessionListError> {
         let mut known: HashMap<_, _> = self.sessions.drain(..).map(|session| (session.id.clone(), session)).collect();
         let mut named = HashSet::new();
@@ -78,8 +78,8 @@ impl Trace {
         if named.is_empty() { Err(SessionListError::Empty) } else { Ok(self) }
     }
 
-    /// The same traffic by another chance: sessions in an order of this seed; requests at recorded times in their own
-    /// order, with the gaps between them in one of this seed.
+    /// Returns the same traffic with a different random order: sessions are shuffled; for requests at recorded times,
+    /// the order stays and the gaps between them are shuffled.
     pub fn shuffled(mut self, seed: u64) -> Self {
         let mut chance = crate::SeededRng::new(seed);
         match self.arrivals {

@@ -1,4 +1,4 @@
-//! Mooncake's request traces: JSON lines with arrival time, lengths and ids of 512-token blocks.
+//! Reads Mooncake's request traces: JSON lines with arrival times, lengths and ids of 512-token blocks.
 
 use serde::Deserialize;
 use vocabulary::Micros;
@@ -22,7 +22,7 @@ struct MooncakeRow {
     hash_ids: Vec<u64>,
 }
 
-/// Reads a file as one session of independent requests, in the order of their times.
+/// Reads a file as one session of independent requests, in chronological order.
 pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut rows = Vec::new();
     for (place, line) in lines(file, text) {
@@ -59,7 +59,7 @@ fn parse_row(place: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, 
     }
     row.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
     let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
-    // Only whole blocks can be found again.
+    // Only whole blocks can be reused.
     ids.truncate(whole as u32);
     let (after, think) = (Vec::new(), Micros::ZERO);
     Ok((TraceStep { agent: 0, after, pause: think, at, prompt, answer, path: [].into(), resent_path: None }, ids))

@@ -1,16 +1,16 @@
-//! What a reader must be told of a trace that was read all the same.
+//! Notes on a trace that was read despite flaws.
 
 use serde::de::IgnoredAny;
 
-/// Places that a note lists.
+/// Most positions listed in a note.
 const MAX_NAMED_PLACES: usize = 5;
 
-/// Whether the last line of a file was cut off by the end of who wrote it: one that is whole is JSON, whatever it says.
+/// Returns whether the last line of a file is truncated: a whole line is always valid JSON.
 pub fn is_truncated(line: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(line).is_err()
 }
 
-/// Tells of last lines that were cut off, by their places; nothing where there are none.
+/// Returns a note on truncated last lines, with their positions; none if there are none.
 pub fn truncation_note(places: &[String]) -> Option<String> {
     let named = places[..places.len().min(MAX_NAMED_PLACES)].join(", ");
     let more = places.len().saturating_sub(MAX_NAMED_PLACES);

@@ -1,4 +1,4 @@
-//! A compressed tree over block ids that cuts prompts into runs: a run ends where any prompt ends or leaves.
+//! Radix tree over block ids that cuts prompts into runs: a run ends where any prompt ends or diverges.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use engine_model::runs::{RunId, RunTree};
 
 use super::block_ids::BlockIds;
 
-/// The tree in the making. Lists are kept until it is frozen.
+/// Builder of the tree. Prompts are kept as lists until it is frozen.
 #[derive(Default)]
 pub(crate) struct RadixBuilder {
     lists: Vec<BlockIds>,
@@ -23,18 +23,18 @@ struct BlockRangeNode {
     run: Option<RunId>,
 }
 
-/// The part of a tree that other trees of the same key have too: the same tools at the start of another session.
+/// Shared start of a tree: trees with the same key share it, such as the same tools at the start of several sessions.
 pub(crate) struct ToolPrefix<'a> {
-    /// What tells one preamble from another.
+    /// Key that identifies the shared prefix.
     pub(crate) key: u64,
     pub(crate) blocks: u32,
     pub(crate) list: usize,
-    /// Runs of preambles of earlier trees, by key and blocks.
+    /// Runs of the shared prefixes of earlier trees, by key and blocks.
     pub(crate) known: &'a mut HashMap<(u64, u32, u32), RunId>,
 }
 
 impl RadixBuilder {
-    /// Takes a prompt; its runs are known once the tree is frozen. Returns its number.
+    /// Inserts a prompt and returns its number. Its runs are known once the tree is frozen.
     pub(crate) fn insert(&mut self, ids: BlockIds) -> usize {
         let (list, blocks) = (self.lists.len(), ids.len());
         self.lists.push(ids);
@@ -46,7 +46,7 @@ impl RadixBuilder {
         &self.lists[list]
     }
 
-    /// Makes a run end after `blocks` of a list.
+    /// Makes a run end after `blocks` blocks of a list.
     pub(crate) fn cut(&mut self, list: usize, blocks: u32) {
         let end = blocks.min(self.lists[list].len());
         let (mut at, mut parent) = (0, None);
@@ -81,7 +81,7 @@ impl RadixBuilder {
         self.nodes.len() - 1
     }
 
-    /// The first `blocks` of a node as a node of their own; the rest becomes its child.
+    /// Splits a node after its first `blocks` blocks: they become a new node, and the rest its child.
     fn split(&mut self, node: usize, blocks: u32) -> usize {
         let BlockRangeNode { list, from, .. } = self.nodes[node];
         let middle = from + blocks;
@@ -90,7 +90,7 @@ impl RadixBuilder {
         self.add(BlockRangeNode { list, from, to: middle, children: BTreeMap::from([(next, node)]), run: None })
     }
 
-    /// Gives every node a run; no list may be inserted any more.
+    /// Assigns a run to every node; no list may be inserted afterwards.
     pub(crate) fn freeze(&mut self, block: u32, runs: &mut RunTree, mut preamble: Option<ToolPrefix<'_>>) {
         let mut shared = HashSet::new();
         let mut open: Vec<(usize, Option<RunId>)> = self.roots.values().rev().map(|root| (*root, None)).collect();
@@ -125,7 +125,7 @@ impl RadixBuilder {
         (inside && follows && like()).then_some((preamble.key, node.from, node.to))
     }
 
-    /// The runs of the first `blocks` of a list, at a place where it was cut.
+    /// Returns the runs of the first `blocks` blocks of a list, which must end at a cut.
     pub(crate) fn path(&self, list: usize, blocks: u32) -> Vec<RunId> {
         let ids = &self.lists[list];
         let (mut at, mut children, mut path) = (0, &self.roots, Vec::new());

@@ -1,4 +1,4 @@
-//! From the text of files to one trace. It tells the forms apart by their content; nobody has to name them.
+//! Reads files into one trace. The format is recognized by the content.
 
 use std::collections::HashMap;
 
@@ -10,28 +10,28 @@ use super::budget::TraceBudget;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::{ArrivalProcess, Trace, TraceSession, agents, azure, mooncake, text, transcripts};
 
-/// How much of a file is looked at to recognise its form.
+/// Bytes of a file that are examined to recognize its format.
 const SNIFF_BYTES: usize = 4_096;
 
-/// A trace in the making, file by file.
+/// Reader that builds a trace file by file.
 #[derive(Default)]
 pub struct TraceReader {
     pub(super) runs: RunTree,
     pub(super) sessions: Vec<TraceSession>,
-    /// Runs of the tools that agent sessions begin with, which several sessions share.
+    /// Runs of the tools at the start of agent sessions, which sessions share.
     pub(super) tool_prefixes: HashMap<(u64, u32, u32), RunId>,
-    /// Runs of texts: by the run before and the text's hash.
+    /// Runs of texts, by the previous run and the hash of the text.
     pub(super) texts: HashMap<(Option<RunId>, u64), RunId>,
-    /// What decision logs tell of sessions.
+    /// Sessions of decision logs.
     pub(super) decision_logs: DecisionLogSessions,
-    /// Where the last line of a file was cut off.
+    /// Positions of truncated last lines.
     pub(super) truncated: Vec<String>,
-    /// How much more prompts may come to.
+    /// Remaining size that prompts may expand to.
     pub(super) budget: TraceBudget,
     kind: Option<(ArrivalProcess, Tokens)>,
 }
 
-/// What a file turned out to be.
+/// Format of a file.
 #[derive(Clone, Copy)]
 enum TraceFormat {
     AgentDocument,
@@ -83,7 +83,7 @@ impl TraceFormat {
 }
 
 impl TraceReader {
-    /// Reads one more file, whose unpacked text this is.
+    /// Reads one more file, given its uncompressed text.
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), TraceError> {
         let place = TraceLocation { file, line: 1 };
         let form = TraceFormat::of(text).ok_or_else(|| {
@@ -111,7 +111,7 @@ impl TraceReader {
         }
     }
 
-    /// The trace of all files that were read; none when there were none.
+    /// Returns the trace of all files; none if there were none.
     pub fn finish(mut self) -> Result<Option<Trace>, TraceError> {
         let Some((arrivals, block)) = self.kind else { return Ok(None) };
         let told = std::mem::take(&mut self.decision_logs).finish(&mut self)?;

@@ -1,4 +1,4 @@
-//! From lines to checked records: what every form of trace has in common.
+//! Parsing and range checks shared by all trace formats.
 
 use chrono::NaiveDateTime;
 use serde::Deserialize;
@@ -6,19 +6,19 @@ use vocabulary::{Micros, Tokens};
 
 use super::error::{TraceError, TraceFault, TraceLocation};
 
-/// The longest prompt or answer: far above any model's context.
+/// Longest accepted prompt or answer: far above any model's context.
 const MAX_TOKENS: u64 = 1 << 24;
-/// The longest time, in seconds: ten years.
+/// Longest accepted time, in seconds: ten years.
 pub(crate) const MAX_SECONDS: f64 = 315_576_000.0;
 pub(crate) const MAX_REQUESTS: usize = 1 << 24;
 
-/// Lines that hold something, with their number.
+/// Returns the non-blank lines with their numbers.
 pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (TraceLocation<'a>, &'a str)> {
     let numbered = text.lines().zip(1..).map(move |(text, line)| (TraceLocation { file, line }, text));
     numbered.filter(|(_, text)| !text.trim().is_empty())
 }
 
-/// One JSON record that begins at `place`.
+/// Parses one JSON record that starts at `place`.
 pub(crate) fn json<'a, T: Deserialize<'a>>(
     place: TraceLocation<'_>,
     text: &'a str,
@@ -34,7 +34,7 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(
     })
 }
 
-/// Where the parts of a text begin that are asked for from its beginning to its end: every newline is counted once.
+/// Finds the line numbers of parts of a text, asked for in order, so that every newline is counted once.
 pub(crate) struct LineCursor<'a> {
     text: &'a str,
     place: TraceLocation<'a>,
@@ -42,12 +42,12 @@ pub(crate) struct LineCursor<'a> {
 }
 
 impl<'a> LineCursor<'a> {
-    /// At the beginning of `text`, which itself begins at `place`.
+    /// Starts at the beginning of `text`, which itself starts at `place`.
     pub(crate) fn new(place: TraceLocation<'a>, text: &'a str) -> Self {
         Self { text, place, at: 0 }
     }
 
-    /// The place of a part of the text that begins at or after the last one that was asked for.
+    /// Returns the location of a part that starts at or after the previous one.
     pub(crate) fn location_of(&mut self, part: &str) -> TraceLocation<'a> {
         let begin = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize).min(self.text.len());
         let passed = self.text.as_bytes().get(self.at..begin).unwrap_or_default();
@@ -57,7 +57,7 @@ impl<'a> LineCursor<'a> {
     }
 }
 
-/// Checked numbers of one record.
+/// Range checks for the numbers of one record.
 impl TraceLocation<'_> {
     pub(crate) fn check_prompt(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
         match tokens {
@@ -66,7 +66,7 @@ impl TraceLocation<'_> {
         }
     }
 
-    /// An answer has at least one token; a record of none is read as one.
+    /// Checks an answer's length; zero tokens count as one.
     pub(crate) fn check_answer(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
         match tokens {
             0..=MAX_TOKENS => Ok(Tokens(tokens.max(1))),
@@ -82,7 +82,7 @@ impl TraceLocation<'_> {
         }
     }
 
-    /// Ids from `first` on: half of all numbers, so that neighbours can be counted on from any of them.
+    /// Checks ids from `first` on: below 2^63, so that counting on from any id cannot overflow.
     pub(crate) fn check_ids(&self, field: &'static str, first: u64, count: u32) -> Result<(), TraceError> {
         let beyond = first.saturating_add(u64::from(count));
         if beyond <= 1 << 63 { Ok(()) } else { Err(self.out_of_range(field, first, "ids below 9223372036854775808")) }
@@ -97,7 +97,7 @@ impl TraceLocation<'_> {
     }
 }
 
-/// `YYYY-MM-DD HH:MM:SS.fraction`, or the same as RFC 3339 has it in UTC, since 1970; none when it is something else.
+/// Parses `YYYY-MM-DD HH:MM:SS.fraction` or RFC 3339 in UTC, not before 1970; none for anything else.
 pub(crate) fn parse_time(text: &str) -> Option<Micros> {
     let text = text.strip_suffix('Z').unwrap_or(text);
     let parse = |format| NaiveDateTime::parse_from_str(text, format);

@@ -1,4 +1,4 @@
-//! Recordings of text: lmcache's agent traces and tau_bench's dialogues. Tokens are estimated from characters.
+//! Reads recordings of text: lmcache's agent traces and tau_bench's dialogues. Tokens are estimated from characters.
 
 use engine_model::runs::RunId;
 use serde::Deserialize;
@@ -14,14 +14,14 @@ use super::record::{json, lines};
 use super::{TraceReader, TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 16;
-/// Characters of a token, as the usage counters of recorded transcripts have it.
+/// Characters per token, according to the usage counters of recorded transcripts.
 const CHARS_PER_TOKEN: f64 = 4.1;
-/// lmcache tells when a request began and not when it ended: answers are taken to come at this rate.
+/// Assumed decode rate: lmcache records when a request starts but not when it ends.
 const TOKENS_PER_SECOND: f64 = 60.0;
 const MAX_PAUSE: Micros = Micros(60_000_000);
-/// Microseconds since 1970 at the end of the year 2200, roughly.
+/// Largest accepted time: about the end of the year 2200, in microseconds since 1970.
 const MAX_UNIX_MICROS: u64 = 7_289_568_000_000_000;
-/// tau_bench tells no times: a tool's pause and a person's.
+/// Assumed pauses for a tool and a person: tau_bench records no times.
 const TOOL_PAUSE: Micros = Micros(1_000_000);
 const USER_PAUSE: Micros = Micros(8_000_000);
 
@@ -39,7 +39,7 @@ struct LmcacheRequest {
     output: String,
 }
 
-/// One session a file; rows without a prompt are left out.
+/// Reads one session per file; rows without a prompt are left out.
 pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let (mut radix, mut rows) = (RadixBuilder::default(), Vec::new());
     for (place, line) in lines(file, text) {
@@ -69,7 +69,7 @@ pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Resul
         });
         let (after, path) = (index.checked_sub(1).into_iter().collect(), radix.path(index, u32::MAX));
         reader.budget.take(TraceLocation { file, line: 1 }, path.len())?;
-        // A block is a whole number of characters, so that the blocks of a long text come to more than its estimate.
+        // A block has a whole number of characters, so the blocks of a long text can exceed its estimated tokens.
         let prompt = prompt.max(reader.runs.end_depth(&path) + Tokens(1));
         let path = path.into();
         steps.push(TraceStep {
@@ -87,12 +87,12 @@ pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Resul
     Ok(())
 }
 
-/// Of a text, by its characters.
+/// Estimates the tokens of a text from its characters.
 pub(super) fn estimate_tokens(text: &str) -> u64 {
     (text.chars().count() as f64 / CHARS_PER_TOKEN) as u64
 }
 
-/// Whole blocks of a text, by the hash of each.
+/// Returns the whole blocks of a text, by the hash of each.
 fn blocks(text: &str) -> BlockIds {
     let characters = (f64::from(BLOCK) * CHARS_PER_TOKEN) as usize;
     let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(characters).collect();
@@ -114,7 +114,7 @@ struct TauBenchDialogue {
     info: Option<IgnoredAny>,
 }
 
-/// One session a dialogue, one step an assistant's message; every message is a run.
+/// Reads one session per dialogue and one step per assistant message; every message is a run.
 pub(super) fn tau_bench(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let place = TraceLocation { file, line: 1 };
     let dialogues: Vec<TauBenchDialogue> = json(place, text, TAU_BENCH)?;
@@ -167,7 +167,7 @@ fn message_run(reader: &mut TraceReader, parent: Option<RunId>, text: &str) -> R
     run_of(reader, parent, (xxh3_64(text.as_bytes()), estimate_tokens(text).max(1)))
 }
 
-/// The run of a text, by its hash and its tokens, after the run before it.
+/// Returns the run of a text after a parent run, by the text's hash and tokens.
 pub(super) fn run_of(reader: &mut TraceReader, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
     let runs = &mut reader.runs;
     *reader.texts.entry((parent, hash)).or_insert_with(|| runs.add(parent, u32::try_from(tokens).unwrap_or(u32::MAX)))

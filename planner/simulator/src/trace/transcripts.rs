@@ -1,5 +1,6 @@
-//! Claude Code's transcripts: a message a line, in trees by `parentUuid`. Tokens are estimated from characters; how long
-//! the system prompt is, which transcripts do not hold, follows from the first call's usage.
+//! Reads Claude Code's transcripts: one message per line, in trees by `parentUuid`. Tokens are estimated from
+//! characters; the length of the system prompt, which transcripts do not contain, is inferred from the usage of the
+//! first call.
 
 use std::collections::HashMap;
 
@@ -15,14 +16,15 @@ use super::text::{estimate_tokens, run_of};
 use super::{TraceReader, TraceSession, TraceStep};
 
 const ACCEPTED: &str = r#"{"type": "user" or "assistant", "uuid", "parentUuid", "timestamp", "message": {"id", "model", "content", "usage"}} on each line, and lines of other types, which are passed over"#;
-/// The least that a system prompt with its tools is taken for.
+/// Smallest assumed length of a system prompt with its tools.
 const MIN_SYSTEM_TOKENS: u64 = 500;
-/// System prompts are rounded down to it, so that equal ones, whose estimates differ a little, are shared.
+/// System prompts are rounded down to a multiple of this, so that equal ones with slightly different estimates are
+/// shared.
 const SYSTEM_ROUNDING: u64 = 256;
-/// What no engine wrote.
+/// Model name of messages that no engine wrote.
 const SYNTHETIC: &str = "<synthetic>";
 
-/// Other fields are for people.
+/// The fields of a line that are used.
 #[derive(Deserialize)]
 struct TranscriptLine {
     #[serde(rename = "type")]
@@ -59,7 +61,7 @@ impl TranscriptUsage {
     }
 }
 
-/// A message, its parent an earlier one.
+/// A message; its parent is an earlier one.
 struct MessageNode {
     at: Micros,
     parent: Option<usize>,
@@ -67,7 +69,7 @@ struct MessageNode {
     tokens: u64,
 }
 
-/// One answer of an engine, which may be written down as several messages.
+/// One answer of an engine, which may be recorded as several messages.
 struct ModelCall<'a> {
     place: TraceLocation<'a>,
     is_sidechain: bool,
@@ -142,7 +144,7 @@ impl<'a> Transcript<'a> {
         Ok(())
     }
 
-    /// What a call was asked with, oldest first.
+    /// Returns the messages of a call's prompt, oldest first.
     fn ancestors(&self, call: &ModelCall<'_>) -> Vec<usize> {
         let parent = |record: &usize| self.records[*record].parent;
         let mut chain: Vec<_> = std::iter::successors(parent(&call.messages[0]), parent).collect();
@@ -197,7 +199,7 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// Tokens that the first call's prompt had besides its messages.
+    /// Returns the tokens of the first call's prompt besides its messages: the system prompt.
     fn system_prompt_tokens(&self, call: &ModelCall<'_>, chain: &[usize]) -> u64 {
         let messages: u64 = chain.iter().map(|record| self.records[*record].tokens).sum();
         call.prompt.saturating_sub(messages).max(MIN_SYSTEM_TOKENS) / SYSTEM_ROUNDING * SYSTEM_ROUNDING
@@ -212,7 +214,7 @@ fn seconds(span: Micros) -> f64 {
     span.0 as f64 / 1e6
 }
 
-/// Whether a file begins like one: with messages, or with summaries that point at them.
+/// Returns whether a file starts like a transcript: with messages, or with summaries that refer to them.
 pub(super) fn is_transcript(has: impl Fn(&str) -> bool) -> bool {
     has("parentUuid") || has("leafUuid")
 }

@@ -50,7 +50,7 @@ fn page_is_well_formed_and_self_contained() {
 #[test]
 fn every_plot_has_a_description_and_every_section_a_link() {
     let html = page(&report("trace", runs(&[3.0, 6.0])));
-    // Four over the load; two distributions, two bars, the mix and the time for each load.
+    // Four plots over the load; per load two distributions, two bar charts, the action mix and the step time.
     assert_eq!(count(&html, "role=\"img\""), 4 + 2 * (2 + 2 + 1 + 1));
     assert_eq!(count(&html, "role=\"img\""), count(&html, "role=\"img\" aria-label=\""));
     for (id, ..) in SECTIONS {
@@ -103,7 +103,7 @@ fn cache_strategies_are_plotted_side_by_side() {
         "trace",
         under(CacheStrategy::Lru).chain(under(CacheStrategy::Periodic(vocabulary::Tokens(4096)))).collect(),
     ));
-    // Three figures of two policies, with a bar each.
+    // Three figures for each of two policies, with one bar per strategy.
     for (said, bars) in [("Step time, mean (s)", 2), ("Time to first token, p95 (s)", 2)] {
         assert_eq!(count(&html, &format!("aria-label=\"{said} by cache management")), bars, "{said}");
     }

@@ -1,8 +1,8 @@
-//! A router's own decision log: what its receipts tell of each session's steps.
+//! Reads a router's decision log as a trace, from the receipts of each session's steps.
 //!
-//! Receipts have lengths and no block ids. What a step found known it is taken to share with the latest step of its own
-//! session that was long enough, else with the first one of any other: what a fleet's agents begin with, and a fork's
-//! shared part.
+//! Receipts contain lengths but no block ids. The reused prefix of a step is assumed to be shared with the latest step
+//! of its own session that was long enough, or else with the first such step of another session: a common agent prompt,
+//! or the shared part of a fork.
 
 mod prompt_tree;
 
@@ -17,13 +17,13 @@ use crate::trace::record::{MAX_REQUESTS, json, lines};
 use crate::trace::{TraceReader, is_truncated};
 use prompt_tree::PromptTree;
 
-/// Tokens in a block, as routers count what they find known unless they are told otherwise.
+/// Tokens per block, the default unit in which routers count reused tokens.
 pub(in crate::trace) const BLOCK: u32 = 16;
 
 const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
 const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session", "prompt", "deepest_overlap"}, "seen": {"ending", "total", "answered"}, ...}, "case": {"facts": {"reused"}, ...}} on each line"#;
 
-/// Milliseconds since 1970 at the end of the year 2200, roughly.
+/// Largest accepted time: about the end of the year 2200, in milliseconds since 1970.
 const MAX_UNIX_MS: u64 = 7_289_568_000_000;
 
 #[derive(Deserialize)]
@@ -79,24 +79,24 @@ struct LoggedStep {
     duration: Micros,
     prompt: Tokens,
     answer: Tokens,
-    /// What of its prompt was known, by the router's own view or by the engine's count.
+    /// Reused tokens of the prompt, by the router's own view or by the engine's count.
     reused: u64,
 }
 
-/// Sessions in the making: a session may go on in a later file.
+/// Sessions being read: a session may continue in a later file.
 #[derive(Default)]
 pub(crate) struct DecisionLogSessions {
-    /// In the order of their first records.
+    /// Session ids, in the order of their first records.
     order: Vec<String>,
     steps: HashMap<String, Vec<LoggedStep>>,
     count: usize,
-    /// Steps that did not come to their end, and the sessions that they are of.
+    /// Number of unfinished steps, and the sessions that they belong to.
     unfinished: usize,
     unfinished_sessions: HashSet<String>,
 }
 
-/// Reads a file of the log. Steps that did not come to their end are left out; so is a last line that is cut off, as a router
-/// that was killed leaves one.
+/// Reads a file of the log. Unfinished steps are left out, and so is a truncated last line, which a killed router
+/// leaves behind.
 pub(crate) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut all = lines(file, text).peekable();
     if let Some((place, line)) = all.next() {
@@ -154,7 +154,7 @@ impl DecisionLogSessions {
         self.unfinished_sessions.insert(session);
     }
 
-    /// All sessions that were read, and what must be known of them.
+    /// Adds all sessions to the reader, and returns notes on them.
     pub(crate) fn finish(mut self, reader: &mut TraceReader) -> Result<Vec<String>, TraceError> {
         if self.count + self.unfinished == 0 {
             return Ok(Vec::new());

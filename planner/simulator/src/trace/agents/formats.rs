@@ -1,4 +1,4 @@
-//! The two forms on disk, each down to the same plain requests.
+//! Parses the two file formats of agent sessions into the same plain requests.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -13,7 +13,7 @@ use crate::trace::budget::TraceBudget;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::record::{self, LineCursor, json};
 
-/// Sub-agents of sub-agents: how many within each other.
+/// Deepest nesting of sub-agents.
 const MAX_AGENT_DEPTH: usize = 16;
 
 const DOCUMENT: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "requests": [...]}"#;
@@ -94,7 +94,7 @@ pub(in crate::trace) fn document(reader: &mut TraceReader, file: &str, text: &st
     Ok(())
 }
 
-/// The requests of one agent, those of its sub-agents in between.
+/// Reads the requests of one agent, with those of its sub-agents in between.
 fn read_agent(
     woven: &mut SessionBuilder,
     cursor: &mut LineCursor<'_>,
@@ -165,7 +165,7 @@ struct DeltaSession<'a> {
     system_tokens: Option<IgnoredAny>,
 }
 
-/// A request as what it adds: the first `keep` ids of request `par`, then runs.
+/// Delta of a request: the first `keep` ids of request `par`, then ranges of new ids.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
@@ -197,7 +197,7 @@ struct SubAgentStart {
     system_tokens: Option<IgnoredAny>,
 }
 
-/// One session a line, each request as what it adds to an earlier one.
+/// Reads one session per line, with each request as the delta to an earlier one.
 pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
     for (place, line) in record::lines(file, text) {
         let session: DeltaSession<'_> = json(place, line, LINE)?;
@@ -219,7 +219,7 @@ pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, t
     Ok(())
 }
 
-/// Agents are numbered in the order in which they appear; all of them are the main one's.
+/// Returns the agent. Agents are numbered in the order in which they appear; all are sub-agents of the main one.
 fn resolve_agent(
     place: TraceLocation<'_>,
     woven: &mut SessionBuilder,
@@ -258,7 +258,7 @@ fn apply_delta(
         let value = format!("{blocks} whole blocks with those kept in a prompt of {prompt} tokens");
         return Err(place.out_of_range("runs", value, "counts of blocks that fit into the prompt"));
     }
-    // The prompt as it is compared with later ones, and as it lies in the tree.
+    // Counted twice: the prompt for comparison with later ones, and its path in the tree.
     budget.take(place, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
     let mut ids = parent.first(delta.keep);
     for (first, count) in &delta.runs {

@@ -1,4 +1,5 @@
-//! Who waits for whom in a session: each agent's steps follow each other, and an agent waits for those it started.
+//! Dependencies between the steps of a session: each agent's steps are sequential, and an agent waits for those it
+//! started.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::radix::{RadixBuilder, ToolPrefix};
 use crate::trace::{TraceReader, TraceSession, TraceStep};
 
-/// One request as a recording tells it.
+/// One request as recorded.
 pub(super) struct RecordedRequest {
     pub(super) at: Micros,
-    /// The pause before it, where the recording says.
+    /// Pause before the request, if recorded.
     pub(super) pause: Option<Micros>,
-    /// How long its answer took.
+    /// Duration of the answer.
     pub(super) duration: Micros,
     pub(super) prompt: Tokens,
     pub(super) answer: Tokens,
@@ -26,11 +27,11 @@ pub(super) struct RecordedRequest {
 
 pub(super) struct Agent {
     parent: Option<usize>,
-    /// Tokens of the tools that its prompts begin with.
+    /// Tokens of the tools at the start of its prompts.
     tools: u64,
     duration: Micros,
     last: Option<usize>,
-    /// Sub-agents that it has started since its last request.
+    /// Sub-agents started since its last request.
     children: Vec<usize>,
 }
 
@@ -44,14 +45,14 @@ impl Agent {
     }
 }
 
-/// A session in the making.
+/// Builder of a session.
 #[derive(Default)]
 pub(super) struct SessionBuilder {
     agents: Vec<Agent>,
     steps: Vec<TraceStep>,
     durations: Vec<Micros>,
     radix: RadixBuilder,
-    /// First requests of agents: their list, and the blocks of their tools.
+    /// First requests of agents: prompt list, and blocks and tokens of the tools.
     first_requests: Vec<(usize, u32, u64)>,
 }
 
@@ -73,7 +74,7 @@ impl SessionBuilder {
         number
     }
 
-    /// The next request of an agent.
+    /// Adds the next request of an agent.
     pub(super) fn add(&mut self, agent: usize, told: RecordedRequest) {
         let number = self.steps.len();
         let own = &self.agents[agent];
@@ -86,7 +87,7 @@ impl SessionBuilder {
             None => own.last.map_or(Micros::ZERO, since),
             Some(_) => Micros::ZERO,
         });
-        // The recorded pause holds the sub-agents' time too.
+        // The recorded pause includes the time of the sub-agents.
         let ran = children.iter().filter(|child| child.last.is_some()).map(|child| child.duration).max();
         let think = pause - ran.unwrap_or_default();
         let list = self.radix.insert(told.ids);
@@ -111,7 +112,7 @@ impl SessionBuilder {
         });
     }
 
-    /// All of it, with prompts cut into runs.
+    /// Builds the session, with prompts cut into runs.
     pub(super) fn build(
         mut self,
         place: TraceLocation<'_>,
@@ -142,7 +143,7 @@ impl SessionBuilder {
         Ok(TraceSession { id, steps: self.steps })
     }
 
-    /// For each step, where its prompt and answer end in the agent's next prompt, if that goes on from them.
+    /// For each step, returns where its prompt and answer end in the agent's next prompt, if that continues them.
     fn find_resent_answers(&self) -> Vec<Option<(usize, u32)>> {
         let mut all = vec![None; self.steps.len()];
         let mut before: HashMap<u32, usize> = HashMap::new();

@@ -5,12 +5,12 @@ use crate::trace::Trace;
 
 const SIDECHAIN: &str = r#""isSidechain":true,"#;
 
-/// A user's message.
+/// Returns a user message.
 fn asked((uuid, parent): (&str, &str), second: u32, content: &str) -> String {
     line("user", (uuid, parent), second, &format!(r#"{{"role":"user","content":{content:?}}}"#))
 }
 
-/// An answer, or a part of it: with equal ids they are one.
+/// Returns an answer or a part of one: parts with equal ids form one answer.
 fn answered((uuid, parent): (&str, &str), second: u32, (id, content): (&str, &str)) -> String {
     let usage = r#"{"input_tokens":1000,"cache_read_input_tokens":500,"output_tokens":3}"#;
     let message = format!(
@@ -49,7 +49,7 @@ fn model_call_prompt_is_its_ancestors_and_its_messages_one_answer() {
     let trace = trace(&dialogue()).unwrap();
     let [session] = &trace.sessions[..] else { panic!("one session") };
     let [first, second] = &session.steps[..] else { panic!("two calls") };
-    // 1,500 tokens less 100 of the question, in steps of 256; and the question.
+    // 1,500 tokens minus 100 of the question, rounded down to a multiple of 256, plus the question.
     assert_eq!(first.prompt, Tokens(1_280 + 100));
     assert_eq!((first.path.len(), first.resent_path.as_ref().unwrap().len()), (2, 4));
     assert_eq!(second.path[..4], first.resent_path.as_ref().unwrap()[..]);
@@ -68,7 +68,7 @@ fn branches_and_sub_agents_share_their_common_prefix() {
     assert_eq!(steps.len(), 4);
     assert_eq!(steps[2].path[..4], steps[1].path[..4]);
     assert_ne!(steps[2].path[4], steps[1].path[4]);
-    // Its history's last call, not the one that was written down last.
+    // The last call of its own history, not the one recorded last.
     assert_eq!((steps[2].agent, &steps[2].after[..]), (0, &[0][..]));
     assert_eq!((steps[3].agent, &steps[3].after[..]), (1, &[2][..]));
     assert_ne!(steps[3].path[0], steps[0].path[0], "a sub-agent has a system prompt of its own");

@@ -1,4 +1,5 @@
-//! Which blocks the steps of a decision log share: ids that make what each step found known the same as what was there.
+//! Reconstructs shared blocks in a decision log: assigns ids such that each step's reused prefix equals earlier
+//! content.
 
 use vocabulary::{Micros, Tokens};
 
@@ -10,10 +11,10 @@ use crate::trace::radix::RadixBuilder;
 use crate::trace::{TraceSession, TraceStep};
 use engine_model::runs::RunTree;
 
-/// Ids of a session's own blocks are neighbours, so that a history is few runs of them.
+/// A session's own blocks have consecutive ids, so that a history consists of few ranges.
 const ID_BITS: u32 = 32;
 
-/// One step's place: which session, and which of its steps.
+/// Position of a step: session and step index.
 type StepPosition = (usize, usize);
 
 /// The prompts of all steps, in one tree.
@@ -21,26 +22,26 @@ type StepPosition = (usize, usize);
 pub(super) struct PromptTree {
     radix: RadixBuilder,
     sessions: Vec<SessionPrompts>,
-    /// Those that were longer than all before them, with their blocks.
+    /// Steps longer than all earlier ones, with their blocks.
     longest: Vec<(u32, StepPosition)>,
-    /// What steps found that no earlier one had: it was there before the log begins.
+    /// Blocks that steps reused but no earlier step had: they were cached before the log begins.
     before_log: BlockIds,
     prompts: Tokens,
     known: Tokens,
-    /// Of these, what no earlier step had.
+    /// Known tokens that no earlier step had.
     not_in_log: Tokens,
 }
 
-/// What is told of one session's steps, in their order.
+/// Data of one session's steps, in order.
 #[derive(Default)]
 struct SessionPrompts {
-    /// Numbers of their prompts in the tree.
+    /// Numbers of the prompts in the tree.
     lists: Vec<usize>,
-    /// Prompt and answer.
+    /// Block ids of prompt and answer.
     histories_by_step: Vec<BlockIds>,
-    /// By whom the answer was sent again, and to which block.
+    /// Prompt that resends the answer, and its end in blocks.
     resent_answers: Vec<Option<(usize, u32)>>,
-    /// Blocks that no other session had first.
+    /// Blocks that appeared in this session first.
     own_blocks: u64,
 }
 
@@ -49,7 +50,7 @@ fn blocks(tokens: Tokens) -> u32 {
 }
 
 impl PromptTree {
-    /// Of sessions whose steps are in the order of their times.
+    /// Builds the tree of sessions whose steps are in chronological order.
     pub(super) fn of(sessions: &[(String, Vec<LoggedStep>)]) -> Self {
         let told = sessions.iter().map(|_| SessionPrompts::default()).collect();
         let mut shared = Self { sessions: told, ..Self::default() };
@@ -92,7 +93,7 @@ impl PromptTree {
         self.not_in_log += Tokens(u64::from(missed) * u64::from(BLOCK));
     }
 
-    /// Whose history a step goes on from that found so many blocks known.
+    /// Returns the step whose history a step continues that reused `need` blocks.
     fn find_source(&self, session: usize, need: u32) -> Option<StepPosition> {
         if need == 0 {
             return None;
@@ -101,12 +102,12 @@ impl PromptTree {
         let latest = own.iter().rposition(|history| history.len() >= need).map(|step| (session, step));
         let other = || self.longest.get(self.longest.partition_point(|(blocks, _)| *blocks < need)).map(|(_, at)| *at);
         let most = || (0..own.len()).max_by_key(|step| own[*step].len()).map(|step| (session, step));
-        // What the session itself had is most of it: then its answers were longer than the log tells.
+        // If the session's own history covers at least half, its answers were longer than the log says.
         let is_most = most().is_some_and(|(_, step)| own[step].len() >= need / 2);
         latest.or_else(|| if is_most { most() } else { other().or_else(most) })
     }
 
-    /// What was there before the log begins, and how much of it no step had found yet.
+    /// Returns ids for `need` blocks cached before the log begins, and how many of them are used for the first time.
     fn ids_before_log(&mut self, need: u32) -> (BlockIds, u32) {
         let known = self.before_log.len();
         let first = (self.sessions.len() as u64) << ID_BITS;
@@ -121,7 +122,7 @@ impl PromptTree {
         told.own_blocks += u64::from(count);
     }
 
-    /// A later prompt, up to a block of it, holds what the step at `at` answered.
+    /// Records that a later prompt contains the answer of a step, up to the block `end`.
     fn record_resend(&mut self, (session, step): StepPosition, (list, end): (usize, u32), served: &LoggedStep) {
         let end = end.min(blocks(served.prompt + served.answer));
         let longer = self.sessions[session].resent_answers[step].is_none_or(|(_, before)| before < end);
@@ -130,7 +131,7 @@ impl PromptTree {
         }
     }
 
-    /// What the log itself says, beside what is figured out from it.
+    /// Returns a note on how much comes from the log itself, and how much is inferred.
     pub(super) fn note(&self) -> Option<String> {
         let share = 100.0 * self.known.0 as f64 / self.prompts.0.max(1) as f64;
         let unseen = match self.not_in_log {
@@ -146,7 +147,7 @@ impl PromptTree {
         (self.prompts > Tokens::ZERO).then_some(told)
     }
 
-    /// All sessions, with prompts cut into runs.
+    /// Returns all sessions, with prompts cut into runs.
     pub(super) fn into_sessions(
         mut self,
         sessions: Vec<(String, Vec<LoggedStep>)>,
