@@ -104,7 +104,7 @@ impl<'a> CostModel<'a> {
     ///   says.
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (with
-    ///   that chance, each byte displaces one that somebody would have come back for).
+    ///   that chance, each byte displaces one that its session would have reused).
     /// - `I_decode`: running answers x (compute time here + half of the answer x decode slowdown), plus what this
     ///   answer loses to prompts that arrive later, and what those lose to the computation here: see
     ///   `interference_cost`.

@@ -114,7 +114,6 @@ impl OccupancyModel {
 
     /// Records that a step was served, after which the session has `tokens`. Not for failed steps: those tell nothing
     /// about sessions.
-    /// nothing about sessions.
     pub fn step_served(&mut self, session: SessionId, tokens: Tokens) {
         let seen = self.sessions.entry(session).or_default();
         match seen.max_tokens {

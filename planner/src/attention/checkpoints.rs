@@ -1,4 +1,4 @@
-//! Window checkpoints: how often the sliding windows of a sequence are stored beside its blocks. A prefix can be
+//! Window checkpoints: how often the sliding windows of a sequence are stored with its blocks. A prefix can be
 //! restored without recomputation only where its windows are stored; elsewhere everything after the last checkpoint is
 //! recomputed.
 

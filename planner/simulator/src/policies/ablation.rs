@@ -16,7 +16,7 @@ pub enum Ablation {
     NoRemotePrefill,
     /// A session's KV is never sent to a new owner.
     NoMigration,
-    /// Sent KV is never a second copy beside the owner's.
+    /// Sent KV is never a second copy in addition to the owner's.
     NoReplicas,
     /// Evictions caused by a step have no cost.
     NoEvictionPrice,

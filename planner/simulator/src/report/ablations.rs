@@ -27,7 +27,7 @@ pub struct AblationResult {
     pub ratios: BTreeMap<&'static str, Option<Mean>>,
 }
 
-/// Returns one result per ablation and load that ran beside complete OwnerServe.
+/// Returns one result per ablation and load that ran together with complete OwnerServe.
 pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationResult> {
     let ran = |load: f64, policy: &str| cells.iter().any(|cell| cell.load == load && cell.policy == policy);
     let whole = cells.iter().filter(|cell| cell.policy == PolicyKind::OwnerServe.as_str());
