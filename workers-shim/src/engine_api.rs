@@ -1,8 +1,8 @@
-//! Engines' dialects: bodies of a plan's legs made from the client's bytes, and engines' answers read.
+//! Engine APIs: builds the request bodies of a plan's legs from the client's body, and reads engines' answers.
 //!
-//! Pure. A client's body is never re-serialised: it is scanned once, strictly, and only the fields that a leg needs
-//! are spliced; everything else reaches the engine byte for byte. Transfer parameters are handed over whole, once, and
-//! never come from a client.
+//! Pure. A client's body is never re-serialised: it is scanned once, strictly, and only the fields that a leg needs are
+//! spliced; all other bytes reach the engine unchanged. Transfer parameters are forwarded whole and once, and are never
+//! accepted from a client.
 
 mod answer;
 pub mod items;

@@ -1,4 +1,4 @@
-//! What an engine's whole answer says, as far as routing cares: usage, and the parameters for a transfer.
+//! Reads an engine's complete (not streamed) answer: token usage and KV-transfer parameters.
 
 use std::borrow::Cow;
 
@@ -9,25 +9,27 @@ use vocabulary::Tokens;
 
 use super::reverse_pull::ReversePullParams;
 
-/// An answer that is not the JSON it should be.
+/// An answer that is not valid JSON of the expected shape.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine's answer cannot be read: {0}")]
 pub struct AnswerError(#[from] serde_json::Error);
 
-/// Tokens of one request as the engine counted them.
+/// Token counts of one request, as the engine reported them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TokenUsage {
-    /// Of the prompt, cached ones included.
+    /// Prompt tokens, cached ones included.
     pub prompt: Tokens,
-    /// Of the answer.
+    /// Generated tokens.
     pub completion: Tokens,
-    /// Prompt tokens that were not computed. None where the engine does not tell, and at vLLM also where there were
-    /// none.
+    /// Prompt tokens that were served from a cache. None where the engine does not report them; vLLM also omits the
+    /// field when the count is zero.
     pub cached: Option<Tokens>,
 }
 
-/// Transfer parameters of one prefill leg, for exactly one decode leg with the same prompt. It cannot be copied, and
-/// is used up where it is sent: engines give wrong text for parameters that were used before.
+/// Transfer parameters that one prefill leg returned, for exactly one decode leg with the same prompt.
+///
+/// Not `Clone`, and consumed by the leg that sends it: engines generate wrong text from parameters that were already
+/// used.
 #[derive(PartialEq, Eq, Debug)]
 pub struct HandoffParams {
     params: Bytes,
@@ -36,22 +38,23 @@ pub struct HandoffParams {
 }
 
 impl HandoffParams {
-    /// Prompt tokens that can be fetched.
+    /// Returns how many prompt tokens can be fetched.
     pub fn tokens(&self) -> Option<Tokens> {
         self.tokens
     }
 
-    /// How many of them the source had in its cache; the rest it computed.
+    /// Returns how many of those tokens the source found in its cache; it computed the rest.
     pub fn source_cached(&self) -> Option<Tokens> {
         self.source_cached
     }
 
-    /// The object as the engine wrote it.
+    /// Returns the JSON object exactly as the engine wrote it.
     pub(super) fn into_parameters(self) -> Bytes {
         self.params
     }
 
-    /// None unless the engine waits for a fetch and names the request: parameters without that hang the fetcher.
+    /// Parses transfer parameters. Returns None unless the engine holds the KV for a fetch and names the request: the
+    /// fetching engine hangs on parameters that lack these.
     fn of(answer: &Bytes, raw: &RawValue) -> Option<Self> {
         let named: HandoffFields = serde_json::from_str(raw.get()).ok()?;
         if !named.do_remote_prefill.unwrap_or(false) || named.remote_request_id.is_none_or(|id| id.is_empty()) {
@@ -65,23 +68,23 @@ impl HandoffParams {
     }
 }
 
-/// A whole answer of `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`.
+/// A complete answer of `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub struct EngineResponse {
-    /// The engine's name for it.
+    /// The engine's id of the answer.
     pub id: Option<String>,
-    /// What it cost.
+    /// Token usage, where reported.
     pub usage: Option<TokenUsage>,
-    /// Why the first choice ended.
+    /// The finish reason of the first choice.
     pub finish: Option<String>,
-    /// What fetches the prompt's KV from this engine, where it offers that.
+    /// Parameters for fetching the prompt's KV from this engine, where it offers them.
     pub handoff: Option<HandoffParams>,
-    /// What fetches prompt and answer from this engine for the next step, where it offers that.
+    /// Parameters for fetching the KV of prompt and answer from this engine in the next step, where it offers them.
     pub reverse_pull: Option<ReversePullParams>,
 }
 
 impl EngineResponse {
-    /// Reads an answer.
+    /// Parses a complete answer.
     pub fn read(body: &Bytes) -> Result<Self, AnswerError> {
         let answer: EngineResponseBody<'_> = serde_json::from_slice(body)?;
         Ok(Self {
@@ -94,7 +97,8 @@ impl EngineResponse {
     }
 }
 
-/// The usage that the end of a whole answer tells: all engines write it behind what they answer. None where there is none.
+/// Parses the usage object near the end of a complete answer: all engines write it after the generated content. Returns
+/// None if there is none.
 pub fn usage_at_end(end: &[u8]) -> Option<TokenUsage> {
     const NAME: &[u8] = b"\"usage\":";
     let at = end.windows(NAME.len()).rposition(|window| window == NAME)?;
@@ -125,7 +129,7 @@ struct HandoffFields<'a> {
     remote_prefill_cached_tokens: Option<u64>,
 }
 
-/// The usage objects of all four APIs.
+/// Usage fields of all four APIs.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct UsageFields {
@@ -150,11 +154,12 @@ impl UsageFields {
         self.merged_after(TokenUsage::default())
     }
 
-    /// With what an earlier event said of the rest: streams of the messages API tell the prompt at their start.
+    /// Combines these counts with those of an earlier event: a `/v1/messages` stream reports the prompt in its first
+    /// event.
     pub(super) fn merged_after(self, before: TokenUsage) -> TokenUsage {
         let details = self.prompt_tokens_details.or(self.input_tokens_details);
         let cached = details.and_then(|details| details.cached_tokens).or(self.cache_read_input_tokens);
-        // The messages API counts cached tokens apart from the others.
+        // `/v1/messages` reports cached tokens separately from the other prompt tokens.
         let apart =
             self.cache_creation_input_tokens.unwrap_or(0).saturating_add(self.cache_read_input_tokens.unwrap_or(0));
         let prompt = self.prompt_tokens.or(self.input_tokens).map(|tokens| Tokens(tokens.saturating_add(apart)));

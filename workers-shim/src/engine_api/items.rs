@@ -1,8 +1,9 @@
-//! Lists of a Responses input's items as text, so that conversations are put together without being read.
+//! Concatenates item lists of Responses inputs as text, without parsing the items.
 
 use bytes::Bytes;
 
-/// An input's items, between the brackets: a text is one message of the user's. None for what is no input.
+/// Returns the items of an input without the enclosing brackets; a plain string becomes one user message. None if it is
+/// not a valid input.
 pub fn input_items(input: &[u8]) -> Option<Bytes> {
     match input.first()? {
         b'"' => Some([b"{\"role\":\"user\",\"content\":", input, b"}"].concat().into()),
@@ -11,12 +12,12 @@ pub fn input_items(input: &[u8]) -> Option<Bytes> {
     }
 }
 
-/// What stands between the brackets of a list.
+/// Returns the text between the brackets of a JSON list.
 pub fn list_content(list: &str) -> Option<&str> {
     Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
 }
 
-/// Several lists' insides as one list's.
+/// Joins the contents of several lists with commas.
 pub fn joined<'a>(lists: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     lists.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>().join(&b',')
 }

@@ -1,72 +1,73 @@
-//! A strict walk over JSON text that keeps nothing. It allocates nothing either, whatever the text holds.
+//! Strict JSON validator that walks the text once. It stores no values and allocates nothing, whatever the text
+//! contains.
 
 use std::ops::Range;
 
-/// How deep values may nest.
+/// Maximum nesting depth.
 pub(super) const MAX_DEPTH: u32 = 128;
-/// How many values a text may have, names not counted. A prompt of a million token ids has a million.
+/// Maximum number of values in a text, names not counted. A prompt of a million token ids has a million.
 pub(super) const MAX_VALUES: usize = 2 << 20;
 
-/// Why a body is not the JSON object that it must be.
+/// Why a body is not an acceptable JSON object.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum JsonError {
     /// Not UTF-8.
     #[error("byte {offset} is not UTF-8")]
     NotUtf8 {
-        /// Where.
+        /// Byte offset.
         offset: usize,
     },
-    /// Something stands where it may not, or is missing.
+    /// An unexpected or missing token.
     #[error("byte {offset}: expected {expected}")]
     Syntax {
-        /// Where.
+        /// Byte offset.
         offset: usize,
-        /// What may stand there.
+        /// What is allowed there.
         expected: &'static str,
     },
-    /// Values nested too deep.
+    /// Values are nested too deep.
     #[error("byte {offset}: nested deeper than {MAX_DEPTH} levels")]
     TooDeep {
-        /// Where.
+        /// Byte offset.
         offset: usize,
     },
-    /// A field that decides something stands twice; engines and routers could read different ones.
+    /// A field that matters here occurs twice; engine and router could read different ones.
     #[error("the field {name:?} stands twice")]
     Duplicate {
-        /// Which.
+        /// Its name.
         name: String,
     },
-    /// A field's name that is longer than any engine's.
+    /// A field name longer than any that engines use.
     #[error("byte {offset}: a field's name has more than {max} bytes")]
     LongName {
-        /// Where.
+        /// Byte offset.
         offset: usize,
-        /// How many bytes are accepted.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// More values than any request has: whoever builds a tree of them would need many times the memory of the text.
+    /// More values than any legitimate request has: a parsed tree would need many times the memory of the text.
     #[error("byte {offset}: more than {MAX_VALUES} values")]
     TooManyValues {
-        /// Where.
+        /// Byte offset.
         offset: usize,
     },
-    /// More fields than any request has.
+    /// More fields than any legitimate request has.
     #[error("more than {max} fields")]
     TooManyFields {
-        /// How many are accepted.
+        /// Maximum number of fields.
         max: usize,
     },
 }
 
-/// A field as it stands in the text.
+/// Positions of one field in the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FieldSpan {
-    /// The name without its quotes, escapes and all.
+    /// The name without its quotes, still escaped.
     pub(super) name: Range<usize>,
     pub(super) value: Range<usize>,
 }
 
-/// A position in a text that is known to be UTF-8.
+/// A cursor over text that is known to be UTF-8.
 pub(super) struct JsonWalker<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -81,7 +82,7 @@ impl<'a> JsonWalker<'a> {
     }
 
     fn peek(&self) -> u8 {
-        // Zero is no token, so it stands for the end of the text too.
+        // A zero byte is no JSON token, so it also marks the end of the text.
         self.bytes.get(self.at).copied().unwrap_or(0)
     }
 
@@ -95,8 +96,8 @@ impl<'a> JsonWalker<'a> {
         }
     }
 
-    /// Walks one object that is the whole text, and shows each of its fields. Returns where the object opens, which is
-    /// the byte after the brace, how many values there are, and how many of them hold others.
+    /// Walks the text, which must be exactly one object, and calls `field` for each of its fields. Returns the offset
+    /// after the opening brace, the number of values, and how many of them are objects or arrays.
     pub(super) fn whole_object(
         mut self,
         mut field: impl FnMut(FieldSpan) -> Result<(), JsonError>,
@@ -254,7 +255,7 @@ impl<'a> JsonWalker<'a> {
         Ok(())
     }
 
-    /// Lone surrogates pass: what they mean is the engine's business.
+    /// Validates an escape. Lone surrogates are accepted: how to read them is up to the engine.
     fn escape(&mut self) -> Result<(), JsonError> {
         self.at += 1;
         match self.peek() {
@@ -272,11 +273,12 @@ impl<'a> JsonWalker<'a> {
     }
 }
 
-/// How many bytes from here on are neither quote, backslash nor control character; eight at a time.
+/// Returns how many bytes from here on are neither quote, backslash nor control character. Checks eight bytes at a
+/// time.
 fn plain_length(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;
-    // The classic zero-byte test; a false alarm needs a true one below it, so the lowest bit is exact.
+    // The usual zero-byte test (SWAR). False positives occur only above a true one, so the lowest set bit is exact.
     let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
     let mut at = 0;
     while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {

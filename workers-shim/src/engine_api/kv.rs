@@ -1,7 +1,7 @@
-//! The dialects in which engines hand KV over: one file each, behind one trait.
+//! KV connectors: how engines move KV between workers. One file per connector, behind one trait.
 //!
-//! A transfer has two legs with the same prompt: one at the source, which computes or has it, one at the target, which
-//! fetches it. A dialect says what the legs' bodies carry and in what order they go. It sends nothing.
+//! A transfer has two legs with the same prompt: the source leg, which computes the KV or has it cached, and the target
+//! leg, which fetches it. A connector defines the fields in the bodies of the legs and their order. It sends nothing.
 
 use std::sync::Arc;
 
@@ -12,191 +12,194 @@ use super::answer::HandoffParams;
 use super::reverse_pull::ReversePullParams;
 use crate::scrape::Scrape;
 
-/// Fields of a leg's body: name, and value as JSON.
+/// Fields of a leg's body: name, and value as JSON text.
 pub(crate) type LegFields = Vec<(&'static str, Vec<u8>)>;
 
-/// How engines of one kind hand KV over.
+/// How engines of one kind move KV.
 pub(crate) trait ConnectorProtocol: Sync {
-    /// In what order the legs go; none where nothing is handed over.
+    /// Returns the order of the legs; None where nothing is transferred.
     fn leg_order(&self) -> Option<LegOrder>;
 
-    /// What can be handed over.
+    /// Returns which parts of a prompt can be transferred.
     fn transfer_scope(&self) -> KvLinkMode {
         KvLinkMode::Prefixes
     }
 
-    /// How long the source leg's answer is.
+    /// Returns how long the source leg's answer is.
     fn source_answer_length(&self) -> SourceAnswerLength {
         SourceAnswerLength::OneToken
     }
 
-    /// The fields that mean a transfer: what a client sends there reaches no engine.
+    /// Returns the names of fields that control a transfer. They are removed from every client's body.
     fn reserved_fields(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// What the source leg's body carries.
+    /// Returns the fields of the source leg's body.
     fn source_fields(&self, _meeting: &TransferHandshake) -> LegFields {
         LegFields::new()
     }
 
-    /// What the target leg's body carries. A handoff is used up: engines give wrong text for one that was used before.
+    /// Returns the fields of the target leg's body. The handoff is consumed: engines generate wrong text from one that
+    /// was already used.
     fn target_fields(&self, _meeting: &TransferHandshake, _handoff: Option<HandoffParams>) -> LegFields {
         LegFields::new()
     }
 
-    /// Whether targets hand back what they have computed, for the source leg of the session's next step.
+    /// Returns whether targets offer the KV they computed to the source leg of the session's next step.
     fn returns_kv(&self) -> ReturnsKv {
         ReturnsKv::Never
     }
 
-    /// What the source leg's body carries besides, to fetch that. It is used up like a handoff.
+    /// Returns the additional fields of the source leg's body that fetch that KV. The parameters are consumed, like a
+    /// handoff.
     fn reverse_pull_fields(&self, _readback: ReversePullParams) -> LegFields {
         LegFields::new()
     }
 
-    /// Whether an engine's metrics show that it speaks this.
+    /// Returns whether an engine's metrics show that it uses this connector.
     fn is_shown_by(&self, _page: &Scrape) -> bool {
         false
     }
 
-    /// What an engine with these metrics lacks for it.
+    /// Returns what an engine with these metrics lacks for this connector, if anything.
     fn missing_requirement(&self, _page: &Scrape) -> Option<&'static str> {
         None
     }
 
-    /// Whether others meet a worker of this role: one that only fetches may have no such place.
+    /// Returns whether peers need the transfer endpoint of a worker with this role. A worker that only fetches may have
+    /// none.
     fn needs_endpoint(&self, _role: WorkerRole) -> bool {
         true
     }
 
-    /// The URL at which an engine tells where legs meet, and `configured` what stands in the configuration; none where
-    /// legs need no such place.
+    /// Returns the URL at which the engine publishes its transfer endpoint. `configured` is the value from the
+    /// configuration. None where the legs need no endpoint.
     fn discovery_url(&self, _endpoint: &str, _configured: Option<&str>) -> Option<String> {
         None
     }
 
-    /// The place that the answer tells, or what is missing. `asked` is the URL.
+    /// Parses the engine's response to [`Self::discovery_url`]. `asked` is the URL.
     fn parse_endpoint(&self, _asked: &str, _answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
         Ok(TransferEndpoint::default())
     }
 }
 
-/// Why nobody knows where an engine is met.
+/// Why an engine's transfer endpoint is not known.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConnectorUnavailable {
-    /// Nobody answers at that place.
+    /// The URL did not respond.
     #[error("it does not answer there")]
     NoAnswer,
-    /// No answer of Mooncake's.
+    /// The response is not one of Mooncake's bootstrap server.
     #[error("it is no map of ranks to engines, as Mooncake's bootstrap server answers")]
     NoRanks,
-    /// A bootstrap server without engines.
+    /// The bootstrap server has no registered engines.
     #[error("no engine has registered there")]
     NoEngines,
-    /// No answer of SGLang's.
+    /// The response is not SGLang's `/server_info`.
     #[error("it is not what SGLang answers")]
     NoServerInfo,
-    /// An SGLang engine that hands nothing over.
+    /// An SGLang engine that does not run disaggregated.
     #[error("its disaggregation_mode is {0:?}: start it with --disaggregation-mode prefill or decode")]
     Mode(String),
-    /// An SGLang engine without a bootstrap server.
+    /// An SGLang engine without a bootstrap port.
     #[error("it tells no disaggregation_bootstrap_port")]
     NoPort,
-    /// Another role than the configured one.
+    /// The engine's role differs from the configured one.
     #[error("it is a {} worker, and configured as {}: write {endpoint}#{}", actual.as_str(), configured.as_str(), actual.as_str())]
     Role {
-        /// What it is.
+        /// The engine's role.
         actual: WorkerRole,
-        /// What it was taken for.
+        /// The configured role.
         configured: WorkerRole,
-        /// Where it is.
+        /// The worker's endpoint.
         endpoint: Arc<str>,
     },
 }
 
-/// In what order legs go.
+/// Order of the legs of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LegOrder {
-    /// The source first; its answer tells what the target has to send.
+    /// Source first; its answer contains the parameters for the target.
     SourceFirst,
-    /// The source first; the target finds the KV by the prompt.
+    /// Source first; the target finds the KV in a shared store, by the prompt.
     Stored,
-    /// Both at once; they wait for each other.
+    /// Both at once; the engines wait for each other.
     Concurrent,
 }
 
-/// Whether a target hands back what it has computed.
+/// Whether a target offers the KV it computed for the next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReturnsKv {
-    /// It does not.
+    /// Never.
     Never,
-    /// With an answer that comes whole, for the session's next step.
+    /// With answers that are not streamed, for the session's next step.
     WithWholeAnswers,
 }
 
-/// How long a source leg's answer is.
+/// Length of a source leg's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SourceAnswerLength {
-    /// One token, whatever it is.
+    /// One token, which is discarded.
     OneToken,
-    /// As the client asked: the engine ends after the first token by itself, which is the answer's first.
+    /// As the client requested: the engine itself stops after one token, which is the first of the answer.
     AsAsked,
 }
 
-/// Where an engine meets those who fetch from it.
+/// The address at which peers fetch from an engine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TransferEndpoint {
-    /// A URL or a host, as the dialect needs it.
+    /// A URL or a host name, depending on the connector.
     pub address: String,
-    /// Its port, where the dialect tells it apart.
+    /// The port, where the connector needs it separately.
     pub port: u16,
-    /// Names of the engine's data-parallel ranks, where it has any.
+    /// Ids of the engine's data-parallel ranks, where it has several.
     pub engines: Vec<(DpRank, String)>,
-    /// What it is for, where it tells.
+    /// The engine's role, where it reports one.
     pub role: Option<WorkerRole>,
 }
 
-/// What both legs of one transfer know of each other.
+/// What both legs of one transfer share.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TransferHandshake {
-    /// The transfer's number; no other has it.
+    /// The id of the transfer; unique.
     pub room: u64,
-    /// Where the source is met.
+    /// The source's transfer endpoint.
     pub endpoint: TransferEndpoint,
-    /// The source's rank.
+    /// The source's data-parallel rank.
     pub rank: DpRank,
-    /// How many ranks the source has.
+    /// The source's number of ranks.
     pub ranks: u16,
 }
 
-/// One transfer: the dialect, and what its legs know of each other.
+/// One transfer: the connector, and what its legs share.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KvTransfer {
-    /// The dialect of both workers.
+    /// The connector of both workers.
     pub connector: KvConnector,
-    /// Where they meet.
+    /// What the legs share.
     pub handshake: TransferHandshake,
 }
 
 impl KvTransfer {
-    /// In what order its legs go; none where nothing is handed over.
+    /// Returns the order of its legs; None where nothing is transferred.
     pub fn leg_order(&self) -> Option<LegOrder> {
         self.connector.dialect().leg_order()
     }
 
-    /// Whether its target hands back what it has computed.
+    /// Returns whether its target offers the KV it computed.
     pub fn returns_kv(&self) -> ReturnsKv {
         self.connector.dialect().returns_kv()
     }
 }
 
-/// One line here is a dialect: its file, its arm, and its name in lower case in the configuration.
+/// Defines the connectors, one per line: the file, the enum variant, and (in lower case) the name in the configuration.
 macro_rules! dialects {
     ($($(#[$says:meta])* $arm:ident = $file:ident :: $protocol:ident),* $(,)?) => {
         $(mod $file;)*
 
-        /// Which dialect a worker speaks.
+        /// The KV connector of a worker.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Deserialize)]
         #[serde(rename_all = "lowercase")]
         pub enum KvConnector {
@@ -204,17 +207,17 @@ macro_rules! dialects {
         }
 
         impl KvConnector {
-            /// All of them.
+            /// All connectors.
             pub const ALL: &[KvConnector] = &[$(KvConnector::$arm),*];
 
-            /// What it means.
+            /// Returns the implementation.
             pub(crate) fn dialect(self) -> &'static dyn ConnectorProtocol {
                 match self {
                     $(KvConnector::$arm => &$file::$protocol),*
                 }
             }
 
-            /// The word for configuration and logs.
+            /// Returns the name used in configuration and logs.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(KvConnector::$arm => stringify!($file)),*
@@ -225,29 +228,29 @@ macro_rules! dialects {
 }
 
 dialects! {
-    /// OpenAI's API and no transfers: whoever lacks KV computes it.
+    /// No transfers: a worker computes all KV that it lacks.
     #[default]
     Plain = plain::PlainConnector,
     /// vLLM's NIXL connector.
     Nixl = nixl::NixlConnector,
-    /// The same where both sides run with `bidirectional_kv_xfer`.
+    /// vLLM's NIXL connector where both sides run with `bidirectional_kv_xfer`.
     Bidirectional = bidirectional::BidirectionalConnector,
     /// vLLM's Mooncake connector.
     Mooncake = mooncake::MooncakeConnector,
-    /// A store that workers share: vLLM's ExampleConnector, LMCache, Mooncake's store.
+    /// A store that workers share: vLLM's ExampleConnector, LMCache, Mooncake Store.
     Store = store::StoreConnector,
     /// SGLang's prefill and decode workers, which meet at a bootstrap server.
     Sglang = sglang::SglangConnector,
 }
 
 impl KvConnector {
-    /// The dialect of an engine with these metrics; plain where they show none.
+    /// Detects the connector from an engine's metrics; `Plain` where they show none.
     pub fn from_metrics(page: &Scrape) -> Self {
         Self::ALL.iter().copied().find(|spoken| spoken.dialect().is_shown_by(page)).unwrap_or_default()
     }
 }
 
-/// All dialects' reserved fields.
+/// Returns the reserved fields of all connectors.
 pub(super) fn reserved_fields() -> impl Iterator<Item = &'static str> {
     KvConnector::ALL.iter().flat_map(|spoken| spoken.dialect().reserved_fields().iter().copied())
 }

@@ -1,8 +1,8 @@
-//! An answer that another engine makes again from its beginning: what the client has of it is compared with that and left
-//! out, and the rest comes in the first engine's names and numbers.
+//! Verifies an answer that a second engine generates again from the beginning: the part that the client already has is
+//! compared and left out, and the rest is forwarded with the ids and sequence numbers of the first engine.
 //!
-//! Compared are texts and lists of tokens, place by place and not event by event: engines cut one answer into events as
-//! their load has it. It must never deliver what follows on something else than the client has.
+//! Texts and token lists are compared field by field, not event by event, because engines split one answer into events
+//! depending on their load. It must never forward a continuation of anything but the text that the client has.
 
 mod buffer;
 mod choices;
@@ -16,16 +16,16 @@ use super::request::Api;
 use super::token_transcript::{EventRewrite, NotResumable, TokenIdVisibility};
 use buffer::ReplayBuffer;
 
-/// How alike the answers to one request are.
+/// Whether repeated answers to one request are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AnswerDeterminism {
-    /// It is greedy or has a seed.
+    /// Always: greedy sampling, or a seed.
     Always,
-    /// It is drawn: only what comes before its first word is the same.
+    /// Only up to the first generated output: sampling without a seed.
     UntilFirstOutput,
 }
 
-/// Whose events come.
+/// Which engine's events are read now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReplayPhase {
     First,
@@ -38,7 +38,7 @@ enum EventRemainder {
     Known,
 }
 
-/// One answer as far as the client has it.
+/// The part of one answer that the client has, and the state of its verification.
 #[derive(Debug)]
 pub struct ReplayVerifier {
     api: Api,
@@ -46,18 +46,18 @@ pub struct ReplayVerifier {
     determinism: AnswerDeterminism,
     phase: ReplayPhase,
     buffer: ReplayBuffer,
-    /// Fields that all events share, as the first engine wrote them.
+    /// Fields that are equal in all events, with the first engine's values.
     head: Map<String, Value>,
-    /// The first engine's ids by place, and those of the one that tells now that stand for them.
+    /// The first engine's ids by field path; `renamed_ids` maps the current engine's ids to them.
     ids: BTreeMap<String, String>,
     renamed_ids: HashMap<String, String>,
-    /// The number of the next event, where events have one.
+    /// The next event's `sequence_number`, for APIs that have one.
     next_number: u64,
     failure: Option<NotResumable>,
 }
 
 impl ReplayVerifier {
-    /// Nothing yet. Ids that are not shown were asked for here.
+    /// Creates an empty verifier. `shown`: whether the client sees token ids, or only the router requested them.
     pub fn new(api: Api, shown: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
@@ -73,7 +73,7 @@ impl ReplayVerifier {
         }
     }
 
-    /// Whether it can be made again.
+    /// Returns why the answer cannot be replayed at another engine, if it cannot.
     pub(super) fn check_replayable(&self) -> Result<(), NotResumable> {
         if let Some(lost) = self.failure {
             Err(lost)
@@ -86,7 +86,7 @@ impl ReplayVerifier {
         }
     }
 
-    /// What comes next is another engine's answer to the same request.
+    /// Starts to verify: the events that follow are another engine's answer to the same request.
     pub(super) fn switch_engine(&mut self) {
         self.buffer.rewind();
         self.renamed_ids.clear();
@@ -95,12 +95,12 @@ impl ReplayVerifier {
         }
     }
 
-    /// Whether what comes was told before, or may have been.
+    /// Returns whether the events may repeat what the client already has.
     pub(super) fn is_replaying(&self) -> bool {
         self.phase == ReplayPhase::Replay
     }
 
-    /// Events are lost that nobody could read.
+    /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
         self.stop_verifying(if self.phase == ReplayPhase::First {
             NotResumable::TooLong
@@ -109,7 +109,7 @@ impl ReplayVerifier {
         });
     }
 
-    /// The stream is over. What the client has must have come again.
+    /// Ends the stream. Fails unless everything that the client has was repeated.
     pub(super) fn finish_stream(&mut self) -> Result<(), NotResumable> {
         if self.phase == ReplayPhase::Replay && self.failure.is_some() {
             return Err(NotResumable::Diverged);
@@ -117,7 +117,7 @@ impl ReplayVerifier {
         self.buffer.check_complete("").inspect_err(|lost| self.stop_verifying(*lost))
     }
 
-    /// Notes what an event tells, and says what becomes of it.
+    /// Records or verifies an event, and returns how to forward it.
     pub(super) fn rewrite_event(&mut self, payload: &[u8]) -> EventRewrite {
         if self.failure.is_some() {
             return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
@@ -145,7 +145,7 @@ impl ReplayVerifier {
         }
     }
 
-    /// Whether what the first engine has told so far is to be kept.
+    /// Records the result of reading an event of the first engine; stops recording where the answer cannot be replayed.
     fn record_first_attempt(&mut self, understood: Result<(), NotResumable>) {
         if understood.is_err() {
             self.stop_verifying(NotResumable::Unreadable);
@@ -154,7 +154,7 @@ impl ReplayVerifier {
         }
     }
 
-    /// Nothing is compared any more.
+    /// Drops the buffer and stops verifying.
     fn stop_verifying(&mut self, lost: NotResumable) {
         self.failure = self.failure.or(Some(lost));
         self.buffer = ReplayBuffer::default();

@@ -1,7 +1,7 @@
-//! Moving a sealed prefix with unmodified engines: a prefill leg at its holder and a decode leg at its target, both
-//! with the same token ids, up to a block boundary, and one token of answer.
+//! Copies a sealed prefix between unmodified engines: a prefill leg at the holder and a decode leg at the target, both
+//! with the same token ids up to a block boundary, and an answer of one token.
 //!
-//! The ids must be the same in both legs: parameters of another prompt give wrong text, with status 200.
+//! The ids must be equal in both legs: parameters of another prompt yield wrong text with status 200.
 
 use std::io::Write as _;
 
@@ -11,26 +11,26 @@ use super::answer::HandoffParams;
 use super::kv::{KvTransfer, LegFields};
 use super::request::text;
 
-/// The engine path for both legs.
+/// The engine's path for both legs.
 pub const PATH: &str = "/v1/completions";
 
-/// What is to be copied.
+/// A prefix to copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplicationRequest<'a> {
-    /// The model, or the adapter, as the engines call it.
+    /// The engines' name of the model or adapter.
     pub model: &'a str,
-    /// Token ids of whole blocks, from the start of the prompt.
+    /// Token ids of whole blocks from the start of the prompt.
     pub tokens: &'a [u32],
-    /// The cache salt that the real requests carry.
+    /// The cache salt that the client's requests carry.
     pub salt: Option<&'a str>,
 }
 
-/// The leg at the holder. Its answer's [`HandoffParams`] goes into [`replicate_decode`] with the same `replica`.
+/// Builds the leg at the holder. The [`HandoffParams`] of its answer go into [`target_leg`] with the same `replica`.
 pub fn source_leg(replica: &ReplicationRequest<'_>, transfer: &KvTransfer) -> Bytes {
     body(replica, transfer.connector.dialect().source_fields(&transfer.handshake))
 }
 
-/// The leg at the target; the prefix is in its cache when it answers.
+/// Builds the leg at the target; once it answers, the prefix is in its cache.
 pub fn target_leg(
     replica: &ReplicationRequest<'_>,
     (transfer, handoff): (&KvTransfer, Option<HandoffParams>),

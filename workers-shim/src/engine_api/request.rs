@@ -1,4 +1,4 @@
-//! A client's request body, and the bodies of the legs that serve it.
+//! A client's request body, and the request bodies of the legs that serve it.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use super::kv::{self, KvTransfer, ReturnsKv, SourceAnswerLength};
 use super::reverse_pull::ReversePullParams;
 use super::splice::{JsonFields, JsonSplice};
 
-/// Fields that legs change or that decide something here; they may stand only once.
+/// Fields that the router reads or that legs change; a body may contain each only once.
 const UNIQUE_FIELDS: [&str; 12] = [
     "model",
     "stream",
@@ -29,7 +29,7 @@ const UNIQUE_FIELDS: [&str; 12] = [
     "prompt",
 ];
 
-/// Which engine endpoint a body is for; they bound answers by fields of different names.
+/// The engine API of a request. The APIs limit the answer length by different fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Api {
     /// `/v1/chat/completions`
@@ -44,7 +44,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// The field that bounds the answer.
+    /// Returns the field that limits the answer length.
     fn length_field(self) -> &'static str {
         match self {
             Api::Chat | Api::Completions | Api::Messages => "max_tokens",
@@ -53,52 +53,53 @@ impl Api {
     }
 }
 
-/// Whether a streamed answer ends with a usage event.
+/// Whether a stream ends with a usage event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UsageEventMode {
-    /// As the client asked.
+    /// If the client requested it.
     #[default]
     AsRequested,
-    /// Always; the caller hides it from a client that did not ask.
+    /// Always; the caller removes it for a client that did not request it.
     Always,
 }
 
-/// What is the same for all legs of a request.
+/// Options that apply to all legs of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LegOptions {
-    /// Whose fields.
+    /// The API of the request.
     pub api: Api,
-    /// The tenant's cache salt, in place of any that the client sent; without one the client's stays. Where there is one,
-    /// tenants share the engines, and the fields in `CROSS_TENANT_FIELDS` are left out too.
+    /// The tenant's cache salt, which replaces the client's; without one the client's is kept. A salt means that
+    /// tenants share the engines, so the fields in `CROSS_TENANT_FIELDS` are removed, too.
     pub salt: Option<Arc<str>>,
-    /// Whether to ask for usage.
+    /// Whether to request usage.
     pub usage: UsageEventMode,
-    /// Whether to ask for token ids.
+    /// Whether to request token ids.
     pub ids: TokenIdsMode,
 }
 
-/// Whether an answer's events hold token ids: `return_token_ids` of vLLM.
+/// Whether an answer's events contain token ids (vLLM's `return_token_ids`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TokenIdsMode {
-    /// As the client asked.
+    /// If the client requested them.
     #[default]
     AsRequested,
-    /// Always; the caller hides them from a client that did not ask.
+    /// Always; the caller removes them for a client that did not request them.
     Always,
 }
 
-/// Where an answer goes on.
+/// The point at which a partial answer is continued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnswerContinuation<'a> {
     /// The prompt's token ids.
     pub prompt: &'a [u32],
-    /// Those of the answer so far.
+    /// The token ids of the answer so far.
     pub answer: &'a [u32],
-    /// The most that prompt and answer may have, for an answer that the client did not bound.
+    /// The maximum length of prompt and answer, for an answer whose length the client did not limit.
     pub context: Option<Tokens>,
 }
 
-/// Fields that say how a prompt is made, or what is made of the answer's text; a completion of token ids has none of them.
+/// Fields that define how a prompt is rendered or how the answer's text is parsed; a completion of token ids has none
+/// of them.
 const TEXT_FIELDS: [&str; 25] = [
     "messages",
     "tools",
@@ -126,21 +127,21 @@ const TEXT_FIELDS: [&str; 25] = [
     "echo",
     "n",
 ];
-/// What vLLM gives a completion that does not bound its answer.
+/// vLLM's default `max_tokens` of a completion.
 const DEFAULT_COMPLETION_TOKENS: u64 = 16;
 
-/// Fields by which a request can reach those of other tenants at the same engine: it names itself, and with that what the
-/// engine stores (vLLM, SGLang), or it is served before them.
+/// Fields by which a request can affect other tenants at the same engine: ids, which also name what the engine stores
+/// (vLLM, SGLang), and priority.
 const CROSS_TENANT_FIELDS: [&str; 3] = ["request_id", "rid", "priority"];
 
-/// What a client sent that only routers may send, and which is left out of every leg.
+/// Fields that only the router may send and that were removed from a client's body, counted by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StrippedFields {
-    /// What means a transfer in any dialect, at the top or in `vllm_xargs`.
+    /// Transfer fields of any connector, at the top level or in `vllm_xargs`.
     pub transfer_parameters: u32,
     /// `kv_cache_report_mode` in `vllm_xargs`.
     pub report_mode: u32,
-    /// `cache_salt`, where the tenant has one.
+    /// `cache_salt`, where the tenant has its own.
     pub salt: u32,
     /// `request_id` and `rid`, where tenants share the engines.
     pub request_ids: u32,
@@ -148,17 +149,17 @@ pub struct StrippedFields {
     pub priority: u32,
 }
 
-/// A client's body: an object, strictly read. The bytes stay as they are until a leg is made of them.
+/// A client's request body: a JSON object, strictly validated. Its bytes are kept unchanged until a leg is built.
 #[derive(Clone, Debug)]
 pub struct RequestBody {
     fields: JsonFields,
-    /// `vllm_xargs` without what clients may not send; none when it stays as it is.
+    /// `vllm_xargs` without the fields that clients may not send; None if nothing was removed.
     xargs: Option<Bytes>,
     stripped: StrippedFields,
 }
 
 impl RequestBody {
-    /// Scans a body.
+    /// Validates a body and locates its fields.
     pub fn read(body: Bytes) -> Result<Self, JsonError> {
         static ONCE: LazyLock<Vec<&str>> =
             LazyLock::new(|| UNIQUE_FIELDS.into_iter().chain(kv::reserved_fields()).collect());
@@ -180,21 +181,21 @@ impl RequestBody {
         Ok(Self { fields, xargs, stripped })
     }
 
-    /// How many bytes a tree of all its values and its prompt as text may take beside the body itself.
+    /// Returns an upper bound in bytes for a parsed tree of all values and the prompt as text, beside the body itself.
     pub fn derived_bytes(&self) -> usize {
-        // A template's value, and the text once more for what is rendered of it.
+        // One template value, and its text once more in the rendered prompt.
         const VALUE: usize = 48;
-        // What a list or an object takes for itself, and for the name of its first value.
+        // A list or object itself, and the name of its first value.
         const CONTAINER: usize = 256;
         self.fields.body().len() + VALUE * self.fields.values() + CONTAINER * self.fields.containers()
     }
 
-    /// The fields, for whoever has to look at more of them.
+    /// Returns the located fields.
     pub fn json_fields(&self) -> &JsonFields {
         &self.fields
     }
 
-    /// What is left out of every leg.
+    /// Counts the fields that are removed from every leg.
     pub fn stripped(&self, options: &LegOptions) -> StrippedFields {
         if options.salt.is_none() {
             return self.stripped;
@@ -208,20 +209,21 @@ impl RequestBody {
         }
     }
 
-    /// Whether the client wants a stream.
+    /// Returns whether the client requested a stream.
     pub fn streams(&self) -> bool {
         self.fields.read("stream").unwrap_or(false)
     }
 
-    /// One leg that does it all: the client's body, less what clients may not send.
+    /// Builds the only leg of a request that is not split: the client's body without the fields that clients may not
+    /// send.
     pub fn plain(&self, options: &LegOptions) -> Bytes {
         let mut splice = self.without_reserved(options);
         self.request_extras(&mut splice, options);
         splice.finish()
     }
 
-    /// The request for the rest of an answer of which a part was said: a completion of token ids. None where nobody says
-    /// how long it may be.
+    /// Builds the request for the rest of a partial answer, as a completion of token ids. None where the answer length
+    /// has no limit.
     pub fn continuation(&self, api: Api, at: AnswerContinuation<'_>) -> Option<Self> {
         let mut splice = JsonSplice::new(&self.fields);
         for name in TEXT_FIELDS {
@@ -236,7 +238,7 @@ impl RequestBody {
                 count("max_completion_tokens").or(count("max_tokens")).or(room)?
             }
         };
-        // An engine takes no bound of 0; who reached it has told that the answer is over.
+        // Engines reject a limit of 0; an answer that reached its limit has already reported its end.
         splice.set("max_tokens", most.saturating_sub(said).max(1).to_string().into_bytes());
         if let Some(least) = count("min_tokens") {
             splice.set("min_tokens", least.saturating_sub(said).to_string().into_bytes());
@@ -246,8 +248,8 @@ impl RequestBody {
         Self::read(splice.finish()).ok()
     }
 
-    /// The leg that computes the prompt for another worker: never streamed (a streaming vLLM does not return the
-    /// parameters), and one token where the dialect does not want more.
+    /// Builds the leg that computes the prompt for another worker. Never streamed (a streaming vLLM does not return the
+    /// parameters), and limited to one token unless the connector needs the client's limit.
     pub fn prefill(
         &self,
         options: &LegOptions,
@@ -273,30 +275,30 @@ impl RequestBody {
         }
         splice.remove("min_tokens");
         if options.api == Api::Responses {
-            // Nobody will ever ask for this one.
+            // Nobody will ever request this response by its id.
             splice.set("store", b"false".as_slice());
         }
-        // Only a leg that ends by its length hands its blocks over, and engines look for a stop first.
+        // Engines offer KV only where the answer ended by its length limit, and they check for stop tokens first.
         splice.remove("stop_token_ids");
         splice.set("ignore_eos", b"true".as_slice());
     }
 
-    /// The leg that answers from what the prefill leg has computed. The handoff is used up: engines give wrong text for
-    /// one that was used before.
+    /// Builds the leg that answers from the KV of the prefill leg. The handoff is consumed: engines generate wrong text
+    /// from one that was already used.
     pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, Option<HandoffParams>)) -> Bytes {
         let mut splice = self.without_reserved(options);
         self.request_extras(&mut splice, options);
         let tells = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
         if transfer.returns_kv() == ReturnsKv::WithWholeAnswers && tells {
-            // What is handed back is good only where these go on.
+            // KV returned for the next step is usable only if its prompt continues exactly these tokens.
             splice.set("return_token_ids", b"true".as_slice());
         }
         set_fields(&mut splice, transfer.connector.dialect().target_fields(&transfer.handshake, handoff));
         splice.finish()
     }
 
-    /// The decode leg when nobody waits for the answer any more: one token, so that what the prefill leg computed is
-    /// fetched and its blocks are freed.
+    /// Builds the decode leg for an answer that nobody waits for any more: one token, so that the KV of the prefill leg
+    /// is fetched and its blocks are freed.
     pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, HandoffParams)) -> Bytes {
         let mut splice = self.without_reserved(options);
         splice.set(options.api.length_field(), b"1".as_slice());
@@ -355,7 +357,7 @@ impl RequestBody {
     }
 }
 
-/// Fields that only routers may send, each once.
+/// Returns the fields that only the router may send, each once.
 fn router_only_fields() -> impl Iterator<Item = &'static str> {
     static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| kv::reserved_fields().collect());
     NAMES.iter().copied()

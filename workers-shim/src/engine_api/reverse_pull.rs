@@ -1,6 +1,6 @@
-//! What a target hands back with its answer, and that answer as its client may see it.
+//! KV that a target offers for the next step with its answer, and the answer without what its client may not see.
 //!
-//! No client ever sees parameters of a transfer: they name hosts and blocks.
+//! Transfer parameters never reach a client: they contain host names and block ids.
 
 use std::borrow::Cow;
 
@@ -12,8 +12,10 @@ use vocabulary::Tokens;
 use super::splice::{JsonFields, JsonSplice};
 use super::token_transcript::TokenIdVisibility;
 
-/// Parameters of one decode leg, for exactly one prefill leg of the session's next step, whose prompt must begin with the
-/// same tokens. It cannot be copied, and is used up where it is sent. Debug does not show them.
+/// Parameters that one decode leg returned, for exactly one prefill leg of the session's next step, whose prompt must
+/// begin with the same tokens.
+///
+/// Not `Clone`, and consumed by the leg that sends it. Its Debug output hides them.
 #[derive(PartialEq, Eq)]
 pub struct ReversePullParams {
     parameters: Bytes,
@@ -27,17 +29,18 @@ impl std::fmt::Debug for ReversePullParams {
 }
 
 impl ReversePullParams {
-    /// Leading tokens of prompt and answer whose KV can be fetched.
+    /// Returns how many leading tokens of prompt and answer can be fetched.
     pub fn tokens(&self) -> Tokens {
         self.tokens
     }
 
-    /// The object as the engine wrote it.
+    /// Returns the JSON object exactly as the engine wrote it.
     pub(super) fn into_parameters(self) -> Bytes {
         self.parameters
     }
 
-    /// None unless the engine keeps blocks, and says all that a fetcher needs: parameters that lack some hang it.
+    /// Parses transfer parameters. Returns None unless the engine keeps blocks and gives all that a fetching engine
+    /// needs, which would hang otherwise.
     pub(super) fn of(raw: &RawValue) -> Option<Self> {
         let named: ReversePullFields<'_> = serde_json::from_str(raw.get()).ok()?;
         let texts = [&named.remote_request_id, &named.remote_engine_id, &named.remote_host];
@@ -49,7 +52,7 @@ impl ReversePullParams {
             && keeps
             && named.remote_port.is_some();
         let tokens = named.remote_num_tokens.filter(|tokens| is_whole && *tokens > 0)?;
-        // A copy: the rest of the answer is not kept with it.
+        // Copied, so that the rest of the answer can be freed.
         Some(Self { parameters: Bytes::copy_from_slice(raw.get().as_bytes()), tokens: Tokens(tokens) })
     }
 }
@@ -67,7 +70,7 @@ struct ReversePullFields<'a> {
     remote_num_tokens: Option<u64>,
 }
 
-/// The token ids of prompt and answer as the engine tells them, where it does and there is one choice.
+/// Returns the token ids of prompt and answer, if the engine reports them and there is one choice.
 pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]
     struct AnswerTokenIds {
@@ -87,7 +90,7 @@ pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
     Some(ids)
 }
 
-/// A whole answer without what its client may not see.
+/// Removes from a complete answer what its client may not see.
 pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
     let Ok(fields) = JsonFields::scan(answer.clone(), &[]) else { return answer.clone() };
     let mut splice = JsonSplice::new(&fields);
@@ -106,11 +109,11 @@ pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
     splice.finish()
 }
 
-/// An event of a stream without parameters of a transfer: vLLM tells them in the last event of `/v1/responses`. None where
-/// it has none.
+/// Removes transfer parameters from a stream event: vLLM puts them into the last event of `/v1/responses`. None if it
+/// has none.
 pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
     const NAME: &str = "\"kv_transfer_params\"";
-    // Every event comes by here: a search in text looks at many bytes at once.
+    // This runs for every event, and substring search in text uses SIMD.
     let has = match std::str::from_utf8(event) {
         Ok(text) => text.contains(NAME),
         Err(_) => event.windows(NAME.len()).any(|window| window == NAME.as_bytes()),
@@ -131,7 +134,7 @@ pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
     Some([&event[..from], b" ".as_slice(), &payload, &event[to..]].concat().into())
 }
 
-/// The choices without token ids, where they have any.
+/// Returns the choices without token ids; None if they have none.
 fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
     const IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
     let choices: Vec<&RawValue> = answer.read("choices")?;

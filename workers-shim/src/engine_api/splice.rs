@@ -1,4 +1,4 @@
-//! A JSON object's fields where they stand, and new bodies made by exchanging some of them.
+//! Locates the top-level fields of a JSON object, and builds new bodies by replacing some of them.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use bytes::Bytes;
 
 use super::json::{FieldSpan, JsonError, JsonWalker};
 
-/// Most fields an object may have at its top.
+/// Maximum number of fields at the top level.
 const MAX_FIELDS: usize = 1024;
 
-/// Most bytes of the name of a field at an object's top.
+/// Maximum length of a top-level field's name in bytes.
 const MAX_NAME: usize = 4096;
-/// Bytes of `\uXXXX`, which stands for at least one byte of text.
+/// Length of `\uXXXX`, which decodes to at least one byte.
 const MAX_ESCAPE: usize = 6;
 
-/// A body that is one JSON object, checked throughout, with its top fields' places.
+/// A validated body that is one JSON object, with the positions of its top-level fields.
 #[derive(Clone, Debug)]
 pub struct JsonFields {
     body: Bytes,
@@ -26,7 +26,8 @@ pub struct JsonFields {
 }
 
 impl JsonFields {
-    /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
+    /// Validates `body` in one pass. Fields in `relied` may occur only once; of other repeated fields the last one
+    /// counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
         let mut fields = Vec::with_capacity(24);
         let (open, values, containers) = JsonWalker::new(&body)?.whole_object(|field| {
@@ -46,22 +47,22 @@ impl JsonFields {
         }
     }
 
-    /// The text that was scanned.
+    /// Returns the scanned text.
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// How many of its values hold others.
+    /// Returns how many of the values are objects or arrays.
     pub fn containers(&self) -> usize {
         self.containers
     }
 
-    /// How many values the text has, at any depth.
+    /// Returns the number of values at any depth.
     pub fn values(&self) -> usize {
         self.values
     }
 
-    /// All fields in their order: the name as a JSON reader reads it, and where its value lies.
+    /// Iterates over all fields in order: the unescaped name, and the position of the value.
     pub fn all(&self) -> impl Iterator<Item = (Cow<'_, str>, Range<usize>)> {
         self.fields.iter().map(|field| {
             let written = String::from_utf8_lossy(&self.body[field.name.clone()]);
@@ -70,17 +71,17 @@ impl JsonFields {
         })
     }
 
-    /// The text of the value of `name`, as the client wrote it; `null` is a value too.
+    /// Returns the text of the value of `name` as the client wrote it; `null` counts as a value.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.position(name).map(|place| &self.body[self.fields[place].value.clone()])
     }
 
-    /// The value of `name`, read as a `T`; none where it is missing, null or something else.
+    /// Parses the value of `name` as a `T`; None if it is missing, null or of another type.
     pub fn read<'a, T: serde::Deserialize<'a>>(&'a self, name: &str) -> Option<T> {
         serde_json::from_slice::<Option<T>>(self.get(name)?).ok().flatten()
     }
 
-    /// Whether the field stands there with another value than null.
+    /// Returns whether the field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value != b"null")
     }
@@ -93,25 +94,24 @@ impl JsonFields {
         (0..self.fields.len()).filter(move |place| self.is_named(&self.fields[*place], name))
     }
 
-    /// Compares names as a JSON reader would: an escaped letter is that letter.
+    /// Compares unescaped names, as a JSON parser does.
     fn is_named(&self, field: &FieldSpan, name: &str) -> bool {
         let written = &self.body[field.name.clone()];
         if written == name.as_bytes() {
             return true;
         }
-        // Names are asked for many times, and may be as long as a body: what is too short or too long for the name is
-        // not read.
+        // Called often, and names may be as long as a body: names that cannot match by their length are not decoded.
         let may_be_it = (name.len() + 1..=name.len() * MAX_ESCAPE).contains(&written.len());
         may_be_it && written.contains(&b'\\') && self.read_name(field).is_some_and(|read| read == name)
     }
 
-    /// A name with its escapes read; none where they are no text.
+    /// Unescapes a name; None if it is not valid text.
     fn read_name(&self, field: &FieldSpan) -> Option<String> {
         serde_json::from_slice(&self.body[field.name.start - 1..field.name.end + 1]).ok()
     }
 }
 
-/// A new body in the making. What is not mentioned stays as it is, byte for byte.
+/// Builder of a changed body. Fields that are not mentioned keep their bytes.
 #[derive(Debug)]
 pub struct JsonSplice<'a> {
     fields: &'a JsonFields,
@@ -120,12 +120,12 @@ pub struct JsonSplice<'a> {
 }
 
 impl<'a> JsonSplice<'a> {
-    /// Starts from what was scanned.
+    /// Starts from a scanned body.
     pub fn new(fields: &'a JsonFields) -> Self {
         Self { fields, replaced: Vec::new(), appended: Vec::new() }
     }
 
-    /// Gives the field this value, where it stands or at the end. `value` must be JSON text, `name` free of escapes.
+    /// Sets the field, in its place or at the end. `value` must be JSON text, `name` must need no escapes.
     pub fn set(&mut self, name: &'static str, value: impl Into<Cow<'a, [u8]>>) {
         let value = value.into();
         match self.fields.position(name) {
@@ -141,7 +141,7 @@ impl<'a> JsonSplice<'a> {
         }
     }
 
-    /// Leaves the field out, however often it stands there; returns whether it stood there.
+    /// Removes all occurrences of the field; returns whether there were any.
     pub fn remove(&mut self, name: &str) -> bool {
         let places: Vec<usize> = self.fields.positions(name).collect();
         self.replaced.retain(|(place, _)| !places.contains(place));
@@ -150,7 +150,7 @@ impl<'a> JsonSplice<'a> {
         !places.is_empty()
     }
 
-    /// The new body; the old bytes themselves when nothing changed.
+    /// Returns the new body; the original bytes if nothing changed.
     pub fn finish(self) -> Bytes {
         let JsonFields { body, open, fields, .. } = self.fields;
         if self.replaced.is_empty() && self.appended.is_empty() {
@@ -168,7 +168,7 @@ impl<'a> JsonSplice<'a> {
                 None => &body[field.value.clone()],
             };
             if written {
-                // What stood between this field and the one before it: a comma and the client's spacing.
+                // What separates this field from the one before: a comma and the client's whitespace.
                 out.extend_from_slice(&body[fields[place - 1].value.end..field.name.start - 1]);
             }
             out.extend_from_slice(&body[field.name.start - 1..field.value.start]);

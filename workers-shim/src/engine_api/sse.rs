@@ -1,4 +1,4 @@
-//! A streamed answer, read while it passes: nothing is copied but events that are cut by a chunk's end.
+//! Reads a streamed answer while forwarding it. Only events that a chunk boundary splits are copied.
 
 mod budget;
 mod chunk;
@@ -17,45 +17,45 @@ pub use budget::EventBudget;
 use chunk::{EngineError, NestedAnswer, StreamChoice, StreamChunk, TypedDelta};
 use framing::{FinalEvent, event_end, event_name, final_event};
 
-/// Longest event that is looked into; longer ones pass unread.
+/// Longest event that is parsed, in bytes; longer ones are forwarded unread.
 const MAX_EVENT_BYTES: usize = 1 << 20;
-/// The same where it is kept, and may hold the token ids of a prompt.
+/// The same limit where the answer is recorded, because events may contain the token ids of a prompt.
 const MAX_EVENT_BYTES_WITH_IDS: usize = 16 << 20;
-/// Codes from which on an error is the engine's and not the client's.
+/// Error codes from here on are the engine's fault, lower ones the client's.
 const MIN_ENGINE_ERROR_CODE: u64 = 500;
 
-/// The engine's error where it gives none.
+/// The error text where the engine gives none.
 const UNSPECIFIED_ERROR: &str = "unspecified";
 
-/// What is known of a stream so far.
+/// What is known about a stream so far.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StreamFacts {
-    /// The engine's name for the answer.
+    /// The engine's id of the answer.
     pub id: Option<String>,
-    /// Events with output so far; engines send one a token or a few.
+    /// Events with output; engines send one for each token or for a few.
     pub outputs: u64,
-    /// Bytes of the text in them.
+    /// Bytes of generated text.
     pub text: u64,
-    /// Why it ended; of several choices the last one's.
+    /// The finish reason; of several choices the last one's.
     pub finish: Option<String>,
-    /// What it cost, once told.
+    /// Token usage, once reported.
     pub usage: Option<TokenUsage>,
-    /// The engine's own error event.
+    /// The error that the engine reported in the stream.
     pub error: Option<String>,
-    /// `[DONE]` was seen, or the event that stands for it.
+    /// Whether `[DONE]` was seen, or the event that takes its place.
     pub done: bool,
     /// Events that could not be read.
     pub unread_events: u64,
 }
 
 impl StreamFacts {
-    /// Whether the client can know that the answer is complete, or that it failed.
+    /// Returns whether the client can tell that the answer is complete or failed.
     pub fn ended(&self) -> bool {
         self.done || self.error.is_some()
     }
 }
 
-/// Whether the client is to see usage events.
+/// Whether usage events are forwarded to the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum UsageEventVisibility {
     #[default]
@@ -63,51 +63,51 @@ pub(super) enum UsageEventVisibility {
     Hidden,
 }
 
-/// Reads a stream of server-sent events, chunk by chunk.
+/// Reads a stream of server-sent events chunk by chunk.
 #[derive(Debug, Default)]
 pub struct SseScanner {
     facts: StreamFacts,
     usage: UsageEventVisibility,
-    /// An event whose end is not here yet, and how much of it was searched for that end.
+    /// An incomplete event, and how many of its bytes were searched for its end.
     tail: BytesMut,
     searched: usize,
-    /// What the tail takes of the memory for all streams.
+    /// The tail's share of the memory for all streams.
     budget: BudgetShare,
-    /// Inside an event that is too long to keep.
+    /// Whether the current event is too long and is forwarded unread.
     overlong: bool,
-    /// Whether that one ends the answer, by its name.
+    /// Whether that event ends the answer, judged by its name.
     final_event: Option<FinalEvent>,
-    /// What was said, where the answer may go on at another engine.
+    /// The token transcript, where another engine may continue the answer.
     transcript: Option<Box<TokenTranscript>>,
-    /// The same, where another engine may make all of it again.
+    /// The recorded answer, where another engine may generate all of it again.
     replay_verifier: Option<Box<ReplayVerifier>>,
-    /// The event by which the engine told that it failed, kept back.
+    /// The engine's error event, not forwarded.
     withheld_error: Option<Bytes>,
 }
 
 impl SseScanner {
-    /// Forwards everything.
+    /// Creates a scanner that forwards everything.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Leaves out the event that tells nothing but usage, for clients that did not ask for it.
+    /// Creates a scanner that hides the usage event, for clients that did not request it.
     pub fn hiding_usage() -> Self {
         Self { usage: UsageEventVisibility::Hidden, ..Self::default() }
     }
 
-    /// Keeps what is said, so that another engine can go on. No event is forwarded then by which the engine says that it
-    /// failed.
+    /// Records token ids, so that another engine can continue. Events that report an engine's failure are then
+    /// withheld.
     pub fn with_transcript(self, said: TokenTranscript) -> Self {
         Self { transcript: Some(Box::new(said)), ..self }
     }
 
-    /// Keeps what is told, so that another engine can make it again and go on.
+    /// Records the answer, so that another engine can generate it again and continue.
     pub fn with_replay_verifier(self, retold: ReplayVerifier) -> Self {
         Self { replay_verifier: Some(Box::new(retold)), ..self }
     }
 
-    /// Keeps no more of an unfinished event than `budget` has room for: one that does not fit passes unread.
+    /// Limits the memory for an incomplete event to `budget`; an event that does not fit is forwarded unread.
     pub fn with_budget(self, budget: EventBudget) -> Self {
         Self { budget: BudgetShare::of(budget), ..self }
     }
@@ -116,7 +116,7 @@ impl SseScanner {
         self.transcript.is_some() || self.replay_verifier.is_some()
     }
 
-    /// After which token ids another engine can go on; none where it is to be asked for all of it.
+    /// Returns the token ids after which another engine can continue; None where it has to generate the whole answer.
     pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, NotResumable> {
         let said = self.transcript.as_ref().map_or(Err(NotResumable::NoIds), |said| said.resume_ids());
         match (said, &self.replay_verifier) {
@@ -125,34 +125,34 @@ impl SseScanner {
         }
     }
 
-    /// Whether the engine that goes on says something else than the one before.
+    /// Returns whether the continuing engine's output differs from what the client has.
     pub fn has_diverged(&self) -> bool {
         self.is_resumable() && self.resume_ids() == Err(NotResumable::Diverged)
     }
 
-    /// What was said, where that is kept.
+    /// Returns the token transcript, where one is recorded.
     pub fn transcript(&self) -> Option<&TokenTranscript> {
         self.transcript.as_deref()
     }
 
-    /// The event by which the engine told that it failed, where it was kept back.
+    /// Returns the engine's error event, if one was withheld.
     pub fn failure(&self) -> Option<&Bytes> {
         self.withheld_error.as_ref()
     }
 
-    /// Settles what a tokenizer shows to be delivered, so that little is made again.
+    /// Uses a tokenizer to settle delivered text (see [`TokenTranscript`]), so that less has to be generated again.
     pub fn settle_text(&mut self, text_of: impl Fn(&[u32]) -> Option<String>) {
         if let Some(said) = &mut self.transcript {
             said.settle_text(text_of);
         }
     }
 
-    /// What comes next is from another engine, which goes on.
+    /// Continues with the stream of another engine.
     pub fn switch_engine(&mut self) {
         (self.tail, self.searched, self.overlong, self.final_event, self.withheld_error) = Default::default();
         self.budget.reserve(0);
         (self.facts.error, self.facts.done) = (None, false);
-        // Either by ids or all over again.
+        // It continues either after the token ids or from the beginning.
         self.transcript = self.transcript.take().filter(|said| said.resume_ids().is_ok());
         match (&mut self.transcript, &mut self.replay_verifier) {
             (Some(said), _) => {
@@ -164,7 +164,8 @@ impl SseScanner {
         }
     }
 
-    /// What ends an answer whose last word was said, where its engine broke off before it told the rest.
+    /// Returns the events that complete an answer whose finish reason was received before the engine's stream broke
+    /// off.
     pub fn closing_events(&self) -> Option<Bytes> {
         let is_open = self.facts.error.is_none() || self.withheld_error.is_some();
         let is_said = self.facts.finish.is_some() && !self.facts.done && is_open;
@@ -177,18 +178,18 @@ impl SseScanner {
         )
     }
 
-    /// What is known so far.
+    /// Returns what is known so far.
     pub fn facts(&self) -> &StreamFacts {
         &self.facts
     }
 
-    /// Reads a chunk, and appends to `out` what is to be forwarded: whole events, as slices of it where they can be. Of one
-    /// that is too long to keep, what is there.
+    /// Reads a chunk and appends what is to be forwarded to `out`: whole events, as slices of the chunk where possible,
+    /// and of an overlong event what has arrived.
     pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) {
         self.scan_chunk(chunk, &mut |passes| out.push(passes));
     }
 
-    /// The stream is over: what is left of an incomplete event, which nothing can follow.
+    /// Ends the stream. Returns the incomplete last event, if it is to be forwarded.
     pub fn finish(&mut self) -> Option<Bytes> {
         let tail = std::mem::take(&mut self.tail).freeze();
         (!self.is_resumable() && !tail.is_empty()).then_some(tail)
@@ -199,13 +200,13 @@ impl SseScanner {
             chunk
         } else {
             self.tail.extend_from_slice(&chunk);
-            // An end may be cut in the middle: three bytes back finds it.
+            // The end marker may be split: searching from three bytes back finds it.
             if event_end(&self.tail[self.searched.saturating_sub(3)..]).is_none() {
                 return self.bound_tail(pass);
             }
             std::mem::take(&mut self.tail).freeze()
         };
-        // Neighbouring events that pass are forwarded as one slice.
+        // Adjacent unchanged events are forwarded as one slice.
         let (mut unpassed, mut at) = (0, 0);
         while let Some(length) = event_end(&bytes[at..]) {
             let event = at..at + length;
@@ -233,12 +234,12 @@ impl SseScanner {
         self.bound_tail(pass);
     }
 
-    /// Whether an answer is made again, so that nobody knows how much was told of what cannot be read.
+    /// Returns whether an answer is being replayed, so that unreadable events must not be forwarded.
     fn is_replaying(&self) -> bool {
         self.replay_verifier.as_ref().is_some_and(|retold| retold.is_replaying())
     }
 
-    /// Bounds what is kept: an event that grows too long passes unread.
+    /// Limits the buffered tail: an event that grows too long is forwarded unread.
     fn bound_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
         let longest = if self.is_resumable() { MAX_EVENT_BYTES_WITH_IDS } else { MAX_EVENT_BYTES };
@@ -249,7 +250,7 @@ impl SseScanner {
                 self.final_event = final_event(event_name(&self.tail));
             }
             self.overlong = true;
-            // The last bytes may be the first of the event's end.
+            // The last bytes may be the start of the end marker.
             let kept = self.tail.split_off(self.tail.len().saturating_sub(3));
             let passes = std::mem::replace(&mut self.tail, kept).freeze();
             self.searched = 0;
@@ -259,7 +260,7 @@ impl SseScanner {
         }
     }
 
-    /// Reads one event, without what no client may see of it, and without its prompt's token ids.
+    /// Reads one event, after removing the prompt's token ids and what no client may see.
     fn rewrite_event(&mut self, event: Bytes) -> EventRewrite {
         let shown = redact_event(&event);
         let whole = shown.as_ref().unwrap_or(&event);
@@ -273,7 +274,7 @@ impl SseScanner {
     }
 
     fn read_event(&mut self, event: Bytes) -> EventRewrite {
-        // The rest of an engine's answer that told that it failed.
+        // What follows an engine's error event is hidden, too.
         let mut passage = if self.withheld_error.is_some() { EventRewrite::Hidden } else { EventRewrite::Unchanged };
         for line in event.split(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -356,7 +357,7 @@ impl SseScanner {
         if only_usage && self.usage == UsageEventVisibility::Hidden { EventRewrite::Hidden } else { passage }
     }
 
-    /// Keeps what the event says, where that is kept.
+    /// Passes the event to the transcript or the replay verifier, where there is one.
     fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes) -> EventRewrite {
         let retold =
             self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |retold| retold.rewrite_event(payload));

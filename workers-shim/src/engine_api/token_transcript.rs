@@ -1,10 +1,11 @@
-//! What an engine has said of one answer, by its token ids, so that another engine can go on with it; and that engine's
-//! events in the words of the first one's.
+//! Token ids of one answer, so that another engine can continue it, and the rewriting of that engine's events to match
+//! the first one's.
 //!
-//! Text and ids do not come together: half a character, or what may be the beginning of a stop text, is held back while its
-//! id is told. So ids count as *settled* only as far as their text is known to be delivered. An answer goes on after the
-//! settled ones; text that was delivered beyond them is made again, compared byte for byte and left out. No prompt
-//! may end within a character: vLLM would tell the whole prompt as text.
+//! Text and token ids do not arrive together: an engine holds back an incomplete character, or the possible beginning
+//! of a stop string, while it already reports the id. So ids count as *settled* only as far as their text is known to
+//! be delivered. The continuation starts after the settled ids; text delivered beyond them is generated again, compared
+//! byte for byte and left out. The continued prompt must not end within a character: vLLM would then emit the whole
+//! prompt as text.
 
 mod event;
 mod prompt_ids;
@@ -22,50 +23,50 @@ use event::ResumableChoice;
 pub(super) use event::ResumableEvent;
 use prompt_ids::ExtractedPromptIds;
 
-/// Token ids of prompt and answer that are kept of one answer; 4 bytes each.
+/// Maximum number of token ids kept for one answer, prompt included; 4 bytes each.
 const MAX_TOKEN_IDS: usize = 1 << 20;
-/// Bytes of text that are made again at most.
+/// Maximum number of bytes of text to generate again.
 const MAX_UNSETTLED_BYTES: usize = 64 << 10;
-/// Ends of the text that are looked at with a tokenizer.
+/// Maximum number of end positions to try with a tokenizer.
 const MAX_SETTLE_ATTEMPTS: usize = 64;
 
-/// Whether the client is to see token ids.
+/// Whether the client sees token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TokenIdVisibility {
-    /// It asked for them.
+    /// The client requested them.
     All,
-    /// We did.
+    /// Only the router requested them.
     None,
 }
 
-/// How an engine tells text.
+/// When an engine delivers text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TextDelivery {
-    /// As soon as its characters are whole.
+    /// As soon as its characters are complete.
     WithIds,
-    /// Later: what may begin a stop text is held back.
+    /// Later: the possible beginning of a stop string is held back.
     AfterIds,
 }
 
-/// Why an answer cannot go on at another engine.
+/// Why another engine cannot continue an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotResumable {
-    /// The engine tells no token ids.
+    /// The engine reports no token ids.
     NoIds,
-    /// The engine makes thoughts or tool calls of the text.
+    /// The engine parses reasoning or tool calls from the text.
     ParsedOutput,
-    /// There are more ids or text than is kept.
+    /// There are more ids or more text than is kept.
     TooLong,
-    /// What was to be made again came out differently.
+    /// The second engine's output differs.
     Diverged,
-    /// It has words that were drawn, and without a seed others would be drawn.
+    /// Sampling without a seed has begun, so another engine would sample differently.
     Sampled,
-    /// The engine's events do not go together.
+    /// The engine's events are inconsistent.
     Unreadable,
 }
 
 impl NotResumable {
-    /// In words, after "because".
+    /// Returns the reason as text that follows "because".
     pub fn reason(self) -> &'static str {
         match self {
             NotResumable::NoIds => "its engine told no token ids",
@@ -78,17 +79,17 @@ impl NotResumable {
     }
 }
 
-/// What becomes of an event on its way to the client.
+/// How an event is forwarded to the client.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum EventRewrite {
     Unchanged,
-    /// It is left out.
+    /// Not at all.
     Hidden,
-    /// This comes in its place.
+    /// As this event.
     Replaced(Vec<u8>),
 }
 
-/// Fields that all events of an answer share, as the first engine wrote them.
+/// Fields that are equal in all events of an answer, with the first engine's values.
 #[derive(Debug)]
 struct SharedEventFields {
     id: Box<RawValue>,
@@ -96,19 +97,19 @@ struct SharedEventFields {
     model: Box<RawValue>,
 }
 
-/// Whose events come.
+/// Which engine's events are read now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AnswerSource {
-    /// The one that was asked by the client's own request.
+    /// The one that got the client's own request.
     First,
-    /// One that goes on after so many ids, as a completion.
+    /// One that continues after this many ids of the answer, as a completion.
     Continuation { after: usize },
 }
 
-/// Token ids of a prompt, and those of its answer after which it can go on.
+/// Token ids of a prompt, and those of its answer after which it can be continued.
 pub type ResumableTokenIds<'a> = (&'a [u32], &'a [u32]);
 
-/// One answer so far.
+/// The token ids of one answer so far.
 #[derive(Debug)]
 pub struct TokenTranscript {
     api: Api,
@@ -118,17 +119,17 @@ pub struct TokenTranscript {
     head: Option<SharedEventFields>,
     prompt: Vec<u32>,
     ids: Vec<u32>,
-    /// Of them, those whose text is delivered.
+    /// How many of `ids` have their text delivered.
     settled: usize,
-    /// Text that was delivered after theirs.
+    /// Text delivered after the settled ids.
     unsettled_text: String,
-    /// Text and ids that were delivered and are to be made again.
+    /// Text and ids that were delivered and have to be generated again.
     to_regenerate: (String, Vec<u32>),
     failure: Option<NotResumable>,
 }
 
 impl TokenTranscript {
-    /// Nothing yet, of an answer with one choice.
+    /// Creates an empty transcript of an answer with one choice.
     pub fn new(api: Api, visible_ids: TokenIdVisibility, text_delivery: TextDelivery) -> Self {
         Self {
             api,
@@ -145,13 +146,14 @@ impl TokenTranscript {
         }
     }
 
-    /// The prompt's token ids and the settled ones of the answer. None where nothing was said, and all can be asked for anew.
+    /// Returns the prompt's token ids and the settled ids of the answer. None if nothing was received and the request
+    /// can be repeated as it is.
     pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, NotResumable> {
         match (self.failure, &self.head) {
             (Some(lost), _) => Err(lost),
             (None, None) => Ok(None),
             (None, Some(_)) if self.prompt.is_empty() => Err(NotResumable::NoIds),
-            // What comes next may be a thought, and no completion tells thoughts apart.
+            // The next output may be reasoning, which a completion does not separate from the text.
             (None, Some(_)) if self.api == Api::Chat && self.settled == 0 && self.unsettled_text.is_empty() => {
                 Err(NotResumable::ParsedOutput)
             }
@@ -159,14 +161,14 @@ impl TokenTranscript {
         }
     }
 
-    /// Tokens of the prompt and of the answer; none where they are not known.
+    /// Returns the tokens of prompt and answer; None if they are not known.
     pub fn usage(&self) -> Option<TokenUsage> {
         let is_known = !self.prompt.is_empty() && matches!(self.failure, None | Some(NotResumable::Diverged));
         let tokens = |ids: &[u32]| Tokens(ids.len() as u64);
         is_known.then(|| TokenUsage { prompt: tokens(&self.prompt), completion: tokens(&self.ids), cached: None })
     }
 
-    /// Settles what a tokenizer shows to be delivered. `text_of` gives the text of token ids.
+    /// Uses a tokenizer to settle ids whose text was delivered. `text_of` decodes token ids.
     pub(super) fn settle_text(&mut self, text_of: impl Fn(&[u32]) -> Option<String>) {
         let is_open = self.failure.is_none() && self.to_regenerate.0.is_empty() && !self.unsettled_text.is_empty();
         let all = self.ids.len();
@@ -181,7 +183,7 @@ impl TokenTranscript {
         }
     }
 
-    /// What comes next is another engine's: that of a completion of [`Self::resume_ids`], or of the same request.
+    /// Continues with another engine's stream: a completion of [`Self::resume_ids`], or the same request.
     pub(super) fn switch_engine(&mut self) {
         if self.head.is_some() {
             let mut unsettled = self.ids.split_off(self.settled);
@@ -194,7 +196,7 @@ impl TokenTranscript {
         }
     }
 
-    /// What an engine counted, as of the whole answer.
+    /// Converts an engine's usage to that of the whole answer.
     pub(super) fn whole_answer_usage(&self, usage: TokenUsage) -> TokenUsage {
         let AnswerSource::Continuation { after } = self.source else { return usage };
         let prompt = Tokens(self.prompt.len() as u64);
@@ -202,12 +204,13 @@ impl TokenTranscript {
         TokenUsage { prompt, completion, cached: usage.cached.map(|cached| cached.min(prompt)) }
     }
 
-    /// Events are lost that nobody could read.
+    /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
         self.failure = self.failure.or(Some(NotResumable::TooLong));
     }
 
-    /// The end of an answer whose last word was said, where the engine did not tell it: its usage, where that is shown.
+    /// Returns the closing events of an answer whose finish reason was received but whose stream broke off: usage,
+    /// where it is shown, and `[DONE]`.
     pub(super) fn closing_events(&self, usage: UsageEventVisibility) -> Vec<u8> {
         let mut out = Vec::new();
         if let (Some(usage), UsageEventVisibility::Shown, Some(head)) = (self.usage(), usage, &self.head) {
@@ -219,7 +222,7 @@ impl TokenTranscript {
         out
     }
 
-    /// Notes the prompt's token ids where an event tells them; what is left of it then.
+    /// Stores the prompt's token ids if the event contains them, and returns the event without them.
     pub(super) fn extract_prompt_ids(&mut self, event: &[u8]) -> Option<Bytes> {
         let is_awaited = self.source == AnswerSource::First && self.prompt.is_empty() && self.failure.is_none();
         let ExtractedPromptIds { event, ids } = is_awaited.then(|| ExtractedPromptIds::of(event)).flatten()?;
@@ -231,12 +234,13 @@ impl TokenTranscript {
         Some(event)
     }
 
-    /// Whether the client is to see token ids.
+    /// Returns whether the client sees token ids.
     pub(super) fn visible_ids(&self) -> TokenIdVisibility {
         self.visible_ids
     }
 
-    /// Notes what an event tells, and says what becomes of it; the prompt's token ids were lifted. `event` holds all of `told`.
+    /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `told` borrows
+    /// from `event`.
     pub(super) fn rewrite_event(&mut self, event: &[u8], told: ResumableEvent<'_>) -> EventRewrite {
         if self.head.is_none()
             && let (Some(id), Some(created), Some(model)) = (told.id, told.created, told.model)
@@ -264,14 +268,14 @@ impl TokenTranscript {
         match self.visible_ids {
             TokenIdVisibility::All => EventRewrite::Unchanged,
             TokenIdVisibility::None => {
-                // Told once more, where they are.
+                // Engines may repeat them.
                 let prompt = told.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
                 hide_fields(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids)))
             }
         }
     }
 
-    /// Notes new text and ids. What is made again is in `ahead` already.
+    /// Appends text and ids. Ids that are generated again are already in `to_regenerate`.
     fn append(&mut self, text: &str, ids: &[u32]) {
         if self.failure.is_some() {
             return;
@@ -281,7 +285,7 @@ impl TokenTranscript {
         debug_assert!(self.to_regenerate.0.starts_with(again));
         self.to_regenerate.0.drain(..again.len());
         self.unsettled_text.push_str(new);
-        // Only of one that came alone it is certain that its last character is whole.
+        // Only an id that came alone certainly ends with a complete character.
         if self.text_delivery == TextDelivery::WithIds && ids.len() == 1 && !text.is_empty() {
             self.settled = self.ids.len();
             self.unsettled_text.clone_from(&self.to_regenerate.0);
@@ -292,7 +296,7 @@ impl TokenTranscript {
         }
     }
 
-    /// What is new in a text that may begin with what is made again.
+    /// Returns the new part of a text that may begin with text generated again.
     fn new_text<'t>(&self, text: &'t str) -> &'t str {
         let again = &self.to_regenerate.0;
         if again.starts_with(text) { "" } else { text.strip_prefix(again.as_str()).unwrap_or(text) }
@@ -325,14 +329,14 @@ impl TokenTranscript {
         if is_nothing { EventRewrite::Hidden } else { EventRewrite::Replaced(out) }
     }
 
-    /// An event up to its choices.
+    /// Writes an event up to its choices.
     fn write_event_head(&self, head: &SharedEventFields) -> Vec<u8> {
         let object = if self.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
         let SharedEventFields { id, created, model } = head;
         format!(r#"data: {{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":"#).into_bytes()
     }
 
-    /// A list of one choice, as vLLM 0.32 writes it.
+    /// Writes a list of one choice, in vLLM 0.32's format.
     fn write_choice(&self, out: &mut Vec<u8>, choice: &ResumableChoice<'_>, (text, ids): (&str, Option<&[u32]>)) {
         let raw = |raw: Option<&RawValue>| raw.map_or("null", RawValue::get).to_owned();
         let text = serde_json::to_string(text).expect("a text is always JSON");
@@ -354,7 +358,7 @@ impl TokenTranscript {
     }
 }
 
-/// The end of an event after its choices.
+/// Writes the end of an event after its choices.
 fn write_event_end(out: &mut Vec<u8>, usage: Option<TokenUsage>) {
     if let Some(TokenUsage { prompt, completion, cached }) = usage {
         let total = prompt + completion;
@@ -369,12 +373,12 @@ fn write_event_end(out: &mut Vec<u8>, usage: Option<TokenUsage>) {
     out.extend_from_slice(b"}\n\n");
 }
 
-/// Token ids; none where there is no list of them.
+/// Parses token ids; None if it is not a list of them.
 fn parse_ids(raw: &RawValue) -> Option<Vec<u32>> {
     serde_json::from_str(raw.get()).ok()
 }
 
-/// The event with `null` in these places, as if they had not been asked for.
+/// Replaces these values by `null`, as if they had not been requested.
 fn hide_fields<'a>(event: &[u8], places: impl Iterator<Item = &'a RawValue>) -> EventRewrite {
     let start = event.as_ptr() as usize;
     let range = |raw: &RawValue| {

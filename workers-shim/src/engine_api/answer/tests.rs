@@ -1,6 +1,6 @@
 use super::*;
 
-/// What engines really answered, by case.
+/// Returns a recorded answer of a real engine.
 pub(in crate::engine_api) fn recorded(case: &str) -> Bytes {
     let find = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();

@@ -114,7 +114,7 @@ proptest! {
             let at = at.index(text.len());
             text[at] = byte;
         }
-        // RawValue checks syntax and nothing else, as the walker does.
+        // `RawValue` only checks the syntax, as the walker does.
         let other = serde_json::from_slice::<&serde_json::value::RawValue>(&text);
         let is_object = other.as_ref().is_ok_and(|raw| raw.get().trim_start().starts_with('{'));
         prop_assert_eq!(walk(&text).is_ok(), is_object && std::str::from_utf8(&text).is_ok(), "{:?}", String::from_utf8_lossy(&text));

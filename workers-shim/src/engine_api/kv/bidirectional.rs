@@ -1,9 +1,9 @@
-//! vLLM's NIXL connector with `bidirectional_kv_xfer`: the target's whole answer carries parameters, too, with which the
-//! source leg of the next step fetches what the target has computed.
+//! vLLM's NIXL connector with `bidirectional_kv_xfer`: the target's answer (when not streamed) also contains
+//! parameters, with which the source leg of the next step fetches the KV that the target computed.
 //!
-//! It must be declared, and at both sides: an engine without the mode never answers a source leg that carries them, and
-//! dies when its client leaves. Seen with vLLM 0.32: they fetch the first `remote_num_tokens` of any prompt, and give wrong
-//! text with status 200 where it begins otherwise.
+//! It must be configured explicitly, and on both sides: an engine without this mode never answers a source leg with
+//! such parameters, and dies when its client disconnects. Observed with vLLM 0.32: the engine fetches the first
+//! `remote_num_tokens` of any prompt, so a prompt that begins differently yields wrong text with status 200.
 
 use super::{ConnectorProtocol, LegFields, HandoffParams, ReturnsKv, TransferHandshake, LegOrder, ReversePullParams, Scrape, nixl};
 

@@ -1,5 +1,5 @@
-//! vLLM's Mooncake connector: both legs carry the transfer's name, the target also where the source's engine is met.
-//! Nothing is relayed. Seen with vLLM 0.32 over TCP.
+//! vLLM's Mooncake connector: both legs carry the id of the transfer, and the target leg also the source's transfer
+//! endpoint. The router relays no parameters between the legs. Observed with vLLM 0.32 over TCP.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::json as value;
 
 use super::{ConnectorProtocol, DpRank, LegFields, HandoffParams, TransferHandshake, LegOrder, TransferEndpoint, WorkerRole, ConnectorUnavailable, json};
 
-/// `VLLM_MOONCAKE_BOOTSTRAP_PORT` where nobody set it.
+/// vLLM's default for `VLLM_MOONCAKE_BOOTSTRAP_PORT`.
 const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 const PATH: &str = "/query";
 
@@ -45,7 +45,7 @@ impl ConnectorProtocol for MooncakeConnector {
         vec![("kv_transfer_params", json(parameters))]
     }
 
-    /// A consumer starts no bootstrap server.
+    /// A consumer runs no bootstrap server.
     fn needs_endpoint(&self, role: WorkerRole) -> bool {
         role != WorkerRole::Decode
     }

@@ -1,7 +1,8 @@
-//! vLLM's NIXL connector: the source answers with parameters, which go to the target whole and unchanged, once.
+//! vLLM's NIXL connector: the source's answer contains parameters, which are sent to the target unchanged and exactly
+//! once.
 //!
-//! Without the parameters the target computes. Seen with vLLM 0.32: parameters of another prompt, or used before, give
-//! wrong text with status 200.
+//! Without parameters the target computes the prompt. Observed with vLLM 0.32: parameters of another prompt, or used
+//! twice, yield wrong text with status 200.
 
 use super::{ConnectorProtocol, LegFields, HandoffParams, TransferHandshake, LegOrder, Scrape};
 use crate::scrape::EngineKind;

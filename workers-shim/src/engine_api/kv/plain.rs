@@ -1,4 +1,4 @@
-//! OpenAI's API: no transfers.
+//! Plain OpenAI API: no transfers.
 
 use super::{ConnectorProtocol, LegOrder};
 

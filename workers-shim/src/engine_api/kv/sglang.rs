@@ -1,6 +1,6 @@
-//! SGLang's prefill and decode workers: the same three fields in both legs, sent at once. The source's bootstrap server
-//! brings them together by the room. Such workers take no other requests, and the source leg's token is the answer's
-//! first, so both legs ask for the same.
+//! SGLang's prefill and decode workers: both legs carry the same three fields and are sent at once. The source's
+//! bootstrap server matches them by room. These workers take no other requests, and the token that the source generates
+//! is the first of the answer, so both legs request the same answer length.
 
 use serde::Deserialize;
 use serde_json::json as value;
@@ -13,7 +13,7 @@ const PATH: &str = "/server_info";
 pub(super) struct SglangConnector;
 
 fn bootstrap_room(meeting: &TransferHandshake) -> u64 {
-    // Positive as a signed number; older engines take it modulo the ranks for the source's rank.
+    // The room must be positive as an `i64`; older engines derive the source's rank from room modulo ranks.
     let ranks = u64::from(meeting.ranks.max(1));
     let room = (meeting.room >> 2) / ranks * ranks;
     room + u64::from(meeting.rank.0) % ranks
@@ -73,7 +73,7 @@ impl ConnectorProtocol for SglangConnector {
     }
 }
 
-/// Of its `/server_info`.
+/// The fields of `/server_info` that are read.
 #[derive(Deserialize)]
 struct SglangServerInfo {
     disaggregation_mode: Option<String>,

@@ -1,5 +1,6 @@
-//! A store that workers share (vLLM's ExampleConnector, LMCache, Mooncake's store): the source writes what it computes,
-//! the target reads what it finds under the same prompt. No parameters, and nothing to be found means that it computes.
+//! A KV store that workers share (vLLM's ExampleConnector, LMCache, Mooncake Store): the source writes the KV it
+//! computes, the target reads what it finds for the same prompt. There are no parameters; on a miss the target
+//! computes.
 
 use super::{ConnectorProtocol, LegOrder};
 

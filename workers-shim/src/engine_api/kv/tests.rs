@@ -24,7 +24,7 @@ fn object(body: Bytes) -> Map<String, Value> {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Both legs of a chat in this dialect, without a handoff.
+/// Returns both legs of a chat request for this connector, without a handoff.
 fn legs(spoken: KvConnector) -> [Map<String, Value>; 2] {
     let (body, options) = (RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap(), LegOptions::default());
     assert_eq!(options.api, Api::Chat);
@@ -53,7 +53,7 @@ fn store_connector_adds_no_transfer_params() {
 
 #[test]
 fn mooncake_legs_match_the_recorded_connector() {
-    // A frame of vLLM 0.32's Mooncake connector over TCP.
+    // Captured from vLLM 0.32's Mooncake connector over TCP.
     let seen: Value = serde_json::json!({
         "p_params": {"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": "xfer-ea64448653"},
         "d_params": {"do_remote_decode": false, "do_remote_prefill": true, "remote_bootstrap_addr": "http://10.0.0.7:8998",

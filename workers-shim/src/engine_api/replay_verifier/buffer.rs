@@ -1,5 +1,5 @@
-//! What was told of an answer, place by place, and how much of it was told again. What was not told before is noted as it
-//! comes, so that first and repeated answers are read alike.
+//! Buffer of one answer's contents by field path, with the position up to which they were repeated. New contents are
+//! appended as they arrive, so that first and repeated answers are handled alike.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,18 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine_api::token_transcript::NotResumable;
 
-/// What was told at one place.
+/// The values of one field and how many of them were repeated.
 #[derive(Debug)]
 #[derive_where(Default)]
 struct FieldCursor<T> {
     values: Vec<T>,
-    /// Of it, what came again.
+    /// How many of the values were repeated.
     matched: usize,
 }
 
 impl<T: PartialEq + Clone> FieldCursor<T> {
-    /// How many of these, the next ones here, were told before. What was not is kept where there is room.
+    /// Compares `next` with the values that follow here, and returns how many of its items were known. New items are
+    /// stored if there is room.
     fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, NotResumable> {
         let rest = &self.values[self.matched..];
         let known = rest.len().min(next.len());
@@ -34,14 +35,14 @@ impl<T: PartialEq + Clone> FieldCursor<T> {
     }
 }
 
-/// Whether more is kept.
+/// Whether the buffer has room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum BufferSpace {
     Available,
     Full,
 }
 
-/// Whether something was told before.
+/// Whether a value was known before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplayStatus {
     New,
@@ -53,7 +54,7 @@ pub(super) struct ReplayBuffer {
     texts: BTreeMap<String, FieldCursor<u8>>,
     lists: BTreeMap<String, FieldCursor<u64>>,
     marks: BTreeMap<String, FieldDigest>,
-    /// Whether something was told that another draw need not tell.
+    /// Whether there was output that another sample need not repeat.
     has_output: bool,
     size: usize,
 }
@@ -61,17 +62,17 @@ pub(super) struct ReplayBuffer {
 #[derive(Debug)]
 struct FieldDigest {
     digest: u64,
-    /// Whether it came again.
+    /// Whether it was repeated.
     matched: bool,
 }
 
-/// Beside its name, of each place that is kept.
+/// Bytes accounted for each stored field, beside its name.
 const FIELD_OVERHEAD: usize = 48;
-/// Bytes that are kept of one answer. What comes beyond them is passed and cannot be compared with another repeat.
+/// Buffer size in bytes for one answer. Contents beyond it are forwarded and not stored, so they cannot be verified.
 pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 impl ReplayBuffer {
-    /// What is new in this text, the next one of its place.
+    /// Returns the new part of `text`, the next fragment of the field `place`.
     pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, NotResumable> {
         if text.is_empty() {
             return Ok(text);
@@ -89,7 +90,7 @@ impl ReplayBuffer {
         text.get(known..).ok_or(NotResumable::Diverged)
     }
 
-    /// How many of these items, the next ones of their place, are known.
+    /// Returns how many of `items`, the next ones of the list `place`, were known.
     pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, NotResumable> {
         let room = self.space();
         if !self.lists.contains_key(place) {
@@ -103,7 +104,7 @@ impl ReplayBuffer {
         Ok(known)
     }
 
-    /// Something that is told once, and is the same then.
+    /// Records a value that occurs once in an answer and must be equal when repeated.
     pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, NotResumable> {
         let what = xxh3_64(what.as_bytes());
         let is_full = self.is_full();
@@ -126,17 +127,17 @@ impl ReplayBuffer {
         self.size += name.len() + FIELD_OVERHEAD;
     }
 
-    /// What was told now need not come again from another draw.
+    /// Records that there was output that another sample need not repeat.
     pub(super) fn mark_output(&mut self) {
         self.has_output = true;
     }
 
-    /// Whether this was told, be it before or just now.
+    /// Returns whether `place` has a value.
     pub(super) fn is_marked(&self, place: &str) -> bool {
         self.marks.contains_key(place)
     }
 
-    /// Everything at places that begin so must have come again, and what is told once as well.
+    /// Fails unless all fields and values whose paths begin with `places` were repeated in full.
     pub(super) fn check_complete(&self, places: &str) -> Result<(), NotResumable> {
         let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
         if marks.into_iter().all(|(_, told)| told.matched) {
@@ -146,7 +147,7 @@ impl ReplayBuffer {
         }
     }
 
-    /// All texts and lists at places that begin so must have come again.
+    /// Fails unless all texts and lists whose paths begin with `places` were repeated in full.
     pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), NotResumable> {
         fn all<T>(reels: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
             let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
@@ -156,14 +157,14 @@ impl ReplayBuffer {
         if is_through { Ok(()) } else { Err(NotResumable::Diverged) }
     }
 
-    /// All of it is to come again.
+    /// Marks all contents as not repeated.
     pub(super) fn rewind(&mut self) {
         self.texts.values_mut().for_each(|reel| reel.matched = 0);
         self.lists.values_mut().for_each(|reel| reel.matched = 0);
         self.marks.values_mut().for_each(|told| told.matched = false);
     }
 
-    /// Whether something was told that another draw need not tell: a word, a tool.
+    /// Returns whether there was output (text or a tool call) that another sample need not repeat.
     pub(super) fn has_output(&self) -> bool {
         self.has_output
     }
@@ -172,12 +173,12 @@ impl ReplayBuffer {
         self.texts.is_empty() && self.lists.is_empty() && self.marks.is_empty()
     }
 
-    /// Whether not all of it could be kept.
+    /// Returns whether the size limit is exceeded.
     pub(super) fn is_full(&self) -> bool {
         self.size > MAX_BUFFERED_BYTES
     }
 
-    /// Bytes that are kept.
+    /// Returns the accounted size in bytes.
     #[cfg(test)]
     pub(super) fn size(&self) -> usize {
         self.size

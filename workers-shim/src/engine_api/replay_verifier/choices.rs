@@ -1,4 +1,4 @@
-//! Events of chats and completions: choices, each apart.
+//! Verifies events of `/v1/chat/completions` and `/v1/completions`, choice by choice.
 
 use serde_json::{Map, Value};
 
@@ -7,12 +7,12 @@ use super::{EventRemainder, ReplayPhase, ReplayVerifier};
 use crate::engine_api::token_transcript::{NotResumable, TokenIdVisibility};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Fields that all events of an answer share.
+/// Fields that are equal in all events of an answer.
 const SHARED_FIELDS: [&str; 3] = ["id", "created", "model"];
-/// Fields of a delta that are told once, and are no pieces of a text.
+/// Fields of a delta that occur once and are not fragments of a text.
 const UNIQUE_DELTA_FIELDS: [&str; 4] = ["role", "type", "name", "id"];
 
-/// How much of a choice's event was told before, and how much not.
+/// How many items of a choice's event were known and how many are new.
 #[derive(Default)]
 struct NoveltyCounts {
     known: usize,
@@ -93,7 +93,7 @@ impl ReplayVerifier {
         Ok(if sorted.new == 0 && is_old { EventRemainder::Known } else { EventRemainder::New })
     }
 
-    /// A choice's token ids.
+    /// Removes the known token ids of a choice.
     fn ids_of(
         &mut self,
         at: u64,
@@ -114,7 +114,7 @@ impl ReplayVerifier {
         Ok(())
     }
 
-    /// A delta, or a part of one: its texts less what was told of them.
+    /// Removes the known parts of all texts in a delta, or in a part of one.
     fn value(&mut self, place: &str, value: &mut Value, sorted: &mut NoveltyCounts) -> Result<(), NotResumable> {
         match value {
             Value::String(text) => {
@@ -127,7 +127,7 @@ impl ReplayVerifier {
                 for (name, value) in fields.iter_mut() {
                     let place = format!("{place}/{name}");
                     match value.as_str().filter(|_| UNIQUE_DELTA_FIELDS.contains(&name.as_str())) {
-                        // Ids are made up anew each time.
+                        // Every engine generates its own ids, so their values are not compared.
                         Some(text) if !text.is_empty() => {
                             if name == "name" {
                                 self.buffer.mark_output();
@@ -153,8 +153,8 @@ impl ReplayVerifier {
         Ok(())
     }
 
-    /// Log probabilities: a chat's list of tokens, or a completion's lists of the same length. Their numbers differ from engine to
-    /// engine, and are not compared.
+    /// Removes the known log probabilities: a chat's list of tokens, or a completion's lists of equal length. Their
+    /// numbers differ between engines and are not compared.
     fn logprobs(
         &mut self,
         place: &str,
@@ -177,7 +177,7 @@ impl ReplayVerifier {
         Ok(())
     }
 
-    /// A list of tokens with their log probabilities, less those that were told; how many these were.
+    /// Removes the known tokens from a list with log probabilities, and returns how many they were.
     pub(super) fn tokens(&mut self, place: &str, items: &mut Vec<Value>) -> Result<usize, NotResumable> {
         let tokens: Vec<u64> = items.iter().map(|item| hashed(&item["token"])).collect();
         let known = self.buffer.list(place, &tokens)?;

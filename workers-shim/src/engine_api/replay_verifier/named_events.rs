@@ -1,4 +1,4 @@
-//! Events of `/v1/messages` and `/v1/responses`, which have names.
+//! Verifies events of `/v1/messages` and `/v1/responses`, which have names.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::{EventRemainder, ReplayPhase, ReplayVerifier};
 use crate::engine_api::token_transcript::NotResumable;
 
-/// Fields that name things of an answer.
+/// Fields that contain ids of parts of an answer.
 const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
-/// Most names of a repeated answer that stand for others; no engine has that many in one answer.
+/// Maximum number of ids renamed in a repeated answer; far more than any engine uses.
 const MAX_RENAMED: usize = 4096;
 
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
@@ -25,7 +25,7 @@ fn number(event: &Map<String, Value>, name: &str) -> u64 {
 }
 
 impl ReplayVerifier {
-    /// An event of `/v1/messages`.
+    /// Verifies an event of `/v1/messages`.
     pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         let (kind, at) = (kind_of(event), number(event, "index"));
         match kind.as_str() {
@@ -56,14 +56,14 @@ impl ReplayVerifier {
         }
     }
 
-    /// A block's delta less what was told of it.
+    /// Removes the known parts of a content block's delta.
     fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
         let mut left = EventRemainder::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
             let place = format!("{at}/{name}");
             match value {
-                // Made up anew each time.
+                // Every engine generates its own signature, so its value is not compared.
                 Value::String(_) if name == "signature" => left = self.check_once(&place, "")?,
                 Value::String(said) => {
                     let new = self.buffer.text(&place, said)?.to_owned();
@@ -78,7 +78,7 @@ impl ReplayVerifier {
         if was_over && left == EventRemainder::New { Err(NotResumable::Diverged) } else { Ok(left) }
     }
 
-    /// An event of `/v1/responses`.
+    /// Verifies an event of `/v1/responses`.
     pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
         if self.phase == ReplayPhase::First {
             self.next_number = number(event, "sequence_number") + 1;
@@ -118,7 +118,7 @@ impl ReplayVerifier {
         left
     }
 
-    /// Whether the client has the end of the part, or of its item.
+    /// Returns whether the client has the end of the part, or of its item.
     fn is_part_finished(&self, item: u64, part: u64, delta: &str) -> bool {
         self.phase == ReplayPhase::Replay
             && [
@@ -159,7 +159,7 @@ impl ReplayVerifier {
         Ok(if is_nothing { EventRemainder::Known } else { EventRemainder::New })
     }
 
-    /// What is called `id` now is what the first engine's answer has at `place`.
+    /// Maps the current engine's `id` to the id that the first engine's answer has at `place`.
     fn map_id(&mut self, place: &str, id: &str) -> Result<(), NotResumable> {
         if id.is_empty() {
             return Ok(());
@@ -182,7 +182,7 @@ impl ReplayVerifier {
     }
 }
 
-/// Which part of an item an event is about.
+/// Returns the index of the item's part that an event belongs to.
 fn part_of(event: &Map<String, Value>) -> u64 {
     let name = if event.contains_key("summary_index") { "summary_index" } else { "content_index" };
     number(event, name)

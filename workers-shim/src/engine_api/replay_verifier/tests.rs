@@ -12,7 +12,7 @@ const ANSWER: &str = "Là-bas, it says: çà et là 42";
 const THOUGHT: &str = "Hm… let me see";
 const ARGUMENTS: &str = r#"{"city":"Zürich","days":3}"#;
 
-/// Pieces of so many characters.
+/// Splits text into fragments of `size` characters.
 fn pieces(text: &str, size: usize) -> Vec<String> {
     let all: Vec<char> = text.chars().collect();
     all.chunks(size).map(|piece| piece.iter().collect()).collect()
@@ -25,7 +25,8 @@ fn data(event: Value) -> String {
     }
 }
 
-/// A chat of two choices, which thinks, speaks and calls two tools, cut into pieces of `size`; `name` is in all that engines make up.
+/// Events of a chat with two choices, reasoning, text and two tool calls, in fragments of `size`; `name` is part of
+/// every generated id.
 fn chat(name: &str, size: usize) -> Vec<String> {
     let event = |choices: Value| {
         data(json!({"id": name, "object": "chat.completion.chunk", "created": size, "model": "m", "choices": choices}))
@@ -60,7 +61,7 @@ fn chat(name: &str, size: usize) -> Vec<String> {
     all
 }
 
-/// A completion of two prompts with log probabilities and token ids.
+/// Events of a completion of two prompts with log probabilities and token ids.
 fn completion(name: &str, size: usize) -> Vec<String> {
     let event = |choices: Value| {
         data(json!({"id": name, "object": "text_completion", "created": size, "model": "m", "choices": choices}))
@@ -80,7 +81,7 @@ fn completion(name: &str, size: usize) -> Vec<String> {
     all
 }
 
-/// A message of a thought, a text and a tool's input.
+/// Events of a message with a thinking block, text and a tool's input.
 fn message(name: &str, size: usize) -> Vec<String> {
     let mut all = vec![json!({"type": "message_start", "message": {"id": name, "usage": {"input_tokens": 3}}})];
     let blocks = [
@@ -107,7 +108,7 @@ fn message(name: &str, size: usize) -> Vec<String> {
     all.into_iter().map(data).collect()
 }
 
-/// A response of a message and a call.
+/// Events of a response with a message and a function call.
 fn response(name: &str, size: usize) -> Vec<String> {
     let whole = |output: Value| json!({"id": name, "created_at": size, "model": "m", "output": output});
     let mut all = vec![
@@ -146,7 +147,7 @@ fn response(name: &str, size: usize) -> Vec<String> {
     numbered.collect()
 }
 
-/// Adds what a delta tells to what was told: texts and lists grow, objects are filled in.
+/// Merges a delta into the accumulated answer: texts and lists are appended, objects merged.
 fn merge_delta(told: &mut Value, delta: &Value) {
     match (told, delta) {
         (told, delta) if told.is_null() => *told = delta.clone(),
@@ -168,7 +169,7 @@ fn merge_delta(told: &mut Value, delta: &Value) {
                 }
             }
         }
-        // Who differs here has told something twice.
+        // A difference here means that something was forwarded twice.
         (Value::Number(told), Value::Number(more)) => assert_eq!(told, more),
         _ => {}
     }
@@ -186,7 +187,7 @@ fn without_numbers(value: &mut Value) {
     }
 }
 
-/// What a client makes of a stream: the events in their order, those that go on with one another put together.
+/// Assembles a stream as a client does: events in order, consecutive deltas merged.
 fn assemble_stream(stream: &str) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::new();
     for line in stream.lines().filter_map(|line| line.strip_prefix("data: ")) {
@@ -219,7 +220,7 @@ fn assemble_stream(stream: &str) -> Vec<Value> {
     all
 }
 
-/// The numbers of the events, which are not the same where an answer is cut otherwise.
+/// Removes the event numbers, which depend on how an answer is split.
 fn numbers(events: &mut [Value]) {
     events.iter_mut().filter_map(Value::as_object_mut).for_each(|event| drop(event.remove("sequence_number")));
 }
@@ -249,7 +250,7 @@ fn replayed_answer_is_delivered_once_wherever_the_first_broke_off() {
             assert_eq!(begun, first[..cut].concat(), "{api:?}");
             assert_eq!(scanner.resume_ids(), Ok(None));
             scanner.switch_engine();
-            // What another engine makes of it is cut and called otherwise; the same one would change nothing.
+            // The second engine splits and names its events differently; the same events would test nothing.
             let size = if cut == 0 { 3 } else { 1 + cut % 5 };
             let told = begun + &forward(&mut scanner, &make(if cut == 0 { "one" } else { "two" }, size));
             assert_same_ids(&told);
@@ -262,7 +263,7 @@ fn replayed_answer_is_delivered_once_wherever_the_first_broke_off() {
     }
 }
 
-/// Nothing that the first engine gave a name goes by another one later.
+/// Asserts that no id of the first engine changes later in the stream.
 fn assert_same_ids(told: &str) {
     let calls = ["-0-0", "-0-1", "-1-0", "-1-1"].map(|tail| ("", tail));
     for (start, end) in
@@ -313,7 +314,7 @@ fn replay_with_another_tool_diverges() {
     }
 }
 
-/// The first events of a made-up answer up to the one that names a tool, and a whole one without tools.
+/// Returns the first events of a generated answer up to the one that names a tool, and a complete one without tools.
 fn events_naming_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<String>) {
     let (first, second) = (make("one", 3), make("two", 3));
     let named = first.iter().position(|event| event.contains("look")).unwrap();

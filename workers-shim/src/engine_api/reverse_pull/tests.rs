@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::engine_api::{EngineResponse, SseScanner};
 
-/// A frame of vLLM 0.32's NIXL connector in its bidirectional mode: what a target's whole answer carried.
+/// Captured from vLLM 0.32's NIXL connector in bidirectional mode: the parameters in a target's answer.
 const SEEN: &str = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[72,73,74]],"remote_engine_id":"1ab1c060-a51b-4ec0-a69b-767adde7a433","remote_request_id":"chatcmpl-s-bb0e9af5","remote_host":"127.0.0.1","remote_port":38161,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":441,"remote_blocks_expiry_time":70008.869627154,"transfer_mode":"pull"}"#;
 
 fn answer(parameters: &str) -> Bytes {

@@ -1,13 +1,12 @@
-//! Memory for events whose end has not come, over all streams together: an engine that never ends a line, and many clients,
-//! take no more than this.
+//! Memory limit for incomplete events over all streams, against engines that never end a line.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What each stream may hold without asking: more than any event but those with a prompt's token ids.
+/// Bytes that each stream may hold without reserving: more than any event needs that has no prompt token ids.
 const FREE_BYTES: usize = 64 << 10;
 
-/// A bound on what all streams hold of unfinished events. Clones share it.
+/// Limits the bytes of incomplete events over all streams. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct EventBudget(Option<Arc<BudgetState>>);
 
@@ -18,18 +17,18 @@ struct BudgetState {
 }
 
 impl EventBudget {
-    /// So many bytes, beside 64 KiB of each stream.
+    /// Creates a budget of `most` bytes, beyond the 64 KiB that each stream may hold anyway.
     pub fn of(most: usize) -> Self {
         Self(Some(Arc::new(BudgetState { max: most, reserved: AtomicUsize::new(0) })))
     }
 
-    /// Bytes that are held now, beyond those that need not ask.
+    /// Returns the bytes that are reserved now.
     pub fn held(&self) -> usize {
         self.0.as_ref().map_or(0, |shared| shared.reserved.load(Ordering::Relaxed))
     }
 }
 
-/// One stream's part of the budget; dropping it gives it back.
+/// One stream's share of the budget; released when dropped.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShare {
     budget: EventBudget,
@@ -41,7 +40,8 @@ impl BudgetShare {
         Self { budget, bytes: 0 }
     }
 
-    /// Whether the stream may hold so many bytes in all. What it held before is given back where it may not.
+    /// Changes the reservation to `bytes` in all and returns whether that fits. If it does not, the whole reservation
+    /// is released.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let Some(shared) = &self.budget.0 else { return true };
         let wanted = bytes.saturating_sub(FREE_BYTES);

@@ -1,4 +1,4 @@
-//! What is read of any event of a stream.
+//! The parsed fields of a stream event.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::engine_api::answer::UsageFields;
 /// An event of any of the four APIs.
 #[derive(Deserialize)]
 pub(super) struct StreamChunk<'a> {
-    /// Of `/v1/messages` and `/v1/responses`.
+    /// Only in `/v1/messages` and `/v1/responses`.
     #[serde(borrow)]
     pub(super) r#type: Option<Cow<'a, str>>,
     pub(super) id: Option<String>,
@@ -19,7 +19,8 @@ pub(super) struct StreamChunk<'a> {
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
     pub(super) delta: Option<TypedDelta>,
-    /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
+    /// The answer so far in `/v1/responses`. `message` below is the head of an answer in `/v1/messages`, or an error's
+    /// text.
     pub(super) response: Option<&'a RawValue>,
     pub(super) message: Option<&'a RawValue>,
 }
@@ -34,7 +35,7 @@ pub(super) struct NestedAnswer {
 #[derive(Deserialize, Default)]
 pub(super) struct EngineError {
     pub(super) message: Option<String>,
-    /// A status at vLLM; a word or nothing at others.
+    /// An HTTP status at vLLM; a word or missing at other engines.
     pub(super) code: Option<serde_json::Value>,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct StreamChoice {
     delta: Option<StreamDelta>,
 }
 
-/// What is said in an event of `/v1/responses` or `/v1/messages`.
+/// The delta in an event of `/v1/responses` or `/v1/messages`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum TypedDelta {
@@ -55,7 +56,7 @@ pub(super) enum TypedDelta {
 }
 
 impl TypedDelta {
-    /// Bytes of it.
+    /// Returns its length in bytes.
     pub(super) fn text(self) -> usize {
         match self {
             Self::Text(text) => text.len(),
@@ -76,7 +77,7 @@ struct StreamDelta {
 }
 
 impl StreamChoice {
-    /// Bytes of text that it says.
+    /// Returns the length of its text in bytes.
     pub(super) fn text(&self) -> usize {
         let of_delta = self.delta.as_ref().map(|delta| [&delta.content, &delta.reasoning, &delta.reasoning_content]);
         let all = of_delta.into_iter().flatten().chain([&self.text]);

@@ -1,19 +1,19 @@
-//! Where one event ends, and which one ends an answer.
+//! Finds the end of a server-sent event, and recognises the event that ends an answer.
 
-/// The name in an event's first line, where it stands there.
+/// Returns the event's name, if its first line contains it.
 pub(super) fn event_name(event: &[u8]) -> &[u8] {
     let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
     line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
 }
 
-/// What the last event of an answer says of it.
+/// How an answer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FinalEvent {
     Complete,
     Failed,
 }
 
-/// What an event of this name says of the answer that it ends, as `[DONE]` does elsewhere; none where it ends none.
+/// Returns how an event of this name ends the answer (the equivalent of `[DONE]`); None if it does not end it.
 pub(super) fn final_event(name: &[u8]) -> Option<FinalEvent> {
     match name {
         b"message_stop" | b"response.completed" | b"response.incomplete" => Some(FinalEvent::Complete),
@@ -22,7 +22,7 @@ pub(super) fn final_event(name: &[u8]) -> Option<FinalEvent> {
     }
 }
 
-/// Where the first event ends: after its blank line.
+/// Returns the offset after the blank line that ends the first event.
 pub(super) fn event_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
     while let Some(found) = memchr::memchr(b'\n', &bytes[from..]) {

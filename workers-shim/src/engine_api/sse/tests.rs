@@ -4,7 +4,7 @@ use super::*;
 use crate::engine_api::answer::tests::recorded;
 use vocabulary::Tokens;
 
-/// Everything forwarded, and the scanner after it.
+/// Feeds `chunks`; returns everything forwarded, and the scanner.
 fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
     let mut out = Vec::new();
     for chunk in chunks {
@@ -14,7 +14,7 @@ fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
     (out.concat(), scanner)
 }
 
-/// Whether nothing of an event is here, or was forwarded, whose end is missing.
+/// Returns whether no part of an incomplete event is buffered or was forwarded.
 fn is_at_boundary(scanner: &SseScanner) -> bool {
     scanner.tail.is_empty() && !scanner.overlong
 }
@@ -108,7 +108,7 @@ fn every_kind_of_output_is_counted() {
     assert_eq!((facts.outputs, facts.text), (1, 25), "an event may hold many tokens");
 }
 
-/// One event as the other two APIs write them.
+/// A named event, as `/v1/messages` and `/v1/responses` write them.
 fn named(name: &str, fields: &str) -> String {
     format!("event: {name}\ndata: {{\"type\":\"{name}\"{fields}}}\n\n")
 }

@@ -1,4 +1,4 @@
-//! What is read of an event whose answer may go on elsewhere: the places of what is exchanged in it.
+//! The parsed fields of an event whose answer may be continued elsewhere, with their positions for rewriting.
 
 use std::borrow::Cow;
 

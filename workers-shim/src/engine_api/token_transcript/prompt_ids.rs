@@ -1,5 +1,5 @@
-//! The token ids of a prompt, taken out of the event that tells them. They are as long as the context: whatever else reads the
-//! event need not go over them. Engines tell them beside the choices or in the first one; the name counts wherever it stands.
+//! Extracts the prompt's token ids from a stream event, so that later parsers need not scan a list as long as the
+//! context. Engines put it beside the choices or into the first one; the field name counts wherever it occurs.
 
 use bytes::Bytes;
 
@@ -8,15 +8,15 @@ const NAME: &[u8] = b"\"prompt_token_ids\"";
 /// An event without its prompt's token ids.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::engine_api) struct ExtractedPromptIds {
-    /// With `null` in their place.
+    /// The event with `null` in their place.
     pub(in crate::engine_api) event: Bytes,
     pub(super) ids: Vec<u32>,
 }
 
 impl ExtractedPromptIds {
-    /// None where it tells none.
+    /// Extracts the ids; None if the event contains none.
     pub(super) fn of(event: &[u8]) -> Option<Self> {
-        // Where this stands in a text its quotes are escaped.
+        // Inside a JSON string the quotes would be escaped, so this matches field names only.
         memchr::memmem::find_iter(event, NAME).find_map(|at| {
             let from = preceding_byte_at(event, at + NAME.len(), b':')?;
             let (ids, to) = parse_ids(event, from).filter(|(ids, _)| !ids.is_empty())?;
@@ -25,7 +25,7 @@ impl ExtractedPromptIds {
     }
 }
 
-/// Where something begins before which there is only this byte, and space.
+/// Expects `byte` at `at`, optionally surrounded by whitespace, and returns the offset after it.
 fn preceding_byte_at(event: &[u8], at: usize, byte: u8) -> Option<usize> {
     let at = skip_space(event, at);
     (event.get(at) == Some(&byte)).then(|| skip_space(event, at + 1))
@@ -36,8 +36,8 @@ fn skip_space(event: &[u8], at: usize) -> usize {
     at + rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
-/// The list of numbers that begins there, and where it ends; none where it is not that. Looks no further than it goes, so that
-/// lists that nobody closes cost what they are long.
+/// Parses the list of numbers at `from` and returns it with its end; None if there is no such list. Reads no further
+/// than the list, so that unterminated lists cost linear time.
 fn parse_ids(event: &[u8], from: usize) -> Option<(Vec<u32>, usize)> {
     let first = preceding_byte_at(event, from, b'[')?;
     let is_inside = |byte: &&u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || **byte == b',';
@@ -46,12 +46,12 @@ fn parse_ids(event: &[u8], from: usize) -> Option<(Vec<u32>, usize)> {
         return None;
     }
     let inside = event[first..end].trim_ascii_end();
-    // Ids have some five digits.
+    // A token id has about five digits.
     let mut ids = Vec::with_capacity(inside.len() / 5);
     for number in inside.split(|byte| *byte == b',').filter(|_| !inside.is_empty()) {
         ids.push(parse_id(number.trim_ascii())?);
     }
-    // They stay for as long as the answer takes.
+    // Kept for the lifetime of the answer.
     ids.shrink_to_fit();
     Some((ids, end + 1))
 }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn unclosed_lists_are_scanned_once() {
-        // Each read to the end of all would be 10^12 bytes.
+        // Scanning each of them to the end of the input would take 10^12 bytes.
         let open = r#""prompt_token_ids":[1,2,"#.repeat(1 << 18);
         assert_eq!(ExtractedPromptIds::of(open.as_bytes()), None);
         let last = format!("{open}3]");

@@ -4,7 +4,7 @@ use serde_json::Value;
 use super::*;
 use crate::engine_api::SseScanner;
 
-/// What vLLM told with token ids, by case.
+/// Returns events that vLLM sent with token ids.
 fn recorded(case: &str) -> String {
     let find = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -34,7 +34,7 @@ fn resumable_scanner(api: Api, shown: TokenIdVisibility, telling: TextDelivery) 
     SseScanner::new().with_transcript(TokenTranscript::new(api, shown, telling))
 }
 
-/// What passes of these events.
+/// Returns what is forwarded of these events.
 fn forward(scanner: &mut SseScanner, events: &[&str]) -> String {
     let mut out = Vec::new();
     events.iter().for_each(|event| scanner.push(Bytes::copy_from_slice(event.as_bytes()), &mut out));
@@ -42,7 +42,7 @@ fn forward(scanner: &mut SseScanner, events: &[&str]) -> String {
     String::from_utf8(out.concat()).unwrap()
 }
 
-/// An event of a completion.
+/// An event of `/v1/completions`.
 fn event(text: &str, ids: &[u32]) -> String {
     let choice = serde_json::json!({"index": 0, "text": text, "finish_reason": null, "stop_reason": null, "prompt_token_ids": [7, 8], "token_ids": ids});
     format!("data: {}\n\n", serde_json::json!({"id": "c", "created": 5, "model": "m", "choices": [choice]}))
@@ -74,7 +74,7 @@ fn unrequested_token_ids_are_hidden_from_the_client() {
 fn completion_resumes_after_its_last_whole_character() {
     let (stream, rest) = (recorded("completion"), recorded("completion goes on after 6"));
     let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
-    // The seventh event tells an id whose character is not whole.
+    // The seventh event has an id whose character is incomplete.
     let mut out = forward(&mut scanner, &events(&stream)[..7]);
     let (prompt, said) = scanner.transcript().unwrap().resume_ids().unwrap().unwrap();
     assert_eq!((prompt.len(), said), (7, &[1810, 120, 420, 1200, 1934, 1662][..]));

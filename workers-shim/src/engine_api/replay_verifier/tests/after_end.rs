@@ -1,4 +1,4 @@
-//! What comes after an end that the client has, and what is kept of a repeat.
+//! Tests of events after an end that the client has, and of what is stored during a replay.
 
 use super::super::buffer::MAX_BUFFERED_BYTES;
 use super::*;
@@ -28,7 +28,7 @@ fn extra_text_in_a_finished_part_diverges() {
     for end in ["response.output_text.done", "response.content_part.done", "response.output_item.done"] {
         let make = |name: &str, size| {
             let ends = ["output_text.done", "content_part.done", "output_item.done"];
-            // An engine may tell fewer ends of a part than another one.
+            // Engines may emit different sets of end events for a part.
             let is_left_out = |event: &String| ends.iter().any(|it| !end.ends_with(it) && event.contains(it));
             let mut all = response(name, size);
             let tail = all.split_off(at(&all, &["fc_"]));
@@ -54,7 +54,7 @@ fn sampled_answer_that_starts_on_the_second_engine_is_not_replayed() {
         let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
         forward(&mut scanner, &all[..1]);
         if scanner.resume_ids().is_err() {
-            // Its first event speaks.
+            // Its first event already has output.
             continue;
         }
         scanner.switch_engine();
