@@ -1,5 +1,5 @@
-//! Engines' KV events: one follower a worker finds its streams, hears them, asks for what was missed, and keeps the
-//! residency index true to them.
+//! KV events of engines. One follower per worker finds the worker's event streams, subscribes, requests replays of
+//! missed events, and keeps the residency index up to date.
 
 mod discovery;
 mod follower;

@@ -1,11 +1,11 @@
-//! The fleet: every worker as it looks now. Probes and scrapes tell what the engines do, our own requests in flight
-//! tell what we just sent there, events tell what they hold.
+//! The fleet: current state of all workers. Combines probes and metrics scrapes, this router's own requests in flight,
+//! and KV events.
 //!
-//! It observes and counts. It picks no worker and changes nothing at one.
+//! It only observes and counts: it selects no worker and changes nothing on a worker.
 //!
-//! **Identity.** A worker's incarnation is its process start time. Where `/metrics` does not tell it (a plain
-//! OpenAI-compatible server, SGLang) the incarnation is 0 in all its lives, and a restart that falls between two
-//! probes is not seen. **Load** without `/metrics` is this router's own requests in flight.
+//! **Identity.** A worker's incarnation is its process start time. Where `/metrics` does not contain it (a plain
+//! OpenAI-compatible server, SGLang), the incarnation is always 0, and a restart between two probes goes unnoticed.
+//! **Load** without `/metrics` is this router's own requests in flight.
 
 mod config;
 mod estimate;
@@ -52,60 +52,62 @@ use probe::Prober;
 use worker_handle::WorkerHandle;
 use worker_registry::{JoinedWorker, WorkerRegistry};
 
-/// Probes between two looks for the events of a worker that had none.
+/// Number of probe intervals between attempts to discover event sources of a worker that had none.
 const DISCOVERY_EVERY: u32 = 60;
 
-/// A fleet that cannot be started.
+/// Why a fleet cannot be started or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
-    /// No HTTP client could be made.
+    /// The HTTP client could not be created.
     #[error("no HTTP client for probes: {0}")]
     Client(#[from] reqwest::Error),
-    /// The same endpoint twice.
+    /// An endpoint is listed twice.
     #[error("the worker {0} is listed twice")]
     DuplicateWorker(Arc<str>),
 }
 
-/// A worker answered a probe: some router reached this life of it.
+/// Reports that a worker answered a probe, so this incarnation is alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LivenessReport {
-    /// Which.
+    /// The worker.
     pub worker: WorkerId,
-    /// Which life of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Its data-parallel ranks.
     pub ranks: u16,
 }
 
-/// How the events of a worker that serves this model become chain blocks; none for models that are known by bytes
-/// only, whose chains no engine event can match.
+/// Returns how the events of a worker that serves this model are mapped to chain blocks. None for models whose prompts
+/// are identified by bytes only, because no engine event can match their chains.
 pub type SourceRulesResolver = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
 
-/// What a fleet is made of.
+/// Options of a fleet.
 pub struct FleetOptions {
-    /// Everybody at the start; see [`Fleet::set_workers`].
+    /// The initial workers; see [`Fleet::set_workers`].
     pub workers: Vec<WorkerDefinition>,
-    /// How often they are asked.
+    /// Probe intervals and timeouts.
     pub pace: ProbeSettings,
-    /// Where events go.
+    /// The index that events are applied to.
     pub index: SharedIndex,
-    /// How events are read.
+    /// How events are mapped to chain blocks.
     pub rules: SourceRulesResolver,
-    /// Where successful probes are told; full means that a report is dropped, the next one comes in a second.
+    /// Receives a report for each successful probe. Reports are dropped while the channel is full; the next one follows
+    /// in a second.
     pub liveness: Option<mpsc::Sender<LivenessReport>>,
-    /// How much is remembered of what was routed to workers without events.
+    /// Limits of what is recorded for workers without events.
     pub routed_limits: RoutedBlockLimits,
-    /// The other routers, where there are any: who starts late learns from them what engines no longer tell.
+    /// The other routers, if there are any: a router that starts late gets the events from them that engines no longer
+    /// replay.
     pub snapshots: Option<Arc<dyn SnapshotProvider>>,
 }
 
-/// Begins a task, once more after it ended in a panic.
+/// Creates the future of a task; called again after a panic.
 pub type Begin = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
 
-/// Runs a task of this name until its work is done, and begins it anew where a panic ends it. Several tasks have one name.
+/// Runs a task until it completes, and restarts it after a panic. The name is not unique.
 pub type Keep = Arc<dyn Fn(&'static str, Begin) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Every worker as it looks now. Dropping it stops its probes and its event streams.
+/// The current state of all workers. Dropping it stops its probes and event streams.
 pub struct Fleet {
     registry: Arc<WorkerRegistry>,
     prober_environment: ProberEnvironment,
@@ -113,9 +115,9 @@ pub struct Fleet {
     revision: Arc<AtomicU64>,
     cached: ArcSwap<CachedViews>,
     peers: Mutex<PeerInFlightTables>,
-    /// How many other routers are heard.
+    /// Number of other routers that report.
     peer_count: AtomicUsize,
-    /// A request was sent since somebody waited for one.
+    /// Notified when a request is dispatched.
     dispatched: Notify,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -125,7 +127,7 @@ struct CachedViews {
     views: Arc<[WorkerView]>,
 }
 
-/// What a worker that joins is watched with.
+/// What the tasks of a new worker need.
 struct ProberEnvironment {
     client: reqwest::Client,
     pace: ProbeSettings,
@@ -135,12 +137,12 @@ struct ProberEnvironment {
 }
 
 impl Fleet {
-    /// Starts to watch, with tasks that a panic ends for good. Must be called inside a tokio runtime.
+    /// Starts the fleet without supervision: a panic ends a task for good. Must be called inside a tokio runtime.
     pub fn start(options: FleetOptions) -> Result<Self, FleetError> {
         Self::start_kept(options, Arc::new(|_, mut begin| begin()))
     }
 
-    /// Starts to watch, with tasks that are kept. Must be called inside a tokio runtime.
+    /// Starts the fleet with tasks supervised by `keep`. Must be called inside a tokio runtime.
     pub fn start_kept(options: FleetOptions, keep: Keep) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = FollowerEnvironment {
@@ -172,8 +174,9 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Makes these the workers, in this order. Those that are described as before go on as they are. The others leave: they
-    /// get nothing new, what they began goes on, and what they hold is forgotten. Must be called inside a tokio runtime.
+    /// Replaces the list of workers, in this order. Workers with an unchanged definition continue undisturbed. All
+    /// others leave: they get no new requests, running ones finish, and their blocks are forgotten. Must be called
+    /// inside a tokio runtime.
     pub fn set_workers(&self, workers: Vec<WorkerDefinition>) -> Result<FleetDiff, FleetError> {
         let usual_prompt = self.prober_environment.pace.usual_prompt;
         let member = |spec| WorkerHandle::new(spec, self.revision.clone(), usual_prompt);
@@ -185,12 +188,12 @@ impl Fleet {
         Ok(turnover)
     }
 
-    /// Whether the worker gets work: it is listed, and has not left.
+    /// Returns whether the worker is listed and has not left.
     pub fn is_listed(&self, worker: WorkerId) -> bool {
         self.member(worker).is_some_and(|member| !member.has_left())
     }
 
-    /// Workers that left and have not brought everything to its end.
+    /// Returns the workers that have left but still run requests.
     pub fn leaving(&self) -> Vec<WorkerId> {
         self.registry.load().leaving.iter().map(|member| member.id).collect()
     }
@@ -225,7 +228,7 @@ impl Fleet {
         tasks.spawn(keep("events", Box::new(followed)));
     }
 
-    /// All workers that are listed, in their order. Made anew only when something changed.
+    /// Returns all listed workers in order. Cached until something changes.
     pub fn snapshot(&self) -> Arc<[WorkerView]> {
         let revision = self.revision.load(Ordering::Acquire);
         let cached = self.cached.load();
@@ -243,64 +246,66 @@ impl Fleet {
         views
     }
 
-    /// Counts a request with `tokens` to compute as being at this rank, until the guard is dropped.
+    /// Counts a request with `tokens` prompt tokens to compute at this rank, until the returned guard is dropped.
     pub fn dispatch(&self, worker: WorkerId, rank: DpRank, tokens: Tokens) -> InFlightRequest {
         let in_flight = InFlightRequest::new(self.member(worker).map(|member| member.in_flight.clone()), rank, tokens);
         self.dispatched.notify_one();
         in_flight
     }
 
-    /// Returns once a request was sent since this last returned. For one waiter.
+    /// Waits until a request was dispatched since the last call returned. For a single waiter.
     pub async fn wait_dispatched(&self) {
         self.dispatched.notified().await;
     }
 
-    /// A connection to the worker was refused or broke: it takes no work until a probe succeeds, which is tried at once.
+    /// Marks the worker as unreachable after a refused or broken connection. It gets no requests until a probe
+    /// succeeds; one is sent at once.
     pub fn mark_unreachable(&self, worker: WorkerId) {
         if let Some(member) = self.member(worker) {
             member.mark_unreachable();
         }
     }
 
-    /// The life of the worker that probes reach; none while they reach none.
+    /// Returns the incarnation that answers probes; None while none does.
     pub fn incarnation(&self, worker: WorkerId) -> Option<Incarnation> {
         *self.member(worker)?.watch_incarnation().borrow()
     }
 
-    /// Ends when this life of the worker is over for us: it cannot be reached any more, or another process answers there.
-    /// At once for one that is not reached now or does not belong to the fleet.
+    /// Returns a future that completes once the current incarnation is unreachable or replaced by another process. It
+    /// completes at once if the worker is not reachable now or not in the fleet.
     pub fn wait_lost(&self, worker: WorkerId) -> impl Future<Output = ()> + Send + 'static {
         let life = self.member(worker).map(|member| member.watch_incarnation());
         async move {
             let Some(mut life) = life else { return };
             let Some(begun) = *life.borrow() else { return };
-            // An error means that the fleet itself is gone.
+            // An error means that the fleet itself was dropped.
             let _ = life.wait_for(|now| *now != Some(begun)).await;
         }
     }
 
-    /// Sets whether the worker takes new sessions: [`WorkerHealth::DrainFlag`] to stop it, anything else to let it.
+    /// Sets whether the worker is draining, which means that it takes no new sessions. [`WorkerHealth::Draining`]
+    /// starts it, any other value ends it.
     pub fn set_draining(&self, worker: WorkerId, wanted: WorkerHealth) {
         if let Some(member) = self.member(worker) {
             member.set_draining(wanted);
         }
     }
 
-    /// KV came to the worker from another one: its link's costs are learnt from that.
+    /// Records a KV transfer to the worker, which updates the estimated costs of its link.
     pub fn record_transfer(&self, worker: WorkerId, bytes: Bytes, took: Micros) {
         if let Some(member) = self.member(worker) {
             member.record_transfer(bytes, took);
         }
     }
 
-    /// The transfer with this number from a rank of one worker to another; none where they do not speak the same dialect,
-    /// or it is not known where they meet.
+    /// Returns a transfer with the id `room` from a rank of one worker to another. None where their connectors differ
+    /// or the source's transfer endpoint is not known.
     pub fn transfer(&self, (source, rank): (WorkerId, DpRank), target: WorkerId, room: u64) -> Option<KvTransfer> {
         let (source, target) = (self.member(source)?.probed_state(), self.member(target)?.probed_state());
         source.connector.transfer(&target.connector, (rank, source.ranks()), room)
     }
 
-    /// A step was served there. Remembered is what the worker's events do not tell.
+    /// Records that a step was served at this rank, for what the worker's events do not report.
     pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: ServedPrompts<'_>) {
         let room =
             self.member(worker).map(|member| member.probed_state().capacity().kv).filter(|room| *room > Tokens::ZERO);
@@ -309,32 +314,32 @@ impl Fleet {
         }
     }
 
-    /// Whose metrics the worker showed last; [`EngineKind::Other`] where it showed none.
+    /// Returns which engine the last scraped metrics belong to; [`EngineKind::Other`] if there were none.
     pub fn engine(&self, worker: WorkerId) -> EngineKind {
         self.member(worker).map_or_else(EngineKind::default, |member| member.engine())
     }
 
-    /// The LoRA adapters that the worker lists.
+    /// Returns the LoRA adapters that the worker lists.
     pub fn adapters(&self, worker: WorkerId) -> Arc<[Adapter]> {
         self.member(worker).map(|member| member.probed_state().adapters.clone()).unwrap_or_default()
     }
 
-    /// What came of the worker's events so far.
+    /// Returns the counters of the worker's events.
     pub fn events(&self, worker: WorkerId) -> Option<EventCounts> {
         self.member(worker).map(|member| member.events.counts())
     }
 
-    /// How many event sources the worker has, and how many are heard.
+    /// Returns how many event sources the worker has, and how many are connected.
     pub fn event_sources(&self, worker: WorkerId) -> Option<EventSourceCount> {
         self.member(worker).map(|member| member.events.sources.count())
     }
 
-    /// Why the worker's blocks are not known exactly; none where they are.
+    /// Returns why the worker's blocks are not known exactly; None if they are.
     pub fn inexact_reason(&self, worker: WorkerId) -> Option<InexactReason> {
         self.member(worker)?.events.sources.inexact_reason()
     }
 
-    /// How sure what is believed of the worker's speeds is.
+    /// Returns the confidence in the worker's estimated speeds.
     pub fn confidence(&self, worker: WorkerId) -> Option<SpeedConfidence> {
         self.member(worker).map(|member| member.confidence())
     }

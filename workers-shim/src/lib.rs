@@ -1,4 +1,5 @@
-//! Engines as they are: their dialects, their events and metrics, the fleet made of them, and simulated ones.
+//! Everything about engines: their APIs and KV connectors, events and metrics, the fleet of workers, and a simulated
+//! worker.
 
 pub mod engine_api;
 pub mod events;

@@ -1,8 +1,8 @@
-//! An engine's `/metrics` page, read for the few numbers that a router needs. It never panics and never fails: a line
-//! that cannot be read is skipped, a number that makes no sense is left out.
+//! Parses an engine's `/metrics` page for the few values that routing needs. It never panics and never fails:
+//! unreadable lines are skipped, implausible values ignored.
 //!
-//! Format: Prometheus text exposition 0.0.4. Names: vLLM 0.6 to 0.32, SGLang 0.5. A page with several series of one
-//! name (data-parallel ranks) is read as one worker: requests add up, usage is averaged, capacity is the smallest.
+//! Format: Prometheus text exposition 0.0.4. Names: vLLM 0.6 to 0.32, SGLang 0.5. Several series of one name
+//! (data-parallel ranks) are combined into one worker: requests are summed, usage is averaged, capacity is the minimum.
 
 mod aggregate;
 mod sample;
@@ -14,13 +14,13 @@ use vocabulary::{Bytes, Incarnation, Tokens, WorkerCapacity};
 use aggregate::ScrapeAggregator;
 pub use sample::Sample;
 
-/// Longest page that is read; what lies behind is ignored. vLLM's are 50 KB, SGLang's 85 KB.
+/// Maximum size of a page; the rest is ignored. vLLM's have 50 KB, SGLang's 85 KB.
 pub const MAX_BYTES: usize = 4 << 20;
 
-/// Whose metrics they are.
+/// The engine that metrics belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum EngineKind {
-    /// Neither of the following.
+    /// Another engine, or unknown.
     #[default]
     Other,
     /// `vllm:...`
@@ -29,20 +29,20 @@ pub enum EngineKind {
     Sglang,
 }
 
-/// Whether the engine holds its weights and KV.
+/// Whether the engine has its weights and KV loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum SleepState {
-    /// It works, or says nothing of sleeping.
+    /// It serves, or reports no sleep state.
     #[default]
     Awake,
-    /// It was put to sleep: it answers probes and serves nobody.
+    /// It was put to sleep: it answers probes but serves no requests.
     Asleep,
 }
 
-/// Where prompt tokens came from, since the process started.
+/// Origin of prompt tokens since the process started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PromptSources {
-    /// Computed there.
+    /// Computed by the engine.
     pub computed: Tokens,
     /// Found in its own cache.
     pub cached: Tokens,
@@ -50,50 +50,50 @@ pub struct PromptSources {
     pub transferred: Tokens,
 }
 
-/// How the KV cache is laid out.
+/// Layout of the KV cache.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KvCacheLayout {
-    /// What fits, in the smallest rank.
+    /// Capacity of the smallest rank.
     pub capacity: WorkerCapacity,
-    /// Blocks that fit into the largest rank: no rank holds more. 0 is unknown.
+    /// Blocks that fit into the largest rank, so no rank holds more. 0 if unknown.
     pub max_blocks: u64,
-    /// KV of a token, where it can be told.
+    /// KV bytes per token, if known.
     pub bytes_per_token: Option<Bytes>,
-    /// Precision as configured (`auto`, `fp8`).
+    /// KV precision as configured (`auto`, `fp8`).
     pub dtype: Option<Arc<str>>,
 }
 
-/// What one page says.
+/// The values of one page.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Scrape {
-    /// Whose page it is.
+    /// The engine.
     pub engine: EngineKind,
-    /// Process identity; none where the page does not tell (SGLang, several API server processes).
+    /// Process identity; None if the page does not contain it (SGLang, several API server processes).
     pub process: Option<Incarnation>,
-    /// Data-parallel ranks that report, at least 1.
+    /// Number of reporting data-parallel ranks, at least 1.
     pub ranks: u16,
-    /// Requests in the batch, with those that hold memory and wait for KV from elsewhere.
+    /// Running requests, including those that hold memory while they wait for KV from elsewhere.
     pub running: u32,
-    /// Requests that wait for a place in it.
+    /// Waiting requests.
     pub waiting: u32,
-    /// KV blocks in use, 0 to 1.
+    /// Fraction of KV blocks in use, 0 to 1.
     pub kv_usage: f64,
-    /// Mean prompt of a request, all requests so far.
+    /// Mean prompt length over all requests so far.
     pub mean_prompt: Option<Tokens>,
-    /// Where prompts came from.
+    /// Origin of prompt tokens.
     pub prompts: PromptSources,
-    /// Layout of the cache.
+    /// Layout of the KV cache.
     pub cache: KvCacheLayout,
-    /// How it hands KV over where metrics show it: `nixl`, or `sglang` at its prefill and decode workers.
+    /// The KV connector, if metrics show it: `nixl`, or `sglang` at its prefill and decode workers.
     pub connector: Option<&'static str>,
-    /// Whether it sleeps.
+    /// Whether the engine sleeps.
     pub sleep_state: SleepState,
-    /// Transfers whose blocks nobody fetched in time.
+    /// Transfers whose blocks were not fetched in time.
     pub expired_transfers: u64,
 }
 
 impl Scrape {
-    /// Reads a page.
+    /// Parses a page.
     pub fn read(page: &str) -> Self {
         let mut tally = ScrapeAggregator::default();
         let lines = truncate_to_lines(page).lines().map(str::trim_ascii).filter(|line| !line.starts_with('#'));
@@ -103,7 +103,8 @@ impl Scrape {
         tally.total()
     }
 
-    /// What a prompt has to compute on average: the mean prompt x the share of prompt tokens that was computed there.
+    /// Returns the mean number of computed tokens per prompt: the mean prompt length x the share of prompt tokens that
+    /// was computed.
     pub fn mean_prefill_tokens(&self) -> Option<Tokens> {
         let PromptSources { computed, cached, transferred } = self.prompts;
         let all = computed + cached + transferred;
@@ -112,13 +113,13 @@ impl Scrape {
     }
 }
 
-/// The whole lines within the limit.
+/// Returns the complete lines within the size limit.
 fn truncate_to_lines(page: &str) -> &str {
     if page.len() <= MAX_BYTES {
         return page;
     }
     let end = page.as_bytes()[..MAX_BYTES].iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
-    // A newline is a character of its own, so this is a boundary.
+    // A newline is one byte in UTF-8, so this is a character boundary.
     page.get(..end).unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! ZMTP 3.0 over TCP with the NULL mechanism (rfc.zeromq.org/spec/23): what engines publish KV events with. No length that
-//! a peer says is believed beyond a bound, and nothing is reserved for what has not come.
+//! ZMTP 3.0 over TCP with the NULL mechanism (rfc.zeromq.org/spec/23), with which engines publish KV events. Lengths
+//! announced by a peer are limited, and memory is never reserved for bytes that have not arrived.
 
 use std::io;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The longest message in bytes, all frames together.
+/// Maximum size of a message in bytes, all frames together.
 const MAX_MESSAGE: usize = 16 << 20;
-/// The most frames of one message.
+/// Maximum number of frames per message.
 const MAX_FRAMES: usize = 64;
-/// The longest command in bytes: READY with a few properties, or a PING.
+/// Maximum size of a command in bytes: READY with a few properties, or a PING.
 const MAX_COMMAND: usize = 4 << 10;
-/// The longest context of a PING in bytes, as the specification has it.
+/// Maximum size of a PING's context in bytes, from the specification.
 const MAX_CONTEXT: usize = 16;
-/// The most topics that one subscriber asks for, and the longest of them in bytes.
+/// Maximum number of topics per subscriber, and the maximum length of a topic in bytes.
 const MAX_TOPICS: usize = 64;
 const MAX_TOPIC: usize = 256;
-/// Room for one read of a socket.
+/// Buffer size for one read of a socket.
 const READ_BUFFER: usize = 64 << 10;
-/// The longest handshake with a peer that connects.
+/// Timeout of the handshake with an incoming connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Why a connection cannot be used any more.
+/// Why a connection is no longer usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
     /// The network failed.
@@ -41,23 +41,23 @@ pub enum ZmtpError {
     /// The peer closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// An endpoint of another transport.
+    /// The endpoint is not a TCP endpoint.
     #[error("{0} is no tcp:// endpoint")]
     Endpoint(String),
-    /// The peer speaks something else.
+    /// The peer violated the protocol.
     #[error("not ZMTP 3 with the NULL mechanism: {0}")]
     Protocol(&'static str),
-    /// The peer has another kind of socket.
+    /// The peer has an incompatible socket type.
     #[error("the peer is not a {0} socket; check that the endpoints of events and of replay are not exchanged")]
     Socket(&'static str),
-    /// A message beyond its bound.
+    /// A message exceeds its limits.
     #[error(
         "a message is longer than {MAX_MESSAGE} bytes or {MAX_FRAMES} frames, or a command longer than {MAX_COMMAND} bytes"
     )]
     TooLong,
 }
 
-/// What a socket is for; a connection has one kind at each end.
+/// The socket type at one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketType {
     Pub,
@@ -76,7 +76,7 @@ impl SocketType {
         }
     }
 
-    /// Kinds that may be at the other end, the usual one first.
+    /// Returns the compatible types of the peer, the usual one first.
     fn peer_types(self) -> [&'static str; 2] {
         match self {
             Self::Pub => ["SUB", "XSUB"],
@@ -93,7 +93,7 @@ pub(crate) struct ZmtpConnection {
     stream: TcpStream,
     unread: BytesMut,
     unsent: BytesMut,
-    /// Frames of a message whose last one has not come, and their bytes.
+    /// Frames of an incomplete message, and their total bytes.
     partial: (Vec<Bytes>, usize),
 }
 
@@ -125,12 +125,12 @@ impl ZmtpConnection {
         }
     }
 
-    /// The next message. May be dropped at any wait without losing anything.
+    /// Receives the next message. Cancel-safe.
     pub(crate) async fn recv(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
         loop {
             let (flags, body) = self.frame().await?;
             if flags & COMMAND != 0 {
-                // PING carries two bytes of time to live and a context, which PONG returns.
+                // PING contains two bytes of time to live and a context, which PONG returns.
                 if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|rest| rest.get(2..)) {
                     if context.len() > MAX_CONTEXT {
                         return Err(ZmtpError::Protocol("a PING with a long context"));
@@ -151,7 +151,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Sends one message. One that was dropped at a wait goes out with the next call.
+    /// Sends one message. If the call is cancelled, the next call sends the rest first.
     pub(crate) async fn send(&mut self, frames: &[Bytes]) -> Result<(), ZmtpError> {
         for (at, frame) in frames.iter().enumerate() {
             put_frame(&mut self.unsent, if at + 1 < frames.len() { MORE } else { 0 }, frame);
@@ -159,7 +159,7 @@ impl ZmtpConnection {
         self.flush().await
     }
 
-    /// Asks a publisher for every topic that begins with `topic`.
+    /// Subscribes to all topics that begin with `topic`.
     pub(crate) async fn subscribe(&mut self, topic: &str) -> Result<(), ZmtpError> {
         self.send(&[[b"\x01", topic.as_bytes()].concat().into()]).await
     }
@@ -185,7 +185,7 @@ impl ZmtpConnection {
     }
 }
 
-/// Serves connections to `listener`, each in a task of its own that ends with this future.
+/// Accepts connections and serves each in its own task, which ends with this future.
 pub(crate) async fn serve<F>(
     listener: TcpListener,
     own: SocketType,
@@ -207,7 +207,7 @@ pub(crate) async fn serve<F>(
                         }
                     });
                 }
-                // Out of descriptors, most likely: others end meanwhile.
+                // Probably out of file descriptors; wait for others to end.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
             Some(_) = tasks.join_next() => {}
@@ -215,7 +215,7 @@ pub(crate) async fn serve<F>(
     }
 }
 
-/// Sends what is published to one subscriber, as far as it asked for it. Messages that it has no room for are lost to it.
+/// Sends the published messages that one subscriber subscribed to. Messages for which it has no room are dropped.
 pub(crate) async fn publish(mut connection: ZmtpConnection, mut live: broadcast::Receiver<Arc<[Bytes]>>) {
     let mut topics: Vec<Bytes> = Vec::new();
     loop {
@@ -267,7 +267,7 @@ fn check_greeting(theirs: &[u8; 64]) -> Result<(), ZmtpError> {
     }
 }
 
-/// The READY command: names with one byte of length, values with four.
+/// Encodes the READY command: names with one length byte, values with four.
 fn ready(own: SocketType) -> Vec<u8> {
     let mut body = b"\x05READY".to_vec();
     for (name, value) in [("Socket-Type", own.name()), ("Identity", "")] {
@@ -279,7 +279,7 @@ fn ready(own: SocketType) -> Vec<u8> {
     body
 }
 
-/// The value of `Socket-Type` among READY's properties.
+/// Returns the value of `Socket-Type` among READY's properties.
 fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
     loop {
         let (length, rest) = properties.split_first()?;
@@ -293,8 +293,8 @@ fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The frames that a peer sends in `bytes`, its greeting before them, as a socket that gives them in pieces of `size` would
-/// lead to. For fuzzing: a connection reads them in the same way.
+/// Parses the frames in `bytes`, which start with a peer's greeting, in reads of `size` bytes. For fuzzing: connections
+/// are read in the same way.
 pub fn frames_of(bytes: &[u8], size: usize) -> Result<Vec<Bytes>, ZmtpError> {
     let (greeting, rest) = bytes.split_first_chunk::<64>().ok_or(ZmtpError::Closed)?;
     check_greeting(greeting)?;
@@ -324,7 +324,7 @@ fn put_frame(into: &mut BytesMut, flags: u8, body: &[u8]) {
     into.put_slice(body);
 }
 
-/// Takes one frame from the front of what was read, once all of it is there: its flags and its body.
+/// Takes one complete frame (flags and body) from the front of the read buffer; None if it is incomplete.
 pub(crate) fn take_frame(unread: &mut BytesMut) -> Result<Option<(u8, Bytes)>, ZmtpError> {
     let Some(flags) = unread.first().copied() else { return Ok(None) };
     if flags & !(MORE | LONG | COMMAND) != 0 {
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn overlong_frame_is_refused_before_allocation() {
-        // 64 TiB, and the largest that eight bytes can say.
+        // 64 TiB, and the largest 64-bit length.
         for length in [[0, 0, 0x40, 0, 0, 0, 0, 0], [0xff; 8]] {
             let wire = [&[LONG][..], &length].concat();
             let mut unread = BytesMut::from(&wire[..]);
@@ -400,7 +400,7 @@ mod tests {
         let mut subscriber = ZmtpConnection::connect(&endpoint, SocketType::Sub).await.unwrap();
         subscriber.subscribe("kv").await.unwrap();
         let message = |topic: &'static str| Arc::from([Bytes::from(topic), Bytes::from("payload")]);
-        // Until the subscription has come through, nothing is sent.
+        // Nothing is sent until the subscription has arrived.
         let publishing = tokio::spawn(async move {
             loop {
                 let _ = sender.send(message("other"));

@@ -1,4 +1,4 @@
-//! Where a worker tells its events: configuration, or `GET /kv_event_sources`.
+//! Finds where a worker publishes its KV events: from the configuration, or with `GET /kv_event_sources`.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use vocabulary::DpRank;
 
 use crate::fleet::EventSourceSetting;
 
-/// Most ranks of one worker.
+/// Maximum number of ranks per worker.
 const MAX_SOURCES: usize = 1024;
 
-/// One rank's publisher.
+/// The event publisher of one data-parallel rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventSource {
-    /// Which rank.
+    /// The rank.
     pub rank: DpRank,
     /// `tcp://host:port` of the live stream.
     pub live: String,
-    /// `tcp://host:port` of the replay.
+    /// `tcp://host:port` of the replay socket.
     pub replay: Option<String>,
 }
 
 impl EventSource {
-    /// As configured; none where it is the worker that knows, or nobody.
+    /// Returns the configured source; None if sources are discovered or ignored.
     pub(super) fn configured(at: &EventSourceSetting) -> Option<Self> {
         match at {
             EventSourceSetting::Configured { live, replay } => {
@@ -32,8 +32,9 @@ impl EventSource {
         }
     }
 
-    /// Reads a worker's answer: sources by rank, as vLLM 0.32 writes them (seen), or a list of sources that name their
-    /// rank. What is not reachable by TCP is left out. Addresses that name no host mean the worker's own.
+    /// Parses a worker's response: a map of sources by rank, as vLLM 0.32 writes it (observed), or a list of sources
+    /// with their ranks. Sources that are not reachable by TCP are left out. In addresses without a host, the worker's
+    /// own is used.
     pub(super) fn read_all(text: &str, worker: &str) -> Vec<Self> {
         let listed: Vec<_> = match serde_json::from_str(text) {
             Ok(EventSourceList::ByRank(by_rank)) => {
@@ -70,7 +71,7 @@ struct EventSourceEntry {
     data_parallel_rank: Option<u16>,
 }
 
-/// The host of a URL, IPv6 brackets included.
+/// Returns the host of a URL, including the brackets of IPv6.
 pub(crate) fn host_of(url: &str) -> &str {
     let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = authority.split('/').next().unwrap_or(authority);

@@ -1,7 +1,8 @@
-//! Follows one worker's events, life after life.
+//! Follows the KV events of one worker through all its incarnations.
 //!
-//! The live socket is read as fast as its messages are applied and no faster: what piles up does so in the socket and
-//! at the engine, which drops at its own mark; a drop is a gap, and a gap is replayed. So there is no queue here.
+//! The live socket is read only as fast as messages are applied. A backlog builds up in the socket and at the engine,
+//! which drops messages beyond its high-water mark. A drop shows as a gap, and gaps are replayed, so no queue is needed
+//! here.
 
 mod connection;
 mod ingest;
@@ -29,32 +30,32 @@ use rank::{FollowEnd, RankFollower};
 /// What all followers of a fleet share.
 #[derive(Clone)]
 pub(crate) struct FollowerEnvironment {
-    /// For questions to the workers.
+    /// Client for requests to the workers.
     pub(crate) client: reqwest::Client,
-    /// Where events go.
+    /// The index that events are applied to.
     pub(crate) index: SharedIndex,
     pub(crate) rules: SourceRulesResolver,
-    /// How much is remembered of what was routed to workers without events.
+    /// Limits of what is recorded for workers without events.
     pub(crate) routed_limits: RoutedBlockLimits,
-    /// The other routers, where there are any.
+    /// The other routers, if there are any.
     pub(crate) snapshots: Option<Arc<dyn SnapshotProvider>>,
-    /// Between two looks for a worker's sources when it had none.
+    /// Interval for discovering the sources of a worker that had none.
     pub(crate) rediscover_after: Duration,
 }
 
-/// Follows a worker until it has left, and forgets then what it holds.
+/// Follows a worker until it has left, and then removes it from the index.
 pub(crate) async fn follow(member: Arc<WorkerHandle>, with: FollowerEnvironment) {
     with.index.admit(member.id, with.routed_limits);
     let mut life = member.watch_incarnation();
-    // The life without events of which something may have been guessed.
+    // The incarnation without events for which routed blocks may be recorded.
     let mut guessed = None;
     while !member.has_left() {
         let Some(incarnation) = *life.borrow_and_update() else {
-            // Without an identity whoever answers next may be another one.
+            // Without a process identity, whatever answers next may be another process.
             guessed = guessed.filter(|life| *life != Incarnation(0));
             member.events.sources.set_no_sources(InexactReason::Unreachable);
             tokio::select! {
-                // The sender is the member's.
+                // The handle owns the sender.
                 _ = life.changed() => {}
                 () = member.wait_left() => {}
             }
@@ -85,19 +86,19 @@ pub(crate) async fn follow(member: Arc<WorkerHandle>, with: FollowerEnvironment)
     member.mark_forgotten();
 }
 
-/// Waits for the end of a life, or until the worker has left. A worker that is only unreachable may still be the same; one
-/// without an identity is never the same again.
+/// Waits until the incarnation has ended or the worker has left. An unreachable worker may still be the same process;
+/// one without a process identity never counts as the same.
 async fn wait_incarnation_end(member: &WorkerHandle, incarnation: Incarnation) {
     let over = |now: &Option<Incarnation>| now.map_or(incarnation == Incarnation(0), |now| now != incarnation);
     let mut life = member.watch_incarnation();
     tokio::select! {
-        // The sender lives as long as the worker does.
+        // The handle owns the sender.
         _ = life.wait_for(over) => {}
         () = member.wait_left() => {}
     }
 }
 
-/// Blocks of so many tokens cannot be placed.
+/// Returns the reason that blocks of `block` tokens cannot be mapped to chain blocks.
 fn misfit_reason(rules: &SourceRules, block: Tokens) -> InexactReason {
     InexactReason::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
 }
@@ -131,11 +132,11 @@ impl FollowedWorker {
         InexactReason::NoTextModel(self.member.probed_state().models.first().cloned())
     }
 
-    /// Follows all ranks until this life ends.
+    /// Follows all ranks until this incarnation ends.
     async fn follow_ranks(&self, sources: Vec<EventSource>, rules: SourceRules) {
         self.environment.index.use_events(self.member.id);
         self.member.events.sources.set_sources(&sources);
-        // Ranks of one engine have one block size: what one of them cannot go on with, the others would find as they speak.
+        // All ranks of an engine have one block size, so a misfit found by one rank ends all of them.
         let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
         for source in sources {
@@ -151,11 +152,11 @@ impl FollowedWorker {
         }
         loop {
             match timeout(self.environment.rediscover_after, ranks.join_next()).await {
-                // Whoever keeps this task tells of it, and begins it anew.
+                // The supervisor of this task logs the panic and restarts the task.
                 Ok(Some(Err(error))) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                // What is guessed beside the events grows old.
+                // Blocks recorded from routing expire also while events are followed.
                 Err(_) => self.environment.index.expire(self.member.id),
             }
         }
@@ -169,7 +170,7 @@ impl FollowedWorker {
         }
     }
 
-    /// Nothing can be made of the worker's events.
+    /// Ignores the worker's events and records routed blocks instead.
     fn fall_back_to_approximation(&self, rules: SourceRules, block: Tokens) {
         let doubt = misfit_reason(&rules, block);
         tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");

@@ -1,4 +1,4 @@
-//! Asking a publisher for what it said before: `["", start]` from a DEALER socket, answers up to an end marker.
+//! Requests a replay from a publisher: a DEALER socket sends `["", start]` and receives messages up to an end marker.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::time::timeout;
 
 use crate::zmtp::{SocketType, ZmtpConnection, ZmtpError};
 
-/// The longest wait for a connection, and for each message.
+/// Timeout for connecting, and for each message.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The sequence number that ends a replay: -1.
+/// The sequence number of the end marker: -1.
 const END_SEQUENCE: u64 = u64::MAX;
 
-/// A replay that did not come to its end.
+/// Why a replay did not reach its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReplayError {
-    /// Nobody answered in time.
+    /// No response in time.
     #[error("no answer within {TIMEOUT:?}")]
     TimedOut,
     /// The connection failed.
@@ -23,14 +23,14 @@ pub(super) enum ReplayError {
     Connection(#[from] ZmtpError),
 }
 
-/// Frames of one event message: its number and its content.
+/// One event message: its sequence number and its payload.
 pub(super) struct EventMessage {
     pub(super) sequence: u64,
     pub(super) payload: Bytes,
 }
 
 impl EventMessage {
-    /// The last two frames, whatever stands before them: topics and delimiters differ between versions.
+    /// Parses the last two frames and ignores those before: topics and delimiters differ between versions.
     pub(super) fn from_frames(mut frames: Vec<Bytes>) -> Option<Self> {
         let payload = frames.pop()?;
         let number = frames.pop()?;
@@ -39,7 +39,7 @@ impl EventMessage {
     }
 }
 
-/// Asks for everything from `start` on and shows each message in order.
+/// Requests all messages from `start` on and passes each to `show`, in order.
 pub(super) async fn replay(endpoint: &str, start: u64, mut show: impl FnMut(EventMessage)) -> Result<(), ReplayError> {
     let mut connection = with_timeout(ZmtpConnection::connect(endpoint, SocketType::Dealer)).await?;
     let ask = [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];

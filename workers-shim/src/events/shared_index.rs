@@ -1,4 +1,4 @@
-//! The residency index as the process shares it: read by requests, written by followers in short portions.
+//! The residency index shared by the process: requests read it, followers write to it in small batches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use residency::{
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
 
-/// Changes applied while readers wait: about 1 us, as what they touch was fetched before.
+/// Changes applied while readers wait: about 1 us, because the touched memory was prefetched.
 const CHANGES_PER_LOCK: usize = 64;
-/// Sessions whose last lookup is remembered, at most.
+/// Maximum number of sessions whose last lookup depth is cached.
 const MAX_DEPTH_HINTS: usize = 4096;
 
 /// A handle to the index. Clones share it.
@@ -22,12 +22,14 @@ const MAX_DEPTH_HINTS: usize = 4096;
 pub struct SharedIndex {
     index: Arc<RwLock<ResidencyIndex>>,
     approximate: Arc<Mutex<HashMap<WorkerId, ApproximateResidency>>>,
-    /// What sessions' last lookups found, one place for several sessions: who comes last has it.
+    /// Depths found by the last lookups, indexed by session id modulo the length; colliding sessions overwrite each
+    /// other.
     depth_hints: Arc<[AtomicU64]>,
     started: Instant,
 }
 
-/// What a worker is believed to hold of what events do not tell: all of it, or the prompts that are known by their bytes.
+/// Blocks that a worker is assumed to hold because prompts were routed there: all prompts for workers without events,
+/// otherwise those identified by bytes only.
 struct ApproximateResidency {
     limits: RoutedBlockLimits,
     ranks: HashMap<DpRank, (RoutedBlocks, SourceSlot)>,
@@ -37,25 +39,26 @@ struct ApproximateResidency {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ApproximationMode {
     Approximate,
-    /// Events say better what is known by its tokens. No block of bytes is ever one of theirs, so that both never meet.
+    /// Events cover prompts identified by token ids. Chains over bytes never share a block with them, so the two kinds
+    /// do not mix.
     Observed,
 }
 
-/// By what a prompt is known.
+/// What a prompt's block hashes are computed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChainBasis {
-    /// By the engine's own token ids, as its events name them.
+    /// The engine's token ids, as in its events.
     Tokens,
-    /// By the bytes of its request.
+    /// The bytes of the request.
     Bytes,
 }
 
-/// The prompts of one step that was served.
+/// The prompts of one served step.
 #[derive(Clone, Copy, Debug)]
 pub struct ServedPrompts<'a> {
-    /// Their chains.
+    /// Their hash chains.
     pub prompts: &'a [&'a PrefixChain],
-    /// By what all of them are known.
+    /// The basis of all of these chains.
     pub basis: ChainBasis,
 }
 
@@ -67,18 +70,18 @@ impl Default for SharedIndex {
 }
 
 impl SharedIndex {
-    /// An index that knows nobody.
+    /// Creates an empty index.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// For lookups. Hold it briefly, never across an await.
+    /// Locks the index for lookups. Hold the guard briefly, never across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, ResidencyIndex> {
         self.index.read()
     }
 
-    /// Who holds how much of a prompt of `session`, which the ledger knows down to `known`. Looks first where the session's
-    /// holders ended last time; tells what is true now.
+    /// Returns which workers hold how much of a prompt of `session`, of which the ledger knows `known` blocks. The
+    /// depths found last time only speed up the search; the result is always current.
     pub fn overlaps(&self, session: SessionId, chain: &PrefixChain, known: Blocks) -> Vec<Overlap> {
         let place = &self.depth_hints[session.0 as usize % MAX_DEPTH_HINTS];
         let [least, middle, deepest] = DepthHint::from_packed(place.load(Relaxed)).depths();
@@ -87,13 +90,13 @@ impl SharedIndex {
         found
     }
 
-    /// A worker exists; until its events are heard it is known by what is routed there.
+    /// Adds a worker. Until its events are followed, its blocks are assumed from routing.
     pub(crate) fn admit(&self, worker: WorkerId, limits: RoutedBlockLimits) {
         let guesses = ApproximateResidency { limits, ranks: HashMap::new(), mode: ApproximationMode::Approximate };
         self.approximate.lock().insert(worker, guesses);
     }
 
-    /// Applies all that a feed has worked out, in portions between which readers get their turn.
+    /// Applies all changes of a feed, in batches between which readers can proceed.
     pub fn apply_feed(&self, feed: &mut ResidencyFeed) -> Result<(), TooManySources> {
         loop {
             feed.warm_cpu_cache(&self.read(), CHANGES_PER_LOCK);
@@ -103,8 +106,8 @@ impl SharedIndex {
         }
     }
 
-    /// A step was served there, by a worker whose rank has `room` for so many tokens, where that is known. Returns how the
-    /// worker's blocks are known; only guesses are changed by this.
+    /// Records that a step was served at this rank. `room` is the rank's KV capacity in tokens, if known. Returns how
+    /// the worker's blocks are known; only assumed blocks change.
     pub fn note_routed(
         &self,
         (worker, rank): (WorkerId, DpRank),
@@ -136,7 +139,7 @@ impl SharedIndex {
                 ApproximationMode::Approximate => index.add_source(worker, rank, KvIndexState::Fallback),
                 ApproximationMode::Observed => index.add_approximate_source(worker, rank),
             };
-            // Without a place in the index there is no guess, which is only less good.
+            // Without a free source slot nothing is assumed, which only costs accuracy.
             let Ok(slot) = joined else { return };
             guesses.ranks.insert(rank, (RoutedBlocks::new(guesses.limits), slot));
         }
@@ -148,7 +151,7 @@ impl SharedIndex {
         self.apply(*slot, &changes);
     }
 
-    /// Drops guesses that are too old, also where nothing is routed any more.
+    /// Removes assumed blocks that are too old. Needed also where nothing is routed any more.
     pub(crate) fn expire(&self, worker: WorkerId) {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.approximate.lock();
@@ -159,12 +162,13 @@ impl SharedIndex {
         }
     }
 
-    /// Events are heard from now on, so guesses go, and only what is known by its bytes is guessed.
+    /// Switches to events: drops the assumed blocks and records only prompts identified by bytes from now on.
     pub(crate) fn use_events(&self, worker: WorkerId) {
         self.set_mode(worker, ApproximationMode::Observed);
     }
 
-    /// The worker restarted, or has no events: what was guessed is void, what comes is guessed.
+    /// Switches to assumptions from routing, for a worker that restarted or has no events: drops what was assumed
+    /// before.
     pub(crate) fn use_approximation(&self, worker: WorkerId) {
         self.set_mode(worker, ApproximationMode::Approximate);
     }

@@ -1,7 +1,6 @@
-//! Imprints between routers: where a follower gets one, and how one is asked of a follower.
+//! Residency snapshots between routers: where a follower fetches one, and how one is requested from a follower.
 //!
-//! A follower writes an imprint between two messages, so that it is of exactly one moment; how it travels is the
-//! caller's.
+//! A follower writes a snapshot between two messages, so it is consistent. Its transport is up to the caller.
 
 use std::collections::HashMap;
 
@@ -12,58 +11,58 @@ use residency::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotRea
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{DpRank, Incarnation, WorkerId};
 
-/// Imprints of one rank that may be asked for and not be written yet.
+/// Maximum number of pending snapshot requests per rank.
 const MAX_PENDING: usize = 4;
 
-/// An imprint, written.
+/// An encoded snapshot.
 #[derive(Clone, Debug)]
 pub struct EncodedSnapshot {
-    /// Of what it is.
+    /// What it is a snapshot of.
     pub head: ResidencySnapshotHeader,
-    /// In their order.
+    /// The chunks, in order.
     pub chunks: Vec<Bytes>,
 }
 
-/// A source of which nothing, or not everything, is known here.
+/// A request for the snapshot of a source that is not known exactly here.
 #[derive(Clone)]
 pub struct SnapshotRequest {
-    /// The engine.
+    /// The worker.
     pub worker: WorkerId,
-    /// Its rank.
+    /// Its data-parallel rank.
     pub rank: DpRank,
-    /// The process that is behind it now.
+    /// The incarnation that must match.
     pub process: Incarnation,
     pub(super) rules: SourceRules,
 }
 
 impl SnapshotRequest {
-    /// Reads the chunks that somebody offers.
+    /// Creates a reader for the chunks of a response.
     pub fn reader(&self) -> ResidencySnapshotReader {
         ResidencySnapshotReader::new((self.worker, self.rank), self.process, self.rules.clone())
     }
 }
 
-/// The other routers, as far as they know what engines hold.
+/// Fetches snapshots from the other routers.
 pub trait SnapshotProvider: Send + Sync {
-    /// An imprint of the source, if anybody knows all of it. Bounded in time by whoever implements it.
+    /// Returns a snapshot of the source, if any router knows it exactly. Implementations must limit the time.
     fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>>;
 }
 
 pub(crate) type SnapshotReply = oneshot::Sender<Option<EncodedSnapshot>>;
 
-/// The ranks of one worker that can be asked.
+/// The ranks of one worker that can be asked for a snapshot.
 #[derive(Default)]
 pub(crate) struct SnapshotExporters(Mutex<HashMap<DpRank, mpsc::Sender<SnapshotReply>>>);
 
 impl SnapshotExporters {
-    /// A rank is followed from now on; it answers what comes here.
+    /// Registers a rank that is followed from now on; it answers the requests received here.
     pub(super) fn register(&self, rank: DpRank) -> mpsc::Receiver<SnapshotReply> {
         let (sender, receiver) = mpsc::channel(MAX_PENDING);
         self.0.lock().insert(rank, sender);
         receiver
     }
 
-    /// Asks a rank; none when nobody follows it, or too many ask.
+    /// Sends a request to a rank. None if the rank is not followed or has too many pending requests.
     pub(crate) fn request(
         &self,
         rank: DpRank,

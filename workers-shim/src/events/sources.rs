@@ -1,5 +1,5 @@
-//! A worker's event sources: which of them are connected, and why its blocks are not known exactly. Written by whoever
-//! follows them, read by operators.
+//! State of a worker's event sources: which are connected, and why its blocks are not known exactly. Written by
+//! followers, shown to operators.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,32 +9,32 @@ use vocabulary::{DpRank, ModelId, Tokens};
 
 use super::discovery::EventSource;
 
-/// How many event sources a worker has.
+/// Number of event sources of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EventSourceCount {
-    /// Configured, or told by the worker.
+    /// Sources that are configured or were reported by the worker.
     pub configured: usize,
-    /// Of these, the ones that are heard.
+    /// Sources of these that are connected.
     pub connected: usize,
 }
 
-/// Why a worker's blocks are not known exactly. As text it says what to do.
+/// Why a worker's blocks are not known exactly. Its Display text says what to do.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum InexactReason {
-    /// It was not reached yet, or is not any more.
+    /// The worker has not been reached yet, or is unreachable now.
     #[default]
     Unreachable,
-    /// It tells no events.
+    /// The worker publishes no events.
     NoEvents,
-    /// Its models' tokens are not known here.
+    /// No tokenizer is configured for its models.
     NoTextModel(Option<ModelId>),
-    /// Its blocks are not made of whole chain blocks.
+    /// Its block size is not a multiple of the chain block size.
     Misfit {
-        /// What it serves.
+        /// The served model.
         model: ModelId,
-        /// Tokens in one of its blocks.
+        /// Tokens per engine block.
         block: Tokens,
-        /// Tokens a chain block.
+        /// Tokens per chain block.
         chain: Tokens,
     },
     /// A source is not connected.
@@ -42,24 +42,24 @@ pub enum InexactReason {
         /// `tcp://host:port` of its live stream.
         live: String,
     },
-    /// Another process answers there than the one that was followed.
+    /// Another process answers than the one that was followed.
     Replaced,
-    /// Nobody knows which process speaks.
+    /// The process does not identify itself.
     Unidentified,
-    /// What was said before is not heard yet, and a replay of it was asked for.
+    /// Earlier events are missing, and a replay was requested.
     Replaying {
-        /// `tcp://host:port` of the replay.
+        /// `tcp://host:port` of the replay socket.
         replay: String,
     },
-    /// What was said before is not heard yet, and nobody can be asked.
+    /// Earlier events are missing, and there is no replay socket.
     NoReplay,
     /// Events are lost for good.
     Lost {
-        /// Engine blocks stored since.
+        /// Engine blocks stored since then.
         stored: u64,
-        /// How many end the doubt, where that is known.
+        /// How many stored blocks make the loss irrelevant (a full turnover of the cache), if known.
         needed: Option<u64>,
-        /// Whether somebody can be asked for what was missed.
+        /// Whether the source has a replay socket.
         replays: bool,
     },
 }
@@ -123,12 +123,12 @@ impl fmt::Display for InexactReason {
     }
 }
 
-/// So that no events are lost again: where they are replayed, and where they are not.
+/// How to prevent another loss, with a replay socket and without.
 const RAISE_BUFFER_ADVICE: &str = "raise `buffer_steps` of its --kv-events-config";
 const SET_REPLAY_ADVICE: &str =
     "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set";
 
-/// Of events that are lost for good.
+/// Writes the text for lost events.
 fn write_loss(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice: &str) -> fmt::Result {
     write!(f, "events were lost for good; ")?;
     match enough {
@@ -143,26 +143,26 @@ fn write_loss(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), 
 }
 
 impl InexactReason {
-    /// Whether nobody listens to the source.
+    /// Returns whether the source counts as not connected.
     fn is_disconnected(&self) -> bool {
         matches!(self, InexactReason::Unconnected { .. } | InexactReason::Replaced | InexactReason::Misfit { .. })
     }
 }
 
-/// All sources of a worker, as they stand.
+/// The current state of all event sources of a worker.
 #[derive(Default)]
 pub(crate) struct WorkerEventSources(Mutex<EventSourceState>);
 
 #[derive(Default)]
 struct EventSourceState {
-    /// Why the blocks of each rank are not known exactly; none where they are.
+    /// Why the blocks of each rank are not known exactly; None where they are.
     reasons: BTreeMap<DpRank, Option<InexactReason>>,
-    /// While no source is followed.
+    /// The reason while no source is followed.
     no_sources_reason: InexactReason,
 }
 
 impl WorkerEventSources {
-    /// These are followed from now on; none is heard yet.
+    /// Sets the followed sources; none is connected yet.
     pub(super) fn set_sources(&self, sources: &[EventSource]) {
         let unheard =
             |source: &EventSource| (source.rank, Some(InexactReason::Unconnected { live: source.live.clone() }));
@@ -173,7 +173,7 @@ impl WorkerEventSources {
         *self.0.lock() = EventSourceState { reasons: BTreeMap::new(), no_sources_reason: why };
     }
 
-    /// How well a rank is known now.
+    /// Sets why a rank's blocks are not known exactly; None if they are.
     pub(super) fn set_reason(&self, rank: DpRank, doubt: Option<InexactReason>) {
         if let Some(known) = self.0.lock().reasons.get_mut(&rank) {
             *known = doubt;
@@ -189,7 +189,8 @@ impl WorkerEventSources {
         }
     }
 
-    /// Why the worker's blocks are not known exactly: of several ranks the first that is in doubt. None where they are.
+    /// Returns why the worker's blocks are not known exactly: the reason of its first inexact rank. None if all are
+    /// exact.
     pub(crate) fn inexact_reason(&self) -> Option<InexactReason> {
         let state = self.0.lock();
         if state.reasons.is_empty() {

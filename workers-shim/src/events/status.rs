@@ -1,11 +1,11 @@
-//! What came of a worker's events: plain counters for metrics, and how the sources stand that they come from.
+//! Counters of a worker's events, for metrics, and the state of its event sources.
 
 use parking_lot::Mutex;
 use vocabulary::Micros;
 
 use super::sources::WorkerEventSources;
 
-/// What came of a worker's events so far.
+/// Counters of a worker's events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EventCounts {
     /// Messages applied.
@@ -14,25 +14,25 @@ pub struct EventCounts {
     pub events: u64,
     /// Gaps in the sequence, each followed by a replay.
     pub gaps: u64,
-    /// Replays asked for, those at the start included.
+    /// Requested replays, including those at the start.
     pub replays: u64,
-    /// Messages that could not be read.
+    /// Messages that could not be decoded.
     pub undecodable: u64,
-    /// Blocks that came without a known parent, and removals of unknown blocks.
+    /// Stored blocks whose parent is unknown, and removals of unknown blocks.
     pub unplaced: u64,
-    /// Other processes met.
+    /// Detected restarts of the engine process.
     pub restarts: u64,
-    /// Imprints taken over from other routers.
+    /// Snapshots adopted from other routers.
     pub adopted: u64,
-    /// Engine blocks whose place is known now.
+    /// Engine blocks in the index now.
     pub blocks: u64,
-    /// From the engine's clock at the last message to ours.
+    /// Delay between the engine's timestamp in the last message and its receipt.
     pub lag: Micros,
 }
 
 #[derive(Default)]
 pub(crate) struct WorkerEventStatus {
-    /// Where the events come from, and how well that is heard.
+    /// The state of the event sources.
     pub(crate) sources: WorkerEventSources,
     pub(super) counts: Mutex<EventCounts>,
 }

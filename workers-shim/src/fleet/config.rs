@@ -1,4 +1,4 @@
-//! Which workers there are, and what is assumed of them until it was measured.
+//! Definitions of workers, and the assumptions about them until measurements exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use crate::engine_api::KvConnector;
 pub struct WorkerDefinition {
     /// Scheme, host and port.
     pub endpoint: Arc<str>,
-    /// What it is for.
+    /// Its role.
     pub role: WorkerRole,
-    /// The models it serves; asked from it when empty.
+    /// The models it serves; if empty, the worker is asked.
     pub models: Vec<ModelId>,
-    /// Sent to it as a bearer token.
+    /// Bearer token for requests to it.
     pub api_key: Option<Arc<str>>,
-    /// Where it tells its KV events.
+    /// Where it publishes KV events.
     pub events: EventSourceSetting,
-    /// What is assumed of it.
+    /// Assumptions about it.
     pub profile: WorkerProfile,
 }
 
 impl WorkerDefinition {
-    /// A worker of which nothing but URL and role is known.
+    /// Creates a definition of which only URL and role are given.
     pub fn at(endpoint: &str, role: WorkerRole) -> Self {
         Self {
             endpoint: endpoint.trim_end_matches('/').into(),
@@ -40,81 +40,81 @@ impl WorkerDefinition {
     }
 }
 
-/// Where a worker tells its KV events.
+/// Where a worker publishes KV events.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum EventSourceSetting {
-    /// As it says at `GET /kv_event_sources`; without an answer it is known by what was routed to it.
+    /// Discovered with `GET /kv_event_sources`; if that fails, its blocks are assumed from routing.
     #[default]
     Discovered,
-    /// At these endpoints, one rank.
+    /// At these endpoints; one rank.
     Configured {
         /// `tcp://host:port` of the live stream.
         live: String,
-        /// `tcp://host:port` of the replay, where there is one.
+        /// `tcp://host:port` of the replay socket, if there is one.
         replay: Option<String>,
     },
-    /// Nowhere.
+    /// Its events are not followed.
     Ignored,
 }
 
-/// A class of machine, from a profile file; by default a mid-size model on one current accelerator.
+/// Performance of a class of machines, from a profile file. The default is a mid-size model on one current accelerator.
 #[derive(Clone, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerProfile {
-    /// Prompt tokens computed a second, alone.
+    /// Prompt tokens per second of a single prefill.
     #[default(10_000.0)]
     pub prefill_tokens_per_second: f64,
-    /// Microseconds of a decode step of a small batch.
+    /// Duration of a decode step of a small batch, in microseconds.
     #[default(15_000)]
     pub decode_step_us: u64,
-    /// Microseconds that one more running request adds to it.
+    /// Additional microseconds per decode step for each running request.
     #[default(150)]
     pub decode_slowdown_us: u64,
-    /// Bytes of KV a token; where it is missing the engine's own figures, then 128 KiB.
+    /// KV bytes per token. If missing, the engine's metrics are used, then 128 KiB.
     pub kv_bytes_per_token: Option<u64>,
-    /// How KV comes to it; workers that offer NIXL have one without asking.
+    /// The worker's KV link. Workers with NIXL have one without configuration.
     pub link: LinkProfile,
 }
 
-/// Whether a worker exchanges KV.
+/// Whether a worker exchanges KV with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvExchangeMode {
-    /// When a fabric is configured, or its metrics show a KV connector (vLLM's `vllm:nixl_*`, there from its start).
+    /// If a fabric is configured, or its metrics show a KV connector (vLLM's `vllm:nixl_*`, present from the start).
     #[default]
     Auto,
-    /// It does, whatever its metrics show. An answer without transfer parameters is then made good by computing.
+    /// Yes, whatever its metrics show. If its answers contain no transfer parameters, the target computes the prompt.
     On,
-    /// It does not.
+    /// No.
     Off,
 }
 
-/// The way KV comes to a worker. By default RDMA at 100 Gbit/s, half of it used.
+/// The link on which a worker receives KV. The default is RDMA at 100 Gbit/s, half of it usable.
 #[derive(Clone, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinkProfile {
-    /// Whether it exchanges KV at all.
+    /// Whether it exchanges KV.
     #[default(KvExchangeMode::Auto)]
     pub transfers: KvExchangeMode,
-    /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
+    /// Workers exchange KV only if their fabrics are equal. If missing, it is derived from the engine's metrics.
     pub fabric: Option<String>,
-    /// How it is spoken to; from its metrics where it is missing.
+    /// The KV connector; detected from its metrics if missing.
     pub dialect: Option<KvConnector>,
-    /// URL of Mooncake's bootstrap server; port 8998 of its host where it is missing.
+    /// URL of Mooncake's bootstrap server; if missing, port 8998 of the worker's host.
     pub bootstrap: Option<String>,
-    /// Microseconds of any transfer.
+    /// Fixed cost of a transfer in microseconds.
     #[default(20_000)]
     pub fixed_us: u64,
-    /// Rate after that.
+    /// Transfer rate in bytes per second, beyond the fixed cost.
     #[default(6e9)]
     pub bytes_per_second: f64,
 }
 
 impl WorkerProfile {
-    /// KV of a token where neither profile nor engine tells: an 8B model with grouped queries, in 16 bits.
+    /// KV bytes per token if neither profile nor engine gives them: an 8B model with grouped-query attention, 16 bits.
     pub const DEFAULT_KV_BYTES: Bytes = Bytes(128 << 10);
 
-    /// The speeds that it assumes.
+    /// Returns the assumed speeds.
     pub fn speeds(&self) -> EngineSpeed {
         EngineSpeed {
             prefill_tokens_per_second: self.prefill_tokens_per_second.max(1.0),
@@ -124,23 +124,23 @@ impl WorkerProfile {
     }
 }
 
-/// How often and how patiently workers are asked.
+/// Intervals and timeouts of probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct ProbeSettings {
-    /// Between two probes of a healthy worker.
+    /// Interval between probes of a healthy worker.
     #[default(Duration::from_secs(1))]
     pub every: Duration,
-    /// Between two probes of one that just failed; doubles up to `every`.
+    /// Interval after a failed probe; doubles with each failure, up to `every`.
     #[default(Duration::from_millis(100))]
     pub again: Duration,
-    /// The longest wait for one answer.
+    /// Timeout of one request.
     #[default(Duration::from_secs(2))]
     pub patience: Duration,
-    /// Probes in a row that may time out or break before a worker counts as unreachable. One refused connection, or
-    /// one 5xx of its health page, is enough.
+    /// Number of consecutive probes that may time out or break before a worker counts as unreachable. A refused
+    /// connection or a 5xx of its health endpoint counts at once.
     #[default(2)]
     pub timeouts: u32,
-    /// Prompt tokens assumed for a request of others where the engine tells no mean.
+    /// Prompt tokens assumed for requests of others, if the engine reports no mean.
     #[default(Tokens(1024))]
     pub usual_prompt: Tokens,
 }

@@ -1,42 +1,42 @@
-//! A positive quantity as it is believed: a moving average in the logarithm, and how far its samples lay from it. Pure.
+//! Estimate of a positive quantity: a moving average of its logarithm, and the variance of its samples. Pure.
 //!
 //! ```text
 //! value    <- value * clamp(sample / value, 1/4, 4) ^ 1/5              (at most x 1.32 or / 1.32 a sample)
 //! variance <- variance + max(1/5, 1/n) * (ln(clamped ratio)^2 - variance)        (n: samples so far)
 //! ```
 //!
-//! Of independent samples with this variance the average has `w / (2 - w)` of it, where `w` is 1/5: the value is right
-//! within a factor of `exp(1.96 * sqrt(variance / 9))` in 95 of 100 cases.
+//! For independent samples with this variance, the variance of the average is `w / (2 - w)` of it, with `w` = 1/5: the
+//! value is right within a factor of `exp(1.96 * sqrt(variance / 9))` in 95 of 100 cases.
 
 pub(super) const WEIGHT: f64 = 0.2;
-/// A sample counts as at most this many times the estimate, or one part in as many of it.
+/// Samples are clamped to this multiple of the estimate, up or down.
 pub(super) const MAX_RATIO: f64 = 4.0;
-/// Fewer samples say nothing of how far they lie apart.
+/// Minimum number of samples for a statement about their variance.
 const MIN_SAMPLES: u64 = 5;
 
-/// How sure an estimate is.
+/// Confidence in an estimate.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Confidence {
-    /// What it was learnt from; with none it is the profile's.
+    /// Number of samples; without any, the value is the profile's.
     pub samples: u64,
-    /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
+    /// The true value is within this factor of the estimate, up or down, in 95 of 100 cases. None below five samples.
     pub factor: Option<f64>,
 }
 
-/// How sure a worker's speeds are.
+/// Confidence in a worker's estimated speeds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SpeedConfidence {
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     pub prefill: Confidence,
-    /// Time of a decode step.
+    /// Duration of a decode step.
     pub decode_step: Confidence,
-    /// What any transfer to it takes.
+    /// Fixed cost of a transfer to it.
     pub link_fixed: Confidence,
-    /// Bytes a second to it.
+    /// Bytes per second to it.
     pub link_rate: Confidence,
 }
 
-/// A quantity of at least 1.
+/// Estimate of a quantity of at least 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LogMovingAverage {
     value: f64,
@@ -46,7 +46,7 @@ pub(super) struct LogMovingAverage {
 }
 
 impl LogMovingAverage {
-    /// Begins with what a profile says, 1 where that is no number, and stays at or below `most`.
+    /// Starts with `start`, or 1 if that is not a number, and never exceeds `max`.
     pub(super) fn new(start: f64, max: f64) -> Self {
         let value = if start.is_finite() { start.clamp(1.0, max) } else { 1.0 };
         Self { value, max, variance: 0.0, samples: 0 }
@@ -56,7 +56,7 @@ impl LogMovingAverage {
         self.value
     }
 
-    /// Learns from a sample, which is positive.
+    /// Updates the estimate with a positive sample.
     pub(super) fn learn(&mut self, sample: f64) {
         let ratio = (sample / self.value).clamp(1.0 / MAX_RATIO, MAX_RATIO);
         if ratio.is_nan() {
@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn true_value_lies_within_the_factor_95_percent_of_the_time() {
-        // Samples spread by 30 % around the truth, in the logarithm: sums of twelve uniform numbers are nearly normal.
+        // Samples with a standard deviation of 30 % of the logarithm: the sum of twelve uniform numbers is nearly
+        // normal.
         let mut state = 7u64;
         let mut uniform = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,16 +1,18 @@
-//! Our own requests at a worker: counted when they leave, moved when their first token comes, gone when dropped.
+//! This router's own requests in flight at a worker: counted from dispatch until the guard is dropped, as waiting
+//! before the first token and as running after it.
 //!
-//! A scrape tells how things stood when it was sent, at t. So for requests in all
+//! A scrape shows the load at the time t when it was sent. So the total number of requests is
 //!
 //! ```text
 //! load = scrape(t) + own dispatched since its answer - own finished since t, and at least own in flight
 //! ```
 //!
-//! where *own* means all routers' together, those of the others as they last told them (see [`super::set_peer_in_flight`]);
-//! (one that is in flight may not have reached the engine's queue by t). Those of them that have no first token
-//! yet wait, the others run. What leaves while a scrape is on its way may be counted in it: were it taken for somebody else's,
-//! its worker would seem to have a queue until the next one. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
-//! our own, exactly, and an estimate for others:
+//! where *own* means those of all routers together; the others report theirs (see
+//! [`InFlightCounters::set_peer_in_flight`]). The lower bound is needed because a request in flight may not have
+//! reached the engine's queue by t. Own requests without a first token are waiting, the others running. Requests
+//! dispatched while a scrape is on its way may be included in it: counting those as somebody else's would make the
+//! worker appear to have a queue until the next scrape. Engines do not report how many prompt tokens they still have to
+//! compute, so the backlog is exact for own requests and estimated for others:
 //!
 //! ```text
 //! backlog = own prompts without a first token
@@ -32,44 +34,45 @@ use super::speeds::{SpeedEstimate, SpeedSample};
 use crate::engine_api::TokenUsage;
 use crate::scrape::Scrape;
 
-/// Tokens by which a good plan may miss: engines reuse whole blocks only.
+/// Acceptable error in tokens of a good plan: engines reuse whole blocks only.
 const PLAN_TOLERANCE: u64 = 64;
 
-/// Requests and tokens since start; only ever growing, so that differences need no lock.
+/// Counters of requests and tokens since start. Only the totals of requests matter as differences, so no lock is
+/// needed.
 #[derive(Default, Debug)]
 pub(super) struct InFlightCounters {
     dispatched: AtomicU64,
     finished: AtomicU64,
-    /// Requests that have their first token, or ended without one.
+    /// Requests that got their first token, or ended without one.
     begun: AtomicU64,
     /// Prompt tokens that are not known to be computed.
     pending_tokens: AtomicU64,
-    /// The other routers' requests.
+    /// The requests of the other routers.
     peers: ArcSwap<PeerInFlight>,
 }
 
-/// What the counters said when a scrape was sent.
+/// Values of the counters when a scrape was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct CounterSnapshot {
     dispatched: u64,
     finished: u64,
     begun: u64,
     peers: PeerInFlight,
-    /// Own requests that left between that and the scrape's answer: it may count them or not.
+    /// Own requests dispatched between sending the scrape and its answer, which may or may not include them.
     dispatched_during: u64,
-    /// Own requests that ended then: of those that left then, or of older ones.
+    /// Own requests that ended in that time, whenever they were dispatched.
     finished_during: u64,
 }
 
 impl InFlightCounters {
     pub(super) fn snapshot(&self) -> CounterSnapshot {
-        // Ends are read before starts, so that no request seems to have ended before it began.
+        // Ends are read before starts, so that no request appears to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
         let (dispatched, others) = (self.dispatched.load(Relaxed), **self.peers.load());
         CounterSnapshot { finished, begun, dispatched, peers: others, dispatched_during: 0, finished_during: 0 }
     }
 
-    /// The other routers said something else than before; whether it is something else.
+    /// Replaces the other routers' sums; returns whether they changed.
     pub(super) fn set_peer_in_flight(&self, others: PeerInFlight) -> bool {
         let news = **self.peers.load() != others;
         if news {
@@ -78,13 +81,13 @@ impl InFlightCounters {
         news
     }
 
-    /// The load now: the scrape, plus what we dispatched and less what we saw finished since it was sent.
+    /// Returns the current load: the scrape, plus requests dispatched and minus those finished since it was sent.
     pub(super) fn load(&self, scrape: &Scrape, at: CounterSnapshot, usual_prompt: Tokens) -> WorkerLoad {
         let now = self.snapshot();
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
         let (came, went) = now.peers.change_since(&at.peers);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
-            // One that ended as well is taken off below.
+            // Those that have already ended are subtracted below.
             .saturating_sub(at.dispatched_during.saturating_sub(at.finished_during))
             .saturating_add(came)
             .saturating_sub(now.finished.saturating_sub(at.finished))
@@ -101,45 +104,45 @@ impl InFlightCounters {
         }
     }
 
-    /// Whether no router's request waits for its prompt.
+    /// Returns whether no router has a request waiting for its prefill.
     fn is_idle(&self) -> bool {
         self.pending_tokens.load(Relaxed) == 0 && self.peers.load().pending == Tokens::ZERO
     }
 }
 
 impl CounterSnapshot {
-    /// The same for a scrape whose answer came when the counters said that.
+    /// Adds the changes until the scrape's answer, at which the counters had these values.
     pub(super) fn with_response(self, answered: CounterSnapshot) -> Self {
         let between = answered.dispatched.saturating_sub(self.dispatched);
         Self { dispatched_during: between, finished_during: answered.finished.saturating_sub(self.finished), ..self }
     }
 
-    /// All routers' requests that are not over.
+    /// Returns the unfinished requests of all routers.
     fn in_flight(&self) -> u64 {
         self.dispatched.saturating_sub(self.finished).saturating_add(self.peers.in_flight())
     }
 
-    /// Of those, the ones without a first token.
+    /// Returns those without a first token.
     fn prefilling(&self) -> u64 {
         self.dispatched.saturating_sub(self.begun).saturating_add(self.peers.prefilling())
     }
 
-    /// Of those, the ones with one.
+    /// Returns those with a first token.
     fn decoding(&self) -> u64 {
         self.begun.saturating_sub(self.finished).saturating_add(self.peers.decoding())
     }
 }
 
-/// What a request changes at its worker.
+/// State of a worker that this router's requests update.
 #[derive(Debug)]
 pub(super) struct InFlightTracker {
     pub(super) counters: InFlightCounters,
-    /// The same by rank, as the other routers are told.
+    /// The counters by rank, as reported to the other routers.
     entries: Mutex<Vec<InFlightEntry>>,
     estimate: Mutex<SpeedEstimate>,
-    /// Requests that waited there at the last scrape.
+    /// Waiting requests in the last scrape.
     pub(super) scraped_waiting: AtomicU64,
-    /// Grows with every change, so that views know when they are old. Shared by the whole fleet.
+    /// Incremented with every change, which invalidates cached views. Shared by the whole fleet.
     revision: Arc<AtomicU64>,
 }
 
@@ -154,17 +157,17 @@ impl InFlightTracker {
         }
     }
 
-    /// How fast the worker is believed to be.
+    /// Returns the worker's estimated speeds.
     pub(super) fn speeds(&self) -> EngineSpeed {
         self.estimate.lock().speeds()
     }
 
-    /// How sure its prefill rate and its decode step are.
+    /// Returns the confidence in its prefill rate and its decode step.
     pub(super) fn confidence(&self) -> (Confidence, Confidence) {
         self.estimate.lock().confidence()
     }
 
-    /// What this router has in flight there, by rank.
+    /// Returns this router's counters, by rank.
     pub(super) fn entries(&self) -> Vec<InFlightEntry> {
         self.entries.lock().clone()
     }
@@ -173,7 +176,7 @@ impl InFlightTracker {
         let mut flows = self.entries.lock();
         let known = flows.iter().position(|flow| flow.rank == rank);
         let at = known.unwrap_or_else(|| {
-            // Which worker it is, is for the fleet to say.
+            // The fleet fills in the worker.
             let none = InFlightEntry {
                 worker: WorkerId(0),
                 rank,
@@ -189,7 +192,7 @@ impl InFlightTracker {
     }
 
     pub(super) fn invalidate_views(&self) {
-        // What was changed must be seen by whoever sees the new revision.
+        // Release ordering: whoever sees the new revision must also see the change.
         self.revision.fetch_add(1, Release);
     }
 }
@@ -201,7 +204,7 @@ impl Default for InFlightTracker {
     }
 }
 
-/// One of our requests at a worker. Dropping it is its end, whatever the end was.
+/// One of this router's requests at a worker. Dropping it ends the request, whatever the outcome.
 #[derive(Debug)]
 #[must_use = "a request that is dropped at once counts as finished"]
 pub struct InFlightRequest {
@@ -210,9 +213,9 @@ pub struct InFlightRequest {
     rank: DpRank,
     tokens: Tokens,
     sent: Instant,
-    /// Nothing else stood before it.
+    /// Whether no other request waited at the worker at dispatch.
     idle_start: IdleStart,
-    /// When the first token came, and how many requests ran there then.
+    /// When the first token arrived.
     first_token_at: Option<Instant>,
 }
 
@@ -240,12 +243,12 @@ impl InFlightRequest {
         Self { tracker, rank, tokens, sent: Instant::now(), idle_start, first_token_at: None }
     }
 
-    /// It leaves only now: what came before (another leg, a transfer) says nothing of this worker's speed.
+    /// Restarts the clock: what came before (another leg, a transfer) does not measure this worker's speed.
     pub fn mark_sent(&mut self) {
         self.sent = Instant::now();
     }
 
-    /// The first token came: the prompt is computed. Repeated calls change nothing.
+    /// Records the first token: the prompt is computed. Further calls have no effect.
     pub fn record_first_token(&mut self) {
         if self.first_token_at.is_none() {
             self.first_token_at = Some(Instant::now());
@@ -253,11 +256,12 @@ impl InFlightRequest {
         }
     }
 
-    /// The answer is complete; what it cost teaches how fast the worker is.
+    /// Records the complete answer, which updates the worker's estimated speeds.
     pub fn complete(&mut self, usage: &TokenUsage) {
         let (Some(desk), Some(first)) = (&self.tracker, self.first_token_at) else { return };
         let told = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
-        // Much more than was planned: either it came from elsewhere, which usage does not tell, or a prefix was lost.
+        // If much more was computed than planned, then either the KV came from elsewhere, which usage does not show, or
+        // a prefix was lost.
         let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + PLAN_TOLERANCE { told } else { Tokens::ZERO };
         let batch = desk.counters.snapshot().decoding().max(1);
         desk.estimate.lock().observe(&SpeedSample {

@@ -1,4 +1,4 @@
-//! Which dialect a worker speaks, and where those who fetch from it meet it.
+//! Detects a worker's KV connector and its transfer endpoint.
 
 use std::sync::Arc;
 
@@ -13,21 +13,22 @@ use crate::scrape::Scrape;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct ConnectorState {
     pub(super) protocol: KvConnector,
-    /// Where it is met; none as long as that is not known.
+    /// The transfer endpoint; None until known.
     pub(super) endpoint: Option<Arc<TransferEndpoint>>,
-    /// Whether it only fetches, and so is met nowhere.
+    /// Whether it only fetches and so needs no transfer endpoint.
     pub(super) fetch_only: bool,
-    /// What keeps it from exchanging KV as it should.
+    /// What prevents it from exchanging KV.
     pub(super) missing_requirement: Option<Arc<str>>,
 }
 
 impl ConnectorState {
-    /// What can be handed over.
+    /// Returns which parts of a prompt can be transferred.
     pub(super) fn transfer_scope(&self) -> KvLinkMode {
         if self.fetch_only { KvLinkMode::PrefixesIn } else { self.protocol.dialect().transfer_scope() }
     }
 
-    /// The fabric of the worker at `endpoint`, if it can be met; one of its own where it serves nobody unmet.
+    /// Returns the worker's fabric if its transfer endpoint is known or not needed. A worker that answers no request
+    /// without a transfer gets a fabric of its own instead, so that nobody exchanges KV with it.
     pub(super) fn reachable_fabric(&self, fabric: Arc<str>, endpoint: &str) -> Option<Arc<str>> {
         match (&self.endpoint, self.transfer_scope()) {
             (Some(_), _) | (None, KvLinkMode::PrefixesIn) => Some(fabric),
@@ -36,8 +37,8 @@ impl ConnectorState {
         }
     }
 
-    /// A transfer from here to `target`; none where they do not understand each other, or where it is not told by what name
-    /// this rank is met.
+    /// Returns a transfer from this worker to `target`. None if their connectors differ, or if the transfer endpoint
+    /// does not list this rank.
     pub(super) fn transfer(&self, target: &Self, (rank, ranks): (DpRank, u16), room: u64) -> Option<KvTransfer> {
         let place = self.endpoint.as_deref().filter(|_| self.protocol == target.protocol)?.clone();
         self.protocol.dialect().leg_order()?;
@@ -49,7 +50,8 @@ impl ConnectorState {
     }
 }
 
-/// The dialect of a worker: as configured, as its metrics show, or NIXL where it exchanges KV by configuration alone.
+/// Returns a worker's connector: the configured one, else the one its metrics show, else NIXL if the configuration
+/// alone enables KV exchange.
 pub(super) fn connector_of(profile: &LinkProfile, page: &Scrape) -> KvConnector {
     match (profile.transfers, profile.dialect, KvConnector::from_metrics(page)) {
         (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::Plain), _) => KvConnector::Plain,
@@ -60,7 +62,7 @@ pub(super) fn connector_of(profile: &LinkProfile, page: &Scrape) -> KvConnector 
     }
 }
 
-/// Asks the worker where it is met.
+/// Asks the worker for its transfer endpoint.
 pub(super) async fn discover_endpoint(
     client: &reqwest::Client,
     member: &WorkerHandle,
@@ -99,7 +101,7 @@ pub(super) async fn discover_endpoint(
     }
 }
 
-/// Whether the URL is of this endpoint, and not only of one whose port begins as its does.
+/// Returns whether the URL lies under this endpoint. A plain prefix test would also match a longer port number.
 fn is_under_endpoint(url: &str, endpoint: &str) -> bool {
     url.strip_prefix(endpoint).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -1,10 +1,11 @@
-//! How KV comes to a worker: with whom it exchanges it, and what that costs. Pure.
+//! A worker's KV link: with whom it exchanges KV, and the estimated cost. Pure.
 //!
 //! Two workers exchange KV when their fabrics are equal, so a fabric names all that must be equal at both ends:
-//! connector, engine version, KV precision, block size and model. What is unknown is `?`.
+//! connector, engine version, KV precision, block size and model. Unknown parts are `?`.
 //!
-//! A transfer of n bytes takes `fixed + n / rate`. A transfer whose bytes are believed to take longer than `fixed`
-//! teaches the rate, `n / (time - fixed)`, a smaller one teaches `fixed`, `time - n / rate`; averaged as speeds are.
+//! A transfer of n bytes takes `fixed + n / rate`. A transfer whose bytes are expected to take longer than `fixed`
+//! updates the rate with `n / (time - fixed)`, a smaller one updates `fixed` with `time - n / rate`. Both are averaged
+//! as speeds are.
 
 use std::sync::Arc;
 
@@ -16,12 +17,12 @@ use super::kv_connector::connector_of;
 use crate::engine_api::KvConnector;
 use crate::scrape::Scrape;
 
-/// Longest part of a fabric's name that counts; longer ones are cut.
+/// Maximum length of one part of a fabric's name; longer ones are truncated.
 const MAX_NAME_BYTES: usize = 64;
-/// Believed of nothing: faster than any link.
+/// Upper limit of the estimate, faster than any link.
 const MAX_BYTES_PER_SECOND: f64 = 1e15;
 
-/// Cost of transfers to one worker as it is believed now.
+/// Estimated cost of transfers to one worker.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LinkEstimate {
     fixed: LogMovingAverage,
@@ -36,7 +37,7 @@ impl LinkEstimate {
         }
     }
 
-    /// Learns from a transfer.
+    /// Updates the estimate with a transfer.
     pub(super) fn observe(&mut self, bytes: Bytes, took: Micros) {
         if bytes == Bytes::ZERO || took == Micros::ZERO {
             return;
@@ -50,19 +51,19 @@ impl LinkEstimate {
         }
     }
 
-    /// How sure the fixed cost and the rate are.
+    /// Returns the confidence in the fixed cost and in the rate.
     pub(super) fn confidence(&self) -> (Confidence, Confidence) {
         (self.fixed.confidence(), self.rate.confidence())
     }
 
-    /// As a link of `fabric`.
+    /// Returns the estimate as a link of `fabric`.
     pub(super) fn link(&self, fabric: Arc<str>, carries: KvLinkMode) -> KvLink {
         let fixed = Micros(self.fixed.value().round() as u64);
         KvLink { fabric, fixed, bytes_per_second: self.rate.value(), carries }
     }
 }
 
-/// The fabric that a worker belongs to, if it exchanges KV at all. `models`: what it serves, the base model first.
+/// Returns the worker's fabric; None if it exchanges no KV. `models` are the served models, the base model first.
 pub(super) fn fabric(profile: &LinkProfile, scrape: &Scrape, models: &[ModelId], version: &str) -> Option<Arc<str>> {
     let spoken = connector_of(profile, scrape);
     if spoken == KvConnector::Plain {

@@ -1,8 +1,8 @@
-//! What the other routers have in flight at this fleet's workers, as they say it. Pure; time is an argument.
+//! Requests that other routers have in flight at this fleet's workers, as they report them. Pure; time is an argument.
 //!
-//! Every router tells all of its own numbers every time: what it sent, what of that has a first token, what is over, and
-//! the prompt tokens that are still to be computed. So nothing is lost with a lost message, and nothing counts twice. The
-//! engines' own figures hold most of these requests already; [`super::flight`] counts only what came since they spoke.
+//! Every report contains all of a router's counters: requests sent, those with a first token, those finished, and the
+//! prompt tokens still to be computed. So a lost report loses nothing, and nothing is counted twice. The engines' own
+//! metrics already include most of these requests; [`super::in_flight`] adds only what changed since the last scrape.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,54 +10,54 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, NodeId, Tokens, WorkerId};
 
-/// A router that is silent for so long has nothing in flight any more, as far as anybody knows.
+/// A router without reports for this long counts as having nothing in flight.
 pub const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Routers that are heard at once; more are left out.
+/// Maximum number of routers; further ones are ignored.
 const MAX_ROUTERS: usize = 256;
 
-/// One router's requests at one rank of one worker since that router started.
+/// One router's counters at one rank of one worker, since that router started.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct InFlightEntry {
-    /// Where.
+    /// The worker.
     pub worker: WorkerId,
-    /// At which rank.
+    /// The data-parallel rank.
     pub rank: DpRank,
-    /// Requests that were sent.
+    /// Requests sent.
     pub dispatched: u64,
-    /// Of those, the ones that have a first token, or ended without.
+    /// Requests of these that got a first token, or ended without one.
     pub begun: u64,
-    /// Of those, the ones that are over.
+    /// Requests of these that ended.
     pub finished: u64,
     /// Prompt tokens of the others that are not known to be computed.
     pub pending: Tokens,
 }
 
-/// All flows of one router, at one moment of one of its lives.
+/// All counters of one router at one time.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct InFlightTable {
-    /// The router's life: its start, on its own clock. A later one replaces an earlier one.
+    /// Identifies the run of the router: its start time, on its own clock. A later run replaces an earlier one.
     pub boot: u64,
-    /// Grows with every table of a life.
+    /// Increases with every table of a run.
     pub sequence: u64,
-    /// One for each rank that anything was ever sent to.
+    /// One entry for each rank to which anything was ever sent.
     pub flows: Vec<InFlightEntry>,
 }
 
-/// What became of a table.
+/// Result of merging a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MergeOutcome {
-    /// It counts from now on.
+    /// The table was stored.
     Changed,
-    /// A newer one is known already.
+    /// A newer one was stored before.
     Stale,
-    /// Too many routers are heard.
+    /// Too many routers report.
     TooMany,
 }
 
-/// The sum over all other routers, at one worker.
+/// Sum over all other routers, at one worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct PeerInFlight {
-    /// Sums of one generation can be compared: they are over the same lives of the same routers.
+    /// Sums can be compared only within one generation: they cover the same runs of the same routers.
     pub(super) generation: u64,
     pub(super) dispatched: u64,
     pub(super) begun: u64,
@@ -66,22 +66,22 @@ pub(super) struct PeerInFlight {
 }
 
 impl PeerInFlight {
-    /// Requests that are not over.
+    /// Returns the unfinished requests.
     pub(super) fn in_flight(&self) -> u64 {
         self.dispatched.saturating_sub(self.finished)
     }
 
-    /// Requests without a first token.
+    /// Returns the requests without a first token.
     pub(super) fn prefilling(&self) -> u64 {
         self.dispatched.saturating_sub(self.begun)
     }
 
-    /// Requests whose answers are being generated.
+    /// Returns the requests whose answers are being generated.
     pub(super) fn decoding(&self) -> u64 {
         self.begun.saturating_sub(self.finished)
     }
 
-    /// Sent and ended since `earlier`; nothing is known of that when other routers were summed up then.
+    /// Returns the requests sent and finished since `earlier`; zeros if the two sums cover different routers or runs.
     pub(super) fn change_since(&self, earlier: &Self) -> (u64, u64) {
         if self.generation != earlier.generation {
             return (0, 0);
@@ -97,7 +97,7 @@ impl PeerInFlight {
     }
 }
 
-/// The newest table of each router that is heard.
+/// The newest table of each reporting router.
 #[derive(Debug, Default)]
 pub(super) struct PeerInFlightTables {
     routers: BTreeMap<NodeId, KvConnector>,
@@ -111,7 +111,7 @@ struct KvConnector {
 }
 
 impl PeerInFlightTables {
-    /// A router's table arrived.
+    /// Stores a router's table.
     pub(super) fn merge(&mut self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         self.expire(now);
         let known = self.routers.get(&router).map(|known| (known.table.boot, known.table.sequence));
@@ -126,7 +126,7 @@ impl PeerInFlightTables {
         MergeOutcome::Changed
     }
 
-    /// Forgets routers that are silent; whether there were any.
+    /// Removes silent routers; returns whether there were any.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let before = self.routers.len();
         self.routers.retain(|_, spoken| now.saturating_duration_since(spoken.received) < SILENCE_TIMEOUT);
@@ -135,12 +135,12 @@ impl PeerInFlightTables {
         gone
     }
 
-    /// How many routers are heard.
+    /// Returns the number of reporting routers.
     pub(super) fn live_routers(&self) -> usize {
         self.routers.len()
     }
 
-    /// The routers that are heard, and how old their tables are.
+    /// Returns the reporting routers and the ages of their tables.
     pub(super) fn ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.received))).collect()
     }
@@ -154,7 +154,7 @@ impl PeerInFlightTables {
         sums
     }
 
-    /// The sum for a worker that nobody has sent anything to.
+    /// Returns the sum for a worker to which nobody has sent anything.
     pub(super) fn empty_sum(&self) -> PeerInFlight {
         PeerInFlight { generation: self.generation, ..PeerInFlight::default() }
     }

@@ -1,4 +1,4 @@
-//! Asks one worker, again and again, how it is. Every answer has a bound in time and in bytes, and none is trusted.
+//! Probes one worker periodically. Every response has a time and a size limit, and none is trusted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,36 +16,36 @@ use super::worker_handle::WorkerHandle;
 use super::{FleetError, LivenessReport, kv_connector};
 use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
 
-/// Models and adapters that are remembered of one worker, and the longest name.
+/// Maximum number of models and adapters kept per worker, and the maximum length of a name.
 const MAX_MODELS: usize = 1024;
 const MAX_NAME: usize = 256;
-/// Between two probes, whoever asks for them.
+/// Minimum pause between probes, however often they are requested.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// One pooled client for all probes, apart from the one that carries requests. No proxy and no redirects.
+/// Creates the pooled client for all probes, separate from the one for client requests. No proxy and no redirects.
 pub(super) fn client(pace: ProbeSettings) -> Result<reqwest::Client, FleetError> {
-    // An error means that a provider is installed already, which is as good.
+    // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
         reqwest::Client::builder()
             .timeout(pace.patience)
             .connect_timeout(pace.patience)
-            // Below the engines' own limit (uvicorn: 5 s), or probes meet closed connections.
+            // Below the engines' own keep-alive timeout (uvicorn: 5 s), or probes would hit closed connections.
             .pool_idle_timeout(Duration::from_secs(4))
             .pool_max_idle_per_host(4)
             .redirect(redirect::Policy::none())
             .no_proxy()
     };
-    // A machine without any trusted certificate still reaches workers over http.
+    // A machine without trusted certificates can still reach workers over http.
     Ok(builder().build().or_else(|_| builder().tls_certs_only([]).build())?)
 }
 
-/// GET of a small text.
+/// GETs a small text from the worker.
 pub(crate) async fn get(client: &reqwest::Client, member: &WorkerHandle, path: &str) -> ProbeReply<String> {
     get_url(client, &format!("{}{path}", member.spec.endpoint), member.spec.api_key.as_ref()).await
 }
 
-/// GET of a small text, with a key or without.
+/// GETs a small text, optionally with an API key.
 pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Arc<str>>) -> ProbeReply<String> {
     let silence = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
         true => ProbeFailure::Refused,
@@ -72,12 +72,12 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
     Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-/// The process behind a worker, asked now.
+/// Fetches the worker's current process identity.
 pub(crate) async fn current_incarnation(client: &reqwest::Client, member: &WorkerHandle) -> Option<Incarnation> {
     Scrape::read(&get(client, member, "/metrics").await.ok()?).process
 }
 
-/// One worker's probes.
+/// The prober of one worker.
 #[derive(Clone)]
 pub(super) struct Prober {
     pub(super) member: Arc<WorkerHandle>,
@@ -87,7 +87,8 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// Runs until the worker has left and nothing of ours is there any more. One that left is reported by nobody.
+    /// Runs until the worker has left and none of this router's requests remain. A worker that left is not reported as
+    /// alive.
     pub(super) async fn run(self) {
         for round in 0_u64.. {
             if self.member.is_finished() {
@@ -97,18 +98,18 @@ impl Prober {
             let report = self.member.apply_probe(&answers, self.pace);
             let report = report.filter(|_| !self.member.has_left());
             if let (Some(report), Some(alive)) = (report, &self.liveness) {
-                // A full queue means that nobody renews just now; the next probe reports again.
+                // If the queue is full, this report is dropped; the next probe sends another one.
                 let _ = alive.try_send(report);
             }
             sleep(MIN_PAUSE).await;
             let chance = xxh3_64_with_seed(&round.to_le_bytes(), self.member.id.0);
             let wait = pause(self.pace, self.member.failures(), chance).saturating_sub(MIN_PAUSE);
-            // Whether it was hurried or has slept: the next probe is due.
+            // Whether woken or timed out: the next probe is due.
             let _ = timeout(wait, self.member.probe_now.notified()).await;
         }
     }
 
-    /// Asks everything at once.
+    /// Sends all requests of a probe at once.
     async fn probe_all(&self) -> ProbeRound {
         let (at, blames) = self.member.probe_start();
         let get = |path| get(&self.client, &self.member, path);
@@ -144,7 +145,8 @@ impl Prober {
     }
 }
 
-/// Until the next probe: `every` give or take a tenth; after failures `again`, doubled for each, up to `every`.
+/// Returns the pause until the next probe: `every` +/- 10 %; after failures `again`, doubled for each one, up to
+/// `every`.
 fn pause(pace: ProbeSettings, failures: u32, chance: u64) -> Duration {
     let tenths = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
     let usual = match failures {
@@ -162,7 +164,7 @@ struct ModelsResponse {
 #[derive(Deserialize)]
 struct ModelEntry {
     id: String,
-    /// Of an adapter: its base model.
+    /// The base model of an adapter.
     parent: Option<String>,
     max_model_len: Option<u64>,
 }
@@ -184,7 +186,7 @@ fn read_models(text: &str) -> ProbeReply<ServedModels> {
     })
 }
 
-/// A page that shows neither an engine nor a process is no metrics page.
+/// Parses metrics. A page that identifies neither an engine nor a process is not a metrics page.
 fn read_metrics(page: &str) -> ProbeReply<Arc<Scrape>> {
     let scrape = Scrape::read(page);
     let tells = scrape.engine != EngineKind::Other || scrape.process.is_some();

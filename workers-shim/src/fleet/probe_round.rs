@@ -1,4 +1,4 @@
-//! What a worker answered to one round of questions, and whether that means that it lives. Pure.
+//! A worker's answers to one round of probe requests, and whether they mean that it is alive. Pure.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use super::in_flight::CounterSnapshot;
 use super::kv_connector::ConnectorState;
 use crate::scrape::{Scrape, SleepState};
 
-/// Why there is no answer to a question.
+/// Why a probe request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ProbeFailure {
-    /// It does not know the path, or answers something else there.
+    /// The worker does not have the path, or serves something else there.
     Absent,
     Unhealthy,
     Refused,
-    /// Nothing in time, or a connection that broke.
+    /// A timeout or a broken connection.
     Unanswered,
 }
 
@@ -24,29 +24,29 @@ pub(crate) type ProbeReply<T> = Result<T, ProbeFailure>;
 /// A LoRA adapter that an engine lists.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Adapter {
-    /// Under which it is asked for.
+    /// The model name by which it is requested.
     pub name: ModelId,
-    /// The model that it is on top of.
+    /// Its base model.
     pub base: ModelId,
 }
 
-/// What `GET /v1/models` lists.
+/// The response of `GET /v1/models`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ServedModels {
     /// Base models first, then adapters.
     pub(super) names: Arc<[ModelId]>,
-    /// The adapters again, with what they are on top of.
+    /// The adapters with their base models.
     pub(super) adapters: Arc<[Adapter]>,
-    /// Longest prompt and answer; 0 when it does not say.
+    /// Maximum length of prompt and answer; 0 if not reported.
     pub(super) context: Tokens,
 }
 
-/// One round of questions.
+/// The responses of one probe.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct ProbeRound {
-    /// Our own requests when the metrics were asked for.
+    /// This router's counters when the metrics were requested.
     pub(super) counters: CounterSnapshot,
-    /// How often the worker had been reported unreachable before the first question.
+    /// How often the worker had been reported unreachable before the first request.
     pub(super) failure_reports: u64,
     /// `GET /health`.
     pub(super) health: ProbeReply<()>,
@@ -54,35 +54,35 @@ pub(super) struct ProbeRound {
     pub(super) models: ProbeReply<ServedModels>,
     /// `GET /metrics`.
     pub(super) metrics: ProbeReply<Arc<Scrape>>,
-    /// `GET /version`, where it was asked.
+    /// `GET /version`, if it was requested.
     pub(super) version: Option<Arc<str>>,
-    /// Its dialect, where it was asked.
+    /// The KV connector, if it was determined.
     pub(super) connector: Option<ConnectorState>,
 }
 
-/// What a round means.
+/// What a probe shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ProbeVerdict {
     Alive,
-    /// Another round may tell.
+    /// Not conclusive; the next probe may be.
     Unsure,
     Dead,
 }
 
-/// What was known of the worker before the round.
+/// What was known of the worker before the probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IdentificationStage {
-    /// No model is known.
+    /// No models are known.
     Unknown,
-    /// Models are known, by configuration or from before, but not which process it is.
+    /// The models are known, from configuration or earlier probes, but not the process.
     ModelsKnown,
-    /// The process too.
+    /// The process is known, too.
     Identified,
 }
 
 impl ProbeRound {
-    /// Whether it lives. A worker that was out of reach must answer `/metrics` first, be it with a 404: who comes back
-    /// may be another process.
+    /// Returns whether the worker is alive. One that was unreachable must first answer `/metrics` (a 404 suffices),
+    /// because it may be another process now.
     pub(super) fn verdict(&self, known: IdentificationStage) -> ProbeVerdict {
         match self.reachability_verdict(known) {
             ProbeVerdict::Alive => self.metrics_verdict(known),
@@ -96,7 +96,7 @@ impl ProbeRound {
             (Err(Refused | Unhealthy), _) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent), Ok(_)) => ProbeVerdict::Alive,
             (Ok(()), Err(_)) if known != IdentificationStage::Unknown => ProbeVerdict::Alive,
-            // Not every OpenAI-compatible server has a health page; the list of models decides then.
+            // Some OpenAI-compatible servers have no health endpoint; then the model list decides.
             (Err(Absent), Err(Refused | Unhealthy)) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent | Unanswered), _) => ProbeVerdict::Unsure,
         }

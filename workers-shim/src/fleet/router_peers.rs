@@ -1,4 +1,4 @@
-//! What routers in front of one fleet tell each other of it: requests in flight, and imprints of what engines hold.
+//! What routers with the same workers exchange: requests in flight, and residency snapshots.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome};
 use crate::events::EncodedSnapshot;
 
 impl Fleet {
-    /// What this router has in flight, one line for each rank that anything was ever sent to.
+    /// Returns this router's counters, one entry for each rank to which anything was ever sent.
     pub fn in_flight(&self) -> Vec<InFlightEntry> {
         let flows = |member: &std::sync::Arc<super::worker_handle::WorkerHandle>| {
             let worker = member.id;
@@ -20,8 +20,8 @@ impl Fleet {
         table.members.iter().chain(&table.leaving).flat_map(flows).collect()
     }
 
-    /// Another router told what it has in flight. It counts in the workers' load until it is silent for
-    /// [`super::SILENCE`].
+    /// Stores another router's table of requests in flight. It counts as load of the workers until that router is
+    /// silent for [`super::SILENCE_TIMEOUT`].
     pub fn merge_peer_table(&self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         let mut overlay = self.peers.lock();
         let heard = overlay.merge(router, table, now);
@@ -31,7 +31,7 @@ impl Fleet {
         heard
     }
 
-    /// Forgets routers that are silent. To be called now and then.
+    /// Removes silent routers. Must be called periodically.
     pub fn expire_peers(&self, now: Instant) {
         let mut overlay = self.peers.lock();
         if overlay.expire(now) {
@@ -39,17 +39,17 @@ impl Fleet {
         }
     }
 
-    /// How many other routers are heard.
+    /// Returns the number of reporting routers.
     pub fn peer_count(&self) -> usize {
         self.peer_count.load(Ordering::Relaxed)
     }
 
-    /// The routers that are heard, and how old their tables are.
+    /// Returns the reporting routers and the ages of their tables.
     pub fn peer_ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.peers.lock().ages(now)
     }
 
-    /// What is known of a rank's blocks, for another router; none unless all of it is known.
+    /// Returns a snapshot of a rank's blocks for another router; None unless they are known exactly.
     pub fn residency_snapshot(
         &self,
         worker: WorkerId,

@@ -1,43 +1,44 @@
-//! How fast a worker is, learnt from steps as they went. Pure. One odd step changes little, many change all.
+//! Estimates a worker's speeds from completed steps. Pure. A single outlier changes little.
 //!
-//! Every estimate is a moving average in the logarithm (`estimate`), so that twice as fast and half as fast weigh the same.
+//! Every estimate is a moving average of the logarithm (`estimate`), so that twice as fast and half as fast weigh the
+//! same.
 //!
-//! Samples, only from steps that can tell:
-//! - prefill rate: `computed / (first token - decode step)`, where at least 256 tokens were computed and no other prompt
-//!   was in the way. The planner adds one decode step to every prediction, so it is taken off here. Attention's growth
-//!   with length is not taken out: workers that see long prompts look slower.
-//! - decode step, of a batch of one or two: `time a token - slowdown * (batch - 1)`;
-//! - decode slowdown, of larger batches: `(time a token - decode step) / (batch - 1)`, averaged plainly, since it may be
-//!   0, and at most one decode step. Both from at least 8 tokens.
+//! Samples, only from steps that are conclusive:
+//! - prefill rate: `computed / (first token - decode step)`, where at least 256 tokens were computed and no other
+//!   prompt was queued. The planner adds one decode step to every prediction, so it is subtracted here. The growth of
+//!   attention with length is not modelled: workers with long prompts appear slower.
+//! - decode step, from a batch of one or two: `time per token - slowdown * (batch - 1)`;
+//! - decode slowdown, from larger batches: `(time per token - decode step) / (batch - 1)`, averaged arithmetically,
+//!   since it may be 0, and at most one decode step. Both need at least 8 tokens.
 //!
-//! An answer that came in one piece (not streamed, or buffered on the way) tells neither.
+//! An answer that arrived in one piece (not streamed, or buffered on the way) gives neither.
 
 use vocabulary::{EngineSpeed, Micros, Tokens};
 
 use super::estimate::{Confidence, LogMovingAverage, MAX_RATIO, WEIGHT};
 
-/// Fewer computed tokens say more about overheads than about the rate.
+/// With fewer computed tokens, overheads dominate the rate.
 const MIN_COMPUTED: u64 = 256;
-/// Fewer generated tokens say more about chance.
+/// With fewer generated tokens, noise dominates.
 const MIN_DECODED: u64 = 8;
-/// No engine generates a token in less; what comes faster was kept back.
+/// No engine generates a token faster; what arrives faster was buffered.
 const MIN_TOKEN_TIME: Micros = Micros(20);
 
-/// One step at one worker as it went. Zeros where something was not seen.
+/// Measurements of one step at one worker. Zero means not measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SpeedSample {
-    /// Prompt tokens that it computed, where no other prompt was in the way; 0 where one was.
+    /// Computed prompt tokens; 0 if another prompt was queued.
     pub(super) computed: Tokens,
     pub(super) first_token: Micros,
-    /// Answers generated there meanwhile, this one included.
+    /// Answers generated there at the time, this one included.
     pub(super) batch: u32,
-    /// Tokens of the answer after the first.
+    /// Generated tokens after the first.
     pub(super) decoded: Tokens,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub(super) decoding: Micros,
 }
 
-/// A worker's speeds as they are believed now.
+/// A worker's estimated speeds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct SpeedEstimate {
     prefill: LogMovingAverage,
@@ -46,7 +47,7 @@ pub(super) struct SpeedEstimate {
 }
 
 impl SpeedEstimate {
-    /// Begins with a profile. Rates that are none become 1 token a second.
+    /// Starts with a profile. Invalid rates become 1 token per second.
     pub(super) fn new(start: EngineSpeed) -> Self {
         Self {
             prefill: LogMovingAverage::new(start.prefill_tokens_per_second, 1e12),
@@ -55,7 +56,7 @@ impl SpeedEstimate {
         }
     }
 
-    /// Learns from a step what it can tell.
+    /// Updates the estimates with a step.
     pub(super) fn observe(&mut self, seen: &SpeedSample) {
         if seen.decoding < MIN_TOKEN_TIME * seen.decoded.0 {
             return;
@@ -72,7 +73,7 @@ impl SpeedEstimate {
         }
     }
 
-    /// How sure the prefill rate and the decode step are.
+    /// Returns the confidence in the prefill rate and in the decode step.
     pub(super) fn confidence(&self) -> (Confidence, Confidence) {
         (self.prefill.confidence(), self.step.confidence())
     }
@@ -82,7 +83,7 @@ impl SpeedEstimate {
             return;
         }
         let waited = seen.first_token.0 as f64;
-        // A decode step that is believed too long must not eat the whole sample.
+        // An overestimated decode step must not consume the whole sample.
         let computing = (waited - self.step.value()).max(waited / MAX_RATIO);
         self.prefill.learn(seen.computed.0 as f64 * 1e6 / computing);
     }
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn many_equal_steps_set_the_estimate() {
-        // 5,000 tokens in 1 s and a decode step of 10 ms.
+        // 5,000 tokens in 1 s, and a decode step of 10 ms.
         let rate = after(&[prefill(5_000, 1_010_000); 60]).prefill_tokens_per_second;
         assert!((rate - 5_000.0).abs() < 50.0, "{rate}");
     }

@@ -1,4 +1,4 @@
-//! The fleet over real sockets: simulated workers, and servers that are less than that.
+//! Tests of the fleet over real sockets, with simulated workers and with faulty servers.
 
 mod engine;
 mod events;
@@ -23,7 +23,7 @@ use super::*;
 use crate::events::ChainBasis;
 use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, SimOptions, SimWorker, TextCodec};
 
-/// Tokens are numbers, and numbers are their text.
+/// A codec whose tokens are numbers written as text.
 struct NumberCodec;
 
 impl TextCodec for NumberCodec {
@@ -89,7 +89,7 @@ async fn sim(options: SimOptions) -> SimWorker {
     SimWorker::start(options, Arc::new(NumberCodec)).await.unwrap()
 }
 
-/// A worker at an address whose former owner's sockets may still be closing.
+/// Starts a worker at an address whose previous owner's sockets may still be closing.
 async fn sim_at_reused_address(options: SimOptions) -> SimWorker {
     for _ in 0..500 {
         if let Ok(worker) = SimWorker::start(options.clone(), Arc::new(NumberCodec)).await {
@@ -108,7 +108,7 @@ fn quick_probes() -> ProbeSettings {
     ProbeSettings { every: Duration::from_millis(50), again: Duration::from_millis(10), ..ProbeSettings::default() }
 }
 
-/// A fleet with a quick pulse, and what it reports.
+/// A fleet with short probe intervals, and its liveness reports.
 struct FleetHarness {
     fleet: Arc<Fleet>,
     index: SharedIndex,
@@ -120,7 +120,7 @@ impl FleetHarness {
         Self::with_probe_settings(workers, quick_probes())
     }
 
-    /// Of another router, which can be asked for imprints.
+    /// A fleet that can fetch snapshots from another router's.
     fn with_peer(other: &Self, worker: SocketAddr) -> Self {
         let spec = WorkerDefinition::at(&url(worker), WorkerRole::Hybrid);
         let neighbour: Arc<dyn SnapshotProvider> = Arc::new(router_peers::PeerRouter(other.fleet.clone()));
@@ -179,13 +179,13 @@ impl FleetHarness {
         self.index.read().overlaps_of_chain(&chain(tokens))
     }
 
-    /// Chain blocks that the first worker holds of a prompt.
+    /// Number of chain blocks of a prompt that the first worker holds.
     fn depth(&self, tokens: &[u32]) -> u64 {
         let id = self.id(0);
         self.overlaps(tokens).iter().find(|overlap| overlap.worker == id).map_or(0, |overlap| overlap.blocks.0)
     }
 
-    /// Waits until `holds`; the last state is printed when it never does.
+    /// Waits until `holds`; panics with the last state if it never does.
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         for _ in 0..1_000 {
             if holds(self) {
@@ -202,7 +202,7 @@ impl FleetHarness {
     }
 }
 
-/// One answer of a worker to a prompt of token ids.
+/// Returns a worker's answer to a prompt of token ids.
 async fn ask(address: SocketAddr, prompt: &[u32], max_tokens: u32) -> serde_json::Value {
     let body = serde_json::json!({
         "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true
@@ -214,7 +214,7 @@ async fn ask(address: SocketAddr, prompt: &[u32], max_tokens: u32) -> serde_json
     answer.json().await.unwrap()
 }
 
-/// A prompt of its own.
+/// Returns a prompt that is unique to `number`.
 fn prompt(number: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| 1 + (number * 977 + at * 13) % 4_900).collect()
 }

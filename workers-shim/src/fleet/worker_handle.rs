@@ -1,4 +1,4 @@
-//! One worker: what it is, what was last seen of it, what of ours is there.
+//! One worker: its definition, the result of its last probes, and this router's requests at it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,45 +20,45 @@ use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound,
 use crate::events::{SnapshotExporters, WorkerEventStatus};
 use crate::scrape::{EngineKind, Scrape};
 
-/// What the last probes showed.
+/// The result of the last probes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProbedState {
     pub(super) health: WorkerHealth,
     pub(super) incarnation: Incarnation,
     pub(crate) models: Arc<[ModelId]>,
-    /// Those of them that it lists as adapters.
+    /// Those models that it lists as adapters.
     pub(super) adapters: Arc<[Adapter]>,
-    /// Longest prompt and answer, from the list of models.
+    /// Maximum length of prompt and answer, from its model list.
     context: Tokens,
-    /// The engine's version and the life that told it.
+    /// The engine's version, and the incarnation that reported it.
     version: (Incarnation, Arc<str>),
-    /// With whom it exchanges KV.
+    /// The set of workers with which it exchanges KV.
     fabric: Option<Arc<str>>,
     pub(super) connector: ConnectorState,
     scrape: Arc<Scrape>,
     counters: CounterSnapshot,
 }
 
-/// What probes came to.
+/// Counters of failed probes and requests.
 #[derive(Debug, Default)]
 struct Reachability {
-    /// Probes in a row that did not end well.
+    /// Consecutive probes without success.
     failures: u32,
-    /// Probes in a row whose metrics did not come.
+    /// Consecutive probes without metrics.
     probes_without_metrics: u32,
-    /// How often a request could not reach it.
+    /// Number of requests that could not reach it.
     failure_reports: u64,
 }
 
-/// What a worker is wanted for.
+/// What the fleet wants from a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WorkerDemand {
     Serves,
     /// It takes no new sessions.
     Drains,
-    /// It is not listed any more, and takes nothing.
+    /// It is no longer listed and gets no requests.
     Left,
-    /// Nor is anything known of its blocks.
+    /// It has left, and its blocks are forgotten.
     Cleared,
 }
 
@@ -67,17 +67,17 @@ pub(crate) struct WorkerHandle {
     pub(crate) spec: WorkerDefinition,
     pub(super) in_flight: Arc<InFlightTracker>,
     pub(crate) events: WorkerEventStatus,
-    /// The ranks that can be asked what they hold.
+    /// The ranks that can be asked for a snapshot.
     pub(crate) exports: SnapshotExporters,
     state: ArcSwap<ProbedState>,
-    /// Held while `seen` is changed.
+    /// Locked while `state` is changed.
     reachability: Mutex<Reachability>,
     transfers: Mutex<LinkEstimate>,
     demand: watch::Sender<WorkerDemand>,
     usual_prompt: Tokens,
-    /// Asks the prober not to wait.
+    /// Wakes the prober.
     pub(super) probe_now: Notify,
-    /// The life that probes reach; tells followers that another one began. `None` while unreachable.
+    /// The incarnation that answers probes, watched by followers. `None` while unreachable.
     incarnation: watch::Sender<Option<Incarnation>>,
 }
 
@@ -100,14 +100,14 @@ impl WorkerHandle {
         }
     }
 
-    /// The same process, described otherwise: what was seen of it is still so, and whoever may not reach it any more hears of
-    /// that at the next probe. What it holds and how fast it is begins anew.
+    /// Takes over the state of the same process under its previous definition. Credentials or URLs that no longer work
+    /// are noticed by the next probe. Blocks and estimated speeds are not taken over.
     pub(super) fn carry_over(&self, before: &Self) {
         let seen = before.probed_state();
         let models = match (self.spec.models.is_empty(), before.spec.models.is_empty()) {
             (false, _) => self.spec.models.clone().into(),
             (true, true) => seen.models.clone(),
-            // What it serves is still to be asked.
+            // The worker has to be asked for its models first.
             (true, false) => return,
         };
         let mut anew = ProbedState { models, ..(*seen).clone() };
@@ -123,29 +123,30 @@ impl WorkerHandle {
         self.state.load_full()
     }
 
-    /// Whose metrics it showed last.
+    /// Returns which engine the last scraped metrics belong to.
     pub(super) fn engine(&self) -> EngineKind {
         self.state.load().scrape.engine
     }
 
-    /// Where our requests stand, and how often the worker was blamed: for a probe that begins now.
+    /// Returns the state at the start of a probe: this router's counters, and the number of reports that the worker is
+    /// unreachable.
     pub(super) fn probe_start(&self) -> (CounterSnapshot, u64) {
         (self.in_flight.counters.snapshot(), self.reachability.lock().failure_reports)
     }
 
-    /// Probes in a row that did not end well.
+    /// Returns the number of consecutive unsuccessful probes.
     pub(super) fn failures(&self) -> u32 {
         self.reachability.lock().failures
     }
 
-    /// Whether the version of the engine that wrote this page is still to be asked.
+    /// Returns whether the engine that wrote this page has to be asked for its version.
     pub(super) fn needs_version(&self, scrape: &Scrape) -> bool {
         let seen = self.state.load();
         let known = !seen.version.1.is_empty() && seen.version.0 == scrape.process.unwrap_or_default();
         scrape.engine == EngineKind::Vllm && !known
     }
 
-    /// Whether the life that wrote this page is still to be asked where it is met.
+    /// Returns whether the incarnation that wrote this page has to be asked for its transfer endpoint.
     pub(super) fn needs_endpoint(&self, scrape: &Scrape) -> bool {
         let seen = self.state.load();
         let same = seen.health == WorkerHealth::Ready && seen.incarnation == scrape.process.unwrap_or_default();
@@ -154,13 +155,13 @@ impl WorkerHandle {
         !(same && known)
     }
 
-    /// Takes over what a probe showed. What is to be reported of it, when it is alive.
+    /// Applies the result of a probe. Returns the liveness report if the worker is alive.
     pub(super) fn apply_probe(&self, answers: &ProbeRound, pace: ProbeSettings) -> Option<LivenessReport> {
         let mut reach = self.reachability.lock();
         let before = self.state.load_full();
         let mut verdict = answers.verdict(self.identification_stage(&before, &reach, pace));
         if verdict == ProbeVerdict::Alive && answers.failure_reports != reach.failure_reports {
-            // Somebody failed to reach it after this probe began; the next one has been asked for.
+            // A request failed to reach it after this probe began; another probe was already requested.
             return None;
         }
         reach.probes_without_metrics = match answers.metrics {
@@ -210,7 +211,7 @@ impl WorkerHandle {
         }
     }
 
-    /// `before`, with what the answers tell.
+    /// Returns `before`, updated with the responses.
     fn apply_alive(&self, before: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
         let mut seen = ProbedState { health: WorkerHealth::Ready, ..before.clone() };
         if let Ok(models) = &answers.models {
@@ -228,7 +229,7 @@ impl WorkerHandle {
                 seen.incarnation = Incarnation::default();
                 (seen.scrape, seen.counters) = (Arc::default(), answers.counters);
             }
-            // What the worker is stays true; what it does is no longer known.
+            // The worker's properties stay, its current load is unknown.
             (Err(_), MetricsFreshness::Stale) => {
                 let Scrape { running, waiting, kv_usage, .. } = Scrape::default();
                 seen.scrape = Arc::new(Scrape { running, waiting, kv_usage, ..(*seen.scrape).clone() });
@@ -248,7 +249,7 @@ impl WorkerHandle {
         seen
     }
 
-    /// Publishes it. The caller holds `reach`.
+    /// Publishes a new state. The caller holds `reachability`.
     fn publish(&self, before: &ProbedState, seen: ProbedState) {
         if before.health != seen.health {
             tracing::info!(worker = %self.spec.endpoint, health = seen.health.as_str(), "worker");
@@ -272,7 +273,7 @@ impl WorkerHandle {
         self.incarnation.send_if_modified(|known| std::mem::replace(known, life) != life);
     }
 
-    /// A request could not reach it.
+    /// Records that a request could not reach it.
     pub(super) fn mark_unreachable(&self) {
         let mut reach = self.reachability.lock();
         reach.failure_reports += 1;
@@ -290,7 +291,7 @@ impl WorkerHandle {
         }
     }
 
-    /// It is not listed any more.
+    /// Records that it is no longer listed.
     pub(super) fn mark_left(&self) {
         tracing::info!(worker = %self.spec.endpoint, "worker left; what it began goes on");
         self.demand.send_replace(WorkerDemand::Left);
@@ -301,44 +302,44 @@ impl WorkerHandle {
         self.demand.borrow().has_left()
     }
 
-    /// Returns once it is not listed any more.
+    /// Waits until it is no longer listed.
     pub(crate) async fn wait_left(&self) {
-        // The sender is here.
+        // This handle owns the sender.
         let _ = self.demand.subscribe().wait_for(|duty| duty.has_left()).await;
     }
 
-    /// Nothing of its blocks is known any more, and nothing will be. Only of one that left.
+    /// Records that its blocks are forgotten for good. Only for a worker that left.
     pub(crate) fn mark_forgotten(&self) {
         self.demand.send_replace(WorkerDemand::Cleared);
     }
 
-    /// Returns once it has left and nothing of its blocks is known.
+    /// Waits until it has left and its blocks are forgotten.
     pub(super) async fn wait_forgotten(&self) {
         let _ = self.demand.subscribe().wait_for(|duty| *duty == WorkerDemand::Cleared).await;
     }
 
-    /// It has left, and nothing of ours is there any more.
+    /// Returns whether it has left and none of this router's requests remain.
     pub(super) fn is_finished(&self) -> bool {
         self.has_left() && self.in_flight.entries().iter().all(|flow| flow.dispatched == flow.finished)
     }
 
-    /// KV came to it.
+    /// Records a KV transfer to it.
     pub(super) fn record_transfer(&self, bytes: Bytes, took: Micros) {
         self.transfers.lock().observe(bytes, took);
         self.in_flight.invalidate_views();
     }
 
-    /// The life that probes reach now, and a way to hear of the next one.
+    /// Returns a receiver of the incarnation that answers probes.
     pub(crate) fn watch_incarnation(&self) -> watch::Receiver<Option<Incarnation>> {
         self.incarnation.subscribe()
     }
 
-    /// What is known of its blocks changed, so views are old.
+    /// Invalidates cached views after a change of what is known of its blocks.
     pub(crate) fn invalidate_views(&self) {
         self.in_flight.invalidate_views();
     }
 
-    /// Blocks of its own that fit into the device memory of its largest rank; none where it does not tell.
+    /// Returns how many blocks fit into the device memory of its largest rank; None if it does not report that.
     pub(crate) fn max_blocks(&self) -> Option<u64> {
         Some(self.state.load().scrape.cache.max_blocks).filter(|most| *most > 0)
     }
@@ -349,7 +350,7 @@ impl WorkerHandle {
         SpeedConfidence { prefill, decode_step, link_fixed, link_rate }
     }
 
-    /// As the planner sees it.
+    /// Returns the planner's view of it.
     pub(super) fn view(&self, knowledge: KvIndexState) -> WorkerView {
         let seen = self.state.load();
         let profile = &self.spec.profile;
@@ -381,7 +382,7 @@ impl WorkerDemand {
     }
 }
 
-/// Whether the last metrics still say what the worker does.
+/// Whether the last metrics still describe the current load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MetricsFreshness {
     Fresh,
@@ -394,7 +395,7 @@ impl ProbedState {
         if self.context > Tokens::ZERO { WorkerCapacity { context: self.context, ..capacity } } else { capacity }
     }
 
-    /// Data-parallel ranks.
+    /// Returns the number of data-parallel ranks.
     pub(super) fn ranks(&self) -> u16 {
         self.scrape.ranks.max(1)
     }

@@ -1,7 +1,8 @@
-//! Who belongs to the fleet. Read as a snapshot, changed while requests are served.
+//! The workers of the fleet. Read as a snapshot, changed while requests are served.
 //!
-//! A worker that leaves gets nothing new. What it began it brings to its end, watched as before; what was known of its
-//! blocks is forgotten at once. One that comes back is somebody new, who is followed once the former is forgotten.
+//! A worker that leaves gets no new requests. Its running requests finish and it is probed until then; its blocks are
+//! forgotten at once. A worker that rejoins counts as new, and its events are followed once its predecessor's blocks
+//! are forgotten.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,36 +15,36 @@ use super::FleetError;
 use super::config::WorkerDefinition;
 use super::worker_handle::WorkerHandle;
 
-/// What a change of the fleet came to.
+/// Result of a change of the worker list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FleetDiff {
-    /// Workers that were not there.
+    /// Workers that were added.
     pub joined: usize,
-    /// Workers that are described otherwise, and so begin anew.
+    /// Workers whose definition changed, so they start anew.
     pub changed: usize,
-    /// Workers that are no longer there.
+    /// Workers that were removed.
     pub left: usize,
 }
 
-/// The workers at one moment.
+/// All workers at one moment.
 #[derive(Default)]
 pub(super) struct WorkerTable {
-    /// Those that get work, in the order of their list.
+    /// The listed workers, in order.
     pub(super) members: Vec<Arc<WorkerHandle>>,
-    /// Those that left and are not at their end yet, the longest gone first.
+    /// Workers that left and still run requests; those that left first come first.
     pub(super) leaving: Vec<Arc<WorkerHandle>>,
     by_id: HashMap<WorkerId, Arc<WorkerHandle>>,
 }
 
 impl WorkerTable {
     fn of(members: Vec<Arc<WorkerHandle>>, leaving: Vec<Arc<WorkerHandle>>) -> Self {
-        // Whoever came back goes before who left.
+        // The current handle of a rejoined worker replaces the one that left.
         let all = leaving.iter().chain(&members);
         let by_id = all.map(|member| (member.id, member.clone())).collect();
         Self { members, leaving, by_id }
     }
 
-    /// The worker, also one that is leaving.
+    /// Returns the worker, also one that is leaving.
     pub(super) fn member(&self, worker: WorkerId) -> Option<&Arc<WorkerHandle>> {
         self.by_id.get(&worker)
     }
@@ -53,13 +54,13 @@ impl WorkerTable {
     }
 }
 
-/// Somebody who joins, and who is to be forgotten before.
+/// A new worker, and its predecessor whose blocks have to be forgotten first.
 pub(super) struct JoinedWorker {
     pub(super) member: Arc<WorkerHandle>,
     pub(super) predecessor: Option<Arc<WorkerHandle>>,
 }
 
-/// The table, and the way to change it.
+/// The table of workers and its lock for changes.
 #[derive(Default)]
 pub(super) struct WorkerRegistry {
     table: ArcSwap<WorkerTable>,
@@ -71,7 +72,7 @@ impl WorkerRegistry {
         self.table.load()
     }
 
-    /// Makes these the workers, in this order. Those who are described as before stay as they are; all others leave.
+    /// Replaces the list of workers, in this order. Those with an unchanged definition stay; all others leave.
     pub(super) fn set_workers(
         &self,
         specs: Vec<WorkerDefinition>,
@@ -111,7 +112,7 @@ impl WorkerRegistry {
         Ok((turnover, newcomers))
     }
 
-    /// Takes out somebody who left and has brought everything to its end.
+    /// Removes a worker that left and runs no more requests.
     pub(super) fn remove(&self, gone: &Arc<WorkerHandle>) {
         let _changing = self.changing.lock();
         let table = self.table.load_full();

@@ -1,15 +1,15 @@
-//! Samples, added up to what a worker as a whole does. Older and newer names of one thing meet here.
+//! Combines samples into the values of one worker, under old and new metric names.
 
 use vocabulary::{Bytes, Incarnation, Tokens, WorkerCapacity};
 
 use super::sample::Sample;
 use super::{EngineKind, KvCacheLayout, PromptSources, Scrape, SleepState};
 
-/// Largest count that is believed. Microseconds of this century are above 1e15.
+/// Largest plausible count. Timestamps of this century in microseconds are above 1e15.
 const MAX_COUNT: f64 = 4e15;
-/// Ranks that are told apart.
+/// Maximum number of ranks that are told apart.
 const MAX_RANKS: usize = 256;
-/// Longest name of a precision.
+/// Maximum length of a precision's name.
 const MAX_DTYPE_BYTES: usize = 32;
 
 #[derive(Default)]
@@ -32,21 +32,21 @@ pub(super) struct ScrapeAggregator<'a> {
 struct RequestGauges {
     running: f64,
     waiting: f64,
-    /// Those of `waiting` that wait for KV from elsewhere and not for a place.
+    /// The part of `waiting` that waits for KV from elsewhere, not for a place in the batch.
     pulling: f64,
 }
 
-/// The smallest of all ranks; 0 is unknown.
+/// Minima over all ranks; 0 if unknown.
 #[derive(Default)]
 struct CacheGauges<'a> {
-    /// Said as tokens; goes before blocks x block.
+    /// Capacity reported in tokens; takes precedence over blocks x block size.
     tokens: u64,
     block: u64,
     blocks: u64,
     context: u64,
     bytes: u64,
     dtype: Option<&'a str>,
-    /// Of tokens and of blocks the largest of all ranks.
+    /// Maxima over all ranks, from the reports in tokens and in blocks.
     max_blocks: (u64, u64),
 }
 
@@ -57,7 +57,7 @@ impl<'a> ScrapeAggregator<'a> {
             self.vllm(name, sample);
         } else if let Some(name) = sample.name.strip_prefix("sglang:") {
             self.engine = EngineKind::Sglang;
-            // Every rank of one model replica tells the same; the first speaks for all.
+            // All tensor-, pipeline- and expert-parallel ranks of a replica report the same; only the first is read.
             if ["tp_rank", "pp_rank", "moe_ep_rank"].iter().all(|rank| sample.label(rank).is_none_or(|is| is == "0")) {
                 self.sglang(name, sample);
             }
@@ -172,13 +172,13 @@ impl<'a> CacheGauges<'a> {
         self.max_blocks.1 = self.max_blocks.1.max(told);
     }
 
-    /// vLLM's `cache_config_info`: everything stands in labels.
+    /// Reads vLLM's `cache_config_info`, whose values are all labels.
     fn configured(&mut self, sample: &Sample<'a>) {
         let number = |name| sample.label(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
         self.tokens(number("kv_cache_size_tokens"));
         lower_to(&mut self.block, number("block_size"));
         self.blocks(number("num_gpu_blocks"));
-        // Blocks that were set by hand need not fill the bytes that were.
+        // An overridden number of blocks need not fill the configured bytes.
         if number("num_gpu_blocks_override") == 0 {
             lower_to(&mut self.bytes, number("kv_cache_memory_bytes"));
         }
@@ -205,7 +205,7 @@ fn count(value: f64) -> u64 {
     positive(value).round().min(MAX_COUNT) as u64
 }
 
-/// Takes `value` when it is known and below what was known.
+/// Lowers `known` to `value`, if that is known and smaller.
 fn lower_to(known: &mut u64, value: u64) {
     if value > 0 && (*known == 0 || value < *known) {
         *known = value;

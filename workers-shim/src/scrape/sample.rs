@@ -1,20 +1,20 @@
-//! One line of Prometheus text: `name{label="value",...} number [timestamp]`. It judges no name.
+//! Parses one line of Prometheus text, `name{label="value",...} number [timestamp]`, for any metric name.
 
-/// Labels that are read; vLLM's longest line has 40.
+/// Maximum number of labels; vLLM's longest line has 40.
 const MAX_LABELS: usize = 128;
 
-/// One sample. Label values keep their escapes: the ones that are read here have none.
+/// One sample. Escapes in label values are kept: the values that are read here contain none.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample<'a> {
-    /// The family's, or that of a part of a histogram.
+    /// The metric name, including suffixes of histograms.
     pub name: &'a str,
     labels: &'a str,
-    /// The number.
+    /// The value.
     pub value: f64,
 }
 
 impl<'a> Sample<'a> {
-    /// Reads a line; none when it is not a sample.
+    /// Parses a line; None if it is not a sample.
     pub fn read(line: &'a str) -> Option<Self> {
         let end = line.find(['{', ' ', '\t'])?;
         let (name, rest) = line.split_at(end);
@@ -32,7 +32,7 @@ impl<'a> Sample<'a> {
         Some(Self { name, labels, value })
     }
 
-    /// The value of the label `wanted`.
+    /// Returns the value of the label `wanted`.
     pub fn label(&self, wanted: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         for _ in 0..MAX_LABELS {
@@ -47,7 +47,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Where the brace closes that opened before `text`: braces inside quotes do not count.
+/// Returns the offset of the closing brace, ignoring braces inside quotes. `text` starts after the opening one.
 fn closing_brace(text: &str) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -60,7 +60,7 @@ fn closing_brace(text: &str) -> Option<usize> {
     }
 }
 
-/// Where the quote closes that opened before `text`.
+/// Returns the offset of the closing quote. `text` starts after the opening one.
 fn closing_quote(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {

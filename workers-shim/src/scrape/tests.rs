@@ -1,4 +1,4 @@
-//! Real pages, and pages that no engine wrote.
+//! Tests with recorded pages, and with malformed ones.
 
 use vocabulary::{Incarnation, Tokens, WorkerCapacity};
 
@@ -158,7 +158,7 @@ fn broken_line_neither_panics_nor_drops_other_lines() {
         let scrape = Scrape::read(&page);
         assert_eq!((scrape.waiting, scrape.running), (2, 1), "{line:?}");
     }
-    // Every prefix and every single lost byte of a real page.
+    // Every prefix of a real page, and the page without any single byte.
     for page in [PREFILL, OLD] {
         for end in (0..page.len()).filter(|end| page.is_char_boundary(*end)) {
             Scrape::read(&page[..end]);

@@ -1,6 +1,7 @@
-//! Connections to a publisher: the one that listens, and short second ones that show whether it is still there.
+//! Connections to an event publisher: the subscription, and short probe connections that show whether the publisher is
+//! still there.
 //!
-//! A connection whose other end vanished without a word looks like one of an engine that has nothing to say.
+//! A connection whose peer vanished silently looks like that of an engine without events.
 
 use std::time::Duration;
 
@@ -8,35 +9,34 @@ use tokio::time::{sleep, timeout};
 
 use crate::zmtp::{SocketType, ZmtpConnection, ZmtpError};
 
-/// The longest wait for a connection.
+/// Timeout for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between two looks whether the publisher still answers. With the waits for an answer, the longest time that a loss stays
-/// unnoticed: 7 s.
+/// Interval of probe connections. Together with their timeouts a lost publisher is noticed within 7 s.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
-/// Tries of a look: one may fail because this host or the engine is busy.
+/// Attempts per probe: one may fail because this host or the engine is busy.
 const CHECK_ATTEMPTS: usize = 2;
 
-/// Why a source is not heard.
+/// Why a source is disconnected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionLoss {
-    /// Nobody took the connection.
+    /// The connection was not accepted.
     #[error("no connection within {CONNECT_TIMEOUT:?}")]
     Unreachable,
-    /// Whoever did is no publisher, or it was there and is not any more.
+    /// The peer is not a publisher, or it closed the connection.
     #[error(transparent)]
     Ended(#[from] ZmtpError),
-    /// It seems to be there, and a second one is not answered.
+    /// The connection stands, but a probe connection is not answered.
     #[error("a second connection got no answer")]
     Unresponsive,
-    /// It is there and brings nothing.
+    /// The connection stands, but delivers no messages.
     #[error("only replays bring what is said")]
     Deaf,
-    /// The numbers of its messages went back.
+    /// The sequence numbers of its messages went back.
     #[error("another process speaks there")]
     SequenceReset,
 }
 
-/// Connects to everything that is said at `endpoint`.
+/// Connects to `endpoint` and subscribes to all topics.
 pub(super) async fn subscribe(endpoint: &str) -> Result<ZmtpConnection, ConnectionLoss> {
     let mut connection = connect(endpoint).await?;
     connection.subscribe("").await?;
@@ -50,7 +50,7 @@ async fn connect(endpoint: &str) -> Result<ZmtpConnection, ConnectionLoss> {
         .map_err(ConnectionLoss::Ended)
 }
 
-/// Returns once nobody answers at `endpoint`. The connections that it makes for that ask for nothing.
+/// Returns once probe connections to `endpoint` fail. They subscribe to nothing.
 pub(super) async fn wait_unresponsive(endpoint: &str) {
     loop {
         sleep(CHECK_INTERVAL).await;

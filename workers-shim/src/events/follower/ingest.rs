@@ -1,4 +1,4 @@
-//! What one message means for a rank's blocks, and for how far they can be believed.
+//! Applies one event message to a rank's blocks, and updates how exactly those are known.
 
 use std::time::SystemTime;
 
@@ -9,11 +9,11 @@ use super::rank::{FollowEnd, RankFollower};
 use crate::events::replay::EventMessage;
 
 impl RankFollower {
-    /// Applies a message whose turn has come.
+    /// Applies a message that is next in sequence.
     pub(super) fn apply(&mut self, message: &EventMessage) -> Result<(), FollowEnd> {
         match decode(&message.payload, &DecodeLimits::default()) {
             Err(error) => self.record_undecodable(error),
-            // One socket can carry several ranks; each follower listens to its own.
+            // One socket can carry several ranks; each follower reads only its own.
             Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
             Ok(batch) => self.ingest(&batch)?,
         }
@@ -40,7 +40,7 @@ impl RankFollower {
         } else {
             self.record_turnover(batch);
         }
-        // After all that could end a doubt: what the same message loses is lost.
+        // Last, because a loss in this message must not be cleared by the message itself.
         if after.over_limit > before.over_limit {
             self.stream.record_loss();
         }
@@ -50,11 +50,12 @@ impl RankFollower {
         Ok(())
     }
 
-    /// Counts what was stored, for the end of a doubt.
+    /// Counts stored blocks: after a full turnover of the cache, lost events no longer matter.
     fn record_turnover(&mut self, batch: &KvEventBatch) {
         let stored = || batch.events.iter().filter_map(KvCacheEvent::stored_copies);
         self.is_tiered |= stored().any(|(tier, _)| tier != Tier::Hbm);
-        // More blocks than there is room for: removals were lost, too, and what these took is still believed to be there.
+        // If more blocks are known than fit, removals were lost, too, and some of the known blocks do not exist any
+        // more.
         let most = self.max_blocks().filter(|most| self.feed.blocks() as u64 <= *most);
         self.stream.record_stored(stored().map(|(_, blocks)| blocks).sum(), most);
     }
@@ -66,7 +67,7 @@ impl RankFollower {
     }
 }
 
-/// Tokens in the first block that is not made of whole chain blocks.
+/// Returns the size in tokens of the first block that is not a multiple of the chain block.
 fn misfit_block(batch: &KvEventBatch, chain: Tokens) -> Tokens {
     let sizes = batch.events.iter().filter_map(|event| match event {
         KvCacheEvent::Stored(stored) => Some(u64::from(stored.block_size)),
@@ -76,7 +77,7 @@ fn misfit_block(batch: &KvEventBatch, chain: Tokens) -> Tokens {
     Tokens(odd.next().unwrap_or_default())
 }
 
-/// Microseconds from an engine's clock to ours; 0 where theirs is ahead.
+/// Returns the microseconds from an engine's timestamp to now; 0 where its clock is ahead.
 fn clock_lag(timestamp: f64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64

@@ -1,4 +1,5 @@
-//! One rank of one life of a worker: its connection, what is said there, and how far that can be believed.
+//! Follows the events of one rank in one incarnation of a worker: its connection, its messages, and how exactly its
+//! blocks are known.
 
 use std::time::Duration;
 
@@ -19,32 +20,33 @@ use crate::events::sources::InexactReason;
 use crate::fleet::probe::current_incarnation;
 use crate::zmtp::ZmtpConnection;
 
-/// Between two tries to reach a publisher.
+/// Interval between attempts to connect to a publisher.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
-/// A fresh subscription may miss what is said before it takes effect: so long after it, what was missed is asked for.
+/// Delay before the first check for lost messages: a new subscription misses messages that were published before it
+/// took effect.
 const FIRST_CHECK_DELAY: Duration = Duration::from_millis(300);
-/// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
+/// Interval of later checks: without a following message, a lost one leaves no visible gap.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// So many replays in a row; the next look goes on from there.
+/// Maximum number of replays in a row; the next check continues there.
 const MAX_REPLAYS: usize = 64;
 
-/// Why a rank is no longer followed, or a connection no longer read.
+/// Why a rank or its connection is no longer followed.
 #[derive(Debug)]
 pub(super) enum FollowEnd {
-    /// Another process is there now.
+    /// Another process answers now.
     Restarted,
-    /// The connection is gone.
+    /// The connection was lost.
     Lost(ConnectionLoss),
-    /// Its blocks of so many tokens can never be placed.
+    /// Its blocks of this many tokens cannot be mapped to chain blocks.
     Misfit(Tokens),
 }
 
 struct LastReport {
     blocks: u64,
     knowledge: KvIndexState,
-    /// Whether the log says that it is not heard.
+    /// Whether the lost connection was logged.
     is_disconnected: bool,
-    /// Whether the log says that events are lost.
+    /// Whether lost events were logged.
     has_loss: bool,
 }
 
@@ -55,9 +57,9 @@ pub(super) struct RankFollower {
     pub(super) feed: ResidencyFeed,
     rules: SourceRules,
     last_report: LastReport,
-    /// Whether blocks were told that lie elsewhere than where the engine computes: nobody knows how many those can be.
+    /// Whether blocks were stored outside of device memory: how many of those fit is unknown.
     pub(super) is_tiered: bool,
-    /// Other routers that want an imprint.
+    /// Snapshot requests of other routers.
     snapshot_requests: mpsc::Receiver<SnapshotReply>,
 }
 
@@ -72,7 +74,7 @@ impl RankFollower {
         Self { worker, source, stream, feed, rules, last_report, is_tiered: false, snapshot_requests }
     }
 
-    /// Follows it until its life ends, or its blocks or another rank's turn out not to fit.
+    /// Follows the rank until the incarnation ends, or its block size or another rank's does not fit.
     pub(super) async fn run(mut self, misfit: &mut watch::Receiver<Option<Tokens>>) -> FollowEnd {
         let (member, incarnation) = (self.worker.member.clone(), self.worker.incarnation);
         self.apply_to_index();
@@ -89,7 +91,7 @@ impl RankFollower {
             sleep(RETRY_INTERVAL).await;
         };
         if let FollowEnd::Restarted = end {
-            // The prober will find the new life; a worker that it has not found yet must not be followed meanwhile.
+            // The prober will find the new incarnation; until then the worker must not be followed.
             wait_incarnation_end(&member, incarnation).await;
         }
         self.feed.leave();
@@ -97,7 +99,7 @@ impl RankFollower {
         end
     }
 
-    /// One connection to the publisher, from its start to its end.
+    /// Opens one connection to the publisher and reads it to its end.
     async fn run_connection(&mut self) -> FollowEnd {
         let endpoint = self.source.live.clone();
         let connection = match subscribe(&endpoint).await {
@@ -110,7 +112,7 @@ impl RankFollower {
         }
     }
 
-    /// Reads a connection to its end. May be dropped at any wait: what a message means is applied between two of them.
+    /// Reads a connection to its end. Cancel-safe: messages are applied without a wait in between.
     async fn read_live(&mut self, mut connection: ZmtpConnection) -> FollowEnd {
         self.mark_connected();
         if let Err(end) = self.synchronize().await {
@@ -135,7 +137,7 @@ impl RankFollower {
         }
     }
 
-    /// The connection stands.
+    /// Records that the connection stands.
     fn mark_connected(&mut self) {
         if std::mem::take(&mut self.last_report.is_disconnected) {
             let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
@@ -144,7 +146,7 @@ impl RankFollower {
         self.publish_reason();
     }
 
-    /// The connection is gone, or never was: what is known may be old from now on.
+    /// Records that the connection was lost or refused: what is known may become outdated.
     fn mark_disconnected(&mut self, end: &FollowEnd) {
         match end {
             FollowEnd::Lost(loss) => {
@@ -166,7 +168,7 @@ impl RankFollower {
         self.publish_knowledge();
     }
 
-    /// Nothing is known any more; that is said before the blocks are forgotten, or nothing would be known exactly for a moment.
+    /// Forgets all blocks. The index is marked inexact first, or it would count as exact while the blocks are removed.
     fn start_over(&mut self) {
         self.stream.process_restarted();
         self.publish_knowledge();
@@ -174,13 +176,14 @@ impl RankFollower {
         self.apply_to_index();
     }
 
-    /// Gets all that can be had: from another router where not all is known here, and what was said since from the engine.
+    /// Fetches what is missing: a snapshot of another router if not everything is known here, then a replay from the
+    /// engine.
     async fn synchronize(&mut self) -> Result<(), FollowEnd> {
         self.adopt_snapshot().await;
         self.catch_up().await
     }
 
-    /// The same, while the connection should bring it.
+    /// Synchronizes, and checks whether the live connection delivered what the replay did.
     async fn check_for_loss(&mut self) -> Result<(), FollowEnd> {
         let from = self.stream.next();
         self.synchronize().await?;
@@ -217,7 +220,7 @@ impl RankFollower {
         }
     }
 
-    /// Who is there now, if it tells.
+    /// Asks the worker for its process identity.
     async fn identify_process(&mut self) -> Result<ProcessMatch, FollowEnd> {
         let process = current_incarnation(&self.worker.environment.client, &self.worker.member).await;
         let met = self.stream.identify_process(process);
@@ -228,8 +231,8 @@ impl RankFollower {
         Ok(met)
     }
 
-    /// Makes sure that the same process speaks, asks for all that is missing, and makes sure again: between two looks another
-    /// one may have answered.
+    /// Replays what is missing, with a check of the process identity before and after: the replay could come from
+    /// another process.
     async fn catch_up(&mut self) -> Result<(), FollowEnd> {
         let before = self.identify_process().await?;
         if let Some(endpoint) = self.source.replay.clone() {
@@ -246,10 +249,11 @@ impl RankFollower {
         Ok(())
     }
 
-    /// Applies what replays bring. Whether one came to its end without a gap.
+    /// Applies replays. Returns whether one was complete, without a gap.
     ///
-    /// A publisher drops what a reader has no room for (a ZMQ ROUTER beyond its high-water mark, 1,000 messages by itself), the
-    /// end as well: what is missing inside a replay is asked for again, and only what a replay does not begin with is lost.
+    /// A publisher drops messages beyond a reader's high-water mark (1,000 by default for a ZMQ ROUTER), the end marker
+    /// included. Messages missing inside a replay are requested again; only those missing before its first message are
+    /// lost.
     async fn replay(&mut self, endpoint: &str) -> Result<bool, FollowEnd> {
         for _ in 0..MAX_REPLAYS {
             let from = self.stream.next();
@@ -280,7 +284,7 @@ impl RankFollower {
         outcome.map(|()| replayed.is_ok() && !is_torn)
     }
 
-    /// Brings the index up to date, and says how far it can be believed.
+    /// Updates the index, and publishes how exactly the blocks are known.
     pub(super) fn publish_state(&mut self) {
         self.publish_reason();
         self.publish_knowledge();
@@ -307,12 +311,12 @@ impl RankFollower {
         }
     }
 
-    /// Says why not all is known, while it is connected.
+    /// Publishes why the blocks are not known exactly, while connected.
     fn publish_reason(&self) {
         self.worker.member.events.sources.set_reason(self.source.rank, self.inexact_reason());
     }
 
-    /// Blocks that the engine may hold; none where nobody knows.
+    /// Returns how many blocks the engine can hold; None if unknown.
     pub(super) fn max_blocks(&self) -> Option<u64> {
         self.worker.member.max_blocks().filter(|_| !self.is_tiered)
     }
@@ -334,7 +338,7 @@ impl RankFollower {
         let worker = &self.worker;
         let now = self.feed.blocks() as u64;
         let before = std::mem::replace(&mut self.last_report.blocks, now);
-        // The worker's blocks are the sum over its ranks.
+        // The worker's count is the sum over its ranks.
         let mut counts = worker.member.events.counts.lock();
         counts.blocks = counts.blocks + now - before;
         drop(counts);
@@ -344,7 +348,7 @@ impl RankFollower {
     }
 }
 
-/// The block that some rank found not to fit, once one has.
+/// Waits until a rank has found a block size that does not fit, and returns it.
 async fn wait_misfit(misfit: &mut watch::Receiver<Option<Tokens>>) -> Option<Tokens> {
     misfit.wait_for(Option::is_some).await.ok().and_then(|block| *block)
 }

@@ -1,4 +1,4 @@
-//! A rank's side of imprints: writes one for another router, takes one over from another.
+//! Exports a rank's residency snapshot to other routers, and adopts one from them.
 
 use bytes::Bytes;
 use vocabulary::{Incarnation, KvIndexState};
@@ -7,7 +7,7 @@ use super::rank::RankFollower;
 use crate::events::snapshots::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
 
 impl RankFollower {
-    /// Writes an imprint, if all is known. Nothing is applied meanwhile: what comes waits in the socket.
+    /// Writes a snapshot, if the blocks are known exactly. Events wait in the socket meanwhile.
     pub(super) async fn export_snapshot(&self, asked: SnapshotReply) {
         let exact = self.stream.knowledge() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
         let mut chunks = Vec::new();
@@ -16,14 +16,14 @@ impl RankFollower {
         while exact && !asked.is_closed() {
             let Some(chunk) = writer.next() else { break };
             chunks.push(Bytes::from(chunk));
-            // Others have their turn between two chunks.
+            // Lets other tasks run between chunks.
             tokio::task::yield_now().await;
         }
-        // Whoever asked may have gone.
+        // The requester may be gone.
         let _ = asked.send(exact.then_some(EncodedSnapshot { head, chunks }));
     }
 
-    /// Takes over what another router knows, where not all is known here.
+    /// Adopts a snapshot of another router, unless the blocks are known exactly here.
     pub(super) async fn adopt_snapshot(&mut self) {
         let process = self.worker.incarnation;
         if self.stream.knowledge() == KvIndexState::Exact || process == Incarnation(0) {
@@ -33,7 +33,7 @@ impl RankFollower {
         let (worker, rank) = (self.worker.member.id, self.source.rank);
         let wanted = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
         let Some(imprint) = imprints.fetch(wanted).await else { return };
-        // What was heard since must be heard again, from a replay.
+        // Messages received since the snapshot have to be applied again, from a replay.
         if imprint.head.next < self.stream.next() && self.source.replay.is_none() {
             return;
         }

@@ -81,7 +81,7 @@ fn request_that_ends_during_a_scrape_is_subtracted_once() {
     let mark = desk.counters.snapshot();
     drop(InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(10)));
     let mark = mark.with_response(desk.counters.snapshot());
-    // The three, and two of somebody else.
+    // The router's own three, and two of somebody else.
     assert_eq!(
         desk.counters.load(&scrape(5, 0), mark, USUAL).running + desk.counters.load(&scrape(5, 0), mark, USUAL).waiting,
         5
@@ -94,7 +94,7 @@ fn stale_scrape_never_hides_own_requests() {
     let mark = desk.counters.snapshot();
     let flights: Vec<InFlightRequest> =
         (0..4).map(|_| InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(1))).collect();
-    // The engine answered the scrape late and had two of the four already.
+    // The engine answered the scrape late, when two of the four had arrived.
     let load = desk.counters.load(&scrape(2, 0), mark, USUAL);
     assert_eq!(load.running + load.waiting, 6, "at most counted twice until the next scrape");
     let marked = desk.counters.snapshot();
@@ -104,7 +104,7 @@ fn stale_scrape_never_hides_own_requests() {
     assert_eq!(seen(desk.counters.load(&scrape(0, 0), marked, USUAL)), (0, 0, 0));
 }
 
-/// What another router says: so many sent, begun and over, and tokens that wait.
+/// Counters that another router reports: requests dispatched, begun and finished, and pending tokens.
 fn peer_in_flight(dispatched: u64, begun: u64, finished: u64, pending: u64) -> PeerInFlight {
     PeerInFlight { generation: 1, dispatched, begun, finished, pending: Tokens(pending) }
 }
@@ -215,7 +215,7 @@ fn requests_of_a_departed_worker_leave_no_trace() {
     flight.complete(&TokenUsage::default());
 }
 
-/// Speeds after one prompt that was planned to compute `planned` tokens and says `usage`.
+/// Returns the prefill rate after one prompt that was planned to compute `planned` tokens and reported `usage`.
 fn taught(planned: u64, usage: TokenUsage) -> f64 {
     let desk = desk();
     let mut flight = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(planned));

@@ -1,4 +1,4 @@
-//! What stands in for an engine where a simulated one is too well behaved.
+//! Test doubles for engines that misbehave more than the simulated worker does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use tokio::sync::{broadcast, watch};
 
 use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
 
-/// An engine as far as events are concerned, whose replay buffer is short.
+/// An event publisher with a short replay buffer.
 pub(super) struct ForgetfulPublisher {
     pub(super) address: SocketAddr,
     publisher: broadcast::Sender<Arc<[Bytes]>>,
-    /// What replay still has, by sequence number.
+    /// The replayable messages by sequence number.
     pub(super) buffer: watch::Sender<Vec<(u64, Bytes)>>,
-    /// So many messages of a replay find room on their way; what comes then is dropped, but for the last and the end.
+    /// Number of replayed messages that are delivered; later ones are dropped, except the last one and the end marker.
     pub(super) replay_limit: Arc<AtomicUsize>,
     pub(super) started: Arc<AtomicU64>,
-    /// Where it publishes, and where it replays.
+    /// Endpoints of the live stream and of the replay.
     pub(super) endpoints: (String, String),
     next: u64,
 }
@@ -33,7 +33,7 @@ impl ForgetfulPublisher {
         Self::with_metrics("").await
     }
 
-    /// With more on its metrics page than which process it is.
+    /// Adds lines to its metrics page, which otherwise only identifies the process.
     pub(super) async fn with_metrics(more: &'static str) -> Self {
         let (publisher, _) = broadcast::channel::<Arc<[Bytes]>>(1024);
         let (live, said) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), publisher.clone());
@@ -67,13 +67,13 @@ impl ForgetfulPublisher {
         Self { address, publisher, buffer, replay_limit: room, started, endpoints, next: 0 }
     }
 
-    /// Says something, and keeps it for replay or not.
+    /// Publishes a message, and optionally keeps it for replay.
     pub(super) async fn publish(&mut self, payload: Bytes, keep: bool) {
         if keep {
             self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
         }
         let number = Bytes::copy_from_slice(&self.next.to_be_bytes());
-        // Nobody may be listening.
+        // There may be no subscriber.
         let _ = self.publisher.send(Arc::from([Bytes::from_static(b"kv"), number, payload]));
         self.next += 1;
     }
@@ -103,12 +103,12 @@ async fn serve_replay(
     }
 }
 
-/// A store of one engine block of eight tokens.
+/// An event that stores one engine block of eight tokens.
 pub(super) fn stored(name: u64, tokens: &[u32]) -> Bytes {
     rmp_serde::to_vec(&(1.0, [("BlockStored", [name], (), tokens, 8)], 0)).unwrap().into()
 }
 
-/// Stores of one engine block each, with the block that it comes after.
+/// Events that store one engine block each, with its parent block.
 pub(super) fn stored_after(blocks: &[(u64, Option<u64>)]) -> Bytes {
     let event =
         |(name, parent): &(u64, Option<u64>)| ("BlockStored", [*name], *parent, super::prompt(*name as u32, 8), 8);
@@ -123,17 +123,17 @@ pub(super) fn cleared() -> Bytes {
     rmp_serde::to_vec(&(1.0, [("AllBlocksCleared",)], 0)).unwrap().into()
 }
 
-/// What becomes of bytes on their way to a publisher.
+/// How a proxy treats connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProxyMode {
     Open,
-    /// Connections are closed, and new ones, too.
+    /// All connections are closed, new ones as well.
     Closed,
-    /// Connections stay, and nothing comes through, as behind a cable that was pulled.
+    /// Connections stay open without any traffic, as with an unplugged cable.
     Silent,
 }
 
-/// A way to a publisher that can fail.
+/// A TCP proxy in front of a publisher that can fail.
 pub(super) struct FlakyProxy {
     pub(super) endpoint: String,
     mode: watch::Sender<ProxyMode>,
@@ -158,7 +158,7 @@ impl FlakyProxy {
     }
 }
 
-/// One connection, until the way is closed.
+/// Forwards one connection until the proxy is closed.
 async fn forward_connection(mut near: TcpStream, target: String, mut way: watch::Receiver<ProxyMode>) {
     if *way.borrow_and_update() == ProxyMode::Open {
         let mut far = TcpStream::connect(target).await.unwrap();

@@ -1,4 +1,5 @@
-//! Residency from real event streams: simulated workers with faults, and a publisher that forgets.
+//! Tests of residency from real event streams: simulated workers with faults, and a publisher with a short replay
+//! buffer.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,8 @@ async fn computed_blocks_are_known_exactly() {
     watch.until_exact().await;
     let prompt = prompt(1, 44);
     let answer = ask(worker.address(), &prompt, 20).await;
-    // Five engine blocks of the prompt, then blocks of prompt and answer together: 8 * 8 = 64 tokens; the last is unsure.
+    // Five engine blocks of the prompt, then blocks with prompt and answer: 8 * 8 = 64 tokens; the last one is not
+    // certain.
     watch.until("stored", |watch| watch.depth(&prompt) == 11).await;
     let said: Vec<u32> =
         answer["choices"][0]["text"].as_str().unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
@@ -53,7 +55,7 @@ async fn index_stays_correct_under_duplicates_gaps_and_evictions() {
         late
     });
     faulty.until_exact().await;
-    // 64 blocks of 8 tokens: twenty prompts of ten blocks evict each other, two of them come again and again.
+    // 64 blocks of 8 tokens: twenty prompts of ten blocks evict each other, while two of them are repeated.
     for number in 0..20 {
         ask(worker.address(), &prompt(number, 80), 1).await;
         ask(worker.address(), &prompt(number % 2, 80), 1).await;
@@ -104,7 +106,7 @@ async fn cleared_engine_cache_clears_the_index() {
     watch.until("stored", |watch| watch.depth(&prompt(1, 40)) == 10).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     client.post(format!("{}/reset_prefix_cache", url(worker.address()))).send().await.unwrap();
-    // The engine tells it with its next step.
+    // The engine publishes it with its next step.
     ask(worker.address(), &prompt(2, 40), 1).await;
     watch.until("cleared", |watch| watch.depth(&prompt(1, 40)) == 0 && watch.depth(&prompt(2, 40)) == 10).await;
     assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
@@ -120,7 +122,7 @@ async fn indivisible_block_size_falls_back_to_approximation() {
     watch
         .until("a misfit", |watch| watch.inexact_reason().contains("`models.tiny.block` to a number that divides 10"))
         .await;
-    // What the fleet shows of a worker follows its sources a moment later.
+    // The fleet's view of a worker follows its sources with a delay.
     watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Fallback).await;
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
@@ -165,7 +167,7 @@ async fn replaced_process_is_detected_before_its_events_are_applied() {
     let watch = FleetHarness::at(engine.address);
     watch.until_exact().await;
     watch.until("stored", |watch| watch.depth(&prompt(1, 8)) == 2).await;
-    // Restarted, and further on than the old one was: the numbers alone look like a gap.
+    // Restarted, with higher numbers than before: the numbers alone look like a gap.
     engine.started.fetch_add(100, Ordering::Relaxed);
     engine.buffer.send_modify(Vec::clear);
     for number in 2..6 {

@@ -1,4 +1,4 @@
-//! Workers that answer badly, late, or as somebody else.
+//! Tests of workers that answer wrongly, late, or as another process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,17 @@ use vocabulary::{Bytes, Incarnation, Micros, WorkerHealth};
 
 use super::*;
 
-/// What an engine answers to one path.
+/// An engine's response to one path.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum CannedResponse {
     Good,
     Status(u16),
-    /// After so many milliseconds.
+    /// After this many milliseconds.
     Late(u64),
     Endless,
 }
 
-/// An engine whose every answer can be spoiled.
+/// An engine whose responses can be replaced.
 struct ScriptedEngine {
     address: SocketAddr,
     script: Arc<EngineScript>,
@@ -71,7 +71,7 @@ impl ScriptedEngine {
         *self.script.page.lock() = page.to_owned();
     }
 
-    /// Until every path has been asked some times more.
+    /// Waits until every path was requested a few more times.
     async fn wait_probed_again(&self) {
         let wanted = self.script.probe_count.load(Ordering::Relaxed) + 5;
         for _ in 0..500 {
@@ -117,7 +117,7 @@ fn spec(engine: &ScriptedEngine) -> WorkerDefinition {
     WorkerDefinition::at(&url(engine.address), WorkerRole::Decode)
 }
 
-/// Probes every 30 ms that wait 150 ms.
+/// A fleet with a probe interval of 30 ms and a timeout of 150 ms.
 fn fleet_of(specs: Vec<WorkerDefinition>) -> FleetHarness {
     fleet_with_timeout(specs, Duration::from_millis(150))
 }
@@ -223,7 +223,7 @@ async fn probe_started_before_a_reported_failure_does_not_clear_it() {
     wait_ready(&watch).await;
     let id = watch.id(0);
     engine.wait_probed_again().await;
-    // From here on every probe takes 100 ms, so one is under way when the worker is reported.
+    // From here on every probe takes 100 ms, so one is running when the worker is reported.
     engine.set_response("/v1/models", CannedResponse::Late(100));
     tokio::time::sleep(Duration::from_millis(80)).await;
     watch.fleet.mark_unreachable(id);

@@ -1,4 +1,4 @@
-//! Several fleets over the same workers, as several routers have them.
+//! Tests of several routers with the same workers.
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -58,7 +58,7 @@ async fn late_fleet_takes_a_snapshot_for_events_beyond_the_replay_buffer() {
         assert!(knows_prompt(&second, number), "prompt {number}");
     }
     assert_eq!(second.fleet.events(second.id(0)).unwrap().adopted, 1);
-    // Both go on alike, evictions included: the cache holds 64 blocks of 8 tokens.
+    // Both continue alike, including evictions: the cache holds 64 blocks of 8 tokens.
     for number in 6..20 {
         ask(worker.address(), &prompt(number, 40), 1).await;
     }

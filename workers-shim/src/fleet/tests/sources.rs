@@ -1,4 +1,4 @@
-//! Event sources that are lost, never come up, or are nobody knows whose.
+//! Tests of event sources that are lost, never connect, or belong to an unidentified process.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use super::engine::{FlakyProxy, ForgetfulPublisher, ProxyMode, cleared, removed,
 use super::*;
 use crate::events::EventSourceCount;
 
-/// A worker whose events come over a wire.
+/// A fleet that follows a worker's events through a proxy.
 fn fleet_over_proxy(wire: &FlakyProxy, worker: SocketAddr, replay: Option<&str>) -> FleetHarness {
     let events = EventSourceSetting::Configured { live: wire.endpoint.clone(), replay: replay.map(str::to_owned) };
     FleetHarness::with_workers(vec![WorkerDefinition {
@@ -76,11 +76,11 @@ async fn worker_without_replay_becomes_exact_after_a_cache_clear() {
     let wire = FlakyProxy::to(&engine.endpoints.0).await;
     let watch = fleet_over_proxy(&wire, engine.address, None);
     watch.until("looked for", |watch| watch.fleet.event_sources(watch.id(0)).unwrap().configured == 1).await;
-    // What the fleet shows of a worker follows its sources a moment later.
+    // The fleet's view of a worker follows its sources with a delay.
     watch.until("connected", |watch| connected_and_knowledge(watch) == (1, KvIndexState::Degraded)).await;
     assert!(watch.inexact_reason().contains("`replay_endpoint`"), "{}", watch.inexact_reason());
     while connected_and_knowledge(&watch).1 != KvIndexState::Exact {
-        // A fresh subscription misses some.
+        // A new subscription misses some.
         engine.publish(cleared(), false).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -161,7 +161,7 @@ async fn message_that_reveals_a_loss_does_not_count_towards_recovery() {
 async fn replaced_process_degrades_the_worker_until_a_probe_identifies_it() {
     let mut engine = ForgetfulPublisher::start().await;
     engine.publish(cleared(), true).await;
-    // No probe comes by itself after the first ones.
+    // No probe is due after the first ones.
     let pace = ProbeSettings { every: Duration::from_secs(3600), ..quick_probes() };
     let watch =
         FleetHarness::with_probe_settings(vec![WorkerDefinition::at(&url(engine.address), WorkerRole::Hybrid)], pace);

@@ -1,4 +1,4 @@
-//! Workers that come and go while the fleet runs.
+//! Tests of workers that join and leave a running fleet.
 
 use vocabulary::DpRank;
 
@@ -110,7 +110,7 @@ async fn changed_worker_starts_anew_and_a_duplicate_changes_nothing() {
     let life = watch.view(0).incarnation;
     watch.fleet.set_draining(watch.id(0), WorkerHealth::Draining);
     assert_eq!(watch.fleet.set_workers(vec![decode.clone()]).unwrap(), turnover(0, 1, 0));
-    // At once: no request is refused meanwhile.
+    // Effective at once: no request is refused meanwhile.
     let view = watch.view(0);
     assert_eq!((view.role, view.health, view.incarnation), (WorkerRole::Decode, WorkerHealth::Draining, life));
     assert_eq!(&*view.models, ["tiny".into()]);

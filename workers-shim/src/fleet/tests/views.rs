@@ -1,4 +1,4 @@
-//! What the fleet shows of workers.
+//! Tests of the fleet's views of workers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -112,7 +112,7 @@ async fn draining_can_be_set_and_cleared() {
     assert_eq!(watch.view(0).health, WorkerHealth::Ready);
 }
 
-/// A server that knows its models and nothing else.
+/// A server that only lists its models.
 async fn plain_server() -> SocketAddr {
     serve(plain_routes()).await
 }
@@ -137,7 +137,7 @@ async fn server_without_metrics_or_events_is_approximated_from_routing() {
     assert_eq!((view.models.len(), view.incarnation, &view.link), (2, Incarnation(0), &None));
     let prompt = prompt(1, 20);
     assert_eq!((watch.depth(&prompt), view.knowledge), (0, KvIndexState::Fallback));
-    // The follower looks for events first; what is noted before may be forgotten.
+    // The follower first looks for events; what is recorded before that may be dropped.
     tokio::time::sleep(Duration::from_millis(100)).await;
     watch.fleet.note_routed(view.id, DpRank(0), served(&[&chain(&prompt)]));
     assert_eq!((watch.depth(&prompt), watch.view(0).knowledge), (5, KvIndexState::Fallback));
