@@ -104,7 +104,7 @@ pub struct FleetOptions {
 /// Creates the future of a task; called again after a panic.
 pub type Begin = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
 
-/// Runs a task until it completes, and restarts it after a panic. The name is not unique.
+/// Runs a task until it completes, and restarts it after a panic. Several tasks may share a name.
 pub type Keep = Arc<dyn Fn(&'static str, Begin) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The current state of all workers. Dropping it stops its probes and event streams.

@@ -30,7 +30,7 @@ pub struct SnapshotRequest {
     pub worker: WorkerId,
     /// Its data-parallel rank.
     pub rank: DpRank,
-    /// The incarnation that must match.
+    /// The current incarnation of the worker.
     pub process: Incarnation,
     pub(super) rules: SourceRules,
 }

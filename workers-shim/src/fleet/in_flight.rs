@@ -37,8 +37,7 @@ use crate::scrape::Scrape;
 /// Acceptable error in tokens of a good plan: engines reuse whole blocks only.
 const PLAN_TOLERANCE: u64 = 64;
 
-/// Counters of requests and tokens since start. Only the totals of requests matter as differences, so no lock is
-/// needed.
+/// Counters of requests since start, and pending tokens. The counters only increase, so differences need no lock.
 #[derive(Default, Debug)]
 pub(super) struct InFlightCounters {
     dispatched: AtomicU64,

@@ -1,4 +1,4 @@
-//! Estimates a worker's speeds from completed steps. Pure. A single outlier changes little.
+//! Estimates a worker's speeds from completed steps. Pure. One outlier changes little.
 //!
 //! Every estimate is a moving average of the logarithm (`estimate`), so that twice as fast and half as fast weigh the
 //! same.

@@ -100,8 +100,8 @@ impl WorkerHandle {
         }
     }
 
-    /// Takes over the state of the same process under its previous definition. Credentials or URLs that no longer work
-    /// are noticed by the next probe. Blocks and estimated speeds are not taken over.
+    /// Takes over the probed state of the same process under its previous definition. If it cannot be reached under the
+    /// new one, the next probe shows it. Blocks and estimated speeds are not taken over.
     pub(super) fn carry_over(&self, before: &Self) {
         let seen = before.probed_state();
         let models = match (self.spec.models.is_empty(), before.spec.models.is_empty()) {
