@@ -1,8 +1,9 @@
-//! What the residency index costs: `just bench-residency`.
+//! Measures the costs of the residency index: `just bench-residency`.
 //!
-//! 32 workers hold 2 million copies of blocks; long sessions lie at three of them. Says what one lookup of 8,192 blocks,
-//! one block of an event and one held block cost, by part, and what lookups take while a burst of events is applied: as the
-//! clock shows it, without what the thread waited for a core of this machine, and how many times as much as before.
+//! 32 workers hold 2 million copies of blocks; long sessions are at three workers each. Prints the cost of one lookup
+//! of 8,192 blocks, of one block in an event and of one held block, by part, and the latency of lookups while a burst
+//! of events is applied: in wall-clock time, without the time the thread waited for a core, and as a ratio to the
+//! latency before.
 
 use std::fs::{File, read_to_string};
 use std::hint::black_box;
@@ -26,16 +27,16 @@ const REPLICAS: u64 = 3;
 const CHAIN: usize = 8192;
 const COPIES: usize = 2 << 20;
 const SESSIONS: usize = COPIES / (CHAIN * REPLICAS as usize);
-/// Blocks that all sessions share, as a system prompt is.
+/// Blocks that all sessions share, like a system prompt.
 const SHARED_BLOCKS: usize = 512;
 const LOOKUPS: usize = 20_000;
 const BLOCK: u64 = 16;
 const BURST_EVENTS: usize = 1 << 20;
 /// Blocks in one event: a prefill step of 512 tokens.
 const EVENT_BLOCKS: usize = 32;
-/// Messages that are decoded, then applied, while they are in the processor's cache.
+/// Messages decoded before they are applied, so few that they stay in the CPU cache.
 const DECODE_BATCH: usize = 32;
-/// Ids of tokens, which say how long they are in a message.
+/// Size of the vocabulary, which determines how many bytes token ids take in a message.
 const VOCABULARY: u32 = 152_064;
 
 type BoxError = Box<dyn std::error::Error>;
@@ -51,7 +52,7 @@ fn main() -> Result<(), BoxError> {
     fill_index(&mut index, &slots, &sessions);
     let filled = started.elapsed();
     let held = SESSIONS * CHAIN * REPLICAS as usize;
-    // The chains themselves are the sessions', not the index's.
+    // The chains themselves belong to the sessions, not to the index.
     let own = resident_bytes()?.saturating_sub(before).saturating_sub(SESSIONS * CHAIN * size_of::<BlockHash>());
     print_line(format_args!("{WORKERS} workers hold {} blocks, {held} copies, in chains of {CHAIN}", index.blocks()))?;
     print_line(format_args!(
@@ -65,7 +66,7 @@ fn main() -> Result<(), BoxError> {
     measure_burst()
 }
 
-/// Shared blocks first, then the session's own.
+/// Returns the shared blocks, then the session's own.
 fn chain(session: usize) -> Vec<BlockHash> {
     let own = (session as u64 + 1) << 32;
     (0..CHAIN as u64)
@@ -74,7 +75,7 @@ fn chain(session: usize) -> Vec<BlockHash> {
         .collect()
 }
 
-/// An even hash of a counter (splitmix64).
+/// Returns a uniform hash of a counter (splitmix64).
 fn hash_counter(counter: u64) -> u64 {
     let mixed = (counter ^ (counter >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -95,12 +96,12 @@ fn fill_index(index: &mut ResidencyIndex, slots: &[SourceSlot], sessions: &[Vec<
     slots.iter().for_each(|slot| index.set_closure(*slot, PrefixClosure::Whole));
 }
 
-/// Each lookup asks for another session, so that its blocks are in no cache of the processor's; then again for one.
+/// Measures lookups of a different session each time, whose blocks are in no CPU cache, and then repeatedly of one.
 fn measure_lookups(index: &ResidencyIndex, sessions: &[Vec<BlockHash>]) -> Result<(), BoxError> {
     let of = |which: &dyn Fn(usize) -> usize| {
         let took = (0..LOOKUPS).map(|round| {
             let session = &sessions[which(round)];
-            // A session is somewhere between its steps: its newest blocks are held by nobody yet.
+            // The session is between two steps: its newest blocks are not held by any worker yet.
             let length = CHAIN - (round * 97) % 64;
             let started = Instant::now();
             black_box(index.overlaps(black_box(&session[..length])));
@@ -131,21 +132,21 @@ fn measure_lookups(index: &ResidencyIndex, sessions: &[Vec<BlockHash>]) -> Resul
     print_line(format_args!("told where its holders ended, the same session again: {}", told(&|_| 3)))
 }
 
-/// A session's next prompt, with some blocks that nobody holds yet.
+/// Returns a session's next prompt, with some blocks that no worker holds yet.
 fn prompt(session: &[BlockHash]) -> PrefixChain {
     let new = (1..=50).map(|at| BlockHash(hash_counter(at << 50)));
     let ids = session.iter().copied().chain(new).map(|hash| PrefixId(u128::from(hash.0))).collect();
     PrefixChain { root: PrefixId(0), block: Tokens(BLOCK), ids, tokens: Tokens(0) }
 }
 
-/// Events of three workers that hold the same, then of one while another thread looks.
+/// Measures events of three workers with the same blocks, and then of one worker while another thread does lookups.
 fn measure_burst() -> Result<(), BoxError> {
     let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
     let rules = SourceRules::new(Tokens(BLOCK), HashSeed(1), namespace);
     let root = rules.namespace.root(rules.seed, RootKeys::default());
     let asked = PrefixChain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
     let messages: Vec<Vec<u8>> = (0..2 * BURST_EVENTS / EVENT_BLOCKS).map(stored).collect::<Result<_, _>>()?;
-    // The first half of each chain is there before anybody looks.
+    // The first half of each chain is applied before the lookups start.
     let (known, coming) = messages.split_at(messages.len() / 2);
     measure_ingest_stages(&rules, known)?;
     let index = SharedIndex::new();
@@ -178,7 +179,7 @@ fn measure_burst() -> Result<(), BoxError> {
     measure_during_burst(&quiet, &busy)
 }
 
-/// Lookups before and during a burst.
+/// Prints the latency of lookups before and during a burst.
 fn measure_during_burst(quiet: &[LatencySamples; 3], busy: &[LatencySamples; 3]) -> Result<(), BoxError> {
     let how = ["by the clock", "without waiting for a core", "nor for who applies to get one"];
     for (place, how) in how.into_iter().enumerate() {
@@ -190,7 +191,7 @@ fn measure_during_burst(quiet: &[LatencySamples; 3], busy: &[LatencySamples; 3])
     Ok(())
 }
 
-/// What a block of a stored event costs, step by step, each over the same events.
+/// Measures the cost per block of a stored event, by stage, each over the same events.
 fn measure_ingest_stages(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), BoxError> {
     let root = rules.namespace.root(rules.seed, RootKeys::default());
     let (mut source, schedule, mut changes) = (SourceBlocks::new(rules.clone()), SchedStat::new()?, Vec::new());
@@ -242,11 +243,11 @@ fn as_stored(event: &KvCacheEvent) -> Option<&BlockStored> {
     if let KvCacheEvent::Stored(event) = event { Some(event) } else { None }
 }
 
-/// What something took.
+/// Time that a phase took.
 #[derive(Clone, Copy, Default)]
 struct PhaseTime {
     clock: Duration,
-    /// On a core.
+    /// CPU time.
     running: Duration,
 }
 
@@ -261,7 +262,7 @@ impl PhaseTime {
     }
 }
 
-/// What events took.
+/// Time that events took, by stage.
 #[derive(Default)]
 struct IngestTiming {
     blocks: usize,
@@ -282,7 +283,7 @@ impl std::fmt::Display for IngestTiming {
     }
 }
 
-/// As a follower does it, message by message.
+/// Applies messages one by one, as a follower does.
 fn apply_messages(
     index: &SharedIndex,
     feed: &mut ResidencyFeed,
@@ -303,7 +304,8 @@ fn apply_messages(
     Ok(took)
 }
 
-/// Lookups as the clock shows them, without what they waited for a core, and without what the main thread did, too.
+/// Measures lookups in wall-clock time, then without the time that this thread waited for a core, then also without the
+/// time that the main thread waited for one.
 fn time_lookups(
     index: &SharedIndex,
     asked: &PrefixChain,
@@ -321,13 +323,13 @@ fn time_lookups(
         for (all, waited) in all.iter_mut().zip([Duration::ZERO, waited, either]) {
             all.push(took.saturating_sub(waited));
         }
-        // As requests come: not one after the other.
+        // Spaced, as requests arrive.
         std::thread::sleep(Duration::from_micros(20));
     }
     Ok(all.map(LatencySamples::of))
 }
 
-/// What the kernel says of a thread.
+/// A thread's scheduling statistics from the kernel.
 struct SchedStat(File);
 
 impl SchedStat {
@@ -335,7 +337,7 @@ impl SchedStat {
         Ok(Self(File::open("/proc/thread-self/schedstat")?))
     }
 
-    /// How long it was ready and waited for a core.
+    /// Returns how long the thread was runnable and waited for a core.
     fn waited(&self) -> Result<Duration, BoxError> {
         let mut text = [0; 96];
         let length = self.0.read_at(&mut text, 0)?;
@@ -348,7 +350,7 @@ fn name(chain: usize, at: usize) -> u64 {
     hash_counter(((chain as u64 + 1) << 40) + at as u64)
 }
 
-/// The next blocks of one of 128 long chains, as vLLM says that they are stored.
+/// Encodes an event that stores the next blocks of one of 128 long chains, in vLLM's format.
 fn stored(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     let (chain, first) = (number % 128, number / 128 * EVENT_BLOCKS);
     let names: Vec<u64> = (first..first + EVENT_BLOCKS).map(|at| name(chain, at)).collect();
@@ -356,21 +358,21 @@ fn stored(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     rmp_serde::to_vec(&(1.5, [("BlockStored", names, parent, tokens, BLOCK, (), "GPU", ())], 0))
 }
 
-/// The same, removed, last one first.
+/// Encodes the event that removes them, last one first.
 fn removed(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     let (chain, first) = (number % 128, number / 128 * EVENT_BLOCKS);
     let names: Vec<u64> = (first..first + EVENT_BLOCKS).rev().map(|at| name(chain, at)).collect();
     rmp_serde::to_vec(&(1.5, [("BlockRemoved", names, "GPU")], 0))
 }
 
-/// The tokens of some blocks of a chain.
+/// Returns the tokens of some blocks of a chain.
 fn tokens(chain: usize, blocks: Range<usize>) -> Vec<u32> {
     let block = BLOCK as usize;
     let token = |at: usize| hash_counter((2 * chain * CHAIN * block + at) as u64) as u32 % VOCABULARY;
     (blocks.start * block..blocks.end * block).map(token).collect()
 }
 
-/// What a number of tries took.
+/// Durations of repeated measurements.
 struct LatencySamples(Vec<Duration>);
 
 impl LatencySamples {
@@ -391,7 +393,7 @@ impl std::fmt::Display for LatencySamples {
     }
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> Result<usize, BoxError> {
     let status = read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;

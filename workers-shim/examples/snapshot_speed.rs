@@ -1,4 +1,4 @@
-//! How long a fleet of 64 workers takes to be looked at: `cargo run --release -p workers-shim --example snapshot_speed`.
+//! Measures a snapshot of a fleet with 64 workers: `cargo run --release -p workers-shim --example snapshot_speed`.
 
 use std::hint::black_box;
 use std::io::Write as _;

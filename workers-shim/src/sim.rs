@@ -1,5 +1,5 @@
-//! A simulated worker: the engine model behind real sockets, on the wire a vLLM. It never looks at who calls it, and
-//! it knows nothing of the router in front of it.
+//! Simulated worker: the engine model behind real sockets, compatible with vLLM on the wire. It does not identify its
+//! callers and knows nothing about the router in front of it.
 
 mod bootstrap_rooms;
 mod clock;

@@ -1,4 +1,4 @@
-//! The bootstrap server of a simulated source: here a target learns what to fetch, by the name that both legs carry.
+//! Bootstrap server of a simulated source: tells a target which blocks to fetch, by the room name that both legs carry.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// How far the legs of one transfer are.
+/// Progress of the legs of one transfer.
 #[derive(Clone, PartialEq, Debug, Default)]
 enum BootstrapRoomState {
     #[default]
     Open,
     /// The source has computed the prompt.
     Offered(Value),
-    /// The target knows what to fetch.
+    /// The target has received the parameters.
     Taken,
 }
 
-/// Where the legs of transfers meet.
+/// The rooms in which the legs of transfers meet.
 #[derive(Clone)]
 pub(crate) struct BootstrapRooms {
     engine: Arc<str>,
@@ -37,7 +37,7 @@ impl BootstrapRooms {
         Self { engine, timeout, rooms: Arc::default() }
     }
 
-    /// Offers what the source computed; returns whether somebody came for it in time.
+    /// Offers what the source computed; returns whether the target took it in time.
     pub(crate) async fn offer(&self, name: &str, parameters: Value) -> bool {
         let room = self.room(name);
         room.send_replace(BootstrapRoomState::Offered(parameters));
@@ -73,7 +73,8 @@ impl BootstrapRooms {
         reached
     }
 
-    /// Its routes. `/query` is Mooncake's; how engines talk to each other is their own affair.
+    /// Returns the HTTP routes. `/query` has Mooncake's format; the protocol between engines is private to each of
+    /// them.
     pub(crate) fn routes(self) -> Router {
         Router::new().route("/query", get(query)).route("/rooms/{engine}/{name}", get(take)).with_state(self)
     }

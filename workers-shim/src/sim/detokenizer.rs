@@ -1,4 +1,4 @@
-//! Which tokens a simulated model says, and the text of a growing answer.
+//! Selects the tokens that a simulated model generates, and decodes them incrementally.
 
 use std::sync::Arc;
 
@@ -6,8 +6,9 @@ use engine_model::{ModelError, TokenGenerator};
 
 use super::codec::{AddSpecialTokens, TextCodec};
 
-/// A voice that says words any sequence of which is encoded back to itself, so that an answer that comes back in the
-/// next step's prompt has the tokens it was generated as. Without enough such words, everything that is not special.
+/// Creates a generator of words whose concatenation always encodes back to the same tokens, so that an answer repeated
+/// in the next step's prompt has the tokens it was generated with. If the vocabulary has too few such words, all tokens
+/// that are not special are used.
 pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator, ModelError> {
     const MIN_WORDS: usize = 64;
     let specials = codec.specials();
@@ -17,7 +18,7 @@ pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator
     TokenGenerator::new(said, codec.eos(), &specials)
 }
 
-/// A space and small letters: where such tokens meet, byte-level tokenizers always cut.
+/// Returns whether the token is a space and lower-case letters: byte-level tokenizers always split between such tokens.
 fn is_word(codec: &dyn TextCodec, id: u32) -> bool {
     let text = codec.decode(&[id]);
     let letters = text.strip_prefix(' ').unwrap_or_default();
@@ -25,11 +26,11 @@ fn is_word(codec: &dyn TextCodec, id: u32) -> bool {
     plain && codec.encode(&text, AddSpecialTokens::Bare).is_ok_and(|ids| ids == [id])
 }
 
-/// The text of a growing answer, told in whole characters.
+/// Incremental decoder that emits whole characters.
 pub(crate) struct Detokenizer {
     codec: Arc<dyn TextCodec>,
     ids: Vec<u32>,
-    /// Tokens before this are told; those after `told` may be half a character.
+    /// Start of the decoding window; tokens before `emitted` were emitted, those after it may end within a character.
     anchor: usize,
     emitted: usize,
 }
@@ -39,7 +40,7 @@ impl Detokenizer {
         Self { codec, ids: Vec::new(), anchor: 0, emitted: 0 }
     }
 
-    /// What one more token adds; nothing while a character is incomplete.
+    /// Returns the text that one more token adds; empty while a character is incomplete.
     pub(crate) fn push(&mut self, id: u32) -> String {
         self.ids.push(id);
         let before = self.codec.decode(&self.ids[self.anchor..self.emitted]);
@@ -52,7 +53,7 @@ impl Detokenizer {
         after.get(before.len()..).unwrap_or_default().to_owned()
     }
 
-    /// What is left at the end, complete or not.
+    /// Returns the remaining text at the end, even if incomplete.
     pub(crate) fn finish(&mut self) -> String {
         let before = self.codec.decode(&self.ids[self.anchor..self.emitted]);
         let after = self.codec.decode(&self.ids[self.anchor..]);

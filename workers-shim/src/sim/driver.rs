@@ -1,5 +1,5 @@
-//! Runs one engine in real time. It sleeps until the engine's next event and never polls; whatever crosses the network
-//! happens in tasks of its own.
+//! Runs one engine in real time. It sleeps until the engine's next event and never polls. Network transfers run in
+//! separate tasks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use super::histogram::Histogram;
 use super::publisher::EventPublisher;
 use super::side_channel;
 
-/// Steps that end within this much real time are told together: the timer knows no shorter span.
+/// Steps that end within this span are reported together: the timer's resolution is no finer.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What a request's client is told.
+/// An update for a request's client.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum RequestUpdate {
     Token(u32),
     Finished(FinishedRequest),
 }
 
-/// An engine in real time.
+/// An engine that runs in real time.
 #[derive(Clone)]
 pub(crate) struct EngineDriver {
     shared: Arc<DriverCore>,
@@ -49,7 +49,7 @@ struct DriverState {
     latencies: LatencyHistograms,
 }
 
-/// How long things took, in real time.
+/// Latencies in real time.
 #[derive(Clone, Default)]
 pub(crate) struct LatencyHistograms {
     pub(crate) first_token: Histogram,
@@ -57,7 +57,7 @@ pub(crate) struct LatencyHistograms {
     pub(crate) total: Histogram,
 }
 
-/// A request under way. Dropped before its end, it is cancelled: the client has left.
+/// A running request. Dropping it before its end cancels it, because the client has disconnected.
 pub(crate) struct RequestHandle {
     id: SequenceId,
     updates: mpsc::Receiver<RequestUpdate>,
@@ -65,7 +65,7 @@ pub(crate) struct RequestHandle {
 }
 
 impl RequestHandle {
-    /// Everything said since the last call; waits for at least one update, none after the end.
+    /// Returns all updates since the last call; waits for at least one. Empty after the end.
     pub(crate) async fn updates(&mut self) -> Vec<RequestUpdate> {
         const MAX_UPDATES: usize = 256;
         let mut updates = Vec::new();
@@ -73,7 +73,7 @@ impl RequestHandle {
         updates
     }
 
-    /// End it here; its counts still come.
+    /// Ends the request early; its final counts still arrive.
     pub(crate) fn stop(&self) {
         self.driver.with_engine(|engine, now| engine.cancel(now, self.id));
     }
@@ -92,9 +92,9 @@ impl EngineDriver {
         Self { shared: Arc::new(DriverCore { state, wake, clock, publisher, wakeups: turns }) }
     }
 
-    /// Hand a request to the engine.
+    /// Submits a request to the engine.
     pub(crate) fn submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestRejection> {
-        // Tokens and the end; the engine holds the same bound.
+        // All tokens and the end; the engine has the same limit.
         let room = request.sampling.max_tokens as usize + 2;
         let (sender, updates) = mpsc::channel(room);
         let id = {
@@ -116,7 +116,7 @@ impl EngineDriver {
         }
     }
 
-    /// Do something to the engine at the present engine time.
+    /// Calls `act` with the engine and the current engine time.
     pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut Engine, Micros) -> T) -> T {
         let done = act(&mut self.shared.state.lock().engine, self.shared.clock.now());
         self.shared.wake.notify_one();
@@ -128,17 +128,17 @@ impl EngineDriver {
         (state.engine.stats(), state.latencies.clone())
     }
 
-    /// Whether the engine core has died.
+    /// Returns whether the engine core has died.
     pub(crate) fn is_dead(&self) -> bool {
         self.shared.state.lock().engine.is_dead()
     }
 
-    /// How often the engine was looked at.
+    /// Returns how often the driver woke up.
     pub(crate) fn wakeups(&self) -> u64 {
         self.shared.wakeups.load(Ordering::Relaxed)
     }
 
-    /// Run the engine. Ends only by being aborted.
+    /// Runs the engine until the task is aborted.
     pub(crate) async fn run(self) {
         loop {
             let (outputs, next) = {
@@ -172,7 +172,7 @@ impl EngineDriver {
 
     fn send_update(&self, request: SequenceId, update: RequestUpdate) {
         if let Some(client) = self.shared.state.lock().clients.get(&request) {
-            // A client that is gone cancels by itself.
+            // A disconnected client cancels by dropping its handle.
             let _ = client.try_send(update);
         }
     }

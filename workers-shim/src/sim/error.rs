@@ -5,31 +5,31 @@ use std::net::SocketAddr;
 /// Why a simulated worker does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// The profile or the vocabulary makes no engine.
+    /// The profile or the vocabulary is invalid.
     #[error(transparent)]
     Model(#[from] engine_model::ModelError),
     /// An option is outside its range.
     #[error("{option} must be {must}")]
     Option {
-        /// Which.
+        /// Its name.
         option: &'static str,
-        /// What it must be.
+        /// The valid range.
         must: &'static str,
     },
-    /// An address cannot be listened on.
+    /// Listening on an address failed.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// An event socket cannot be bound.
+    /// An event socket could not be bound.
     #[error("cannot bind {endpoint}: {source}")]
     Bind {
-        /// Which.
+        /// The endpoint.
         endpoint: String,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
 }

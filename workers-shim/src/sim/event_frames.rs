@@ -1,4 +1,5 @@
-//! KV events as vLLM 0.32 writes them: msgpack, a batch is `[time, [event...], rank]`, an event a map tagged `type`.
+//! Encodes KV events as vLLM 0.32 does: msgpack, a batch is `[time, [event...], rank]`, an event a map tagged by
+//! `type`.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ struct BlockStoredFrame<'a> {
     kv_cache_spec_kind: &'static str,
 }
 
-/// One batch; `time` in seconds since the epoch.
+/// Encodes one batch; `time` in seconds since the epoch.
 pub(crate) fn encode(time: f64, events: &[PrefixCacheChange], block_tokens: u32) -> Vec<u8> {
     let events: Vec<KvEventFrame<'_>> = events.iter().map(|event| wire(event, block_tokens)).collect();
     rmp_serde::to_vec_named(&(time, events, 0u32)).expect("plain numbers and strings always encode")
@@ -63,12 +64,12 @@ fn stored_wire(stored: &StoredBlocks, block_tokens: u32) -> BlockStoredFrame<'_>
     }
 }
 
-/// vLLM numbers adapters; any number that stays the same will do.
+/// Returns a number for an adapter. vLLM numbers adapters; any stable number will do.
 fn adapter_number(name: &str) -> u32 {
     name.bytes().fold(1, |number: u32, byte| number.wrapping_mul(31).wrapping_add(u32::from(byte))) >> 1
 }
 
-/// The first frame of every message.
+/// Returns the first frame of every message, in vLLM's default format.
 pub(crate) fn default_topic(address: std::net::SocketAddr, model: &str) -> Arc<str> {
     Arc::from(format!("kv@{address}@{model}"))
 }

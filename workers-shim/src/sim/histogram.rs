@@ -1,4 +1,4 @@
-//! A histogram of seconds in Prometheus' text form, with the bounds that vLLM uses.
+//! Histogram of seconds in Prometheus text format, with vLLM's buckets.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,7 +8,7 @@ const BOUNDS: [f64; 22] = [
     160.0, 640.0, 2560.0,
 ];
 
-/// Counts by bound.
+/// Counts by bucket.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
     counts: [u64; BOUNDS.len()],
@@ -26,7 +26,7 @@ impl Histogram {
         self.sum += seconds;
     }
 
-    /// Its lines; `labels` without braces.
+    /// Returns its lines; `labels` without braces.
     pub(crate) fn render(&self, name: &str, labels: &str) -> String {
         let mut text = format!("# TYPE {name} histogram\n");
         let mut below = 0;

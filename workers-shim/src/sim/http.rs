@@ -1,4 +1,4 @@
-//! The worker's HTTP face: vLLM's OpenAI server.
+//! HTTP server of the simulated worker, compatible with vLLM's OpenAI server.
 
 mod adapters;
 mod admin;
@@ -54,12 +54,12 @@ pub(crate) struct SimState {
     pub(crate) profile: Arc<EngineProfile>,
     pub(crate) endpoints: EventEndpoints,
     pub(crate) clock: EngineClock,
-    /// When this life began, in seconds since the epoch.
+    /// Start time of this process, in seconds since the epoch.
     pub(crate) started: f64,
     pub(crate) state: AdminState,
 }
 
-/// What administration and use change.
+/// State that admin calls and requests change.
 pub(crate) struct AdminState {
     adapters: Mutex<AdapterNames>,
     responses: Mutex<responses::ResponseStore>,
@@ -81,7 +81,7 @@ impl AdminState {
 }
 
 impl SimState {
-    /// How often administration was asked for.
+    /// Returns the number of admin requests.
     pub(crate) fn admin_requests(&self) -> u64 {
         self.state.admin_requests.load(Ordering::Relaxed)
     }
@@ -90,7 +90,7 @@ impl SimState {
         self.state.admin_requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A number that no other answer of this life has, without a pattern.
+    /// Returns a pseudo-random number that is unique within this process.
     fn next_number(&self) -> u64 {
         let number = self.state.next_id.fetch_add(1, Ordering::Relaxed);
         xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), self.started.to_bits())
@@ -105,7 +105,7 @@ impl SimState {
         format!("vllm-{}-{}", admin::VERSION, id.get(..8).unwrap_or(id))
     }
 
-    /// The adapter that a model name means; none for the model itself.
+    /// Returns the adapter for a model name; None for the base model.
     fn adapter_of(&self, model: &str) -> Result<Option<Arc<str>>, ErrorResponse> {
         if model == self.model {
             return Ok(None);

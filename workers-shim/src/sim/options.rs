@@ -1,4 +1,4 @@
-//! What a simulated worker is started with. Free of any command line: whoever has one fills this in.
+//! Start options of a simulated worker, independent of any command line.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU64;
@@ -11,48 +11,48 @@ use vocabulary::WorkerRole;
 
 use crate::engine_api::KvConnector;
 
-/// Everything about one simulated worker.
+/// Options of one simulated worker.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct SimOptions {
-    /// HTTP; port 0 takes any free one.
+    /// HTTP address; port 0 takes any free one.
     #[default(ANY)]
     pub listen: SocketAddr,
-    /// The name under which the model is served.
+    /// The served model name.
     #[default("tiny".to_owned())]
     pub model: String,
-    /// LoRA adapters on top of it, each served under its name; at most 64.
+    /// LoRA adapters on top of it, each served under its own name; at most 64.
     pub adapters: Vec<String>,
-    /// A label: it changes what the worker says of itself, not what it can do.
+    /// The role that the worker reports. It does not limit what the worker can do.
     #[default(WorkerRole::Hybrid)]
     pub role: WorkerRole,
-    /// How fast and how large.
+    /// Speeds and sizes.
     pub profile: EngineProfile,
-    /// Engine seconds that pass in a real one.
+    /// Engine seconds per real second.
     #[default(1.0)]
     pub speed_up: f64,
     /// KV events.
     pub events: EventOptions,
-    /// Where the KV side channel listens; the address is handed to consumers.
+    /// Address of the KV side channel, which is passed to consumers.
     #[default(ANY)]
     pub side_channel: SocketAddr,
-    /// How it hands KV over.
+    /// How it transfers KV.
     pub handing: TransferOptions,
-    /// What goes wrong with KV on its way to consumers.
+    /// Injected faults in KV transfers to consumers.
     pub transfer_fault: TransferFault,
-    /// Whether it keeps all prompts in one cache, whatever salt they come with, as engines do that do not know salts.
+    /// Whether the prefix cache ignores salts, as in engines that do not support them.
     pub ignores_salts: bool,
-    /// Largest request body in bytes.
+    /// Maximum size of a request body in bytes.
     #[default(64 << 20)]
     pub body_limit: usize,
 }
 
-/// How a worker hands KV over.
+/// How a worker transfers KV.
 #[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct TransferOptions {
-    /// The dialect; there is no simulated store.
+    /// The connector; a shared store is not simulated.
     #[default(KvConnector::Nixl)]
     pub dialect: KvConnector,
-    /// Where the bootstrap server listens; port 0 takes any free one.
+    /// Address of the bootstrap server; port 0 takes any free one.
     #[default(ANY)]
     pub bootstrap: SocketAddr,
     /// How long one leg of a transfer waits for the other, in real time.
@@ -60,34 +60,34 @@ pub struct TransferOptions {
     pub patience: Duration,
 }
 
-/// How KV events are told.
+/// How KV events are published.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct EventOptions {
-    /// Where live events are published; port 0 takes any free one.
+    /// Address for live events; port 0 takes any free one.
     #[default(ANY)]
     pub listen: SocketAddr,
-    /// Where replay is asked for; port 0 takes any free one.
+    /// Address for replays; port 0 takes any free one.
     #[default(ANY)]
     pub replay: SocketAddr,
-    /// Batches kept for replay.
+    /// Number of batches kept for replay.
     #[default(10_000)]
     pub buffer: usize,
-    /// First frame of every message; none for vLLM's `kv@ADDRESS@MODEL`.
+    /// First frame of every message; None for vLLM's default `kv@ADDRESS@MODEL`.
     pub topic: Option<String>,
-    /// What goes wrong on the way.
+    /// Injected faults.
     pub fault: EventFault,
 }
 
-/// What goes wrong with events on their way to live subscribers. Replay always has them all.
+/// Injected faults in live events. A replay is always complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EventFault {
-    /// Every so many batches, one is sent twice.
+    /// One batch in this many is sent twice.
     pub duplicate: Option<NonZeroU64>,
-    /// Every so many batches, one is not sent.
+    /// One batch in this many is not sent.
     pub gap: Option<NonZeroU64>,
 }
 
-/// A fault that cannot be read.
+/// A fault specification that cannot be parsed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is not an event fault: write duplicate=N, gap=N or both with a comma")]
 pub struct EventFaultError(String);
@@ -111,14 +111,14 @@ impl FromStr for EventFault {
     }
 }
 
-/// What goes wrong with KV on its way to other workers, who are not told.
+/// Injected faults in KV transfers to other workers, which do not notice them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TransferFault {
-    /// Of so many reads one gets damaged blocks.
+    /// One read in this many returns damaged blocks.
     pub corrupt: Option<NonZeroU64>,
 }
 
-/// A fault that cannot be read.
+/// A fault specification that cannot be parsed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is not a transfer fault: write corrupt=N, for one of N reads")]
 pub struct TransferFaultError(String);

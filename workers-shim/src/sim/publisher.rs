@@ -1,5 +1,5 @@
-//! The event and replay sockets. The engine never waits for them: what does not fit into the queue is lost to live
-//! subscribers, who see the gap in the sequence and ask for a replay.
+//! The event and replay sockets. The engine never waits for them: messages that do not fit into the queue are lost to
+//! live subscribers, which see the gap in the sequence and request a replay.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,12 +19,12 @@ use super::event_frames;
 use super::options::{EventFault, EventOptions};
 use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
 
-/// Batches that may wait for a subscriber.
+/// Maximum number of batches queued for a subscriber.
 const QUEUE_LENGTH: usize = 4096;
-/// A replay's last message has this sequence, -1, and no payload.
+/// Sequence number (-1) of a replay's last message, which has no payload.
 const END_SEQUENCE: u64 = u64::MAX;
 
-/// Where the sockets listen.
+/// Addresses of the sockets.
 #[derive(Clone, Debug)]
 pub(crate) struct EventEndpoints {
     pub(crate) events: String,
@@ -32,7 +32,7 @@ pub(crate) struct EventEndpoints {
     pub(crate) topic: Arc<str>,
 }
 
-/// Numbers batches and hands them to the socket.
+/// Numbers batches and passes them to the socket.
 #[derive(Clone)]
 pub(crate) struct EventPublisher {
     outbox: Arc<Mutex<Outbox>>,
@@ -63,7 +63,7 @@ pub(crate) struct PublisherSockets {
 }
 
 impl EventPublisher {
-    /// Bind the sockets. `topic` is used where the options name none.
+    /// Binds the sockets. `topic` is the default for options without one.
     pub(crate) async fn bind(
         options: &EventOptions,
         block_tokens: u32,
@@ -90,7 +90,7 @@ impl EventPublisher {
         Ok((Self { outbox, block_tokens }, sockets, endpoints))
     }
 
-    /// One batch. Never waits.
+    /// Publishes one batch without waiting.
     pub(crate) fn publish(&self, events: Vec<PrefixCacheChange>) {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let payload = event_frames::encode(time, &events, self.block_tokens).into();
@@ -110,7 +110,7 @@ impl Outbox {
         if struck(self.fault.gap) {
             return;
         }
-        // Without a subscriber there is nobody to tell.
+        // Sending fails if there are no subscribers.
         let message: Arc<[Bytes]> = Arc::from(self.frames(batch));
         if struck(self.fault.duplicate) {
             let _ = self.live.send(message.clone());
@@ -122,7 +122,7 @@ impl Outbox {
         [self.topic.clone(), number(batch.sequence), batch.payload]
     }
 
-    /// What a replay answers: a delimiter before each message, and the end marker.
+    /// Returns the messages of a replay, each after a delimiter, and the end marker.
     fn replay(&self, from: u64) -> Vec<[Bytes; 4]> {
         let kept = self.replay_buffer.iter().filter(|batch| batch.sequence >= from).cloned();
         let end = PublishedBatch { sequence: END_SEQUENCE, payload: Bytes::new() };
@@ -135,7 +135,7 @@ impl Outbox {
 }
 
 impl PublisherSockets {
-    /// Publish and replay. Ends only by being aborted.
+    /// Serves live events and replays until the task is aborted.
     pub(crate) async fn run(self) {
         let PublisherSockets { events, replay, live, outbox } = self;
         tokio::join!(
@@ -147,7 +147,7 @@ impl PublisherSockets {
 
 async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<Outbox>>) {
     while let Ok(asked) = connection.recv().await {
-        // An empty delimiter, the first sequence that is wanted.
+        // An empty delimiter, and the first requested sequence number.
         let [delimiter, start] = asked.as_slice() else { continue };
         let (true, Ok(start)) = (delimiter.is_empty(), <[u8; 8]>::try_from(start.as_ref())) else { continue };
         let answers = outbox.lock().replay(u64::from_be_bytes(start));

@@ -1,5 +1,5 @@
-//! The KV side channel: how a consumer reads a producer's blocks, process to process. Like RDMA it is one-sided, it
-//! checks nothing but the engine's id. Frames: a 4-byte big-endian length and msgpack.
+//! The KV side channel, by which a consumer reads a producer's blocks. One-sided like RDMA: only the engine's id is
+//! checked. Frames: a 4-byte big-endian length and msgpack.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,35 +15,35 @@ use tokio::task::JoinSet;
 use super::driver::EngineDriver;
 use super::options::TransferFault;
 
-/// Largest frame that is read.
+/// Maximum size of a frame.
 const MAX_FRAME_BYTES: u32 = 256 << 20;
-/// A peer that takes longer for one exchange is taken for dead.
+/// Timeout of one exchange with a peer.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Readers at a time.
+/// Maximum number of concurrent readers.
 const MAX_READERS: usize = 256;
 
-/// What a consumer asks.
+/// A consumer's request.
 #[derive(serde::Serialize, serde::Deserialize)]
 enum SideChannelRequest {
-    /// Read the blocks of a request.
+    /// Reads the blocks of a request.
     Read { engine: Arc<str>, request: Arc<str>, blocks: Vec<u32> },
-    /// The blocks of a request may be freed.
+    /// Allows the producer to free the blocks of a request.
     Done { engine: Arc<str>, request: Arc<str> },
 }
 
-/// What a producer answers; none if it is another engine.
+/// A producer's reply; None if the request is for another engine.
 type SideChannelReply = Option<Vec<BlockImage>>;
 
-/// Why blocks did not come.
+/// Why blocks could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullError {
     /// The connection failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The peer did not answer in time.
+    /// The peer did not reply in time.
     #[error("no answer")]
     TimedOut,
-    /// The peer speaks something else.
+    /// The peer violated the protocol.
     #[error("not a side channel")]
     Foreign,
     /// Another engine listens there now.
@@ -51,13 +51,13 @@ pub(crate) enum PullError {
     OtherEngine,
 }
 
-/// Read the blocks that `source` names.
+/// Reads the blocks that `source` names.
 pub(crate) async fn fetch(source: &RemoteBlocks) -> Result<Vec<BlockImage>, PullError> {
     let RemoteBlocks { engine, request, blocks, .. } = source.clone();
     exchange(source, &SideChannelRequest::Read { engine, request, blocks }).await?.ok_or(PullError::OtherEngine)
 }
 
-/// Tell the producer that its blocks may go. If that fails, its lease ends by itself.
+/// Tells the producer that its blocks may be freed. If that fails, its lease expires.
 pub(crate) async fn release(source: RemoteBlocks) {
     let asked = SideChannelRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
     if let Err(error) = exchange(&source, &asked).await {
@@ -75,13 +75,13 @@ async fn exchange(source: &RemoteBlocks, asked: &SideChannelRequest) -> Result<S
     tokio::time::timeout(EXCHANGE_TIMEOUT, talk).await.map_err(|_| PullError::TimedOut)?
 }
 
-/// A producer as its consumers reach it.
+/// A producer's side of the channel.
 #[derive(Clone)]
 pub(crate) struct KvProducer {
     pub(crate) engine: Arc<str>,
     pub(crate) driver: EngineDriver,
     pub(crate) fault: TransferFault,
-    /// Reads so far.
+    /// Number of reads so far.
     pub(crate) read_count: Arc<AtomicU64>,
 }
 
@@ -96,7 +96,7 @@ impl KvProducer {
     }
 }
 
-/// Answer consumers. Ends only by being aborted.
+/// Serves consumers until the task is aborted.
 pub(crate) async fn serve(listener: TcpListener, producer: KvProducer) {
     let mut readers = JoinSet::new();
     loop {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{SimOptions, SimWorker};
 use vocabulary::TinyTokenizer;
 
-/// Eight tokens a block, 512 blocks, quick.
+/// A fast profile with 512 blocks of eight tokens.
 pub(super) fn profile() -> EngineProfile {
     EngineProfile {
         prefill_tokens_per_second: 200_000.0,
@@ -73,7 +73,7 @@ impl SimWorkerFixture {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// A good answer's body.
+    /// Returns the body of a successful response.
     pub(super) async fn ask(&self, path: &str, body: Value) -> Value {
         let (status, body) = self.post(path, body).await;
         assert_eq!(status, 200, "{body}");
@@ -85,14 +85,14 @@ impl SimWorkerFixture {
         (response.status().as_u16(), response.text().await.unwrap())
     }
 
-    /// The value of a metric's first line that begins with `name`.
+    /// Returns the value of the first metrics line that begins with `name`.
     pub(super) async fn metric(&self, name: &str) -> f64 {
         let (_, page) = self.get("/metrics").await;
         let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {page}"));
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
-    /// Until `holds`.
+    /// Waits until the metric has this value.
     pub(super) async fn until(&self, name: &str, value: f64) {
         for _ in 0..200 {
             if self.metric(name).await == value {
@@ -117,12 +117,12 @@ pub(super) fn text(body: &Value) -> String {
     choice["text"].as_str().or(choice["message"]["content"].as_str()).expect("a text").to_owned()
 }
 
-/// What one worker alone answers.
+/// Returns the answer of a worker that has served nothing before.
 pub(super) async fn answer_of_fresh_worker(prompt: &[u32], max_tokens: u32) -> String {
     text(&SimWorkerFixture::new().await.ask("/v1/completions", completion(prompt, max_tokens)).await)
 }
 
-/// The JSON payloads of an event stream, `[DONE]` left out.
+/// Returns the JSON payloads of an event stream without `[DONE]`.
 pub(super) fn payloads(stream: &str) -> Vec<Value> {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
     data.filter(|line| *line != "[DONE]").map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! A simulated worker from start to stop.
+//! Start and stop of a simulated worker.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,15 +30,15 @@ use super::publisher::{EventEndpoints, EventPublisher};
 use super::side_channel::{self, KvProducer};
 
 const MAX_CONNECTIONS: usize = 4096;
-/// A client that takes longer for its headers is cut off.
+/// Timeout for a client's request headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a stop waits for answers under way.
+/// How long a stop waits for running answers.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The header of every answer that says which worker made it. Engines have none like it.
+/// Response header with the address of the worker that answered. Real engines have none like it.
 pub const WORKER_HEADER: &str = "x-sim-worker";
 
-/// A running simulated worker. Dropped, it is killed: connections break as if the process had died.
+/// A running simulated worker. Dropping it kills it: connections break as if the process had died.
 pub struct SimWorker {
     address: SocketAddr,
     endpoints: EventEndpoints,
@@ -49,7 +49,7 @@ pub struct SimWorker {
 }
 
 impl SimWorker {
-    /// Start one. All sockets are bound when this returns.
+    /// Starts a worker. All sockets are bound when this returns.
     pub async fn start(options: SimOptions, codec: Arc<dyn TextCodec>) -> Result<Self, SimError> {
         if !(options.speed_up > 0.0 && options.speed_up.is_finite()) {
             return Err(SimError::Option { option: "speed_up", must: "positive" });
@@ -94,42 +94,42 @@ impl SimWorker {
         Ok(Self { address, endpoints, app, stop, server, _tasks: tasks })
     }
 
-    /// Where it listens for HTTP.
+    /// Returns its HTTP address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its bootstrap server listens.
+    /// Returns the address of its bootstrap server.
     pub fn bootstrap(&self) -> SocketAddr {
         self.app.transfers.bootstrap
     }
 
-    /// Where it publishes KV events.
+    /// Returns the endpoint of its live events.
     pub fn events_endpoint(&self) -> &str {
         &self.endpoints.events
     }
 
-    /// Where events are replayed.
+    /// Returns the endpoint of its replays.
     pub fn replay_endpoint(&self) -> &str {
         &self.endpoints.replay
     }
 
-    /// How often engine administration was asked of it, by any path.
+    /// Returns the number of admin requests it received, on any path.
     pub fn admin_requests(&self) -> u64 {
         self.app.admin_requests()
     }
 
-    /// How often the engine was looked at: an idle one is left alone.
+    /// Returns how often its driver woke up: an idle engine should cause no wake-ups.
     pub fn wakeups(&self) -> u64 {
         self.app.driver.wakeups()
     }
 
-    /// Let the engine die and the server live on, as a crashed engine core does.
+    /// Kills the engine while the server keeps running, as when an engine core crashes.
     pub fn break_engine(&self) {
         self.app.driver.with_engine(|engine, now| engine.crash(now));
     }
 
-    /// Take no more connections, finish answers under way, end.
+    /// Stops accepting connections, finishes running answers, and ends.
     pub async fn stop(mut self) {
         drop(std::mem::replace(&mut self.stop, watch::channel(()).0));
         let _ = tokio::time::timeout(STOP_TIMEOUT, &mut self.server).await;
@@ -142,7 +142,7 @@ impl Drop for SimWorker {
     }
 }
 
-/// Binds the bootstrap server.
+/// Binds and serves the bootstrap server.
 async fn start_transfer_service(
     options: &TransferOptions,
     role: WorkerRole,
@@ -158,7 +158,7 @@ async fn start_transfer_service(
             tracing::debug!(%error, "bootstrap server");
         }
     });
-    // An error means that a provider is installed already, which is as good.
+    // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
     let client =
@@ -166,7 +166,7 @@ async fn start_transfer_service(
     Ok(TransferService { connector: spoken, role, bootstrap, rooms, client, timeout: patience })
 }
 
-/// Every answer says which worker made it, so that whoever plays the client can tell where a proxy sent it.
+/// Adds the worker's address to every response, so that a client can tell where a proxy sent its request.
 fn with_worker_header(address: SocketAddr, routes: Router) -> Router {
     let name = HeaderValue::try_from(address.to_string()).expect("an address is plain text");
     routes.layer(map_response(move |mut response: Response| {

@@ -1,15 +1,15 @@
-//! The LoRA adapters that are served on top of the model.
+//! The LoRA adapters served on top of the model.
 
 use std::collections::BTreeSet;
 
 use crate::sim::error::SimError;
 
-/// Adapters that are served at a time.
+/// Maximum number of adapters served at a time.
 const MAX_ADAPTERS: usize = 64;
-/// Longest name in bytes.
+/// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 128;
 
-/// Names of adapters. None of them is the model's.
+/// Names of adapters, all different from the model's name.
 pub(crate) struct AdapterNames {
     model: String,
     names: BTreeSet<String>,
@@ -20,7 +20,7 @@ pub(crate) struct AdapterNames {
 pub(crate) struct UnservableAdapter;
 
 impl AdapterNames {
-    /// Those that the worker starts with.
+    /// Creates the set that the worker starts with.
     pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimError> {
         let mut adapters = Self { model: model.to_owned(), names: BTreeSet::new() };
         let must = "at most 64 different names, each of 1 to 128 bytes and none of them the model's";
@@ -34,7 +34,7 @@ impl AdapterNames {
         Ok(adapters)
     }
 
-    /// One more; one that is there already stays.
+    /// Adds an adapter; has no effect if it is already there.
     pub(crate) fn add(&mut self, name: String) -> Result<(), UnservableAdapter> {
         if self.serves(&name) {
             return Ok(());
@@ -48,7 +48,7 @@ impl AdapterNames {
         Ok(())
     }
 
-    /// One less. Whether it was there.
+    /// Removes an adapter; returns whether it was there.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         self.names.remove(name)
     }

@@ -1,4 +1,4 @@
-//! What operators ask of a worker: what it is, how it is, and the administration that no router may forward.
+//! Endpoints for operators: version, health and load, and the admin calls that no router may forward.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +17,10 @@ use super::errors::ErrorResponse;
 use super::fields::{RequestFields, wrong};
 use crate::engine_api::KvConnector;
 
-/// The version that it speaks like.
+/// The vLLM version that is simulated.
 pub(crate) const VERSION: &str = "0.32.0";
 
-/// Alive or dead, without a body.
+/// Returns whether the engine is alive, without a body.
 pub(crate) async fn health(State(app): State<Arc<SimState>>) -> StatusCode {
     if app.driver.is_dead() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
@@ -29,7 +29,7 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
 }
 
-/// What SGLang tells of itself.
+/// SGLang's `/server_info`.
 pub(crate) async fn server_info(State(app): State<Arc<SimState>>) -> Response {
     if app.transfers.connector != KvConnector::Sglang {
         return (StatusCode::NOT_FOUND, Json(json!({"detail": "Not Found"}))).into_response();
@@ -39,7 +39,7 @@ pub(crate) async fn server_info(State(app): State<Arc<SimState>>) -> Response {
     Json(json!({"disaggregation_mode": mode, "disaggregation_bootstrap_port": port, "dp_size": 1})).into_response()
 }
 
-/// Requests under way.
+/// Returns the number of running requests.
 pub(crate) async fn load(State(app): State<Arc<SimState>>) -> Json<Value> {
     let (stats, _) = app.driver.stats_and_latencies();
     Json(json!({"server_load": stats.running + stats.waiting + stats.pulling}))
@@ -81,7 +81,7 @@ pub(crate) async fn reset_prefix_cache(State(app): State<Arc<SimState>>) -> Resp
     Json(json!({"success": cleared})).into_response()
 }
 
-/// Discard all KV and serve nobody until woken.
+/// Discards all KV and serves no requests until woken.
 pub(crate) async fn sleep(State(app): State<Arc<SimState>>) -> StatusCode {
     app.count_admin_request();
     app.state.asleep.store(true, Ordering::Relaxed);
@@ -89,7 +89,7 @@ pub(crate) async fn sleep(State(app): State<Arc<SimState>>) -> StatusCode {
     StatusCode::OK
 }
 
-/// Serve again.
+/// Ends sleep mode.
 pub(crate) async fn wake_up(State(app): State<Arc<SimState>>) -> StatusCode {
     app.count_admin_request();
     app.state.asleep.store(false, Ordering::Relaxed);
@@ -100,7 +100,7 @@ pub(crate) async fn is_sleeping(State(app): State<Arc<SimState>>) -> Json<Value>
     Json(json!({"is_sleeping": app.state.asleep.load(Ordering::Relaxed)}))
 }
 
-/// Serve one more adapter.
+/// Adds an adapter.
 pub(crate) async fn load_adapter(State(app): State<Arc<SimState>>, body: Bytes) -> Result<String, ErrorResponse> {
     app.count_admin_request();
     let name = adapter_name(&body)?;
@@ -109,7 +109,7 @@ pub(crate) async fn load_adapter(State(app): State<Arc<SimState>>, body: Bytes) 
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
-/// Serve one adapter less.
+/// Removes an adapter.
 pub(crate) async fn unload_adapter(State(app): State<Arc<SimState>>, body: Bytes) -> Result<String, ErrorResponse> {
     app.count_admin_request();
     let name = adapter_name(&body)?;

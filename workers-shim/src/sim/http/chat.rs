@@ -45,7 +45,7 @@ pub(crate) async fn chat(
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
-/// The tokens of a body with `messages`.
+/// Returns the tokens of a body with `messages`.
 pub(crate) fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
     check_messages(fields)?;
     if fields.flag("continue_final_message")? && fields.flag("add_generation_prompt")? {
@@ -55,7 +55,7 @@ pub(crate) fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u3
     Ok(app.codec.encode_chat(ConversationApi::Chat, fields.body())?)
 }
 
-/// Refuses what no chat begins with.
+/// Rejects message lists that are no valid chat.
 pub(crate) fn check_messages(fields: &RequestFields) -> Result<(), ErrorResponse> {
     let messages = fields.list("messages")?.ok_or_else(|| wrong("messages", "Field required"))?;
     let shaped = |message: &Value| message.get("role").is_some_and(Value::is_string);
@@ -108,7 +108,7 @@ struct ChatFormatter {
     fingerprint: String,
 }
 
-/// The first event. Its ids are written as they are: there are many.
+/// The first event. The prompt's ids are serialised directly because there are many.
 #[derive(Serialize)]
 struct FirstChatChunk<'a> {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! One answer as it grows: tokens to text, stop texts, and how it ended.
+//! One choice of an answer: decodes tokens, and detects stop strings and the end.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::sim::driver::{RequestHandle, RequestUpdate};
 
 use super::errors::ErrorResponse;
 
-/// A piece of an answer.
+/// A fragment of an answer.
 #[derive(Default)]
 pub(crate) struct AnswerPart {
     pub(crate) text: String,
@@ -21,19 +21,19 @@ pub(crate) struct AnswerPart {
 
 pub(crate) struct ChoiceEnd {
     pub(crate) reason: &'static str,
-    /// The stop text, if one ended it.
+    /// The stop string, if one ended the answer.
     pub(crate) stop: Value,
     pub(crate) finish: FinishedRequest,
 }
 
-/// An answer under way.
+/// A choice that is being generated.
 pub(crate) struct ChoiceStream {
     request: RequestHandle,
     text: Detokenizer,
     stops: Vec<String>,
-    /// Text that may be the beginning of a stop text.
+    /// Text that may be the beginning of a stop string.
     withheld: String,
-    /// The stop text that was met; the engine has been told.
+    /// The matched stop string; the engine has already been stopped.
     matched_stop: Option<String>,
     is_finished: bool,
 }
@@ -44,7 +44,7 @@ impl ChoiceStream {
         Self { request, text, stops, withheld: String::new(), matched_stop: None, is_finished: false }
     }
 
-    /// What was said since the last call; none after the end.
+    /// Returns the output since the last call; None after the end.
     pub(crate) async fn next(&mut self) -> Option<Result<AnswerPart, ErrorResponse>> {
         if self.is_finished {
             return None;
@@ -64,7 +64,7 @@ impl ChoiceStream {
         Some(Ok(part))
     }
 
-    /// Everything until the end.
+    /// Collects all output until the end.
     pub(crate) async fn collect(mut self) -> Result<(AnswerPart, ChoiceEnd), ErrorResponse> {
         let mut all = AnswerPart::default();
         while let Some(part) = self.next().await {
@@ -102,13 +102,13 @@ impl ChoiceStream {
         part.text.extend(self.withheld.drain(..safe));
     }
 
-    /// The first stop text in what is held.
+    /// Returns the first stop string in the withheld text, with its position.
     fn find_stop(&self) -> Option<(usize, String)> {
         let found = self.stops.iter().filter_map(|stop| Some((self.withheld.find(stop.as_str())?, stop)));
         found.min().map(|(at, stop)| (at, stop.clone()))
     }
 
-    /// Bytes at the end that may begin a stop text.
+    /// Returns the number of bytes at the end that may begin a stop string.
     fn possible_stop_suffix(&self) -> usize {
         let begins = |length: &usize| {
             let cut = self.withheld.len() - length;

@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts, token ids, and batches of either.
+//! `/v1/completions`: prompts as text or token ids, single or in batches.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::generation_params::{GenerationParams, ResponseMode};
 use super::sse::{StreamFormatter, data, stream_answer};
 use super::usage::UsageTotals;
 
-/// Answer length where a completion names none: OpenAI's.
+/// OpenAI's default for `max_tokens`.
 const DEFAULT_TOKENS: u32 = 16;
 
 pub(crate) async fn completions(
@@ -31,7 +31,7 @@ pub(crate) async fn completions(
     let fields = RequestFields::parse(&body)?;
     let mut ask = GenerationParams::read(&app, (&headers, &fields), &["max_tokens"], "cmpl-")?;
     ask.set_default_length(DEFAULT_TOKENS);
-    // What is echoed has log probabilities where the answer has.
+    // If the prompt is echoed with log probabilities, all of it has to be computed.
     if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? && fields.get("logprobs").is_some() {
         ask.cache.cache_reads = CacheReadPolicy::Ignored;
     }
@@ -47,7 +47,7 @@ pub(crate) async fn completions(
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
-/// The prompts of a body with `prompt`, all of tokens that the model has.
+/// Returns the prompts of a body with `prompt`, checked against the vocabulary.
 pub(crate) fn prompts_of(app: &SimState, fields: &RequestFields) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     fields.required("prompt")?;
     app.codec.encode_completion(fields.body())?.into_iter().map(|prompt| app.check_vocabulary(prompt)).collect()
@@ -89,7 +89,7 @@ struct CompletionFormatter {
     ask: GenerationParams,
     prompts: Vec<Vec<u32>>,
     created: u64,
-    /// Choices of which nothing was told yet.
+    /// Whether each choice is still without events.
     first: Vec<bool>,
 }
 
@@ -100,7 +100,7 @@ impl CompletionFormatter {
     }
 }
 
-/// An event. Written as it is: the ids of a prompt are many.
+/// An event. The prompt's ids are serialised directly because there are many.
 #[derive(Serialize)]
 struct CompletionChunk<'a> {
     id: &'a str,

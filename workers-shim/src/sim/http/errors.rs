@@ -1,4 +1,4 @@
-//! Errors as vLLM 0.32 shapes them.
+//! Error responses in vLLM 0.32's format.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::sim::codec::CodecError;
 
-/// An error's answer.
+/// An error response.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
@@ -18,7 +18,7 @@ pub(crate) struct ErrorResponse {
 }
 
 impl ErrorResponse {
-    /// The client's fault, with the field if there is one to blame.
+    /// An error by the client, with the field that caused it, if any.
     pub(crate) fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into(), param }
     }
@@ -27,7 +27,7 @@ impl ErrorResponse {
         Self { status: StatusCode::NOT_FOUND, kind: "NotFoundError", message: message.into(), param }
     }
 
-    /// What a caller sees of any failure inside.
+    /// The response to any internal error.
     pub(crate) fn internal() -> Self {
         let message = "Internal server error".to_owned();
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", message, param: None }
@@ -38,13 +38,13 @@ impl ErrorResponse {
         Self { status, kind, message: message.into(), param: None }
     }
 
-    /// OpenAI's object.
+    /// Returns the body in OpenAI's format.
     pub(crate) fn body(&self) -> Value {
         let code = self.status.as_u16();
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": code}})
     }
 
-    /// Anthropic's object.
+    /// Returns the body in Anthropic's format.
     pub(crate) fn anthropic(&self) -> Value {
         let kind = match self.status {
             StatusCode::NOT_FOUND => "not_found_error",

@@ -1,4 +1,4 @@
-//! A request's body as an object whose fields are read with their types checked, as vLLM's validation does.
+//! A request body as a JSON object whose fields are type-checked when read, as vLLM's validation does.
 
 use axum::body::Bytes;
 use serde_json::{Map, Value};
@@ -28,7 +28,7 @@ impl RequestFields {
         }
     }
 
-    /// The whole body: as it was sent, but for halves of surrogate pairs.
+    /// Returns the whole body as it was sent, except that lone surrogates are replaced.
     pub(crate) fn body(&self) -> &Bytes {
         &self.body
     }
@@ -65,7 +65,7 @@ impl RequestFields {
         self.typed(name, "Input should be a valid dictionary", Value::as_object)
     }
 
-    /// A number of tokens, at least `least`.
+    /// Returns a number of tokens, which must be at least `least`.
     pub(crate) fn count(&self, name: &'static str, least: u32) -> Result<Option<u32>, ErrorResponse> {
         let Some(count) = self.whole(name)? else { return Ok(None) };
         match u32::try_from(count) {
@@ -92,7 +92,7 @@ pub(crate) fn wrong(name: &'static str, expected: &str) -> ErrorResponse {
     ErrorResponse::bad_request(format!("1 validation error: [('body', '{name}')] {expected}"), Some(name))
 }
 
-/// Token ids from a JSON list.
+/// Parses token ids from a JSON list.
 pub(crate) fn token_ids(values: &[Value], name: &'static str) -> Result<Vec<u32>, ErrorResponse> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     values
@@ -101,7 +101,7 @@ pub(crate) fn token_ids(values: &[Value], name: &'static str) -> Result<Vec<u32>
         .collect()
 }
 
-/// Python reads lone surrogates, serde does not: replace them. None if there is none to replace.
+/// Replaces lone surrogates, which Python accepts and serde does not. None if there are none.
 fn mend_surrogates(body: &[u8]) -> Option<Vec<u8>> {
     let mut mended = body.to_vec();
     let (mut at, mut changed) = (0, false);

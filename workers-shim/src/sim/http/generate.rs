@@ -1,4 +1,4 @@
-//! From an asked request to its answer's choices, whatever the API.
+//! Submits a request's choices to the engine and collects them, for all APIs.
 
 use futures::future::try_join_all;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use super::errors::ErrorResponse;
 use super::generation_params::GenerationParams;
 use super::usage::UsageTotals;
 
-/// Give all choices of all prompts to the engine, prompt by prompt.
+/// Submits all choices of all prompts to the engine, prompt by prompt.
 pub(crate) async fn submit_choices(
     app: &SimState,
     ask: &mut GenerationParams,

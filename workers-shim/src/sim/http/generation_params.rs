@@ -1,4 +1,4 @@
-//! What every generating request has in common: model, sampling, cache keys, transfer, streaming.
+//! Parameters that all generating requests share: model, sampling, cache keys, transfer, streaming.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use super::transfer_service::TransferSide;
 
 /// A generating request without its prompt.
 pub(crate) struct GenerationParams {
-    /// As the client named it.
+    /// The model name that the client used.
     pub(crate) model: String,
     pub(crate) id: String,
-    /// Answers to one prompt.
+    /// Number of answers per prompt.
     pub(crate) choices: u32,
     pub(crate) delivery: ResponseMode,
-    /// Whether token ids are answered too.
+    /// Whether the answer contains token ids.
     pub(crate) return_token_ids: bool,
-    /// Texts that end an answer.
+    /// Stop strings.
     pub(crate) stops: Vec<String>,
-    /// Tokens that the producer of a consumer found cached.
+    /// For a consumer, how many tokens its producer found cached.
     pub(crate) remote_cached: Option<u32>,
     max_tokens: Option<u32>,
     sampling: SamplingParams,
@@ -33,32 +33,32 @@ pub(crate) struct GenerationParams {
     report: KvReportMode,
 }
 
-/// What it has to do with another worker.
+/// The request's part in a KV transfer.
 pub(crate) struct TransferLeg {
     pub(crate) side: TransferSide,
-    /// As the engine takes it, once the other leg is as far.
+    /// The engine's parameters, known once the other leg has progressed far enough.
     transfer: TransferRole,
 }
 
-/// What its prompts have to do with the prefix cache.
+/// How prompts use the prefix cache.
 pub(crate) struct CacheUse {
     keys: CacheKeys,
-    /// What of them may come from it.
+    /// What may be read from it.
     pub(crate) cache_reads: CacheReadPolicy,
 }
 
 /// How an answer is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ResponseMode {
-    /// At once, when it is whole.
+    /// In one response.
     Whole,
     Stream,
-    /// As events, usage last.
+    /// As events, with a usage event at the end.
     StreamWithUsage,
 }
 
 impl GenerationParams {
-    /// Read one; `limit` names the field that bounds the answer, `prefix` begins its id.
+    /// Parses a request. `limits` names the fields that limit the answer length, `prefix` starts the answer's id.
     pub(crate) fn read(
         app: &SimState,
         (headers, fields): (&HeaderMap, &RequestFields),
@@ -92,23 +92,23 @@ impl GenerationParams {
         })
     }
 
-    /// Waits until the other leg is as far as this one needs it.
+    /// Waits until the other leg has progressed far enough for this one to start.
     pub(crate) async fn wait_for_other_leg(&mut self, app: &SimState) -> Result<(), ErrorResponse> {
         self.transfer_leg.transfer = app.transfers.resolve_transfer(&self.transfer_leg.side).await?;
         if matches!(self.transfer_leg.side, TransferSide::Source { .. }) {
-            // Whatever its client asks for, a source computes the prompt and one token.
+            // A source computes the prompt and one token, whatever its client requests.
             self.max_tokens = Some(1);
             (self.sampling.min_tokens, self.sampling.eos_policy) = (0, EosPolicy::Ignored);
         }
         Ok(())
     }
 
-    /// The answer's length where the client named none.
+    /// Sets the answer length for a client that gave none.
     pub(crate) fn set_default_length(&mut self, tokens: u32) {
         self.max_tokens.get_or_insert(tokens);
     }
 
-    /// The engine's request for one of the choices.
+    /// Creates the engine's request for one of the choices.
     pub(crate) fn engine_request(
         &self,
         app: &SimState,
@@ -171,7 +171,7 @@ fn sampling(fields: &RequestFields) -> Result<SamplingParams, ErrorResponse> {
         let message = format!("temperature must be in [0, 2], got {temperature}.");
         return Err(ErrorResponse::bad_request(message, Some("temperature")));
     }
-    // Without a seed even a warm model is predictable here: tests compare texts.
+    // Without a seed, sampling is deterministic here at any temperature, because tests compare texts.
     let seed = fields.whole("seed")?.filter(|_| temperature > 0.0);
     Ok(SamplingParams {
         max_tokens: 0,

@@ -1,4 +1,4 @@
-//! `/v1/messages` and its token count: Anthropic's words for a chat.
+//! `/v1/messages` and its token count: Anthropic's chat format.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) async fn messages(app: State<Arc<SimState>>, headers: HeaderMap, body
     }
 }
 
-/// The token count's route.
+/// Counts the tokens of a request.
 pub(crate) async fn count_tokens(app: State<Arc<SimState>>, body: Bytes) -> Response {
     let counted = RequestFields::parse(&body).and_then(|fields| {
         app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;

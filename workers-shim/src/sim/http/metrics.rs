@@ -1,4 +1,4 @@
-//! `/metrics`, under vLLM 0.32's names.
+//! `/metrics` with vLLM 0.32's names.
 
 use std::fmt::{Display, Write};
 use std::sync::Arc;

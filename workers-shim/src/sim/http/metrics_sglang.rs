@@ -1,4 +1,4 @@
-//! `/metrics` under SGLang 0.5's names, as far as a router reads them. SGLang tells no process.
+//! `/metrics` with the SGLang 0.5 names that a router reads. SGLang does not report its process start time.
 
 use std::fmt::Write;
 

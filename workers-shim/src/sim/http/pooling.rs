@@ -1,4 +1,4 @@
-//! `/v1/embeddings`, `/v1/rerank`, `/v1/score`: numbers that depend on the tokens and on nothing else.
+//! `/v1/embeddings`, `/v1/rerank`, `/v1/score`, with numbers that depend only on the tokens.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use super::SimState;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, token_ids, wrong};
 
-/// Numbers in an embedding.
+/// Dimensions of an embedding.
 const EMBEDDING_WIDTH: u64 = 64;
-/// Texts of one request.
+/// Maximum number of texts per request.
 const MAX_INPUTS: usize = 1024;
 
 pub(crate) async fn embeddings(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
@@ -62,7 +62,7 @@ pub(crate) async fn rerank(State(app): State<Arc<SimState>>, body: Bytes) -> Res
     })))
 }
 
-/// The route of scoring: one text against each, or pairs.
+/// Scores one text against several others, or pairs of texts.
 pub(crate) async fn score(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
     let fields = RequestFields::parse(&body)?;
     let model = model_of(&app, &fields)?;
@@ -81,7 +81,7 @@ pub(crate) async fn score(State(app): State<Arc<SimState>>, body: Bytes) -> Resu
     })))
 }
 
-/// The tokens of each text of an `input` field.
+/// Returns the tokens of each text of an `input` field.
 fn inputs_of(app: &SimState, input: &Value) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     let unread = || wrong("input", "Input should be a string, a list of strings, or lists of token ids");
     let one = |value: &Value| match value {
@@ -113,7 +113,7 @@ fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Error
     texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong(name, "Input should be a string or a list of strings"))
 }
 
-/// Cosine of the embeddings, and the tokens that it took.
+/// Returns the cosine of each pair's embeddings, and the number of tokens.
 fn score_pairs(app: &SimState, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), ErrorResponse> {
     let encode = |texts: &[&str]| {
         texts.iter().map(|text| app.codec.encode(text, AddSpecialTokens::Framed)).collect::<Result<Vec<_>, _>>()
@@ -128,7 +128,7 @@ fn score_pairs(app: &SimState, left: &[&str], right: &[&str]) -> Result<(Vec<f64
     Ok((right.iter().enumerate().map(cosine).collect(), tokens))
 }
 
-/// A unit vector: every token adds its own direction, so that texts with common words are close.
+/// Returns a unit vector: the sum of one direction per token, so that texts with common words are close.
 fn embed(tokens: &[u32]) -> Vec<f32> {
     let mut vector = vec![0f32; EMBEDDING_WIDTH as usize];
     for token in tokens {
@@ -145,7 +145,7 @@ fn usage(tokens: usize) -> Value {
     json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null})
 }
 
-/// Little-endian floats, as OpenAI packs them.
+/// Encodes little-endian floats in base64, as OpenAI does.
 fn base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     BASE64_STANDARD.encode(bytes)

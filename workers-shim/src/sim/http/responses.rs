@@ -1,4 +1,4 @@
-//! `/v1/responses`: whole answers are kept for a while, so that the next request can name one.
+//! `/v1/responses`: complete responses are kept for a while, so that a later request can continue one.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ use super::usage::UsageTotals;
 #[derive(Clone)]
 pub(crate) struct StoredResponse {
     id: String,
-    /// Everything that was asked and answered so far, as items of an input, between the brackets.
+    /// All input and output so far, as items of an input without the enclosing brackets.
     history: Bytes,
     body: Value,
 }
 
-/// Responses that are kept, oldest first.
+/// The kept responses, oldest first.
 pub(crate) type ResponseStore = std::collections::VecDeque<StoredResponse>;
 const MAX_STORED_RESPONSES: usize = 256;
 
@@ -82,10 +82,10 @@ fn find_response(app: &SimState, id: &str) -> Result<StoredResponse, ErrorRespon
     found.ok_or_else(|| ErrorResponse::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
 }
 
-/// A request that follows nothing any more: what it followed stands in its input.
+/// A request whose previous response was resolved into its input.
 struct ResolvedRequest {
     body: Bytes,
-    /// The items of its input, between the brackets.
+    /// The items of its input without the enclosing brackets.
     items: Bytes,
 }
 
@@ -106,7 +106,7 @@ impl ResolvedRequest {
     }
 }
 
-/// A response before its output.
+/// Creates a response without its output.
 fn draft_response(app: &SimState, ask: &GenerationParams, fields: &RequestFields) -> Result<Value, ErrorResponse> {
     let tools = fields.list("tools")?.unwrap_or_default();
     let choice = fields.get("tool_choice").cloned();

@@ -1,5 +1,5 @@
-//! Server-sent events: choices grow, a script puts them into an API's words, and whatever is ready at once goes out in
-//! one write. When the client leaves, the stream is dropped, and the engine's requests with it.
+//! Server-sent events: the growing choices are formatted by a formatter for each API, and everything that is ready goes
+//! out in one write. When the client disconnects, the stream is dropped, which cancels the engine's requests.
 
 use std::convert::Infallible;
 
@@ -14,21 +14,21 @@ use super::choice::{AnswerPart, ChoiceStream};
 use super::errors::ErrorResponse;
 use super::usage::UsageTotals;
 
-/// An API's way to tell a growing answer. Each method returns whole events.
+/// Formats a growing answer for one API. Each method returns complete events.
 pub(crate) trait StreamFormatter: Send + 'static {
-    /// Before the first part.
+    /// Called before the first part.
     fn open(&mut self) -> String;
-    /// A part of the choice at `index`.
+    /// Formats a part of the choice at `index`.
     fn part(&mut self, index: u32, part: &AnswerPart) -> String;
-    /// After the last.
+    /// Called after the last part.
     fn close(&mut self, totals: &UsageTotals) -> String;
-    /// Instead of the rest; as OpenAI's APIs tell it, where an API has no words of its own.
+    /// Reports an error in place of the rest; OpenAI's format by default.
     fn fail(&mut self, fault: &ErrorResponse) -> String {
         data(&fault.body()) + "data: [DONE]\n\n"
     }
 }
 
-/// An event without a name.
+/// Formats an event without a name.
 pub(crate) fn data(value: &impl Serialize) -> String {
     format!("data: {}\n\n", serde_json::to_string(value).expect("answers are texts, numbers and lists of them"))
 }
@@ -48,7 +48,7 @@ struct AnswerStream<S> {
     is_finished: bool,
 }
 
-/// Stream `choices`, of which each `per_prompt` answer one prompt.
+/// Streams `choices`; each group of `per_prompt` choices answers one prompt.
 pub(crate) fn stream_answer(
     choices: Vec<ChoiceStream>,
     per_prompt: u32,

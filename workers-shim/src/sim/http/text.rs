@@ -13,7 +13,7 @@ use super::completions::prompts_of;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, token_ids, wrong};
 
-/// Text or chat to tokens.
+/// Converts text or a chat to tokens.
 pub(crate) async fn tokenize(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {
     let fields = RequestFields::parse(&body)?;
     app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;

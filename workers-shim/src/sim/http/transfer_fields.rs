@@ -1,4 +1,4 @@
-//! `kv_transfer_params` both ways, as the NIXL connector reads and writes them, traps included.
+//! Parses and writes `kv_transfer_params` as vLLM's NIXL connector does, including its pitfalls.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use engine_model::{HandoffOffer, HandoffTarget, RemoteBlocks, TransferRole};
 use serde_json::{Map, Value, json};
 use vocabulary::Tokens;
 
-/// What this worker says of its side channel.
+/// What this worker reports about its side channel.
 #[derive(Clone, Debug)]
 pub(crate) struct SideChannelIdentity {
-    /// Its engine id, new with every life.
+    /// Its engine id, which is new in every process.
     pub(crate) engine: Arc<str>,
     pub(crate) side_channel: SocketAddr,
 }
 
-/// What the parameters mean to the engine.
+/// Converts the parameters to the engine's transfer role.
 pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
     let Some(params) = params else { return TransferRole::None };
     let is = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
     let has = |name: &str| params.get(name).is_some_and(|value| !value.is_null());
     match (is("do_remote_prefill"), is("do_remote_decode")) {
-        // A partial pull without the bidirectional mode.
+        // A partial pull, which needs the bidirectional mode.
         (_, true) if has("remote_block_ids") => TransferRole::Hang,
         (_, true) => TransferRole::Produce,
         (true, false) if has("remote_block_ids") && !has("remote_request_id") => TransferRole::Hang,
@@ -30,7 +30,7 @@ pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
     }
 }
 
-/// The same in the bidirectional mode: a prefill leg may pull what the last turn's decode leg keeps.
+/// Converts the parameters in bidirectional mode: a prefill leg may pull the KV that the last turn's decode leg keeps.
 pub(crate) fn bidirectional_transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
     let Some(given) = params else { return TransferRole::None };
     let is = |name: &str| given.get(name).and_then(Value::as_bool).unwrap_or(false);
@@ -44,7 +44,7 @@ pub(crate) fn bidirectional_transfer_of(params: Option<&Map<String, Value>>) -> 
     }
 }
 
-/// How many tokens the producer found in its cache: what a consumer reports as its own.
+/// Returns how many tokens the producer found in its cache, which the consumer reports as its own.
 pub(crate) fn producer_cached(params: Option<&Map<String, Value>>) -> Option<u32> {
     let cached = params?.get("remote_prefill_cached_tokens")?.as_u64()?;
     u32::try_from(cached).ok()
@@ -64,7 +64,7 @@ fn source_of(params: &Map<String, Value>) -> Option<RemoteBlocks> {
     })
 }
 
-/// What the answer of a producer carries, or of a consumer for the next turn.
+/// Returns the parameters in the answer of a producer, or of a consumer for the next turn.
 pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Value {
     let mut params = json!({
         "do_remote_prefill": handoff.target == HandoffTarget::Consumer,

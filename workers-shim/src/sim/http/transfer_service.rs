@@ -1,4 +1,5 @@
-//! Transfers whose legs meet at the source's bootstrap server, as SGLang's and Mooncake's do, and what they refuse.
+//! Transfers whose legs meet at the source's bootstrap server, as with SGLang and Mooncake, and the requests that these
+//! reject.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,33 +15,33 @@ use super::transfer_fields::{SideChannelIdentity, bidirectional_transfer_of, par
 use crate::engine_api::KvConnector;
 use crate::sim::bootstrap_rooms::BootstrapRooms;
 
-/// How a simulated worker hands KV over.
+/// How a simulated worker transfers KV.
 pub(crate) struct TransferService {
     pub(crate) connector: KvConnector,
     pub(crate) role: WorkerRole,
-    /// Where its bootstrap server listens.
+    /// Address of its bootstrap server.
     pub(crate) bootstrap: SocketAddr,
     pub(crate) rooms: BootstrapRooms,
     pub(crate) client: reqwest::Client,
     pub(crate) timeout: Duration,
 }
 
-/// What a request has to do with others.
+/// A request's part in a transfer.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum TransferSide {
-    /// Nothing, or what its parameters say by themselves.
+    /// None, or a role that its parameters define completely.
     Standalone(TransferRole),
-    /// It computes for the leg that comes to this room.
+    /// It computes for the leg with the same room.
     Source { room: String },
-    /// It fetches what is computed for this room.
+    /// It fetches what the leg with the same room computes.
     Target {
-        /// Where the source is asked for it.
+        /// The URL at which the source offers it.
         url: String,
     },
 }
 
 impl TransferService {
-    /// What a request's fields mean here.
+    /// Returns the part that a request's fields define.
     pub(crate) fn side_of(&self, fields: &RequestFields) -> Result<TransferSide, ErrorResponse> {
         let params = fields.object("kv_transfer_params")?;
         match (self.connector, params) {
@@ -82,7 +83,7 @@ impl TransferService {
         }
     }
 
-    /// The transfer of a request, once its other leg is as far.
+    /// Returns a request's transfer role, once the other leg has progressed far enough.
     pub(crate) async fn resolve_transfer(&self, part: &TransferSide) -> Result<TransferRole, ErrorResponse> {
         match part {
             TransferSide::Standalone(transfer) => Ok(transfer.clone()),
@@ -97,7 +98,8 @@ impl TransferService {
         }
     }
 
-    /// What a whole answer says of its transfer. SGLang's source ends once somebody came for what it computed.
+    /// Returns the transfer parameters of a complete answer. SGLang's source leg ends only once the target has taken
+    /// the KV.
     pub(crate) async fn answer_params(
         self: &Arc<Self>,
         part: &TransferSide,

@@ -1,4 +1,4 @@
-//! Token counts of an answer, in the words of each API.
+//! Token counts of an answer in the format of each API.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub(crate) struct UsageTotals {
     pub(crate) cached: u32,
     pub(crate) created: u32,
     pub(crate) generated: u32,
-    /// What a producer found, which its consumer reports instead of its own.
+    /// The producer's cached tokens, which its consumer reports instead of its own.
     remote_cached: Option<u32>,
 }
 
@@ -20,7 +20,7 @@ impl UsageTotals {
         Self { remote_cached, ..Self::default() }
     }
 
-    /// One more choice. Choices of one prompt count it once.
+    /// Adds a choice. Choices of one prompt count the prompt once.
     pub(crate) fn add(&mut self, choice: u32, end: &ChoiceEnd) {
         if choice == 0 {
             self.prompt += end.finish.prompt;

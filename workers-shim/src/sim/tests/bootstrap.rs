@@ -1,4 +1,4 @@
-//! Transfers whose legs meet at a bootstrap server: SGLang's and Mooncake's.
+//! Tests of transfers whose legs meet at a bootstrap server: SGLang's and Mooncake's.
 
 use super::*;
 use crate::engine_api::KvConnector;
@@ -52,7 +52,7 @@ async fn leg_without_a_counterpart_times_out() {
     let prompt = words(1, 75);
     let (source, target) = tokio::join!(p.post(PATH, leg(&prompt, &p, 1)), d.post(PATH, leg(&prompt, &p, 2)));
     assert_eq!((source.0, target.0), (500, 500));
-    // What the source held for nobody is not asked for again under the same number.
+    // The timed-out rooms are not reused; a transfer in a new room succeeds.
     let (source, target) = tokio::join!(p.post(PATH, leg(&prompt, &p, 3)), d.post(PATH, leg(&prompt, &p, 3)));
     assert_eq!((source.0, target.0), (200, 200));
 }

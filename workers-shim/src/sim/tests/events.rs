@@ -1,4 +1,4 @@
-//! KV events as a subscriber gets them.
+//! Tests of KV events as subscribers receive them.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ type DecodedBatch = (f64, Vec<DecodedEvent>, u32);
 struct EventSubscriber(ZmtpConnection);
 
 impl EventSubscriber {
-    /// Listens, and has heard that it does.
+    /// Subscribes, and waits until the subscription is effective.
     async fn new(bench: &SimWorkerFixture) -> Self {
         let mut socket = ZmtpConnection::connect(bench.worker.events_endpoint(), SocketType::Sub).await.unwrap();
         socket.subscribe("").await.unwrap();
@@ -50,7 +50,7 @@ impl EventSubscriber {
     }
 }
 
-/// What a replay from `start` answers, the end marker last.
+/// Returns the messages of a replay from `start`, the end marker last.
 async fn replay(bench: &SimWorkerFixture, start: u64) -> Vec<(i64, Vec<u8>)> {
     let mut socket = ZmtpConnection::connect(bench.worker.replay_endpoint(), SocketType::Dealer).await.unwrap();
     socket.send(&[bytes::Bytes::new(), bytes::Bytes::copy_from_slice(&start.to_be_bytes())]).await.unwrap();
@@ -122,7 +122,7 @@ async fn adapter_blocks_are_separate_and_name_their_adapter() {
 #[test]
 fn published_batch_equals_vllms_bytes() {
     use engine_model::{PrefixCacheChange, StoredBlocks};
-    // Taken off the wire of vLLM 0.32: one block of 32 tokens, no parent.
+    // Captured from vLLM 0.32: one block of 32 tokens, without a parent.
     let captured = "93cb41dac03d9917ee59918ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cf557ec5768b\
         00bda7b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473dc0020cd01f7cd01fecd0205cd020ccd0213cd021acd02\
         21cd0228cd022fcd0236cd023dcd0244cd024bcd0252cd0259cd0260cd0267cd026ecd0275cd027ccd0283cd028acd0291cd0298cd029f\

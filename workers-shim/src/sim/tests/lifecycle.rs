@@ -1,4 +1,4 @@
-//! Clients that leave, workers that die, stops, and options.
+//! Tests of disconnecting clients, dying workers, shutdown, and options.
 
 use super::*;
 use crate::sim::SimError;

@@ -1,4 +1,4 @@
-//! Chat and completions: shapes, streams, errors.
+//! Tests of chat and completions: formats, streams, errors.
 
 use super::*;
 
@@ -271,7 +271,7 @@ async fn prompt_logprobs_force_a_full_prefill() {
         ask.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         bench.ask(path, ask).await["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0
     };
-    // As vLLM 0.32 answered to the same fields.
+    // As vLLM 0.32 responded to the same fields.
     for (path, ask, read, unread) in [
         (
             "/v1/completions",

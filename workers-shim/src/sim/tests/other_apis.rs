@@ -1,4 +1,4 @@
-//! Responses, messages, pooling, and what a worker tells of itself.
+//! Tests of responses, messages, pooling, and operator endpoints.
 
 use super::*;
 

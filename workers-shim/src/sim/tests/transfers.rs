@@ -1,9 +1,9 @@
-//! KV between workers, over their side channels.
+//! Tests of KV transfers between workers over their side channels.
 
 use super::*;
 use crate::sim::TransferFault;
 
-/// A producer's leg.
+/// Runs a producer's leg.
 pub(super) async fn produce(producer: &SimWorkerFixture, prompt: &[u32]) -> Value {
     let mut ask = completion(prompt, 1);
     ask["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
@@ -185,7 +185,7 @@ async fn corruption_fault_damages_every_third_read_until_recomputed() {
         let answer = text(&d.ask("/v1/completions", consuming(&prompt, 12, params)).await);
         let right = answer_of_fresh_worker(&prompt, 12).await;
         wrong.push(answer != right);
-        // What came damaged lies in the consumer's cache, and is wrong there for whoever reads it.
+        // Damaged blocks stay in the consumer's cache, and later requests read them, too.
         let again = d.ask("/v1/completions", completion(&prompt, 12)).await;
         assert_eq!(text(&again) != right, wrong[n as usize], "{n}");
     }

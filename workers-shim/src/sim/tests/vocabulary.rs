@@ -1,4 +1,4 @@
-//! A tokenizer for tests: three special tokens, every byte, and words of a space and two letters.
+//! A tokenizer for tests: three special tokens, all bytes, and words of a space and two letters.
 
 use serde::Deserialize;
 use serde_json::Value;
