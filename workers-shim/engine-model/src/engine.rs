@@ -1,4 +1,5 @@
-//! The engine's face: requests in, time in, outputs out. It never acts by itself; `next_event` says when to call again.
+//! The engine's interface: requests and time go in, outputs come out. It never acts by itself; `next_event` returns
+//! when to call again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,23 +24,23 @@ pub struct Engine {
     pub(crate) batch: SchedulerState,
     pub(crate) links: PendingTransfers,
     pub(crate) outputs: Vec<EngineOutput>,
-    /// Changes to the prefix cache that the next step's batch will tell.
+    /// Changes to the prefix cache to report with the next step.
     pub(crate) kv_events: Vec<PrefixCacheChange>,
     pub(crate) stats: EngineStats,
     incarnation: EngineIncarnation,
 }
 
-/// One life of an engine's process.
+/// One incarnation of an engine process.
 struct EngineIncarnation {
-    /// Seeds the names of blocks.
+    /// Seed of the block hashes.
     root: u64,
-    /// The latest time that it was told.
+    /// The latest time passed in.
     clock: Micros,
     requests: u64,
     dead: bool,
 }
 
-/// Who computes, who waits, and the step under way.
+/// Running and waiting requests, and the current step.
 #[derive(Default)]
 pub(crate) struct SchedulerState {
     pub(crate) running: Vec<SequenceId>,
@@ -47,7 +48,7 @@ pub(crate) struct SchedulerState {
     pub(crate) step: Option<EngineStep>,
 }
 
-/// KV that is promised, and KV that is on its way.
+/// Blocks held for consumers, and transfers in progress.
 #[derive(Default)]
 pub(crate) struct PendingTransfers {
     pub(crate) holds: BTreeMap<Arc<str>, HeldBlocks>,
@@ -57,7 +58,7 @@ pub(crate) struct PendingTransfers {
 }
 
 impl Engine {
-    /// An engine at time zero. `root` seeds the names of its blocks.
+    /// Creates an engine at time zero. `root` seeds its block hashes.
     pub fn new(profile: Arc<EngineProfile>, voice: TokenGenerator, root: u64) -> Result<Self, ModelError> {
         profile.check()?;
         Ok(Self {
@@ -74,12 +75,12 @@ impl Engine {
         })
     }
 
-    /// Its speeds and sizes.
+    /// Returns its speeds and sizes.
     pub fn profile(&self) -> &EngineProfile {
         &self.profile
     }
 
-    /// Take a request at `now`. An idle engine begins with it then, and says so with the next call of `advance`.
+    /// Submits a request at `now`. An idle engine starts it at once and reports that with the next call of `advance`.
     pub fn submit(&mut self, now: Micros, request: EngineRequest) -> Result<SequenceId, RequestRejection> {
         let (prompt, context) = (request.prompt.len() as u32, self.profile.context_tokens);
         let waiting = (self.batch.waiting.len() + self.links.pulling.len()) as u32;
@@ -102,7 +103,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// The client has left. What the request had computed stays in the prefix cache.
+    /// Cancels a request whose client has disconnected. Its computed blocks stay in the prefix cache.
     pub fn cancel(&mut self, now: Micros, id: SequenceId) {
         let hung = matches!(self.links.pulling.get(&id), Some(PullState::Hung));
         self.finish_request(now, id, FinishReason::Abort);
@@ -111,7 +112,7 @@ impl Engine {
         }
     }
 
-    /// Everything that happens until `now`, in order.
+    /// Advances to `now` and returns everything that happened until then, in order.
     pub fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
         self.begin_step(self.incarnation.clock.min(now));
         while let Some(at) = self.next_event().filter(|at| *at <= now) {
@@ -123,7 +124,7 @@ impl Engine {
         std::mem::take(&mut self.outputs)
     }
 
-    /// When something will happen next if nobody calls before; none when nothing will.
+    /// Returns when something will happen next without further calls; None if nothing will.
     pub fn next_event(&self) -> Option<Micros> {
         let step = self.batch.step.as_ref().map(|step| step.ends);
         let pulled = self.links.pulling.values().filter_map(PullState::due).min();
@@ -139,7 +140,8 @@ impl Engine {
         self.expire_holds(at);
     }
 
-    /// Forget the prefix cache. Refused while blocks are in use. Told with the next step's events.
+    /// Clears the prefix cache; returns false while blocks are in use. The change is reported with the next step's
+    /// events.
     pub fn reset_prefix_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
         if cleared {
@@ -149,7 +151,7 @@ impl Engine {
         cleared
     }
 
-    /// Fail everything and take nothing more, as an engine core that crashed.
+    /// Fails all requests and accepts no more, like an engine core that crashed.
     pub fn crash(&mut self, now: Micros) {
         self.incarnation.dead = true;
         let mut ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
@@ -161,12 +163,12 @@ impl Engine {
         self.batch.step = None;
     }
 
-    /// Whether it has died.
+    /// Returns whether it has died.
     pub fn is_dead(&self) -> bool {
         self.incarnation.dead
     }
 
-    /// Its counts now.
+    /// Returns its current counters.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.batch.running.len() as u32,
@@ -181,7 +183,7 @@ impl Engine {
         self.outputs.push(EngineOutput { at, kind });
     }
 
-    /// Take a request out, wherever it is, and say how it ended.
+    /// Removes a request in any state and reports how it ended.
     pub(crate) fn finish_request(&mut self, at: Micros, id: SequenceId, reason: FinishReason) {
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
         self.batch.running.retain(|other| *other != id);

@@ -1,42 +1,42 @@
-//! What can be wrong with an engine's making and with a request.
+//! Errors in an engine's profile and in requests.
 
-/// Why an engine cannot be made.
+/// Why an engine cannot be created.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A profile field is outside what makes sense.
+    /// A profile field is out of range.
     #[error("profile: {field} must be {must}")]
     Profile {
         /// Its name.
         field: &'static str,
-        /// What it must be.
+        /// The valid range.
         must: &'static str,
     },
-    /// A voice needs something to say.
+    /// The token generator has no words.
     #[error("a voice needs at least two words that are not special tokens")]
     NoWords,
 }
 
-/// Why a request was not taken. The client's fault, except for the last two.
+/// Why a request was rejected. The client's fault, except for the last two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RequestRejection {
-    /// There is nothing to compute.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// Prompt and one token of answer do not fit.
+    /// The prompt and one generated token exceed the context.
     #[error("the prompt has {prompt} tokens, the context holds {context}")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Length of the prompt in tokens.
         prompt: u32,
-        /// Tokens of the context.
+        /// Maximum context in tokens.
         context: u32,
     },
-    /// Too many requests wait already.
+    /// Too many requests are waiting.
     #[error("{waiting} requests wait already")]
     QueueFull {
         /// How many.
         waiting: u32,
     },
-    /// The engine has died and answers nobody.
+    /// The engine has died.
     #[error("the engine is dead")]
     Dead,
 }

@@ -1,10 +1,10 @@
-//! The engine's own names of blocks. Nobody else may read meaning into them: the root differs per engine.
+//! Computes the engine's block hashes. They are opaque to everybody else, because the root differs per engine.
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::CacheKeys;
 
-/// The name of the block that holds `tokens` and follows `parent`.
+/// Returns the hash of the block that holds `tokens` and follows `parent`.
 pub(crate) fn block_key(root: u64, parent: Option<u64>, tokens: &[u32], keys: &CacheKeys) -> u64 {
     let mut hash = Xxh3::with_seed(root);
     hash.update(&parent.unwrap_or(root).to_le_bytes());

@@ -1,8 +1,8 @@
-//! A sans-IO model of an inference engine: block pool with prefix cache, continuous batching with chunked prefill,
+//! Sans-IO model of an inference engine: paged KV memory with a prefix cache, continuous batching with chunked prefill,
 //! preemption by recompute, KV transfer and timing. It opens no socket and reads no clock: time is an argument, so the
-//! same engine runs behind a server and in a simulator's virtual time.
+//! same engine runs behind a server and in a simulation's virtual time.
 //!
-//! Text is a function of the KV it was computed from: a wrong or missing block changes the answer.
+//! The generated text is a function of the KV from which it was computed: a wrong or missing block changes the answer.
 
 mod engine;
 mod error;

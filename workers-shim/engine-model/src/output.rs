@@ -1,4 +1,4 @@
-//! What an engine says, each at the engine time it happened.
+//! Outputs of an engine, each with the engine time at which it happened.
 
 use std::sync::Arc;
 
@@ -6,107 +6,107 @@ use vocabulary::Micros;
 
 use crate::{HandoffOffer, RemoteBlocks, SequenceId};
 
-/// One thing that happened.
+/// One output.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EngineOutput {
-    /// When.
+    /// The engine time.
     pub at: Micros,
-    /// What.
+    /// What happened.
     pub kind: EngineOutputKind,
 }
 
-/// What happened.
+/// Kinds of outputs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum EngineOutputKind {
     /// A token was generated; the end-of-sequence token counts as one.
     Token {
-        /// For whom.
+        /// The request.
         request: SequenceId,
-        /// Which.
+        /// The token.
         token: u32,
     },
-    /// A request is over.
+    /// A request ended.
     Finished {
-        /// Which.
+        /// The request.
         request: SequenceId,
-        /// How.
+        /// How it ended.
         finish: FinishedRequest,
     },
-    /// The driver is to fetch these blocks and call `arrived` or `pull_failed`.
+    /// The driver must fetch these blocks, and then call `pull_arrived` or `pull_failed`.
     Pull {
-        /// For whom.
+        /// The request.
         request: SequenceId,
-        /// From where; only the blocks that lack here.
+        /// The source, with only the blocks that are missing here.
         source: RemoteBlocks,
     },
-    /// The transfer is over; the driver tells the producer, which frees the blocks.
+    /// A transfer has finished; the driver must tell the producer, which frees the blocks.
     Pulled {
-        /// For whom.
+        /// The request.
         request: SequenceId,
-        /// From where.
+        /// The source.
         source: RemoteBlocks,
     },
-    /// A step's changes to the prefix cache.
+    /// Changes to the prefix cache in one step.
     Events(Vec<PrefixCacheChange>),
 }
 
-/// How a request ended, with its counts.
+/// How a request ended, with its token counts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FinishedRequest {
-    /// Why.
+    /// The reason.
     pub reason: FinishReason,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Of these, found in the cache.
+    /// Prompt tokens found in the cache.
     pub cached: u32,
-    /// Of these, pulled from a producer.
+    /// Prompt tokens pulled from a producer.
     pub external: u32,
-    /// Tokens of the prompt whose blocks this request added to the cache.
+    /// Prompt tokens whose blocks this request added to the cache.
     pub created: u32,
-    /// Tokens of the answer.
+    /// Generated tokens.
     pub generated: u32,
-    /// When it came.
+    /// Arrival time.
     pub arrived: Micros,
-    /// When its first token was there; when it ended, without one.
+    /// Time of its first token; its end, if it generated none.
     pub first_token: Micros,
-    /// For a consumer, where this request was a producer's and ended by length.
+    /// Offer for a consumer or for the next turn's producer, if the blocks are held.
     pub handoff: Option<HandoffOffer>,
 }
 
 /// Why a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishReason {
-    /// The model ended it, or a stop token.
+    /// An end-of-sequence or stop token.
     Stop,
-    /// The length ended it.
+    /// The length limit.
     Length,
-    /// The client ended it.
+    /// Cancelled by the client.
     Abort,
-    /// Its KV could not be had, or the engine died.
+    /// A failed KV transfer, or the death of the engine.
     Error,
 }
 
-/// One change to the prefix cache, for whoever tracks it.
+/// A change of the prefix cache, as published in KV events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PrefixCacheChange {
-    /// Blocks were stored; a hash that is stored already has one more copy.
+    /// Blocks were stored; a hash that is already stored gets one more copy.
     Stored(StoredBlocks),
     /// One copy of a block was removed.
     Removed(u64),
-    /// All are gone.
+    /// All blocks were removed.
     Cleared,
 }
 
-/// Neighbouring blocks of one sequence.
+/// Consecutive blocks of one sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredBlocks {
-    /// Their hashes, which mean something to this engine only.
+    /// Their hashes, which are opaque outside of this engine.
     pub hashes: Vec<u64>,
-    /// The block before the first.
+    /// The block before the first one.
     pub parent: Option<u64>,
     /// All their tokens.
     pub tokens: Vec<u32>,
-    /// The salt, if the first of them is the first of its sequence.
+    /// The salt, if the blocks are at the start of their sequence.
     pub salt: Option<Arc<str>>,
     /// The adapter.
     pub adapter: Option<Arc<str>>,

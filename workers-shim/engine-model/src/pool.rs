@@ -1,5 +1,5 @@
-//! Paged memory with a prefix cache. Free blocks keep what they hold until they are taken again, least recently freed
-//! first; the same content may lie in several blocks.
+//! Paged memory with a prefix cache. Free blocks keep their contents until they are allocated again, least recently
+//! freed first. Several blocks can have the same contents.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use crate::token_generator::{KvFingerprint, TokenGenerator};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockId(pub(crate) u32);
 
-/// What a block holds: the KV of these tokens, computed on top of `start`.
+/// Contents of a block: the KV of these tokens, computed on top of `start`.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct BlockContent {
     pub(crate) start: KvFingerprint,
@@ -32,7 +32,7 @@ impl BlockContent {
         self.end = voice.extend(self.end, token);
     }
 
-    /// Keep the first `keep` tokens. What was never written becomes garbage.
+    /// Keeps the first `keep` tokens. Contents that were never written are garbage.
     pub(crate) fn truncate(&mut self, keep: usize, voice: &TokenGenerator) {
         if self.tokens.len() == keep {
             return;
@@ -73,17 +73,17 @@ impl BlockPool {
         }
     }
 
-    /// Blocks that can be taken.
+    /// Returns how many blocks can be allocated.
     pub(crate) fn free(&self) -> usize {
         self.empty.len() + self.evictable.len()
     }
 
-    /// Blocks that somebody uses.
+    /// Returns how many blocks are in use.
     pub(crate) fn used(&self) -> usize {
         self.slots.len() - self.free()
     }
 
-    /// One more user of a cached block, if there is one.
+    /// Adds a user to a cached block, if there is one.
     pub(crate) fn acquire_cached(&mut self, key: u64) -> Option<BlockId> {
         let id = *self.cached.get(&key)?.last()?;
         let slot = &mut self.slots[id.0 as usize];
@@ -94,7 +94,7 @@ impl BlockPool {
         Some(id)
     }
 
-    /// A block for new content: an empty one, else the least recently freed.
+    /// Allocates a block for new contents: an empty one, otherwise the least recently freed.
     pub(crate) fn allocate(&mut self) -> Option<BlockId> {
         let id = match self.empty.pop() {
             Some(id) => id,
@@ -124,7 +124,7 @@ impl BlockPool {
         }
     }
 
-    /// A used block is whole and may be found under `key` from now on.
+    /// Adds a full block that is in use to the prefix cache, under `key`.
     pub(crate) fn seal(&mut self, id: BlockId, key: u64) {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.users > 0 && slot.key.is_none(), "only fresh blocks are sealed");
@@ -132,7 +132,7 @@ impl BlockPool {
         self.cached.entry(key).or_default().push(id);
     }
 
-    /// One user less of each block of a sequence, given first block first. Its last blocks will be evicted first.
+    /// Removes one user from each block of a sequence, given from first to last. Later blocks will be evicted earlier.
     pub(crate) fn release(&mut self, blocks: &[BlockId]) {
         for id in blocks.iter().rev() {
             let slot = &mut self.slots[id.0 as usize];
@@ -151,7 +151,7 @@ impl BlockPool {
         }
     }
 
-    /// Forget all cached blocks; refused while any block is in use.
+    /// Removes all blocks from the cache; returns false while any block is in use.
     pub(crate) fn clear(&mut self) -> bool {
         if self.used() > 0 {
             return false;
@@ -163,7 +163,7 @@ impl BlockPool {
         true
     }
 
-    /// Keys of the copies that were evicted since the last call.
+    /// Returns the keys of the copies evicted since the last call.
     pub(crate) fn drain_evicted(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.evicted)
     }
@@ -176,7 +176,7 @@ impl BlockPool {
         &mut self.slots[id.0 as usize].content
     }
 
-    /// Any block by number, as a remote reader names it.
+    /// Returns any block by its number, as a remote reader addresses it.
     pub(crate) fn peek(&self, number: u32) -> Option<&BlockContent> {
         self.slots.get(number as usize).map(|slot| &slot.content)
     }

@@ -1,4 +1,4 @@
-//! What an engine is asked.
+//! Requests to an engine.
 
 use std::sync::Arc;
 
@@ -6,63 +6,64 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::Tokens;
 
-/// A request within one engine's life.
+/// Id of a request, unique within one engine process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SequenceId(pub u64);
 
-/// One prompt and how to go on from it.
+/// A prompt, and how to continue it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EngineRequest {
-    /// Its name on the wire; a consumer names a producer's request by it. Unique among live requests.
+    /// Name by which a consumer refers to a producer's request. Unique among live requests.
     pub name: Arc<str>,
     /// The prompt.
     pub prompt: Vec<u32>,
-    /// How to go on.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// What else a block's identity depends on.
+    /// Further inputs of the block hashes.
     pub keys: CacheKeys,
-    /// Whether KV comes or goes.
+    /// Its role in a KV transfer.
     pub transfer: TransferRole,
-    /// What of its prompt may come from the prefix cache.
+    /// Which part of the prompt may come from the prefix cache.
     pub cache_reads: CacheReadPolicy,
-    /// What listeners are told of it.
+    /// Which blocks its KV events report.
     pub kv_report: KvReportMode,
 }
 
-/// What of a request's prompt may come from the prefix cache.
+/// Which part of a request's prompt may come from the prefix cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheReadPolicy {
-    /// All that is there.
+    /// Everything that is cached.
     #[default]
     Cached,
-    /// Nothing: log probabilities of the prompt want all of it computed. What is computed goes into the cache as ever.
+    /// Nothing: log probabilities of the prompt require that all of it is computed. The computed blocks are cached as
+    /// usual.
     Ignored,
 }
 
-/// What listeners are told of a request's blocks.
+/// Which blocks a request's KV events report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KvReportMode {
-    /// Those that it adds to the prefix cache.
+    /// Blocks that it adds to the prefix cache.
     #[default]
     New,
-    /// Those that it found there too, as if they were stored once more. They are not.
+    /// Also blocks that it found there, reported as if stored once more although they are not.
     Full,
 }
 
-/// How an answer is drawn and when it ends.
+/// How an answer is sampled and when it ends.
 #[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
 pub struct SamplingParams {
-    /// At most so many tokens.
+    /// Maximum number of tokens.
     #[default(16)]
     pub max_tokens: u32,
-    /// No end before so many tokens.
+    /// Minimum number of tokens.
     pub min_tokens: u32,
     /// Whether the model may end the answer.
     #[default(EosPolicy::Natural)]
     pub eos_policy: EosPolicy,
-    /// Stands for seed and temperature; none is greedy.
+    /// Stands for seed and temperature; None is greedy.
     pub salt: Option<u64>,
-    /// Tokens that end the answer too.
+    /// Stop tokens.
     pub stop: Vec<u32>,
 }
 
@@ -72,39 +73,41 @@ pub enum EosPolicy {
     /// At its end-of-sequence token.
     #[default]
     Natural,
-    /// Only the length ends it.
+    /// Only the length limit ends it.
     Ignored,
 }
 
-/// What a block's identity depends on besides its tokens.
+/// Inputs of a block's hash besides its tokens.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CacheKeys {
-    /// Separates tenants; part of the first block's key.
+    /// Separates tenants; part of the first block's hash.
     pub salt: Option<Arc<str>>,
-    /// The adapter; part of every block's key, and of the text.
+    /// The adapter; part of every block's hash, and it changes the text.
     pub adapter: Option<Arc<str>>,
 }
 
-/// Whether KV comes or goes with a request.
+/// A request's role in a KV transfer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum TransferRole {
-    /// Neither.
+    /// None.
     #[default]
     None,
-    /// Keep the blocks for a consumer, under a lease.
+    /// Holds the blocks for a consumer, under a lease.
     Produce,
-    /// Pull the prompt's KV from a producer.
+    /// Pulls the prompt's KV from a producer.
     Consume(RemoteBlocks),
-    /// The same, and keep the blocks of prompt and answer for the next turn's producer: NIXL's bidirectional mode.
+    /// Pulls the prompt's KV, and holds the blocks of prompt and answer for the next turn's producer: NIXL's
+    /// bidirectional mode.
     Exchange(RemoteBlocks),
-    /// Pull what a consumer has computed of the prompt, compute the rest, and keep the blocks as a producer does.
+    /// Pulls the part of the prompt that a consumer has computed (at most this many tokens), computes the rest, and
+    /// holds the blocks as a producer does.
     ReversePull(RemoteBlocks, Tokens),
-    /// Parameters that no engine survives: waits until cancelled, then the engine is dead.
+    /// Parameters that kill an engine: the request waits until it is cancelled, then the engine dies.
     Hang,
 }
 
 impl TransferRole {
-    /// From where blocks are pulled, if they are.
+    /// Returns the source of a pull, if there is one.
     pub(crate) fn source(&self) -> Option<&RemoteBlocks> {
         match self {
             Self::Consume(source) | Self::Exchange(source) | Self::ReversePull(source, _) => Some(source),
@@ -113,17 +116,17 @@ impl TransferRole {
     }
 }
 
-/// Where a producer keeps blocks. Host and port mean nothing to the model; they are handed back to its driver.
+/// Address of blocks that a producer holds. The model ignores host and port; it passes them back to its driver.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RemoteBlocks {
     /// The producer's engine id.
     pub engine: Arc<str>,
     /// The producer's request.
     pub request: Arc<str>,
-    /// Its blocks, first block first.
+    /// Its blocks, from first to last.
     pub blocks: Vec<u32>,
-    /// Its side channel's host.
+    /// Host of its side channel.
     pub host: Arc<str>,
-    /// And port.
+    /// Port of its side channel.
     pub port: u16,
 }

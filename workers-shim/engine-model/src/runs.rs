@@ -1,7 +1,8 @@
-//! The engine by runs: what the engine by blocks does, at the cost of a prompt's runs instead of its tokens, and in
-//! continuous time: a prompt's chunks and an answer's tokens are rates. For traces of millions of long prompts.
+//! Run-level engine model: behaves like the block-level engine, but its cost depends on the number of runs in a prompt
+//! instead of its tokens. Time is continuous: the chunks of a prompt and the tokens of an answer progress at rates. For
+//! traces of millions of long prompts.
 //!
-//! It has no text and no events. `tests` hold its times and its cache against the engine by blocks.
+//! It generates no text and no events. The tests compare its times and its cache with the block-level engine.
 
 mod disk;
 mod engine;

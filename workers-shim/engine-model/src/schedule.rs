@@ -1,4 +1,4 @@
-//! What the next step computes: first who runs already, then who waits, within the token budget.
+//! Schedules the next step: running requests first, then waiting ones, within the token budget.
 
 use vocabulary::Micros;
 
@@ -7,7 +7,7 @@ use crate::step::{EngineStep, ScheduledTokens};
 use crate::{EngineOutputKind, SequenceId, TransferRole};
 
 impl Engine {
-    /// Begin a step at `at`, if none is under way and there is something to compute.
+    /// Starts a step at `at`, if none is running and there is something to compute.
     pub(crate) fn begin_step(&mut self, at: Micros) {
         if self.batch.step.is_some() || self.is_dead() {
             return;
@@ -40,7 +40,8 @@ impl Engine {
         }
     }
 
-    /// Blocks for `tokens` more tokens, if need be by throwing out who joined last. False if that was `id` itself.
+    /// Allocates blocks for `tokens` more tokens, if needed by preempting the latest requests. Returns false if that
+    /// was `id` itself.
     fn make_room(&mut self, id: SequenceId, tokens: usize, plan: &mut StepDraft) -> bool {
         while self.sequences[&id].missing_blocks(tokens) > self.pool.free() {
             plan.preempted = true;
@@ -72,7 +73,7 @@ impl Engine {
             }
             let tokens = sequence.pending_tokens().min(plan.budget);
             if let (TransferRole::ReversePull(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
-                // Who keeps it for this turn is told that it may go.
+                // The holder of the blocks for this turn is told that it may free them.
                 let source = source.clone();
                 self.emit(at, EngineOutputKind::Pulled { request: id, source });
             }
@@ -81,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Adopt what is cached and take blocks for all the rest. False, with nothing taken, if they do not fit now.
+    /// Takes cached blocks and allocates all others. Returns false, with nothing taken, if they do not fit now.
     fn admit(&mut self, id: SequenceId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         if sequence.memory.blocks.is_empty() {
@@ -122,7 +123,7 @@ impl Engine {
     }
 }
 
-/// A step in the making.
+/// A step that is being scheduled.
 #[derive(Default)]
 struct StepDraft {
     work: Vec<ScheduledTokens>,

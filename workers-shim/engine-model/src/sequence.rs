@@ -1,4 +1,4 @@
-//! A request that an engine has taken: its tokens, its blocks and how far they are computed.
+//! An accepted request: its tokens, its blocks, and how many tokens are computed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,21 +29,21 @@ pub(crate) struct SequenceBlocks {
     keys: CacheKeys,
     root: u64,
     block_tokens: usize,
-    /// Names of the whole blocks of its tokens, as far as they were needed.
+    /// Hashes of the complete blocks of its tokens, computed on demand.
     block_keys: Vec<u64>,
     pub(crate) blocks: Vec<BlockId>,
-    /// Tokens whose KV is there.
+    /// Tokens whose KV is computed.
     pub(crate) computed: usize,
     /// Leading blocks that are in the prefix cache.
     sealed: usize,
-    /// The fingerprint of all whole blocks together.
+    /// The fingerprint over all complete blocks.
     context: KvFingerprint,
 }
 
 #[derive(Clone, Default)]
 pub(crate) struct SequenceCounts {
     pub(crate) prompt: usize,
-    /// None until the cache was asked.
+    /// None until the cache was looked up.
     pub(crate) cached: Option<usize>,
     pub(crate) external: usize,
     pub(crate) created: usize,
@@ -76,23 +76,23 @@ impl Sequence {
         }
     }
 
-    /// Tokens of the answer so far.
+    /// Returns the number of generated tokens.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.counts.prompt
     }
 
-    /// Tokens whose KV is still to be computed before the next one can be drawn.
+    /// Returns the tokens whose KV must be computed before the next one can be sampled.
     pub(crate) fn pending_tokens(&self) -> usize {
         self.tokens.len() - self.memory.computed
     }
 
-    /// Whether it only adds one token to what it has.
+    /// Returns whether only the last token is still to be computed.
     pub(crate) fn is_decoding(&self) -> bool {
         self.pending_tokens() == 1 && self.generated() > 0
     }
 
-    /// Take the longest cached prefix, but never the last token: something must be computed to draw the next one.
-    /// Returns what listeners are told, if they asked for more than what is new.
+    /// Takes over the longest cached prefix, except for the last token, which must be computed to sample the next one.
+    /// Returns an event about blocks found, if the request asked for these to be reported.
     pub(crate) fn adopt_prefix(&mut self, pool: &mut BlockPool) -> Option<PrefixCacheChange> {
         let most = match self.cache_reads {
             CacheReadPolicy::Cached => (self.tokens.len() - 1) / self.memory.block_tokens,
@@ -107,12 +107,12 @@ impl Sequence {
         told.then(|| PrefixCacheChange::Stored(self.memory.describe_stored(all, &self.tokens)))
     }
 
-    /// Blocks that lack for `tokens` more tokens.
+    /// Returns the number of blocks to allocate for `tokens` more tokens.
     pub(crate) fn missing_blocks(&self, tokens: usize) -> usize {
         (self.memory.computed + tokens).div_ceil(self.memory.block_tokens).saturating_sub(self.memory.blocks.len())
     }
 
-    /// Compute `count` tokens; blocks must be there. Returns what is new in the prefix cache.
+    /// Computes `count` tokens, whose blocks must be allocated. Returns what was added to the prefix cache.
     pub(crate) fn compute(
         &mut self,
         count: usize,
@@ -124,7 +124,7 @@ impl Sequence {
         self.seal(pool)
     }
 
-    /// Put whole blocks into the prefix cache.
+    /// Adds complete blocks to the prefix cache.
     pub(crate) fn seal(&mut self, pool: &mut BlockPool) -> Option<PrefixCacheChange> {
         let stored = self.memory.seal(&self.tokens, pool)?;
         let in_prompt = self.counts.prompt.min(self.memory.sealed * self.memory.block_tokens);
@@ -133,8 +133,8 @@ impl Sequence {
         Some(PrefixCacheChange::Stored(stored))
     }
 
-    /// A transfer of the next `count` tokens is over: its blocks join the prefix cache. At least the last token is left to
-    /// compute.
+    /// Completes a transfer of the next `count` tokens and adds their blocks to the prefix cache. At least the last
+    /// token remains to be computed.
     pub(crate) fn receive(
         &mut self,
         count: usize,
@@ -149,12 +149,12 @@ impl Sequence {
         stored
     }
 
-    /// What the KV so far amounts to.
+    /// Returns the fingerprint of the KV so far.
     pub(crate) fn state(&self, pool: &BlockPool) -> KvFingerprint {
         self.memory.state(pool)
     }
 
-    /// Whether drawing `token` ends the answer.
+    /// Returns whether sampling `token` ends the answer.
     pub(crate) fn ends_with(&self, token: u32, eos: u32, context: u32) -> Option<FinishReason> {
         let length = self.generated();
         let may_stop = length >= self.sampling.min_tokens as usize;
@@ -168,7 +168,7 @@ impl Sequence {
         full.then_some(FinishReason::Length)
     }
 
-    /// Forget all KV, to start again.
+    /// Drops all KV in order to start again.
     pub(crate) fn reset_kv(&mut self, pool: &mut BlockPool) {
         pool.release(&self.memory.take_blocks());
     }
@@ -254,8 +254,9 @@ impl SequenceBlocks {
         }
     }
 
-    /// Write what a transfer brought into the blocks that were not found here, up to `received` tokens of which the
-    /// first `used` are not computed again. What it did not bring stays garbage, as in memory that nobody wrote.
+    /// Writes transferred contents into the blocks that were not found here, up to `received` tokens, of which the
+    /// first `used` are not computed again. Parts that were not transferred stay garbage, like memory that was never
+    /// written.
     pub(crate) fn receive(
         &mut self,
         (received, used): (usize, usize),

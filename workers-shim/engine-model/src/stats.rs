@@ -1,35 +1,35 @@
-//! What an engine counts, all since its start unless said otherwise.
+//! Counters of an engine, since its start unless stated otherwise.
 
 use vocabulary::Bytes;
 
 /// Counters and gauges.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct EngineStats {
-    /// Requests in the batch now.
+    /// Running requests now.
     pub running: u32,
-    /// Requests that wait for memory or a place now.
+    /// Requests waiting for memory or a slot now.
     pub waiting: u32,
-    /// Requests that wait for KV now.
+    /// Requests waiting for KV now.
     pub pulling: u32,
     /// Blocks in use now.
     pub blocks_used: u32,
-    /// Prompt tokens by where their KV came from.
+    /// Prompt tokens by the origin of their KV.
     pub prompt: PromptTokensBySource,
-    /// Tokens generated.
+    /// Generated tokens.
     pub generated: u64,
-    /// Requests by how they ended.
+    /// Finished requests by reason.
     pub finishes: FinishCounts,
-    /// Requests thrown out of the batch for want of memory.
+    /// Requests preempted for lack of memory.
     pub preemptions: u64,
-    /// KV that came in.
+    /// Incoming KV.
     pub transfers: TransferStats,
-    /// Producer's leases that ended before a consumer came.
+    /// Leases of a producer that expired before a consumer came.
     pub expired_holds: u64,
     /// Steps.
     pub steps: u64,
 }
 
-/// Prompt tokens by where their KV came from.
+/// Prompt tokens by the origin of their KV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PromptTokensBySource {
     /// Computed here.
@@ -40,7 +40,7 @@ pub struct PromptTokensBySource {
     pub external: u64,
 }
 
-/// Requests by how they ended.
+/// Finished requests by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FinishCounts {
     /// By the model or a stop token.
@@ -53,15 +53,15 @@ pub struct FinishCounts {
     pub error: u64,
 }
 
-/// KV that came in.
+/// Incoming KV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TransferStats {
-    /// Transfers that were completed.
+    /// Completed transfers.
     pub done: u64,
     /// Their bytes.
     pub bytes: Bytes,
-    /// Microseconds they took, together.
+    /// Their total duration in microseconds.
     pub micros: u64,
-    /// Transfers that failed.
+    /// Failed transfers.
     pub failed: u64,
 }

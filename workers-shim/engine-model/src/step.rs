@@ -1,29 +1,29 @@
-//! A step's end: what it computed, the tokens it drew, and what that did to the prefix cache.
+//! The end of a step: what was computed, the sampled tokens, and the changes to the prefix cache.
 
 use vocabulary::Micros;
 
 use crate::engine::Engine;
 use crate::{EngineOutputKind, EosPolicy, SequenceId};
 
-/// A step under way.
+/// A running step.
 pub(crate) struct EngineStep {
     pub(crate) ends: Micros,
     pub(crate) work: Vec<ScheduledTokens>,
 }
 
-/// One request's part of it.
+/// One request's share of it.
 pub(crate) struct ScheduledTokens {
     pub(crate) request: SequenceId,
     pub(crate) tokens: usize,
 }
 
 impl Engine {
-    /// The step under way is over.
+    /// Ends the running step.
     pub(crate) fn end_step(&mut self) {
         let Some(step) = self.batch.step.take() else { return };
         let mut ready = Vec::new();
         for work in step.work {
-            // Gone if it was cancelled in the meantime.
+            // The request may have been cancelled in the meantime.
             let Some(sequence) = self.sequences.get_mut(&work.request) else { continue };
             let stored = sequence.compute(work.tokens, &mut self.pool, &self.voice);
             self.kv_events.extend(stored);
@@ -37,7 +37,7 @@ impl Engine {
         }
     }
 
-    /// One batch of events a step, before the tokens that it made.
+    /// Emits one batch of events per step, before the tokens of the step.
     pub(crate) fn emit_kv_events(&mut self, at: Micros) {
         if !self.kv_events.is_empty() {
             let news = std::mem::take(&mut self.kv_events);

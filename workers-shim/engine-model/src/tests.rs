@@ -1,4 +1,4 @@
-//! Tests of the model through its face: prompts in, answers and events out.
+//! Tests of the model through its interface: prompts in, answers and events out.
 
 mod batching;
 mod memory;
@@ -24,7 +24,7 @@ pub(super) fn voice() -> TokenGenerator {
     TokenGenerator::new(&(10..1000).collect::<Vec<_>>(), EOS, &[0, 1]).unwrap()
 }
 
-/// Four tokens a block, sixty-four blocks, round times.
+/// Sixty-four blocks of four tokens, and round times.
 pub(super) fn small_profile() -> EngineProfile {
     EngineProfile {
         prefill_tokens_per_second: 10_000.0,
@@ -61,7 +61,7 @@ pub(super) fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
     }
 }
 
-/// An engine, its clock, and everything that it said.
+/// An engine, its clock, and all its outputs.
 pub(super) struct EngineHarness {
     pub(super) engine: Engine,
     pub(super) now: Micros,
@@ -110,7 +110,7 @@ impl EngineHarness {
         }
     }
 
-    /// Until `id` is over, or nothing happens any more.
+    /// Runs until `id` has ended or nothing happens any more.
     pub(super) fn finish(&mut self, id: SequenceId) -> FinishedRequest {
         self.advance(self.now);
         while !self.finishes.contains_key(&id) {
@@ -130,7 +130,7 @@ impl EngineHarness {
         self.events.iter().flatten().cloned().collect()
     }
 
-    /// How many copies of each block a listener counts.
+    /// Returns the number of copies of each block according to the events.
     pub(super) fn copies(&self) -> HashMap<u64, i32> {
         let mut copies = HashMap::new();
         for event in self.all_events() {

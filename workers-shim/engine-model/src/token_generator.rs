@@ -1,5 +1,5 @@
-//! Where text comes from. A fingerprint stands for the KV of everything before a point; the next token is a hash of
-//! it. It must depend on nothing else: not on the request's name, the worker, or the time.
+//! Generates text. A fingerprint stands for the KV of all preceding tokens, and the next token is a hash of it. It must
+//! depend on nothing else: not on the request's name, the worker, or the time.
 
 use std::sync::Arc;
 
@@ -7,41 +7,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
-/// Answers are at least this long, counted from the last special token before them.
+/// Minimum length of an answer, counted from the last special token before it.
 const MIN_TURN_TOKENS: u32 = 16;
-/// After that an answer ends at one token in this many.
+/// After that, one token in this many ends the answer.
 const EOS_ONE_IN: u64 = 48;
 
-/// What the KV up to some token amounts to.
+/// A fingerprint of the KV up to some token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 pub struct KvFingerprint {
     hash: u64,
-    /// Tokens since the last special one, so that a model knows how long its turn is.
+    /// Tokens since the last special one, from which the model knows how long its turn is.
     turn: u32,
 }
 
 impl KvFingerprint {
-    /// What memory holds that nobody wrote.
+    /// The fingerprint of memory that was never written.
     pub const GARBAGE: Self = Self { hash: 0x6761_7262_6167_6521, turn: 0 };
 
-    /// Before the first token, for a model or one of its adapters.
+    /// Returns the fingerprint before the first token, for the base model or an adapter.
     pub fn root(adapter: Option<&str>) -> Self {
         let hash = adapter.map_or(1, |name| xxhash_rust::xxh3::xxh3_64(name.as_bytes()));
         Self { hash, turn: 0 }
     }
 
-    /// The context after one more whole block, which ends in `block`.
+    /// Returns the fingerprint after one more complete block, which ends in `block`.
     pub fn extend_block(self, block: Self) -> Self {
         Self { hash: mix(mix(self.hash, 0x0062_6c6f_636b), block.hash), turn: block.turn }
     }
 
-    /// What becomes of memory that was reused under a reader.
+    /// Returns the fingerprint of memory that was reused while it was being read.
     pub fn corrupted(self) -> Self {
         Self { hash: mix(self.hash, Self::GARBAGE.hash), turn: self.turn }
     }
 }
 
-/// The tokens a model may say, and those that end or structure a turn.
+/// The tokens that a model can generate, and those that end or structure a turn.
 #[derive(Clone, Debug)]
 pub struct TokenGenerator {
     words: Arc<[u32]>,
@@ -50,7 +50,8 @@ pub struct TokenGenerator {
 }
 
 impl TokenGenerator {
-    /// `words` should be tokens of which any sequence is encoded back to itself, or decode blocks are not reused.
+    /// Creates a generator. Any sequence of `words` should encode back to the same tokens, or generated blocks cannot
+    /// be reused.
     pub fn new(words: &[u32], eos: u32, specials: &[u32]) -> Result<Self, ModelError> {
         let mut specials = specials.to_vec();
         specials.push(eos);
@@ -63,12 +64,12 @@ impl TokenGenerator {
         Ok(Self { words: words.into(), eos, special_tokens: specials.into() })
     }
 
-    /// The token that ends an answer.
+    /// Returns the token that ends an answer.
     pub fn eos(&self) -> u32 {
         self.eos
     }
 
-    /// The fingerprint one token further.
+    /// Returns the fingerprint after one more token.
     pub fn extend(&self, before: KvFingerprint, token: u32) -> KvFingerprint {
         let special = self.special_tokens.binary_search(&token).is_ok();
         KvFingerprint {
@@ -77,13 +78,13 @@ impl TokenGenerator {
         }
     }
 
-    /// The token that follows. `salt` stands for a seed; none is greedy.
+    /// Returns the next token. `salt` stands for a seed; None is greedy.
     pub fn next_token(&self, state: KvFingerprint, salt: Option<u64>) -> u32 {
         let roll = self.hash_state(state, salt);
         if state.turn >= MIN_TURN_TOKENS && roll.is_multiple_of(EOS_ONE_IN) { self.eos } else { self.pick_token(roll) }
     }
 
-    /// As `next`, but never the end.
+    /// Returns the next token, which is never the end of the answer.
     pub fn next_non_eos_token(&self, state: KvFingerprint, salt: Option<u64>) -> u32 {
         self.pick_token(self.hash_state(state, salt))
     }

@@ -1,5 +1,6 @@
-//! KV between engines. A producer keeps a finished request's blocks under a lease; a consumer pulls them. Reading is
-//! one-sided, as over RDMA: a reader who comes with stale or foreign parameters gets what lies there, and no error.
+//! KV transfer between engines. A producer holds a finished request's blocks under a lease, and a consumer pulls them.
+//! Reads are one-sided, as with RDMA: a reader with outdated or wrong parameters gets whatever is stored there, and no
+//! error.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,24 +13,24 @@ use crate::pool::BlockId;
 use crate::sequence::Sequence;
 use crate::{EngineOutputKind, FinishReason, KvFingerprint, RemoteBlocks, SequenceId, TransferRole};
 
-/// A block's content on its way between engines.
+/// The contents of a block during a transfer.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct BlockImage {
-    /// What it was computed on top of.
+    /// The fingerprint on top of which it was computed.
     pub start: KvFingerprint,
     /// Its tokens.
     pub tokens: Vec<u32>,
 }
 
 impl BlockImage {
-    /// Damaged on its way: whoever reads it computes on top of something else than its tokens.
+    /// Returns a damaged copy: whoever reads it continues from a wrong fingerprint.
     #[must_use]
     pub fn corrupted(self) -> Self {
         Self { start: self.start.corrupted(), ..self }
     }
 }
 
-/// What a consumer must know of a producer's finished request.
+/// What a consumer must know about a producer's finished request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HandoffOffer {
     /// The request's name.
@@ -38,39 +39,39 @@ pub struct HandoffOffer {
     pub blocks: Vec<u32>,
     /// Tokens whose KV they hold.
     pub tokens: u32,
-    /// Of these, found in the producer's cache.
+    /// Tokens of these that were found in the producer's cache.
     pub cached: u32,
-    /// Who is to take them.
+    /// For whom they are held.
     pub target: HandoffTarget,
 }
 
-/// Who takes blocks that are kept.
+/// For whom blocks are held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandoffTarget {
-    /// The consumer that answers.
+    /// The consumer that generates the answer.
     Consumer,
-    /// The producer of the next turn, until then.
+    /// The producer of the next turn, until this time.
     NextTurn(Micros),
 }
 
-/// Fewer tokens than that are computed rather than read back: vLLM's `kv_recompute_threshold`.
+/// Minimum number of tokens to pull; fewer are recomputed: vLLM's `kv_recompute_threshold`.
 pub(crate) const RECOMPUTE_THRESHOLD: usize = 64;
 
-/// Blocks that wait for a consumer.
+/// Blocks held for a consumer.
 pub(crate) struct HeldBlocks {
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) expires: Micros,
 }
 
-/// How far a consumer's transfer is.
+/// State of a consumer's transfer.
 pub(crate) enum PullState {
-    /// It can never come.
+    /// Invalid parameters: it never completes.
     Hung,
-    /// The driver was asked for it.
+    /// The driver was asked to fetch the blocks.
     Requested,
-    /// It is on the link until then, and began at.
+    /// On the link; with the times of its end and its start.
     InTransit { due: Micros, began: Micros, images: Vec<BlockImage> },
-    /// The producer does not answer; given up then.
+    /// The producer does not answer; fails at `due`.
     Failing { due: Micros },
 }
 
@@ -84,7 +85,7 @@ impl PullState {
 }
 
 impl Engine {
-    /// Read blocks for a consumer. Blocks of a request that is not held any more have been reused: garbage.
+    /// Reads blocks for a consumer. Blocks of a request that is no longer held count as reused, so they are garbage.
     pub fn export(&self, request: &str, blocks: &[u32]) -> Vec<BlockImage> {
         let hold = self.links.holds.get(request);
         let promised: HashSet<u32> = hold.into_iter().flat_map(|hold| &hold.blocks).map(|id| id.0).collect();
@@ -96,14 +97,14 @@ impl Engine {
         blocks.iter().map_while(image).collect()
     }
 
-    /// A consumer has what it came for.
+    /// Frees the blocks of a request after its consumer has read them.
     pub fn release(&mut self, request: &str) {
         if let Some(hold) = self.links.holds.remove(request) {
             self.pool.release(&hold.blocks);
         }
     }
 
-    /// The blocks of a `Pull` were read; they now cross the link.
+    /// Starts the transfer on the link, after the blocks of a `Pull` were read.
     pub fn pull_arrived(&mut self, now: Micros, id: SequenceId, images: Vec<BlockImage>) {
         let Some(pulling) = self.links.pulling.get_mut(&id).filter(|p| matches!(p, PullState::Requested)) else {
             return;
@@ -113,14 +114,14 @@ impl Engine {
         *pulling = PullState::InTransit { due: free + self.profile.link_latency_us, began: now, images };
     }
 
-    /// The producer of a `Pull` cannot be reached. The request fails once the engine gives up.
+    /// Records that the producer of a `Pull` is unreachable. The request fails after a timeout.
     pub fn pull_failed(&mut self, now: Micros, id: SequenceId) {
         if let Some(pulling) = self.links.pulling.get_mut(&id) {
             *pulling = PullState::Failing { due: now + self.profile.dead_peer_us };
         }
     }
 
-    /// Who takes the blocks of a sequence that ended; none where nobody does.
+    /// Returns for whom the blocks of a finished sequence are held; None if they are not.
     pub(crate) fn handoff_target(
         &self,
         at: Micros,
@@ -137,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Keep a sequence's blocks for who takes them.
+    /// Holds a sequence's blocks for `taker`.
     pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffTarget) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
         let (tokens, expires) = match taker {
@@ -160,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// How much of a prompt is still to be pulled; none where it pulls nothing, or has pulled.
+    /// Returns how many tokens of a prompt are to be pulled; None if none are, or if they were pulled already.
     pub(crate) fn tokens_to_pull(&self, id: SequenceId) -> Option<usize> {
         let sequence = self.sequences.get(&id).filter(|sequence| sequence.counts.external == 0)?;
         match &sequence.transfer {
@@ -174,7 +175,8 @@ impl Engine {
         }
     }
 
-    /// A consumer's source without the blocks that were found here: always the last ones of the producer's.
+    /// Returns a consumer's source without the blocks that were found here; the missing ones are always the last ones
+    /// of the producer's.
     pub(crate) fn missing_source_blocks(&self, id: SequenceId) -> Option<RemoteBlocks> {
         let sequence = self.sequences.get(&id)?;
         let source = sequence.transfer.source()?;
@@ -188,7 +190,7 @@ impl Engine {
         Some(RemoteBlocks { blocks: source.blocks[skip..].to_vec(), ..source.clone() })
     }
 
-    /// Transfers that are over or given up at `at`.
+    /// Ends the transfers that complete or fail at `at`.
     pub(crate) fn finish_due_pulls(&mut self, at: Micros) {
         let due = |p: &PullState| p.due().is_some_and(|due| due <= at);
         let over: Vec<SequenceId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
@@ -217,7 +219,7 @@ impl Engine {
         self.emit(at, EngineOutputKind::Pulled { request: id, source });
     }
 
-    /// Leases that ended at `at`.
+    /// Releases blocks whose lease expires at `at`.
     pub(crate) fn expire_holds(&mut self, at: Micros) {
         let over = |hold: &HeldBlocks| hold.expires <= at;
         let names: Vec<Arc<str>> =

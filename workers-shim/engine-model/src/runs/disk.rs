@@ -1,26 +1,26 @@
-//! The disk below the host tier: what is pushed out there is written here, unless it lies here already.
+//! Disk tier below the host tier: runs evicted there are written to disk, unless they are already on it.
 
 use vocabulary::Tokens;
 
 use super::tier::LruTier;
 use super::{DiskSpeed, DiskTraffic, MemorySizes, RunId, RunTree, Seconds};
 
-/// Seconds. Writes that would begin later are not made: what they wait in is memory, too.
+/// In seconds. Writes that would start later are dropped, because their buffer is memory, too.
 const MAX_WRITE_WAIT: f64 = 1.0;
 
-/// One disk, with a count of what goes there and comes back.
+/// One disk, with counters of its traffic.
 #[derive(Clone, Debug)]
 pub(super) struct DiskTier {
     tier: LruTier,
     speed: DiskSpeed,
     usage: DiskTraffic,
     writes_done: Seconds,
-    /// Runs that were read at least once.
+    /// Whether each run was read at least once.
     was_read: Vec<bool>,
 }
 
 impl DiskTier {
-    /// An empty one, for runs below `runs`; none without room.
+    /// Creates an empty disk, for runs with ids below `runs`; None if its capacity is 0.
     pub(super) fn of(sizes: &MemorySizes, runs: usize) -> Option<Self> {
         let tier = LruTier::of(sizes.disk, runs)?;
         Some(Self {
@@ -40,7 +40,7 @@ impl DiskTier {
         self.usage
     }
 
-    /// A run comes down from the tier above. Reads go before writes, which have the time that is left.
+    /// Stores a run evicted from the tier above. Reads have priority over writes.
     pub(super) fn write(&mut self, runs: &RunTree, run: RunId, now: Seconds) {
         let tokens = runs.lower_tier_size(run);
         if !self.has(run) {
@@ -56,12 +56,13 @@ impl DiskTier {
         while self.tier.evict_oldest(runs).is_some() {}
     }
 
-    /// Seconds until it can read something else, and of a token's worth.
+    /// Returns the seconds until it can start another read, and the seconds per token.
     pub(super) fn load_cost(&self, now: Seconds) -> (f64, f64) {
         (self.tier.wait(now), 1.0 / self.speed.read)
     }
 
-    /// So much of each of these runs is read, and stays: seconds from `from` until it is there.
+    /// Reads the given amount of each run, which stays on disk. Returns the seconds from `from` until the data is
+    /// available.
     pub(super) fn read(&mut self, runs: &RunTree, wanted: &[(RunId, Tokens)], from: Seconds) -> f64 {
         let mut tokens = Tokens::ZERO;
         for (run, amount) in wanted {
@@ -70,7 +71,8 @@ impl DiskTier {
                 self.usage.useful += *amount;
             }
         }
-        // A path is pushed out from its end; what was pushed out since it was asked for is gone once it is read.
+        // Refreshed from the end, as paths are evicted from their end. Runs evicted since the request are gone after
+        // this read.
         for (run, _) in wanted.iter().rev() {
             if self.has(*run) {
                 self.tier.put(runs, *run);

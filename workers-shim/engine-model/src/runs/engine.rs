@@ -1,7 +1,7 @@
-//! One engine in continuous virtual time: a queue of prompts, one of them being computed, and a batch of answers.
+//! One engine in continuous virtual time: a queue of prompts, one prefill at a time, and a batch of answers.
 //!
-//! Prompts begin in the order in which they came, each once its memory is there; one that does not fit holds up those
-//! behind it. A chunk and the batch share each step, so that prompts slow answers down and answers slow prompts down.
+//! Prompts start in order of arrival, each once its memory is available; a prompt that does not fit blocks those behind
+//! it. A chunk and the batch share each step, so prefills slow down answers, and answers slow down prefills.
 
 mod lifecycle;
 mod transfer;
@@ -34,89 +34,89 @@ pub struct RunEngine {
     usage: EngineBusyTime,
 }
 
-/// A prompt that is being computed.
+/// The prompt that is being computed.
 #[derive(Debug)]
 struct ActivePrefill {
     prompt: RunRequest,
     computed: Tokens,
-    /// Seconds of work, in all and left.
+    /// Seconds of work, in total and remaining.
     total_work: f64,
     work_left: f64,
-    /// Runs that it computes or was sent.
+    /// Runs that it computes or received from elsewhere.
     missing: Vec<RunId>,
     reserved: Tokens,
 }
 
-/// Answers that are being generated. All advance alike, so that one number says how far each is.
+/// Answers that are being generated. All progress at the same rate, so one number describes the progress of all.
 #[derive(Debug, Default)]
 struct DecodeBatch {
-    /// Tokens that a request would have had it been here since the beginning.
+    /// Tokens that a request would have generated had it been here since the start.
     progress: f64,
     context: u64,
-    /// Prompts and what is reserved, by the progress at which they are over, as bits: of numbers from zero on these have their
-    /// order; and by their number, for those that end together.
+    /// Requests and their reserved memory, ordered by the progress at which they end, then by number. The progress is
+    /// stored as bits, whose order is the same for non-negative floats.
     answers: BTreeMap<(u64, u64), (RunRequest, Tokens)>,
     started: u64,
 }
 
-/// What was sent to an engine and is not over: its senders' own count, known without asking.
+/// Requests sent to an engine and not finished, as counted by the senders without asking the engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct OutstandingLoad {
-    /// Requests with a leg here.
+    /// Requests with a leg at this engine.
     pub requests: u64,
-    /// Prompt tokens to be computed.
+    /// Prompt tokens to compute.
     pub prompt: Tokens,
-    /// Seconds of work in them.
+    /// Seconds of work for these.
     pub work: f64,
-    /// Tokens of the prompts that are or will be answered here.
+    /// Prompt tokens of requests that are or will be answered here.
     pub context: Tokens,
 }
 
-/// Where an engine's time went, in seconds.
+/// How an engine spent its time, in seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct EngineBusyTime {
-    /// It computed a prompt.
+    /// Computing a prompt.
     pub prefilling: f64,
-    /// Answers were generated, each counted.
+    /// Generating answers, summed over all answers.
     pub decoding: f64,
-    /// Of that, answers waited for a prompt's chunk beside them.
+    /// The part of `decoding` in which answers waited for a prompt's chunk in the same step.
     pub stalled: f64,
 }
 
-/// A prompt has begun.
+/// Describes a prefill at its start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PrefillStart {
-    /// Which.
+    /// The request.
     pub ticket: RunRequestId,
-    /// Leading tokens that were cached here.
+    /// Leading tokens that were cached in device memory.
     pub local: Tokens,
-    /// Tokens after these that had been sent here for it.
+    /// Tokens after these that were sent here for this request.
     pub fetched: Tokens,
     /// Tokens after these that came from slower tiers.
     pub restored: Tokens,
-    /// Tokens that are computed.
+    /// Tokens to compute.
     pub computed: Tokens,
-    /// Seconds of work until the prompt is there, beside nothing else.
+    /// Seconds of work until the prompt is computed, if nothing else runs.
     pub work: f64,
-    /// Of that, waiting for and loading what comes from slower tiers.
+    /// The part of `work` spent waiting for and loading from slower tiers.
     pub restoring: RestoreTime,
 }
 
 /// Something that happened in an engine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RunEngineEvent {
-    /// A prompt has begun.
+    /// A prefill started.
     Started(PrefillStart),
-    /// A prompt is computed and waits for the engine that answers it.
+    /// A prompt is computed and waits for the engine that generates the answer.
     Prefilled(super::PrefilledRequest),
-    /// A prompt is computed where it is answered.
+    /// A prompt is computed at the engine that generates the answer.
     FirstToken(RunRequestId),
-    /// An answer is whole.
+    /// An answer is complete.
     Finished(RunRequestId),
 }
 
 impl RunEngine {
-    /// An idle engine at time zero, for runs below `runs`.
+    /// Creates an idle engine at time zero, for runs with ids below `runs`.
     pub fn new(timing: EngineTiming, sizes: MemorySizes, runs: usize) -> Self {
         Self {
             timing,
@@ -131,48 +131,49 @@ impl RunEngine {
         }
     }
 
-    /// The same, for a model whose prefixes come back as a rule says.
+    /// Sets the rule by which stored prefixes are restored.
     pub fn with_restore_rule(self, rule: Arc<dyn RestoreRule>) -> Self {
         Self { rule, ..self }
     }
 
-    /// The same, remembering what comes into its cache and goes.
+    /// Records changes of the cache; see [`Self::take_changes`].
     pub fn with_change_recording(mut self) -> Self {
         self.pool.enable_change_recording();
         self
     }
 
-    /// The runs that came into the cache (true) and went, in order, since the last call; none unless it is telling.
+    /// Returns the runs added to the cache (true) and evicted from it (false) since the last call, in order. Empty
+    /// unless recording is enabled.
     pub fn take_changes(&mut self) -> Vec<(RunId, bool)> {
         self.pool.take_changes()
     }
 
-    /// What its senders know of its load.
+    /// Returns the load as its senders know it.
     pub fn load(&self) -> &OutstandingLoad {
         &self.load
     }
 
-    /// Where its time went.
+    /// Returns how it spent its time.
     pub fn usage(&self) -> EngineBusyTime {
         self.usage
     }
 
-    /// Answers that are being generated, and the tokens of their context.
+    /// Returns the number of answers being generated, and the tokens of their context.
     pub fn batch(&self) -> (usize, u64) {
         (self.batch.answers.len(), self.batch.context)
     }
 
-    /// Prompts that wait.
+    /// Returns the number of waiting prompts.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether it computes a prompt.
+    /// Returns whether a prompt is being computed.
     pub fn is_prefilling(&self) -> bool {
         self.prefilling.is_some()
     }
 
-    /// Seconds from `now` until it has computed the prompts that it has, at the pace that it has now.
+    /// Returns the seconds from `now` until all its prompts are computed, at the current rate.
     pub fn prefill_left(&self, now: Seconds) -> f64 {
         let since = (now - self.clock).0.max(0.0);
         let pace = self.local_progress_rates().prefill;
@@ -181,7 +182,7 @@ impl RunEngine {
         left + queued / pace
     }
 
-    /// What of a prompt lies here and need not be computed.
+    /// Returns how much of a prompt is stored here and need not be computed.
     pub fn cached_depths(&self, runs: &RunTree, path: &[RunId]) -> TierDepths {
         let device = self.pool.matched(runs, path);
         let below = self.pool.matched_in_lower_tiers(runs, path, device);
@@ -193,32 +194,32 @@ impl RunEngine {
         TierDepths { device, with_host, with_disk }
     }
 
-    /// Whether a run is cached here.
+    /// Returns whether a run is cached in device memory.
     pub fn has(&self, run: RunId) -> bool {
         self.pool.has(run)
     }
 
-    /// Tokens of memory that are taken, cached ones included.
+    /// Returns the tokens of memory in use, cached ones included.
     pub fn memory_used(&self) -> Tokens {
         self.pool.used()
     }
 
-    /// Tokens of memory that cannot be evicted now.
+    /// Returns the tokens of memory that cannot be evicted now.
     pub fn memory_in_use(&self) -> Tokens {
         self.pool.in_use()
     }
 
-    /// What went to its disk and came from it.
+    /// Returns the traffic of its disk.
     pub fn disk_use(&self) -> DiskTraffic {
         self.pool.lower.disk_use()
     }
 
-    /// Tokens that were evicted so far.
+    /// Returns the tokens evicted so far.
     pub fn evicted(&self) -> Tokens {
         self.pool.evicted()
     }
 
-    /// Counts a request that is answered here; it may be computed elsewhere.
+    /// Counts a request that is answered here; its prompt may be computed elsewhere.
     pub fn expect_answer(&mut self, context: Tokens) {
         self.load.context += context;
     }
@@ -228,7 +229,7 @@ impl RunEngine {
         self.load.requests += 1;
     }
 
-    /// Takes a prompt.
+    /// Submits a prompt.
     pub fn submit(&mut self, prompt: RunRequest) {
         self.load.requests += 1;
         self.load.prompt += prompt.expected;
@@ -236,7 +237,7 @@ impl RunEngine {
         self.queue.push_back(prompt);
     }
 
-    /// When something will happen next if nobody calls before; none when nothing will. `settle` comes first.
+    /// Returns when something will happen next without further calls; None if nothing will. Call `advance_clock` first.
     pub fn next_event(&self, around: &EngineEnvironment<'_>) -> Option<Seconds> {
         let pace = self.progress_rates(around);
         let answer = self.batch.answers.keys().next().map(|(ends, _)| f64::from_bits(*ends) - self.batch.progress);
@@ -246,7 +247,7 @@ impl RunEngine {
         Some(self.clock + Seconds(soonest))
     }
 
-    /// How fast things go now.
+    /// Returns the current rates.
     fn progress_rates(&self, around: &EngineEnvironment<'_>) -> ProgressRates {
         let own = self.local_progress_rates();
         match around.shared {
@@ -255,7 +256,7 @@ impl RunEngine {
         }
     }
 
-    /// The same where memory is each engine's own.
+    /// Returns the current rates of an engine with its own memory.
     fn local_progress_rates(&self) -> ProgressRates {
         let requests = self.batch.answers.len();
         let batch = self.timing.batch_time(requests, self.batch.context);
@@ -271,7 +272,7 @@ impl RunEngine {
         ProgressRates { prefill, token: both, token_alone: alone }
     }
 
-    /// Lets time pass until `now`.
+    /// Advances the time to `now`.
     pub fn advance_clock(&mut self, now: Seconds, around: &EngineEnvironment<'_>) {
         let span = (now - self.clock).0;
         self.clock = now;
@@ -295,12 +296,12 @@ impl RunEngine {
     }
 }
 
-/// Rates of one moment.
+/// Rates at one moment.
 struct ProgressRates {
-    /// Of the prompt's work, per second.
+    /// Seconds of prefill work done per second.
     prefill: f64,
-    /// Seconds of a token of every answer.
+    /// Seconds per token of each answer.
     token: f64,
-    /// What that would be without a prompt.
+    /// The same without a prefill.
     token_alone: f64,
 }

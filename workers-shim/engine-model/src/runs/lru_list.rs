@@ -1,12 +1,12 @@
-//! Runs in the order of their last use.
+//! Runs in order of their last use.
 
 use super::RunId;
 
 const NONE: u32 = u32::MAX;
-/// Marks what is not in the order at all.
+/// Marks runs that are not in the list.
 const ABSENT: u32 = u32::MAX - 1;
 
-/// A set of runs, from the least to the most recently used one. Every operation is constant.
+/// A set of runs, ordered from least to most recently used. Every operation takes constant time.
 #[derive(Clone, Debug)]
 pub(super) struct LruList {
     older: Vec<u32>,
@@ -16,7 +16,7 @@ pub(super) struct LruList {
 }
 
 impl LruList {
-    /// Empty, for runs below `runs`.
+    /// Creates an empty list, for runs with ids below `runs`.
     pub(super) fn new(runs: usize) -> Self {
         Self { older: vec![ABSENT; runs], newer: vec![ABSENT; runs], oldest: NONE, newest: NONE }
     }
@@ -25,7 +25,7 @@ impl LruList {
         self.older[run.0 as usize] != ABSENT
     }
 
-    /// Makes it the most recently used one. Whether it was there.
+    /// Makes a run the most recently used one; returns whether it was in the list.
     pub(super) fn touch(&mut self, run: RunId) -> bool {
         let was = self.remove(run);
         self.older[run.0 as usize] = self.newest;
@@ -60,7 +60,7 @@ impl LruList {
         (self.oldest != NONE).then_some(RunId(self.oldest))
     }
 
-    /// From the least recently used one on.
+    /// Iterates from the least recently used one.
     pub(super) fn iter(&self) -> impl Iterator<Item = RunId> {
         let next = |at: u32| (at != NONE).then_some(RunId(at));
         std::iter::successors(next(self.oldest), move |run| next(self.newer[run.0 as usize]))

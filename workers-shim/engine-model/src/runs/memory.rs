@@ -1,64 +1,64 @@
-//! What an engine can be told of its memory from outside.
+//! Sizes and usage of an engine's memory tiers.
 
 use vocabulary::Tokens;
 
-/// How much fits.
+/// Sizes of the memory tiers.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MemorySizes {
     /// Tokens of KV in device memory.
     pub device: Tokens,
     /// Tokens of KV in the host tier; 0 for none.
     pub host: Tokens,
-    /// Tokens a second that come back from the host tier.
+    /// Tokens per second read from the host tier.
     pub host_tokens_per_second: f64,
     /// Tokens of KV on disk; 0 for none.
     pub disk: Tokens,
-    /// How fast the disk is.
+    /// Speed of the disk.
     pub disk_speed: DiskSpeed,
 }
 
-/// Tokens a second of one disk, which reads one thing at a time and writes between its reads.
+/// Speed of one disk in tokens per second. It reads one thing at a time and writes between reads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DiskSpeed {
-    /// Read.
+    /// Reading.
     pub read: f64,
-    /// Written.
+    /// Writing.
     pub write: f64,
 }
 
 impl MemorySizes {
-    /// The same without slower tiers.
+    /// Returns the same sizes without slower tiers.
     pub fn device_only(self) -> Self {
         Self { host: Tokens::ZERO, disk: Tokens::ZERO, ..self }
     }
 }
 
-/// What of a prompt lies where, when it is asked.
+/// Which leading part of a prompt is stored in which tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TierDepths {
     /// Leading tokens in device memory.
     pub device: Tokens,
     /// Leading tokens in device memory or the host tier.
     pub with_host: Tokens,
-    /// Leading tokens in any tier: those that need not be computed.
+    /// Leading tokens in any tier, which need not be computed.
     pub with_disk: Tokens,
 }
 
 impl TierDepths {
-    /// So many leading tokens in device memory, and no more in slower tiers.
+    /// Returns depths with `tokens` leading tokens in device memory and no more in slower tiers.
     pub fn on_device(tokens: Tokens) -> Self {
         Self { device: tokens, with_host: tokens, with_disk: tokens }
     }
 }
 
-/// What went to a disk and came from it.
+/// Traffic of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskTraffic {
     /// Tokens of KV that were written.
     pub written: Tokens,
     /// Tokens of KV that were read.
     pub read: Tokens,
-    /// Of those, each counted once however often it was read.
+    /// Tokens of KV that were read, each counted only once.
     pub useful: Tokens,
     /// Tokens of KV that were dropped because the disk was too busy to write them.
     pub dropped: Tokens,

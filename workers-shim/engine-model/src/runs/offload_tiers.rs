@@ -1,4 +1,4 @@
-//! The tiers below device memory, one under the other: what is evicted falls, and comes back when it is asked for.
+//! Tiers below device memory: evicted runs move to the next tier below, and are loaded when requested.
 
 use vocabulary::Tokens;
 
@@ -6,7 +6,7 @@ use super::disk::DiskTier;
 use super::tier::LruTier;
 use super::{DiskTraffic, MemorySizes, RunId, RunTree, Seconds};
 
-/// The host tier and the disk of one worker, where it has them.
+/// The optional host tier and disk of one worker.
 #[derive(Clone, Debug)]
 pub(super) struct OffloadTiers {
     host: Option<LruTier>,
@@ -15,31 +15,31 @@ pub(super) struct OffloadTiers {
     now: Seconds,
 }
 
-/// The slowest tier that something comes from.
+/// The slowest tier involved in a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlowestTier {
     Host,
     Disk,
 }
 
-/// What of a prompt comes back from which tier, in tokens' worth.
+/// The amounts of a prompt to load from each tier, in token equivalents.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LowerTierHit {
     pub(super) host: Tokens,
     pub(super) disk: Vec<(RunId, Tokens)>,
 }
 
-/// Seconds until what comes back is there, each part with its wait.
+/// Seconds until loaded parts are available, including waiting.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RestoreTime {
-    /// From the host tier.
+    /// Loading from the host tier.
     pub host: f64,
-    /// From disk, after that.
+    /// Loading from disk, which follows.
     pub disk: f64,
 }
 
 impl RestoreTime {
-    /// All of it.
+    /// Returns the sum.
     pub fn total(&self) -> f64 {
         self.host + self.disk
     }
@@ -67,12 +67,12 @@ impl OffloadTiers {
         self.disk.as_ref().is_some_and(|disk| disk.has(run))
     }
 
-    /// What went to its disk and came from it.
+    /// Returns the traffic of the disk.
     pub(super) fn disk_use(&self) -> DiskTraffic {
         self.disk.as_ref().map(DiskTier::usage).unwrap_or_default()
     }
 
-    /// Seconds until a tier can load something else, and of a token's worth.
+    /// Returns the seconds until a tier can start another load, and its seconds per token.
     pub(super) fn load_cost(&self, from: SlowestTier) -> (f64, f64) {
         match (from, &self.disk, &self.host) {
             (SlowestTier::Disk, Some(disk), _) => disk.load_cost(self.now),
@@ -81,12 +81,13 @@ impl OffloadTiers {
         }
     }
 
-    /// Time goes by.
+    /// Sets the current time.
     pub(super) fn advance_clock(&mut self, now: Seconds) {
         self.now = now;
     }
 
-    /// A run leaves device memory for the next tier, and pushes others out of it into the one below.
+    /// Moves a run that was evicted from device memory to the next tier; runs that this evicts there move to the tier
+    /// below.
     pub(super) fn offload(&mut self, runs: &RunTree, run: RunId) {
         let Self { host, disk, now, .. } = self;
         let mut fall = |run| disk.iter_mut().for_each(|disk| disk.write(runs, run, *now));
@@ -97,8 +98,8 @@ impl OffloadTiers {
         }
     }
 
-    /// A prompt's part is loaded: first what the host tier has, then what the disk has, each after what others load from
-    /// there.
+    /// Loads part of a prompt: first from the host tier, then from disk. Each waits for earlier loads from the same
+    /// tier.
     pub(super) fn restore(&mut self, runs: &RunTree, below: &LowerTierHit) -> RestoreTime {
         let mut restoring = RestoreTime::default();
         if let Some(host) = self.host.as_mut().filter(|_| below.host > Tokens::ZERO) {
@@ -110,7 +111,7 @@ impl OffloadTiers {
         restoring
     }
 
-    /// Tokens in the host tier and on disk.
+    /// Returns the tokens in the host tier and on disk.
     #[cfg(test)]
     pub(super) fn used(&self) -> [Tokens; 2] {
         let used = |tier: Option<&LruTier>| tier.map(LruTier::used).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One worker's memory by runs: what is cached, what is in use, and the tiers that evicted runs fall into.
+//! One worker's memory at the level of runs: cached runs, runs in use, and the tiers that evicted runs move to.
 
 use vocabulary::Tokens;
 
@@ -6,7 +6,7 @@ use super::lru_list::LruList;
 use super::offload_tiers::{LowerTierHit, OffloadTiers, SlowestTier};
 use super::{MemorySizes, RestoreChoice, RestoreRule, RunId, RunTree, StoredPrefix};
 
-/// Device memory with optional tiers below. Runs in use are pinned; the rest is evicted least recently used first.
+/// Device memory with optional tiers below. Runs in use are pinned; others are evicted least recently used first.
 #[derive(Clone, Debug)]
 pub(super) struct RunPool {
     capacity: Tokens,
@@ -17,7 +17,7 @@ pub(super) struct RunPool {
     pinned: Tokens,
     pub(super) lower: OffloadTiers,
     evicted: Tokens,
-    /// What came and went since somebody asked; none while nobody does.
+    /// Recorded changes since the last call of `take_changes`; None if recording is disabled.
     changes: Option<Vec<(RunId, bool)>>,
 }
 
@@ -36,12 +36,12 @@ impl RunPool {
         }
     }
 
-    /// Remembers from now on what comes and goes.
+    /// Starts to record changes.
     pub(super) fn enable_change_recording(&mut self) {
         self.changes = Some(Vec::new());
     }
 
-    /// What came (true) and went since the last call.
+    /// Returns the runs added (true) and evicted (false) since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<(RunId, bool)> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -58,7 +58,7 @@ impl RunPool {
         self.used
     }
 
-    /// Of `used`, what cannot be evicted now, reservations included.
+    /// Returns the part of `used` that cannot be evicted now, reservations included.
     pub(super) fn in_use(&self) -> Tokens {
         self.used - self.cached_tokens + self.pinned
     }
@@ -67,13 +67,14 @@ impl RunPool {
         self.evicted
     }
 
-    /// Leading tokens of a path that are cached.
+    /// Returns the leading tokens of a path that are cached.
     pub(super) fn matched(&self, runs: &RunTree, path: &[RunId]) -> Tokens {
         let found = path.iter().take_while(|run| self.has(**run)).count();
         runs.end_depth(&path[..found])
     }
 
-    /// Leading tokens that are cached or in the host tier, and those that are anywhere, when the first `from` are there.
+    /// Returns the leading tokens that are cached or in the host tier, and those that are in any tier, given that the
+    /// first `from` are available.
     pub(super) fn matched_in_lower_tiers(&self, runs: &RunTree, path: &[RunId], from: Tokens) -> [Tokens; 2] {
         if self.lower.is_none() {
             return [from; 2];
@@ -95,7 +96,7 @@ impl RunPool {
         self.has(run) || self.lower.on_host(run)
     }
 
-    /// What of a path comes back from which tier when it is loaded from one depth to another, with the windows there.
+    /// Returns the amounts of a path to load from each tier, from the depth `from` on, including windows.
     pub(super) fn lower_tier_hit(
         &self,
         runs: &RunTree,
@@ -117,7 +118,7 @@ impl RunPool {
         below
     }
 
-    /// Reads runs from slower tiers for somebody else: seconds until they are there.
+    /// Reads runs from slower tiers for a transfer; returns the seconds until they are available.
     pub(super) fn read_for_transfer(&mut self, runs: &RunTree, wanted: &[RunId]) -> f64 {
         let (host, disk): (Vec<RunId>, Vec<RunId>) = wanted.iter().partition(|run| self.lower.on_host(**run));
         let host = host.into_iter().map(|run| runs.lower_tier_size(run)).sum();
@@ -125,7 +126,7 @@ impl RunPool {
         self.lower.restore(runs, &LowerTierHit { host, disk }).total()
     }
 
-    /// How what lies between two depths comes back: as a rule says, which is told what loading takes.
+    /// Applies `rule` to the tokens between two depths, given the cost of loading them.
     pub(super) fn restore_choice(
         &self,
         rule: &dyn RestoreRule,
@@ -144,14 +145,15 @@ impl RunPool {
         })
     }
 
-    /// Makes the cached runs of a path the most recently used ones, the first one last: a path is evicted from its end.
+    /// Makes the cached runs of a path the most recently used ones, the first run last, so that a path is evicted from
+    /// its end.
     pub(super) fn touch(&mut self, path: &[RunId]) {
         for run in path.iter().rev() {
             self.cached.touch(*run);
         }
     }
 
-    /// Evicts until so many tokens are free and takes them; false, with nothing evicted, if that cannot be.
+    /// Reserves memory, and evicts runs if needed. Returns false, with nothing evicted, if there is not enough.
     pub(super) fn reserve(&mut self, runs: &RunTree, tokens: Tokens) -> bool {
         let mut free = self.capacity - self.used;
         let mut victims = Vec::new();
@@ -184,12 +186,12 @@ impl RunPool {
         self.lower.offload(runs, run);
     }
 
-    /// Gives back what was reserved and not filled.
+    /// Releases reserved memory that was not filled.
     pub(super) fn unreserve(&mut self, tokens: Tokens) {
         self.used -= tokens;
     }
 
-    /// Reserved memory now holds this run; false if it was cached meanwhile.
+    /// Stores a run in reserved memory; returns false if it was cached in the meantime.
     pub(super) fn fill(&mut self, runs: &RunTree, run: RunId) -> bool {
         let fresh = !self.cached.has(run);
         if fresh {

@@ -1,4 +1,4 @@
-//! What the engine by runs is asked.
+//! Requests to the run-level engine.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use vocabulary::Tokens;
 
 use super::{RunId, Seconds};
 
-/// A request's name for whoever sent it.
+/// Id of a request, chosen by its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RunRequestId(pub u32);
 
@@ -15,36 +15,36 @@ pub struct RunRequestId(pub u32);
 pub enum DecodeLocation {
     /// At the engine that computes the prompt.
     Local,
-    /// At another one, which is sent the prompt's KV.
+    /// At another engine, to which the prompt's KV is sent.
     Remote,
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RunRequest {
-    /// Its name.
+    /// Its id.
     pub ticket: RunRequestId,
-    /// The whole blocks of its prompt.
+    /// The complete blocks of its prompt.
     pub path: Arc<[RunId]>,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub tokens: Tokens,
-    /// Tokens of the answer.
+    /// Answer tokens.
     pub answer: Tokens,
-    /// Blocks of prompt and answer that will be asked for again.
+    /// Blocks of prompt and answer that later requests will contain.
     pub expected_history: Option<Arc<[RunId]>>,
     /// Where its answer is generated.
     pub decode_location: DecodeLocation,
-    /// Runs that are sent here before it can begin, in the order of the path.
+    /// Runs that are sent here before it can start, in the order of the path.
     pub fetched_runs: Vec<RunId>,
-    /// When they are here.
+    /// When these arrive.
     pub ready_at: Seconds,
-    /// Tokens that were expected to be computed when it was sent.
+    /// Tokens that its sender expected to be computed.
     pub expected: Tokens,
-    /// Seconds that this was expected to take.
+    /// Seconds of work that its sender expected.
     pub expected_work: f64,
 }
 
-/// A prompt whose KV waits for the engine that answers it.
+/// A computed prompt whose KV waits for the engine that generates the answer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PrefilledRequest {
     /// The request.

@@ -1,38 +1,38 @@
-//! How a stored prefix comes back where some layers keep windows, which are not stored everywhere.
+//! How stored prefixes are restored for models in which some layers keep only windows, which are not stored everywhere.
 
 use vocabulary::Tokens;
 
-/// A prefix in slower tiers, and what loading it takes.
+/// A prefix in slower tiers, and the cost of loading it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StoredPrefix {
-    /// Leading tokens that are there, windows included.
+    /// Leading tokens that are available, windows included.
     pub cached_until: Tokens,
-    /// Leading tokens that are there or stored.
+    /// Leading tokens that are available or stored.
     pub stored_until: Tokens,
-    /// Seconds until loading can begin.
+    /// Seconds until loading can start.
     pub wait_seconds: f64,
-    /// Seconds of a token's worth.
+    /// Seconds per token of KV.
     pub seconds_per_token: f64,
 }
 
-/// One way to bring it back.
+/// One way to restore it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RestoreChoice {
-    /// Leading tokens that are there or loaded afterwards.
+    /// Leading tokens that are available after loading.
     pub loaded_until: Tokens,
-    /// Windows that are loaded with them, in tokens' worth.
+    /// Size of the windows that are loaded with them, in token equivalents.
     pub windows: Tokens,
-    /// Where computing begins; before `loaded` where windows are computed again.
+    /// Where computing starts; before `loaded_until` if windows are recomputed.
     pub compute_from: Tokens,
 }
 
-/// Chooses among the ways that a model has.
+/// Chooses how a model restores prefixes.
 pub trait RestoreRule: std::fmt::Debug + Send + Sync {
-    /// How this comes back.
+    /// Returns how to restore this prefix.
     fn choose(&self, stored: &StoredPrefix) -> RestoreChoice;
 }
 
-/// Every token has its own KV: all that is stored is loaded.
+/// Loads everything that is stored, for models in which every token has its own KV.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FullRestore;
 

@@ -1,12 +1,13 @@
-//! Prompts as runs: stretches of tokens that every prompt takes whole or not at all. Together they form a tree.
+//! Prompts as sequences of runs. A run is a span of tokens that every prompt contains either completely or not at all.
+//! Runs form a tree.
 
 use vocabulary::Tokens;
 
-/// One run of a [`RunTree`].
+/// Id of a run in a [`RunTree`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RunId(pub u32);
 
-/// Every run there is: how long it is and where it ends. A prompt is a path from the root.
+/// All runs: their lengths and end positions. A prompt is a path from the root.
 #[derive(Clone, Default, Debug)]
 pub struct RunTree {
     tokens: Vec<u32>,
@@ -15,7 +16,7 @@ pub struct RunTree {
     kv_sizes: Option<RunKvSizes>,
 }
 
-/// What a model's layers keep of each run, in tokens' worth of memory, where that is not one for each of its tokens.
+/// KV sizes of runs for models whose layers do not all keep every token, in units of one ordinary token's KV.
 #[derive(Clone, Debug)]
 struct RunKvSizes {
     device: Vec<u32>,
@@ -23,17 +24,17 @@ struct RunKvSizes {
     windows: Tokens,
 }
 
-/// What tokens of a prompt take, in tokens' worth of memory.
+/// KV size of a range of a prompt, in token equivalents: units of one ordinary token's KV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvSize {
-    /// In device memory, and over a link.
+    /// In device memory, and on a link.
     pub device: Tokens,
     /// In slower tiers.
     pub lower: Tokens,
 }
 
 impl RunTree {
-    /// A run of `tokens` after `parent`, or at the root.
+    /// Adds a run of `tokens` after `parent`, or at the root.
     pub fn add(&mut self, parent: Option<RunId>, tokens: u32) -> RunId {
         let run = RunId(u32::try_from(self.tokens.len()).expect("memory ends before four billion runs"));
         let before = parent.map_or(Tokens::ZERO, |parent| self.depth(parent));
@@ -43,13 +44,13 @@ impl RunTree {
         run
     }
 
-    /// How long it is.
+    /// Returns its length.
     pub fn tokens(&self, run: RunId) -> Tokens {
         Tokens(u64::from(self.tokens[run.0 as usize]))
     }
 
-    /// The same runs for a model of which tokens take what `room` says of each range of them, and a sequence under way
-    /// `windows` besides.
+    /// Sets KV sizes for a model: `room` returns the size of each range of tokens, and every active sequence needs
+    /// `windows` in addition.
     pub fn with_kv_sizes(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
         let all = (0..self.len() as u32).map(RunId);
         let rooms = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
@@ -59,42 +60,42 @@ impl RunTree {
         self
     }
 
-    /// What it takes in device memory and over a link, in tokens' worth.
+    /// Returns its KV size in device memory and on a link, in token equivalents.
     pub fn device_size(&self, run: RunId) -> Tokens {
         self.kv_sizes.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.device[run.0 as usize])))
     }
 
-    /// What it takes in slower tiers, in tokens' worth.
+    /// Returns its KV size in slower tiers, in token equivalents.
     pub fn lower_tier_size(&self, run: RunId) -> Tokens {
         self.kv_sizes.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.lower[run.0 as usize])))
     }
 
-    /// What the windows of a sequence take, in tokens' worth; none where there are none.
+    /// Returns the size of a sequence's windows, in token equivalents; 0 if the model has none.
     pub fn window_size(&self) -> Tokens {
         self.kv_sizes.as_ref().map_or(Tokens::ZERO, |worth| worth.windows)
     }
 
-    /// Tokens from the start of a prompt to its end.
+    /// Returns the tokens from the start of a prompt to the end of the run.
     pub fn depth(&self, run: RunId) -> Tokens {
         Tokens(self.depth[run.0 as usize])
     }
 
-    /// The run before it.
+    /// Returns the preceding run.
     pub fn parent(&self, run: RunId) -> Option<RunId> {
         self.parent[run.0 as usize]
     }
 
-    /// Where a path ends; 0 for an empty one.
+    /// Returns the depth at which a path ends; 0 for an empty one.
     pub fn end_depth(&self, path: &[RunId]) -> Tokens {
         path.last().map_or(Tokens::ZERO, |last| self.depth(*last))
     }
 
-    /// How many there are.
+    /// Returns the number of runs.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -1,16 +1,16 @@
-//! Virtual time where it is a real number: rates divide it.
+//! Virtual time as a real number, because rates divide it.
 
 use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Sub};
 
 use vocabulary::Micros;
 
-/// A moment or a span of virtual time, in seconds. Ordered, so that events can be.
+/// A point or a span of virtual time, in seconds. Ordered, so that it can sort events.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Seconds(pub f64);
 
 impl Seconds {
-    /// None, or the beginning.
+    /// No time, or the start.
     pub const ZERO: Self = Self(0.0);
 }
 

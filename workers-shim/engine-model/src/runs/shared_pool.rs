@@ -1,34 +1,35 @@
-//! The bound that no fleet reaches: one cache for all workers, from which everything is there at once.
+//! An upper bound for any fleet: one cache for all workers, with all contents available at once.
 
 use vocabulary::Tokens;
 
 use super::lru_list::LruList;
 use super::{RunId, RunTree};
 
-/// What engines share: the runs there are, and for a bound one cache in place of their own.
+/// State outside of one engine: the runs, and for the upper bound one cache that replaces all engines' own.
 pub struct EngineEnvironment<'a> {
-    /// Every run there is.
+    /// All runs.
     pub runs: &'a RunTree,
-    /// One cache for all; engines with it have no memory of their own, and prompts and answers do not disturb each other.
+    /// One cache for all engines. With it, engines have no memory of their own, and prefills and answers do not slow
+    /// each other down.
     pub shared: Option<&'a mut SharedPool>,
 }
 
 /// One cache for all workers.
 #[derive(Clone, Debug)]
 pub struct SharedPool {
-    /// None keeps everything.
+    /// None is unlimited.
     capacity: Option<Tokens>,
     used: Tokens,
     cached: LruList,
 }
 
 impl SharedPool {
-    /// Empty, for runs below `runs`.
+    /// Creates an empty cache, for runs with ids below `runs`.
     pub fn new(capacity: Option<Tokens>, runs: usize) -> Self {
         Self { capacity, used: Tokens::ZERO, cached: LruList::new(runs) }
     }
 
-    /// Leading tokens of a path that are cached.
+    /// Returns the leading tokens of a path that are cached.
     pub fn matched(&self, runs: &RunTree, path: &[RunId]) -> Tokens {
         let found = path.iter().take_while(|run| self.cached.has(**run)).count();
         runs.end_depth(&path[..found])

@@ -1,4 +1,4 @@
-//! The engine by runs: alone by its formulas, part by part, and beside the engine by blocks.
+//! Tests of the run-level engine: against its formulas, by part, and in comparison with the block-level engine.
 
 mod block_engine_comparison;
 mod disk;
@@ -44,7 +44,7 @@ fn with_disk(device: u64, host: u64, disk: u64) -> MemorySizes {
     MemorySizes { disk: Tokens(disk), ..sizes(device, host) }
 }
 
-/// An engine by runs, and what it said when.
+/// A run-level engine and its events with their times.
 struct RunEngineHarness {
     runs: RunTree,
     engine: RunEngine,
@@ -59,9 +59,9 @@ impl RunEngineHarness {
         Self { runs, engine, shared: None, now: Seconds::ZERO, events: Vec::new() }
     }
 
-    /// Lets time pass, and everything happen that happens meanwhile.
+    /// Advances the time to `to` and handles all events until then.
     fn run_until(&mut self, to: f64) {
-        // Far more than any test has events: an engine that announces the same one for ever fails here.
+        // Far more than any test has events: an engine that returns the same event forever fails here.
         for _ in 0..100_000 {
             let around = EngineEnvironment { runs: &self.runs, shared: self.shared.as_mut() };
             self.engine.advance_clock(self.now, &around);
@@ -126,7 +126,7 @@ fn run_request(ticket: u32, path: &[RunId], tokens: u64, answer: u64) -> RunRequ
     }
 }
 
-/// Runs after each other from the root.
+/// Adds consecutive runs from the root.
 fn chain(runs: &mut RunTree, lengths: &[u32]) -> Vec<RunId> {
     let mut path: Vec<RunId> = Vec::new();
     for length in lengths {
@@ -139,7 +139,7 @@ fn assert_near(seen: f64, expected: f64) {
     assert!((seen - expected).abs() < 1e-6 * expected.max(1.0), "{seen} is not {expected}");
 }
 
-/// Numbers drawn from a seed.
+/// Seeded random numbers.
 struct PromptRng(SplitMix64);
 
 impl PromptRng {

@@ -1,11 +1,11 @@
-//! A tier below device memory: what lies in it, and when the way to it is free again.
+//! A memory tier below device memory: its contents, and when its link is free again.
 
 use vocabulary::Tokens;
 
 use super::lru_list::LruList;
 use super::{RunId, RunTree, Seconds};
 
-/// Runs up to a size, of which the least recently used one goes first. It moves one thing at a time.
+/// An LRU set of runs with a capacity. It transfers one thing at a time.
 #[derive(Clone, Debug)]
 pub(super) struct LruTier {
     capacity: Tokens,
@@ -15,7 +15,7 @@ pub(super) struct LruTier {
 }
 
 impl LruTier {
-    /// An empty one, for runs below `runs`; none without room.
+    /// Creates an empty tier, for runs with ids below `runs`; None if its capacity is 0.
     pub(super) fn of(capacity: Tokens, runs: usize) -> Option<Self> {
         let tier = || Self { capacity, used: Tokens::ZERO, runs: LruList::new(runs), free_at: Seconds::ZERO };
         (capacity > Tokens::ZERO).then(tier)
@@ -25,7 +25,7 @@ impl LruTier {
         self.runs.has(run)
     }
 
-    /// A run is its most recently used one; whether it was there already.
+    /// Makes a run the most recently used one; returns whether it was already stored.
     pub(super) fn put(&mut self, runs: &RunTree, run: RunId) -> bool {
         let was = self.runs.touch(run);
         if !was {
@@ -34,7 +34,7 @@ impl LruTier {
         was
     }
 
-    /// A run that has no room any more, which leaves.
+    /// Removes the least recently used run if the capacity is exceeded.
     pub(super) fn evict_oldest(&mut self, runs: &RunTree) -> Option<RunId> {
         let last = self.runs.oldest().filter(|_| self.used > self.capacity)?;
         self.runs.remove(last);
@@ -42,14 +42,14 @@ impl LruTier {
         Some(last)
     }
 
-    /// Something is moved as soon as what came before it is: seconds from `from` until it is there.
+    /// Schedules a transfer after all earlier ones; returns the seconds from `from` until it is finished.
     pub(super) fn schedule_move(&mut self, from: Seconds, lasts: f64) -> f64 {
         let begin = from.max(self.free_at);
         self.free_at = begin + Seconds(lasts);
         (begin - from).0 + lasts
     }
 
-    /// Seconds until it can move something else.
+    /// Returns the seconds until it can start another transfer.
     pub(super) fn wait(&self, now: Seconds) -> f64 {
         (self.free_at - now).0.max(0.0)
     }

@@ -1,37 +1,38 @@
-//! How long an engine takes, as formulas over tokens.
+//! Durations of an engine's work, as formulas over tokens.
 
 use vocabulary::Tokens;
 
 use crate::EngineProfile;
 
-/// Speeds of one engine, in seconds.
+/// Timing parameters of one engine, in seconds.
 ///
-/// - A prompt of n new tokens after c cached ones: `prefill_token * n + attention_pair * n * (c + n / 2) + chunk_overhead * chunks`.
+/// - A prompt of n new tokens after c cached ones: `prefill_token * n + attention_pair * n * (c + n / 2) +
+///   chunk_overhead * chunks`.
 /// - A decode step of a batch: `decode_step + context_token * context + decode_request * (requests - 1)`.
-/// - A chunk with such a batch beside it: the chunk's part of the prompt, and of the decode step all but `step`, of
-///   which `step_beside_chunk` is left.
+/// - A step with a chunk and a batch: the chunk's share of the prompt, and the decode step with `step_beside_chunk` in
+///   place of `decode_step`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineTiming {
-    /// A new token of a prompt.
+    /// Each new token of a prompt.
     pub prefill_token: f64,
-    /// Attention of a new token to one before it.
+    /// Attention between a new token and one before it.
     pub attention_pair: f64,
-    /// Tokens in a chunk.
+    /// Tokens per chunk.
     pub chunk_tokens: Tokens,
-    /// What every chunk costs besides.
+    /// Overhead of each chunk.
     pub chunk_overhead: f64,
     /// A decode step.
     pub decode_step: f64,
-    /// What of it is left when a chunk is computed in the same step.
+    /// The part of `decode_step` that remains when a chunk is computed in the same step.
     pub step_beside_chunk: f64,
-    /// What a token of context in the batch adds to a decode step.
+    /// Additional time per decode step for each token of context in the batch.
     pub context_token: f64,
-    /// What each further request adds to it.
+    /// Additional time per decode step for each further request.
     pub decode_request: f64,
 }
 
 impl EngineTiming {
-    /// Of an engine whose profile knows no attention: time is linear in tokens and requests.
+    /// Derives the parameters from a profile without attention costs: time is linear in tokens and requests.
     pub fn of(profile: &EngineProfile) -> Self {
         let seconds = |micros: vocabulary::Micros| micros.0 as f64 / 1e6;
         Self {
@@ -46,14 +47,14 @@ impl EngineTiming {
         }
     }
 
-    /// To compute `new` tokens after `cached` ones with nothing beside.
+    /// Returns the time to compute `new` tokens after `cached` ones, if nothing else runs.
     pub fn prefill_time(&self, new: Tokens, cached: Tokens) -> f64 {
         let (n, c) = (new.0 as f64, cached.0 as f64);
         let chunks = new.0.div_ceil(self.chunk_tokens.0.max(1)) as f64;
         n * self.prefill_token + self.attention_pair * n * (c + n * 0.5) + self.chunk_overhead * chunks
     }
 
-    /// What a batch adds to each step.
+    /// Returns the time that a batch adds to each step.
     pub fn batch_time(&self, requests: usize, context: u64) -> f64 {
         self.context_token * context as f64 + self.decode_request * requests.saturating_sub(1) as f64
     }

@@ -1,4 +1,4 @@
-//! Who computes when, and how long it takes.
+//! Tests of scheduling and timing.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn lone_request_takes_prefill_plus_one_step_per_token() {
     let mut rig = EngineHarness::new(small_profile());
     let id = rig.submit(request(&prompt(1, 20), 4));
     rig.finish(id);
-    // 20 tokens at 10,000 a second, then a decode step each.
+    // 20 tokens at 10,000 per second, then one decode step each.
     let times: Vec<u64> = rig.times[&id].iter().map(|at| at.0).collect();
     assert_eq!(times, [2_000, 3_000, 4_000, 5_000]);
     let finish = &rig.finishes[&id];

@@ -1,4 +1,4 @@
-//! Blocks: caching, copies, eviction, preemption, and what listeners are told.
+//! Tests of blocks: caching, copies, eviction, preemption, and events.
 
 use super::*;
 use crate::StoredBlocks;
@@ -101,7 +101,7 @@ fn requests_with_a_common_prefix_share_blocks() {
     let a = rig.submit(request(&prompt(1, 44), 30));
     let b = rig.submit(request(&prompt(1, 44), 30));
     rig.advance(rig.now + Micros(5_000));
-    // Ten shared, and a few of their own.
+    // Ten shared blocks, and a few of each request's own.
     assert!(rig.engine.stats().blocks_used <= 16, "{}", rig.engine.stats().blocks_used);
     rig.finish(a);
     rig.finish(b);

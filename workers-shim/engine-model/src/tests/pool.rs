@@ -1,10 +1,10 @@
-//! The pool by itself: users, copies, order of eviction, and contents.
+//! Tests of the pool alone: users, copies, eviction order, and contents.
 
 use super::voice;
 use crate::KvFingerprint;
 use crate::pool::{BlockContent, BlockId, BlockPool};
 
-/// Take, seal and give back one block a key, oldest first.
+/// Allocates, seals and releases one block per key, oldest first.
 fn pool_with_cached(keys: &[u64]) -> (BlockPool, Vec<BlockId>) {
     let mut pool = BlockPool::new(keys.len() as u32);
     let blocks: Vec<BlockId> = keys.iter().map(|key| sealed_block(&mut pool, *key)).collect();

@@ -1,8 +1,8 @@
-//! Random work in random order: whatever happens, answers are right, memory adds up, and listeners are not misled.
+//! Random operations in random order: answers stay correct, memory is accounted for, and events match the cache.
 
 use super::*;
 
-/// A small generator, so that a failing seed can be run again.
+/// A small generator, so that a failing seed can be repeated.
 struct WorkloadRng(u64);
 
 impl WorkloadRng {
@@ -12,7 +12,7 @@ impl WorkloadRng {
     }
 }
 
-/// Prompts that share beginnings, as sessions do.
+/// Prompts with shared prefixes, as sessions have.
 fn random_prompt(dice: &mut WorkloadRng) -> Vec<u32> {
     let session = prompt(dice.roll(5) as u32, 120);
     let kept = 1 + dice.roll(110) as usize;
@@ -91,7 +91,7 @@ fn event_listener_predicts_the_prefix_cache_hits() {
     }
 }
 
-/// Every prefix that the events so far leave in the cache without a hole.
+/// Returns all prefixes that the events so far leave in the cache without a hole.
 fn believed_tokens(rig: &EngineHarness) -> Vec<Vec<u32>> {
     let copies = rig.copies();
     let mut prefixes: HashMap<u64, Vec<u32>> = HashMap::new();

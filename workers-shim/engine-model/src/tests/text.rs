@@ -1,4 +1,4 @@
-//! What is said, and what it depends on.
+//! Tests of the generated text and of what it depends on.
 
 use super::*;
 use crate::{ModelError, RequestRejection};

@@ -1,11 +1,11 @@
-//! KV between engines: what is right, what is wrong, and what goes missing.
+//! Tests of KV transfers between engines: correct, corrupted, and lost.
 
 use vocabulary::Tokens;
 
 use super::*;
 use crate::HandoffTarget;
 
-/// Run a producer's leg and return what its consumer must send.
+/// Runs a producer's leg and returns what its consumer must send.
 fn produce(producer: &mut EngineHarness, prompt: &[u32]) -> RemoteBlocks {
     let mut ask = request(prompt, 1);
     ask.transfer = TransferRole::Produce;
@@ -21,7 +21,7 @@ fn produce(producer: &mut EngineHarness, prompt: &[u32]) -> RemoteBlocks {
     }
 }
 
-/// Run a consumer's leg, fetching what it asks for from the producer.
+/// Runs a consumer's leg, with the requested blocks fetched from the producer.
 fn consume(
     consumer: &mut EngineHarness,
     producer: &mut EngineHarness,
@@ -91,7 +91,7 @@ fn transfers_take_latency_and_bandwidth_and_share_the_link() {
         d.engine.pull_arrived(Micros(0), id, p.engine.export(&wanted.request, &wanted.blocks));
     }
     d.finish(ids[1]);
-    // 20 KB each at 1 MB/s, one after the other, 500 us latency; then the last token at 100 us.
+    // 20 KB each at 1 MB/s, one after the other, 500 us latency; then the last token takes 100 us.
     assert_eq!(d.finishes[&ids[0]].first_token, Micros(20_600));
     assert_eq!(d.finishes[&ids[1]].first_token, Micros(40_600));
 }
@@ -350,7 +350,7 @@ fn preempted_consumer_recomputes_its_prompt() {
     assert_eq!(d.texts[&second], answer_of_fresh_engine(&mine, 70));
 }
 
-/// Run the consumer's leg of the bidirectional mode: its text, and what the next turn's producer must send.
+/// Runs the consumer's leg of the bidirectional mode; returns its text, and what the next turn's producer must send.
 fn run_bidirectional_leg(
     consumer: &mut EngineHarness,
     producer: &mut EngineHarness,
@@ -366,7 +366,7 @@ fn run_bidirectional_leg(
     (consumer.texts.remove(&id).unwrap(), back, handoff.tokens)
 }
 
-/// What `reader` asks for comes from `holder`.
+/// Fetches the blocks that `reader` requests from `holder`.
 fn serve_pulls(reader: &mut EngineHarness, holder: &mut EngineHarness) {
     reader.advance(reader.now);
     let (id, wanted) = reader.pulls.pop().expect("the driver is asked to pull");

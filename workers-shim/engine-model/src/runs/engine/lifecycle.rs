@@ -1,21 +1,22 @@
-//! A request's life in one engine: it begins when its memory is there, is computed, is answered, and is over.
+//! The life of a request in one engine: it starts when its memory is available, is computed, generates its answer, and
+//! ends.
 
 use vocabulary::Tokens;
 
 use super::{ActivePrefill, PrefillStart, RunEngine, RunEngineEvent};
 use crate::runs::{DecodeLocation, EngineEnvironment, PrefilledRequest, RestoreTime, RunId, RunRequest, RunTree};
 
-/// Progress and work within this of their end are there: what rounding leaves.
+/// Remaining progress and work below these limits count as finished, because of rounding errors.
 const TOKEN_EPSILON: f64 = 1e-6;
 const WORK_EPSILON: f64 = 1e-9;
 const READY_EPSILON: f64 = 1e-12;
 
 impl RunEngine {
-    /// What is due now happens, and the next prompt begins. `settle` comes first.
+    /// Handles everything that is due now, and starts the next prompt. Call `advance_clock` first.
     pub fn handle_due_work(&mut self, around: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
         let pace = self.progress_rates(around);
         let (clock, progress) = (self.clock.0, self.batch.progress);
-        // What is left may take less time than the clock can tell at large values: it is announced for this moment.
+        // At large times, the remaining span can be below the resolution of the clock; it then counts as finished.
         let none_left = |seconds: f64| clock + seconds <= clock;
         let due = |ends: u64| {
             let left = f64::from_bits(ends) - progress;
@@ -33,7 +34,7 @@ impl RunEngine {
         self.begin_next_prefill(around, out);
     }
 
-    /// The first prompt that is ready begins, if nothing is being computed and its memory is there.
+    /// Starts the first prompt that is ready, if nothing is being computed and its memory is available.
     pub fn begin_next_prefill(&mut self, around: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
         if self.prefilling.is_some() {
             return;
@@ -116,7 +117,7 @@ impl RunEngine {
             None => {
                 for run in &missing {
                     let tokens = around.runs.device_size(*run);
-                    // What another prompt has cached meanwhile lies here once.
+                    // A run that another prompt cached in the meantime is stored only once.
                     if !self.pool.fill(around.runs, *run) {
                         self.pool.unreserve(tokens);
                     }
@@ -135,7 +136,7 @@ impl RunEngine {
         }
     }
 
-    /// An answer joins the batch.
+    /// Adds an answer to the batch.
     pub(super) fn join_batch(&mut self, prompt: RunRequest, reserved: Tokens) {
         self.batch.started += 1;
         self.batch.context += (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
@@ -165,7 +166,7 @@ impl RunEngine {
         out.push(RunEngineEvent::Finished(prompt.ticket));
     }
 
-    /// Prompt and answer stay cached if they fit; whether they do.
+    /// Caches a path if it fits; returns whether it did.
     pub(super) fn cache_path(&mut self, runs: &RunTree, path: &[RunId]) -> bool {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &present);
@@ -181,7 +182,8 @@ impl RunEngine {
     }
 }
 
-/// How deep a prompt reaches: in memory, with what was sent for it, and with what slower tiers hold, which takes time.
+/// How many leading tokens of a prompt are available: locally, with those fetched for it, and with those restored from
+/// slower tiers, which takes time.
 struct PrefixHit {
     local: Tokens,
     fetched: Tokens,
@@ -189,7 +191,7 @@ struct PrefixHit {
     restoring: RestoreTime,
 }
 
-/// How deep a prompt reaches with the runs that were sent for it, which go on from the `local` ones.
+/// Returns the leading tokens available with the runs that were sent for the prompt, which continue the `local` ones.
 fn depth_with_fetched(runs: &RunTree, prompt: &RunRequest, local: Tokens) -> Tokens {
     let (mut depth, mut sent) = (local, prompt.fetched_runs.iter().peekable());
     for run in prompt.path.iter() {

@@ -1,38 +1,40 @@
-//! KV that leaves an engine and KV that arrives. How long that takes is the links' affair.
+//! KV that leaves an engine and KV that arrives. The duration of transfers is modelled elsewhere, by the links.
 
 use vocabulary::Tokens;
 
 use super::RunEngine;
 use crate::runs::{PrefilledRequest, RunId, RunRequest, RunTree};
 
-/// What is being sent.
+/// An outgoing transfer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutboundTransfer {
-    /// Those that stay in device memory until then.
+    /// Runs that are pinned in device memory until it is sent.
     pub pinned: Vec<RunId>,
-    /// Seconds until the others are read from slower tiers.
+    /// Seconds until the other runs are read from slower tiers.
     pub load_seconds: f64,
 }
 
 impl RunEngine {
-    /// Keeps runs until they are sent; what lies in slower tiers is read first.
+    /// Pins runs until they are sent; runs in slower tiers are read first.
     pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> OutboundTransfer {
         let (kept, below): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &kept);
         OutboundTransfer { pinned: kept, load_seconds: self.pool.read_for_transfer(runs, &below) }
     }
 
-    /// They were sent.
+    /// Unpins runs that were sent.
     pub fn transfer_sent(&mut self, runs: &RunTree, path: &[RunId]) {
         self.pool.unpin(runs, path);
     }
 
-    /// KV that no request waits for is here: it stays cached if it fits, and is evicted as all the rest is. Whether it does.
+    /// Caches received KV that no request waits for, if it fits; it can be evicted like all other runs. Returns whether
+    /// it fitted.
     pub fn cache_received(&mut self, runs: &RunTree, path: &[RunId]) -> bool {
         self.cache_path(runs, path)
     }
 
-    /// The KV of a prompt that was computed elsewhere is here, and its answer begins; given back if there is no room.
+    /// Starts the answer of a prompt that was computed elsewhere and whose KV has arrived. Returns the request if there
+    /// is no room.
     pub fn receive_prefilled(&mut self, runs: &RunTree, mut prompt: RunRequest) -> Result<(), RunRequest> {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
         let sum: Tokens = missing.iter().map(|run| runs.device_size(*run)).sum();
@@ -50,21 +52,22 @@ impl RunEngine {
         Ok(())
     }
 
-    /// A prompt that was computed here is answered elsewhere: its memory is free again, its runs stay cached.
+    /// Releases a prompt that was computed here and is answered elsewhere: its memory is free again, its runs stay
+    /// cached.
     pub fn release_prefilled(&mut self, runs: &RunTree, prefilled: &PrefilledRequest) {
         self.pool.unpin(runs, &prefilled.prompt.path);
         self.pool.unreserve(prefilled.reserved);
         self.load.requests -= 1;
     }
 
-    /// A prompt that was to be answered elsewhere is answered here after all.
+    /// Answers a prompt here that should have been answered elsewhere.
     pub fn decode_locally(&mut self, mut prefilled: PrefilledRequest) {
         prefilled.prompt.decode_location = crate::runs::DecodeLocation::Local;
         self.load.context += prefilled.prompt.tokens;
         self.join_batch(prefilled.prompt, prefilled.reserved);
     }
 
-    /// A request that was expected here is answered elsewhere.
+    /// Removes a request from the load that was expected here and is answered elsewhere.
     pub fn cancel_expected(&mut self, context: Tokens) {
         self.load.requests -= 1;
         self.load.context -= context;

@@ -1,4 +1,4 @@
-//! The disk below the host tier.
+//! Tests of the disk below the host tier.
 
 use super::*;
 use crate::runs::pool::RunPool;
@@ -14,7 +14,7 @@ fn put(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) {
     pool.touch(path);
 }
 
-/// What a pool would bring back of a path, and does.
+/// Restores a path from slower tiers.
 fn restore(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) -> RestoreTime {
     let from = pool.matched(runs, path);
     let [_, to] = pool.matched_in_lower_tiers(runs, path, from);
@@ -37,7 +37,7 @@ fn host_tier_eviction_moves_runs_to_disk_and_restores_them() {
     let mut pool = RunPool::new(with_disk(300, 200, 500), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
-    // Evicted from its end, so that the end is the oldest in the host tier.
+    // Evicted from its end, so the end is the oldest in the host tier.
     assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens::ZERO), [Tokens(200), Tokens(300)]);
     assert_eq!(pool.lower.used(), [Tokens(200), Tokens(100)]);
     let DiskTraffic { written, read, .. } = pool.lower.disk_use();
@@ -83,7 +83,7 @@ fn disk_reads_are_serial_and_writes_use_idle_time() {
     assert_near(restore(&mut pool, &runs, &paths[0]).disk, 0.3);
     pool.lower.advance_clock(Seconds(0.1));
     assert_near(restore(&mut pool, &runs, &paths[0]).disk, 0.2 + 0.3);
-    // Two reads and a write are over at 1.2 s: what is to be written then is in time, and what comes after that is not.
+    // Two reads and a write end at 1.2 s: a write queued then is in time, later ones are not.
     pool.lower.advance_clock(Seconds(0.3));
     paths[2..].iter().for_each(|path| put(&mut pool, &runs, path));
     let DiskTraffic { written, dropped, .. } = pool.lower.disk_use();
@@ -96,7 +96,7 @@ fn overloaded_disk_drops_writes() {
     let paths: Vec<_> = (0..6).map(|_| chain(&mut runs, &[300])).collect();
     let mut pool = RunPool::new(with_disk(300, 0, 10_000), runs.len());
     paths.iter().for_each(|path| put(&mut pool, &runs, path));
-    // Two writes take 1.2 s, so that a third would begin too late.
+    // Two writes take 1.2 s, so a third would start too late.
     let DiskTraffic { written, dropped, .. } = pool.lower.disk_use();
     assert_eq!((written, dropped), (Tokens(600), Tokens(900)));
     assert_eq!(pool.lower.used(), [Tokens::ZERO, Tokens(600)]);
@@ -155,7 +155,7 @@ fn path_is_restored_from_all_tiers_up_to_the_first_hole() {
     let mut pool = RunPool::new(with_disk(400, 100, 100), runs.len());
     put(&mut pool, &runs, &a);
     put(&mut pool, &runs, &b);
-    // The last two of the path have gone through the host tier, of which the disk has kept one.
+    // The last two runs of the path moved through the host tier, and the disk kept one of them.
     assert_eq!((pool.matched(&runs, &a), pool.lower.used()), (Tokens(100), [Tokens(100), Tokens(100)]));
     assert_eq!(pool.matched_in_lower_tiers(&runs, &a, Tokens(100)), [Tokens(200), Tokens(300)]);
     let below = pool.lower_tier_hit(&runs, &a, (Tokens(100), &loaded(Tokens(300))));
@@ -173,7 +173,7 @@ fn each_tier_queues_concurrent_loads_separately() {
     assert_eq!(first, restored(0.02, 0.2));
     let second = restore(&mut pool, &runs, &a);
     assert_near(second.host, 0.04);
-    // It begins there 0.04 s later, when 0.18 s of the first one's reading are left.
+    // It starts 0.04 s later, when the first read needs another 0.18 s.
     assert_near(second.disk, 0.18 + 0.2);
     pool.lower.advance_clock(Seconds(10.0));
     assert_eq!(restore(&mut pool, &runs, &a), first);

@@ -11,7 +11,7 @@ fn lone_request_matches_the_timing_formulas() {
     bench.run_until(100.0);
     assert_near(bench.first_token(1), 0.65 + 1e-6 * 650.0 * 325.0);
     assert_near(bench.finished(1) - bench.first_token(1), 10.0 * (0.01 + 1e-5 * 655.0));
-    // Once more: the whole blocks are there.
+    // The same again: the complete blocks are cached.
     bench.submit(run_request(2, &path, 650, 10));
     bench.run_until(200.0);
     assert_eq!(bench.started(2), [600, 0, 0, 50]);
@@ -30,7 +30,7 @@ fn prefill_and_decode_slow_each_other_down() {
     let alone = 2.0 + 1e-6 * 2_000.0 * 1_000.0;
     bench.submit(run_request(2, &b, 2_000, 1));
     bench.run_until(60.0);
-    // Each chunk of 100 tokens takes a 20th of that, and waits for the batch's attention of 1,050 tokens.
+    // Each chunk of 100 tokens takes a 20th of that, and waits for the attention of the batch over 1,050 tokens.
     let batch = 1e-5 * 1_050.0;
     assert_near(bench.first_token(2) - 1.5, alone * (1.0 + batch / (alone / 20.0)));
     let usage = bench.engine.usage();
@@ -118,7 +118,7 @@ fn remote_decode_takes_the_kv_along() {
     to.finished(1);
     let left = [&from, &to].map(|bench| (bench.engine.memory_in_use().0, bench.engine.memory_used().0));
     assert_eq!(left, [(0, 300), (0, 300)]);
-    // A worker without room gives the prompt back as it was.
+    // A worker without room returns the prompt unchanged.
     let mut full = RunEngineHarness::new(runs.clone(), TIMING, sizes(320, 0));
     assert_eq!(full.engine.receive_prefilled(&runs, prefilled.prompt.clone()), Err(prefilled.prompt));
     assert_eq!(full.engine.memory_used(), Tokens::ZERO);
@@ -152,7 +152,7 @@ fn run_tree_tracks_depth_and_parents() {
 
 #[test]
 fn engine_progresses_at_late_clock_times() {
-    // Ten years, the latest that traces may be; there a clock's steps are 60 ns.
+    // Ten years, the maximum time in traces; the clock's resolution there is 60 ns.
     for begin in [1.7e7, 3.2e8] {
         let mut runs = RunTree::default();
         let paths: Vec<_> = (0..200).map(|n| chain(&mut runs, &[300 + 17 * n])).collect();
@@ -185,7 +185,7 @@ fn prefill_left_is_the_active_remainder_plus_the_queue_at_current_pace() {
     bench.submit(run_request(2, &paths[1], 2_000, 1));
     assert!(bench.engine.is_prefilling());
     let all = left(&bench, 2.0);
-    // An answer is generated beside it.
+    // An answer is generated at the same time.
     assert!(all > 2.0 + 1e-6 * 2_000.0 * 1_000.0, "{all}");
     assert_near(left(&bench, 2.5), all - 0.5);
     bench.submit(RunRequest { expected_work: 7.0, ..run_request(3, &paths[2], 3_000, 1) });

@@ -4,7 +4,7 @@ use super::{PromptRng, chain, sizes};
 use crate::runs::pool::RunPool;
 use crate::runs::{RunId, RunTree};
 
-/// A pool that holds these paths, cached in this order.
+/// A pool in which these paths are cached, in this order.
 fn pool_with(runs: &RunTree, device: u64, host: u64, paths: &[&[RunId]]) -> RunPool {
     let mut pool = RunPool::new(sizes(device, host), runs.len());
     for path in paths {
@@ -30,7 +30,7 @@ fn eviction_takes_the_least_recently_used_run_and_path_ends_first() {
     assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(30), Tokens(40)));
     assert_eq!((pool.evicted(), pool.used()), (Tokens(30), Tokens(95)), "runs go whole");
     pool.unreserve(Tokens(25));
-    // Used again, the path outlives the other.
+    // Used again, the path is evicted later than the other.
     pool.touch(&a[..2]);
     assert!(pool.reserve(&runs, Tokens(60)));
     assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(30), Tokens(0)));
@@ -128,7 +128,7 @@ fn random_operations_keep_the_pool_accounting_consistent() {
             0 | 1 => {
                 let missing: Vec<RunId> = paths[path].iter().copied().filter(|run| !pool.has(*run)).collect();
                 if pool.reserve(&runs, missing.iter().map(|run| runs.tokens(*run)).sum()) {
-                    // Reserving may have evicted a part of the path that was there.
+                    // Reserving may have evicted a cached part of the path.
                     missing.iter().for_each(|run| assert!(pool.fill(&runs, *run)));
                 }
             }

@@ -1,4 +1,4 @@
-//! Models whose layers do not all keep every token: what runs take, and what comes back.
+//! Tests of models whose layers do not all keep every token: sizes of runs, and restoring.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::runs::pool::RunPool;
 use crate::runs::{KvSize, RestoreChoice, RestoreRule, StoredPrefix};
 
-/// Half a token's worth in device memory, twice that in slower tiers, and windows of 30.
+/// Sets half a token's KV size in device memory, one token's in slower tiers, and windows of 30.
 fn with_kv_sizes(runs: RunTree) -> RunTree {
     runs.with_kv_sizes(Tokens(30), |from, to| KvSize { device: Tokens((to - from).0 / 2), lower: to - from })
 }
 
-/// Loads all but the last so many tokens, with windows of so many; remembers what it was told.
+/// Loads all but the last `short` tokens, with windows of size `windows`; records its inputs.
 #[derive(Debug)]
 struct RecordingRestoreRule {
     short: u64,
@@ -34,7 +34,7 @@ impl RestoreRule for RecordingRestoreRule {
     }
 }
 
-/// A prompt of 900 tokens that another one has pushed out of memory at 10 s and that is asked for again at 20 s.
+/// A prompt of 900 tokens that another one evicts at 10 s and that is requested again at 20 s.
 fn rerequest_evicted_prompt(sizes: MemorySizes, rule: &Arc<RecordingRestoreRule>) -> RunEngineHarness {
     let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[900]), chain(&mut runs, &[400]));
@@ -77,7 +77,8 @@ fn each_tier_charges_its_own_run_size() {
     assert_eq!(pool.used(), Tokens(80));
     assert!(pool.reserve(&runs, Tokens(60)));
     b.iter().for_each(|run| assert!(pool.fill(&runs, *run)));
-    // The end of the first path made 30 of room, its beginning 50; the host tier has room for the end, or not even that.
+    // The end of the first path freed 30 tokens, its start 50; the host tier has room for the end, or not even for
+    // that.
     assert_eq!((pool.used(), pool.evicted()), (Tokens(60), Tokens(80)));
     assert_eq!(pool.lower.used(), [Tokens::ZERO, Tokens(160)]);
 }

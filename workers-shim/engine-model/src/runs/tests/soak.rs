@@ -1,6 +1,6 @@
 use super::*;
 
-/// Prompts that grow and fork at random, sent at random to an engine whose memory is short.
+/// Random growing and forking prompts, sent at random times to an engine with little memory.
 struct SoakTest {
     bench: RunEngineHarness,
     paths: Vec<Vec<RunId>>,
@@ -31,7 +31,7 @@ impl SoakTest {
             let at = chance.below(self.paths.len() as u64) as usize;
             let path = self.paths[at].clone();
             let (tokens, answer) = (self.bench.runs.end_depth(&path).0 + chance.below(60), 1 + chance.below(80));
-            // The answer lies under a longer prompt that goes on from this one, if there is one.
+            // The answer is part of a longer prompt that continues this one, if there is one.
             let longer = self.paths.iter().find(|other| other.len() > path.len() && other.starts_with(&path));
             let resent = longer.map(|other| other[..path.len() + 1].into());
             self.bench.submit(RunRequest { expected_history: resent, ..run_request(ticket, &path, tokens, answer) });
@@ -77,7 +77,7 @@ fn cache_hits_plus_computed_tokens_equal_the_prompt() {
     for (ticket, tokens) in &soak.sent {
         let [local, fetched, from_host, computed] = soak.bench.started(*ticket);
         let found = local + fetched + from_host;
-        // A prompt that is there to its last token still computes one.
+        // A prompt that is completely cached still computes one token.
         assert_eq!(computed, tokens.saturating_sub(found).max(1));
         assert!(found <= *tokens && fetched == 0);
         restored += from_host;
@@ -171,7 +171,7 @@ fn outbound_runs_are_read_from_lower_tiers_one_at_a_time() {
     bench.run_until(20.0);
     let lent = bench.engine.pin_for_transfer(&bench.runs, &b);
     assert_eq!((lent.pinned, lent.load_seconds), (b.to_vec(), 0.0));
-    // Both runs of the first prompt fell into the host tier, which gives 10,000 tokens a second.
+    // Both runs of the first prompt moved to the host tier, which loads 10,000 tokens per second.
     let lent = bench.engine.pin_for_transfer(&bench.runs, &a);
     assert_eq!(lent.pinned, []);
     assert_near(lent.load_seconds, 0.09);

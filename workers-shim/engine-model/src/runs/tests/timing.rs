@@ -43,7 +43,7 @@ fn timing_agrees_with_the_block_engine_profile() {
     for requests in [1, 7] {
         let step = timing.decode_step + timing.batch_time(requests as usize, 50_000);
         assert_near(step, Seconds::from(profile.step_time(0, requests)).0);
-        // Both in one step: its overhead counts once.
+        // Both in one step, whose overhead counts once.
         let both = timing.prefill_time(Tokens(512), Tokens(0))
             + timing.step_beside_chunk
             + timing.batch_time(requests as usize, 0);
