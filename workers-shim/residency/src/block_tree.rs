@@ -1,7 +1,7 @@
-//! The blocks of one source whose place is known: found by the engine's name, linked to the block before.
+//! The placed blocks of one source: found by the engine's hash, and linked to their parent blocks.
 //!
-//! A block costs 24 bytes, and about 16 among the names. A block that is gone while others hang on it leaves a *stump*, so that
-//! they find it again when it is stored again; there are never more stumps than blocks.
+//! A block costs 24 bytes, and about 16 in the table of engine hashes. A block that is removed while it has children
+//! leaves a *stump*, so that the children find it when it is stored again; there are never more stumps than blocks.
 
 mod child_count;
 mod compaction;
@@ -22,18 +22,18 @@ use inner_hashes::InnerHashes;
 
 pub(crate) use snapshot::{BlocksByEnd, PlacedBlock};
 
-/// Where a block is kept, as long as it is.
+/// Index of a block's node, valid while the block is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockHandle(u32);
 
 const NO_BLOCK: u32 = u32::MAX;
 
-/// A block, or a stump: one without copies.
+/// A block, or a stump, which is a block without copies.
 struct BlockNode {
     end_prefix: [u64; 2],
-    /// The block before; [`NO_BLOCK`] at the start of a chain, and for stumps.
+    /// The parent block; [`NO_BLOCK`] at the start of a chain, and for stumps.
     parent: u32,
-    /// Blocks whose `before` is this one.
+    /// Blocks whose `parent` is this one.
     children: ChildCount,
     copies: PackedCopies,
 }
@@ -43,7 +43,7 @@ pub(crate) struct BlockPlacement<'a> {
     /// None at the start of a chain.
     pub(crate) parent: Option<BlockHandle>,
     pub(crate) end: PrefixId,
-    /// Chain blocks inside this engine block before its last one.
+    /// Chain blocks inside this engine block, except for the last one.
     pub(crate) inner_hashes: &'a [BlockHash],
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct BlockTree {
     engine_hashes: EngineHashTable,
     children: LargeChildCounts,
     stumps: FoldHashMap<BlockHash, u32>,
-    /// Copies that do not fit into a node.
+    /// Copies that do not fit into [`PackedCopies`].
     overflow_copies: FoldHashMap<u32, BlockCopies>,
     inner: InnerHashes,
     closure: ClosureTracker,
@@ -71,7 +71,7 @@ impl BlockTree {
         self.engine_hashes.get(name).map(BlockHandle)
     }
 
-    /// Fetches what [`Self::find`] reads for each of `names`, all at once instead of one after the other.
+    /// Prefetches what [`Self::find`] reads for `names`, so that the memory accesses overlap.
     pub(crate) fn warm_cpu_cache(&self, names: &[EngineHash]) {
         std::hint::black_box(names.iter().fold(0, |seen, name| seen ^ self.engine_hashes.warm_cpu_cache(*name)));
     }
@@ -81,17 +81,17 @@ impl BlockTree {
         PrefixId(u128::from(high) << 64 | u128::from(low))
     }
 
-    /// Whether every held block's predecessor is held too.
+    /// Returns whether the parents of all held blocks are held, too.
     pub(crate) fn closure_state(&self) -> PrefixClosure {
         self.closure.current()
     }
 
-    /// The worst shape since this was asked last.
+    /// Returns the worst state since the last call.
     pub(crate) fn take_worst_closure(&mut self) -> PrefixClosure {
         self.closure.take_worst()
     }
 
-    /// Makes room for a block that is not kept yet; it is kept once it has copies.
+    /// Allocates the node of a new block, which counts as stored once it has copies.
     pub(crate) fn insert(&mut self, block: BlockPlacement<'_>) -> BlockHandle {
         let end = [block.end.0 as u64, (block.end.0 >> 64) as u64];
         let stump = if self.stumps.is_empty() { None } else { self.stumps.remove(&block.end.block_hash()) };
@@ -120,7 +120,7 @@ impl BlockTree {
         }
     }
 
-    /// One copy more.
+    /// Adds one copy.
     pub(crate) fn add_copy(
         &mut self,
         BlockHandle(at): BlockHandle,
@@ -140,8 +140,8 @@ impl BlockTree {
         }
     }
 
-    /// Changes how many copies of a block lie in `tier` and `group`, and forgets it with the last one. Says whether there were
-    /// any to change; none where there is no such block.
+    /// Changes the number of copies of a block in `tier` and `group`, and removes the block with its last copy. Returns
+    /// whether there were any to change; None if there is no such block.
     pub(crate) fn change_copies(
         &mut self,
         name: EngineHash,
@@ -172,7 +172,7 @@ impl BlockTree {
         Some(known)
     }
 
-    /// What is gone when all of them are. Nothing is kept for it but what it is told from.
+    /// Returns the changes that remove all blocks. Keeps only the memory that this iteration needs.
     pub(crate) fn into_removals(self) -> impl Iterator<Item = ResidencyChange> + Send + Sync + use<> {
         let left =
             Self { nodes: self.nodes, overflow_copies: self.overflow_copies, inner: self.inner, ..Self::default() };
@@ -214,7 +214,7 @@ impl BlockTree {
             children: ChildCount::NONE,
             copies: PackedCopies::NONE,
         });
-        // As many as `most_blocks` allows, and their stumps: far from what 32 bits can number.
+        // Limited by `max_blocks` and the number of stumps: far below 2^32.
         (self.nodes.len() - 1) as u32
     }
 
@@ -251,13 +251,13 @@ impl BlockTree {
         self.overflow_copies.get(&at).is_some_and(|copies| copies.serves(tier))
     }
 
-    /// First one first.
+    /// Returns the chain blocks inside a block, first one first.
     fn chain_blocks(&self, at: u32) -> impl DoubleEndedIterator<Item = BlockHash> {
         let last = BlockHash(self.node(at).end_prefix[0]);
         self.inner.of(at).iter().copied().chain(std::iter::once(last))
     }
 
-    /// It serves prefixes from `tier` now.
+    /// Records that the block now serves prefixes from `tier`.
     fn mark_held(&mut self, at: u32, tier: Tier, out: &mut Vec<ResidencyChange>) {
         if tier == Tier::Hbm {
             let closed = self.children.serving(at, self.node(at).children);
@@ -269,7 +269,7 @@ impl BlockTree {
         out.extend(self.chain_blocks(at).map(|hash| ResidencyChange::Added(hash, tier)));
     }
 
-    /// It no longer does. The last chain block goes first, so that no change leaves a hole behind.
+    /// Records that it no longer does. The last chain block is removed first, so that no single change leaves a hole.
     fn mark_gone(&mut self, at: u32, tier: Tier, out: &mut Vec<ResidencyChange>) {
         if tier == Tier::Hbm {
             let opened = self.children.serving(at, self.node(at).children);
@@ -281,8 +281,8 @@ impl BlockTree {
         out.extend(self.chain_blocks(at).rev().map(|hash| ResidencyChange::Removed(hash, tier)));
     }
 
-    /// Tells the block before whether this child of it serves from device memory; whether it does not itself, so that there
-    /// is a hole between them.
+    /// Tells the parent whether this child serves from device memory. Returns whether the parent itself does not, so
+    /// that there is a hole between them.
     fn update_parent(&mut self, at: u32, serves: ServingChange) -> bool {
         let before = self.node(at).parent;
         if before == NO_BLOCK {
@@ -292,7 +292,7 @@ impl BlockTree {
         !self.serves(before, Tier::Hbm)
     }
 
-    /// The last copy is gone, and the name.
+    /// Removes a block after its last copy.
     fn remove_block(&mut self, at: u32) {
         let node = self.node(at);
         let (before, is_leaf, hash) = (node.parent, node.children == ChildCount::NONE, BlockHash(node.end_prefix[0]));
@@ -310,7 +310,7 @@ impl BlockTree {
         }
     }
 
-    /// Gives the place of a block or a stump away on which nothing hangs.
+    /// Frees the node of a block or a stump without children.
     fn free_node(&mut self, at: u32) {
         let hash = BlockHash(self.node(at).end_prefix[0]);
         if !self.stumps.is_empty() && self.stumps.get(&hash) == Some(&at) {

@@ -1,41 +1,41 @@
-//! A hash table from hashes to small numbers: buckets of five, each of which is one line of the processor's cache.
+//! Hash table from hashes to `u32` values, in buckets of five entries. Each bucket is one cache line.
 //!
-//! What finds its bucket full goes on to the next one that is not, and is counted in each that it passed, so that a search
-//! ends where nothing went on. So adding, finding and removing touch one line nearly always, and move nothing. Keys that
-//! others choose are mixed with a number that they cannot know.
+//! An entry whose bucket is full overflows to the next one with room, and every bucket passed on the way counts it, so
+//! a search ends at the first bucket without overflow. Inserting, finding and removing nearly always touch one cache
+//! line and move no entries. Keys chosen by others must be mixed with a secret salt.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A number that nobody outside this process knows.
+/// Returns a random number that is secret to this process.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Spreads what is a hash already, or a counter, over the high bits. No two numbers become one.
+/// Spreads a hash or a counter over the high bits. Bijective.
 pub(crate) fn spread(hash: u64) -> u64 {
     hash.wrapping_mul(SPREAD_FACTOR)
 }
 
-/// What [`spread`] spread.
+/// Inverts [`spread`].
 pub(crate) fn gather(spread: u64) -> u64 {
     spread.wrapping_mul(SPREAD_INVERSE)
 }
 
 const SPREAD_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Modulo 2^64.
+/// The inverse of `SPREAD_FACTOR` modulo 2^64.
 const SPREAD_INVERSE: u64 = 0xF1DE_83E1_9937_733D;
 
 const SLOTS: usize = 5;
-/// Buckets below which a table does not shrink.
+/// Number of buckets down to which a table shrinks.
 const MIN_BUCKETS: usize = 2;
 
-/// Entries, first slots first.
+/// One bucket; the used slots come first.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct HashBucket {
     hashes: [u64; SLOTS],
     values: [u32; SLOTS],
-    /// How many lie here, and from [`OVERFLOW_UNIT`] on how many belong here or before and lie after it.
+    /// Number of entries in this bucket, plus [`OVERFLOW_UNIT`] times the number of entries that passed it on overflow.
     counts: u32,
 }
 
@@ -49,11 +49,12 @@ impl HashBucket {
     }
 
     fn find(&self, hash: u64) -> Option<usize> {
-        // All slots, as their number is known; one that is free is of no meaning.
+        // Compares all slots, because a constant number of comparisons can be vectorised; matches in free slots are
+        // ignored.
         self.hashes.iter().position(|its| *its == hash).filter(|slot| *slot < self.len())
     }
 
-    /// False where there is no room.
+    /// Adds an entry; returns false if there is no room.
     fn push(&mut self, hash: u64, value: u32) -> bool {
         let slot = self.len();
         if slot == SLOTS {
@@ -75,7 +76,8 @@ impl HashBucket {
     }
 }
 
-/// Numbers by hashes that are spread evenly below their first `SKIPPED` bits, in which all agree.
+/// Maps hashes to `u32` values. The hashes must be equal in their first `SKIPPED` bits and evenly distributed in the
+/// others.
 #[derive(Default)]
 pub(crate) struct BucketTable<const SKIPPED: u32> {
     buckets: Vec<HashBucket>,
@@ -95,14 +97,15 @@ impl<const SKIPPED: u32> BucketTable<SKIPPED> {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Something of where a search for `hash` begins. Asking for many first lets the processor fetch them all at once.
+    /// Reads from the first bucket of a search for `hash`. Doing this for many hashes first lets the processor prefetch
+    /// them in parallel.
     pub(crate) fn warm_cpu_cache(&self, hash: u64) -> u32 {
         self.buckets.get(self.home_bucket(hash)).map_or(0, |bucket| bucket.counts)
     }
 
     fn locate(&self, hash: u64) -> Option<(usize, usize)> {
         let mut at = self.home_bucket(hash);
-        // Entries may have gone on from every bucket.
+        // Every bucket may have overflowed.
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[at];
             if let Some(slot) = bucket.find(hash) {
@@ -120,12 +123,12 @@ impl<const SKIPPED: u32> BucketTable<SKIPPED> {
         self.locate(hash).map(|(bucket, slot)| self.buckets[bucket].values[slot])
     }
 
-    /// The value, to be changed.
+    /// Returns a mutable reference to the value.
     pub(crate) fn get_mut(&mut self, hash: u64) -> Option<&mut u32> {
         self.locate(hash).map(|(bucket, slot)| &mut self.buckets[bucket].values[slot])
     }
 
-    /// Adds what is not there yet.
+    /// Adds a hash that is not in the table.
     pub(crate) fn insert(&mut self, hash: u64, value: u32) {
         let room = self.buckets.len() * SLOTS;
         if self.len >= room - room / 8 {
@@ -156,13 +159,13 @@ impl<const SKIPPED: u32> BucketTable<SKIPPED> {
         }
         self.buckets[found].take(slot);
         self.len -= 1;
-        // A quarter full, and half full then: far from where it would grow again.
+        // A quarter full; after shrinking it is half full, far from growing again.
         if self.buckets.len() > MIN_BUCKETS && self.len < self.buckets.len() * SLOTS / 4 {
             self.resize(self.buckets.len() / 2);
         }
     }
 
-    /// Gives every value the number that takes its place.
+    /// Replaces every value `n` by `numbers[n]`.
     pub(crate) fn renumber(&mut self, numbers: &[u32]) {
         for bucket in &mut self.buckets {
             let len = bucket.len();
@@ -174,7 +177,7 @@ impl<const SKIPPED: u32> BucketTable<SKIPPED> {
         self.buckets.iter().flat_map(HashBucket::entries)
     }
 
-    /// One pass, in which what is written lies in the order of what is read.
+    /// Rebuilds the table in one pass that reads and writes memory in the same order.
     #[cold]
     fn resize(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.buckets, vec![HashBucket::EMPTY; buckets]);
@@ -197,7 +200,7 @@ mod tests {
     proptest! {
         #[test]
         fn bucket_table_agrees_with_a_map(
-            // Few hashes, crowded at both ends, so that they go on to other buckets, also past the last one.
+            // Few hashes, clustered at both ends, so that they overflow to other buckets, also past the last one.
             steps in proptest::collection::vec((0u64..60, any::<u32>(), prop::bool::weighted(0.7)), 1..600),
         ) {
             let (mut table, mut map) = (BucketTable::<4>::default(), BTreeMap::new());
@@ -248,7 +251,7 @@ mod tests {
         (1..99_000).for_each(|n| table.remove(spread(n)));
         assert!((99_000..100_000).all(|n| table.get(spread(n)) == Some(n as u32)));
         assert!(table.buckets.capacity() < 1000, "{}", table.buckets.capacity());
-        // Where it has just shrunk, or is about to, neither one more nor one less makes it anew each time.
+        // Just after shrinking or before growing, single insertions and removals must not resize again.
         let mut sizes = std::collections::BTreeSet::new();
         for n in 1..10_000 {
             table.insert(spread(n), 0);

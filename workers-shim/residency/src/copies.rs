@@ -1,4 +1,4 @@
-//! How many copies of one block a process holds, by tier and group: engines store and remove copies, not blocks.
+//! Number of copies of one block in an engine process, by tier and group: engines store and remove copies, not blocks.
 
 use vocabulary::Tier;
 
@@ -18,15 +18,15 @@ pub(crate) struct CopyCount {
     pub(crate) count: u32,
 }
 
-/// The copies of nearly all blocks, in two bytes: a few in one place.
+/// The copies of nearly all blocks, in two bytes: a small count in one location.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PackedCopies(u16);
 
 impl PackedCopies {
     pub(crate) const NONE: Self = Self(0);
-    /// More than fits here: they are counted elsewhere.
+    /// The copies do not fit and are stored elsewhere.
     pub(crate) const OVERFLOW: Self = Self(u16::MAX);
-    /// Bits of the count, and below which bits group, tier and kind begin.
+    /// Bits of the count; group, tier and kind start at the following bits.
     const COUNT_BITS: u32 = 5;
     const TIER_SHIFT: u32 = 10;
     const MAX_COUNT: u16 = (1 << Self::COUNT_BITS) - 1;
@@ -39,17 +39,17 @@ impl PackedCopies {
         fits.then_some(Self(count as u16 | Self::pack_location(place.tier, place.group) | kind))
     }
 
-    /// A place, but for its kind, where the group fits.
+    /// Packs a location without its kind. The group must fit.
     fn pack_location(tier: Tier, group: u32) -> u16 {
         (group as u16) << Self::COUNT_BITS | (plane(tier) as u16) << Self::TIER_SHIFT
     }
 
-    /// Whether a copy in `tier` serves full attention; not for [`Self::OVERFLOW`].
+    /// Returns whether a copy in `tier` serves full attention; not for [`Self::OVERFLOW`].
     pub(crate) fn serves(self, tier: Tier) -> bool {
         self != Self::NONE && self.0 >> Self::TIER_SHIFT == plane(tier) as u16
     }
 
-    /// One copy more in `place`; none where that does not fit, or copies are elsewhere.
+    /// Returns the copies with one more in `place`. None if they do not fit or are stored elsewhere.
     pub(crate) fn incremented(self, place: CopyLocation) -> Option<Self> {
         let one = Self::single_location(CopyCount { location: place, count: 1 })?;
         let same =
@@ -57,14 +57,14 @@ impl PackedCopies {
         if self == Self::NONE { Some(one) } else { same.then_some(Self(self.0 + 1)) }
     }
 
-    /// How many there are, where all of them lie in `tier` and `group`.
+    /// Returns how many there are, if all of them are in `tier` and `group`.
     pub(crate) fn count_in(self, tier: Tier, group: u32) -> Option<u32> {
         let there =
             group <= Self::MAX_GROUP && self.packed_location() & !Self::WINDOW_FLAG == Self::pack_location(tier, group);
         (there && self != Self::NONE && self != Self::OVERFLOW).then(|| u32::from(self.count()))
     }
 
-    /// So many in the same place; none where that does not fit.
+    /// Returns this many copies in the same location; None if they do not fit.
     pub(crate) fn with_count(self, count: u32) -> Option<Self> {
         match u16::try_from(count) {
             Ok(0) => Some(Self::NONE),
@@ -77,12 +77,12 @@ impl PackedCopies {
         self.0 & Self::MAX_COUNT
     }
 
-    /// Group, tier and kind.
+    /// Returns the packed group, tier and kind.
     fn packed_location(self) -> u16 {
         self.0 & !Self::MAX_COUNT
     }
 
-    /// None where they do not fit.
+    /// Packs copies; None if they do not fit.
     pub(crate) fn of(copies: &BlockCopies) -> Option<Self> {
         match copies.first {
             None => Some(Self::NONE),
@@ -91,7 +91,7 @@ impl PackedCopies {
         }
     }
 
-    /// The same as copies; none where they are counted elsewhere.
+    /// Unpacks the copies; none if they are stored elsewhere.
     pub(crate) fn unpack(self) -> BlockCopies {
         if self == Self::NONE || self == Self::OVERFLOW {
             return BlockCopies::default();
@@ -103,7 +103,7 @@ impl PackedCopies {
     }
 }
 
-/// The copies of one block. The first place is inline, as nearly all blocks have just one.
+/// The copies of one block. The first location is inline, because nearly all blocks have only one.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct BlockCopies {
     first: Option<CopyCount>,
@@ -115,12 +115,12 @@ impl BlockCopies {
         self.first.iter_mut().chain(self.others.iter_mut())
     }
 
-    /// All of them, in the order in which their places were first taken.
+    /// Iterates over the counts of all locations, in the order in which these were first used.
     pub(crate) fn counts(&self) -> impl Iterator<Item = &CopyCount> {
         self.first.iter().chain(&self.others)
     }
 
-    /// Copies in a place where there are none yet; false when there are some, or none are to come.
+    /// Sets the count of a new location; returns false if it has copies already, or the count is 0.
     pub(crate) fn insert_location(&mut self, counted: CopyCount) -> bool {
         let at = |counted: &CopyCount| (counted.location.tier, counted.location.group);
         if counted.count == 0 || self.counts().any(|other| at(other) == at(&counted)) {
@@ -133,7 +133,7 @@ impl BlockCopies {
         true
     }
 
-    /// One copy more.
+    /// Adds one copy.
     pub(crate) fn add_copy(&mut self, place: CopyLocation) {
         let same =
             |counted: &&mut CopyCount| (counted.location.tier, counted.location.group) == (place.tier, place.group);
@@ -146,7 +146,7 @@ impl BlockCopies {
         }
     }
 
-    /// Changes how many copies lie in `tier` and `group`; false when there are none to change.
+    /// Changes the number of copies in `tier` and `group`; returns false if there are none.
     pub(crate) fn change_copies(&mut self, tier: Tier, group: u32, left: impl FnOnce(u32) -> u32) -> bool {
         let found = self.locations().find(|counted| (counted.location.tier, counted.location.group) == (tier, group));
         let Some(counted) = found else { return false };
@@ -160,14 +160,14 @@ impl BlockCopies {
         true
     }
 
-    /// Whether a copy in `tier` serves full attention, so that it counts for prefixes.
+    /// Returns whether a copy in `tier` serves full attention, so that it counts for prefixes.
     pub(crate) fn serves(&self, tier: Tier) -> bool {
         let counts =
             |counted: &CopyCount| counted.location.tier == tier && counted.location.kind == KvCacheSpecKind::Full;
         self.first.iter().chain(&self.others).any(counts)
     }
 
-    /// Whether the last copy is gone.
+    /// Returns whether there are no copies.
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -256,7 +256,7 @@ mod tests {
             ),
             (None, None, None)
         );
-        // Group 32 of device memory is not group 0 of the host's.
+        // Group 32 in device memory must not be confused with group 0 in host memory.
         let host = PackedCopies::NONE.incremented(HOST).unwrap();
         assert_eq!(
             (host.count_in(Tier::Hbm, 32), host.count_in(Tier::Host, 0), host.count_in(Tier::Host, 1)),

@@ -1,7 +1,7 @@
-//! From the bytes of a KV-event message to a [`KvEventBatch`]: vLLM's and SGLang's maps and the older positional arrays.
+//! Decodes a KV-event message to a [`KvEventBatch`]: the maps of vLLM and SGLang, and the older positional arrays.
 //!
-//! Unknown fields and events are stepped over; a field of the wrong type refuses the whole batch, so that nothing is
-//! half applied.
+//! Unknown fields and events are skipped; a field of the wrong type rejects the whole batch, so that nothing is applied
+//! partially.
 
 use smart_default::SmartDefault;
 use vocabulary::DpRank;
@@ -11,47 +11,47 @@ use crate::event::{
 };
 use crate::msgpack::{MsgpackCursor, MsgpackItem};
 
-/// Why a message could not be read.
+/// Why a message could not be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// It ends too early, or claims lengths beyond its end.
+    /// It ends too early, or contains lengths beyond its end.
     #[error("the message ends before what it announces")]
     Truncated,
-    /// A byte that begins no value.
+    /// A byte that starts no valid value.
     #[error("a byte that begins no msgpack value")]
     Malformed,
-    /// Something follows the batch.
+    /// There are bytes after the batch.
     #[error("bytes after the end of the batch")]
     Trailing,
-    /// Values nested too deep.
+    /// Values are nested too deep.
     #[error("values nested too deep")]
     TooDeep,
-    /// More than is accepted of one thing.
+    /// A limit was exceeded; contains what there was too much of.
     #[error("too many {0}")]
     TooMany(&'static str),
-    /// A field holds something else than it should.
+    /// A field has the wrong type; contains its name.
     #[error("unexpected type of {0}")]
     Type(&'static str),
 }
 
-/// What one message may contain.
+/// Limits for one message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct DecodeLimits {
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     #[default(64 << 20)]
     pub bytes: usize,
-    /// Events in it.
+    /// Number of events.
     #[default(100_000)]
     pub events: u32,
-    /// Blocks in one event.
+    /// Blocks per event.
     #[default(1 << 18)]
     pub blocks: u32,
-    /// Characters of a salt or an adapter name.
+    /// Bytes of a salt or an adapter name.
     #[default(4096)]
     pub text: usize,
 }
 
-/// Reads one message: `[timestamp, [event, ...], rank?]`.
+/// Decodes one message: `[timestamp, [event, ...], rank?]`.
 pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<KvEventBatch, DecodeError> {
     if bytes.len() > limits.bytes {
         return Err(DecodeError::TooMany("bytes"));
@@ -79,7 +79,7 @@ pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<KvEventBatch, Decod
     Ok(KvEventBatch { timestamp, events, rank: rank.transpose()? })
 }
 
-/// The fields of every kind of event, not yet given a meaning.
+/// The fields of all kinds of events, not yet interpreted.
 #[derive(Default)]
 struct EventFields {
     hashes: Vec<EngineHash>,
@@ -96,7 +96,7 @@ struct EventFields {
     remaining: Vec<u32>,
 }
 
-/// Field order of the positional encoding.
+/// Field order in the positional encoding.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -186,10 +186,10 @@ impl<'a> EventReader<'a, '_> {
         Ok(())
     }
 
-    /// An array, or nil for an empty one, of at most as many entries as an event may have blocks.
+    /// Decodes an array, with nil as an empty one, with at most the maximum number of blocks per event.
     fn list<T>(&mut self, what: &'static str, read: fn(MsgpackItem<'a>) -> Option<T>) -> Result<Vec<T>, DecodeError> {
         let count = self.count(what, u64::from(self.limits.blocks))?;
-        // So many fit in what is left of the message.
+        // The rest of the message has room for this many.
         let mut list = Vec::with_capacity(count as usize);
         for _ in 0..count {
             list.push(read(self.cursor.item()?).ok_or(DecodeError::Type(what))?);
@@ -209,7 +209,7 @@ impl<'a> EventReader<'a, '_> {
     fn hashes(&mut self) -> Result<Vec<EngineHash>, DecodeError> {
         let what = "block_hashes";
         let count = self.count(what, u64::from(self.limits.blocks))?;
-        // So many fit in what is left of the message.
+        // The rest of the message has room for this many.
         let mut hashes = Vec::with_capacity(count as usize);
         for _ in 0..count {
             hashes.push(match self.cursor.wide_number() {
@@ -222,7 +222,7 @@ impl<'a> EventReader<'a, '_> {
 
     fn tokens(&mut self) -> Result<Vec<u32>, DecodeError> {
         let count = self.count("token_ids", u64::MAX)?;
-        // So many fit in what is left of the message.
+        // The rest of the message has room for this many.
         let mut tokens = vec![0; count as usize];
         let mut read = 0;
         loop {
@@ -235,7 +235,7 @@ impl<'a> EventReader<'a, '_> {
         }
     }
 
-    /// A token in an encoding that is longer than it need be; or no token.
+    /// Decodes a token with a longer encoding than necessary; an error if it is not a token.
     #[cold]
     fn unusual_token(&mut self) -> Result<u32, DecodeError> {
         match self.cursor.item()? {

@@ -1,5 +1,5 @@
-//! Where a session's last lookup found its holders to end: where the next one looks first. A guess and no more, as every
-//! depth is looked at before it is told.
+//! Depths at which the holders of a session's prefix ended in its last lookup; the next lookup starts there. Only a
+//! hint: every depth is checked before it is returned.
 
 use vocabulary::{Blocks, Overlap};
 
@@ -11,7 +11,8 @@ impl DepthHint {
     const DEPTHS: usize = 3;
     const BITS: u32 = 21;
 
-    /// From what was found: the deepest, and the least, where those end that only share how conversations begin.
+    /// Selects depths from a result: the smallest one, at which holders end that only share how conversations begin,
+    /// and the deepest ones.
     pub fn from_depths(found: &[Overlap]) -> Self {
         let mut depths: Vec<u64> =
             found.iter().map(|overlap| overlap.blocks.0).filter(|n| n >> Self::BITS == 0).collect();
@@ -23,17 +24,17 @@ impl DepthHint {
         Self(depths.into_iter().fold(0, |all, depth| all << Self::BITS | depth))
     }
 
-    /// From [`Self::packed`].
+    /// Restores a hint from [`Self::packed`].
     pub fn from_packed(number: u64) -> Self {
         Self(number)
     }
 
-    /// To be kept somewhere.
+    /// Returns the hint as a number.
     pub fn packed(self) -> u64 {
         self.0
     }
 
-    /// Least first; 0 for none.
+    /// Returns the depths in ascending order; 0 is none.
     pub fn depths(self) -> [Blocks; Self::DEPTHS] {
         [2, 1, 0].map(|place| Blocks(self.0 >> (place * Self::BITS) & ((1 << Self::BITS) - 1)))
     }

@@ -1,49 +1,49 @@
-//! What engines say about their blocks, in one shape for all encodings and dialects.
+//! Engines' KV cache events, in one form for all encodings and engines.
 
 use vocabulary::{DpRank, HashSeed, PrefixId, Tier};
 
-/// An engine's own name for a block. Opaque; means something only together with the process that said it.
+/// An engine's own hash of a block. Opaque, and meaningful only within the process that sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct EngineHash(pub u64);
 
 impl EngineHash {
-    /// From a signed integer (SGLang): the same bits.
+    /// Converts a signed integer (SGLang) by its bits.
     pub fn signed(value: i64) -> Self {
         Self(value as u64)
     }
 
-    /// From a digest: hashed down, so that nothing depends on which of its bytes are random.
+    /// Hashes a digest to 64 bits, without assumptions about which of its bytes are random.
     pub fn digest(bytes: &[u8]) -> Self {
         Self(PrefixId(0).extend_bytes(HashSeed(0), bytes).block_hash().0)
     }
 }
 
-/// One message of an engine.
+/// The contents of one message of an engine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvEventBatch {
-    /// The engine's wall clock, seconds since the epoch. For lag only.
+    /// The engine's wall-clock time in seconds since the epoch. Used only to measure lag.
     pub timestamp: f64,
-    /// In the order in which they happened.
+    /// The events, in order of occurrence.
     pub events: Vec<KvCacheEvent>,
-    /// The rank that speaks, where it says so.
+    /// The sending rank, if the message contains it.
     pub rank: Option<DpRank>,
 }
 
 /// One change of an engine's cache.
 #[derive(Clone, PartialEq, Debug)]
 pub enum KvCacheEvent {
-    /// Blocks were added.
+    /// Copies of blocks were added.
     Stored(BlockStored),
-    /// Copies of blocks are gone.
+    /// Copies of blocks were removed.
     Removed(BlockRemoved),
-    /// Nothing is left.
+    /// The cache was emptied.
     Cleared,
-    /// A kind that is not known here, and does not change residency as far as is known.
+    /// An unknown kind of event, which is assumed not to affect residency.
     Other,
 }
 
 impl KvCacheEvent {
-    /// Copies that were stored, and where.
+    /// Returns the tier and the number of stored copies.
     pub fn stored_copies(&self) -> Option<(Tier, u64)> {
         match self {
             KvCacheEvent::Stored(stored) => Some((stored.tier, stored.hashes.len() as u64)),
@@ -52,64 +52,64 @@ impl KvCacheEvent {
     }
 }
 
-/// Consecutive blocks of one prompt that an engine now holds one more copy of.
+/// Consecutive blocks of one prompt, of each of which the engine now has one more copy.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BlockStored {
-    /// First block first.
+    /// Hashes of the blocks, first block first.
     pub hashes: Vec<EngineHash>,
-    /// The block before the first one; none at the start of a prompt.
+    /// The block before the first one; None at the start of a prompt.
     pub parent: Option<EngineHash>,
-    /// `block_size` for each block; may be empty for tiers below device memory.
+    /// `block_size` tokens per block; may be empty for tiers below device memory.
     pub tokens: Vec<u32>,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// Where they lie.
+    /// Where they are stored.
     pub tier: Tier,
     /// KV cache group.
     pub group: u32,
-    /// What kind of attention the group serves.
+    /// The kind of attention of the group.
     pub kind: KvCacheSpecKind,
-    /// LoRA adapter name (or `#id` from engines that only tell the number).
+    /// LoRA adapter name, or `#id` from engines that only report its number.
     pub adapter: Option<Box<str>>,
-    /// Cache salt, where it is a field of its own (SGLang).
+    /// Cache salt, if the engine has a separate field for it (SGLang).
     pub salt: Option<Box<str>>,
-    /// What else went into each block's hash; empty or one entry a block.
+    /// Further inputs of each block's hash; either empty or one entry per block.
     pub extra: Vec<Vec<ExtraKey>>,
 }
 
-/// Copies that are gone.
+/// Removed copies.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BlockRemoved {
-    /// One entry a copy.
+    /// One entry per copy.
     pub hashes: Vec<EngineHash>,
-    /// Where they lay.
+    /// Where they were stored.
     pub tier: Tier,
     /// KV cache group.
     pub group: u32,
-    /// How many copies are left of each, from engines that count; empty otherwise.
+    /// Remaining copies of each block, from engines that count them; otherwise empty.
     pub remaining: Vec<u32>,
 }
 
-/// What else a block's KV depends on, besides tokens.
+/// An input of a block's KV other than its tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExtraKey {
-    /// A salt, an adapter, the digest of an image.
+    /// A salt, an adapter name, or the digest of an image.
     Text(Box<str>),
-    /// Anything else, as it was encoded.
+    /// Anything else, still encoded.
     Raw(Box<[u8]>),
 }
 
-/// The attention that a KV cache group serves, as far as it matters for prefix reuse.
+/// Kind of attention of a KV cache group, as far as it matters for prefix reuse.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KvCacheSpecKind {
     /// All earlier blocks are needed: a leading run of these is a reusable prefix.
     Full,
-    /// Only a window or a running state is kept: says nothing about the prefix.
+    /// Only a window or a running state is kept, which says nothing about the prefix.
     Window,
 }
 
 impl KvCacheSpecKind {
-    /// From `kv_cache_spec_kind`; engines that do not tell have one kind, full attention.
+    /// Parses `kv_cache_spec_kind`; engines without this field have only full attention.
     pub fn from_name(name: Option<&str>) -> Self {
         match name {
             None => KvCacheSpecKind::Full,
@@ -119,7 +119,7 @@ impl KvCacheSpecKind {
     }
 }
 
-/// The memory that an event's `medium` names; engines that do not tell mean device memory.
+/// Parses an event's `medium`; engines without this field mean device memory.
 pub(crate) fn tier_of(medium: Option<&str>) -> Tier {
     let is = |names: &[&str]| medium.is_some_and(|m| names.iter().any(|name| m.eq_ignore_ascii_case(name)));
     match medium {

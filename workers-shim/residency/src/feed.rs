@@ -1,6 +1,7 @@
-//! From a source's events to the shared index, with the index touched only in bounded portions.
+//! Feeds a source's events into the shared index in limited batches.
 //!
-//! [`ResidencyFeed::ingest`] does the hashing and needs no index; [`ResidencyFeed::settle`] is what runs under the index's write lock.
+//! [`ResidencyFeed::ingest`] does the hashing and needs no index; [`ResidencyFeed::settle`] runs under the index's
+//! write lock.
 
 use std::collections::VecDeque;
 
@@ -12,48 +13,48 @@ use crate::prefix_closure::PrefixClosure;
 use crate::snapshot::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
 use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};
 
-/// Whether everything has reached the index.
+/// Whether all changes have been applied to the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SettleProgress {
-    /// It has.
+    /// All have.
     Done,
-    /// Call again.
+    /// There are more; call again.
     More,
 }
 
-/// Events whose names are looked for at once: most have one block or a few.
+/// Number of events whose hashes are prefetched together: most have one block or a few.
 const LOOKAHEAD_EVENTS: usize = 32;
 
 type RemovalIter = Box<dyn Iterator<Item = ResidencyChange> + Send + Sync>;
 
-/// A step that waits to be applied, in order.
+/// An update that waits to be applied, in order.
 enum IndexUpdate {
-    /// And how many of them are applied already.
+    /// Changes, and how many of them were already applied.
     Changes(Vec<ResidencyChange>, usize),
-    /// All blocks at once are gone: a new place is taken, the old one swept later.
+    /// All blocks are removed at once: a new slot is taken, and the old one is swept later.
     Reset(RemovalIter),
     Leave(RemovalIter),
     Knowledge(KvIndexState),
     Closure(PrefixClosure),
 }
 
-/// One rank of one worker: its source and its place in the index.
+/// One rank of one worker: its source and its slot in the index.
 pub struct ResidencyFeed {
     worker: WorkerId,
     rank: DpRank,
     source: SourceBlocks,
     slot: Option<SourceSlot>,
     knowledge: KvIndexState,
-    /// What the index is, or will be, told.
+    /// The state that the index has, or will have once all updates are applied.
     closure: PrefixClosure,
-    /// Of the event that is being taken.
+    /// Changes of the current event.
     changes: Vec<ResidencyChange>,
     steps: VecDeque<IndexUpdate>,
     sweeps: VecDeque<(SourceSlot, RemovalIter)>,
 }
 
 impl ResidencyFeed {
-    /// A feed that has no place in the index before its first `settle`.
+    /// Creates a feed, which has no slot in the index before its first `settle`.
     pub fn new(worker: WorkerId, rank: DpRank, rules: SourceRules) -> Self {
         let mut feed = Self {
             worker,
@@ -70,7 +71,7 @@ impl ResidencyFeed {
         feed
     }
 
-    /// Works out what events mean, in their order.
+    /// Processes events in order.
     pub fn ingest_all(&mut self, events: &[KvCacheEvent]) {
         for events in events.chunks(LOOKAHEAD_EVENTS) {
             self.source.warm_cpu_cache(events);
@@ -78,7 +79,7 @@ impl ResidencyFeed {
         }
     }
 
-    /// Works out what an event means.
+    /// Processes one event.
     pub fn ingest(&mut self, event: &KvCacheEvent) {
         self.ingest_all(std::slice::from_ref(event));
     }
@@ -90,7 +91,7 @@ impl ResidencyFeed {
             KvCacheEvent::Cleared => return self.reset(),
             KvCacheEvent::Other => return,
         }
-        // The index must know of a hole before it opens, and may forget it only after it closed.
+        // The index must learn of a hole before it opens, and may forget it only after it has closed.
         if self.source.take_worst_closure() == PrefixClosure::Holed {
             self.set_closure(PrefixClosure::Holed);
         }
@@ -109,27 +110,27 @@ impl ResidencyFeed {
         }
     }
 
-    /// Forgets all blocks: the engine cleared its cache, or is another process now.
+    /// Forgets all blocks, because the engine cleared its cache or was replaced by another process.
     pub fn reset(&mut self) {
         let gone = Box::new(self.source.clear());
         self.steps.push_back(IndexUpdate::Reset(gone));
-        // A new place begins as one that may have holes.
+        // A new slot starts as one that may have holes.
         self.closure = PrefixClosure::Holed;
         self.set_closure(PrefixClosure::Whole);
     }
 
-    /// Forgets all blocks and knows those of an imprint instead.
+    /// Replaces all blocks by those of a snapshot.
     pub fn adopt(&mut self, imprint: ResidencySnapshot) {
         self.reset();
         self.source = imprint.source;
-        // Blocks come in any order, so there are holes until the last one is in its place.
+        // Blocks arrive in any order, so there may be holes until the last one is applied.
         self.set_closure(PrefixClosure::Holed);
         self.steps.push_back(IndexUpdate::Changes(imprint.changes, 0));
         self.source.take_worst_closure();
         self.set_closure(self.source.closure_state());
     }
 
-    /// Everything that is known of the source before message `next`, which must be the first that was not taken yet.
+    /// Returns a snapshot of the source before message `next`, which must be the first one not yet processed.
     pub fn snapshot(&self, process: Incarnation, next: u64) -> ResidencySnapshotWriter<'_> {
         ResidencySnapshotWriter::new(
             &self.source,
@@ -137,23 +138,23 @@ impl ResidencyFeed {
         )
     }
 
-    /// Forgets all blocks and gives the place in the index away.
+    /// Forgets all blocks and releases the slot in the index.
     pub fn leave(&mut self) {
         let gone = Box::new(self.source.clear());
         self.steps.push_back(IndexUpdate::Leave(gone));
     }
 
-    /// Says how far the index can be believed.
+    /// Sets how exactly the source's blocks are known.
     pub fn set_knowledge(&mut self, knowledge: KvIndexState) {
         self.steps.push_back(IndexUpdate::Knowledge(knowledge));
     }
 
-    /// What went wrong in the events so far.
+    /// Returns the counters of anomalies in the events.
     pub fn counts(&self) -> SourceAnomalies {
         self.source.counts()
     }
 
-    /// How the source's blocks are named.
+    /// Returns how the source's blocks are mapped to chain blocks.
     pub fn rules(&self) -> &SourceRules {
         self.source.rules()
     }
@@ -163,19 +164,19 @@ impl ResidencyFeed {
         &self.source
     }
 
-    /// Engine blocks whose place is known.
+    /// Returns the number of placed engine blocks.
     pub fn blocks(&self) -> usize {
         self.source.len()
     }
 
-    /// Fetches what the next [`Self::settle`] of `budget` changes, while others read on.
+    /// Prefetches what the next [`Self::settle`] of `budget` will change, while others can still read.
     pub fn warm_cpu_cache(&self, index: &ResidencyIndex, budget: usize) {
         if let Some(IndexUpdate::Changes(changes, done)) = self.steps.front() {
             index.warm_cpu_cache(chunk(changes, *done, budget));
         }
     }
 
-    /// Applies at most about `budget` changes to the index.
+    /// Applies about `budget` changes to the index at most.
     pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<SettleProgress, TooManySources> {
         let mut left = budget.max(1);
         while left > 0 {
@@ -185,7 +186,7 @@ impl ResidencyFeed {
         Ok(SettleProgress::More)
     }
 
-    /// Applies one step, or as much of it as `budget` allows; returns what it cost.
+    /// Applies one update, or as much of it as `budget` allows; returns its cost.
     fn apply(&mut self, step: IndexUpdate, index: &mut ResidencyIndex, budget: usize) -> Result<usize, TooManySources> {
         match step {
             IndexUpdate::Changes(changes, done) => {
@@ -197,7 +198,7 @@ impl ResidencyFeed {
                 if done + cost < changes.len() {
                     self.steps.push_front(IndexUpdate::Changes(changes, done + cost));
                 } else if self.changes.capacity() == 0 {
-                    // The next event's changes go where these were.
+                    // Reuse the allocation for the next event.
                     self.changes = changes;
                     self.changes.clear();
                 }
@@ -230,7 +231,7 @@ impl ResidencyFeed {
         }
     }
 
-    /// Removes blocks of former lives.
+    /// Removes blocks of retired slots.
     fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> SettleProgress {
         let Some((slot, gone)) = self.sweeps.front_mut() else { return SettleProgress::Done };
         let portion: Vec<ResidencyChange> = gone.take(budget).collect();
@@ -243,7 +244,7 @@ impl ResidencyFeed {
     }
 }
 
-/// The next of `changes`.
+/// Returns the next chunk of `changes`.
 fn chunk(changes: &[ResidencyChange], done: usize, budget: usize) -> &[ResidencyChange] {
     &changes[done..changes.len().min(done + budget)]
 }

@@ -1,12 +1,13 @@
-//! Hashing of keys that are hashes already: one multiplication instead of SipHash. Not for keys that clients choose.
+//! Fast hashing of keys that are already hashes: one multiplication instead of SipHash. Not for keys that clients
+//! choose.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map keyed by values that are spread evenly by their makers.
+/// A map with evenly distributed keys.
 pub(crate) type FoldHashMap<K, V> = HashMap<K, V, BuildHasherDefault<FoldHasher>>;
 
-/// Multiplies and folds, so that counters used as hashes spread too.
+/// Multiplies and folds, so that counters used as keys are spread as well.
 #[derive(Default)]
 pub(crate) struct FoldHasher(u64);
 

@@ -1,7 +1,8 @@
-//! Which slots hold a chain block. The blocks of a conversation lie at the same workers, so a block tells only the number of
-//! its set, and a set is kept once for all blocks that have it.
+//! The sets of slots that hold a chain block. The blocks of a conversation are held by the same workers, so each block
+//! only stores the id of its set, and equal sets are stored once.
 //!
-//! There are never many more sets than blocks have: with each new one, a few that no block has any more are given up.
+//! The number of stored sets stays close to the number in use: with each new set, a few are checked and freed if no
+//! block uses them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,10 +13,10 @@ use vocabulary::Tier;
 use crate::bucket_table::spread;
 use crate::fold_hash::FoldHashMap;
 
-/// Bits of 64 slots, one word for each tier, fastest first.
+/// Bits of 64 slots: one word per tier, fastest first.
 pub(crate) type TierBits = [u64; 3];
 
-/// Slots that can be told apart.
+/// Maximum number of slots.
 pub(crate) const MAX_SLOTS: usize = (1 << 13) - 1;
 
 pub(crate) fn plane(tier: Tier) -> usize {
@@ -30,11 +31,11 @@ pub(crate) fn tier(plane: usize) -> Tier {
 pub(crate) struct HolderSetId(pub(crate) u32);
 
 impl HolderSetId {
-    /// Of the empty set.
+    /// The id of the empty set.
     pub(crate) const NONE: Self = Self(0);
 }
 
-/// The members of a set among 64 slots, of which there is at least one.
+/// The members of a set among 64 slots; at least one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct HolderWord {
     word: usize,
@@ -42,13 +43,13 @@ struct HolderWord {
 }
 
 struct HolderSet {
-    /// In order; none where the number is free.
+    /// In ascending order; empty if the id is free.
     parts: Arc<[HolderWord]>,
-    /// That have it.
+    /// Number of blocks that use the set.
     blocks: u32,
 }
 
-/// A slot that joins or leaves a set, in one tier.
+/// Adds or removes one slot in one tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct HolderChange(u16);
 
@@ -61,7 +62,7 @@ impl HolderChange {
         Self(Self::removing(slot, tier).0 | 1)
     }
 
-    /// The set after it, as parts; the same where nothing is to be done.
+    /// Returns the resulting set; equal to `parts` if the change has no effect.
     fn apply_to(self, parts: &[HolderWord]) -> Vec<HolderWord> {
         let (slot, plane) = (usize::from(self.0 >> 3), usize::from(self.0 >> 1 & 3));
         let (word, bit) = (slot / 64, 1 << (slot % 64));
@@ -79,7 +80,7 @@ impl HolderChange {
     }
 }
 
-/// What a turn made of a set.
+/// A cached result of applying a change to a set.
 #[derive(Clone, Copy)]
 struct HolderTransition {
     from: HolderSetId,
@@ -90,18 +91,18 @@ struct HolderTransition {
 const TRANSITION_CACHE_BITS: u32 = 8;
 const EMPTY_TRANSITION: HolderTransition =
     HolderTransition { from: HolderSetId(u32::MAX), change: HolderChange(0), to: HolderSetId::NONE };
-/// Sets that are looked at for each new one.
+/// Number of sets checked for reclaiming with each new one.
 const RECLAIM_CHECKS: usize = 4;
 
 pub(crate) struct HolderSets {
-    /// The empty one first.
+    /// Indexed by id, the empty set first.
     sets: Vec<HolderSet>,
     ids: FoldHashMap<Arc<[HolderWord]>, HolderSetId>,
-    /// Numbers that no set has, the least first, so that those above the sets in use come free.
+    /// Free ids, smallest first, so that the ids at the end become free.
     free: BinaryHeap<Reverse<u32>>,
-    /// As events come in runs, nearly every step was taken just before.
+    /// Cache of transitions: events come in runs, so nearly every transition was used just before.
     transitions: Box<[HolderTransition]>,
-    /// The one that was looked at last.
+    /// The set that was checked last.
     reclaim_cursor: usize,
 }
 
@@ -118,24 +119,25 @@ impl Default for HolderSets {
 }
 
 impl HolderSets {
-    /// A block gets one holder more; false where that was one before.
+    /// Adds a holder to a block's set; returns false if it was one already.
     pub(crate) fn add(&mut self, set: &mut HolderSetId, slot: u16, tier: Tier) -> bool {
         self.apply_change(set, HolderChange::adding(slot, tier))
     }
 
-    /// A block gets one holder less; false where that was none.
+    /// Removes a holder from a block's set; returns false if it was none.
     pub(crate) fn remove(&mut self, set: &mut HolderSetId, slot: u16, tier: Tier) -> bool {
         self.apply_change(set, HolderChange::removing(slot, tier))
     }
 
-    /// Who of the 64 slots at `word` is in the set, where a faster tier's holder counts for the slower tiers too.
+    /// Returns which of the 64 slots at `word` are in the set. A slot counts as holder in its own tier and in all
+    /// slower ones.
     pub(crate) fn reach(&self, set: HolderSetId, word: usize) -> TierBits {
         let part = self.sets[set.0 as usize].parts.iter().find(|part| part.word == word);
         let [hbm, host, disk] = part.map_or(TierBits::default(), |part| part.planes);
         [hbm, hbm | host, hbm | host | disk]
     }
 
-    /// Sets that some block has.
+    /// Returns the number of sets that are in use.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.sets.iter().filter(|set| set.blocks > 0).count()
@@ -194,7 +196,7 @@ impl HolderSets {
         number
     }
 
-    /// Looks at the next few sets, and frees the numbers of those that no block has.
+    /// Checks the next few sets, and frees the ids of those that no block uses.
     fn reclaim_some(&mut self) {
         for _ in 0..RECLAIM_CHECKS {
             self.reclaim_cursor = (self.reclaim_cursor + 1) % self.sets.len();
@@ -211,7 +213,8 @@ impl HolderSets {
         }
     }
 
-    /// Gives memory back where the upper half of the numbers is free. Once a round, so that it costs each new set little.
+    /// Frees memory if the upper half of the ids is free. Called once per round over all sets, so that the cost per new
+    /// set is small.
     fn compact(&mut self) {
         let used = 1 + self.sets.iter().rposition(|set| !set.parts.is_empty()).unwrap_or(0);
         if used <= self.sets.len() / 2 {

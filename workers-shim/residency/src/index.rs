@@ -1,9 +1,9 @@
-//! The residency index: for each chain block, who holds it.
+//! The residency index: which workers hold each chain block.
 //!
-//! Exact for any holes and any order of eviction. Where a source is whole (it holds no block without the one before),
-//! the depth that it reaches is found by bisection: a few cache misses instead of one a block. The others are found by
-//! walking the chain while any of them is left. Nothing here walks a whole source; leaving is one bit, sweeping is the
-//! feeds' work.
+//! Exact for any holes and any order of eviction. If a source is whole (it holds no block without its parent), its
+//! depth is found by bisection: a few cache misses instead of one per block. For other sources the chain is walked
+//! while any of them remains. No operation visits all blocks of a source: retiring one clears one bit, and sweeping its
+//! blocks is up to the feeds.
 
 use vocabulary::{BlockHash, Blocks, DpRank, KvIndexState, Overlap, PrefixChain, Tier, WorkerId};
 
@@ -11,20 +11,20 @@ use crate::holder_sets::{HolderSets, MAX_SLOTS, TierBits, plane, tier};
 use crate::prefix_closure::PrefixClosure;
 use crate::shard::{IndexShard, ShardKey};
 
-/// What became of one chain block at one source.
+/// A change of one chain block at one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResidencyChange {
-    /// It lies there now.
+    /// The source now holds the block in this tier.
     Added(BlockHash, Tier),
-    /// It no longer does.
+    /// The source no longer holds it there.
     Removed(BlockHash, Tier),
 }
 
-/// A source's place in the index: one life of one rank.
+/// A source's slot in the index: one incarnation of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SourceSlot(u16);
 
-/// All places are taken.
+/// All slots are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the index has no place for more than {} sources", ResidencyIndex::MAX_SOURCES)]
 pub struct TooManySources;
@@ -32,28 +32,28 @@ pub struct TooManySources;
 struct SlotEntry {
     worker: WorkerId,
     rank: DpRank,
-    /// None for one beside the worker's own: it says nothing of how those are known.
+    /// None for an approximate source beside the worker's own ones, which does not affect how these are known.
     knowledge: Option<KvIndexState>,
 }
 
-/// Who holds which chain block.
+/// Which source holds which chain block.
 pub struct ResidencyIndex {
     shards: Box<[IndexShard]>,
     sets: HolderSets,
-    /// Places of sources; none where free or retired.
+    /// The sources; None if a slot is free or retired.
     slots: Vec<Option<SlotEntry>>,
-    /// Bits of the seats that are taken.
+    /// Bit set of the slots in use.
     live: Vec<u64>,
-    /// Bits of the seats that are taken by whole sources.
+    /// Bit set of the slots used by whole sources.
     whole: Vec<u64>,
     free: Vec<u16>,
 }
 
 impl ResidencyIndex {
-    /// Places for sources, retired ones that are not yet swept included.
+    /// Number of slots, including retired ones that are not yet swept.
     pub const MAX_SOURCES: usize = MAX_SLOTS;
 
-    /// An index that knows nobody.
+    /// Creates an empty index.
     pub fn new() -> Self {
         let shards = std::iter::repeat_with(IndexShard::default).take(ShardKey::SHARDS).collect();
         Self {
@@ -66,7 +66,7 @@ impl ResidencyIndex {
         }
     }
 
-    /// Takes a place for a source that holds nothing yet.
+    /// Allocates a slot for a source, which holds nothing yet.
     pub fn add_source(
         &mut self,
         worker: WorkerId,
@@ -76,7 +76,8 @@ impl ResidencyIndex {
         self.allocate_slot(SlotEntry { worker, rank, knowledge: Some(knowledge) })
     }
 
-    /// The same beside the worker's own sources, for what is only guessed of it: [`Self::knowledge`] does not change.
+    /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::knowledge`] does not
+    /// change.
     pub fn add_approximate_source(&mut self, worker: WorkerId, rank: DpRank) -> Result<SourceSlot, TooManySources> {
         self.allocate_slot(SlotEntry { worker, rank, knowledge: None })
     }
@@ -97,15 +98,15 @@ impl ResidencyIndex {
         Ok(SourceSlot(slot))
     }
 
-    /// From now on the source holds nothing. Its blocks stay until they are removed, but are not seen.
+    /// Hides all blocks of a source. They stay in the index until they are removed.
     pub fn retire(&mut self, slot: SourceSlot) {
         self.slots[usize::from(slot.0)] = None;
         self.live[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
         self.whole[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
     }
 
-    /// Says of which shape a source is from now on. A source that is called whole must be so after every single change
-    /// that is applied; [`PrefixClosure::Holed`] is always right, and what a new place begins with.
+    /// Sets whether a source is whole. A whole source must be so after every single change that is applied;
+    /// [`PrefixClosure::Holed`] is always correct, and is the initial value.
     pub fn set_closure(&mut self, slot: SourceSlot, shape: PrefixClosure) {
         let (word, bit) = (usize::from(slot.0) / 64, 1 << (slot.0 % 64));
         match shape {
@@ -114,14 +115,13 @@ impl ResidencyIndex {
         }
     }
 
-    /// Gives a retired place away; all its blocks must have been removed.
+    /// Frees a retired slot, all of whose blocks must have been removed.
     pub fn release(&mut self, slot: SourceSlot) {
         debug_assert!(self.slots[usize::from(slot.0)].is_none(), "only a retired place can be released");
         self.free.push(slot.0);
     }
 
-    /// Fetches what [`Self::apply`] reads and writes, all at once instead of one after the other: for whoever may read, but
-    /// must not write yet.
+    /// Prefetches what [`Self::apply`] reads and writes, so that the memory accesses overlap. Needs only read access.
     pub fn warm_cpu_cache(&self, changes: &[ResidencyChange]) {
         let seen = changes.iter().fold(0, |seen, change| {
             let (ResidencyChange::Added(hash, _) | ResidencyChange::Removed(hash, _)) = *change;
@@ -131,7 +131,7 @@ impl ResidencyIndex {
         std::hint::black_box(seen);
     }
 
-    /// Applies what became of a source's blocks. What is removed without being held is ignored.
+    /// Applies changes to a source's blocks. Removing blocks that are not held has no effect.
     pub fn apply(&mut self, slot: SourceSlot, changes: &[ResidencyChange]) {
         for change in changes {
             let (ResidencyChange::Added(hash, tier) | ResidencyChange::Removed(hash, tier)) = *change;
@@ -149,41 +149,44 @@ impl ResidencyIndex {
         self.sets.reach(self.shards[key.shard()].holders(key), word)
     }
 
-    /// Changes what is known of a source.
+    /// Sets how exactly a source's blocks are known.
     pub fn set_knowledge(&mut self, slot: SourceSlot, knowledge: KvIndexState) {
         if let Some(seat) = &mut self.slots[usize::from(slot.0)] {
             seat.knowledge = Some(knowledge);
         }
     }
 
-    /// What is known of a worker: the least that is known of any of its ranks, guesses beside them left out.
+    /// Returns how exactly a worker's blocks are known: the worst state of its ranks, ignoring approximate sources
+    /// beside them.
     pub fn knowledge(&self, worker: WorkerId) -> KvIndexState {
         let seats = self.slots.iter().flatten().filter(|seat| seat.worker == worker);
         seats.filter_map(|seat| seat.knowledge).min().unwrap_or_default()
     }
 
-    /// Chain blocks that anyone holds.
+    /// Returns the number of chain blocks that are held at all.
     pub fn blocks(&self) -> usize {
         self.shards.iter().map(IndexShard::len).sum()
     }
 
-    /// Sources that hold a place.
+    /// Returns the number of sources.
     pub fn sources(&self) -> usize {
         self.slots.iter().flatten().count()
     }
 
-    /// Who holds the leading blocks of `chain` without a hole, and how many. A slower tier is listed where it reaches
-    /// further than the faster ones alone. Sorted by worker, rank and tier; nobody is listed with nothing.
+    /// Returns which sources hold leading blocks of `chain` without a hole, and how many. A slower tier is listed only
+    /// if it reaches further than the faster ones alone. Sorted by worker, rank and tier; sources without blocks are
+    /// not listed.
     pub fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
         self.find_depths(chain.len(), &[], |at| chain[at])
     }
 
-    /// The same for a prompt's chain.
+    /// Returns the overlaps with a prompt's chain.
     pub fn overlaps_of_chain(&self, chain: &PrefixChain) -> Vec<Overlap> {
         self.overlaps_with_hint(chain, &[])
     }
 
-    /// The same, told sooner where holders end at one of a few depths. What is told does not depend on them.
+    /// Returns the overlaps with a prompt's chain. Faster if holders end at one of the depths in `near`, which do not
+    /// affect the result.
     pub fn overlaps_with_hint(&self, chain: &PrefixChain, near: &[Blocks]) -> Vec<Overlap> {
         self.find_depths(chain.ids.len(), near, |at| chain.ids[at].block_hash())
     }
@@ -198,11 +201,11 @@ impl ResidencyIndex {
         if length == 0 {
             return found;
         }
-        // Whoever ends at a depth holds that many blocks, and not one more.
+        // A source that ends at a depth holds that many blocks, and not one more.
         let mut near: Vec<usize> =
             near.iter().map(|depth| depth.0 as usize).flat_map(|depth| [depth, depth.saturating_add(1)]).collect();
         near.sort_unstable();
-        // Word by word, as most fleets have one, and most words nobody who holds even the first block.
+        // Word by word: most fleets have only one, and in most words no source holds even the first block.
         for (word, whole) in self.whole.iter().enumerate().filter(|(_, whole)| **whole != 0) {
             let first = self.holders_of(chain(0), word)[0];
             self.bisect(DepthRange { low: 1, high: length, hinted: &near }, &chain, (word, whole & first), &mut found);
@@ -214,7 +217,7 @@ impl ResidencyIndex {
         self.normalize(found)
     }
 
-    /// Finds the depths of the sources in one word of bits, all of them whole, which lie in `span`.
+    /// Finds the depths, within `span`, of whole sources in one word of bits.
     fn bisect(
         &self,
         mut span: DepthRange<'_>,
@@ -229,7 +232,7 @@ impl ResidencyIndex {
             if deeper == sources {
                 span.low = depth;
             } else {
-                // The greater ones of `near` were looked at.
+                // The larger hints were already used.
                 self.bisect(DepthRange { low: depth, high: span.high, hinted: &[] }, chain, (word, deeper), found);
                 sources &= !deeper;
                 span.high = depth - 1;
@@ -238,7 +241,7 @@ impl ResidencyIndex {
         self.record_overlaps(sources, (word, 0, span.low as u64), found);
     }
 
-    /// Finds the depths of `sources`, whatever their shape.
+    /// Finds the depths of `sources`, whole or not.
     fn walk(&self, chain: impl Iterator<Item = BlockHash>, sources: Vec<u64>, found: &mut Vec<Overlap>) {
         if sources.iter().all(|bits| *bits == 0) {
             return;
@@ -253,7 +256,7 @@ impl ResidencyIndex {
                     self.record_overlaps(alive[plane] & !reach[plane], (word, plane, depth), found);
                     alive[plane] &= reach[plane];
                 }
-                // The slowest plane includes the faster ones.
+                // The slowest tier's bits include the faster ones.
                 anyone |= alive[2];
             }
             if anyone == 0 {
@@ -268,7 +271,7 @@ impl ResidencyIndex {
         }
     }
 
-    /// Lists the sources of `bits` with the depth they reached, unless that is nothing.
+    /// Adds the sources in `bits` with their depth, unless it is 0.
     fn record_overlaps(&self, mut bits: u64, (word, plane, depth): (usize, usize, u64), found: &mut Vec<Overlap>) {
         while bits != 0 && depth > 0 {
             let slot = word * 64 + bits.trailing_zeros() as usize;
@@ -280,7 +283,7 @@ impl ResidencyIndex {
         }
     }
 
-    /// Sorts, and drops slower tiers that reach no further than a faster one.
+    /// Sorts the result and drops slower tiers that reach no further than a faster one.
     fn normalize(&self, mut found: Vec<Overlap>) -> Vec<Overlap> {
         found.sort_unstable_by_key(|overlap| (overlap.worker, overlap.rank, plane(overlap.tier)));
         let mut last: Option<Overlap> = None;
@@ -297,16 +300,16 @@ impl ResidencyIndex {
     }
 }
 
-/// Depths that are still possible.
+/// The range of depths that are still possible.
 struct DepthRange<'a> {
     low: usize,
     high: usize,
-    /// Depths that are likely, least first.
+    /// Likely depths in ascending order.
     hinted: &'a [usize],
 }
 
 impl DepthRange<'_> {
-    /// Where to look next: at what is likely first, the greatest of it, then in the middle.
+    /// Returns the next depth to check: the largest remaining hint, then the middle.
     fn next_probe(&mut self) -> Option<usize> {
         while let [rest @ .., last] = self.hinted {
             self.hinted = rest;

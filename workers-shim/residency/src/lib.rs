@@ -1,10 +1,12 @@
-//! Who holds what: the residency index and what a stream of an engine's KV events means for it.
+//! The residency index, which knows which worker holds which blocks, and the processing of engines' KV events for it.
 //!
-//! Pure: no IO, no clock, no lock. What an engine says is untrusted: it is bounded, checked and counted, and never
-//! panics. Engines' block hashes are opaque here; they are keyed per engine and turned into our own chain.
+//! Pure: no IO, no clock, no lock. Input from engines is untrusted: it is limited, checked and counted, and never
+//! causes a panic. Engines' block hashes are opaque here; they are keyed per engine and mapped to the router's own hash
+//! chain.
 //!
-//! The way of an event: [`decode`] bytes to a [`KvEventBatch`], [`SequenceTracker`] says whether its turn has come, [`ResidencyFeed`] turns it
-//! into [`ResidencyChange`]s outside any lock and settles them into the shared [`ResidencyIndex`] in bounded portions.
+//! The path of an event: [`decode`] parses bytes to a [`KvEventBatch`], [`SequenceTracker`] decides whether it is next
+//! in sequence, [`ResidencyFeed`] converts it to [`ResidencyChange`]s without holding a lock and applies them to the
+//! shared [`ResidencyIndex`] in limited batches.
 
 mod block_tree;
 mod bucket_table;

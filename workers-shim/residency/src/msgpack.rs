@@ -1,11 +1,11 @@
-//! A strict reader of msgpack from a byte slice. Every length is checked against what is left before it is believed.
+//! A strict msgpack reader for a byte slice. Every length is checked against the remaining bytes before it is used.
 
 use crate::decode::DecodeError;
 
-/// How deep unknown values may nest before they are refused.
+/// Maximum nesting of skipped values.
 const MAX_DEPTH: u32 = 16;
 
-/// What comes next, its head already read.
+/// The next value, with its head already read.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum MsgpackItem<'a> {
     Nil,
@@ -41,7 +41,7 @@ impl<'a> MsgpackCursor<'a> {
         Ok(head)
     }
 
-    /// A big-endian number of `N` bytes.
+    /// Reads a big-endian number of `N` bytes.
     fn number<const N: usize>(&mut self) -> Result<u64, DecodeError> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(DecodeError::Truncated)?;
         self.rest = rest;
@@ -58,7 +58,8 @@ impl<'a> MsgpackCursor<'a> {
         Ok(MsgpackItem::Bytes(self.take(length)?))
     }
 
-    /// Entries of at least `each` bytes: a count that cannot fit in what is left is refused before anything trusts it.
+    /// Reads a number of entries, each of at least `each` bytes. A number that exceeds the remaining bytes is rejected
+    /// before it is used.
     fn entries<const N: usize>(&mut self, each: usize) -> Result<u32, DecodeError> {
         let count = self.number::<N>()?;
         self.check_fits(count, each)
@@ -112,16 +113,16 @@ impl<'a> MsgpackCursor<'a> {
         })
     }
 
-    /// The next numbers that tokens can be, into `tokens` from the first on, as far as there are such. How many.
+    /// Reads the next numbers into `tokens`, as long as they are valid tokens; returns how many.
     ///
-    /// Small ids and large ones take turns in no order that a processor could foresee. So there is no jump that depends on
-    /// their lengths, and each head is taken from the eight bytes of the number before it, which are there already.
+    /// Small and large ids alternate unpredictably for the branch predictor. So the loop has no branch on their
+    /// lengths, and each head is taken from the eight bytes already loaded for the number before it.
     pub(crate) fn tokens(&mut self, tokens: &mut [u32]) -> usize {
         let (rest, mut at, mut read) = (self.rest, 0, 0);
         let mut head = rest.first().copied().unwrap_or_default();
         for token in &mut *tokens {
             let Some(bytes) = rest.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { break };
-            // All ones for a number that is its own head, and all zeros for one of 1, 2 or 4 bytes after it.
+            // All ones if the head itself is the number, all zeros if 1, 2 or 4 bytes follow it.
             let is_head = u32::from(head >> 7).wrapping_sub(1);
             if is_head == 0 && !(0xcc..=0xce).contains(&head) {
                 break;
@@ -142,7 +143,7 @@ impl<'a> MsgpackCursor<'a> {
         read
     }
 
-    /// The next item where it is a number that a token can be; where it is not, nothing is read.
+    /// Reads the next item if it is a valid token; otherwise reads nothing.
     fn token(&mut self) -> Option<u32> {
         let (token, rest) = match *self.rest {
             [token @ 0x00..=0x7f, ref rest @ ..] | [0xcc, token, ref rest @ ..] => (u32::from(token), rest),
@@ -154,7 +155,7 @@ impl<'a> MsgpackCursor<'a> {
         Some(token)
     }
 
-    /// The next item where it is a number of eight bytes, as hashes are; where it is not, nothing is read.
+    /// Reads the next item if it is an 8-byte number, as hashes are; otherwise reads nothing.
     #[inline]
     pub(crate) fn wide_number(&mut self) -> Option<u64> {
         let [0xcf, rest @ ..] = self.rest else { return None };
@@ -163,7 +164,7 @@ impl<'a> MsgpackCursor<'a> {
         Some(u64::from_be_bytes(*number))
     }
 
-    /// An extension of any kind, skipped: nobody sends them.
+    /// Skips an extension of any type: engines send none.
     fn extension(&mut self, head: u8) -> Result<MsgpackItem<'a>, DecodeError> {
         let length = match head {
             0xc7 => self.number::<1>()? as usize,
@@ -176,7 +177,7 @@ impl<'a> MsgpackCursor<'a> {
         Ok(MsgpackItem::Extension)
     }
 
-    /// Steps over one value.
+    /// Skips one value.
     pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
         self.skip_within(MAX_DEPTH)
     }
@@ -194,7 +195,7 @@ impl<'a> MsgpackCursor<'a> {
         Ok(())
     }
 
-    /// Steps over one value and returns its encoding.
+    /// Skips one value and returns its encoding.
     pub(crate) fn raw(&mut self) -> Result<&'a [u8], DecodeError> {
         let start = self.rest;
         self.skip()?;

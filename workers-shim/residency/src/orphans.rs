@@ -1,5 +1,5 @@
-//! Blocks that an engine announced but whose place in a chain is not known yet: their parent, or their tokens, were
-//! never seen. They are kept, within a bound, until the missing part appears.
+//! Blocks that an engine reported but that cannot be placed in a chain yet, because their parent or their tokens were
+//! never reported. A limited number is kept until the missing part arrives.
 
 use std::collections::hash_map::Iter;
 
@@ -7,20 +7,20 @@ use crate::copies::BlockCopies;
 use crate::event::EngineHash;
 use crate::fold_hash::FoldHashMap;
 
-/// One such block.
+/// A block that cannot be placed yet.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Orphan {
-    /// The block before it; none where only the tokens are missing.
+    /// Its parent block; None if only the tokens are missing.
     pub(crate) parent: Option<EngineHash>,
-    /// What went into its hash besides tokens.
+    /// Inputs of its hash other than tokens.
     pub(crate) extra: Box<[u8]>,
-    /// Its tokens; empty when they were not told.
+    /// Its tokens; empty if they were not reported.
     pub(crate) tokens: Box<[u32]>,
-    /// How often it was stored since.
+    /// Its copies stored since.
     pub(crate) copies: BlockCopies,
 }
 
-/// All of them, found by their own name and by their parent's.
+/// All orphans, indexed by their own hash and by their parent's.
 #[derive(Default)]
 pub(crate) struct Orphans {
     blocks: FoldHashMap<EngineHash, Orphan>,
@@ -40,7 +40,7 @@ impl Orphans {
         self.blocks.get_mut(&hash)
     }
 
-    /// Keeps a block that is not kept yet.
+    /// Adds an orphan that is not stored yet.
     pub(crate) fn insert(&mut self, hash: EngineHash, orphan: Orphan) {
         if let Some(parent) = orphan.parent.filter(|_| !orphan.tokens.is_empty()) {
             self.waiting.entry(parent).or_default().push(hash);
@@ -48,7 +48,7 @@ impl Orphans {
         self.blocks.insert(hash, orphan);
     }
 
-    /// Gives a block away.
+    /// Removes and returns an orphan.
     pub(crate) fn remove(&mut self, hash: EngineHash) -> Option<Orphan> {
         let orphan = self.blocks.remove(&hash)?;
         if let Some(parent) = orphan.parent
@@ -62,7 +62,7 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// Gives away the blocks that wait for `parent` and have tokens.
+    /// Removes and returns the orphans that wait for `parent` and have tokens.
     pub(crate) fn take_children(&mut self, parent: EngineHash) -> Vec<(EngineHash, Orphan)> {
         let children = self.waiting.remove(&parent).unwrap_or_default();
         children.into_iter().filter_map(|child| Some((child, self.blocks.remove(&child)?))).collect()

@@ -1,6 +1,7 @@
-//! A guess at what a worker without events holds: what was routed there lately, least recently used first to go.
+//! The blocks that a worker without events is assumed to hold: those routed there recently, evicted least recently used
+//! first.
 //!
-//! Always [`vocabulary::KvIndexState::Fallback`]; never mixed with what events say.
+//! Always [`vocabulary::KvIndexState::Fallback`]; never mixed with blocks known from events.
 
 use std::collections::VecDeque;
 
@@ -10,13 +11,13 @@ use vocabulary::{BlockHash, Micros, PrefixChain, Tier};
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
 
-/// How much and how long is remembered.
+/// How much is recorded, and for how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct RoutedBlockLimits {
-    /// Chain blocks: about what the worker's cache can hold.
+    /// Number of chain blocks: about the capacity of the worker's cache.
     #[default(1 << 16)]
     pub blocks: usize,
-    /// Since the last use.
+    /// Maximum age since the last use.
     #[default(Micros(600_000_000))]
     pub age: Micros,
 }
@@ -27,29 +28,29 @@ struct BlockTouch {
     at: Micros,
 }
 
-/// What was routed to one rank of one worker.
+/// The blocks routed to one rank of one worker.
 pub struct RoutedBlocks {
     limits: RoutedBlockLimits,
     stamps: FoldHashMap<BlockHash, u64>,
-    /// Oldest touch first; only a block's newest counts.
+    /// Uses, oldest first; only the newest use of a block counts.
     touches: VecDeque<BlockTouch>,
     stamp: u64,
 }
 
 impl RoutedBlocks {
-    /// Nothing was routed yet.
+    /// Creates an empty record.
     pub fn new(limits: RoutedBlockLimits) -> Self {
         Self { limits, stamps: FoldHashMap::default(), touches: VecDeque::new(), stamp: 0 }
     }
 
-    /// The worker's cache has room for so many chain blocks.
+    /// Sets how many chain blocks the worker's cache can hold.
     pub fn set_limit(&mut self, blocks: usize) {
         self.limits.blocks = blocks;
     }
 
-    /// Prompts of one step were served there. `now` must not go backwards.
+    /// Records the prompts of one served step. `now` must not go backwards.
     pub fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<ResidencyChange>) {
-        // Deepest first, so that leaves are older than what they hang on and go before it.
+        // Deepest first, so that leaves are older than their parents and expire before them.
         let kept = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
         for hash in kept.map(|id| id.block_hash()) {
             self.stamp += 1;
@@ -61,7 +62,7 @@ impl RoutedBlocks {
         self.expire(now, out);
     }
 
-    /// Forgets what is too old or too much.
+    /// Removes blocks that are too old or exceed the limit.
     pub fn expire(&mut self, now: Micros, out: &mut Vec<ResidencyChange>) {
         while let Some(touch) = self.touches.front() {
             let newest = self.stamps.get(&touch.hash) == Some(&touch.stamp);
@@ -75,14 +76,14 @@ impl RoutedBlocks {
             }
             self.touches.pop_front();
         }
-        // One old block can keep many outdated touches behind it.
+        // A single old block can keep many outdated uses behind it.
         if self.touches.len() > 2 * self.stamps.len() + 1024 {
             let stamps = &self.stamps;
             self.touches.retain(|touch| stamps.get(&touch.hash) == Some(&touch.stamp));
         }
     }
 
-    /// Forgets everything: the worker restarted.
+    /// Removes everything, because the worker restarted.
     pub fn clear(&mut self, out: &mut Vec<ResidencyChange>) {
         self.touches.clear();
         out.extend(self.stamps.drain().map(|(hash, _)| ResidencyChange::Removed(hash, Tier::Hbm)));

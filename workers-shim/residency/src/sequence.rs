@@ -1,93 +1,95 @@
-//! The sequence of one publisher's messages: what is next, what was missed, and how much is known because of it.
+//! Tracks the sequence of one publisher's messages: which is next, what was missed, and how exactly the blocks are
+//! known as a result.
 //!
-//! It decides; asking for a replay and reading a process's identity are the caller's work.
+//! It only decides; requesting a replay and reading the process identity are up to the caller.
 
 use vocabulary::{Incarnation, KvIndexState};
 
 /// What to do with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SequenceAction {
-    /// Its turn has come.
+    /// Apply it: it is next.
     Apply,
-    /// It was applied before.
+    /// Ignore it: it was applied before.
     Duplicate,
-    /// Something is missing: check the process's identity, ask for a replay from here, then [`SequenceTracker::after_replay`].
+    /// Messages are missing: check the process identity, request a replay from here, then call
+    /// [`SequenceTracker::after_replay`].
     Replay {
         /// The first sequence number that is missing.
         from: u64,
     },
-    /// The numbers went back: another process speaks.
+    /// The sequence number went back, so another process is publishing.
     Restarted,
 }
 
-/// Whether a process is the one that is expected.
+/// Whether the process is the expected one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessMatch {
     /// It is.
     Same,
-    /// Another one: what was known of the old one is void.
+    /// It is another one: what was known of the old one is void.
     Another,
-    /// It does not tell.
+    /// It does not identify itself.
     Unknown,
 }
 
-/// Why not all is known.
+/// Why the blocks are not known exactly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KnowledgeGap {
-    /// Nobody knows which process speaks.
+    /// The publishing process is not identified.
     Unidentified,
-    /// What was said before was not all heard yet.
+    /// Earlier messages have not all been received yet.
     CatchingUp,
-    /// Messages are lost; the engine has stored so many blocks since.
+    /// Messages are lost; contains the number of blocks stored since.
     Lost(u64),
 }
 
-/// Whether the live socket brings what is said.
+/// Whether the live socket delivers messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LiveSocketHealth {
     /// As far as can be told.
     Fine,
-    /// Replays bring messages that should have been heard before.
+    /// Replays contain messages that the live socket should have delivered before.
     Deaf,
 }
 
-/// Looks in a row at which only the replay brought something, before the live socket counts as deaf. What is said between a
-/// look and its replay makes one.
+/// Number of consecutive checks in which only the replay had messages, after which the live socket counts as deaf. One
+/// such check is normal, because a message may be published between a check and its replay.
 const DEAF_AFTER_CHECKS: u8 = 2;
 
-/// How often an engine must have stored as many blocks as it can hold before nothing that was lost matters.
+/// Number of times that an engine must have stored its full capacity before lost messages become irrelevant.
 const TURNOVERS: u64 = 2;
 
-/// One publisher's sequence.
+/// The message sequence of one publisher.
 #[derive(Clone, Debug, Default)]
 pub struct SequenceTracker {
     process: Option<Incarnation>,
-    /// Whether the process behind the present connection was found to be that one.
+    /// Whether the process behind the current connection was identified as `process`.
     identified: bool,
     next: u64,
     last_live: Option<u64>,
-    /// Whether all that was said before `next` was heard, or is known to be lost.
+    /// Whether all messages before `next` were received, or are known to be lost.
     complete: bool,
-    /// While messages that still matter are lost: blocks stored since.
+    /// Blocks stored since messages were lost; None once these are irrelevant.
     stored_since_loss: Option<u64>,
-    /// Whether the live socket brought anything since the last look.
+    /// Whether the live socket delivered anything since the last check.
     live_since_check: bool,
-    /// Looks in a row at which only the replay did.
+    /// Consecutive checks in which only the replay had messages.
     silent_checks: u8,
 }
 
 impl SequenceTracker {
-    /// Nothing is known yet.
+    /// Creates a tracker that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whose stream it should be.
+    /// Sets which process should be publishing.
     pub fn expect_process(&mut self, process: Incarnation) {
         self.process = Some(process);
     }
 
-    /// Who is behind the present connection, as far as it tells.
+    /// Compares the process behind the current connection with the expected one; None if it does not identify itself.
     pub fn identify_process(&mut self, process: Option<Incarnation>) -> ProcessMatch {
         let Some(process) = process else { return ProcessMatch::Unknown };
         if self.process.is_some_and(|expected| expected != process) {
@@ -98,7 +100,7 @@ impl SequenceTracker {
         ProcessMatch::Same
     }
 
-    /// There is no connection any more: what is said meanwhile may be missing, and whoever is there next may be another one.
+    /// Records that the connection is lost: messages may be missed, and another process may answer next.
     pub fn disconnect(&mut self) {
         *self = Self {
             process: self.process,
@@ -109,26 +111,26 @@ impl SequenceTracker {
         };
     }
 
-    /// Another process speaks, though its identity could not be read.
+    /// Records that another process is publishing, although its identity could not be read.
     pub fn process_restarted(&mut self) {
         *self = Self { process: self.process, ..Self::default() };
     }
 
-    /// What `process` said before `next` is known from elsewhere. That is believed to be all of it only once a replay from
-    /// there, or the next message itself, went on without a gap.
+    /// Starts from a snapshot of `process` before message `next`. It counts as complete only once a replay from there,
+    /// or the next message itself, continued without a gap.
     pub fn adopt(&mut self, process: Incarnation, next: u64) {
         let identified = self.identified && self.process == Some(process);
         *self = Self { process: Some(process), identified, next, ..Self::default() };
     }
 
-    /// What is missing, if anything: the number to ask a replay for.
+    /// Returns the next expected sequence number, from which to request a replay.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// A message arrived on the live socket.
+    /// Handles a message from the live socket.
     pub fn on_live(&mut self, sequence: u64) -> SequenceAction {
-        // The same message twice is a stutter of the network's; an older one cannot come over TCP.
+        // The same message again is a duplicate from the network; an older one is impossible over TCP.
         if self.last_live.is_some_and(|last| sequence < last) {
             return SequenceAction::Restarted;
         }
@@ -139,27 +141,27 @@ impl SequenceTracker {
         if sequence > self.next {
             return SequenceAction::Replay { from: self.next };
         }
-        // Nothing lies between what is known, be it nothing at all, and this.
+        // Nothing is missing between what is known, even if that is nothing, and this message.
         self.complete |= self.identified;
         self.advance(sequence)
     }
 
-    /// A message arrived in a replay. What the replay leaves out is lost.
+    /// Handles a message from a replay. Messages that the replay skips are lost.
     pub fn on_replayed(&mut self, sequence: u64) -> SequenceAction {
         self.after_replay(sequence)
     }
 
-    /// A replay came to its end marker, and who gave it is the process that is expected: all that could be had is here.
+    /// Records that a replay by the expected process reached its end marker: everything available was received.
     pub fn replay_ended(&mut self) {
         self.complete = true;
     }
 
-    /// A replay brought messages, and nobody knows of which process.
+    /// Records that a replay delivered messages of an unidentified process.
     pub fn replay_unidentified(&mut self) {
         self.complete = false;
     }
 
-    /// The message that asked for the replay, again: what is still missing before it is lost.
+    /// Handles the message that triggered the replay once more: messages still missing before it are lost.
     pub fn after_replay(&mut self, sequence: u64) -> SequenceAction {
         if sequence < self.next {
             return SequenceAction::Duplicate;
@@ -170,7 +172,7 @@ impl SequenceTracker {
         self.advance(sequence)
     }
 
-    /// A look was taken, which began when `from` was next and asked for all that was missing.
+    /// Records a check that started when `from` was next and requested everything missing.
     pub fn check_live_socket(&mut self, from: u64) -> LiveSocketHealth {
         let only_replayed = !std::mem::take(&mut self.live_since_check) && self.next > from;
         self.silent_checks = if only_replayed { self.silent_checks.saturating_add(1) } else { 0 };
@@ -182,31 +184,31 @@ impl SequenceTracker {
         SequenceAction::Apply
     }
 
-    /// A message could not be read, or part of it could not be kept.
+    /// Records a message that could not be read or only partially be stored.
     pub fn record_loss(&mut self) {
         self.stored_since_loss = Some(0);
     }
 
-    /// A block came whose parent was never told: the engine still holds what was lost, so nothing was turned over yet.
+    /// Records a block with an unknown parent: the engine still holds what was lost, so the turnover starts again.
     pub fn record_orphan(&mut self) {
         self.stored_since_loss = self.stored_since_loss.map(|_| 0);
     }
 
-    /// The engine stored blocks where it computes, which has room for `most`, if that is known. Of what it held when
-    /// messages were lost nothing is left, but for what is used all the time, once it stored twice as many.
+    /// Records blocks stored in device memory, which has room for `most` blocks, if known. Once the engine has stored
+    /// twice as many, nothing is left of what it held when messages were lost, except for blocks in constant use.
     pub fn record_stored(&mut self, blocks: u64, most: Option<u64>) {
         let Some(since) = self.stored_since_loss.map(|since| since.saturating_add(blocks)) else { return };
         let is_over = most.is_some_and(|most| most > 0 && since >= turnover_blocks(most));
         self.stored_since_loss = Some(since).filter(|_| !is_over);
     }
 
-    /// The engine said that its cache is empty: whatever was missed no longer matters.
+    /// Records that the engine's cache was cleared: what was missed no longer matters.
     pub fn cache_cleared(&mut self) {
         self.complete |= self.identified;
         self.stored_since_loss = None;
     }
 
-    /// Why not all is known; none where it is.
+    /// Returns why the blocks are not known exactly; None if they are.
     pub fn gap(&self) -> Option<KnowledgeGap> {
         match self {
             Self { identified: false, .. } => Some(KnowledgeGap::Unidentified),
@@ -216,13 +218,13 @@ impl SequenceTracker {
         }
     }
 
-    /// How far the index can be believed.
+    /// Returns how exactly the blocks are known.
     pub fn knowledge(&self) -> KvIndexState {
         if self.gap().is_none() { KvIndexState::Exact } else { KvIndexState::Degraded }
     }
 }
 
-/// Blocks that an engine must have stored since messages were lost, for their loss not to matter any more.
+/// Returns the number of blocks that an engine must have stored before lost messages no longer matter.
 pub fn turnover_blocks(most: u64) -> u64 {
     most.saturating_mul(TURNOVERS)
 }

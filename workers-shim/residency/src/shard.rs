@@ -1,5 +1,5 @@
-//! A part of the index: the blocks whose hashes begin alike. Parts are small, so that the growing of one keeps nobody
-//! waiting.
+//! A partition of the index: the blocks whose mixed hashes have the same first bits. Partitions are small, so that
+//! growing one does not block readers for long.
 
 use std::sync::LazyLock;
 
@@ -9,18 +9,18 @@ use crate::bucket_table::{BucketTable, random, spread};
 use crate::fold_hash::FoldHashMap;
 use crate::holder_sets::{HolderSetId, HolderSets, plane};
 
-/// A block's hash, spread evenly: its first bits say in which part of the index it is.
+/// A mixed block hash, whose first bits are the number of its partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ShardKey(u64);
 
-/// Bits that number the parts.
+/// Bits of the partition number.
 const PARTITION_BITS: u32 = 10;
 
 impl ShardKey {
     pub(crate) const SHARDS: usize = 1 << PARTITION_BITS;
 
     pub(crate) fn of(hash: BlockHash) -> Self {
-        // Clients choose what is hashed.
+        // Salted, because clients choose the hashed contents.
         static SALT: LazyLock<u64> = LazyLock::new(random);
         Self(spread(hash.0 ^ *SALT))
     }
@@ -30,13 +30,13 @@ impl ShardKey {
     }
 }
 
-/// Blocks that one source holds under several of its own names, beyond the first.
+/// Number of further engine hashes under which one source holds the same chain block.
 type DuplicateCounts = FoldHashMap<(ShardKey, u16, u8), u32>;
 
-/// The blocks of one part.
+/// The blocks of one partition.
 #[derive(Default)]
 pub(crate) struct IndexShard {
-    /// The set of who holds each block.
+    /// Maps each block to the set of its holders.
     blocks: BucketTable<PARTITION_BITS>,
     duplicates: Option<Box<DuplicateCounts>>,
 }
@@ -46,12 +46,12 @@ impl IndexShard {
         self.blocks.len()
     }
 
-    /// Fetches what a look at `key` reads; see [`BucketTable::warm_cpu_cache`].
+    /// Prefetches what a lookup of `key` reads; see [`BucketTable::warm_cpu_cache`].
     pub(crate) fn warm_cpu_cache(&self, key: ShardKey) -> u32 {
         self.blocks.warm_cpu_cache(key.0)
     }
 
-    /// The set of who holds the block.
+    /// Returns the set of the block's holders.
     pub(crate) fn holders(&self, key: ShardKey) -> HolderSetId {
         self.blocks.get(key.0).map_or(HolderSetId::NONE, HolderSetId)
     }
@@ -70,7 +70,7 @@ impl IndexShard {
         }
     }
 
-    /// What is removed without being held is ignored.
+    /// Removes a holder. Has no effect if it is none.
     pub(crate) fn release(&mut self, key: ShardKey, slot: u16, tier: Tier, sets: &mut HolderSets) {
         if self.has_duplicates(key, slot, tier) {
             return;
@@ -84,7 +84,7 @@ impl IndexShard {
         }
     }
 
-    /// Whether one of several names of the block went, and the block stays.
+    /// Removes one of several engine hashes of the block; returns whether there were several, so that the block stays.
     fn has_duplicates(&mut self, key: ShardKey, slot: u16, tier: Tier) -> bool {
         let Some(doubled) = &mut self.duplicates else { return false };
         let name = (key, slot, plane(tier) as u8);

@@ -1,8 +1,8 @@
-//! What is known of one source at one sequence number, on its way from one router to another.
+//! Residency snapshot: what is known of one source at one sequence number, for transfer between routers.
 //!
-//! An imprint is a list of chunks, each with a version, its place in the list and a digest over itself and all before
-//! it. Who reads it believes nothing: another process, other rules, a missing or a changed chunk, and more than may be
-//! kept all refuse the whole of it, and nothing of it is used.
+//! A snapshot is a list of chunks, each with a version, its position in the list, and a digest over itself and all
+//! chunks before it. The reader trusts nothing: another process, other rules, a missing or modified chunk, or too many
+//! blocks reject the whole snapshot, and none of it is used.
 //!
 //! A chunk, all numbers little endian:
 //!
@@ -29,76 +29,76 @@ use crate::index::ResidencyChange;
 use crate::source::{RemovalSemantics, SourceBlocks, SourceRules};
 
 const MAGIC: [u8; 4] = *b"OSIM";
-/// Of the format. Another one is refused: whoever cannot read an imprint asks the engine.
+/// Version of the format. Others are rejected: a router that cannot read a snapshot uses the engine's replay.
 const VERSION: u16 = 1;
-/// A chunk is closed once it is that long.
+/// Size in bytes at which a chunk is closed.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Longest chunk that is read: a full one and the longest record.
+/// Maximum size of a chunk that is read, in bytes: a full chunk and the largest record.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
 const DIGEST: usize = 16;
 
-/// Of what an imprint is, and how far it goes.
+/// The source and the position of a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResidencySnapshotHeader {
-    /// The engine.
+    /// The worker.
     pub worker: WorkerId,
-    /// Its rank.
+    /// Its data-parallel rank.
     pub rank: DpRank,
-    /// The process that spoke.
+    /// The engine process.
     pub process: Incarnation,
-    /// The first sequence number that is not in it.
+    /// The first sequence number that is not included.
     pub next: u64,
 }
 
 /// Everything that a source held before `head.next`.
 pub struct ResidencySnapshot {
-    /// Of what it is.
+    /// The source and the position.
     pub head: ResidencySnapshotHeader,
     pub(crate) source: SourceBlocks,
-    /// What the index is to be told.
+    /// Changes to apply to the index.
     pub(crate) changes: Vec<ResidencyChange>,
 }
 
-/// Why an imprint is of no use.
+/// Why a snapshot is rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ResidencySnapshotError {
-    /// Cut off, changed on its way, or not an imprint.
+    /// Truncated, modified, or not a snapshot.
     #[error("it is damaged")]
     Damaged,
-    /// Written in another format.
+    /// Another version of the format.
     #[error("its format is version {0}, and {VERSION} is read here")]
     Version(u16),
-    /// A chunk is missing, or comes twice.
+    /// A chunk is missing or repeated.
     #[error("chunk {found} came where {expected} was expected")]
     Place {
-        /// The one that was due.
+        /// The expected position.
         expected: u32,
-        /// The one that came.
+        /// The actual position.
         found: u32,
     },
-    /// Of another worker or rank.
+    /// It is of another worker or rank.
     #[error("it is of another source")]
     OtherSource,
-    /// Of another life of the worker.
+    /// It is of another incarnation of the worker.
     #[error("it is of another process")]
     OtherProcess,
-    /// Written by a router whose chains are not ours.
+    /// Its writer uses other rules for hash chains.
     #[error("its blocks are of another model, seed or block size")]
     OtherRules,
-    /// More than is kept of one source.
+    /// It has more blocks than may be kept of one source.
     #[error("it holds more than is kept of one source")]
     TooMuch,
 }
 
 impl ResidencySnapshotError {
-    /// The word for metrics.
+    /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         self.into()
     }
 }
 
-/// Equal where blocks are named alike.
+/// Returns a digest that is equal for routers that hash blocks alike.
 fn rules_digest(rules: &SourceRules) -> PrefixId {
     let root = rules.namespace.root(rules.seed, RootKeys::default());
     let removal = match rules.removal {

@@ -1,7 +1,7 @@
-//! One rank of one engine process: its block names, turned into positions in our chains.
+//! One rank of one engine process: maps its block hashes to positions in the router's hash chains.
 //!
-//! The engine's hashes are never interpreted. A block's place is found from its parent and its tokens, and what else
-//! went into it (adapter, salt, images) is hashed in, so that it can never be taken for a plain text block.
+//! The engine's hashes are never interpreted. A block is placed by its parent and its tokens, and its further inputs
+//! (adapter, salt, images) are hashed in, so that it cannot be mistaken for a block of plain text.
 
 mod snapshot;
 
@@ -14,66 +14,66 @@ use crate::index::ResidencyChange;
 use crate::orphans::{Orphan, Orphans};
 use crate::prefix_closure::PrefixClosure;
 
-/// What a removal means to an engine.
+/// What a removal event means at an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RemovalSemantics {
-    /// One copy less (vLLM).
+    /// One copy was removed (vLLM).
     #[default]
     PerCopy,
-    /// The last copy went.
+    /// The last copy was removed.
     LastCopy,
 }
 
-/// How a source's blocks become chain blocks, and how many it may have.
+/// How a source's blocks are mapped to chain blocks, and how many are kept.
 #[derive(Clone, Debug)]
 pub struct SourceRules {
-    /// Tokens a chain block; it must divide the engine's blocks.
+    /// Tokens per chain block; must divide the engine's block size.
     pub block: Tokens,
     /// The cluster's hash seed.
     pub seed: HashSeed,
-    /// The model side of the chains' roots.
+    /// The model's part of the chain roots.
     pub namespace: ChainNamespace,
-    /// What a removal means.
+    /// What a removal event means.
     pub removal: RemovalSemantics,
-    /// Engine blocks that are kept; more are counted and left out.
+    /// Maximum number of engine blocks; further ones are counted and left out.
     pub max_blocks: usize,
-    /// Blocks without a known place that are kept.
+    /// Maximum number of orphans, which are blocks that cannot be placed yet.
     pub max_orphans: usize,
 }
 
 impl SourceRules {
-    /// Rules for vLLM with room for 4 million blocks.
+    /// Creates rules for vLLM with room for 4 million blocks.
     pub fn new(block: Tokens, seed: HashSeed, namespace: ChainNamespace) -> Self {
         Self { block, seed, namespace, removal: RemovalSemantics::default(), max_blocks: 4 << 20, max_orphans: 1 << 16 }
     }
 }
 
-/// What went wrong, and how often; all zero on a healthy stream.
+/// Counters of anomalies; all zero on a healthy stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SourceAnomalies {
     /// Removals of blocks that were never stored.
     pub unknown_removals: u64,
-    /// Blocks that came without a known parent or without tokens.
+    /// Blocks stored without a known parent or without tokens.
     pub orphans: u64,
-    /// Blocks left out because too many were kept already.
+    /// Blocks left out because of a limit.
     pub over_limit: u64,
-    /// Blocks whose size the chain block does not divide.
+    /// Blocks whose size is not a multiple of the chain block.
     pub indivisible: u64,
 }
 
-/// What a block comes after: a prefix, and the block that ends there; none at the start of a chain.
+/// What a block is placed after: the prefix, and the block that ends it; None at the start of a chain.
 #[derive(Clone, Copy)]
 struct ChainParent {
     end_prefix: PrefixId,
     parent: Option<BlockHandle>,
 }
 
-/// A block as one event tells it.
+/// A block as reported by one event.
 struct ReportedBlock<'a> {
     engine_hash: EngineHash,
     parent: Option<EngineHash>,
     tokens: &'a [u32],
-    /// What went into its hash besides tokens.
+    /// Inputs of its hash other than tokens.
     extra: &'a [u8],
 }
 
@@ -86,43 +86,43 @@ pub struct SourceBlocks {
 }
 
 impl SourceBlocks {
-    /// A source that holds nothing.
+    /// Creates a source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
         let blocks = BlockTree::default();
         Self { rules, blocks, orphans: Orphans::default(), counts: SourceAnomalies::default() }
     }
 
-    /// What went wrong so far.
+    /// Returns the counters of anomalies.
     pub fn counts(&self) -> SourceAnomalies {
         self.counts
     }
 
-    /// Engine blocks whose place is known.
+    /// Returns the number of placed engine blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether no block's place is known.
+    /// Returns whether there are no placed blocks.
     pub fn is_empty(&self) -> bool {
         self.blocks.len() == 0
     }
 
-    /// Blocks that still wait for a parent or for tokens.
+    /// Returns the number of orphans, which wait for a parent or for tokens.
     pub fn orphans(&self) -> usize {
         self.orphans.len()
     }
 
-    /// Whether every held block's predecessor is held too.
+    /// Returns whether the parents of all held blocks are held, too.
     pub fn closure_state(&self) -> PrefixClosure {
         self.blocks.closure_state()
     }
 
-    /// The worst shape since this was asked last.
+    /// Returns the worst state since the last call.
     pub fn take_worst_closure(&mut self) -> PrefixClosure {
         self.blocks.take_worst_closure()
     }
 
-    /// Fetches what the next few events read, all at once instead of one after the other.
+    /// Prefetches what the next few events read, so that the memory accesses overlap.
     pub fn warm_cpu_cache(&self, events: &[KvCacheEvent]) {
         for event in events {
             match event {
@@ -133,7 +133,7 @@ impl SourceBlocks {
         }
     }
 
-    /// One copy more of each block of `event`.
+    /// Adds one copy of each block of `event`.
     pub fn store(&mut self, event: &BlockStored, out: &mut Vec<ResidencyChange>) {
         let place = CopyLocation { tier: event.tier, group: event.group, kind: event.kind };
         let size = event.block_size as usize;
@@ -167,7 +167,7 @@ impl SourceBlocks {
         ChainParent { end_prefix: self.blocks.end_prefix(at), parent: Some(at) }
     }
 
-    /// A block that is not placed yet: it is, if its parent and tokens are known, and kept for later otherwise.
+    /// Adds a block that is not placed: places it if its parent and tokens are known, otherwise stores it as an orphan.
     fn insert_new(
         &mut self,
         told: ReportedBlock<'_>,
@@ -191,7 +191,7 @@ impl SourceBlocks {
         if let Some(earlier) = self.orphans.get_mut(told.engine_hash) {
             earlier.copies.add_copy(place);
             if earlier.tokens.is_empty() && !told.tokens.is_empty() {
-                // Told by a slower tier first, without tokens; now only its parent is missing.
+                // Reported earlier by a slower tier without tokens; now only its parent is missing.
                 let copies = self.orphans.remove(told.engine_hash).unwrap_or_default().copies;
                 self.orphans.insert(told.engine_hash, told.orphan(copies));
             }
@@ -206,7 +206,7 @@ impl SourceBlocks {
         None
     }
 
-    /// Places whatever waited for a block that is placed now, and what waited for that.
+    /// Places the orphans that waited for a placed block, and recursively those that waited for them.
     fn place_descendants(&mut self, name: EngineHash, block: ChainParent, out: &mut Vec<ResidencyChange>) {
         if self.orphans.len() == 0 {
             return;
@@ -224,7 +224,7 @@ impl SourceBlocks {
         }
     }
 
-    /// Makes room for a block, if there may be one more.
+    /// Places a block, unless the limit is reached.
     fn place_block(&mut self, told: &ReportedBlock<'_>, before: ChainParent) -> Option<(BlockHandle, ChainParent)> {
         if self.blocks.len() >= self.rules.max_blocks {
             self.counts.over_limit += 1;
@@ -249,7 +249,7 @@ impl SourceBlocks {
         Some((at, ChainParent { end_prefix: end, parent: Some(at) }))
     }
 
-    /// One copy less of each block of `event`, or as many as it says.
+    /// Removes one copy of each block of `event`, or sets the remaining number that it contains.
     pub fn remove(&mut self, event: &BlockRemoved, out: &mut Vec<ResidencyChange>) {
         let place = (event.tier, event.group);
         for (position, &name) in event.hashes.iter().enumerate() {
@@ -273,19 +273,19 @@ impl SourceBlocks {
         }
     }
 
-    /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
+    /// Forgets everything, and returns the removals as a lazy iterator, which the caller can consume in parts.
     pub fn clear(&mut self) -> impl Iterator<Item = ResidencyChange> + Send + Sync + use<> {
         self.orphans = Orphans::default();
         std::mem::take(&mut self.blocks).into_removals()
     }
 
-    /// Whether nothing is left of blocks that were there once.
+    /// Returns whether no trace of earlier blocks is left.
     #[cfg(test)]
     pub(crate) fn is_fully_cleared(&self) -> bool {
         self.blocks.is_fully_cleared() && self.orphans.len() == 0
     }
 
-    /// The root of the event's chain, and what of its first block's extra keys is not in that root.
+    /// Returns the root of the event's chain, and the extra keys of its first block that are not part of that root.
     fn root(&self, event: &BlockStored) -> (PrefixId, Box<[u8]>) {
         let adapter = event.adapter.as_deref();
         let keys: Vec<&ExtraKey> = extra_keys(event, 0).collect();
@@ -305,7 +305,7 @@ impl ReportedBlock<'_> {
     }
 }
 
-/// The extra keys of one block, less the adapter's name, which vLLM repeats there.
+/// Returns the extra keys of one block without the adapter's name, which vLLM repeats there.
 fn extra_keys(event: &BlockStored, position: usize) -> impl Iterator<Item = &ExtraKey> {
     let adapter = event.adapter.as_deref();
     let is_adapter = move |key: &&ExtraKey| matches!(key, ExtraKey::Text(text) if Some(&**text) == adapter);
@@ -319,7 +319,7 @@ fn extra_of(event: &BlockStored, position: usize) -> Box<[u8]> {
     encode(extra_keys(event, position))
 }
 
-/// Length-prefixed, so that different lists never meet; empty for none.
+/// Encodes keys with length prefixes, so that different lists have different encodings; empty for none.
 fn encode<'a>(keys: impl Iterator<Item = &'a ExtraKey>) -> Box<[u8]> {
     let mut bytes = Vec::new();
     for key in keys {

@@ -1,4 +1,4 @@
-//! What several modules' tests share: recorded messages, and small builders.
+//! Helpers shared by the tests of several modules: recorded messages, and small builders.
 
 mod reference;
 
@@ -20,7 +20,7 @@ pub(crate) fn rules(block: u64) -> SourceRules {
     SourceRules::new(Tokens(block), SEED, namespace())
 }
 
-/// Chain blocks of a text prompt without salt or adapter.
+/// Returns the chain blocks of a text prompt without salt or adapter.
 pub(crate) fn chain(block: u64, tokens: &[u32]) -> Vec<BlockHash> {
     chain_from(root(RootKeys::default()), block, tokens)
 }
@@ -30,7 +30,7 @@ pub(crate) fn chain_from(root: PrefixId, block: u64, tokens: &[u32]) -> Vec<Bloc
     chain.ids.iter().map(|id| id.block_hash()).collect()
 }
 
-/// A store of blocks of four tokens each, named by the caller.
+/// Returns an event that stores blocks of four tokens each, with the given hashes.
 pub(crate) fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32]) -> BlockStored {
     BlockStored {
         hashes: hashes.iter().copied().map(EngineHash).collect(),
@@ -51,7 +51,7 @@ pub(crate) fn removed(hashes: &[u64]) -> BlockRemoved {
     BlockRemoved { hashes, tier: Tier::Hbm, group: 0, remaining: Vec::new() }
 }
 
-/// Messages of a recording: sequence number and batch.
+/// Returns the messages of a recording: sequence numbers and batches.
 pub(crate) fn recording(text: &str) -> Vec<(u64, KvEventBatch)> {
     payloads(text)
         .into_iter()

@@ -1,17 +1,18 @@
-//! How many blocks hang on a block: nearly always one or none, so two bytes count them, and more are counted elsewhere.
+//! Number of children of a block: nearly always one or none, so it takes two bytes, and larger counts are stored in a
+//! map.
 
 use crate::fold_hash::FoldHashMap;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ChildCount {
-    /// [`OVERFLOW`] where they are counted elsewhere.
+    /// Number of children; [`OVERFLOW`] if the counts are in the map.
     all: u8,
-    /// Those of them that serve from device memory.
+    /// Number of children that serve from device memory.
     serving: u8,
 }
 
 const OVERFLOW: u8 = u8::MAX;
-/// So few of many that they are counted here again.
+/// Counts below this are moved from the map back to the node.
 const SHRINK_BELOW: u32 = 128;
 
 impl ChildCount {
@@ -24,14 +25,14 @@ struct LargeChildCount {
     serving: u32,
 }
 
-/// Whether a child serves from device memory from now on.
+/// Whether a child starts or stops to serve from device memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServingChange {
     Starts,
     Stops,
 }
 
-/// Those of the blocks that have many.
+/// The counts of blocks with many children.
 #[derive(Default)]
 pub(super) struct LargeChildCounts(FoldHashMap<u32, LargeChildCount>);
 
@@ -41,17 +42,17 @@ impl LargeChildCounts {
         self.0.is_empty()
     }
 
-    /// Blocks are where these numbers say now.
+    /// Applies new node indexes after compaction.
     pub(super) fn renumber(&mut self, numbers: &[u32]) {
         self.0 = self.0.drain().map(|(at, many)| (numbers[at as usize], many)).collect();
     }
 
-    /// Of the block at `at`.
+    /// Returns the number of serving children of the block at `at`.
     pub(super) fn serving(&self, at: u32, few: ChildCount) -> u32 {
         if few.all == OVERFLOW { self.0.get(&at).map_or(0, |many| many.serving) } else { u32::from(few.serving) }
     }
 
-    /// The block at `at` has one more, which does not serve yet.
+    /// Adds a child, which does not serve yet, to the block at `at`.
     pub(super) fn add(&mut self, at: u32, few: &mut ChildCount) {
         if few.all < OVERFLOW {
             few.all += 1;
@@ -63,7 +64,7 @@ impl LargeChildCounts {
         }
     }
 
-    /// One less, which does not serve any more.
+    /// Removes a child, which does not serve any more.
     pub(super) fn remove(&mut self, at: u32, few: &mut ChildCount) {
         if few.all < OVERFLOW {
             few.all -= 1;
@@ -76,7 +77,7 @@ impl LargeChildCounts {
         }
     }
 
-    /// One of them serves from now on, or no more.
+    /// Records that a child starts or stops to serve.
     pub(super) fn set_serving(&mut self, at: u32, few: &mut ChildCount, serves: ServingChange) {
         match (self.0.get_mut(&at).filter(|_| few.all == OVERFLOW), serves) {
             (Some(many), ServingChange::Starts) => many.serving += 1,

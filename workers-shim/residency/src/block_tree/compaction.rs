@@ -1,12 +1,12 @@
-//! Moving blocks together once most of many are gone, so that a burst is not paid for until the process ends.
+//! Compaction of the nodes after most of them were freed, so that a burst does not hold its memory forever.
 
 use super::{BlockTree, NO_BLOCK};
 
-/// Places below which nothing is moved.
+/// Number of nodes below which nothing is compacted.
 const MIN_COMPACTED_NODES: usize = 8;
 
 impl BlockTree {
-    /// Gives memory back where three of four places are free. A pass over all of them, after as many removals.
+    /// Frees memory if three of four nodes are free. One pass over all nodes, after at least as many removals.
     pub(super) fn compact(&mut self) {
         if self.nodes.len() < MIN_COMPACTED_NODES || self.free.len() < self.nodes.len() / 4 * 3 {
             return;

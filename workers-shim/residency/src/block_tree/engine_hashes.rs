@@ -1,17 +1,17 @@
-//! Where the blocks are that an engine names, by name: in parts, so that the growing of one is short and its memory is the
-//! next one's.
+//! Maps engine hashes to nodes. Partitioned, so that growing one partition takes little time and its old memory can be
+//! reused for the next one.
 
 use crate::bucket_table::{BucketTable, gather, random, spread};
 use crate::event::EngineHash;
 
-/// Bits that number the parts.
+/// Bits of the partition number.
 const PARTITION_BITS: u32 = 8;
 
 pub(super) struct EngineHashTable {
     parts: Box<[BucketTable<PARTITION_BITS>]>,
     len: usize,
-    /// Drawn anew for each table, so that nobody can choose names that lie side by side, and so that a table which takes
-    /// another one's names in their order does not fill itself from one end.
+    /// Random for each table, so that nobody can choose hashes that collide, and so that a table filled in the order of
+    /// another one does not fill up from one end.
     salt: u64,
 }
 
@@ -43,7 +43,7 @@ impl EngineHashTable {
         self.parts[part].warm_cpu_cache(hash)
     }
 
-    /// Adds a name that is not there yet.
+    /// Adds a hash that is not in the table.
     pub(super) fn insert(&mut self, name: EngineHash, at: u32) {
         let (part, hash) = self.partition(name);
         self.parts[part].insert(hash, at);
@@ -56,12 +56,12 @@ impl EngineHashTable {
         self.len -= 1;
     }
 
-    /// Blocks are where these numbers say now.
+    /// Applies new node indexes after compaction.
     pub(super) fn renumber(&mut self, numbers: &[u32]) {
         self.parts.iter_mut().for_each(|part| part.renumber(numbers));
     }
 
-    /// Names, and where their blocks are.
+    /// Iterates over hashes and the nodes of their blocks.
     pub(super) fn entries(&self) -> impl Iterator<Item = (EngineHash, u32)> {
         let name = |(hash, at): (u64, u32)| (EngineHash(gather(hash) ^ self.salt), at);
         self.parts.iter().flat_map(BucketTable::entries).map(name)

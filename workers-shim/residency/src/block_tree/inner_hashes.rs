@@ -1,8 +1,9 @@
-//! Chain blocks inside engine blocks: none where engine and chain have one block size, then they cost nothing.
+//! Chain blocks inside engine blocks. If the engine and the chain have the same block size there are none, and this
+//! takes no memory.
 
 use vocabulary::BlockHash;
 
-/// As many places for each block as the largest one needs, and its own number before them.
+/// A table with a fixed number of hashes per block (that of the largest one), each row preceded by its own count.
 #[derive(Default)]
 pub(super) struct InnerHashes {
     stride: usize,
@@ -35,7 +36,7 @@ impl InnerHashes {
         self.hashes[start + 1..start + 1 + inner.len()].copy_from_slice(inner);
     }
 
-    /// Blocks are where these numbers say now, or `nowhere`.
+    /// Applies new node indexes after compaction; `nowhere` marks freed nodes.
     pub(super) fn renumber(&mut self, numbers: &[u32], nowhere: u32) {
         let old = std::mem::replace(self, Self { stride: self.stride, hashes: Vec::new() });
         for (at, number) in (0..).zip(numbers).filter(|(_, number)| **number != nowhere) {
@@ -43,7 +44,7 @@ impl InnerHashes {
         }
     }
 
-    /// Engines have one block size, or two, so this is rare.
+    /// Widens all rows. Rare, because engines have one or two block sizes.
     fn widen(&mut self, most: usize) {
         let old = std::mem::take(self);
         self.stride = most;

@@ -1,4 +1,4 @@
-//! Blocks as another router knew them: what of each is written down, and how they are put together again in any order.
+//! Export of blocks to a snapshot, and their import in any order.
 
 use vocabulary::{BlockHash, PrefixId};
 
@@ -8,22 +8,22 @@ use crate::event::EngineHash;
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
 
-/// A block whose place is known, by itself.
+/// A placed block, independent of others.
 #[derive(Debug)]
 pub(crate) struct PlacedBlock {
-    /// The end of the block before; none at the start of a chain.
+    /// The end of the parent block; None at the start of a chain.
     pub(crate) parent: Option<BlockHash>,
     pub(crate) end: PrefixId,
-    /// Chain blocks inside this engine block before its last one.
+    /// Chain blocks inside this engine block, except for the last one.
     pub(crate) inner_hashes: Vec<BlockHash>,
     pub(crate) copies: BlockCopies,
 }
 
-/// Where the blocks that were taken over end.
+/// Imported blocks by the hash of their end.
 pub(crate) type BlocksByEnd = FoldHashMap<BlockHash, BlockHandle>;
 
 impl BlockTree {
-    /// One after the other.
+    /// Iterates over all blocks.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, PlacedBlock)> {
         self.engine_hashes.entries().map(|(name, at)| (name, self.placed_block(at)))
     }
@@ -39,8 +39,8 @@ impl BlockTree {
         }
     }
 
-    /// Takes over a block; false when there is one of this name already, or it claims to
-    /// hang on itself. What it hangs on may come later, or never.
+    /// Imports a block. Returns false if there is one of this name already, or if it names itself as its parent. Its
+    /// parent may be imported later, or never.
     pub(crate) fn adopt(
         &mut self,
         name: EngineHash,

@@ -5,7 +5,7 @@ use vocabulary::RootKeys;
 
 const HBM: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
 
-/// Some blocks, and what they changed.
+/// A block tree, and the changes it reported.
 struct BlockTreeFixture {
     blocks: BlockTree,
     changes: Vec<ResidencyChange>,
@@ -16,7 +16,7 @@ impl BlockTreeFixture {
         Self { blocks: BlockTree::default(), changes: Vec::new() }
     }
 
-    /// A block in device memory that ends at `end`.
+    /// Adds a block in device memory that ends at `end`.
     fn hold(&mut self, name: u64, before: Option<u64>, end: u128) {
         let before = before.and_then(|before| self.blocks.find(EngineHash(before)));
         let placing =
@@ -30,7 +30,7 @@ impl BlockTreeFixture {
         assert_eq!(known, Some(true));
     }
 
-    /// A chain of as many blocks, named and ending like their number.
+    /// A chain of this many blocks, whose names and ends are their numbers.
     fn chain(blocks: u64) -> Self {
         let mut kept = Self::empty();
         (1..=blocks).for_each(|n| kept.hold(n, n.checked_sub(1).filter(|n| *n > 0), u128::from(n)));
@@ -99,7 +99,7 @@ fn siblings_are_counted_and_slots_reused() {
 #[test]
 fn compaction_keeps_remaining_blocks_and_their_links() {
     let mut kept = BlockTreeFixture::chain(10_000);
-    // A branch of many children on a block that stays, and a stump in the middle.
+    // Many children on a block that stays, and a stump in the middle.
     (0..400).for_each(|n| kept.hold(20_000 + n, Some(50), u128::from(20_000 + n)));
     (100..=10_000).rev().for_each(|name| kept.drop(name));
     kept.drop(30);

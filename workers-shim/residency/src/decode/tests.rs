@@ -34,7 +34,7 @@ fn vllm_batches_match_vllms_own_decoder() {
     assert_eq!((event.adapter, event.salt, event.extra), (None, None, vec![vec![]; 3]));
     let KvCacheEvent::Stored(salted) = only(messages[3].1.clone()) else { panic!("a store") };
     assert_eq!(salted.extra, [vec![ExtraKey::Text("tenant-a".into())], vec![], vec![]]);
-    // Message 13 removes fourteen copies one by one before it stores again; 19 clears first.
+    // Message 13 removes fourteen copies one by one before it stores again; message 19 clears first.
     let kinds = |batch: &KvEventBatch| {
         let removed = |event: &&KvCacheEvent| matches!(event, KvCacheEvent::Removed(_));
         (batch.events.iter().filter(removed).count(), batch.events.len())
@@ -76,7 +76,7 @@ fn positional_events_equal_tagged_ones() {
     assert_eq!((event.tokens, event.block_size, event.tier, event.group), (vec![1, 2, 3, 4], 2, Tier::Host, 1));
     assert_eq!((event.kind, event.adapter.as_deref()), (KvCacheSpecKind::Full, Some("lora")));
     assert_eq!(event.extra, [vec![ExtraKey::Text("salt".into())], vec![]]);
-    // The oldest engines stop at the block size or at the medium.
+    // The oldest engines omit everything after the block size or after the medium.
     let KvCacheEvent::Stored(old) = only(read(&(1, [("BlockStored", [-7i64], (), [1u32], 1)])).unwrap()) else {
         panic!()
     };
@@ -194,7 +194,7 @@ proptest! {
     }
 }
 
-/// A store of one block with tokens as they are encoded.
+/// Decodes an event that stores one block with tokens in the given encodings.
 fn stored_with(tokens: &[&[u8]]) -> Result<KvEventBatch, DecodeError> {
     let head = b"\x92\x01\x91\x95\xabBlockStored\x91\x01\xc0";
     let bytes = [head, &[0x90 | tokens.len() as u8][..], &tokens.concat(), b"\x04"].concat();
@@ -220,7 +220,7 @@ fn tokens_of_every_integer_width_are_read() {
     assert_eq!(stored_with(&[b"\xce\x01"]), Err(DecodeError::Truncated));
 }
 
-/// A token as some encoder may write it, longer than it need be, too; and what is none.
+/// A token in any encoding, also longer ones than necessary, and values that are no tokens.
 fn any_number() -> impl Strategy<Value = Vec<u8>> {
     fn wide<const N: usize>(head: u8, bytes: [u8; N]) -> Vec<u8> {
         [&[head][..], &bytes].concat()

@@ -21,7 +21,7 @@ fn depth(index: &ResidencyIndex, prompt: &[vocabulary::BlockHash]) -> u64 {
 
 #[test]
 fn recorded_engine_run_ends_with_its_real_cache_content() {
-    // A cache of 48 blocks of 32 tokens that overflows four times, has duplicates, and is cleared.
+    // A cache of 48 blocks of 32 tokens that overflows four times, with duplicates, and that is cleared.
     let prompt: Vec<u32> = (0..96).map(|n| 103 + 7 * n).collect();
     let (plain, salted) = (chain(16, &prompt), {
         let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
@@ -118,7 +118,7 @@ fn knowledge_survives_a_reset() {
     assert_eq!(index.knowledge(WORKER), KvIndexState::Exact);
 }
 
-/// What an engine with this block tree does: blocks 0..12, block n's parent is n/2 of the level above.
+/// An engine's block tree: blocks 0..12, where the parent of block n is n/2 of the level above.
 fn parent(block: u64) -> Option<u64> {
     (block > 1).then_some(block / 2)
 }
@@ -140,7 +140,7 @@ proptest! {
     ) {
         let (mut feed, mut index) = (feed(2), ResidencyIndex::new());
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
-        // Names whose place the source can know: stored while the parent was there, and not gone since.
+        // Hashes that the source can place: stored while the parent was there, and not removed since.
         for (kind, block) in steps {
             match kind {
                 0 => {
@@ -155,7 +155,7 @@ proptest! {
                     }
                 }
                 _ => {
-                    // An engine stores a block only with all its ancestors in place.
+                    // An engine stores a block only with all its ancestors.
                     let mut path = vec![block];
                     while let Some(up) = parent(*path.last().unwrap()) { path.push(up); }
                     for block in path.into_iter().rev() {
@@ -167,7 +167,7 @@ proptest! {
             }
             if kind % 3 == 0 {
                 let _ = feed.settle(&mut index, budget).unwrap();
-                // Whatever portion was applied: bisection and walking must agree at every moment.
+                // Bisection and walking must agree after every batch.
                 for block in 1..14 {
                     let prompt = chain(2, &prompt_of(block));
                     let found = index.find_depths(prompt.len(), &near, |at| prompt[at]);

@@ -6,7 +6,7 @@ use super::*;
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
-/// Sets, and the one of a single block.
+/// Holder sets, with the set of a single block.
 #[derive(Default)]
 struct SingleBlockHolders {
     sets: HolderSets,
@@ -56,7 +56,7 @@ fn set_ids_of_a_burst_are_reclaimed() {
     (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.add(set, slot, Tier::Hbm)));
     assert!(sets.sets.len() > 2000);
     (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.remove(set, slot, Tier::Hbm)));
-    // A look at a few of them for each new one.
+    // Each new set triggers the check of a few others.
     let mut other = HolderSetId::NONE;
     for slot in 3000..4000 {
         assert!(sets.add(&mut other, slot, Tier::Hbm));
@@ -103,7 +103,7 @@ fn unused_holder_sets_are_reclaimed() {
     assert_eq!(sets.ids.len() + sets.free.len() + 1, sets.sets.len());
 }
 
-/// A block, a slot, a plane, and whether it is a holder from now on.
+/// A block, a slot, a tier's plane, and whether the slot becomes a holder.
 fn step() -> impl Strategy<Value = (usize, u16, usize, bool)> {
     let slot = prop_oneof![3 => 0u16..6, 2 => 0u16..200, 1 => Just(8190u16)];
     (0usize..8, slot, 0usize..3, prop::bool::weighted(0.55))

@@ -11,7 +11,7 @@ const B: WorkerId = WorkerId(2);
 const R0: DpRank = DpRank(0);
 
 impl ResidencyIndex {
-    /// The overlaps without bisection.
+    /// Returns the overlaps without using bisection.
     pub(crate) fn overlaps_without_bisection(&self, prompt: &[BlockHash]) -> Vec<Overlap> {
         let mut found = Vec::new();
         self.walk(prompt.iter().copied(), self.live.clone(), &mut found);
@@ -152,7 +152,7 @@ fn too_many_sources_is_an_error() {
     assert_eq!(index.add_source(A, R0, KvIndexState::Exact), Err(TooManySources));
 }
 
-/// Who holds what, written down literally.
+/// A naive index to compare with.
 #[derive(Default)]
 struct ReferenceIndex(BTreeMap<(u64, usize), BTreeMap<BlockHash, u32>>);
 
@@ -187,7 +187,7 @@ proptest! {
     #[test]
     fn lookups_agree_with_reference_sets_in_any_event_order(
         steps in proptest::collection::vec((0..WORKERS, 0usize..3, 0usize..14, any::<bool>(), 1usize..6), 1..300),
-        // Prompts that share 8 blocks, then part.
+        // Prompts with 8 shared blocks.
         asked in 0usize..3,
     ) {
         let shared: Vec<u32> = (0..32).collect();
@@ -199,7 +199,7 @@ proptest! {
         for (worker, plane, at, add, run) in steps {
             let prompt = &prompts[(worker as usize + at) % 3];
             let tier = [Hbm, Host, Disk][plane];
-            // Stores come as runs from the start; evictions hit anything.
+            // Stores are runs from the start; evictions hit any block.
             let hit = if add { &prompt[..(at + run).min(14)] } else { &prompt[at..at + 1] };
             let held = literal.0.entry((worker, plane)).or_default();
             for hash in hit {

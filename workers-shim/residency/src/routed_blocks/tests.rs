@@ -5,7 +5,7 @@ use crate::tests::SEED;
 use vocabulary::{PrefixId, Tokens};
 
 fn chain(last: u32, blocks: u32) -> PrefixChain {
-    // The first two blocks are the same for all.
+    // The first two blocks are equal in all chains.
     let tokens: Vec<u32> = (0..4 * blocks).map(|n| if n < 8 { n } else { n + last * 1000 }).collect();
     PrefixChain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
 }
@@ -76,7 +76,7 @@ fn prompt_longer_than_the_limit_keeps_its_start() {
 fn repeated_prompts_take_no_more_memory() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 1000, age: Micros(u64::MAX) });
     let mut held = BelievedBlocks(BTreeSet::new());
-    // A block that is never used again sits in front of all later touches.
+    // A block that is never used again stays in front of all later uses.
     note(&mut routed, &mut held, &chain(9, 6), 0);
     for round in 0..2_000 {
         note(&mut routed, &mut held, &chain(1, 50), round);

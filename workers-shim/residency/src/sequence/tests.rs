@@ -4,7 +4,7 @@ use super::*;
 const A: Incarnation = Incarnation(1);
 const B: Incarnation = Incarnation(2);
 
-/// A stream whose process is known.
+/// A tracker whose process is identified.
 fn identified_tracker() -> SequenceTracker {
     let mut stream = SequenceTracker::new();
     stream.expect_process(A);

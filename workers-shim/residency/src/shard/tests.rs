@@ -8,7 +8,7 @@ use crate::holder_sets::TierBits;
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
-/// How often each slot holds a block in each tier, written down literally.
+/// A naive shard to compare with: how often each slot holds a block in each tier.
 #[derive(Default)]
 struct ReferenceShard(BTreeMap<(u64, u16, usize), u32>);
 
@@ -29,7 +29,7 @@ impl ReferenceShard {
 }
 
 fn step() -> impl Strategy<Value = (u64, u16, usize, bool)> {
-    // Few blocks of many slots, so that some have more holders than fit, and some of one slot more than once.
+    // Few blocks and many slots, so that some blocks have many holders, and some are held several times by one slot.
     let slot = prop_oneof![4 => 0u16..6, 1 => 60u16..70, 1 => Just(8190u16)];
     (0u64..6, slot, 0usize..3, prop::bool::weighted(0.6))
 }

@@ -1,4 +1,4 @@
-//! From chunks to a source, none of them believed before its digest was.
+//! Reads chunks of a snapshot. No chunk is used before its digest is verified.
 
 use vocabulary::{DpRank, Incarnation, PrefixId, WorkerId};
 
@@ -11,7 +11,7 @@ use crate::block_tree::BlocksByEnd;
 use crate::index::ResidencyChange;
 use crate::source::{SourceBlocks, SourceRules};
 
-/// An imprint of which some chunks are read.
+/// A partially read snapshot.
 pub struct ResidencySnapshotReader {
     worker: WorkerId,
     rank: DpRank,
@@ -24,23 +24,23 @@ pub struct ResidencySnapshotReader {
     digest: PrefixId,
 }
 
-/// How many records the head says there are.
+/// Numbers of records according to the header.
 #[derive(Clone, Copy)]
 struct RecordCounts {
     blocks: u64,
     orphans: u64,
 }
 
-/// What a chunk made of a reader.
+/// Result of reading a chunk.
 pub enum ReadProgress {
     /// More chunks are needed.
     More(ResidencySnapshotReader),
-    /// That was all.
+    /// The snapshot is complete.
     Complete(ResidencySnapshot),
 }
 
 impl ResidencySnapshotReader {
-    /// Of a source as it is known here: the rules by which its blocks are named, and the process that is behind it now.
+    /// Creates a reader for a source, with the rules that apply here and the current process.
     pub fn new((worker, rank): (WorkerId, DpRank), process: Incarnation, rules: SourceRules) -> Self {
         let (source, digest) = (SourceBlocks::new(rules), PrefixId(0));
         let (ends, changes) = (BlocksByEnd::default(), Vec::new());
@@ -77,7 +77,7 @@ impl ResidencySnapshotReader {
         }
     }
 
-    /// The chunk without its digest, if that is right, and without magic and version.
+    /// Verifies a chunk; returns it without digest, magic and version.
     fn verify_chunk<'a>(&mut self, chunk: &'a [u8]) -> Result<ChunkCursor<'a>, ResidencySnapshotError> {
         if chunk.len() > MAX_CHUNK_BYTES {
             return Err(ResidencySnapshotError::TooMuch);
@@ -131,7 +131,7 @@ impl ResidencySnapshotReader {
         Ok((head, RecordCounts { blocks, orphans }))
     }
 
-    /// One block. More than were promised are refused, and so is one that comes twice.
+    /// Reads one block. Rejects more blocks than announced, and repeated ones.
     fn record(&mut self, wire: &mut ChunkCursor<'_>) -> Result<(), ResidencySnapshotError> {
         let promised = self.head.map_or(RecordCounts { blocks: 0, orphans: 0 }, |(_, promised)| promised);
         let is_new = match wire.u8()? {

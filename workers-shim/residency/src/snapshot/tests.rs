@@ -14,7 +14,7 @@ const WORKER: WorkerId = WorkerId(5);
 const RANK: DpRank = DpRank(3);
 const PROCESS: Incarnation = Incarnation(77);
 
-/// A router as far as one source is concerned.
+/// One source at a router.
 struct SnapshotPeer {
     feed: ResidencyFeed,
     index: ResidencyIndex,
@@ -55,7 +55,7 @@ impl SnapshotPeer {
         self.tell();
     }
 
-    /// All that can be seen of it, and all that it remembers.
+    /// Returns all its observable and internal state.
     fn state(&self) -> (Vec<Vec<Overlap>>, KvIndexState, usize, BTreeMap<u64, String>) {
         let overlaps = (1..14).map(|block| self.index.overlaps(&prompt_of(block))).collect();
         for block in 1..14 {
@@ -90,7 +90,7 @@ fn read_as(
     Err(ResidencySnapshotError::Damaged)
 }
 
-/// Block n hangs on block n / 2.
+/// The parent of block n is block n / 2.
 fn parent(block: u64) -> Option<u64> {
     (block > 1).then_some(block / 2)
 }
@@ -107,7 +107,7 @@ fn prompt_of(block: u64) -> Vec<BlockHash> {
     chain(2, &path.iter().rev().flat_map(|block| tokens(*block)).collect::<Vec<_>>())
 }
 
-/// What an engine may say, in any order: blocks before their parents, slower tiers, windows, second copies.
+/// Any events of an engine, in any order: blocks before their parents, slower tiers, windows, second copies.
 fn event() -> impl Strategy<Value = KvCacheEvent> {
     let place = prop_oneof![
         6 => Just((Tier::Hbm, 0, KvCacheSpecKind::Full)),
@@ -136,7 +136,7 @@ proptest! {
     ) {
         let cut = cut.min(events.len());
         let (mut old, mut new) = (SnapshotPeer::new(), SnapshotPeer::new());
-        // The new one may have heard a part itself, and missed messages, before it takes the imprint over.
+        // The new router may have received some events itself, and missed others, before it adopts the snapshot.
         for (sequence, event) in events.iter().enumerate().skip(heard_before) {
             new.stream.after_replay(sequence as u64);
             new.feed.ingest(event);
@@ -174,7 +174,7 @@ proptest! {
     }
 }
 
-/// A router that holds a prompt of so many blocks, and one block whose parent it never heard of.
+/// A router that holds a prompt of this many blocks, and one orphan.
 fn router_with(blocks: u64) -> SnapshotPeer {
     let mut router = SnapshotPeer::new();
     let names: Vec<u64> = (1..=blocks).collect();
@@ -242,7 +242,7 @@ fn snapshot_of_another_source_is_refused() {
     assert_eq!(read_by((WORKER, RANK), PROCESS, by_block), Some(ResidencySnapshotError::OtherRules));
 }
 
-/// A chunk with its digest made right again after `change`.
+/// A chunk changed by `change`, with a valid digest.
 fn forged_chunk(change: impl FnOnce(&mut Vec<u8>)) -> Vec<Vec<u8>> {
     let mut chunk = router_with(3).chunks().remove(0);
     chunk.truncate(chunk.len() - DIGEST);
@@ -262,7 +262,7 @@ fn malformed_content_with_a_valid_digest_is_refused() {
         |chunk| chunk[RECORDS] = 7,
         |chunk| chunk.truncate(chunk.len() - 1),
         |chunk| chunk.extend_from_within(RECORDS..),
-        // A count that promises more than there is.
+        // A count that announces more than there is.
         |chunk| chunk[RECORDS - 8] = 200,
     ];
     for (number, case) in cases.into_iter().enumerate() {

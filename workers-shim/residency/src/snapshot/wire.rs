@@ -1,4 +1,4 @@
-//! Numbers in and out of a chunk. Every length is checked against what is left before it is believed.
+//! Encodes and decodes numbers in a chunk. Every length is checked against the remaining bytes before it is used.
 
 use vocabulary::{BlockHash, PrefixId, Tier};
 
@@ -55,11 +55,11 @@ fn put_option(out: &mut Vec<u8>, value: Option<u64>) {
 }
 
 fn put_length(out: &mut Vec<u8>, length: usize) {
-    // Longer ones make a chunk that nobody reads, which is all that becomes of them.
+    // A longer one results in a chunk that readers reject.
     out.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-/// A place in a chunk.
+/// A position in a chunk.
 pub(super) struct ChunkCursor<'a>(pub(super) &'a [u8]);
 
 impl<'a> ChunkCursor<'a> {
@@ -101,7 +101,7 @@ impl<'a> ChunkCursor<'a> {
         }
     }
 
-    /// So many bytes for each of as many entries as the next number says.
+    /// Reads a number of entries, and the bytes of these entries, `each` per entry.
     fn entries(&mut self, each: usize) -> Result<std::slice::ChunksExact<'a, u8>, ResidencySnapshotError> {
         let length = (self.u32()? as usize).checked_mul(each).ok_or(ResidencySnapshotError::Damaged)?;
         Ok(self.take(length)?.chunks_exact(each))
@@ -123,7 +123,7 @@ impl<'a> ChunkCursor<'a> {
         Ok((name, Orphan { parent, extra, tokens, copies: self.copies()? }))
     }
 
-    /// At least one, each place once, none of them empty.
+    /// Reads copies: at least one, each location once, with counts above 0.
     fn copies(&mut self) -> Result<BlockCopies, ResidencySnapshotError> {
         const ENTRY_BYTES: usize = 10;
         let mut copies = BlockCopies::default();

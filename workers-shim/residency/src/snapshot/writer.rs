@@ -1,4 +1,4 @@
-//! From a source to chunks, one at a time, so that whoever writes them can do something else in between.
+//! Writes a source to chunks, one at a time, so that the caller can do other work in between.
 
 use std::collections::hash_map::Iter;
 
@@ -12,7 +12,7 @@ use crate::source::SourceBlocks;
 
 type PlacedBlockIter<'a> = Box<dyn Iterator<Item = (EngineHash, PlacedBlock)> + Send + Sync + 'a>;
 
-/// The chunks of an imprint, first one first. The source must not change meanwhile, which the borrow sees to.
+/// Iterator over the chunks of a snapshot. It borrows the source, which therefore cannot change in the meantime.
 pub struct ResidencySnapshotWriter<'a> {
     head: ResidencySnapshotHeader,
     first: Option<Vec<u8>>,
@@ -44,12 +44,12 @@ impl<'a> ResidencySnapshotWriter<'a> {
         }
     }
 
-    /// Of what it is.
+    /// Returns the header.
     pub fn head(&self) -> ResidencySnapshotHeader {
         self.head
     }
 
-    /// Adds records until the chunk is full; whether there was nothing left to add.
+    /// Adds records until the chunk is full; returns whether all were written.
     fn fill_chunk(&mut self, chunk: &mut Vec<u8>) -> bool {
         while chunk.len() < CHUNK_BYTES {
             if let Some((name, block)) = self.blocks.next() {

@@ -1,4 +1,4 @@
-//! A source as another router knew it: what of it is written down, and how it is put together again.
+//! Export of a source to a snapshot, and its import.
 
 use std::collections::hash_map::Iter;
 
@@ -13,17 +13,17 @@ impl SourceBlocks {
         &self.rules
     }
 
-    /// Blocks whose place is known.
+    /// Iterates over the placed blocks.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, PlacedBlock)> {
         self.blocks.placed()
     }
 
-    /// Blocks that wait for a parent or for tokens.
+    /// Iterates over the orphans.
     pub(crate) fn orphan_entries(&self) -> Iter<'_, EngineHash, Orphan> {
         self.orphans.iter()
     }
 
-    /// Takes over a block; false when there is one of this name already. In any order.
+    /// Imports a placed block, in any order; returns false if there is one of this name already.
     pub(crate) fn adopt_placed(
         &mut self,
         (name, block): (EngineHash, PlacedBlock),
@@ -33,7 +33,7 @@ impl SourceBlocks {
         self.blocks.adopt(name, block, ends, out)
     }
 
-    /// Takes over a block that waits; false when there is one of this name already.
+    /// Imports an orphan; returns false if there is one of this name already.
     pub(crate) fn adopt_orphan(&mut self, name: EngineHash, orphan: Orphan) -> bool {
         if self.blocks.find(name).is_some() || self.orphans.get_mut(name).is_some() {
             return false;

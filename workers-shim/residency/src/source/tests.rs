@@ -7,7 +7,7 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
 }
 
-/// What a store, or a removal, changes.
+/// Returns the changes of a store or a removal.
 fn changes(act: impl FnOnce(&mut Vec<ResidencyChange>)) -> Vec<ResidencyChange> {
     let mut out = Vec::new();
     act(&mut out);
@@ -86,7 +86,7 @@ fn tiers_and_cache_groups_are_counted_separately() {
     let event = stored(&[70], None, &tokens(0..4));
     let mut out = Vec::new();
     source.store(&event, &mut out);
-    // The host tier does not repeat the tokens; the place is known from the device's store.
+    // The host tier does not repeat the tokens; the block was already placed when it was stored in device memory.
     let host = BlockStored { tier: Tier::Host, tokens: Vec::new(), ..event.clone() };
     assert_eq!(changes(|out| source.store(&host, out)), [ResidencyChange::Added(blocks[0], Tier::Host)]);
     let window = BlockStored { group: 1, kind: KvCacheSpecKind::Window, ..event };

@@ -1,4 +1,4 @@
-//! Whatever an engine says, in whatever order: what the index finds is what plain maps say.
+//! Property test: for any events in any order, the index agrees with plain maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyF
 const WORKER: WorkerId = WorkerId(5);
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
-/// Copies by tier and group; the first store says of what kind they are.
+/// Copies by tier and group; the kind is that of the first store.
 type ReferenceCopies = BTreeMap<(Tier, u32), (KvCacheSpecKind, u32)>;
 
-/// A source written down literally.
+/// A naive source to compare with.
 #[derive(Default)]
 struct ReferenceSource {
     placed: BTreeMap<u64, (PrefixId, Vec<BlockHash>, ReferenceCopies)>,
@@ -104,12 +104,12 @@ impl ReferenceSource {
 
 const BLOCKS: u64 = 12;
 
-/// Tokens of a block, of one chain block or two.
+/// Tokens of a block of one or two chain blocks.
 fn tokens(block: u64, other: bool) -> Vec<u32> {
     (0..4).map(|n| block as u32 * 10 + n + if other { 500 } else { 0 }).collect()
 }
 
-/// Names may come under another parent, with other tokens or none, and two names may be one block.
+/// A hash may be stored under another parent, with other tokens or none, and two hashes may mean one block.
 fn event() -> impl Strategy<Value = KvCacheEvent> {
     let place = prop_oneof![
         8 => Just((Tier::Hbm, 0, KvCacheSpecKind::Full)),
@@ -136,7 +136,7 @@ fn event() -> impl Strategy<Value = KvCacheEvent> {
                 18 => store(usual, &[]),
                 19 => store(Some(other.index(BLOCKS as usize) as u64), &tokens(block, false)),
                 20 => store(usual, &tokens(block, true)),
-                // The same block under a second name.
+                // The same block under a second hash.
                 21 => KvCacheEvent::Stored(stored(&[block + 100], usual, &tokens(block, false))),
                 22 => KvCacheEvent::Removed(removed(&[block + 100])),
                 _ => store(usual, &tokens(block, false)),
@@ -177,7 +177,7 @@ proptest! {
                 prop_assert_eq!(index.overlaps(&prompt), literal.overlaps(&prompt));
             }
         }
-        // All that was said is taken back, in the order of the names: nothing is left, not even of what others hung on.
+        // Everything is removed in the order of the hashes: nothing must be left, not even stumps.
         for (name, copies) in literal.placed.iter().map(|(name, (_, _, copies))| (name, copies))
             .chain(literal.waiting.iter().map(|(name, (_, _, copies))| (name, copies))) {
             for (tier, group) in copies.keys() {
