@@ -6,8 +6,8 @@ use crate::EngineProfile;
 
 /// Timing parameters of one engine, in seconds.
 ///
-/// - A prompt of n new tokens after c cached ones: `prefill_token * n + attention_pair * n * (c + n / 2) +
-///   chunk_overhead * chunks`.
+/// - A prompt of n new tokens after c cached ones:
+///   `prefill_token * n + attention_pair * n * (c + n / 2) + chunk_overhead * chunks`.
 /// - A decode step of a batch: `decode_step + context_token * context + decode_request * (requests - 1)`.
 /// - A step with a chunk and a batch: the chunk's share of the prompt, and the decode step with `step_beside_chunk` in
 ///   place of `decode_step`.
