@@ -1,4 +1,6 @@
-//! The way of one request, from bytes to bytes. Control flow only: what each step does lives in its own file.
+//! The generation pipeline: takes one request from parsing to commit.
+//!
+//! Control flow only: each stage lives in its own file.
 
 pub mod admission_queue;
 mod batch;
@@ -86,7 +88,7 @@ pub async fn serve_generation(
                 clock.record_stage("execute");
                 let (opened, finish) = underway.start_answer(answering);
                 let summary = summary::summary(&finish);
-                // The end of the stream commits.
+                // The stream commits the step when it ends.
                 return Ok(summary::with_summary(stream::stream(opened, finish), summary));
             }
             Err(failed) => underway.record_failure(failed)?,
@@ -94,8 +96,8 @@ pub async fn serve_generation(
     }
 }
 
-/// At the cost of what is new where the conversation is known, else as a whole. With what its engine makes of it, where
-/// that had to be found out.
+/// Identifies the request's prompt. A known conversation costs only its new part; any other prompt is tokenized as a
+/// whole. The second value is the request as the engine converts it to chat, where that had to be computed.
 async fn identify(
     gateway: &Arc<AppState>,
     request: parse::ParsedRequest,
@@ -103,7 +105,7 @@ async fn identify(
     let model = gateway.catalog().model(&request.model);
     let has_text = model.identifier.text().is_some();
     let remembered = &gateway.caches;
-    // Trees of values and rendered text are gone when it is identified.
+    // Freed after identification: JSON trees and rendered text.
     let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::sibling);
     if let Some(derived) = &mut derived {
         derived.grow(request.body.derived_bytes())?;
@@ -130,8 +132,9 @@ async fn identify(
     Ok((prefixed, chat))
 }
 
-/// At the cost of what is new, once what comes in another endpoint's words is put into those of chat. None where it must
-/// be identified as a whole. The memory goes with the work, which may outlast its client.
+/// Identifies the prompt by extending a known conversation, after converting requests of other endpoints to chat.
+/// Returns `None` for the prompt where it must be identified as a whole. The memory reservation moves into the work,
+/// which may outlive its client.
 async fn extend_known(
     gateway: &Arc<AppState>,
     request: UnidentifiedRequest,
@@ -162,7 +165,7 @@ async fn compute_whole(
     load.run(&gateway.offload_pool, work).await
 }
 
-/// How long each step took.
+/// Records the duration of each pipeline stage.
 struct StageTimer<'a> {
     metrics: &'a Metrics,
     since: Instant,
@@ -179,7 +182,7 @@ impl<'a> StageTimer<'a> {
         self.since = now;
     }
 
-    /// What was since then belongs to no step.
+    /// Discards the elapsed time: it belongs to no stage.
     fn skip_elapsed(&mut self) {
         self.since = Instant::now();
     }

@@ -1,7 +1,7 @@
-//! Steps that wait rather than push out others' KV: the planner's queue, and how each of them is called to ask again.
+//! Admission queue: steps that wait because starting them would evict other sessions' KV, and how they are woken.
 //!
-//! They are asked one after the other, in rounds: in their turn, so that what one takes is taken for the next. A round begins
-//! when a step anywhere ends, and at least every half second.
+//! Waiting steps are woken one after the other, in rounds, so that each decision sees what the previous one took. A
+//! round begins whenever a step ends anywhere, and at least every half second.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use vocabulary::{Micros, RequestId};
 
 use super::kv_reservation::OccupancyTracker;
 
-/// Between two rounds, at most.
+/// Longest time between two rounds.
 const MAX_ROUND_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Everybody who waits.
+/// All waiting steps, with their wakers.
 #[derive(Debug)]
 pub(super) struct AdmissionQueue {
     queue: StepQueue<RequestId>,
@@ -28,21 +28,21 @@ pub(super) struct AdmissionQueue {
 
 #[derive(Debug)]
 struct WakeRound {
-    /// In their turn. The first one was called, and asks.
+    /// Steps of this round in admission order. The first one has been woken and is being planned.
     waiting: VecDeque<RequestId>,
     began_at: Micros,
-    /// Whether something has ended since.
+    /// Whether a step has ended since the round began, so that another round must follow.
     repeat: bool,
 }
 
 impl AdmissionQueue {
-    /// Nobody waits.
+    /// Returns an empty queue.
     pub(super) fn new(admission: AdmissionLimits) -> Self {
         let round = WakeRound { waiting: VecDeque::new(), began_at: Micros::ZERO, repeat: false };
         Self { queue: StepQueue::new(admission), wakers: HashMap::new(), round }
     }
 
-    /// Whether a step, new or waiting, starts as it was just planned.
+    /// Decides whether a step, new or waiting, starts with the plan just made for it.
     pub(super) fn admit(&mut self, step: RequestId, asking: AdmissionRequest) -> AdmissionDecision {
         let verdict = self.queue.admit(step, asking);
         match verdict {
@@ -53,14 +53,14 @@ impl AdmissionQueue {
         verdict
     }
 
-    /// Whoever wanted this step does so no longer, or it starts unasked.
+    /// Removes a step that was cancelled, or that starts without being admitted.
     fn leave(&mut self, step: RequestId, now: Micros) {
         self.queue.remove(step);
         self.wakers.remove(&step);
         self.end_turn(step, now);
     }
 
-    /// A step has ended somewhere: there may be room.
+    /// Starts a round, or schedules another one: a step has ended somewhere and may have freed memory.
     pub(super) fn notify_completion(&mut self, now: Micros) {
         match self.round.waiting.is_empty() {
             true => self.begin_round(now),
@@ -68,12 +68,12 @@ impl AdmissionQueue {
         }
     }
 
-    /// How many wait.
+    /// Number of waiting steps.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// A step has heard nothing for a period.
+    /// Starts a round if the last one is over and began at least `MAX_ROUND_INTERVAL` ago.
     fn poll_idle(&mut self, now: Micros) {
         if self.round.waiting.is_empty() && now - self.round.began_at >= Micros::of(MAX_ROUND_INTERVAL) {
             self.begin_round(now);
@@ -91,7 +91,7 @@ impl AdmissionQueue {
         }
     }
 
-    /// A step's turn is over, whether or not it was its turn.
+    /// Removes a step from the round, and wakes the next one if it was this step's turn.
     fn end_turn(&mut self, step: RequestId, now: Micros) {
         let was_called = self.round.waiting.front() == Some(&step);
         self.round.waiting.retain(|other| *other != step);
@@ -105,7 +105,7 @@ impl AdmissionQueue {
     }
 }
 
-/// A step's place among those that wait. It leaves when this is dropped.
+/// A step's entry in the admission queue. Dropping it removes the step.
 #[derive(Debug)]
 pub struct QueueTicket {
     tracker: OccupancyTracker,
@@ -116,13 +116,13 @@ pub struct QueueTicket {
 }
 
 impl QueueTicket {
-    /// Of a step that was just held; none where it was not.
+    /// Returns the ticket of a step that was just held; `None` where it was not.
     pub(super) fn of(account: &OccupancyTracker, step: RequestId, costs_others: Micros) -> Option<Self> {
         let bell = account.lock().admission_queue().wakers.get(&step)?.clone();
         Some(Self { tracker: account.clone(), step, waker: bell, queued_at: Instant::now(), costs_others })
     }
 
-    /// Until it is its turn to ask again.
+    /// Waits until the step is to be planned again.
     pub async fn wait_for_turn(&self) {
         while tokio::time::timeout(MAX_ROUND_INTERVAL, self.waker.notified()).await.is_err() {
             let mut account = self.tracker.lock();
@@ -144,30 +144,30 @@ impl Drop for QueueTicket {
     }
 }
 
-/// That a step waited, or would have.
+/// How long a step waited for admission and why the wait ended; zero time where the queue was full.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct AdmissionWait {
-    /// How long.
+    /// Time spent waiting.
     pub time: Micros,
-    /// What starting at once would have cost others, of computing again.
+    /// Compute time that other sessions would have lost to recomputation if the step had started at once.
     pub costs_others: Micros,
-    /// What ended it.
+    /// Why the wait ended.
     pub until: WaitOutcome,
 }
 
-/// What ends a wait.
+/// Why a wait for admission ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum WaitOutcome {
-    /// It costs others no more than is tolerated, or nobody asks any more: the mode was changed, or its worker is not known
-    /// exactly.
+    /// The step costs others no more than is tolerated, or admission no longer applies: the mode was changed, or the KV
+    /// index of its worker is not exact.
     Room,
-    /// The longest wait was over.
+    /// The maximum wait had passed.
     Longest,
-    /// There was no place to wait in, so that it started at once.
+    /// The queue was full, so the step started at once.
     NoPlace,
-    /// Its client left, or nobody can serve it any more.
+    /// The client left, or no worker can serve the step any more.
     Left,
 }
 

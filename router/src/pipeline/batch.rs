@@ -1,4 +1,5 @@
-//! Several prompts in one request: they are served in one place, so that what a worker holds of each adds up.
+//! Batches: several prompts in one request. One worker serves all of them, so its overlaps with each prompt are added
+//! up.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +7,15 @@ use vocabulary::{Blocks, DpRank, Overlap, Tier, WorkerId};
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
-/// The sum of several prompts' overlaps, each listed as the index does: a slower tier only where it reaches further.
+/// Sums the overlaps of several prompts. Each list follows the index's convention: a slower tier appears only where it
+/// reaches further.
 pub(super) fn sum_overlaps(each: impl Iterator<Item = Vec<Overlap>>) -> Vec<Overlap> {
     let mut sums: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
     for overlaps in each {
         let mut depths: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
         for Overlap { worker, rank, tier, blocks } in overlaps {
             let reached = depths.entry((worker, rank)).or_default();
-            // Blocks of a faster tier count for the slower ones, too.
+            // Blocks in a faster tier also count for the slower tiers.
             let slower = TIERS.iter().zip(reached).filter(|(other, _)| **other >= tier);
             slower.for_each(|(_, depth)| *depth = blocks.max(*depth));
         }

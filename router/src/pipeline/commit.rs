@@ -1,4 +1,4 @@
-//! Commit: what a step did to sessions and artifacts, told to the ledger. Never awaited by the client.
+//! Commit: reports to the ledger what a step did to sessions and artifacts. The client never waits for it.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use super::routing::RoutingMode;
 use crate::app_state::AppState;
 use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
 
-/// How long other routers believe that a dispatched step is on its way.
+/// How long other routers count a dispatched step as in flight.
 const INTENT_TTL: Micros = Micros(120_000_000);
-/// How long a read-only copy is believed without being seen again.
+/// How long a read-only replica is assumed to exist without being observed again.
 const REPLICA_TTL: Micros = Micros(600_000_000);
 
-/// The life of the plan's target that serves the step; none when it left the fleet meanwhile.
+/// Returns the worker incarnation that serves the step, the plan's target; `None` when it has left the fleet.
 pub fn serving_owner(located: &LocatedRequest, plan: &Plan) -> Option<Owner> {
     let worker = located.workers.iter().find(|worker| worker.id == plan.target())?;
     Some(Owner { worker: worker.id, incarnation: worker.incarnation, rank: plan.decode.rank })
 }
 
-/// Says at dispatch that the step is on its way. Advice to the other routers; it owns nothing.
+/// Publishes the step's intent at dispatch. It is advice to the other routers and changes no ownership.
 pub fn announce(gateway: &AppState, step: &ClassifiedStep, plan: &Plan) {
     if step.mode == RoutingMode::Sticky {
         return;
@@ -38,13 +38,13 @@ pub fn announce(gateway: &AppState, step: &ClassifiedStep, plan: &Plan) {
     submit_intent(gateway, &step.located, Some((server, INTENT_TTL)));
 }
 
-/// Takes the announcement back: the step came to nothing.
+/// Withdraws the intent of a step that produced nothing.
 pub fn withdraw(gateway: &AppState, located: &LocatedRequest) {
     submit_intent(gateway, located, None);
 }
 
 fn submit_intent(gateway: &AppState, located: &LocatedRequest, step: Option<(Owner, Micros)>) {
-    // Another router can meet this session only by its name or by its head; one that was made up just now has neither.
+    // Other routers can match this session only by its name or its head; a newly created session has neither.
     if located.identified.named_session.is_none() && located.idle.is_none() {
         return;
     }
@@ -52,7 +52,7 @@ fn submit_intent(gateway: &AppState, located: &LocatedRequest, step: Option<(Own
     gateway.submit_advice(Command::Intent(intent));
 }
 
-/// Seals what the target has computed or received, moves the session's head, and settles who owns it.
+/// Seals the blocks that the target computed or received, moves the session's head, and settles its ownership.
 pub fn commit(gateway: &Arc<AppState>, located: &LocatedRequest, plan: &Plan) {
     let Some(server) = serving_owner(located, plan) else { return };
     if located.sealable_blocks() > Blocks::ZERO {
@@ -87,7 +87,7 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> Uncomm
     }
 }
 
-/// Remembers the step until the ledger shows it, and tells the ledger now if nothing of its session is on its way.
+/// Stores the step until the ledger shows it, and submits it now if no other commit of its session is in flight.
 fn enqueue_commit(gateway: &Arc<AppState>, step: UncommittedStep) {
     let taken = gateway.pending_commits().add(step, gateway.ledger_reach(), Instant::now());
     if let Some(replaced) = taken.replaced {
@@ -98,8 +98,8 @@ fn enqueue_commit(gateway: &Arc<AppState>, step: UncommittedStep) {
     }
 }
 
-/// Tells the ledger of a step, then of the one that waited behind it, and so on. The first one is handed in before this
-/// returns, so that commands stay in order.
+/// Submits a step to the ledger, then the ones queued behind it. The first is submitted before this returns, so that
+/// commands stay in order.
 pub fn submit_commits(gateway: &Arc<AppState>, step: Arc<UncommittedStep>) {
     let mut told = submit_commit(gateway, &step);
     let (gateway, mut step) = (gateway.clone(), step);
@@ -114,16 +114,16 @@ pub fn submit_commits(gateway: &Arc<AppState>, step: Arc<UncommittedStep>) {
     });
 }
 
-/// Hands the step in, on top of what the view shows of its chain.
+/// Submits the step on top of what the ledger view shows of its chain.
 fn submit_commit(gateway: &Arc<AppState>, step: &Arc<UncommittedStep>) -> BoxFuture<'static, CommitOutcome> {
     let view = gateway.directory().view();
     let known = view.deepest_boundary(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
     let command = |base| step.command(base, gateway.node_id());
     let Some(command_now) = command(known) else { return ready(CommitOutcome::Answered).boxed() };
     let sent = gateway.commit(command_now);
-    // The answer matters only if the ledger has merged away the base that this was written on.
+    // The answer matters only if the ledger has merged away the base that this command was written on.
     let restart = (known > Blocks::ZERO).then(|| command(Blocks::ZERO)).flatten();
-    // The commit takes back what was announced on its own base.
+    // The commit itself withdraws an intent on its own base; an intent on another base is withdrawn here.
     let base = PrefixPoint::on_chain(&step.chain, known).map(|base| base.id);
     if base != Some(step.base) && step.base != step.chain.root {
         withdraw_intent(gateway, step);
@@ -154,7 +154,7 @@ fn custody(claim: &OwnershipClaim) -> OwnershipTransition {
     }
 }
 
-/// The target keeps a read-only copy of what was fetched.
+/// Records that the target keeps a read-only replica of what was fetched.
 fn record_replica(gateway: &AppState, located: &LocatedRequest, (holder, blocks): (Owner, Blocks)) {
     let chain = &located.identified.prompt.chain;
     let Some(point) =

@@ -1,4 +1,4 @@
-//! How a conversation began, for clients that name no session: what stays the same in all its steps.
+//! Conversation fingerprint: a stable id for clients that name no session, derived from how the conversation began.
 
 use bytes::Bytes;
 use prefix::{ChatEndpoint, ConvertedRequest, Prompt, PromptInputs};
@@ -11,13 +11,14 @@ use super::identify::IdentifiedRequest;
 use super::parse::ParsedRequest;
 use crate::client_request::GenerationEndpoint;
 
-/// Bytes of a completion's prompt that count as its opening.
+/// Bytes of a completion's prompt that enter its fingerprint.
 const FINGERPRINT_BYTES: usize = 1024;
 
-/// A stand-in session by the opening: the messages up to the first user's, or the start of the prompt.
+/// Returns a substitute session id, derived from the messages up to the first user message or from the start of the
+/// prompt.
 ///
-/// It serves for what must be stable over a conversation's steps without asking the ledger: the rollout share and the
-/// pinning of the bypass. Conversations that begin alike share it.
+/// It is used where a value must be stable over a conversation's steps without a ledger lookup: the rollout share and
+/// the affinity of the bypass policy. Conversations with the same beginning share it.
 pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
     let field = |name| request.body.json_fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
     let text = match request.endpoint {
@@ -33,9 +34,9 @@ pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
     SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
 }
 
-/// Blocks of the prompt that tools and the messages before the first user's fill. Many conversations begin with them,
-/// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only. `chat`
-/// is what the engine makes of a request in another endpoint's words.
+/// Number of prompt blocks that tools and the messages before the first user message fill. Many conversations share
+/// them, so a prompt that shares no more than these is not a fork. Renders and tokenizes these messages again, so it is
+/// for rare cases only. `chat` is the request of another endpoint as the engine converts it.
 pub fn shared_prefix_blocks(prefixed: &IdentifiedRequest, chat: Option<&ConvertedRequest>) -> Blocks {
     shared_prefix_prompt(prefixed, chat).map_or(Blocks::ZERO, |opening| {
         let ids = &prefixed.prompt.chain.ids;
@@ -60,7 +61,7 @@ fn shared_prefix_prompt(prefixed: &IdentifiedRequest, chat: Option<&ConvertedReq
     Some(identifier.resolve_chat(&splice.finish(), PromptInputs { keys, now: prefixed.wall_time }))
 }
 
-/// The text of the messages before the first user's; none when there are none.
+/// Returns the text of the messages before the first user message; `None` when there are none.
 fn text_before_user(messages: &str) -> Option<&str> {
     span(messages, raw_messages(messages).take_while(|message| !is_user(message)))
 }
@@ -81,14 +82,14 @@ fn first_messages(messages: &str) -> Option<&str> {
     span(messages, raw_messages(messages).take_while(|message| !std::mem::replace(&mut met, is_user(message))))
 }
 
-/// The text from the first of these messages to the last.
+/// Returns the text from the first to the last of these messages.
 fn span<'a>(messages: &'a str, mut those: impl Iterator<Item = &'a RawValue>) -> Option<&'a str> {
     let first = those.next()?;
     let last = those.last().unwrap_or(first);
     messages.get(offset_in(messages, first.get())..offset_in(messages, last.get()) + last.get().len())
 }
 
-/// The messages of a list, read one by one: most are never asked for.
+/// Iterates over the messages of a JSON list lazily: most are never needed.
 fn raw_messages(list: &str) -> impl Iterator<Item = &RawValue> {
     let mut rest = list.trim_start().strip_prefix('[').unwrap_or_default();
     std::iter::from_fn(move || {
@@ -104,7 +105,7 @@ fn start_of_prompt(prompt: &str) -> &str {
     &prompt[..prompt.floor_char_boundary(FINGERPRINT_BYTES)]
 }
 
-/// Where `part`, a piece of `whole`, begins in it.
+/// Returns the byte offset of `part` in `whole`, of which it is a slice.
 fn offset_in(whole: &str, part: &str) -> usize {
     part.as_ptr() as usize - whole.as_ptr() as usize
 }

@@ -1,7 +1,7 @@
-//! Execute: a plan's legs are sent, in the engine's dialect. One executor for all plans; it makes no choices.
+//! Execute: sends a plan's legs in the engine's API. One executor for all plans; it makes no choices.
 //!
-//! It returns when the answer has begun (a stream's first bytes, a whole answer's last), so that until then a failed
-//! plan can be replaced by another without the client noticing.
+//! It returns when the answer has begun (the first bytes of a stream, all of a whole answer). Until then a failed plan
+//! can be replaced by another one without the client noticing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,30 +22,30 @@ use crate::app_state::AppState;
 pub struct Dispatched {
     /// Head and body of the answer leg.
     pub response: LegResponse,
-    /// The request as the target's load counts it.
+    /// The request as counted in the target's load.
     pub in_flight: InFlightRequest,
-    /// When its legs were sent.
+    /// When the legs were sent.
     pub sent_at: Instant,
-    /// When the first byte was there.
+    /// When the first byte arrived.
     pub first_byte: Instant,
-    /// What did not go as planned.
+    /// Deviations from the plan.
     pub events: Vec<AttemptEvent>,
 }
 
-/// A plan that came to nothing before the client got a byte.
+/// A plan that failed before the client got a byte.
 #[derive(Debug)]
 pub struct FailedAttempt {
-    /// When its legs were sent.
+    /// When the legs were sent.
     pub sent_at: Instant,
-    /// What did not go as planned, the reason last.
+    /// Deviations from the plan; the last one is the cause of the failure.
     pub events: Vec<AttemptEvent>,
-    /// Who is to be left out of the next plan.
+    /// Worker to exclude from the next plan.
     pub exclude: WorkerId,
-    /// Why.
+    /// Cause of the failure.
     pub error: LegError,
 }
 
-/// Carries out `plan` with these legs.
+/// Executes `plan` with these legs.
 pub async fn execute(
     gateway: &Arc<AppState>,
     (step, plan): (&ClassifiedStep, &Plan),
@@ -55,7 +55,7 @@ pub async fn execute(
     let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
-    // Whatever serves this step, the next one has another history.
+    // Taken on every path: after this step, the session's history no longer matches the stored parameters.
     let back = gateway.caches.reverse_pulls.take(step.located.session.id);
     let opened = match plan.handoff {
         None => {

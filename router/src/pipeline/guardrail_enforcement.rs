@@ -1,9 +1,9 @@
-//! What the guardrail finds at the end of a step is put in force, and told.
+//! Acts on the guardrail's findings at the end of a step: disables actions, and logs.
 
 use crate::app_state::AppState;
 use crate::guardrail::{ComparisonReport, GuardrailEvent, StepSample, can_be_disabled};
 
-/// Holds a complete step of a compared session against those of the other arm. An action that is slower is switched off.
+/// Adds a complete step of a compared session to the guardrail's comparison, and disables an action that proved slower.
 pub(crate) fn enforce_guardrail(gateway: &AppState, step: &StepSample) {
     let Some(found) = gateway.decisions.guardrail.add(step) else { return };
     let action = step.action;

@@ -1,6 +1,6 @@
-//! Identify: which prompt is this, block by block, and whose conversation does the client say it is.
+//! Identify: computes which prompt this is, block by block, and which session the client names.
 //!
-//! Pure given a tokenizer: it reads the request, and what earlier steps have left of it.
+//! Pure given a tokenizer: it depends on the request and on what earlier steps have cached.
 
 use std::sync::Arc;
 
@@ -14,29 +14,29 @@ use super::conversation_fingerprint::conversation_fingerprint;
 use super::parse::ParsedRequest;
 use crate::catalog::Model;
 
-/// A request whose prompt has a name.
+/// A request whose prompt's block hashes are known.
 #[derive(Debug)]
 pub struct IdentifiedRequest {
     /// The request.
     pub request: ParsedRequest,
-    /// The model it is for, as far as it is known here.
+    /// The model it is for, as far as this router knows it.
     pub model: Arc<Model>,
-    /// The prompt: the first one of a batch, whose session it is.
+    /// The prompt; of a batch the first one, which determines the session.
     pub prompt: Prompt,
-    /// The other ones of a batch.
+    /// Chains of the other prompts of a batch.
     pub other_chains: Vec<PrefixChain>,
-    /// By what a conversation was recognised; none where its token ids are unknown, and for completions.
+    /// Cache tier that recognised the conversation; `None` where its token ids are unknown, and for completions.
     pub tier: Option<LookupTier>,
-    /// The time for templates that print it.
+    /// Wall-clock time for chat templates that print it.
     pub wall_time: WallTime,
-    /// The session that the client names, if it names one.
+    /// The session that the client names, if any.
     pub named_session: Option<SessionId>,
-    /// What must be stable over a conversation's steps: the client's name for it, else how it began.
+    /// Key that is stable over a conversation's steps: the client's session name, else the conversation fingerprint.
     pub affinity_key: SessionId,
 }
 
 impl IdentifiedRequest {
-    /// Why the prompt is known by its bytes only; none when by token ids.
+    /// Returns why the prompt is identified by its bytes only; `None` when it is identified by token ids.
     pub fn fallback_reason(&self) -> Option<FallbackReason> {
         match self.prompt.identity {
             PromptIdentity::Exact => None,
@@ -44,19 +44,19 @@ impl IdentifiedRequest {
         }
     }
 
-    /// Tokens that its engine must count in it, too; none where ours are estimated, or where its count may rightly be
-    /// another one or says nothing of how the text was read here.
+    /// Returns the number of prompt tokens that the engine must count, too. `None` where ours is an estimate, or where
+    /// the engine's count may legitimately differ or does not depend on how the text was tokenized here.
     pub fn comparable_tokens(&self) -> Option<Tokens> {
         let is_certain = self.fallback_reason().is_none() && self.request.has_comparable_counts();
         is_certain.then(|| self.total_tokens())
     }
 
-    /// The chains of all prompts.
+    /// Returns the chains of all prompts.
     pub fn chains(&self) -> impl Iterator<Item = &PrefixChain> {
         std::iter::once(&self.prompt.chain).chain(&self.other_chains)
     }
 
-    /// Tokens of all prompts.
+    /// Tokens of all prompts together.
     pub fn total_tokens(&self) -> Tokens {
         self.chains().map(|chain| chain.tokens).sum()
     }
@@ -67,46 +67,46 @@ impl IdentifiedRequest {
     }
 }
 
-/// A prompt, and how it was come by.
+/// A prompt, and how it was identified.
 #[derive(Debug)]
 pub struct IdentifiedPrompt {
     prompt: Prompt,
     other_chains: Vec<PrefixChain>,
     tier: Option<LookupTier>,
-    /// Tokens that were known before.
+    /// Tokens that were known from earlier steps.
     pub known_tokens: Tokens,
     /// The checkpoint for the conversation's next step.
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
-/// A request that is to be identified.
+/// A request whose prompt is not yet identified.
 #[derive(Debug)]
 pub struct UnidentifiedRequest {
     request: ParsedRequest,
     model: Arc<Model>,
     wall_time: WallTime,
     named_session: Option<SessionId>,
-    /// What must be stable over a conversation's steps: the client's name for it, else how it began.
+    /// Key that is stable over a conversation's steps: the client's session name, else the conversation fingerprint.
     pub affinity_key: SessionId,
-    /// What its engine makes of it, once that was asked for, where it comes in another endpoint's words.
+    /// A request of another endpoint as the engine converts it to chat, once that was computed.
     converted: Option<Result<ConvertedRequest, PrefixError>>,
 }
 
-/// What is left of a request that was identified.
+/// Result of identifying a request.
 #[derive(Debug)]
 pub struct IdentificationResult {
-    /// The request with its prompt's name.
+    /// The identified request.
     pub identified: IdentifiedRequest,
-    /// Tokens that were known before.
+    /// Tokens that were known from earlier steps.
     pub known_tokens: Tokens,
     /// The checkpoint for the conversation's next step.
     pub next_checkpoint: Option<TokenCheckpoint>,
-    /// What its engine makes of it, where it came in another endpoint's words.
+    /// The request as the engine converts it to chat, where it came by another endpoint.
     pub converted: Option<ConvertedRequest>,
 }
 
 impl UnidentifiedRequest {
-    /// A request for this model.
+    /// Starts identification of a request for this model.
     pub fn new(request: ParsedRequest, model: Arc<Model>) -> Self {
         let key = request.session_key.as_ref();
         let named_session = key.map(|key| SessionId::of_key(&request.incoming.tenant, &request.model, &key.name));
@@ -114,12 +114,12 @@ impl UnidentifiedRequest {
         Self { wall_time: wall_time(), named_session, affinity_key, request, model, converted: None }
     }
 
-    /// Whether it comes in another endpoint's words than a chat.
+    /// Whether the request is a conversation in another endpoint's format than chat completions.
     pub fn needs_conversion(&self) -> bool {
         self.request.endpoint.chat_form().is_some_and(|form| form != ChatEndpoint::Chat)
     }
 
-    /// With what its engine makes of it: as long as reading all of it takes, and done once.
+    /// Converts the request to chat as its engine does. Done once; takes time proportional to the body.
     pub fn converted(self) -> Self {
         let body = &self.request.incoming.body;
         let chat = self.request.endpoint.chat_form().and_then(|form| self.model.identifier.convert(form, body));
@@ -154,7 +154,8 @@ impl UnidentifiedRequest {
         is_wanted.then_some(ConversationLookup { cache: trails, tenant, session })
     }
 
-    /// The prompt at the cost of what is new in it; none where it must be computed as a whole.
+    /// Identifies the prompt by extending a known conversation, at the cost of its new part; `None` where the whole
+    /// prompt must be computed.
     pub fn extend_known(&self, trails: &ConversationCache) -> Option<IdentifiedPrompt> {
         let memory = self.memory(trails)?;
         let ExtendedPrompt { prompt, reused_tokens: known, tier: rung } =
@@ -168,7 +169,7 @@ impl UnidentifiedRequest {
         })
     }
 
-    /// The prompt, computed as a whole as far as its checkpoint does not know it.
+    /// Identifies the prompt by computing all of it, except the part covered by its checkpoint.
     pub fn compute_whole(&self, trails: &ConversationCache, known: Option<&TokenCheckpoint>) -> IdentifiedPrompt {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.prompt_options());
         let remembered = self.memory(trails).and_then(|memory| Some((self.layout()?, memory)));
@@ -195,7 +196,7 @@ impl UnidentifiedRequest {
         IdentifiedPrompt { prompt, other_chains: Vec::new(), tier: rung, known_tokens: known, next_checkpoint: next }
     }
 
-    /// The request with its prompt's name.
+    /// Combines the request with its identified prompt.
     pub fn with_prompt(self, found: IdentifiedPrompt) -> IdentificationResult {
         let IdentifiedPrompt { prompt, other_chains: others, tier: rung, known_tokens: known, next_checkpoint: next } =
             found;
@@ -219,7 +220,7 @@ impl UnidentifiedRequest {
     }
 }
 
-/// For templates that print the date: engines take their own clock, in UTC as ours.
+/// Current time for templates that print the date: engines use their own clock, in UTC like ours.
 fn wall_time() -> WallTime {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     WallTime { unix_seconds: now.as_secs() as i64 }

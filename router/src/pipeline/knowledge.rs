@@ -1,5 +1,5 @@
-//! How well the blocks of a step's prompt are known at a worker: never better than the worker's own blocks are, and never
-//! better than the prompt itself.
+//! How reliably the blocks of a step's prompt are known at each worker: never better than the worker's own index state,
+//! and never better than the identity of the prompt.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::identify::IdentifiedRequest;
 use crate::app_state::AppState;
 use crate::client_request::GenerationEndpoint;
 
-/// The fleet as this step knows it. What is planned and what receipts say come from here.
+/// Returns the fleet as seen by this step. Planning and receipts both use this view.
 pub(super) fn workers_for_step(
     gateway: &AppState,
     prefixed: &IdentifiedRequest,
@@ -36,8 +36,8 @@ pub(super) fn workers_for_step(
     workers.iter().map(known).collect()
 }
 
-/// Whether the worker's engine may read the request otherwise than it was read here: what comes in the words of these
-/// endpoints is known as vLLM reads it; how another engine does is a guess.
+/// Whether the worker's engine may convert the request differently than this router did. The conversion of these
+/// endpoints follows vLLM; for other engines it is a guess.
 pub(super) fn is_converted_by_guess(gateway: &AppState, prefixed: &IdentifiedRequest, worker: WorkerId) -> bool {
     match prefixed.request.endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => false,

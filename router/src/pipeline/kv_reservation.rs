@@ -1,7 +1,7 @@
-//! Whose KV lies where: the planner's account, kept by what this router sends. A step holds its tenure at the worker that
-//! serves it, from its plan to its end, whatever the end.
+//! KV reservations: the planner's occupancy model, updated by what this router sends. A step holds a reservation at the
+//! worker that serves it, from its plan to its end, however it ends.
 //!
-//! The account is an estimate in memory. What other routers send is not in it; nothing waits for it.
+//! The model is an in-memory estimate. It does not include what other routers send, and nothing waits for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use super::admission_queue::AdmissionQueue;
 use super::commit::serving_owner;
 use super::plan::ClassifiedStep;
 
-/// How often what workers were seen to hold is held against the account.
+/// How often the model is reconciled with what workers report to hold.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The account, its clock, and who waits because of it. Clones share them.
+/// The occupancy model, its clock, and the admission queue. Clones share them.
 #[derive(Clone, Debug)]
 pub struct OccupancyTracker {
     state: Arc<Mutex<OccupancyState>>,
@@ -33,15 +33,15 @@ struct OccupancyState {
     reconciled_at: Instant,
 }
 
-/// The account at one moment. Hold it briefly, never across an await.
+/// The locked occupancy model at one moment. Hold it briefly, never across an await.
 pub struct OccupancyGuard<'a> {
     state: MutexGuard<'a, OccupancyState>,
-    /// The time on the account's clock.
+    /// The time on the model's clock.
     pub now: Micros,
 }
 
 impl OccupancyGuard<'_> {
-    /// Whose KV lies where.
+    /// Returns the occupancy model: whose KV fills which worker.
     pub fn occupancy(&self) -> &OccupancyModel {
         &self.state.occupancy
     }
@@ -52,7 +52,7 @@ impl OccupancyGuard<'_> {
 }
 
 impl OccupancyTracker {
-    /// Nothing lies anywhere, and nobody waits.
+    /// Returns a tracker with an empty model and an empty queue.
     pub fn new(admission: AdmissionLimits) -> Self {
         let since = Instant::now();
         let kept = OccupancyState {
@@ -63,24 +63,24 @@ impl OccupancyTracker {
         Self { state: Arc::new(Mutex::new(kept)), since }
     }
 
-    /// As it stands now.
+    /// Locks the model and reads its clock.
     pub fn lock(&self) -> OccupancyGuard<'_> {
         let kept = self.state.lock();
         OccupancyGuard { state: kept, now: Micros::of(self.since.elapsed()) }
     }
 
-    /// How long the session's next answer is expected to be, where the client allows at most so much.
+    /// Returns the expected length of the session's next answer, capped at the client's limit `most`.
     pub fn expected_answer(&self, session: SessionId, most: Option<Tokens>) -> Tokens {
         let expected = self.lock().occupancy().expected_answer(session);
         most.map_or(expected, |most| most.min(expected))
     }
 
-    /// What a session that is new is expected to add after its first step.
+    /// Returns the tokens that a new session is expected to add after its first step.
     pub fn expected_growth(&self) -> Tokens {
         self.lock().occupancy().expected_growth()
     }
 
-    /// Drops what workers have cleared, as far as their events tell. Looks once a second at most.
+    /// Drops what workers have evicted, according to their KV events. Runs at most once a second.
     pub fn reconcile(&self, fleet: &Fleet) {
         let mut at = self.lock();
         if at.state.reconciled_at.elapsed() < RECONCILE_INTERVAL {
@@ -90,7 +90,7 @@ impl OccupancyTracker {
         let knows = |view: &&WorkerView| view.knowledge == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
         for view in fleet.snapshot().iter().filter(knows) {
             let Some(seen) = fleet.events(view.id) else { continue };
-            // Of all its ranks together: more than any of them holds.
+            // Sum over all ranks of the worker, so an upper bound for each of them.
             let tokens = view.capacity.block * seen.blocks;
             for rank in 0..view.ranks.max(1) {
                 let place = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(rank) };
@@ -99,20 +99,20 @@ impl OccupancyTracker {
         }
     }
 
-    /// A copy of what a session has elsewhere came to a rank while no step of it is under way.
+    /// Records a replica of the session's KV that arrived at a rank while no step of the session is running there.
     pub fn record_copy(&self, at: Owner, session: SessionId, stay: Footprint) {
         let mut account = self.lock();
         let now = account.now;
         account.state.occupancy.prefix_replicated(at, session, stay, now);
     }
 
-    /// How many steps wait.
+    /// Number of steps waiting for admission.
     pub fn queue_len(&self) -> usize {
         self.lock().admission_queue().len()
     }
 
-    /// Notes, at the moment for which it was planned, where a step is going to be served; none when its worker left the
-    /// fleet meanwhile.
+    /// Reserves KV memory for a step, under the same lock under which it was planned; `None` when its worker has left
+    /// the fleet.
     pub fn reserve(
         &self,
         mut account: OccupancyGuard<'_>,
@@ -133,7 +133,7 @@ impl OccupancyTracker {
             OwnershipClaim::Keep | OwnershipClaim::Open | OwnershipClaim::Borrow => None,
         };
         let found = found.tokens(step.ask.block);
-        // What an owner holds that the account does not know of is the session's own: it was there before this router.
+        // What an owner holds without the model knowing it is the session's own KV, older than this router.
         let is_own = located.session.owner == Some(at) && !account.state.occupancy.is_resident(at, session);
         let stay = Footprint { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
@@ -155,43 +155,44 @@ impl OccupancyTracker {
     }
 }
 
-/// A step's stay at the worker that serves it. It ends when this is dropped.
+/// A step's KV reservation at the worker that serves it. Dropping it ends the reservation.
 #[derive(Debug)]
 pub struct KvReservation {
     tracker: OccupancyTracker,
     owner: Owner,
     session: SessionId,
-    /// What of the prompt was there before.
+    /// Prompt tokens that were resident before the step.
     resident_tokens: Tokens,
-    /// Where the session lives no more once this is over.
+    /// Rank that no longer holds the session once this is over.
     vacated: Option<Owner>,
     end: ReservationEnd,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum ReservationEnd {
-    /// The session keeps so many tokens there.
+    /// The session keeps this many tokens there.
     Idle(Tokens),
-    /// All of them, and its old place is given up. The answer's length where the engine told it.
+    /// The session keeps these tokens, and its previous place is given up. `answer` is the answer's length where the
+    /// engine reports it.
     Served { tokens: Tokens, answer: Option<Tokens> },
-    /// Nothing came of it.
+    /// The step failed.
     Failed,
 }
 
 impl KvReservation {
-    /// The answer is whole. `usage` is what the engine counted, where it did.
+    /// Marks the answer as complete. `usage` is what the engine counted, where it reports it.
     pub fn mark_served(mut self, usage: Option<TokenUsage>) {
         let ReservationEnd::Idle(expected) = self.end else { return };
         let tokens = usage.map_or(expected, |usage| usage.prompt + usage.completion);
         self.end = ReservationEnd::Served { tokens, answer: usage.map(|usage| usage.completion) };
     }
 
-    /// The worker took it for wrong, and computed nothing: what was there before is there still.
+    /// Marks the step as refused: the worker computed nothing, and what was resident before still is.
     pub fn mark_refused(mut self) {
         self.end = ReservationEnd::Idle(self.resident_tokens);
     }
 
-    /// The worker did not serve it.
+    /// Marks the step as failed at the worker.
     pub fn mark_failed(mut self) {
         self.end = ReservationEnd::Failed;
     }

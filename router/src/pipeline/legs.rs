@@ -1,4 +1,4 @@
-//! One plan's requests to workers: where each leg goes, with which headers, and what its answer is worth.
+//! Legs: one plan's requests to workers. Where each leg goes, with which headers, and how its answer is judged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,40 +27,40 @@ use crate::error::ApiError;
 use crate::passthrough::is_event_stream;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 
-/// Largest whole answer that is kept until its end.
+/// Largest whole answer that is buffered.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// Longest wait for a leg whose text nobody reads.
+/// Timeout for a leg whose text nobody reads.
 pub const SILENT_LEG_TIMEOUT: Duration = Duration::from_secs(120);
 const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
-/// Why a leg gave no answer that could be delivered.
+/// Why a leg produced no answer that could be delivered.
 #[derive(Debug, thiserror::Error)]
 pub enum LegError {
-    /// The worker left the configuration's view; nothing was sent.
+    /// The worker has left the configuration; nothing was sent.
     #[error("the worker is not configured any more")]
     UnknownWorker,
-    /// No head of an answer came.
+    /// No response head arrived.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// The worker broke off before the first byte of the body, or inside an answer that is delivered whole.
+    /// The connection broke before the first byte of the body, or inside an answer that is delivered whole.
     #[error("the answer broke off")]
     Broken,
-    /// The worker cannot be reached any more, and nothing came of its answer for a while.
+    /// The worker became unreachable, and its answer made no progress for a while.
     #[error("the worker cannot be reached any more")]
     Silent,
-    /// The worker has no room, or is not ready.
+    /// The worker is out of capacity, or is not ready.
     #[error("the worker answered {0}")]
     Busy(StatusCode),
-    /// The worker failed.
+    /// The worker answered with a server error.
     #[error("the worker answered {0}")]
     Failed(StatusCode),
-    /// The prefill leg came to nothing, and its target computes no prompts or waits for one that is gone.
+    /// The prefill leg failed, and its target computes no prompts or is waiting for a source that is gone.
     #[error("there is no prompt's KV to go on with")]
     NoSource,
 }
 
 impl LegError {
-    /// What the receipt says of it.
+    /// Returns the event that the receipt records for this error.
     pub fn attempt_event(&self) -> AttemptEvent {
         match self {
             LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_)) => AttemptEvent::DecodeUnreachable,
@@ -73,7 +73,7 @@ impl LegError {
         }
     }
 
-    /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
+    /// Whether another worker may succeed. A timed-out request may still be running, so a retry would double it.
     pub fn retryable(&self) -> bool {
         match self {
             LegError::Upstream(error) => error.retryable(),
@@ -86,7 +86,7 @@ impl LegError {
         }
     }
 
-    /// What a client is told: not where the worker is.
+    /// Returns the error for the client, which does not reveal the worker's address.
     pub fn client_error(&self) -> ApiError {
         match self {
             LegError::Upstream(error) => crate::forward::client_error(error),
@@ -100,11 +100,11 @@ impl LegError {
     }
 }
 
-/// An answer whose first byte is here.
+/// A leg's answer whose first byte has arrived.
 pub enum LegResponse {
-    /// All of it.
+    /// The complete answer.
     Whole(Response<Bytes>, EngineResponse),
-    /// Its head and first piece; the rest comes.
+    /// The head and the first chunk; the rest follows.
     Stream(Response<WorkerBody>, Bytes),
 }
 
@@ -127,15 +127,15 @@ pub struct Legs {
     load: OffloadTask,
     /// The client's body, scanned.
     pub body: RequestBody,
-    /// What every leg's body has in common.
+    /// Options that the bodies of all legs share.
     pub options: LegOptions,
 }
 
 impl Legs {
-    /// The legs of this step.
+    /// Builds the legs of this step.
     pub fn of(gateway: &Arc<AppState>, step: &ClassifiedStep) -> Self {
         let request = &step.located.identified.request;
-        // Without them an answer could not go on elsewhere.
+        // Without token ids an answer could not resume at another worker.
         let ids = if step.resume_blocker.is_none() { TokenIdsMode::Always } else { TokenIdsMode::AsRequested };
         Self {
             gateway: gateway.clone(),
@@ -147,13 +147,13 @@ impl Legs {
         }
     }
 
-    /// Those for the rest of an answer, which is a completion of token ids.
+    /// Builds the legs for the rest of an answer, which is a completion of token ids.
     pub fn for_resume(self, body: RequestBody) -> Self {
         let options = LegOptions { api: Api::Completions, ..self.options };
         Self { path: GenerationEndpoint::Completions.path().into(), body, options, ..self }
     }
 
-    /// These legs, as this worker's engine takes them.
+    /// Adapts these legs to the engine of this worker.
     pub fn for_worker(self, target: WorkerId) -> Self {
         match self.gateway.fleet().engine(target) {
             EngineKind::Vllm => self,
@@ -163,7 +163,7 @@ impl Legs {
         }
     }
 
-    /// Legs that no client asked for.
+    /// Builds legs that no client asked for.
     pub fn without_client(gateway: &Arc<AppState>) -> Self {
         let mut client_headers = HeaderMap::new();
         client_headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -179,7 +179,7 @@ impl Legs {
         }
     }
 
-    /// Path and query as the client called them, the same at the engines.
+    /// Returns the path and query as the client sent them; engines use the same.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -189,31 +189,32 @@ impl Legs {
         self.gateway.fleet().dispatch(leg.worker, leg.rank, leg.tokens_computed)
     }
 
-    /// Notes what a transfer took, from which links learn.
+    /// Records the duration of a transfer, from which link speeds are learned.
     pub fn record_transfer(&self, target: WorkerId, moved: vocabulary::Bytes, took: Micros) {
         self.gateway.fleet().record_transfer(target, moved, took);
     }
 
-    /// Whether this worker answers prompts that it computed itself.
+    /// Whether this worker can answer prompts that it computed itself.
     pub fn serves_alone(&self, worker: WorkerId) -> bool {
         let workers = self.gateway.fleet().snapshot();
         let link = workers.iter().find(|view| view.id == worker).and_then(|view| view.link.as_ref());
         link.is_none_or(|link| link.carries.computes_prompts())
     }
 
-    /// How KV goes from one leg's rank to the other's worker; none where they do not understand each other.
+    /// Returns how KV moves from the source leg's rank to the target leg's worker; `None` where their connectors do not
+    /// match.
     pub fn transfer(&self, source: &Leg, target: &Leg) -> Option<KvTransfer> {
         let room = crate::client_request::new_request_id().0 as u64;
         self.gateway.fleet().transfer((source.worker, source.rank), target.worker, room)
     }
 
-    /// Returns when `worker` cannot be reached any more.
+    /// Returns when `worker` becomes unreachable.
     pub async fn worker_lost(&self, worker: WorkerId) {
         self.gateway.fleet().wait_lost(worker).await;
     }
 
-    /// Sends `body` where the answer is to come from, and waits until it has begun; not for a worker that cannot be
-    /// reached any more, though its connection stands.
+    /// Sends `body` to the leg's worker and waits until the answer has begun. Gives up on a worker that becomes
+    /// unreachable, even though its connection stays open.
     pub async fn serve(&self, leg: &Leg, body: Bytes) -> Result<LegResponse, LegError> {
         tokio::select! {
             opened = self.open_response(leg, body) => opened,
@@ -229,12 +230,12 @@ impl Legs {
         if is_event_stream(answer.headers()) { read_first_chunk(answer).await } else { self.read_whole(answer).await }
     }
 
-    /// Sends a leg whose text nobody reads, and reads what its answer tells.
+    /// Sends a leg whose text nobody reads, and returns what its answer reports.
     pub async fn send_silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<EngineResponse, LegError> {
         self.send_whole(leg, path, body).await.map(|(_, answer)| answer)
     }
 
-    /// Sends a leg that no client reads: its answer's text, and what it tells.
+    /// Sends a leg that no client reads, and returns its text and what it reports.
     pub async fn send_whole(&self, leg: &Leg, path: &str, body: Bytes) -> Result<(Bytes, EngineResponse), LegError> {
         let sent = async {
             let answer = self.send(leg, path, body).await?;
@@ -251,7 +252,7 @@ impl Legs {
         }
     }
 
-    /// All of an answer; a long one is read aside.
+    /// Reads a whole answer; a long one is parsed on the offload pool.
     async fn read_whole(&self, answer: Response<WorkerBody>) -> Result<LegResponse, LegError> {
         let (mut head, body) = answer.into_parts();
         let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
@@ -262,7 +263,7 @@ impl Legs {
         Ok(LegResponse::Whole(Response::from_parts(head, body), told))
     }
 
-    /// Data-parallel ranks of a worker. Where there are several, an engine that is told none takes any.
+    /// Number of the worker's data-parallel ranks. If there are several, an engine that gets no rank header picks one.
     fn ranks(&self, worker: WorkerId) -> u16 {
         let workers = self.gateway.fleet().snapshot();
         workers.iter().find(|view| view.id == worker).map_or(1, |view| view.ranks)
@@ -283,8 +284,8 @@ impl Legs {
     }
 }
 
-/// The client's headers, with a request id that all legs share: engines pair the legs of a transfer by it. The answer
-/// must be one that is read here: a packed one would seem to break off.
+/// Returns the client's headers with the request id that all legs share: engines pair the legs of a transfer by it.
+/// Compression is disabled because the answer is read here: a compressed one would look broken.
 fn client_headers(request: &ParsedRequest) -> HeaderMap {
     let mut headers = request.incoming.headers_with_request_id();
     headers.remove(RANK_HEADER);
@@ -294,7 +295,7 @@ fn client_headers(request: &ParsedRequest) -> HeaderMap {
     headers
 }
 
-/// What the legs of a request have in common.
+/// Returns the options that all legs of a request share.
 pub fn leg_options(request: &ParsedRequest) -> LegOptions {
     LegOptions {
         api: match request.endpoint {
@@ -312,7 +313,7 @@ pub fn leg_options(request: &ParsedRequest) -> LegOptions {
     }
 }
 
-/// What a status says about the worker; nothing for answers that are the client's to read.
+/// Returns the error that a status stands for; `None` for answers that are the client's to read.
 fn failure(status: StatusCode) -> Option<LegError> {
     match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some(LegError::Busy(status)),
@@ -332,8 +333,8 @@ async fn read_first_chunk(answer: Response<WorkerBody>) -> Result<LegResponse, L
     }
 }
 
-/// Who failed, as far as can be told: a decode leg that fails after a prefill leg points at the producer's blocks as
-/// often as at itself, and the next plan must not repeat the pair.
+/// Returns the worker to blame, as far as can be told: a decode leg that fails after a prefill leg may be the
+/// producer's fault just as well, and the next plan must not repeat the pair.
 pub fn culprit(plan: &Plan, error: &LegError) -> WorkerId {
     let apart = plan.prefill.worker != plan.decode.worker;
     match error {

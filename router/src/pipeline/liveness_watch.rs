@@ -1,5 +1,5 @@
-//! The watch over a worker whose answer is awaited: a process that was stopped, or a machine that vanished, closes no
-//! connection.
+//! Liveness watch over a worker whose answer is awaited: a process that was stopped, or a machine that vanished, closes
+//! no connection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use vocabulary::{Incarnation, WorkerId};
 
 use crate::app_state::AppState;
 
-/// How long a worker may be silent that cannot be reached any more: one that only takes no new connections goes on.
+/// How long an unreachable worker may be silent: one that only refuses new connections keeps answering.
 const LOST_WORKER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The least of it that is left where an answer has been silent for as long already.
+/// Minimum timeout where an answer has already been silent for longer.
 const MIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A watch over one worker.
 pub struct LivenessWatch {
     gateway: Arc<AppState>,
     worker: WorkerId,
-    /// The life of it that answers, where that is known.
+    /// The incarnation that is answering, where it is known.
     incarnation: Option<Incarnation>,
-    /// Ends when the fleet says that it cannot be reached.
+    /// Completes when the fleet reports the worker as unreachable.
     unreachable: BoxFuture<'static, ()>,
-    /// How much patience is left, once it is so.
+    /// Remaining timeout, once the worker is unreachable.
     timeout: Option<Pin<Box<Sleep>>>,
-    /// When something came of the answer; none before its first byte, for which engines may take long.
+    /// When the answer last made progress; `None` before its first byte, for which engines may take long.
     last_activity: Option<Instant>,
 }
 
 impl LivenessWatch {
-    /// Over this worker from now on.
+    /// Starts watching this worker.
     pub fn new(gateway: Arc<AppState>, worker: WorkerId) -> Self {
         let (incarnation, unreachable) =
             (gateway.fleet().incarnation(worker), gateway.fleet().wait_lost(worker).boxed());
         Self { gateway, worker, incarnation, unreachable, timeout: None, last_activity: None }
     }
 
-    /// Something came from it.
+    /// Records that the worker sent something.
     pub fn record_activity(&mut self) {
         self.last_activity = Some(Instant::now());
         self.restart();
@@ -53,7 +53,7 @@ impl LivenessWatch {
         }
     }
 
-    /// Ready once it is given up.
+    /// Ready once the worker is given up.
     pub fn poll_given_up(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let Some(patience) = &mut self.timeout else {
@@ -62,7 +62,7 @@ impl LivenessWatch {
                 continue;
             };
             ready!(patience.as_mut().poll(cx));
-            // It may be there again: lost is then not over at once. Who is there instead knows nothing of the answer.
+            // The worker may be back, since `lost` has some delay. A new incarnation knows nothing of the answer.
             let now = self.gateway.fleet().incarnation(self.worker);
             if self.incarnation.is_some() && now.is_some() && self.incarnation != now {
                 return Poll::Ready(());
@@ -74,13 +74,13 @@ impl LivenessWatch {
         }
     }
 
-    /// Returns once it is given up.
+    /// Returns once the worker is given up.
     pub async fn given_up(mut self) {
         future::poll_fn(|cx| self.poll_given_up(cx)).await;
     }
 }
 
-/// How long to wait once it cannot be reached, where an answer that has begun has been silent for so long.
+/// Returns the timeout for an unreachable worker whose answer has already been silent for `silent`.
 fn lost_timeout(silent: Option<Duration>) -> Duration {
     LOST_WORKER_TIMEOUT.saturating_sub(silent.unwrap_or_default()).max(MIN_TIMEOUT)
 }
@@ -111,7 +111,7 @@ mod tests {
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "q"}], "behave": "hang once"});
         let answer = tokio::spawn(post(front.proxy_address(), "/v1/chat/completions", body.to_string()));
         wait_until("it is asked", || workers.iter().any(|worker| !worker.requests().is_empty())).await;
-        // No probe sees it down, and its connection stands.
+        // No probe sees it as down, and its connection stays open.
         workers
             .iter()
             .filter(|worker| !worker.requests().is_empty())

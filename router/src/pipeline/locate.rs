@@ -1,4 +1,4 @@
-//! Locate: whose session is it, who owns what is sealed of it, who holds blocks of it now. Memory reads only.
+//! Locate: finds the prompt's session, who owns its sealed prefix, and who holds its blocks now. Memory reads only.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,18 +20,18 @@ use super::session_resolution::SessionResolution;
 use crate::app_state::AppState;
 use crate::error::ApiError;
 
-/// A prompt whose place in the world is known.
+/// A request whose session, owner and block residency are known.
 #[derive(Debug)]
 pub struct LocatedRequest {
-    /// The prompt.
+    /// The identified request.
     pub identified: IdentifiedRequest,
-    /// What must be stable over a conversation's steps: the client's name for it, else how it began.
+    /// Key that is stable over a conversation's steps: the client's session name, else the conversation fingerprint.
     pub affinity_key: SessionId,
-    /// The session: the named one, the one that the chain extends, or a new one.
+    /// The session: the one that the client names, the one that the chain extends, or a new one.
     pub session: SessionView,
-    /// The session that this one leaves or was spawned from, where the chain or the client says so.
+    /// The session that this one forks or was spawned from, according to the chain or the client.
     pub parent: Option<SessionId>,
-    /// What it was found by.
+    /// What the lookup is based on.
     pub evidence: LookupEvidence,
     /// The head that the step extends: the intent's base.
     pub base: PrefixId,
@@ -43,56 +43,56 @@ pub struct LocatedRequest {
     pub shared_blocks: Blocks,
     /// Time since the session's last step.
     pub idle: Option<Micros>,
-    /// Who holds how much.
+    /// How many blocks of the prompt each worker holds.
     pub overlaps: Vec<Overlap>,
-    /// The fleet at this moment, as this step's prompt is known there.
+    /// The fleet at this moment, with how reliably each worker's blocks of this prompt are known.
     pub workers: Arc<[WorkerView]>,
 }
 
-/// Whether the view of the ledger is known to be fresh.
+/// Whether the ledger view is known to be fresh.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum LedgerFreshness {
     /// There is a quorum.
     Current,
-    /// There is none that this node knows of: ownership stands still.
+    /// This node knows of no quorum: ownership cannot change.
     Stale,
 }
 
-/// What a prompt's place was found by.
+/// What a lookup is based on.
 #[derive(Clone, Copy, Serialize, Debug)]
 pub struct LookupEvidence {
     /// The deepest block of the chain that the ledger knows.
     #[serde(skip)]
     pub known: Blocks,
-    /// Leading blocks that many conversations share, where that had to be found out.
+    /// Leading blocks that many conversations share, where that had to be computed.
     #[serde(skip)]
     pub preamble: Blocks,
-    /// The view of the ledger.
+    /// Freshness of the ledger view.
     pub view: LedgerFreshness,
-    /// Whether a step of this session counted that was served here and is not in the view yet.
+    /// Whether the lookup includes a step of this session that this router served and the view does not show yet.
     pub unapplied: bool,
-    /// Steps of this session that other routers said are on their way.
+    /// Number of intents by other routers for this session.
     pub promises: usize,
-    /// Other routers whose requests in flight were counted.
+    /// Number of other routers whose requests in flight were counted.
     pub routers: usize,
-    /// What in the request keeps engines from reading their caches, so that it counted nowhere what they hold.
+    /// What in the request keeps engines from using their prefix caches, so that overlaps count as zero.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unread: Option<TransferObstacle>,
 }
 
 impl LocatedRequest {
-    /// The most that any worker holds.
+    /// Returns the largest overlap that any worker has.
     pub fn deepest_overlap(&self) -> Blocks {
         self.overlaps.iter().map(|overlap| overlap.blocks).max().unwrap_or_default()
     }
 
-    /// Whole blocks that every engine of the model can keep.
+    /// Returns the whole blocks that every engine of the model can keep.
     pub fn sealable_blocks(&self) -> Blocks {
         sealable_blocks_of(&self.identified, &self.workers)
     }
 
-    /// Leading tokens known from before, where its engine uses them.
+    /// Returns the leading tokens known from before; zero where the engine does not use its cache.
     pub fn reused_tokens(&self) -> Tokens {
         if self.evidence.unread.is_some() {
             return Tokens::ZERO;
@@ -101,8 +101,8 @@ impl LocatedRequest {
     }
 }
 
-/// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet. `chat` is what
-/// the engine makes of a request in another endpoint's words.
+/// Locates a prompt in the ledger view, the KV index and the fleet, including this router's own steps that the view
+/// does not show yet. `chat` is the request of another endpoint as the engine converts it.
 pub async fn locate(
     gateway: &AppState,
     prefixed: IdentifiedRequest,
@@ -113,15 +113,15 @@ pub async fn locate(
     if !matches!(found.lineage, Lineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
         return Ok(build_located(gateway, &view, (prefixed, found, Blocks::ZERO)));
     }
-    // A fork, or just another conversation with the same system prompt?
+    // Decide whether this is a fork, or another conversation with the same system prompt.
     let load = OffloadTask::of(&prefixed.request.incoming);
     let work = move || (shared_prefix_blocks(&prefixed, chat.as_ref()), prefixed);
     let (preamble, prefixed) = load.run(&gateway.offload_pool, work).await?;
-    // What was applied meanwhile is no longer among the steps of our own that wait for it.
+    // Read the view again: own steps that were applied meanwhile are no longer pending.
     Ok(locate_fresh(gateway, prefixed, preamble))
 }
 
-/// A step that has waited, in the world as it is now.
+/// Locates a step again after it has waited.
 pub fn locate_waiting(gateway: &AppState, waited: LocatedRequest) -> LocatedRequest {
     locate_fresh(gateway, waited.identified, waited.evidence.preamble)
 }
@@ -132,7 +132,7 @@ fn locate_fresh(gateway: &AppState, prefixed: IdentifiedRequest, preamble: Block
     build_located(gateway, &view, (prefixed, found, preamble))
 }
 
-/// A step whose answer broke off: as it was, with the fleet and who holds how much as they are now.
+/// Refreshes the fleet and the overlaps of a step whose answer broke off; all else stays as it was.
 pub fn refresh_broken(gateway: &AppState, located: LocatedRequest) -> LocatedRequest {
     let prefixed = &located.identified;
     let workers = knowledge::workers_for_step(gateway, prefixed, gateway.fleet().snapshot());
@@ -151,7 +151,7 @@ fn build_located(
     let place = resolve_session(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
     let unread = prefixed.request.cache_bypass_reason();
-    // What nobody reads is nowhere, whoever owns it.
+    // KV that engines will not read counts as held nowhere, whoever owns it.
     let overlaps = if unread.is_none() { overlaps(gateway, &prefixed, found.known_blocks()) } else { Vec::new() };
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable_blocks_of(&prefixed, &workers), head.blocks, shared)
@@ -199,19 +199,19 @@ fn build_located(
     }
 }
 
-/// Who holds how much of the prompts, of a batch all of them together.
+/// Returns the overlaps with the prompts, summed over a batch.
 fn overlaps(gateway: &AppState, prefixed: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
     let index = gateway.index();
     let first = index.overlaps(prefixed.affinity_key, &prefixed.prompt.chain, known);
     if prefixed.other_chains.is_empty() {
         return first;
     }
-    // Those who write have their turn between two of them.
+    // One read lock per chain, so that writers get a turn in between.
     let others = prefixed.other_chains.iter().map(|chain| index.read().overlaps_of_chain(chain));
     batch::sum_overlaps(std::iter::once(first).chain(others))
 }
 
-/// What the ledger is asked about a prompt.
+/// Builds the ledger query for a prompt.
 fn query(prefixed: &IdentifiedRequest) -> LocateQuery<'_> {
     let scope = prefixed.model.scope(&prefixed.request.incoming.tenant);
     LocateQuery { scope, session: prefixed.named_session, chain: &prefixed.prompt.chain, shared_prefix: Blocks::ZERO }
@@ -227,13 +227,14 @@ fn resolve_session(
     if unapplied.is_empty() { place } else { place.with_pending(&unapplied, view, (query(prefixed), Instant::now())) }
 }
 
-/// Whether this life of the worker is reached, whatever the ledger has heard of it.
+/// Whether this incarnation of the worker is reachable, whatever the ledger knows of it.
 fn is_reachable(workers: &[WorkerView], owner: Owner) -> bool {
     let is_it = |worker: &WorkerView| worker.id == owner.worker && worker.incarnation == owner.incarnation;
     workers.iter().any(|worker| is_it(worker) && worker.health != WorkerHealth::Unreachable)
 }
 
-/// Whole blocks of the prompt, down to a multiple of every engine's own block: engines keep and drop only those whole.
+/// Whole blocks of the prompt, rounded down to a multiple of every engine's own block size: engines keep and drop whole
+/// blocks only.
 fn sealable_blocks_of(prefixed: &IdentifiedRequest, workers: &[WorkerView]) -> Blocks {
     let chain = &prefixed.prompt.chain;
     let serving = workers.iter().filter(|worker| worker.models.contains(&prefixed.request.model));
@@ -242,13 +243,13 @@ fn sealable_blocks_of(prefixed: &IdentifiedRequest, workers: &[WorkerView]) -> B
     Blocks(chain.blocks().0 / unit * unit)
 }
 
-/// The session that the client says this one was spawned from.
+/// Returns the session that, according to the client, spawned this one.
 fn named_parent(request: &ParsedRequest) -> Option<SessionId> {
     let parent = request.session_key.as_ref()?.parent.as_ref()?;
     Some(SessionId::of_key(&request.incoming.tenant, &request.model, parent))
 }
 
-/// Live intents of other routers, with how much of this prompt their step shares.
+/// Returns live intents of other routers, each with the blocks that its step shares with this prompt.
 fn other_intents(
     gateway: &AppState,
     view: &Ledger,

@@ -1,6 +1,7 @@
-//! Work that takes as long as its request is long: of a long one on a thread that may block, so that others need not wait.
+//! Offload pool: work that takes time proportional to the request runs on a blocking thread if the request is long, so
+//! that it does not delay others.
 //!
-//! A few such threads work at once, for one tenant at most half of them; the rest waits for its turn.
+//! A few such threads run at once, at most half of them for one tenant; further work waits in a queue.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,12 +14,12 @@ use vocabulary::{RequestId, TenantId};
 use crate::client_request::ClientRequest;
 use crate::error::ApiError;
 
-/// Bodies from this on are read, converted, rendered and tokenized aside.
+/// Bodies of at least this size are parsed, converted, rendered and tokenized on the pool.
 pub(crate) const MIN_OFFLOAD_BYTES: usize = 64 << 10;
-/// Most requests of one tenant that wait for a place.
+/// Limit of queued requests per tenant.
 const MAX_QUEUED_PER_TENANT: usize = 256;
 
-/// Places for long work.
+/// Bounded pool of slots for long work.
 #[derive(Debug)]
 pub struct OffloadPool {
     places: Arc<Semaphore>,
@@ -26,7 +27,7 @@ pub struct OffloadPool {
     tenants: Mutex<HashMap<TenantId, Weak<TenantOffloadQueue>>>,
 }
 
-/// The places of one tenant.
+/// The slots and the queue of one tenant.
 #[derive(Debug)]
 struct TenantOffloadQueue {
     places: Arc<Semaphore>,
@@ -34,7 +35,7 @@ struct TenantOffloadQueue {
 }
 
 impl OffloadPool {
-    /// `places` at once, of which one tenant gets `of_tenant`; at least one.
+    /// Returns a pool of `places` concurrent slots, of which one tenant gets at most `of_tenant`; each is at least one.
     pub fn new(places: usize, of_tenant: usize) -> Self {
         let places = Arc::new(Semaphore::new(places.max(1)));
         Self { places, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
@@ -53,7 +54,7 @@ impl OffloadPool {
         queue
     }
 
-    /// What `work` gives, once there is a place for it.
+    /// Runs `work` once there is a slot for it, and returns its result.
     pub async fn run<T: Send + 'static>(
         &self,
         (tenant, request): (&TenantId, RequestId),
@@ -67,14 +68,14 @@ impl OffloadPool {
         let of_tenant = queue.places.clone().acquire_owned().await.map_err(|_| internal())?;
         let place = self.places.clone().acquire_owned().await.map_err(|_| internal())?;
         drop(waits);
-        // A client that leaves does not end what runs. The queue is known for as long as its places are taken.
+        // A client that leaves does not stop running work. The tenant's queue stays known while its slots are taken.
         let at = queue.clone();
         let held = move || (work(), (place, of_tenant, at)).0;
         spawn_blocking(held).await.map_err(|_| internal())
     }
 }
 
-/// Whose work, and how much.
+/// Which request and tenant a piece of work is for, and its size.
 #[derive(Clone, Debug)]
 pub struct OffloadTask {
     request: RequestId,
@@ -83,22 +84,22 @@ pub struct OffloadTask {
 }
 
 impl OffloadTask {
-    /// Of this request.
+    /// Describes work on this request's body.
     pub fn of(incoming: &ClientRequest) -> Self {
         Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
     }
 
-    /// Of a request that no client sent.
+    /// Describes work for a request that no client sent.
     pub fn unasked(request: RequestId) -> Self {
         Self { request, tenant: TenantId("".into()), bytes: 0 }
     }
 
-    /// As much of the same request.
+    /// Describes work on `bytes` bytes for the same request.
     pub fn on(&self, bytes: usize) -> Self {
         Self { bytes, ..self.clone() }
     }
 
-    /// What `work` gives.
+    /// Runs `work` and returns its result: inline if it is small, else on the pool.
     pub async fn run<T: Send + 'static>(
         self,
         aside: &OffloadPool,

@@ -1,4 +1,5 @@
-//! Parse: the few fields of a body that decide how it is served, read in place. The bytes stay as the client sent them.
+//! Parse: reads in place the few body fields that decide how a request is served. The bytes stay as the client sent
+//! them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,57 +13,57 @@ use super::session_key::SessionKey;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
 
-/// How the answer comes.
+/// How the answer is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResponseDelivery {
-    /// In one piece.
+    /// As one body.
     Whole,
     /// As server-sent events.
     Stream {
-        /// Whether the client asked for the usage event. If not, we ask for it and keep it to ourselves.
+        /// Whether the client asked for the usage event. If not, the router requests it and removes it from the stream.
         usage_wanted: bool,
     },
 }
 
-/// A generation request, understood as far as routing needs it.
+/// A generation request, parsed as far as routing needs it.
 #[derive(Debug)]
 pub struct ParsedRequest {
-    /// As it came.
+    /// The request as received.
     pub incoming: ClientRequest,
-    /// Which endpoint.
+    /// The endpoint that it came by.
     pub endpoint: GenerationEndpoint,
-    /// The body, scanned once; legs are made of it.
+    /// The scanned body, from which legs are built.
     pub body: RequestBody,
     /// The model.
     pub model: ModelId,
-    /// The tenant's cache salt, where tenants are kept apart.
+    /// The tenant's cache salt, where tenants are isolated.
     pub salt: Option<Arc<str>>,
-    /// The client's own cache salt, where tenants are not kept apart: it goes to the engines, and blocks with another
-    /// salt are other blocks.
+    /// The client's own cache salt, where tenants are not isolated: it is passed to the engines, and blocks with
+    /// different salts are different blocks.
     pub client_salt: Option<Arc<str>>,
-    /// The session as the client names it.
+    /// The session that the client names.
     pub session_key: Option<SessionKey>,
-    /// How the answer comes.
+    /// How the answer is delivered.
     pub delivery: ResponseDelivery,
-    /// The most tokens of the answer, where the client says.
+    /// Maximum answer length in tokens, where the client sets one.
     pub max_answer: Option<Tokens>,
-    /// What in it forbids that KV moves for it.
+    /// What in the request forbids KV transfers for it.
     pub transfer_bar: Option<TransferObstacle>,
 }
 
 impl ParsedRequest {
-    /// The salt that the engines see.
+    /// Returns the salt that the engines see.
     pub fn cache_salt(&self) -> Option<&str> {
         self.salt.as_deref().or(self.client_salt.as_deref())
     }
 
-    /// What keeps engines from taking anything of its prompt from their caches: log probabilities of the prompt want all of it
-    /// computed. None where they take what is there.
+    /// Returns what keeps engines from using their prefix cache for this request: log probabilities of the prompt
+    /// require computing all of it. `None` where they use the cache.
     pub fn cache_bypass_reason(&self) -> Option<TransferObstacle> {
         let fields = self.body.json_fields();
         let echo = fields.read::<bool>("echo").unwrap_or(false);
         let asks = match self.endpoint {
-            // A chat that is echoed always has them, a completion where its answer has.
+            // An echoed chat always has prompt log probabilities, an echoed completion only if its answer has some.
             GenerationEndpoint::ChatCompletions => fields.has("prompt_logprobs") || echo,
             GenerationEndpoint::Completions => fields.has("prompt_logprobs") || echo && fields.has("logprobs"),
             GenerationEndpoint::Messages | GenerationEndpoint::Responses => false,
@@ -70,13 +71,14 @@ impl ParsedRequest {
         asks.then_some(TransferObstacle::PromptLogprobs)
     }
 
-    /// Whether every engine counts each of its prompts once, and as text that it has read itself. A text behind the answer may become
-    /// part of the prompt, and token ids are the client's own: their number is never in question.
+    /// Whether the engine's prompt token count can be compared with ours: every prompt is counted once, as text that
+    /// the engine tokenized. A suffix may become part of the prompt, and token ids come from the client, so their
+    /// number is certain.
     pub fn has_comparable_counts(&self) -> bool {
         self.has_single_prefill() && self.body.json_fields().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
     }
 
-    /// Whether an engine computes its prompt once, and nothing else with it.
+    /// Whether an engine computes the prompt exactly once, and nothing else with it.
     pub fn has_single_prefill(&self) -> bool {
         let fields = self.body.json_fields();
         let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
@@ -85,7 +87,7 @@ impl ParsedRequest {
     }
 }
 
-/// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.
+/// Parses and checks a request. Types are checked where routing depends on them; the rest is up to the engine.
 pub fn parse(
     incoming: ClientRequest,
     endpoint: GenerationEndpoint,
@@ -133,17 +135,17 @@ pub fn parse(
     })
 }
 
-/// A text; borrowed unless it holds escapes.
+/// A JSON string, borrowed unless it has escapes.
 #[derive(Deserialize)]
 struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The field's value; none where it is missing or null.
+/// Returns the field's value; `None` where it is missing or null.
 fn read<'a, T: Deserialize<'a>>(fields: &'a JsonFields, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
     let wrong = |_| ApiError::invalid_field(name, format!("{accepted} is accepted"));
     fields.get(name).map_or(Ok(None), |raw| serde_json::from_slice::<Option<T>>(raw).map_err(wrong))
 }
 
-/// Refuses a field that is missing or begins with none of `starts`.
+/// Refuses a field that is missing, or whose first byte is none of `starts`.
 fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Result<(), ApiError> {
     match fields.get(name).and_then(|raw| raw.first()) {
         Some(first) if starts.contains(first) => Ok(()),
@@ -154,7 +156,7 @@ fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Re
 
 fn wants_usage(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<bool, ApiError> {
     if matches!(endpoint, GenerationEndpoint::Messages | GenerationEndpoint::Responses) {
-        // Their streams always end with it.
+        // Streams of these endpoints always end with the usage.
         return Ok(true);
     }
     #[derive(Deserialize)]
@@ -192,19 +194,20 @@ fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferObstacle>, ApiErro
     })
 }
 
-/// Whether a completion's prompt is several prompts: an array that does not hold token ids.
+/// Whether a completion's prompt is a batch: an array whose elements are not token ids.
 fn is_batch(prompt: &[u8]) -> bool {
     let inside = prompt.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
     inside.and_then(<[u8]>::first).is_some_and(|first| matches!(first, b'"' | b'['))
 }
 
-/// Whether a completion's prompt, or each of several, is token ids.
+/// Whether a completion's prompt, or each prompt of a batch, consists of token ids.
 fn holds_ids(prompt: &[u8]) -> bool {
     let inside = prompt.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
     inside.and_then(<[u8]>::first).is_some_and(|first| *first != b'"')
 }
 
-/// The session's name in the body, by trust: cache key, then session parameters, then metadata. Odd types name nothing.
+/// Returns the session's name in the body, the most trusted field first: cache key, session parameters, metadata.
+/// Fields of unexpected types are ignored.
 fn session_key_in_body(fields: &JsonFields) -> Option<String> {
     #[derive(Deserialize)]
     struct SessionIdField {

@@ -1,6 +1,6 @@
-//! Classify and plan: what kind of step it is, and the cheapest way to serve it that is allowed.
+//! Classify and plan: determines the kind of a step, and the cheapest permitted way to serve it.
 //!
-//! The thinking is the planner's; here its inputs are put together and the mode is obeyed.
+//! The planner crate decides; this module assembles its inputs and applies the routing mode.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,26 +26,26 @@ use crate::outliers::{Outliers, Trials};
 use crate::prefix_replication::PrefixReplicator;
 use crate::retries::{RetryBudget, TenantShare};
 
-/// The two policies that may be in force for a step, and what is kept between steps.
+/// The planner's and the bypass policy, and the state that is kept between steps.
 #[derive(Debug)]
 pub struct RoutingPolicies {
     planner: Policy,
     bypass: Policy,
     round_robin: AtomicU64,
     occupancy: OccupancyTracker,
-    /// What tries after the first may cost.
+    /// Budget for retries.
     pub retries: RetryBudget,
     /// Workers whose requests fail.
     pub outliers: Arc<Mutex<Outliers>>,
-    /// What may be sent before a step asks for it.
+    /// Decides which prefixes are replicated before a step asks for them.
     pub prefix_replication: PrefixReplicator,
-    /// Which broken streams go on elsewhere.
+    /// Which broken streams resume at another worker.
     pub resume: ResumeConfig,
 }
 
 impl RoutingPolicies {
-    /// As configured: the planner's policy, and the rule that routes where the planner does not. One tenant gets `share` of the
-    /// tries after the first.
+    /// Builds the policies as configured: the planner's, and the bypass rule for steps that the planner does not route.
+    /// One tenant gets `share` of the retry budget.
     pub fn new(config: &Config, share: TenantShare) -> Self {
         let policy = &config.planner;
         let planner = Policy { rule: SelectionRule::Own, ..policy.clone() };
@@ -62,63 +62,64 @@ impl RoutingPolicies {
         }
     }
 
-    /// The planner's own.
+    /// Returns the planner's policy.
     pub fn planner_policy(&self) -> &Policy {
         &self.planner
     }
 
-    /// The account of whose KV lies where, and who waits because of it.
+    /// Returns the occupancy tracker, which includes the admission queue.
     pub fn occupancy(&self) -> &OccupancyTracker {
         &self.occupancy
     }
 }
 
-/// A step with its kind.
+/// A located step with its kind and what the planner is asked.
 #[derive(Debug)]
 pub struct ClassifiedStep {
-    /// The step.
+    /// The located request.
     pub located: LocatedRequest,
-    /// Its kind.
+    /// The kind of the step.
     pub kind: StepKind,
     /// What is asked of the workers.
     pub ask: PlanningRequest,
-    /// Who decides for it.
+    /// Routing mode for this step.
     pub mode: RoutingMode,
-    /// On which side of the guardrail's comparison its session is.
+    /// The arm of the guardrail's comparison that its session belongs to.
     pub arm: Option<Arm>,
-    /// Actions that are switched off at run time.
+    /// Actions that are disabled at run time.
     pub disabled: ActionSet,
-    /// What keeps a broken answer from going on elsewhere.
+    /// Why a broken answer cannot resume at another worker; `None` where it can.
     pub resume_blocker: Option<ResumeBlocker>,
-    /// Links that are barred.
+    /// Links over which no KV may move.
     pub barred_links: Vec<BarredLink>,
 }
 
-/// What a step is to be done by.
+/// A plan for a step, with what it is based on.
 #[derive(Debug)]
 pub struct PlannedStep {
-    /// What is carried out.
+    /// The plan that is executed.
     pub plan: Plan,
-    /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is carried out.
+    /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is executed.
     pub decision: Option<Decision>,
-    /// What the planner was asked in place of the step's own lengths, which were only guessed.
+    /// What the planner was asked instead of the step's own lengths, where those are estimates and exceeded the limit.
     pub shortened_ask: Option<PlanningRequest>,
-    /// Who was left out: who had failed before in this request, and who is ejected.
+    /// Workers that were excluded: those that failed earlier in this request, and the ejected ones.
     pub excluded: Vec<WorkerId>,
-    /// Of these, who is ejected.
+    /// The ejected workers among the excluded.
     pub ejected: Vec<WorkerId>,
-    /// What the account said of whose KV would be pushed out.
+    /// What the occupancy model reported about KV that would be evicted.
     pub rank_memory: Vec<RankMemory>,
-    /// What starting would cost others, where the planner was asked, and what it said to that where a step may wait.
+    /// Cost of a start to other sessions, where the planner was asked, and the admission decision where the step may be
+    /// queued.
     pub admission: Option<(AdmissionRequest, Option<AdmissionDecision>)>,
-    /// Who finds out by it whether they are well; none where nobody does.
+    /// Trials of ejected workers that this plan contains; `None` where there are none.
     pub trials: Option<Trials>,
-    /// The step's place in the account of whose KV lies where; none while it is to wait.
+    /// The step's KV reservation; `None` while it is to wait.
     pub reservation: Option<KvReservation>,
 }
 
 impl PlannedStep {
-    /// Nothing of it is begun or noted.
+    /// Builds a planned step that is not admitted and holds no reservation.
     fn of(
         plan: Plan,
         (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemory>, Option<AdmissionRequest>),
@@ -129,13 +130,13 @@ impl PlannedStep {
         Self { plan, decision, shortened_ask, excluded, ejected, rank_memory, admission, trials, reservation }
     }
 
-    /// Whether the step is to wait, and be planned anew.
+    /// Whether the step is to be queued and planned again later.
     pub fn must_wait(&self) -> bool {
         matches!(self.admission, Some((_, Some(AdmissionDecision::Hold { .. }))))
     }
 }
 
-/// What makes the kind of a step.
+/// Collects the facts that determine the kind of a step.
 pub fn step_facts(located: &LocatedRequest) -> StepFacts {
     StepFacts {
         prompt: located.identified.total_tokens(),
@@ -145,7 +146,7 @@ pub fn step_facts(located: &LocatedRequest) -> StepFacts {
     }
 }
 
-/// Gives the step its kind.
+/// Determines the kind of the step.
 pub fn classify(gateway: &AppState, located: LocatedRequest) -> ClassifiedStep {
     let prefixed = &located.identified;
     let prompt = prefixed.total_tokens();
@@ -187,7 +188,8 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
     bar.map_or(TransferPermission::Allowed, TransferPermission::Forbidden)
 }
 
-/// Plans a step, and notes where it goes unless it is to wait. `failed` did already in this request.
+/// Plans a step, and reserves KV memory for it unless it is to wait. `failed` lists the workers that failed already in
+/// this request.
 pub fn plan(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> Result<PlannedStep, ApiError> {
     let barred = gateway.barred_workers();
     match barred.is_empty() {
@@ -204,13 +206,13 @@ pub fn plan(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> R
 fn plan_and_reserve(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> Result<PlannedStep, ApiError> {
     let RoutingPolicies { occupancy: account, outliers, .. } = &gateway.policies;
     account.reconcile(gateway.fleet());
-    // Planned, admitted and noted at one moment: the next one finds what this one takes, trials included.
+    // Planned, admitted and reserved under one lock: the next step sees what this one takes, trials included.
     let mut now = account.lock();
     let mut ejected = outliers.lock().excluded(&step.located.workers, Instant::now());
     ejected.retain(|worker| !failed.contains(worker));
     let mut planned = match ejected.is_empty() {
         true => decide(gateway, step, (failed, &now)),
-        // Rather one that may be sick than none.
+        // An ejected worker is better than none.
         false => decide(gateway, step, (&[failed, &ejected].concat(), &now))
             .map(|planned| PlannedStep { ejected, ..planned })
             .or_else(|_| decide(gateway, step, (failed, &now))),
@@ -227,14 +229,14 @@ fn plan_and_reserve(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerI
     Ok(planned)
 }
 
-/// Whether a step may be told to wait: not where the bypass serves it, where it has failed already, and where it is only
-/// guessed what it finds and so what it takes.
+/// Whether a step may be queued: not where the bypass policy serves it, after a failed attempt, or where the target's
+/// KV index is not exact, so that the cached part of its prompt is only a guess.
 fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedStep)) -> bool {
     let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == KvIndexState::Exact;
     step.mode == RoutingMode::Own && failed.is_empty() && step.located.workers.iter().any(is_exact)
 }
 
-/// What is carried out, and the planner's decision where it was asked; not in the account yet.
+/// Returns the plan to execute, and the planner's decision where it was asked; reserves nothing.
 fn decide(
     gateway: &AppState,
     step: &ClassifiedStep,
@@ -271,7 +273,7 @@ fn decide(
             Ok((decision, memory, asking))
         };
         match planned(&step.ask) {
-            // Tokens were only guessed from bytes: whether they fit is the engine's to say.
+            // The token count is only estimated from bytes: let the engine decide whether the prompt fits.
             Err(PlanningError::TooLong { longest }) if step.located.identified.fallback_reason().is_some() => {
                 let ask = PlanningRequest {
                     prompt: longest - Tokens(1),
@@ -294,7 +296,7 @@ fn decide(
             (own.0.plan, Some(own))
         }
         RoutingMode::Sticky => (bypass()?, None),
-        // Whatever the planner says in the shadow, the answer does not depend on it.
+        // In shadow mode a planning error must not affect the answer.
         RoutingMode::Shadow => (bypass()?, own().ok()),
     };
     let told = decision.map(|(decision, memory, asking)| (Some(decision), memory, asking));
@@ -303,7 +305,7 @@ fn decide(
 
 fn no_plan_error(why: PlanningError, step: &ClassifiedStep) -> ApiError {
     match why {
-        // Before every worker was asked once, nobody can say that a model does not exist.
+        // Until every worker has been asked once for its models, nobody can say that a model does not exist.
         PlanningError::UnknownModel { model } if all_models_known(&step.located.workers) => {
             ApiError::UnknownModel { model: truncated(&model.0) }
         }

@@ -1,5 +1,5 @@
-//! A step from its first plan to the first byte of its answer: what was tried, and what is to be done when there will be
-//! no answer. Dropping it is the client leaving, so that nothing that was announced is left behind.
+//! State of a step from its first plan to the first byte of its answer: what was attempted, and what to do when there
+//! will be no answer. Dropping it means that the client left; the drop withdraws everything that was announced.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,82 +21,83 @@ use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::outliers::{self, Suspects, Trials};
 
-/// Most plans that are tried for one request.
+/// Maximum number of plans for one request.
 const MAX_ATTEMPTS: usize = 3;
-/// What servers log for a client that left before its answer began.
+/// Status that is recorded for a client that left before its answer began, as in nginx logs.
 const CLIENT_LEFT: u16 = 499;
 
-/// A step that is being served, and has no answer yet.
+/// A step that is being served and has no answer yet.
 pub struct Planning {
     gateway: Arc<AppState>,
-    /// None once it is over.
+    /// `None` once it is over.
     history: Option<AttemptHistory>,
 }
 
 struct AttemptHistory {
     step: ClassifiedStep,
-    /// What the planner chose first.
+    /// The action that the planner chose first.
     first_action: Option<Action>,
-    /// The plan under way, or the last one that failed.
+    /// The plan in progress, or the last one that failed.
     planned: Option<PlannedStep>,
-    /// Every finished try, the newest last.
+    /// Finished attempts, the newest last.
     attempts: Vec<Attempt>,
     excluded: Vec<WorkerId>,
-    /// How the last try failed, and what the client is told when nothing else can be tried.
+    /// Why the last attempt failed, and the error for the client when nothing else can be tried.
     last_failure: Option<(AttemptEvent, ApiError)>,
-    /// Its place while it waits.
+    /// The step's ticket while it waits.
     ticket: Option<QueueTicket>,
-    /// How it waited, once that is over.
+    /// How the step waited, once that is over.
     admission_wait: Option<AdmissionWait>,
-    /// What the client has of the answer, where it broke off.
+    /// What the client has received of an answer that broke off.
     partial_answer: Option<PartialAnswer>,
-    /// One of whom failed the last try, and the trials of that, which last until it is known who it was.
+    /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
     suspects: Option<(Suspects, Option<Trials>)>,
-    /// Who answered it with an error so far.
+    /// Workers that have answered this request with an error so far.
     failures: FailedWorkers,
 }
 
 /// An answer that broke off.
 #[derive(Debug)]
 pub struct BrokenAnswer {
-    /// How.
+    /// How it broke off.
     pub event: AttemptEvent,
-    /// What the client is told when it cannot go on.
+    /// The error for the client when the answer cannot resume.
     pub error: ApiError,
-    /// Tokens of the answer that are kept.
+    /// Answer tokens that are kept.
     pub kept_tokens: Tokens,
-    /// Those of the prompt and of what was delivered, where they are known.
+    /// Tokens of the prompt and of the delivered part, where they are known.
     pub usage: Option<TokenUsage>,
-    /// Tokens of the answer that were delivered, counted by events.
+    /// Answer tokens that were delivered, counted by events.
     pub delivered: Tokens,
 }
 
-/// What the client has of an answer that broke off.
+/// What the client has received of an answer that broke off.
 struct PartialAnswer {
     first_byte: Option<Instant>,
     status: u16,
     broke_at: Instant,
-    /// Tries until then.
+    /// Number of attempts before the answer broke off.
     attempts_before: usize,
     kept_tokens: Tokens,
     usage: Option<TokenUsage>,
     delivered: Tokens,
 }
 
-/// Whether a worker answered a request in the end.
+/// Whether a worker eventually answered a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AnswerStatus {
     Answered,
     Unanswered,
 }
 
-/// Workers that answered this request with an error of theirs, when it was sent there, and the trials of that try, which last
-/// until it is known whose fault it was.
+/// Workers that answered this request with a server error, when it was sent to each, and the attempt's trials, kept
+/// until it is known whether the worker was at fault.
 pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<Trials>)>;
 
-/// It is known whether the request or its workers are to blame for what failed: what fails at two workers, and nowhere is
-/// answered, would fail at all of them. What failed at one, and was tried nowhere else, counts seldom: where there are several
-/// tenants, one's requests take no workers from the others.
+/// Counts failures against workers, once it is known whether the request or the workers are to blame. A request that
+/// failed at two workers and was answered by none would fail at all of them, so it counts against none. Where there are
+/// several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests cannot take
+/// workers from the others.
 pub(super) fn settle_failures(
     gateway: &AppState,
     step: &ClassifiedStep,
@@ -118,7 +119,7 @@ pub(super) fn settle_failures(
 }
 
 impl AttemptHistory {
-    /// Whether it is to wait. Where it is not, a wait is over.
+    /// Whether the step is to wait. If not, ends a wait in progress.
     fn must_wait(&mut self, gateway: &AppState, planned: &PlannedStep) -> bool {
         let until = match planned.admission {
             Some((_, Some(AdmissionDecision::Hold { costs_others }))) => {
@@ -145,7 +146,7 @@ impl AttemptHistory {
         false
     }
 
-    /// It waits no longer, if it did.
+    /// Ends the step's wait, if it is waiting.
     fn leave_queue(&mut self, gateway: &AppState, until: WaitOutcome) {
         if let Some(place) = self.ticket.take() {
             self.record_wait(gateway, place.finish_wait(until));
@@ -177,20 +178,20 @@ impl AttemptHistory {
         });
     }
 
-    /// A try is over: counts against its workers what it shows of them, and of those of the one before. `sick` failed; `well`
-    /// answers.
+    /// Counts a finished attempt: against its workers, and against the suspects of the attempt before. `sick` failed;
+    /// `well` answers.
     fn blame(&mut self, gateway: &AppState, (sick, asked): (Option<WorkerId>, Instant), well: Option<WorkerId>) {
         let (before, trials) = self.suspects.take().unzip();
         let before = before.map(|suspects| suspects.culprit(well));
         self.failures.extend(before.map(|(worker, asked)| (worker, asked, trials.flatten())));
         self.failures.extend(sick.map(|worker| (worker, asked, None)));
-        // Where the rest of an answer only begins, its end tells.
+        // Of a resumed answer only the end shows whether the worker is well.
         if well.is_some() && self.partial_answer.is_none() {
             self.settle_blame(gateway, AnswerStatus::Answered);
         }
     }
 
-    /// Nobody else was asked: whose fault it was is not known.
+    /// Discards the open failures: no other worker was asked, so whose fault they were is unknown.
     fn forget_blame(&mut self) {
         self.suspects = None;
         self.failures.clear();
@@ -200,7 +201,8 @@ impl AttemptHistory {
         settle_failures(gateway, &self.step, std::mem::take(&mut self.failures), settled);
     }
 
-    /// What brings the step to its end by this plan; who answers it, when the first byte was there, and its status.
+    /// Builds the request's end under this plan, from the load guard of the answering worker, the time of the first
+    /// byte and the status.
     fn into_request_end(
         self,
         gateway: Arc<AppState>,
@@ -224,14 +226,14 @@ impl AttemptHistory {
         }
     }
 
-    /// Tries since the step began, or since its answer broke off.
+    /// Number of attempts since the step began, or since its answer broke off.
     fn attempt_count(&self) -> usize {
         self.attempts.len() - self.partial_answer.as_ref().map_or(0, |begun| begun.attempts_before)
     }
 }
 
 impl Planning {
-    /// Nothing was tried yet.
+    /// Starts a step; nothing has been attempted.
     pub fn new(gateway: &Arc<AppState>, step: ClassifiedStep) -> Self {
         let (attempts, excluded) = (Vec::new(), Vec::new());
         let (planned, chosen, failed, place, waited, begun, suspects) = (None, None, None, None, None, None, None);
@@ -252,7 +254,7 @@ impl Planning {
         Self { gateway: gateway.clone(), history: Some(tried) }
     }
 
-    /// An answer broke off, and is to go on elsewhere.
+    /// Continues a step whose answer broke off and is to resume at another worker.
     pub fn from_broken(finish: RequestEnd, broken: BrokenAnswer) -> Self {
         let RequestEnd {
             gateway,
@@ -282,7 +284,7 @@ impl Planning {
             usage,
             delivered,
         };
-        // Whoever broke off is asked no more: it may be the request that breaks them.
+        // Workers that broke off are excluded: the request itself may be what breaks them.
         let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
         let failed = Some((remark, error));
         let (planned, begun, place, suspects) = (Some(planned), Some(begun), None, None);
@@ -302,8 +304,8 @@ impl Planning {
         Self { gateway, history: Some(tried) }
     }
 
-    /// Makes the next plan with `plan`, which is shown the step and who is to be left out; none while the step is to wait.
-    /// When there cannot be one, the client hears of the try that failed before, if there was one.
+    /// Makes the next plan by calling `plan` with the step and the workers to exclude; `None` while the step is to
+    /// wait. If there is no plan, the error is that of the previous failed attempt, if there was one.
     pub fn plan_next(
         &mut self,
         plan: impl FnOnce(&ClassifiedStep, &[WorkerId]) -> Result<PlannedStep, ApiError>,
@@ -311,7 +313,7 @@ impl Planning {
         let tried = self.history.as_mut().expect("only its consumers and its end take it");
         let is_first = tried.last_failure.is_none();
         let tenant = &tried.step.located.identified.request.incoming.tenant;
-        // Before it is planned: a plan is noted in the account.
+        // Checked before planning, because a plan makes a KV reservation.
         let next = if is_first || self.gateway.policies.retries.spend(tenant, Instant::now()) {
             plan(&tried.step, &tried.excluded)
         } else {
@@ -340,7 +342,7 @@ impl Planning {
         }
     }
 
-    /// A step that waits, until it is its turn to be planned again: then it is made anew with `anew`.
+    /// Waits until the step is to be planned again, then updates it with `anew`.
     pub async fn wait_for_turn(&mut self, anew: impl FnOnce(ClassifiedStep) -> ClassifiedStep) {
         if let Some(place) = self.history.as_ref().and_then(|tried| tried.ticket.as_ref()) {
             place.wait_for_turn().await;
@@ -348,7 +350,7 @@ impl Planning {
         self.history = self.history.take().map(|tried| AttemptHistory { step: anew(tried.step), ..tried });
     }
 
-    /// Notes a failed try. The error is the client's when no other is worth trying.
+    /// Records a failed attempt. Returns an error for the client when no other attempt is worthwhile.
     pub fn record_failure(&mut self, failed: FailedAttempt) -> Result<(), ApiError> {
         tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
         let error = LegError::client_error(&failed.error);
@@ -358,7 +360,7 @@ impl Planning {
         let sick = plan.filter(|_| suspects.is_none());
         let sick = sick.and_then(|plan| outliers::culprit(&plan, &failed.events, Err(&failed.error)));
         if let (Some(worker), false) = (sick, matches!(failed.error, LegError::Failed(_))) {
-            // No answer at all is the worker's, whatever the request is.
+            // No answer at all is always the worker's fault, whatever the request is.
             outliers::record_failure(&self.gateway, &tried.step.located.workers, (worker, failed.sent_at));
         }
         let sick = sick.filter(|_| matches!(failed.error, LegError::Failed(_)));
@@ -385,7 +387,7 @@ impl Planning {
         Ok(())
     }
 
-    /// The answer began: what is left is to bring it to its end.
+    /// Ends the planning of a step whose answer has begun, and returns what its end will need.
     pub fn start_answer(mut self, answering: Dispatched) -> (LegResponse, RequestEnd) {
         let mut tried = self.history.take().expect("only its consumers and its end take it");
         let planned = tried.planned.take().expect("an answer has a plan");
@@ -393,7 +395,7 @@ impl Planning {
         let well = answering.response.status().is_success().then_some(planned.plan.target());
         tried.blame(&self.gateway, (sick, answering.sent_at), well);
         if well.is_none() {
-            // Refused: it is the client's error, whoever failed before.
+            // The request was refused: that is the client's error, whatever failed before.
             tried.settle_blame(&self.gateway, AnswerStatus::Unanswered);
         }
         planned.trials.iter().for_each(Trials::record_answer_started);
@@ -420,7 +422,7 @@ impl Planning {
         }
         tried.blame(&self.gateway, (None, Instant::now()), None);
         tried.settle_blame(&self.gateway, AnswerStatus::Unanswered);
-        // A step that nobody could even plan leaves no receipt: its error is counted by cause.
+        // A step that could not be planned leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned.take() else { return };
         let (ending, begun) = match tried.partial_answer.take() {
             Some(begun) if ending != RequestOutcome::ClientLeft => (RequestOutcome::Broken, Some(begun)),
@@ -436,7 +438,7 @@ impl Planning {
 
 impl Drop for Planning {
     fn drop(&mut self) {
-        // Of one that waits nothing was tried.
+        // A queued step has made no attempt.
         if let Some(tried) = self.history.as_mut().filter(|tried| tried.ticket.is_none()) {
             tried.record_attempt(Instant::now(), Vec::new());
         }

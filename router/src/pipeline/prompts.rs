@@ -1,5 +1,6 @@
-//! The newest prompts whose token ids are known, one a session, of which each tenant has a share: with them a sealed prefix can be moved when no client
-//! is asking for it. What falls out is only not movable by hand until its session's next step.
+//! Prompt store: each session's newest prompt whose token ids are known, with a byte share per tenant. It allows moving
+//! a sealed prefix when no client is asking for it. An evicted prompt cannot be moved by an operator until its
+//! session's next step.
 
 use std::sync::Arc;
 
@@ -13,30 +14,30 @@ use vocabulary::{Blocks, ModelId, PrefixChain, SessionId, TenantId};
 use super::plan::ClassifiedStep;
 use super::token_ids::PromptTokenIds;
 
-/// Bytes of token ids and block names that are kept.
+/// Limit for the bytes of stored token ids and block hashes.
 const MAX_BYTES: usize = 128 << 20;
-/// Prompts that are encoded again at once: milliseconds of a core and some megabytes each.
+/// Prompts encoded again at once: each costs milliseconds of a core and some megabytes.
 const MAX_CONCURRENT_ENCODINGS: usize = 2;
-/// Those and the ones that wait; what comes then is not encoded.
+/// Limit of running and queued encodings; further prompts are not encoded.
 const MAX_QUEUED_ENCODINGS: usize = 64;
 
-/// A prompt by its token ids.
+/// A prompt with its token ids.
 #[derive(Debug)]
 pub struct StoredPrompt {
-    /// Whose.
+    /// The tenant that sent it.
     pub tenant: TenantId,
-    /// Under which name it was sent.
+    /// The model name that it was sent to.
     pub model: ModelId,
-    /// Its blocks.
+    /// Its block hashes.
     pub chain: PrefixChain,
-    /// What the engines see.
+    /// The token ids that the engines see.
     pub tokens: PromptTokenIds,
-    /// The cache salt that it carries.
+    /// Its cache salt.
     pub salt: Option<String>,
 }
 
 impl StoredPrompt {
-    /// The prompt of a step that is over; none when its tokens are not known. Leaves the step without them.
+    /// Takes the prompt out of a finished step; `None` when its token ids are not known.
     pub fn of(step: &mut ClassifiedStep) -> Option<Self> {
         let prefixed = &mut step.located.identified;
         let salt = prefixed.request.cache_salt().map(str::to_owned);
@@ -51,7 +52,8 @@ impl StoredPrompt {
         })
     }
 
-    /// The ids of its first blocks; none where it is shorter or cannot be encoded again. May take milliseconds.
+    /// Returns the token ids of its first blocks; `None` where it is shorter or cannot be encoded again. May take
+    /// milliseconds.
     pub fn first_token_ids(&self, blocks: Blocks) -> Option<Vec<u32>> {
         let length = usize::try_from(blocks.tokens(self.chain.block).0).ok()?;
         Some(self.tokens.read(&self.chain)?.get(..length)?.to_vec())
@@ -62,16 +64,16 @@ impl StoredPrompt {
     }
 }
 
-/// Why a prompt's token ids are not to be had.
+/// Why a prompt's token ids are unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TokenIdsUnavailable {
-    /// Too many wait to be encoded again.
+    /// Too many prompts wait to be encoded again.
     QueueFull,
-    /// They are not known, or lead elsewhere now.
+    /// They are not known, or encoding again gave another prompt.
     Unavailable,
 }
 
-/// The prompts that are kept, the oldest going first, and the way in which any prompt is encoded again.
+/// The stored prompts, of which the oldest are evicted first, and the limited capacity for encoding prompts again.
 #[derive(Debug)]
 pub struct PromptStore {
     by_session: Mutex<FairLru<TenantId, SessionId, Arc<StoredPrompt>>>,
@@ -88,14 +90,14 @@ impl Default for PromptStore {
 }
 
 impl PromptStore {
-    /// Reads a prompt's ids, which may mean to encode it again: on a thread that may block, a few at once.
+    /// Reads a prompt's token ids, which may mean encoding it again: on a blocking thread, a few at once.
     pub async fn read<T: Send + 'static>(
         &self,
         ids: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Result<T, TokenIdsUnavailable> {
         let queued = self.queue.clone().try_acquire_owned().map_err(|_| TokenIdsUnavailable::QueueFull)?;
         let place = self.slots.clone().acquire_owned().await.map_err(|_| TokenIdsUnavailable::QueueFull)?;
-        // A caller that leaves does not end what runs.
+        // A caller that leaves does not stop running work.
         let read = move || (ids(), queued, place).0;
         spawn_blocking(read).await.ok().flatten().ok_or(TokenIdsUnavailable::Unavailable)
     }
@@ -105,22 +107,22 @@ impl PromptStore {
         self.queue.available_permits() > 0
     }
 
-    /// Where so many wait already that nothing more is encoded.
+    /// Returns a store whose queue is full, so that nothing is encoded.
     #[cfg(test)]
     pub(crate) fn with_full_queue() -> Self {
         Self { queue: Arc::new(Semaphore::new(0)), ..Self::default() }
     }
 
-    /// Keeps a session's newest prompt in place of its last one.
+    /// Stores a session's newest prompt in place of its previous one.
     pub fn insert(&self, session: SessionId, kept: impl Into<Arc<StoredPrompt>>) {
         let kept = kept.into();
         let (tenant, size) = (kept.tenant.clone(), kept.size());
         let gone = self.by_session.lock().insert(tenant, session, (kept, size));
-        // Freed without the lock.
+        // Freed after the lock is released.
         drop(gone);
     }
 
-    /// A prompt of this tenant that goes through `point`; the newest of them.
+    /// Returns the tenant's newest prompt whose chain contains `point`.
     pub fn find_containing(&self, tenant: &TenantId, point: PrefixPoint) -> Option<Arc<StoredPrompt>> {
         let by_session = self.by_session.lock();
         let mut newest_first = by_session.iter_owner(tenant).map(|(_, kept)| kept);

@@ -1,4 +1,5 @@
-//! Why a step was served as it was: what was known, every candidate and its price, the choice, then what happened.
+//! Receipts explain why a step was served as it was: what was known, every candidate with its price, the choice, and
+//! the outcome.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,32 +23,33 @@ use crate::shared_cache::SharedCacheHealth;
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]
 pub struct Receipt {
-    /// The request; the client sees it in `x-request-id`.
+    /// The request's id; the client sees it in `x-request-id`.
     pub request: RequestId,
-    /// Wall clock at arrival, milliseconds since 1970. For display.
+    /// Wall clock at arrival in milliseconds since 1970. For display.
     pub at_unix_ms: u64,
-    /// Who asked.
+    /// The tenant that sent it.
     pub tenant: TenantId,
-    /// For which model.
+    /// The requested model.
     pub model: ModelId,
     /// What was known before the decision.
     pub known: PromptSummary,
-    /// Who decided.
+    /// Routing mode for this step.
     pub mode: RoutingMode,
-    /// Whether its session is of the guardrail's control group: planned, and served by the bypass in mode `own`, too.
+    /// Whether its session belongs to the guardrail's control group: planned, but served by the bypass policy in mode
+    /// `own`, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub control: bool,
-    /// How Redis stood where that was not as it should be; none when all was well.
+    /// State of Redis where it was not healthy; `None` when it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_state: Option<SharedCacheHealth>,
-    /// The choice with all candidates; none in mode `sticky`, where nothing is priced.
+    /// The decision with all candidates; `None` in mode `sticky`, where nothing is priced.
     pub decision: Option<Decision>,
-    /// That it waited rather than push out others' KV, or would have if there had been a place to wait in.
+    /// How the step waited rather than evict others' KV; with zero time if the queue was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited: Option<AdmissionWait>,
-    /// Every try of this request, the last one served it; none of one that left while it waited.
+    /// Every attempt of this request, of which the last one served it; empty if the client left while it was queued.
     pub attempts: Vec<Attempt>,
-    /// What came of it; none while it runs.
+    /// The outcome; `None` while the request runs.
     pub seen: Option<StepObservation>,
 }
 
@@ -56,74 +58,75 @@ pub struct Receipt {
 pub struct PromptSummary {
     /// The session.
     pub session: SessionId,
-    /// Where its name came from; none when the prompt's chain decided.
+    /// Where the session's name came from; `None` when the prompt's chain decided.
     pub named_by: Option<KeySource>,
-    /// Why the prompt is known by its bytes only; none when by token ids. `stored_response` where most of it lies at the
-    /// worker that stored the response before: then its tokens are the engine's count, where it gives one.
+    /// Why the prompt is identified by its bytes only; `None` when by token ids. `stored_response` where most of it is
+    /// stored at the worker that served the previous response: then its tokens are the engine's count, where it reports
+    /// one.
     pub fallback: Option<&'static str>,
-    /// By what a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`; none where it is known by
-    /// its bytes, which recognise nothing.
+    /// How a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`; `None` where it is
+    /// identified by its bytes only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rung: Option<&'static str>,
-    /// Whether prompts of its model are computed as a whole because a look at one found a difference.
+    /// Whether prompts of its model are computed as a whole because a spot check found a difference.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub distrusted: bool,
-    /// The effective owner.
+    /// The session's effective owner.
     pub owner: Option<Owner>,
-    /// Since when.
+    /// Epoch of the ownership.
     pub epoch: Epoch,
-    /// Prompt tokens, of a batch all of them.
+    /// Prompt tokens, summed over a batch.
     pub prompt: Tokens,
-    /// Whether that number and those below are estimates from the prompt's bytes, four of them a token.
+    /// Whether that number and those below are estimates from the prompt's bytes, at four bytes per token.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub estimated: bool,
-    /// Of these, sealed ones.
+    /// Prompt tokens that are sealed.
     pub sealed: Tokens,
-    /// The most that any worker holds.
+    /// Largest overlap that any worker has.
     pub deepest_overlap: Tokens,
-    /// What else counted.
+    /// Further evidence that the lookup used.
     pub grounds: LookupEvidence,
 }
 
-/// One try of a request.
+/// One attempt of a request.
 #[derive(Clone, Serialize, Debug)]
 pub struct Attempt {
     /// When it began.
     #[serde(skip)]
     pub asked: Instant,
-    /// What was tried.
+    /// The action that was attempted.
     pub action: Action,
-    /// Who was to compute the prompt.
+    /// The worker that was to compute the prompt.
     pub prefill: WorkerId,
-    /// Who was to answer.
+    /// The worker that was to answer.
     pub decode: WorkerId,
-    /// How the blocks of these two are known to this step, of both the least: `fallback` where they are guessed from what
-    /// was routed there, where the prompt is known by its bytes only or is one that only vLLM is known to make of such a
-    /// request, and where the engine's counts of prompts disagree with ours.
+    /// How reliably the blocks of these two workers were known to this step, the lesser of both: `fallback` where they
+    /// are guessed from what was routed there, where the prompt is identified by its bytes only or was converted as
+    /// only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
     pub knowledge: KvIndexState,
-    /// Who took no requests then because requests failed there, and so is no candidate.
+    /// Workers that were ejected at that time because requests failed there, and so are no candidates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ejected: Vec<WorkerId>,
-    /// Where it went on with an answer that had broken off at the attempt before.
+    /// How this attempt resumed an answer that had broken off at the attempt before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed: Option<StreamResumption>,
-    /// Why no other worker could go on with its answer, which broke off.
+    /// Why no other worker could resume its answer, which broke off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unresumable: Option<Arc<str>>,
-    /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
+    /// Errors and deviations from the plan, in the order in which they happened. Empty for a plain success.
     pub remarks: Vec<AttemptEvent>,
 }
 
-/// How a broken answer went on.
+/// How a broken answer resumed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct StreamResumption {
-    /// Tokens of the answer that were kept; those after them were made again.
+    /// Answer tokens that were kept; those after them were generated again.
     pub after: Tokens,
-    /// From the break to the first byte that followed.
+    /// Time from the break to the first byte that followed.
     pub took: Micros,
 }
 
-/// Something that did not go as planned. Each is counted as well.
+/// A deviation from the plan. Each is also counted in a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
@@ -132,36 +135,36 @@ pub enum AttemptEvent {
     DecodeUnreachable,
     /// The decode leg's worker broke off before its first byte, or answered with a server error.
     DecodeFailed,
-    /// The decode leg's worker refused for lack of room.
+    /// The decode leg's worker refused for lack of capacity.
     DecodeBusy,
     /// The decode leg did not answer in time.
     DecodeTimeout,
-    /// The decode leg's worker cannot be reached any more, and nothing came of its answer.
+    /// The decode leg's worker became unreachable, and its answer made no progress.
     DecodeSilent,
     /// The answer broke off after its first byte.
     BrokeOff,
-    /// The worker cannot be reached any more, and nothing more came of its answer after the first byte.
+    /// The worker became unreachable, and the answer made no more progress after its first byte.
     FellSilent,
-    /// The engine told after the answer's first byte that it failed.
+    /// The engine reported an error after the answer's first byte.
     EngineFailed,
     /// The prefill leg failed; the prompt was computed at the target.
     PrefillFailed,
-    /// The prefill leg's worker refused for lack of room, or left; the prompt was computed at the target.
+    /// The prefill leg's worker refused for lack of capacity, or left; the prompt was computed at the target.
     PrefillBusy,
     /// The prefill leg answered without transfer parameters; the prompt was computed at the target.
     NoTransferParameters,
-    /// The replicate's source or target failed; the step was served without it.
+    /// The source or the target of the replication failed; the step was served without it.
     ReplicateFailed,
-    /// Too many prompts waited to be encoded again for the replicate; the step was served without it.
+    /// Too many prompts waited to be encoded again for the replication; the step was served without it.
     NoRoomToEncode,
-    /// The prefill leg could not fetch what the last step's target had handed back; it computed that.
+    /// The prefill leg could not fetch what the previous step's target had handed back, and computed it instead.
     ReadbackFailed,
-    /// The source had to compute again what it was believed to hold.
+    /// The source had to recompute what it was believed to hold.
     SourceRecomputed,
 }
 
 impl AttemptEvent {
-    /// Whether the plan's transfer did not take place.
+    /// Whether this event means that the plan's transfer did not take place.
     pub fn prevented_transfer(self) -> bool {
         matches!(
             self,
@@ -180,51 +183,51 @@ impl AttemptEvent {
 pub enum RequestOutcome {
     /// The whole answer was delivered.
     Complete,
-    /// The worker answered with an error of the client's making.
+    /// The worker rejected the request as the client's error.
     Refused,
-    /// The worker died in the middle; the client got an error event.
+    /// The worker failed in the middle of the answer; the client got an error event.
     Broken,
     /// The client left.
     ClientLeft,
-    /// Nobody could serve it.
+    /// No worker could serve it.
     Failed,
 }
 
-/// What was observed.
+/// Observed outcome of a step.
 #[derive(Clone, Copy, Serialize, Debug)]
 pub struct StepObservation {
-    /// How it ended.
+    /// How the step ended.
     pub ending: RequestOutcome,
     /// HTTP status of the answer.
     pub status: u16,
-    /// Predicted time to the first token: the plan's price.
+    /// Predicted time to first token: the price of the plan.
     pub predicted: Option<Micros>,
-    /// From arrival to the first byte of the answer; none for one that came whole.
+    /// Time from arrival to the first byte of the answer; `None` for an answer that came whole.
     pub first_token: Option<Micros>,
-    /// From arrival to the last byte.
+    /// Time from arrival to the last byte.
     pub total: Micros,
-    /// Prompt tokens that the plan expected to find at the target.
+    /// Prompt tokens that the plan expected to be cached at the target.
     pub predicted_cached: Tokens,
-    /// Prompt tokens that the engine says it found (usage); none when it does not say.
+    /// Prompt tokens that the engine reports as cached (usage); `None` when it does not report them.
     pub cached: Option<Tokens>,
-    /// Tokens of the answer.
+    /// Answer tokens.
     pub answered: Option<Tokens>,
     /// Bytes that were moved between workers for it, as planned.
     pub moved: Bytes,
-    /// Whether it was sent before under its `Idempotency-Key` without coming to its end, and so counts once.
+    /// Whether it had been sent before under its `Idempotency-Key` without completing, and so counts once.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub repeated: bool,
-    /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
+    /// Our and the engine's prompt token count, where they differ: the tokenizer or template here is not the engine's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_disagrees: Option<PromptTokenCount>,
-    /// What the engine found of the prompt beside what its events had told of it when the answer was over, where that is less:
-    /// they are late, or its prompts are other ones than ours, which is said by `/readyz` where it stays so. Prompts that
-    /// were computed there meanwhile for others are told, and not meant.
+    /// The engine's cache hit and what its events had reported of the prompt when the answer was over, where the hit is
+    /// smaller: its events are late, or its prompts differ from ours, which `/readyz` reports if it persists. Prompts
+    /// that the worker computed meanwhile for others are reported by events, but do not count as a difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_disagrees: Option<CacheHitCheck>,
 }
 
-/// The newest receipts, bounded in their number and in the candidates that they list: many workers make long ones.
+/// The newest receipts, bounded in number and in the candidates that they list: with many workers a receipt is large.
 #[derive(Debug)]
 pub struct ReceiptBuffer {
     ring: Mutex<ReceiptRing>,
@@ -237,7 +240,7 @@ struct ReceiptRing {
     candidates: usize,
 }
 
-/// Most candidates that are kept for each receipt of the capacity; about 5 KB.
+/// Average number of candidates kept per receipt of the capacity; about 5 KB.
 const MAX_CANDIDATES_PER_RECEIPT: usize = 24;
 
 impl Receipt {
@@ -247,12 +250,12 @@ impl Receipt {
 }
 
 impl ReceiptBuffer {
-    /// Keeps the newest `capacity` of them.
+    /// Returns a buffer for the newest `capacity` receipts.
     pub fn new(capacity: usize) -> Self {
         Self { ring: Mutex::default(), capacity: capacity.max(1) }
     }
 
-    /// Files a finished one.
+    /// Adds a finished receipt and drops the oldest ones beyond the limits.
     pub fn push(&self, receipt: Arc<Receipt>) {
         let mut ring = self.ring.lock();
         ring.candidates += receipt.candidates();
@@ -263,12 +266,12 @@ impl ReceiptBuffer {
         }
     }
 
-    /// The newest `limit` that `wanted` accepts, newest first.
+    /// Returns at most `limit` receipts that `wanted` accepts, newest first.
     pub fn newest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<Arc<Receipt>> {
         self.ring.lock().receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
     }
 
-    /// The one of this request.
+    /// Returns the receipt of this request.
     pub fn find_request(&self, request: RequestId) -> Option<Arc<Receipt>> {
         self.ring.lock().receipts.iter().rev().find(|receipt| receipt.request == request).cloned()
     }
@@ -279,7 +282,7 @@ pub(crate) mod testing {
     use super::*;
     use crate::pipeline::locate::LedgerFreshness;
 
-    /// One of session 0 or 1, whose step was not planned.
+    /// A receipt of session 0 or 1 whose step was not planned.
     pub(crate) fn receipt(n: u128) -> Receipt {
         Receipt {
             request: RequestId(n),

@@ -1,8 +1,8 @@
-//! Two legs: one worker computes the prompt, another pulls its blocks and answers.
+//! Remote prefill in two legs: one worker computes the prompt, another pulls its blocks and answers.
 //!
-//! Once the prefill leg has run, its blocks are held until somebody pulls them. So the legs run in a task of their own:
-//! when the client leaves, the task still lets the decode leg pull, for one token. A prefill leg that still runs then is
-//! cancelled, and holds nothing.
+//! After the prefill leg its blocks are held until somebody pulls them. So the legs run in a task of their own: when
+//! the client leaves, the task still lets the decode leg pull, for one token. A prefill leg that is still running at
+//! that time is cancelled, and holds nothing.
 
 mod together;
 
@@ -16,13 +16,14 @@ use super::legs::{LegError, LegResponse, Legs};
 use super::receipt::AttemptEvent;
 use super::reverse_pull::{ReversePullOutcome, ReversePullSource};
 
-/// The answer, and what did not go as planned before it began.
+/// The answer, and the deviations from the plan before it began.
 pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>);
 
-/// How long a decode leg goes on without a client, so that it can pull.
+/// How long a decode leg continues without a client, so that it can pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs both legs. Dropping the future is the client leaving. `back`: what the prefill leg can fetch before it computes.
+/// Runs both legs. Dropping the future means that the client left. `back` is what the prefill leg can fetch before it
+/// computes.
 pub async fn remote_prefill(legs: Legs, plan: &Plan, back: Option<ReversePullSource>) -> RemotePrefillResult {
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(run(legs, *plan, back, sender));
@@ -52,7 +53,7 @@ async fn run(
     run_decode((&legs, &plan), (&transfer, handoff, remarks), client).await;
 }
 
-/// What follows the prefill leg: the decode leg, for the client or for the blocks only.
+/// Runs the decode leg after the prefill leg: for the client, or only to release the blocks.
 async fn run_decode(
     (legs, plan): (&Legs, &Plan),
     (transfer, handoff, remarks): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
@@ -61,7 +62,7 @@ async fn run_decode(
     if client.is_closed() {
         if let Some(handoff) = handoff {
             let body = legs.body.decode_abandoned(&legs.options, (transfer, handoff));
-            // It pulls the blocks; nobody reads what it says.
+            // It pulls the blocks; nobody reads its answer.
             let _ = legs.send_silent(&plan.decode, legs.path(), body).await;
         }
         return;
@@ -69,20 +70,20 @@ async fn run_decode(
     let body = legs.body.decode(&legs.options, (transfer, handoff));
     let opened = tokio::select! {
         opened = serve_while_source_lives(legs, plan, body) => opened,
-        // An answer that comes whole does not show when its blocks were pulled; it is not computed to its end for nobody.
+        // A whole answer does not show when its blocks were pulled; it is not computed to its end without a client.
         () = client_left(&mut client) => return,
     };
     // If the client has left meanwhile, the blocks were pulled before the first byte; dropping the answer cancels it.
     let _ = client.send((opened, remarks));
 }
 
-/// Returns when the client left and the decode leg has had time to pull.
+/// Returns when the client has left and the decode leg has had time to pull.
 async fn client_left(client: &mut oneshot::Sender<RemotePrefillResult>) {
     client.closed().await;
     tokio::time::sleep(PULL_TIMEOUT).await;
 }
 
-/// The prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
+/// Runs the prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
 async fn prefill(
     (legs, plan): (&Legs, &Plan),
     (transfer, back): (&KvTransfer, Option<ReversePullSource>),
@@ -113,7 +114,7 @@ async fn prefill(
     }
 }
 
-/// What is said of a step whose prefill leg came to this.
+/// Returns the event for a step whose prefill leg failed with this error.
 fn failed_prefill_event(error: &LegError) -> AttemptEvent {
     match error {
         LegError::Busy(_) | LegError::UnknownWorker => AttemptEvent::PrefillBusy,
@@ -121,7 +122,7 @@ fn failed_prefill_event(error: &LegError) -> AttemptEvent {
     }
 }
 
-/// The prefill leg's answer, which nobody reads.
+/// Sends the prefill leg and returns its answer, whose text nobody reads.
 async fn run_source_leg(
     legs: &Legs,
     plan: &Plan,
@@ -136,7 +137,8 @@ async fn run_source_leg(
     }
 }
 
-/// The prefill leg that fetches first, given up when who keeps that dies: its engine would try for many seconds.
+/// Runs a prefill leg that fetches returned KV first. Gives up when the holder of that KV dies: the engine would keep
+/// trying for many seconds.
 async fn run_reverse_pull(
     (legs, plan): (&Legs, &Plan),
     transfer: &KvTransfer,
@@ -152,7 +154,7 @@ async fn run_reverse_pull(
     answer
 }
 
-/// The target computes the prompt itself, where it can.
+/// Lets the target compute the prompt itself, where it can.
 async fn serve_without_transfer(legs: &Legs, plan: &Plan) -> Result<LegResponse, LegError> {
     if !legs.serves_alone(plan.target()) {
         return Err(LegError::NoSource);
@@ -160,7 +162,7 @@ async fn serve_without_transfer(legs: &Legs, plan: &Plan) -> Result<LegResponse,
     legs.serve(&plan.decode, legs.body.plain(&legs.options)).await
 }
 
-/// What the producer did otherwise than believed.
+/// Returns what the producer did differently than expected, if anything.
 fn unexpected_event(plan: &Plan, handoff: Option<&HandoffParams>) -> Option<AttemptEvent> {
     let Some(handoff) = handoff else { return Some(AttemptEvent::NoTransferParameters) };
     let believed = plan.prefill.tokens_cached.0;
@@ -168,7 +170,7 @@ fn unexpected_event(plan: &Plan, handoff: Option<&HandoffParams>) -> Option<Atte
     recomputed.then_some(AttemptEvent::SourceRecomputed)
 }
 
-/// The decode leg, given up when the producer dies: its engine would try to pull for many seconds before it fails.
+/// Runs the decode leg. Gives up when the producer dies: the engine would try to pull for many seconds before it fails.
 async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<LegResponse, LegError> {
     tokio::select! {
         opened = legs.serve(&plan.decode, body) => opened,

@@ -1,5 +1,5 @@
-//! A sealed prefix is made present at another worker: a prefill leg at its holder, a decode leg at its target, both with
-//! the same token ids. Afterwards the target serves the real request from its own cache.
+//! Replication: makes a sealed prefix resident at another worker by a prefill leg at its holder and a decode leg at its
+//! target, both with the same token ids. Afterwards the target serves the real request from its own cache.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use super::receipt::AttemptEvent;
 use super::token_ids::PromptTokenIds;
 use crate::app_state::AppState;
 
-/// What one run makes present, and where.
+/// The prefix and the target of one replication.
 pub type ReplicationKey = (PrefixId, WorkerId);
 
-/// The token ids of a prefix, read when somebody waits for them.
+/// Future that reads the token ids of a prefix.
 type TokenIdsFuture = BoxFuture<'static, Result<Vec<u32>, TokenIdsUnavailable>>;
 
-/// A prefix on its way.
+/// A prefix transfer in progress.
 struct PrefixMove {
     legs: Legs,
     model: String,
@@ -37,8 +37,8 @@ struct PrefixMove {
     target: Leg,
 }
 
-/// Makes the first `blocks` of the prompt present at the plan's target. What went wrong is remarked; the step is served
-/// all the same.
+/// Replicates the first `blocks` of the prompt to the plan's target. A failure is returned as an event; the step is
+/// served all the same.
 pub async fn replicate(
     gateway: &AppState,
     (step, plan): (&ClassifiedStep, &Plan),
@@ -60,7 +60,7 @@ pub async fn replicate(
     flight.await.unwrap_or(Some(AttemptEvent::ReplicateFailed))
 }
 
-/// Makes the first `blocks` of a kept prompt present at `target`, from `source`. What went wrong is remarked.
+/// Replicates the first `blocks` of a stored prompt from `source` to `target`. A failure is returned as an event.
 pub async fn relocate(
     gateway: &Arc<AppState>,
     kept: &Arc<StoredPrompt>,
@@ -88,7 +88,7 @@ pub async fn relocate(
     flight.await.unwrap_or(Some(AttemptEvent::ReplicateFailed))
 }
 
-/// The token ids of the first blocks of a step's prompt.
+/// Returns the token ids of the first blocks of a step's prompt.
 fn first_token_ids(prompts: Arc<PromptStore>, prefixed: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
     let chain = prefixed.prompt.chain.clone();
     let ids = PromptTokenIds::of(prefixed);
@@ -111,7 +111,7 @@ impl PrefixMove {
             Err(TokenIdsUnavailable::QueueFull) => return Some(AttemptEvent::NoRoomToEncode),
             Err(TokenIdsUnavailable::Unavailable) => return Some(AttemptEvent::ReplicateFailed),
         };
-        // They spoke one dialect when this was planned: one of them is gone.
+        // Their connectors matched when this was planned, so one of them has left.
         let Some(transfer) = self.legs.transfer(&self.source, &self.target) else {
             return Some(AttemptEvent::ReplicateFailed);
         };
@@ -137,7 +137,7 @@ impl PrefixMove {
     }
 }
 
-/// The two legs of a move.
+/// The two legs of a transfer.
 struct TransferLegs<'a> {
     legs: &'a Legs,
     source: &'a Leg,
@@ -145,7 +145,8 @@ struct TransferLegs<'a> {
 }
 
 impl TransferLegs<'_> {
-    /// The source's leg, then the target's. How long the second took, and what went otherwise than believed.
+    /// Runs the source's leg, then the target's. Returns the duration of the second, and deviations from the
+    /// expectation.
     async fn run_sequentially(
         &self,
         replica: &ReplicationRequest<'_>,
@@ -162,7 +163,7 @@ impl TransferLegs<'_> {
         Ok((Micros::of(since.elapsed()), recomputed.then_some(AttemptEvent::SourceRecomputed)))
     }
 
-    /// Both legs at once.
+    /// Runs both legs at once.
     async fn run_concurrently(
         &self,
         replica: &ReplicationRequest<'_>,
@@ -200,9 +201,9 @@ impl TransferLegs<'_> {
 /// Why a prefix did not move.
 enum ReplicationFailure {
     Failed(LegError),
-    /// The source offered nothing.
+    /// The source returned no transfer parameters.
     NothingToSend,
-    /// The source cannot be reached any more.
+    /// The source became unreachable.
     SourceLost,
 }
 

@@ -1,4 +1,4 @@
-//! What is to be done when an answer is over: the commit, the receipt, the figures. Once a request, whatever its end.
+//! The end of a request: commit, receipt, quota and metrics. It runs once per request, however it ends.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,63 +28,63 @@ use crate::quotas::RequestCompletion;
 
 /// A request on its way to its end.
 pub struct RequestEnd {
-    /// Everything that is shared.
+    /// The shared application state.
     pub gateway: Arc<AppState>,
-    /// The step.
+    /// The classified step.
     pub step: ClassifiedStep,
-    /// What the planner chose first, where it was asked.
+    /// The action that the planner chose first, where it was asked.
     pub first_action: Option<Action>,
-    /// The plan that serves it.
+    /// The plan that serves the step.
     pub planned: PlannedStep,
-    /// Every try, the newest last.
+    /// All attempts, the newest last.
     pub attempts: Vec<Attempt>,
-    /// How it waited before, where it did.
+    /// How the step waited for admission, where it did.
     pub admission_wait: Option<AdmissionWait>,
-    /// The request as the target's load counts it; none when nobody serves it.
+    /// The request as counted in the target's load; `None` when no worker serves it.
     pub in_flight: Option<InFlightRequest>,
-    /// When the first byte of the answer was there.
+    /// When the first byte of the answer arrived.
     pub first_byte: Option<Instant>,
-    /// The answer's status.
+    /// Status of the answer.
     pub status: u16,
-    /// Tokens of the answer that reached us, counted by events where the engine does not tell.
+    /// Answer tokens received so far, counted by events where the engine does not report them.
     pub delivered: Tokens,
-    /// Who broke off inside the answer so far.
+    /// Workers that have failed inside the answer so far.
     pub(super) failures: FailedWorkers,
 }
 
-/// How many times what was expected an engine may count before it is not believed.
+/// Factor over the expected count up to which an engine's count is believed.
 const MAX_PLAUSIBLE_RATIO: u64 = 16;
-/// What an engine may always count: images that a prompt only names, templates, the answer to a request without a bound.
+/// Count that is always believed: images that a prompt only names, templates, the answer to a request without a limit.
 const ALWAYS_PLAUSIBLE_TOKENS: Tokens = Tokens(65_536);
 
-/// Most tokens that an engine is believed to count where so many were expected.
+/// Returns the largest count that an engine is believed to report where `expected` tokens were expected.
 pub(crate) fn most_believed(expected: Tokens) -> Tokens {
     Tokens(expected.0.saturating_mul(MAX_PLAUSIBLE_RATIO)).max(ALWAYS_PLAUSIBLE_TOKENS)
 }
 
-/// The same for an answer whose request sets no bound.
+/// The same limit for an answer whose request sets none.
 pub(crate) const UNBOUNDED_ANSWER: Tokens = Tokens(MAX_PLAUSIBLE_RATIO * ALWAYS_PLAUSIBLE_TOKENS.0);
 
 impl RequestEnd {
-    /// Who answers.
+    /// Returns the worker that answers.
     pub fn target(&self) -> WorkerId {
         self.planned.plan.target()
     }
 
-    /// The end. `usage` is what the engine counted.
+    /// Ends the request. `usage` is what the engine counted.
     pub fn end(mut self, ending: RequestOutcome, usage: Option<TokenUsage>) {
         let usage = usage.filter(|usage| self.is_plausible(usage));
         let counted = usage.map(|usage| self.locally_computed(usage));
-        // The speed of one worker is not learnt from an answer of two.
+        // An answer given by two workers says nothing about the speed of one.
         let is_whole = self.attempts.last().is_some() && !self.is_resumed();
         if let (Some(in_flight), Some(counted), true) = (&mut self.in_flight, counted, is_whole) {
             in_flight.complete(&counted);
         }
         let located = &self.step.located;
         match (self.step.mode, ending) {
-            // The ledger is not asked, and so not told either.
+            // In this mode the ledger is not asked, and so not told either.
             (RoutingMode::Sticky, _) => {}
-            // It was not announced.
+            // The step was not announced.
             _ if self.attempts.is_empty() => {}
             (_, RequestOutcome::Complete) => {
                 let since = Instant::now();
@@ -99,7 +99,7 @@ impl RequestEnd {
                 RequestOutcome::Complete => tenure.mark_served(usage),
                 RequestOutcome::Refused => tenure.mark_refused(),
                 RequestOutcome::Failed | RequestOutcome::Broken => tenure.mark_failed(),
-                // What was computed until then stays there.
+                // What was computed until then stays resident.
                 RequestOutcome::ClientLeft => drop(tenure),
             }
         }
@@ -113,7 +113,7 @@ impl RequestEnd {
         let failures = std::mem::take(&mut self.failures);
         match ending {
             RequestOutcome::Complete => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Answered),
-            // Nobody knows how it would have gone on.
+            // Unknown how the request would have ended.
             RequestOutcome::ClientLeft => drop(failures),
             _ => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Unanswered),
         }
@@ -146,7 +146,7 @@ impl RequestEnd {
 
     fn settle(&self, ending: RequestOutcome, usage: Option<TokenUsage>) {
         let Some(reserved) = &self.step.located.identified.request.incoming.token_reservation else { return };
-        // Who left may have been cut off by what stands between us, or by our own end.
+        // The client may have been disconnected by something in between, or by our own shutdown.
         let came = if ending == RequestOutcome::Complete {
             RequestCompletion::Complete
         } else {
@@ -155,7 +155,7 @@ impl RequestEnd {
         reserved.settle(self.charged_tokens(ending, usage), came);
     }
 
-    /// Tokens that count against the tenant's quota: what the engine counted, and of an answer whose end it did not tell at
+    /// Tokens charged to the tenant's quota: what the engine counted, and for an answer whose end was not reported at
     /// least the prompt and what was delivered.
     fn charged_tokens(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Tokens {
         match (ending, usage) {
@@ -170,7 +170,8 @@ impl RequestEnd {
         }
     }
 
-    /// Whether an engine can have counted this. One that cannot is counted, and taken for an engine that counts nothing.
+    /// Whether an engine can have counted this. An impossible usage is counted in a metric, and treated as if the
+    /// engine reported none.
     fn is_plausible(&self, usage: &TokenUsage) -> bool {
         let asked = self.step.located.identified.request.max_answer.unwrap_or_default();
         let is_possible = usage.prompt <= most_believed(self.step.ask.prompt)
@@ -183,8 +184,8 @@ impl RequestEnd {
         is_possible
     }
 
-    /// The usage as it teaches the target's speed: what was pulled from another worker was not computed here, whatever
-    /// the engine counts as cached then.
+    /// Adjusts the usage from which the target's speed is learned: what was pulled from another worker was not computed
+    /// here, whatever the engine then reports as cached.
     fn locally_computed(&self, usage: TokenUsage) -> TokenUsage {
         match self.planned.plan.handoff {
             Some(Handoff::RemotePrefill { .. }) => {
@@ -206,7 +207,7 @@ impl RequestEnd {
         StepObservation {
             ending,
             status: self.status,
-            // The last plan's price is not that of the first one's first token.
+            // The last plan's price does not predict the first plan's time to first token.
             predicted: self.planned.decision.as_ref().filter(|_| !self.is_resumed()).map(|_| plan.because.total),
             first_token: self.first_byte.map(|at| Micros::of(at - arrived)),
             total: Micros::of(arrived.elapsed()),
@@ -220,7 +221,7 @@ impl RequestEnd {
         }
     }
 
-    /// What is filed of it, and what the planner was asked, where it was.
+    /// Builds the receipt, and the planning case where the planner was asked.
     fn receipt(self, seen: StepObservation) -> (Receipt, Option<PlanningCase>) {
         let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =
             (self.step.located, self.planned);
@@ -273,7 +274,7 @@ impl RequestEnd {
     }
 
     fn record_metrics(&self, seen: &StepObservation) {
-        // Of one that left while it waited nothing was executed.
+        // The client left while the step was queued, so nothing was executed.
         if self.attempts.is_empty() {
             return;
         }
@@ -282,7 +283,7 @@ impl RequestEnd {
         let kind = self.step.kind.as_str();
         if let Some(took) = seen.first_token {
             metrics.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
-            // Beside what was seen, so that the two can be compared.
+            // Observed only beside a measured value, so that the two can be compared.
             if let Some(predicted) = seen.predicted {
                 metrics.plans.predicted.observe(predicted.duration().as_secs_f64());
             }
@@ -307,18 +308,18 @@ impl RequestEnd {
         }
     }
 
-    /// Holds the first token of a step that one worker served alone against its price.
+    /// Compares the time to first token of a step that one worker served alone with its predicted price.
     fn record_prediction(&self, seen: &StepObservation) {
         let Some(decision) = self.planned.decision.as_ref().filter(|_| seen.ending == RequestOutcome::Complete) else {
             return;
         };
         let plan = &self.planned.plan;
-        // In the shadow another plan was carried out than the planner's; its price is among the candidates.
+        // In shadow mode the executed plan is not the planner's; its price is among the candidates.
         let legs = (plan.prefill.worker, plan.decode.worker);
         let at = |one: &&PlanCandidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
         let served = decision.candidates.iter().find(at);
         let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
-        // Whoever waits here waits for others, and not for this worker.
+        // Time in the admission queue is due to other sessions, not to this worker.
         let first_token = first_token - self.admission_wait();
         let is_alone = plan.handoff.is_none() && self.attempts.len() == 1;
         let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
@@ -337,30 +338,30 @@ impl RequestEnd {
         }
     }
 
-    /// Holds the first token of a compared session's step against those of the other arm. What counts is what was chosen
-    /// first: that it failed and was replaced is part of what it does to its session.
+    /// Adds the step of a compared session to the guardrail. It counts for the action that was chosen first: that it
+    /// failed and was replaced is part of its effect on the session.
     fn record_comparison(&self, seen: &StepObservation) {
         let (Some(arm), Some(action)) = (self.step.arm, self.first_action) else { return };
         if seen.ending != RequestOutcome::Complete {
             return;
         }
         let session = self.step.located.affinity_key;
-        // No action is to blame for a wait.
+        // No action is to blame for the wait.
         let took = seen.first_token.unwrap_or(seen.total) - self.admission_wait();
         enforce_guardrail(&self.gateway, &StepSample { action, session, arm, latency: took, at_unix_ms: unix_ms() });
     }
 
-    /// How long it waited before it started.
+    /// Returns how long the step waited before it started.
     fn admission_wait(&self) -> Micros {
         self.admission_wait.map_or(Micros::ZERO, |waited| waited.time)
     }
 
-    /// Whether who served it may read the request otherwise than it was read here.
+    /// Whether the engine that served the request may have converted it differently than this router did.
     fn is_converted_by_guess(&self) -> bool {
         is_converted_by_guess(&self.gateway, &self.step.located.identified, self.target())
     }
 
-    /// Holds the engine's count of the prompt against ours. Both where they disagree.
+    /// Compares the engine's prompt token count with ours. Returns both where they disagree.
     fn token_count_mismatch(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Option<PromptTokenCount> {
         let usage = usage.filter(|_| ending == RequestOutcome::Complete)?;
         let prefixed = &self.step.located.identified;
@@ -371,7 +372,7 @@ impl RequestEnd {
         self.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, counts, Instant::now())
     }
 
-    /// Holds what the engine found in its cache against what its events told. Both where they disagree by now.
+    /// Compares the engine's cache hit with what its events reported. Returns both where they disagree by now.
     fn cache_hit_mismatch(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> Option<CacheHitCheck> {
         let usage = usage.filter(|_| ending == RequestOutcome::Complete)?;
         let (model, server) = (&self.step.located.identified.request.model, self.target());
@@ -385,7 +386,7 @@ impl RequestEnd {
         finds.filter(|finds| !finds.agree())
     }
 
-    /// Lets events that are late come, before what was found counts as another prompt's.
+    /// Waits for late events before the difference counts as a sign of another prompt.
     fn recheck_later(&self, finds: CacheHitCheck, place: OwnedSemaphorePermit) {
         let prefixed = &self.step.located.identified;
         let (gateway, server) = (self.gateway.clone(), self.target());
@@ -399,8 +400,9 @@ impl RequestEnd {
         });
     }
 
-    /// None where the prompt is not certain or one of several, where its blocks may have come from elsewhere, where not all of
-    /// the worker's blocks are known, and where the engine does not say what it found.
+    /// Returns the cache hit and the reported overlap. `None` where the prompt is uncertain or one of a batch, where
+    /// its blocks may have come from another worker, where not all of the worker's blocks are known, and where the
+    /// engine does not report its cache hit.
     fn cache_hit_check(&self, usage: TokenUsage) -> Option<CacheHitCheck> {
         let located = &self.step.located;
         let prefixed = &located.identified;
@@ -417,7 +419,7 @@ impl RequestEnd {
             found: usage.cached?,
             block: capacity.block.max(chain.block),
         };
-        // What others had computed there meanwhile was told meanwhile.
+        // Blocks that other requests had computed there meanwhile have been reported by now.
         let now = || told(&self.gateway.index().read().overlaps_of_chain(chain));
         let finds = if before.agree() { before } else { CacheHitCheck { told: before.told.max(now()), ..before } };
         finds.conclusive()
@@ -443,7 +445,7 @@ impl RequestEnd {
         Tokens(self.planned_transfer_bytes().0 / token.max(1)).min(self.step.ask.prompt)
     }
 
-    /// Bytes that were to move between workers for the plan that served, unless the transfer came to nothing.
+    /// Bytes that the executed plan was to move between workers; zero if the transfer failed.
     fn planned_transfer_bytes(&self) -> Bytes {
         let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.remarks);
         match &self.planned.plan.handoff {
@@ -453,7 +455,7 @@ impl RequestEnd {
     }
 }
 
-/// How much of a prompt a worker has told that it holds.
+/// Returns how much of a prompt the worker has reported to hold.
 fn reported_overlap(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
     let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
     there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)

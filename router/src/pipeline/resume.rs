@@ -1,4 +1,4 @@
-//! Resume: an answer that broke off goes on at another worker, planned and sent as its step was.
+//! Resume: an answer that broke off continues at another worker, planned and sent like its step.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,20 +19,20 @@ use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::upstream::WorkerBody;
 
-/// Token ids of the prompt, and those of the answer that are kept. Without them all is asked for anew.
+/// Token ids of the prompt, and of the answer part that is kept. Without them the whole answer is requested again.
 pub type ResumePrefix = Option<(Vec<u32>, Vec<u32>)>;
 
 /// The rest of an answer.
 pub struct ResumedAnswer {
-    /// Its first piece.
+    /// The first chunk.
     pub first_chunk: Bytes,
-    /// What comes after that.
+    /// The body after the first chunk.
     pub body: WorkerBody,
-    /// What is to be done at its end.
+    /// What to do at the end of the request.
     pub end: RequestEnd,
 }
 
-/// Goes on with what `finish` was to end. The error is for the client; the step is over then.
+/// Resumes the answer of the request `finish`. The error is for the client; the step is over then.
 pub async fn resume(finish: RequestEnd, broken: BrokenAnswer, so_far: ResumePrefix) -> Result<ResumedAnswer, ApiError> {
     let gateway = finish.gateway.clone();
     let (error, usage) = (broken.error.clone(), broken.usage);
@@ -68,7 +68,7 @@ async fn try_resume(
                     LegResponse::Stream(answer, first) => {
                         Ok(resumed_answer(gateway, (answer.into_body(), first), finish))
                     }
-                    // Refused: what was taken up is not what the engine takes.
+                    // The engine refused the continuation that was built for it.
                     LegResponse::Whole(answer, _) => {
                         tracing::warn!(worker = %finish.target(), status = %answer.status(), "the rest of an answer was refused");
                         finish.end(RequestOutcome::Broken, usage);
@@ -90,7 +90,7 @@ fn resumed_answer(gateway: &AppState, (body, first): (WorkerBody, Bytes), finish
     ResumedAnswer { first_chunk: first, body, end: finish }
 }
 
-/// The legs for what is left of the answer; none where nobody knows how long it may be.
+/// Builds the legs for the rest of the answer; `None` where its maximum length is unknown.
 fn legs(
     gateway: &Arc<AppState>,
     (step, plan): (&ClassifiedStep, &Plan),

@@ -1,6 +1,6 @@
-//! Whether the rest of an answer can be had from another worker once a part of it is delivered: as a plain continuation of
-//! token ids, where nothing is lost that an engine keeps of an answer beside them; or as the end of the same answer made
-//! again, where it comes out the same.
+//! Decides whether another worker can produce the rest of a partly delivered answer: as a plain continuation of token
+//! ids, where the engine keeps no other state of the answer; or as the end of the same answer generated again, where it
+//! is deterministic.
 
 use planner::TransferObstacle;
 use prefix::FallbackReason;
@@ -16,37 +16,37 @@ use super::parse::{ParsedRequest, ResponseDelivery};
 use crate::client_request::GenerationEndpoint;
 use crate::config::ResumeConfig;
 
-/// What of a request keeps its answer from going on elsewhere by token ids.
+/// Why an answer cannot resume at another worker by token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResumeBlocker {
-    /// No stream is to go on.
+    /// Resuming is disabled.
     Disabled,
-    /// Its answer comes whole; it is asked for anew as a whole.
+    /// The answer is delivered whole; it is requested again as a whole.
     NotStreamed,
-    /// Its prompt is so long that telling its ids would cost first-token time.
+    /// The prompt is so long that returning its ids would delay the first token.
     PromptTooLong,
-    /// It lies at one engine, or the engine does more for it than answer.
+    /// The response is stored at one engine, or the engine runs its tools.
     EngineState,
-    /// `/v1/messages` and `/v1/responses`: their events tell of more than text.
+    /// `/v1/messages` and `/v1/responses`: their events carry more than text.
     Endpoint,
     /// Several choices, prompts or beams.
     SeveralChoices,
-    /// Log probabilities, of answer or prompt.
+    /// Log probabilities of the answer or the prompt.
     Logprobs,
-    /// An answer that is held to a format.
+    /// An answer with a constrained format.
     Format,
-    /// Penalties, checks and stop texts for which what the answer has said already counts.
+    /// Penalties, checks and stop texts that depend on the answer so far.
     HistoryDependent,
-    /// Thoughts that are not to be told.
+    /// Reasoning that is not returned.
     HiddenReasoning,
     /// Tools that the answer may call.
     Tools,
-    /// A prompt that is more than text.
+    /// A prompt with more than text.
     NotText,
 }
 
 impl ResumeBlocker {
-    /// In words, after "because".
+    /// Returns the reason in words, to follow "because".
     pub fn reason(self) -> &'static str {
         match self {
             ResumeBlocker::Disabled => "that is switched off",
@@ -67,7 +67,7 @@ impl ResumeBlocker {
     }
 }
 
-/// Fields that hold an answer to a format.
+/// Fields that constrain an answer to a format.
 const FORMAT_FIELDS: [&str; 7] = [
     "structured_outputs",
     "guided_json",
@@ -77,13 +77,13 @@ const FORMAT_FIELDS: [&str; 7] = [
     "guided_decoding_backend",
     "structural_tag",
 ];
-/// Fields for which an engine counts over the tokens of an answer, or looks back at them.
+/// Fields that make an engine count or inspect the tokens of the answer so far.
 const HISTORY_DEPENDENT_FIELDS: [&str; 5] =
     ["bad_words", "repetition_detection", "thinking_token_budget", "logits_processors", "watermarking"];
-/// What names parts of a message that are not text.
+/// Byte patterns of message parts that are not text.
 const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
 
-/// What keeps this request's answer from going on elsewhere by token ids; none where it can, from an engine that tells them.
+/// Returns why this request's answer cannot resume by token ids; `None` where it can, from an engine that returns them.
 pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
     let request = &prefixed.request;
     let fields = request.body.json_fields();
@@ -116,18 +116,18 @@ pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Opt
     }
 }
 
-/// What is kept of its answer from its first event on.
+/// Returns a transcript that records the answer from its first event on.
 pub fn token_transcript(request: &ParsedRequest) -> TokenTranscript {
     let fields = request.body.json_fields();
     let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_unset(&stops));
-    // Engines that look for tools and thoughts hold back what may begin one, asked for or not.
+    // Engines that parse tool calls and reasoning hold back text that may begin one, whether requested or not.
     let is_chat = request.endpoint == GenerationEndpoint::ChatCompletions;
     let telling = if stops || is_chat { TextDelivery::AfterIds } else { TextDelivery::WithIds };
     TokenTranscript::new(leg_options(request).api, shown_ids(request), telling)
 }
 
-/// What is kept of its answer from its first event on, to know it again when it is made again; none where that is not to be
-/// done, or not needed with this engine.
+/// Returns a verifier that records the answer from its first event on, to recognise it when it is generated again;
+/// `None` where that is not allowed, or not needed with this engine.
 pub fn replay_verifier(
     request: &ParsedRequest,
     unresumable: Option<ResumeBlocker>,
@@ -158,7 +158,7 @@ pub(super) fn shown_ids(request: &ParsedRequest) -> TokenIdVisibility {
     }
 }
 
-/// Whether a response lies in a conversation at its engine, or has tools that the engine runs.
+/// Whether a response belongs to a conversation stored at its engine, or has tools that the engine runs.
 fn has_engine_state(request: &ParsedRequest) -> bool {
     let fields = request.body.json_fields();
     let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
@@ -182,7 +182,7 @@ fn has_format(fields: &JsonFields) -> bool {
     format.is_some_and(|format| format["type"] != "text")
 }
 
-/// Known by the tokenizer where there is one; else whatever may be more is taken for more.
+/// Whether the prompt holds more than text. Known where there is a tokenizer; else everything that may be more counts.
 fn is_more_than_text(prefixed: &IdentifiedRequest) -> bool {
     let fields = prefixed.request.body.json_fields();
     match prefixed.fallback_reason() {

@@ -1,7 +1,8 @@
-//! What a decode worker hands back with its answer, kept for the session's next step: its prefill leg then fetches what was
-//! computed there. Parameters are used once, shown to nobody, and sent only for a prompt that begins with the same tokens.
+//! Reverse pull: the parameters that a decode worker hands back with its answer are kept for the session's next step,
+//! whose prefill leg then fetches what was computed there. They are used once, never shown to clients, and sent only
+//! for a prompt that begins with the same tokens.
 //!
-//! A loss costs computing again. Why they may be kept at all is in `router/decisions/0010`.
+//! Losing them costs recomputation. `router/decisions/0010` explains why they may be kept at all.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,48 +27,48 @@ use super::resume_blocker::shown_ids;
 use super::token_ids::PromptTokenIds;
 use crate::app_state::AppState;
 
-/// How long they are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
+/// How long parameters are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
 const RETENTION: Duration = Duration::from_secs(420);
-/// Most sessions whose parameters are kept.
+/// Maximum number of sessions whose parameters are kept.
 const MAX_SESSIONS: usize = 4096;
 
-/// What came of parameters that were handed back.
+/// What became of parameters that were handed back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ReversePullOutcome {
-    /// The next step's prefill leg was answered with them.
+    /// The next step's prefill leg succeeded with them.
     Fetched,
-    /// It was not.
+    /// The next step's prefill leg failed with them.
     Failed,
-    /// The next step's prompt begins otherwise, or is not known by its tokens.
+    /// The next step's prompt begins differently, or its tokens are unknown.
     OtherPrompt,
-    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
+    /// They could not be used: the step was served without a prefill leg, they had expired, or a worker is gone.
     Unfit,
 }
 
-/// Parameters for the next step of a session.
+/// Stored parameters for the next step of a session.
 #[derive(Debug)]
 pub struct ReversePullEntry {
     params: ReversePullParams,
     holder: Owner,
-    /// Names the tokens that its prompt must begin with.
+    /// Hash of the tokens that the prompt must begin with.
     content_id: PrefixId,
     expires_at: Instant,
 }
 
 impl ReversePullEntry {
-    /// Whether its blocks are still kept for it.
+    /// Whether the holder still keeps the blocks.
     fn is_retained(&self, now: Instant) -> bool {
         now < self.expires_at
     }
 }
 
-/// What is kept, one a session.
+/// The stored parameters, at most one entry per session.
 #[derive(Debug, Default)]
 pub struct ReversePullStore(Mutex<HashMap<SessionId, ReversePullEntry>>);
 
 impl ReversePullStore {
-    /// Takes what is kept for a session, which is gone then.
+    /// Removes and returns the entry of a session.
     pub fn take(&self, session: SessionId) -> Option<ReversePullEntry> {
         self.0.lock().remove(&session)
     }
@@ -90,11 +91,11 @@ impl ReversePullStore {
 pub struct ReversePullSource {
     pub(super) params: ReversePullParams,
     pub(super) holder: WorkerId,
-    /// Counts what comes of it.
+    /// Counter of the outcomes.
     pub(super) outcomes: IntCounterVec,
 }
 
-/// What was kept for a step, if this plan's prefill leg can fetch with it.
+/// Returns what was kept for a step, if this plan's prefill leg can use it.
 pub async fn check_usable(
     gateway: &Arc<AppState>,
     (step, plan): (&ClassifiedStep, &Plan),
@@ -113,14 +114,14 @@ pub async fn check_usable(
     None
 }
 
-/// A step has no use for it.
+/// Counts an entry that its step cannot use.
 pub fn count_unused(gateway: &AppState, kept: Option<ReversePullEntry>) {
     if kept.is_some() {
         gateway.metrics.plans.kv_movement.reverse_pulls.with_label_values(&[ReversePullOutcome::Unfit.as_ref()]).inc();
     }
 }
 
-/// Whether the plan's prefill leg can fetch from this life of a worker.
+/// Whether the plan's prefill leg can fetch from this worker incarnation.
 fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper: Owner) -> bool {
     let (from, to) = (keeper.worker, plan.prefill.worker);
     let workers = gateway.fleet().snapshot();
@@ -145,12 +146,12 @@ fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper:
         && !is_converted_by_guess(gateway, &step.located.identified, to)
 }
 
-/// Whether all layers keep all tokens; of others it was not seen that what is fetched is right.
+/// Whether all layers keep all tokens; with other layers the correctness of fetched KV is not verified.
 fn has_full_attention(attention: &AttentionSpec) -> bool {
     attention.layers().iter().all(|layer| matches!(layer, LayerState::Dense(_) | LayerState::Latent(_)))
 }
 
-/// Whether a prompt begins with the tokens whose KV was handed back: for any other one it would be wrong.
+/// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
 async fn starts_with_returned(gateway: &Arc<AppState>, prefixed: &IdentifiedRequest, kept: &ReversePullEntry) -> bool {
     let (chain, begins) = (prefixed.prompt.chain.clone(), kept.content_id);
     let Ok(length) = usize::try_from(kept.params.tokens().0) else { return false };
@@ -164,13 +165,13 @@ async fn starts_with_returned(gateway: &Arc<AppState>, prefixed: &IdentifiedRequ
     gateway.caches.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
 }
 
-/// A name for these tokens, in this namespace.
+/// Returns a hash of these tokens in this namespace.
 fn content_id(root: PrefixId, ids: &[u32]) -> Option<PrefixId> {
     let block = Tokens(ids.len() as u64);
     (!ids.is_empty()).then(|| PrefixChain::over_tokens(root, HashSeed(0), block, ids))?.ids.first().copied()
 }
 
-/// Keeps what a remote prefill's target has handed back. The answer, as its client may see it.
+/// Stores what the target of a remote prefill has handed back. Returns the answer without it, for the client.
 pub fn store_returned(
     gateway: &Arc<AppState>,
     (step, plan): (&ClassifiedStep, &Plan),

@@ -1,5 +1,4 @@
-//! How much of the traffic OwnerServe decides, and by which actions: mode, rollout share and switches, all changeable at
-//! run time.
+//! Routing settings: the mode, the rollout share and the disabled actions. All can be changed at run time.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -24,15 +23,15 @@ pub enum RoutingMode {
     Own,
 }
 
-/// Part of the sessions, in per cent.
+/// Share of the sessions, in percent.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(try_from = "i64", into = "u8")]
 pub struct Percent(u8);
 
 impl Percent {
-    /// Nobody.
+    /// No session.
     pub const NONE: Self = Self(0);
-    /// Everybody.
+    /// All sessions.
     pub const ALL: Self = Self(100);
 }
 
@@ -42,7 +41,7 @@ impl Default for Percent {
     }
 }
 
-/// A share beyond 100 %.
+/// A percentage outside 0 to 100.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is not a percentage: 0 to 100 is accepted")]
 pub struct NotAPercentage(i64);
@@ -82,15 +81,15 @@ impl Default for RoutingSettings {
     }
 }
 
-/// Two places of a session from 0 to 99 that say nothing of each other. The id is a hash already; its high half is not
-/// used for placement.
+/// Returns two independent buckets of a session, each 0 to 99. The id is a hash already; its high half is not used for
+/// placement.
 fn rollout_buckets(session: SessionId) -> [u8; 2] {
     let high = session.0 >> 64;
     [(high % 100) as u8, (high / 100 % 100) as u8]
 }
 
 impl RoutingSettings {
-    /// Who decides for this session.
+    /// Returns the mode for this session.
     pub fn mode_of(self, session: SessionId) -> RoutingMode {
         match self.mode {
             RoutingMode::Own if rollout_buckets(session)[0] >= self.rollout_percent.0 => RoutingMode::Sticky,
@@ -99,8 +98,8 @@ impl RoutingSettings {
         }
     }
 
-    /// On which side of the guardrail's comparison this session is. Both sides are as large: the newest sessions of
-    /// either are of the same hours then.
+    /// Returns the session's arm in the guardrail's comparison. Both arms have the same size, so that the newest
+    /// sessions of both are from the same hours.
     pub fn arm_of(self, session: SessionId) -> Option<Arm> {
         let ([place, other], share) = (rollout_buckets(session), self.control_percent.0);
         let is_owned = self.mode == RoutingMode::Own && place < self.rollout_percent.0;
@@ -113,7 +112,7 @@ impl RoutingSettings {
     }
 }
 
-/// The steering that is in force, readable without a lock.
+/// The routing settings in force, readable without a lock.
 #[derive(Debug)]
 pub struct LiveRouting {
     mode: AtomicU8,
@@ -123,7 +122,7 @@ pub struct LiveRouting {
 }
 
 impl LiveRouting {
-    /// In force from the start.
+    /// Puts these settings in force.
     pub fn new(steering: RoutingSettings) -> Self {
         let control = steering.control_percent;
         let live = Self {
@@ -137,7 +136,7 @@ impl LiveRouting {
         live
     }
 
-    /// What is in force.
+    /// Returns the settings in force.
     pub fn get(&self) -> RoutingSettings {
         let mode = match self.mode.load(Ordering::Relaxed) {
             0 => RoutingMode::Shadow,
@@ -152,7 +151,7 @@ impl LiveRouting {
         }
     }
 
-    /// Puts another mode and share in force, from the next request on.
+    /// Changes mode and share, from the next request on.
     pub fn set(&self, mode: RoutingMode, rollout_percent: Percent) {
         let mode = match mode {
             RoutingMode::Shadow => 0,
@@ -163,12 +162,12 @@ impl LiveRouting {
         self.percent.store(rollout_percent.0, Ordering::Relaxed);
     }
 
-    /// Switches exactly these actions off, from the next request on. Those that were off before.
+    /// Disables exactly these actions, from the next request on. Returns those that were disabled before.
     pub fn set_disabled(&self, disabled: ActionSet) -> ActionSet {
         ActionSet::from_bits(self.disabled.swap(disabled.bits(), Ordering::Relaxed))
     }
 
-    /// Switches one more action off, whatever else is changed meanwhile.
+    /// Disables one more action, atomically with respect to other changes.
     pub fn disable(&self, action: Action) {
         self.disabled.fetch_or(ActionSet::NONE.with(action).bits(), Ordering::Relaxed);
     }

@@ -1,10 +1,10 @@
-//! Who a request says it belongs to: the headers and body fields by which agents name their sessions.
+//! Session keys: the headers and body fields by which agents name their sessions.
 //!
-//! It only reads names. What a session is worth (its head, its owner) the ledger knows.
+//! This module only reads names. The ledger knows a session's head and owner.
 
 use http::HeaderMap;
 
-/// The longest name that is looked at; what lies beyond does not tell sessions apart.
+/// Longest name that is used; bytes beyond it do not distinguish sessions.
 pub const MAX_KEY_BYTES: usize = 512;
 
 /// Where a session's name came from, the most trusted source first.
@@ -32,13 +32,13 @@ pub enum KeySource {
 pub struct SessionKey {
     /// The name, at most `MAX_KEY_BYTES` bytes.
     pub name: String,
-    /// The session that this one was spawned from, by name.
+    /// Name of the session that spawned this one.
     pub parent: Option<String>,
-    /// Where the name stood.
+    /// Where the name was found.
     pub source: KeySource,
 }
 
-/// Header names by trust, each with the source it stands for.
+/// Header names, the most trusted first, each with its source.
 const HEADERS: [(&str, KeySource); 7] = [
     ("x-session-id", KeySource::SessionHeader),
     ("x-claude-code-session-id", KeySource::ClaudeCode),
@@ -50,7 +50,7 @@ const HEADERS: [(&str, KeySource); 7] = [
 ];
 
 impl SessionKey {
-    /// The name in the headers, else the one in the body (`in_body`).
+    /// Returns the name in the headers, else the one in the body (`in_body`).
     pub fn find(headers: &HeaderMap, in_body: Option<&str>) -> Option<Self> {
         HEADERS
             .iter()
@@ -61,7 +61,7 @@ impl SessionKey {
     fn new(name: &str, headers: &HeaderMap, source: KeySource) -> Self {
         let mut key = Self { name: truncate(name).to_owned(), parent: None, source };
         match source {
-            // Sub-agents share their session's header; each is a conversation of its own.
+            // Sub-agents share their session's header, but each is a conversation of its own.
             KeySource::ClaudeCode => {
                 if let Some(agent) = text(headers, "x-claude-code-agent-id") {
                     key.name = format!("{}/{}", key.name, truncate(agent));
@@ -81,7 +81,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim).filter(|value| !value.is_empty())
 }
 
-/// The first `MAX_KEY_BYTES` bytes, cut at a character.
+/// Returns the first `MAX_KEY_BYTES` bytes, cut at a character boundary.
 fn truncate(name: &str) -> &str {
     &name[..name.floor_char_boundary(MAX_KEY_BYTES)]
 }

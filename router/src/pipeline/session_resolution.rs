@@ -1,4 +1,5 @@
-//! Whose step it is: as the ledger's view says, and as our own steps say that it does not show yet.
+//! Session resolution: which session a step belongs to, from the ledger view and from this router's own steps that the
+//! view does not show yet.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,26 +13,26 @@ use crate::peer_exchange::pending_commits::{PendingCommits, UncommittedStep};
 
 #[derive(Clone, Debug)]
 pub(super) struct SessionResolution {
-    /// The session: the named one, the one that the chain extends, or a new one.
+    /// The session: the one that the client names, the one that the chain extends, or a new one.
     pub(super) session: SessionId,
-    /// The session that it leaves, where the chain says so.
+    /// The session that this one forks, according to the chain.
     pub(super) parent: Option<SessionId>,
-    /// The head nearest to the prompt, and how many blocks both share.
+    /// The head nearest to the prompt, and the number of blocks that both share.
     pub(super) head: Option<(PrefixPoint, Blocks)>,
     /// The head whose history the client rewrote.
     pub(super) rewrites: Option<PrefixId>,
-    /// A step of this session that was served here and is not in the view, and how long it is over.
+    /// A step of this session that this router served and the view does not show yet, and the time since it ended.
     pub(super) pending: Option<(Arc<UncommittedStep>, Duration)>,
 }
 
 impl SessionResolution {
-    /// As the view says. `fresh` is the name of a session that is new.
+    /// Resolves from the ledger view. `fresh` is the id for a new session.
     pub(super) fn from_view(found: &Found, named: Option<SessionId>, fresh: SessionId) -> Self {
         let ResolvedSession { session, parent, head, replaced_head: rewrites } = found.resolve_session(named, fresh);
         Self { session, parent, head, rewrites, pending: None }
     }
 
-    /// The same with our own steps over it that `view` does not show.
+    /// Adds this router's own steps that `view` does not show.
     pub(super) fn with_pending(
         mut self,
         unapplied: &PendingCommits,
@@ -45,7 +46,7 @@ impl SessionResolution {
         let Some(head) = step.head() else { return self };
         let shared = step.shared_blocks(query.chain);
         if shared == head.blocks && self.head.is_some_and(|(_, at)| at >= shared) {
-            // Whatever became of it, the ledger is further on.
+            // The ledger is ahead of this step, whatever became of it.
             return self;
         }
         if self.head.is_none_or(|(_, at)| shared > at) {
@@ -57,7 +58,7 @@ impl SessionResolution {
         self
     }
 
-    /// The session's owner, given the one in the view.
+    /// Returns the session's owner, given the one in the view.
     pub(super) fn owner(&self, known: Option<Owner>) -> Option<Owner> {
         match &self.pending {
             None => known,
@@ -70,7 +71,7 @@ impl SessionResolution {
     }
 }
 
-/// Whether the ledger knows a step, or what came after it.
+/// Whether the ledger view contains a step, or a later one.
 pub(crate) fn view_contains(view: &Ledger, step: &UncommittedStep) -> bool {
     let Some(head) = step.head() else { return true };
     let is_head = |session: ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);

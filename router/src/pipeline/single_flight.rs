@@ -1,6 +1,6 @@
-//! One run for all who want the same thing at once: a second caller waits for the first one's outcome.
+//! Single flight: concurrent callers with the same key share one run and its outcome.
 //!
-//! The run is a task of its own, so that it ends properly even when everybody who waited has left.
+//! The run is a task of its own, so that it completes even when all callers have left.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +10,10 @@ use derive_where::derive_where;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Runs under way by key, each with the outcome to come.
+/// Runs in progress by key, each with a receiver of its outcome.
 type FlightTable<K, T> = Mutex<HashMap<K, watch::Receiver<Option<T>>>>;
 
-/// Runs under way, by what they are for.
+/// The runs in progress, by key.
 #[derive(Debug)]
 #[derive_where(Default)]
 pub struct SingleFlight<K, T> {
@@ -25,7 +25,7 @@ where
     K: Hash + Eq + Clone + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Waits for the run for `key`, starting `work` when none is under way. `None` when the run died.
+    /// Waits for the run with this key, and starts `work` when there is none. `None` when the run panicked.
     pub async fn run<F>(&self, key: K, work: F) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -49,14 +49,14 @@ where
         tokio::spawn(async move {
             let outcome = work.await;
             drop(landing);
-            // Nobody may be waiting any more.
+            // All callers may have left.
             let _ = sender.send(Some(outcome));
         });
         receiver
     }
 }
 
-/// Takes the run off the list when it ends, also by a panic.
+/// Removes the run from the table when it ends, even by a panic.
 struct FlightGuard<K: Hash + Eq, T> {
     running: Arc<FlightTable<K, T>>,
     key: K,

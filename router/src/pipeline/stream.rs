@@ -1,7 +1,7 @@
-//! Stream: the answer goes to the client as it comes, and its end is told apart: complete, broken, or left.
+//! Stream: passes the answer to the client as it arrives, and classifies its end: complete, broken, or client left.
 //!
-//! An answer that breaks off goes on at another worker where that can be done without losing or repeating anything. Where
-//! it cannot, an error event says so, and why: a client's stream never ends in silence.
+//! An answer that breaks off resumes at another worker where that loses and repeats nothing. Otherwise an error event
+//! says so, and why: a client's stream never just stops.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -40,10 +40,10 @@ use crate::quotas::BYTES_PER_TOKEN;
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 
-/// How often an answer goes on elsewhere: a request that kills its workers does not get all of them.
+/// Maximum number of resumes: a request that kills its workers must not reach all of them.
 const MAX_RESUMES: usize = 3;
 
-/// The client's response.
+/// Builds the client's response.
 pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
     let request = &finish.step.located.identified.request;
     let (delivery, several) = (request.delivery, request.transfer_bar == Some(TransferObstacle::SeveralChoices));
@@ -53,7 +53,7 @@ pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
             if let Some(mut listener) = response_listener(&finish, answer.status(), BodyFormat::Whole) {
                 listener.on_chunk(answer.body());
             }
-            // Its first and its last token came together: when the first one was there is not known.
+            // All tokens came together, so the time of the first one is unknown.
             finish.first_byte = None;
             finish.status = answer.status().as_u16();
             let ending = if answer.status().is_success() { RequestOutcome::Complete } else { RequestOutcome::Refused };
@@ -86,14 +86,14 @@ pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
             let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
             *response.status_mut() = head.status;
             *response.headers_mut() = response_headers(&head.headers);
-            // An event may be left out or added, so no announced length could be kept.
+            // An event may be removed or added, so the announced length would be wrong.
             response.headers_mut().remove(CONTENT_LENGTH);
             response
         }
     }
 }
 
-/// Keeps of the answer what is needed to go on with it elsewhere.
+/// Records what is needed to resume the answer at another worker.
 fn with_transcript(scanner: SseScanner, finish: &RequestEnd) -> SseScanner {
     let (request, unresumable) = (&finish.step.located.identified.request, finish.step.resume_blocker);
     let scanner = if unresumable.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };
@@ -103,12 +103,12 @@ fn with_transcript(scanner: SseScanner, finish: &RequestEnd) -> SseScanner {
     }
 }
 
-/// A worker's events on their way to the client. Dropping it before the end is the client leaving.
+/// A worker's events on their way to the client. Dropping it before the end means that the client left.
 struct WorkerEventStream {
     client: ErrorRecipient,
     scanner: SseScanner,
     ready: VecDeque<Bytes>,
-    /// Whether more than one choice was asked for.
+    /// Whether more than one choice was requested.
     has_several_choices: bool,
     listener: Option<ResponseListener>,
     state: StreamState,
@@ -116,9 +116,9 @@ struct WorkerEventStream {
 
 enum StreamState {
     Streaming(Box<Streaming>),
-    /// Nobody yet, after it broke off.
+    /// The answer broke off and is being resumed.
     Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>),
-    /// Nobody any more.
+    /// The stream has ended.
     Over,
 }
 
@@ -136,7 +136,7 @@ enum StreamItem {
 impl StreamState {
     fn of(rest: WorkerBody, finish: RequestEnd) -> Self {
         let mut vigil = LivenessWatch::new(finish.gateway.clone(), finish.target());
-        // Its first byte is here.
+        // The first byte has arrived.
         vigil.record_activity();
         StreamState::Streaming(Box::new(Streaming { body: rest, liveness: vigil, end: finish }))
     }
@@ -159,7 +159,7 @@ impl Streaming {
     }
 }
 
-/// Who listens to the answer of a new response.
+/// Returns the listener that stores a new response, where the request creates one.
 fn response_listener(finish: &RequestEnd, status: StatusCode, form: BodyFormat) -> Option<ResponseListener> {
     let prefixed = &finish.step.located.identified;
     let request = &prefixed.request;
@@ -188,7 +188,7 @@ impl WorkerEventStream {
         }
     }
 
-    /// The worker's answer is over: complete, or broken off as `remark` says.
+    /// Handles the end of the worker's answer: complete, or broken off as `remark` says.
     fn on_end(&mut self, remark: AttemptEvent, error: Option<&WorkerBodyError>) {
         let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
         let mut finish = answering.end;
@@ -201,7 +201,7 @@ impl WorkerEventStream {
         self.settle(&finish);
         let so_far = resume_prefix(&self.scanner, &finish);
         let facts = self.scanner.facts();
-        // One choice's finish says nothing about the others.
+        // The finish of one choice says nothing about the others.
         let finished = facts.finish.is_some() && !self.has_several_choices && so_far.is_err();
         if (facts.ended() || finished) && !self.is_abandoned() {
             let ending = if facts.error.is_none() { RequestOutcome::Complete } else { RequestOutcome::Broken };
@@ -215,7 +215,7 @@ impl WorkerEventStream {
         }
         let error = error.map(tracing::field::display);
         tracing::warn!(worker = %finish.target(), how = remark.as_ref(), error, "a worker's stream broke off");
-        // One that answers otherwise than another began is well.
+        // A worker whose answer differs from the one that another began is healthy.
         if !self.scanner.has_diverged() {
             note_failure(&mut finish);
         }
@@ -225,12 +225,12 @@ impl WorkerEventStream {
         }
     }
 
-    /// Whether nothing more of this worker's answer is of use: it told that it failed, or it goes on differently.
+    /// Whether the rest of this worker's answer is useless: it reported a failure, or its answer diverged.
     fn is_abandoned(&self) -> bool {
         self.scanner.has_diverged() || self.scanner.failure().is_some()
     }
 
-    /// With its tokenizer more is known to be delivered, and less is made again.
+    /// Decodes the recorded ids, so that more of the text is known as delivered and less must be generated again.
     fn settle(&mut self, finish: &RequestEnd) {
         if self.scanner.facts().ended() {
             return;
@@ -240,7 +240,7 @@ impl WorkerEventStream {
         }
     }
 
-    /// Another worker is asked for the rest.
+    /// Requests the rest of the answer from another worker.
     fn start_resume(&mut self, finish: RequestEnd, remark: AttemptEvent, so_far: ResumePrefix) {
         let after = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
         let error = ApiError::WorkerFailed {
@@ -271,7 +271,7 @@ impl WorkerEventStream {
         }
     }
 
-    /// The client is told that its answer ends here, and why.
+    /// Ends the client's stream with an error event that gives the reason.
     fn end_with_error(&mut self, mut finish: RequestEnd, (remark, why): (AttemptEvent, &str)) {
         let number = self.sequence_number();
         self.ready.push_back(match self.scanner.failure() {
@@ -290,12 +290,12 @@ impl WorkerEventStream {
         self.close(finish, (RequestOutcome::Broken, self.usage()));
     }
 
-    /// The end of the request, with what was delivered of its answer.
+    /// Ends the request with the number of delivered tokens.
     fn close(&self, finish: RequestEnd, (ending, usage): (RequestOutcome, Option<TokenUsage>)) {
         RequestEnd { delivered: self.delivered_tokens(), ..finish }.end(ending, usage);
     }
 
-    /// Tokens of the answer so far: engines send one an event, or a few, which show by their bytes.
+    /// Estimates the answer tokens so far: engines send one token per event, or a few, estimated from their bytes.
     fn delivered_tokens(&self) -> Tokens {
         let facts = self.scanner.facts();
         Tokens(facts.outputs.saturating_add(facts.unread_events).max(facts.text / BYTES_PER_TOKEN))
@@ -305,13 +305,13 @@ impl WorkerEventStream {
         self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
     }
 
-    /// What was counted, by the engine where it told.
+    /// Returns the usage, as the engine reports it if it does.
     fn usage(&self) -> Option<TokenUsage> {
         self.scanner.facts().usage.or_else(|| self.scanner.transcript().and_then(TokenTranscript::usage))
     }
 }
 
-/// Who answered failed what it was asked last. Whether that is its fault, the end of the request tells.
+/// Records a failure of the answering worker. Whether it is at fault is decided at the end of the request.
 fn note_failure(finish: &mut RequestEnd) {
     if let Some(asked) = finish.attempts.last().map(|attempt| attempt.asked) {
         let (worker, trials) = (finish.target(), finish.planned.trials.take());
@@ -323,7 +323,7 @@ fn count(finish: &RequestEnd, outcome: &str) {
     finish.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).inc();
 }
 
-/// What another worker goes on after; else why none can.
+/// Returns the ids after which another worker resumes, or why none can.
 fn resume_prefix(scanner: &SseScanner, finish: &RequestEnd) -> Result<ResumePrefix, Cow<'static, str>> {
     let breaks = finish.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count();
     if breaks >= MAX_RESUMES {
@@ -340,7 +340,7 @@ fn resume_prefix(scanner: &SseScanner, finish: &RequestEnd) -> Result<ResumePref
 }
 
 impl WorkerEventStream {
-    /// A panic of ours ends this answer only, and the client is told.
+    /// Polls, and turns a panic of ours into an error event: it ends only this answer.
     fn poll_guarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
         catch_unwind(AssertUnwindSafe(|| self.poll_chunk(cx))).unwrap_or_else(|_| {
             let (request, number) = (self.client.request, self.sequence_number());
@@ -373,7 +373,7 @@ impl WorkerEventStream {
 
 impl Drop for WorkerEventStream {
     fn drop(&mut self) {
-        // One that is about to go on elsewhere tells of its end itself.
+        // An answer that is being resumed reports its end itself.
         if let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) {
             let facts = self.scanner.facts();
             let ending = match (&facts.error, facts.done) {

@@ -1,4 +1,4 @@
-//! What a client that asks with `x-ownerserve-explain: 1` is told of its decision: one header beside its answer.
+//! Decision summary: a response header for clients that ask with `x-ownerserve-explain: 1`.
 
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
@@ -8,7 +8,7 @@ use super::request_end::RequestEnd;
 const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-explain");
 const SUMMARY_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-decision");
 
-/// The decision in words of the receipt, which has the rest; none for a client that did not ask.
+/// Returns the decision in the receipt's words; `None` for a client that did not ask. The receipt has the rest.
 pub fn summary(finish: &RequestEnd) -> Option<HeaderValue> {
     let located = &finish.step.located;
     let asked = located.identified.request.incoming.headers.get(EXPLAIN_HEADER)?;
@@ -16,7 +16,7 @@ pub fn summary(finish: &RequestEnd) -> Option<HeaderValue> {
         return None;
     }
     let (plan, attempt) = (&finish.planned.plan, finish.attempts.last()?);
-    // In the shadow the planner's price is that of another plan than this one.
+    // In shadow mode the planner's price belongs to another plan than the executed one.
     let price = finish.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
     let price = price.map(|decision| decision.plan.because.total);
     let known = located.identified.fallback_reason().map_or("token_ids", Into::into);
@@ -35,7 +35,7 @@ pub fn summary(finish: &RequestEnd) -> Option<HeaderValue> {
     HeaderValue::try_from(words.map(|(name, word)| format!("{name}={word}")).join("; ")).ok()
 }
 
-/// The answer with it. What a worker says under that name is not ours and does not pass.
+/// Adds the summary to the answer. A header of that name from the worker is removed.
 pub fn with_summary(mut response: Response, summary: Option<HeaderValue>) -> Response {
     response.headers_mut().remove(SUMMARY_HEADER);
     if let Some(summary) = summary {

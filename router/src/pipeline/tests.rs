@@ -81,7 +81,7 @@ async fn a_disabled_action_is_not_planned_and_replays_from_the_decision_log() {
     }
 }
 
-/// A conversation's step in the words of each of these endpoints.
+/// One step of a conversation in the format of each of these endpoints.
 fn bodies_by_endpoint(system: &str, said: &str) -> [(&'static str, Value); 3] {
     let user = json!({"role": "user", "content": said});
     let chat = json!({"model": "tiny", "messages": [{"role": "system", "content": system}, user]});
@@ -206,7 +206,7 @@ async fn a_bypassed_step_leaves_the_ledger_empty_and_a_shadowed_one_is_recorded(
         match known {
             true => wait_until("the session is known", is_known).await,
             false => {
-                // Whatever the step had said would be in the log before this.
+                // Commands of the step would be in the log before this point.
                 wait_until("the ledger goes on", || front.gateway.directory().stats().commands > before).await;
                 assert!(!is_known());
             }
@@ -236,7 +236,7 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let front = start_router_at(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
     let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact);
     wait_until("their events are followed", is_exact).await;
-    // Who has no lease yet owns nothing, and the step leaves no word of it.
+    // A worker without a lease owns nothing, so its step would leave no trace in the ledger.
     let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
     wait_until("both workers have a lease", both).await;
     let ask = async |fields: Value| {

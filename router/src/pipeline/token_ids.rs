@@ -1,5 +1,5 @@
-//! A prompt's token ids for those who need all of them, though its step knew only the newest ones: its request, to be
-//! encoded again.
+//! Token ids of whole prompts, for uses that need all of them although the step knew only the newest ones: the request
+//! is kept so that it can be encoded again.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use vocabulary::PrefixChain;
 use super::identify::IdentifiedRequest;
 use crate::catalog::Model;
 
-/// A conversation's request as it was written, and all else that its prompt depends on.
+/// A conversation's request as received, and everything else that its prompt depends on.
 #[derive(Clone, Debug)]
 pub struct EncodableRequest {
     form: ChatEndpoint,
@@ -25,7 +25,7 @@ pub struct EncodableRequest {
 }
 
 impl EncodableRequest {
-    /// This request; one that holds a prompt is written in nobody's words.
+    /// Captures this request. One that holds a prompt belongs to no chat endpoint, so the default format is stored.
     pub fn of(prefixed: &IdentifiedRequest) -> Self {
         let request = &prefixed.request;
         Self {
@@ -37,12 +37,12 @@ impl EncodableRequest {
         }
     }
 
-    /// Its model.
+    /// Returns its model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Its length.
+    /// Returns the length of its body.
     pub fn bytes(&self) -> usize {
         self.body.len()
     }
@@ -51,12 +51,12 @@ impl EncodableRequest {
         PromptInputs { keys: self.model.root_keys(self.salt.as_deref()), now: self.wall_time }
     }
 
-    /// Its prompt, computed as a whole: milliseconds for a long one.
+    /// Computes its whole prompt: milliseconds for a long one.
     pub fn identify(&self) -> ResolvedPrompt {
         self.model.identifier.resolve_conversation(self.form, &self.body, (self.prompt_options(), None))
     }
 
-    /// Has its conversation forgotten.
+    /// Removes its conversation from the cache.
     pub fn forget(&self, memory: ConversationLookup<'_>) {
         let identifier = &self.model.identifier;
         let converted = identifier.convert(self.form, &self.body);
@@ -73,14 +73,14 @@ impl EncodableRequest {
 /// A prompt's token ids.
 #[derive(Clone, Debug)]
 pub enum PromptTokenIds {
-    /// All of them.
+    /// All token ids.
     Known(Vec<u32>),
-    /// To be had again.
+    /// The request, from which they can be encoded again.
     Encodable(EncodableRequest),
 }
 
 impl PromptTokenIds {
-    /// Of a step whose token ids can be had. Leaves it without them.
+    /// Takes the token ids out of a step, where they are available.
     pub fn take(prefixed: &mut IdentifiedRequest) -> Option<Self> {
         match &mut prefixed.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(std::mem::take(ids))),
@@ -89,7 +89,7 @@ impl PromptTokenIds {
         }
     }
 
-    /// The same, and the step keeps its own.
+    /// Copies the token ids of a step, where they are available.
     pub fn of(prefixed: &IdentifiedRequest) -> Option<Self> {
         match &prefixed.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(ids.clone())),
@@ -98,7 +98,7 @@ impl PromptTokenIds {
         }
     }
 
-    /// Memory that they take.
+    /// Bytes of memory that they take.
     pub fn size(&self) -> usize {
         match self {
             Self::Known(ids) => size_of_val(&**ids),
@@ -106,7 +106,7 @@ impl PromptTokenIds {
         }
     }
 
-    /// All of them; none where they no longer lead along this chain. May take milliseconds.
+    /// Returns all token ids; `None` where they no longer produce this chain. May take milliseconds.
     pub fn read(&self, chain: &PrefixChain) -> Option<Cow<'_, [u32]>> {
         match self {
             Self::Known(ids) => Some(Cow::Borrowed(ids)),

@@ -1,5 +1,5 @@
-//! Checks a transfer once it is over, a step's or one that an operator ordered: who read the KV, and who computes the prompt
-//! itself, are asked for the same few tokens.
+//! Transfer checks: after a KV transfer, a step's or one that an operator ordered, the worker that received the KV and
+//! a worker that computes the prompt itself are asked for the same few tokens, and the answers are compared.
 //!
 //! No client waits for it, and one check runs at a time.
 
@@ -24,16 +24,16 @@ const COMPLETIONS_PATH: &str = "/v1/completions";
 /// KV that moved between two workers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletedTransfer {
-    /// From where, and to where.
+    /// Source and target.
     pub(crate) link: BarredLink,
     pub(crate) rank: DpRank,
-    /// How much of the prompt's beginning; none when all of it.
+    /// Number of leading blocks that were moved; `None` when the whole prompt was.
     pub(crate) blocks: Option<Blocks>,
     pub(crate) action: Action,
 }
 
 impl CompletedTransfer {
-    /// What a plan's handoff moves.
+    /// Returns the transfer in a plan's handoff, if it has one.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
         let (from, blocks) = match plan.handoff? {
             Handoff::RemotePrefill { .. } => (plan.prefill.worker, None),
@@ -44,7 +44,7 @@ impl CompletedTransfer {
     }
 }
 
-/// Checks a transfer that is complete, if it is its turn.
+/// Checks a complete transfer, if a check is due.
 pub(crate) fn check_if_due(gateway: &Arc<AppState>, transfer: CompletedTransfer, kept: &Arc<StoredPrompt>) {
     let CompletedTransfer { link, action, .. } = transfer;
     let count =
@@ -90,7 +90,7 @@ struct TransferCheck<'a> {
     gateway: &'a Arc<AppState>,
     transfer: CompletedTransfer,
     prompt: &'a Arc<StoredPrompt>,
-    /// Tokens that engines have computed for it.
+    /// Tokens that engines have computed for the check.
     computed: AtomicU64,
 }
 
@@ -118,7 +118,7 @@ impl TransferCheck<'_> {
         let noise = self.gateway.config.correctness.noise;
         let prompt = Tokens(ids.len() as u64);
         let mut computed: Option<GreedySample> = None;
-        // The target itself has the last word: it rounds as it does when it reads.
+        // The target computes last and decides: its own rounding is the same as when it read the KV.
         for worker in self.reference_worker().into_iter().chain([target]) {
             let rank = if worker == target { target_rank } else { DpRank(0) };
             let salt = format!("check-{}", new_request_id());
@@ -138,7 +138,7 @@ impl TransferCheck<'_> {
         Ok(TransferCheckOutcome::Mismatch)
     }
 
-    /// What a worker says, and how much of the prompt it found in its cache where it tells.
+    /// Returns what a worker generates, and how much of the prompt was cached there, where it reports that.
     async fn ask(
         &self,
         leg: &Leg,
@@ -162,20 +162,21 @@ impl TransferCheck<'_> {
         Ok((GreedySample::read(&text).ok_or(TransferCheckOutcome::Failed)?, found))
     }
 
-    /// Leading tokens that came over the link.
+    /// Number of leading tokens that came over the link.
     fn transferred_tokens(&self, ids: &[u32]) -> Tokens {
         let blocks = self.transfer.blocks;
         blocks.map_or(Tokens(ids.len() as u64), |blocks| blocks.tokens(self.prompt.chain.block))
     }
 
-    /// What an engine may compute again of what it has: the block that the prompt ends in.
+    /// Tokens that an engine may recompute although it has them: the block in which the prompt ends.
     fn block_size(&self) -> Tokens {
         let fleet = self.gateway.fleet().snapshot();
         let target = fleet.iter().find(|view| view.id == self.transfer.link.to);
         target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.prompt.chain.block)
     }
 
-    /// Who can compute the prompt beside the target: rather somebody outside of the link, and who has little to do.
+    /// Returns the worker that computes the prompt beside the target: preferably one outside of the link with little
+    /// load.
     fn reference_worker(&self) -> Option<WorkerId> {
         let fleet = self.gateway.fleet().snapshot();
         let can = fleet.iter().filter(|view| {
@@ -192,7 +193,8 @@ impl TransferCheck<'_> {
     }
 }
 
-/// What a worker computed of a prompt of which it found so much: all of it where it does not tell, or may have failed after that.
+/// Tokens that a worker computed of a prompt, given its cache hit: all of them where it does not report the hit, or
+/// where it may have failed after computing.
 fn computed_tokens(ids: &[u32], found: Result<Option<Tokens>, &LegError>) -> Tokens {
     match found {
         Err(LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_))) => {

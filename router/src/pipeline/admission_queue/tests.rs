@@ -23,7 +23,7 @@ fn start(turns: &mut AdmissionQueue, step: u128) {
     assert!(matches!(turns.admit(RequestId(step), asking), AdmissionDecision::Start { .. }));
 }
 
-/// Who is called, of these.
+/// Returns which of these steps have been woken.
 fn woken(turns: &AdmissionQueue, steps: &[u128]) -> Vec<u128> {
     let is_called =
         |step: &u128| turns.wakers.get(&RequestId(*step)).is_some_and(|bell| bell.notified().now_or_never().is_some());
@@ -99,7 +99,7 @@ fn body(word: &str) -> String {
     json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string()
 }
 
-/// A worker whose memory is full of what sessions had there just now, and a router that would rather wait for any of them.
+/// A worker whose memory is full with KV of recent sessions, and a router that queues rather than evict any of them.
 async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
@@ -115,7 +115,7 @@ async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::Tem
     (worker, front, folder)
 }
 
-/// Sends prompts, in the shadow, where none waits, until one pushes another out.
+/// Sends prompts in shadow mode, where none waits, until one evicts another.
 async fn fill(front: &TestRouter) {
     front.gateway.routing.set(RoutingMode::Shadow, Percent::ALL);
     for number in 0.. {

@@ -8,7 +8,7 @@ use crate::guardrail::Arm;
 use crate::pipeline::routing::RoutingMode;
 use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
 
-/// Twenty sessions of either arm, those that `action` served ten times as slow.
+/// Adds twenty sessions to each arm; those served by `action` are ten times as slow.
 pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
     for session in 0..40 {
         let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Own, 1_000_000) };

@@ -9,7 +9,8 @@ use crate::testing::{TestRouter, post, start_router_at, wait_until};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// The workers' model with a template that refuses everything: what the engines make of a conversation is not known here.
+/// The workers' model with a chat template that fails, so that the engine's rendering of a conversation is unknown
+/// here.
 fn without_template() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny");
@@ -20,7 +21,7 @@ fn without_template() -> tempfile::TempDir {
     folder
 }
 
-/// A conversation of so many turns.
+/// Body of a conversation with this many turns.
 fn conversation_of(turns: usize) -> Value {
     let said = |turn| json!({"role": "user", "content": format!("{turn} what is in the sea? ").repeat(300)});
     let messages: Vec<Value> = (0..turns).map(said).collect();
@@ -45,7 +46,7 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     assert_eq!((first.known.fallback, first.known.deepest_overlap), (Some("template_error"), Tokens::ZERO));
     let at: WorkerId = first.attempts[0].decode;
     for turns in 2..5 {
-        // What else runs there makes the other one look a little cheaper.
+        // Other load there makes the other worker look slightly cheaper.
         let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
         let next = ask(&front, PATH, conversation_of(turns)).await;
         assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);

@@ -4,7 +4,7 @@ use vocabulary::{KvIndexState, Micros, Tokens};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, post, start_router_at, wait_until};
 
-/// Serves a prompt of some hundred tokens that begins with this word, and says what its receipt has for eviction.
+/// Sends a prompt of some hundred tokens that begins with this word, and returns the eviction cost in its receipt.
 async fn eviction(front: &TestRouter, word: &str) -> Micros {
     let prompt = format!("{word} {}", "and a long history ".repeat(60));
     let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt});

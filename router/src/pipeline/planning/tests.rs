@@ -108,7 +108,7 @@ async fn a_client_that_leaves_before_the_answer_leaves_a_receipt_and_no_intent()
     assert_eq!(newest.attempts.len(), 1);
 }
 
-/// The same engine behind metrics of another name.
+/// Proxies a worker under metrics of another name, so that its engine is not recognised as vLLM.
 async fn non_vllm_worker(worker: &SimWorker) -> (String, HttpServer) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (at, client) = (worker.address(), reqwest::Client::builder().no_proxy().build().unwrap());

@@ -28,7 +28,7 @@ async fn pair(producer: &[&str]) -> (SimWorker, SimWorker, TestRouter) {
 const ENDPOINTS: [GenerationEndpoint; 3] =
     [GenerationEndpoint::Completions, GenerationEndpoint::Messages, GenerationEndpoint::Responses];
 
-/// The legs of a long prompt in the words of an endpoint, and a plan that computes it at `p` and answers at `d`.
+/// The legs of a long prompt for an endpoint, and a plan that computes it at `p` and answers at `d`.
 async fn legs(gateway: &Arc<AppState>, (p, d): (&SimWorker, &SimWorker), endpoint: GenerationEndpoint) -> (Legs, Plan) {
     let step = step(gateway, endpoint).await;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
@@ -73,7 +73,7 @@ async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> Classifi
     plan::classify(gateway, locate::locate(gateway, named.identified, named.converted).await.unwrap())
 }
 
-/// The value of one of the worker's metrics, all labels together.
+/// Sum of one of the worker's metrics over all labels.
 async fn metric(worker: &SimWorker, name: &str) -> f64 {
     let page = String::from_utf8(get(worker.address(), "/metrics").await.body.to_vec()).unwrap();
     let values = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -92,7 +92,7 @@ const RUNNING: &str = "vllm:num_requests_running";
 const PROMPTS: &str = "vllm:prompt_tokens_total";
 const HITS: &str = "vllm:external_prefix_cache_hits_total";
 
-/// The text of a whole answer.
+/// Returns the text of a whole answer.
 fn text(endpoint: GenerationEndpoint, answer: &Value) -> Value {
     let text = match endpoint {
         GenerationEndpoint::ChatCompletions => &answer["choices"][0]["message"]["content"],
@@ -197,7 +197,7 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
         let plain = legs_e.body.plain(&legs_e.options);
         text(GenerationEndpoint::Completions, &crate::testing::post(e.address(), legs_e.path(), plain).await.json())
     };
-    // The same prompt again, all of which lies there; the source has lost it.
+    // The same prompt again: the holder has all of it, the source has lost it.
     let back = handed_back().await;
     crate::testing::post(p.address(), "/reset_prefix_cache", "").await;
     let (opened, remarks) = remote_prefill(legs_e.clone(), &plan_e, back).await;

@@ -1,12 +1,14 @@
-//! Both legs at once, where engines wait for each other. Each would wait for minutes, so the end of one bounds the other.
+//! Concurrent legs, for engines whose legs wait for each other. Each would wait for minutes, so the end of one bounds
+//! the other.
 
 use super::*;
 
-/// How long a target may go on whose source refused its leg: the same request is refused there at once, in words that
-/// are the client's to read.
+/// How long the target may continue after the source refused its leg: it refuses the same request at once, with an
+/// error that is meant for the client.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends both. The prefill leg goes on when the decode leg has begun to answer: it ends once its KV was fetched.
+/// Sends both legs. The prefill leg continues after the decode leg has begun to answer: it ends once its KV was
+/// fetched.
 pub(super) async fn run(
     (legs, plan): (&Legs, &Plan),
     transfer: &KvTransfer,
@@ -17,7 +19,7 @@ pub(super) async fn run(
         let (legs, plan, transfer) = (legs.clone(), *plan, transfer.clone());
         async move {
             if let Err(error) = run_source_leg(&legs, &plan, (&transfer, None)).await {
-                // Nobody hears it where the answer has begun, or the client is gone.
+                // The receiver is gone if the answer has begun or the client has left.
                 let _ = failed.send(error);
             }
         }
@@ -43,7 +45,7 @@ pub(super) async fn run(
     let _ = client.send(outcome);
 }
 
-/// Why the prefill leg failed, once the decode leg cannot come to an answer any more.
+/// Returns why the prefill leg failed, once the decode leg cannot produce an answer any more.
 async fn refusal_event(failure: oneshot::Receiver<LegError>) -> LegError {
     match failure.await {
         Ok(LegError::Failed(status)) if status.is_client_error() => {
@@ -51,7 +53,7 @@ async fn refusal_event(failure: oneshot::Receiver<LegError>) -> LegError {
             LegError::Failed(status)
         }
         Ok(error) => error,
-        // It went well.
+        // The prefill leg succeeded.
         Err(_) => std::future::pending().await,
     }
 }

@@ -10,7 +10,7 @@ fn charged(front: &TestRouter) -> u64 {
     front.gateway.metrics.shared_cache.tenant_tokens.with_label_values(&["default"]).get()
 }
 
-/// Reads a streamed answer up to so many events, and leaves.
+/// Reads this many events of a streamed answer, then disconnects.
 async fn leave_after(front: &TestRouter, (path, body): (&str, &Value), events: usize) {
     let body = body.to_string();
     let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());

@@ -11,14 +11,14 @@ fn event(choices: Value, more: Value) -> String {
     format!("data: {event}\n\n")
 }
 
-/// The beginning of a chat's answer: two tokens, of which the second one's character is not whole.
+/// The beginning of a chat answer: two tokens, of which the second ends inside a character.
 fn partial_answer() -> String {
     event(json!([{"index": 0, "delta": {"role": "assistant", "content": ""}}]), json!({"prompt_token_ids": [1, 2, 3]}))
         + &event(json!([{"index": 0, "delta": {"content": "a"}, "token_ids": [10]}]), json!({}))
         + &event(json!([{"index": 0, "delta": {"content": ""}, "token_ids": [11]}]), json!({}))
 }
 
-/// All of it, as a completion: without a tokenizer nothing of a chat is known to be whole.
+/// The whole answer, as a completion: without a tokenizer no part of a chat is known to be complete.
 fn whole_completion() -> String {
     let choice = |text: &str, ids: &[u32], finish: Value| json!([{"index": 0, "text": text, "finish_reason": finish, "token_ids": ids}]);
     event(choice("a", &[10], Value::Null), json!({}))
@@ -138,7 +138,7 @@ async fn an_answer_that_cannot_resume_reports_why_and_is_not_retried() {
     assert!(!stream(&front, CHAT, nothing).await.contains("error"), "what is said and means nothing bars nothing");
 }
 
-/// Chat events of a call, as an engine that names its answer so tells it.
+/// Chat events of a tool call, from an engine that gives its answer this id.
 fn tool_call_events(name: &str, arguments: &[&str]) -> String {
     let delta = |delta: Value, finish: Value| {
         let choices = json!([{"index": 0, "delta": delta, "finish_reason": finish}]);
@@ -156,7 +156,7 @@ fn tool_call_events(name: &str, arguments: &[&str]) -> String {
         + "data: [DONE]\n\n"
 }
 
-/// The first events of a stream.
+/// Returns the first events of a stream.
 fn first_events(stream: &str, events: usize) -> String {
     stream.split_inclusive("\n\n").take(events).collect()
 }

@@ -49,7 +49,7 @@ impl TwoWorkerLedger {
         assert!(StepOutcome::of(&self.run(command)).sealed);
     }
 
-    /// Where the view and `own` put a prompt.
+    /// Resolves a prompt from the view and `own`.
     fn resolve(&self, named: Option<u128>, prompt: &PrefixChain, own: &PendingCommits) -> SessionResolution {
         let session = named.map(SessionId);
         let query = LocateQuery { scope: step(1, 1, 0).scope(), session, chain: prompt, shared_prefix: Blocks::ZERO };
@@ -66,7 +66,7 @@ fn owner(worker: u64) -> Owner {
     Owner { worker: WorkerId(worker), incarnation: Incarnation(1), rank: DpRank(0) }
 }
 
-/// `blocks` blocks, of which those after the tenth are of this path.
+/// A chain of `blocks` blocks, of which those after the tenth are specific to this path.
 fn chain(blocks: u32, path: u32) -> PrefixChain {
     let tokens: Vec<u32> = (0..blocks).map(|block| if block < 10 { block } else { block + 1000 * path }).collect();
     PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens)
