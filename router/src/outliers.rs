@@ -1,8 +1,8 @@
-//! Outlier ejection: a worker whose requests fail takes none for a while; then a bounded number of trial requests finds out
-//! whether it is well. Pure, and time is an argument; the edges are `blame` and `trials`.
+//! Outlier ejection: a worker whose requests fail gets no requests for a while; then a bounded number of trial requests
+//! shows whether it is healthy. Pure: time is an argument; `blame` and `trials` connect it to the request path.
 //!
-//! It only leaves workers out of plans, and never the last one that could serve: rather one that may be sick than none.
-//! What probes say of health is theirs, and an unreachable worker is left out by that alone.
+//! It only excludes workers from plans, and never the last one that could serve. Health probes are independent of it,
+//! and an unreachable worker is excluded by that alone.
 
 mod blame;
 mod config;
@@ -22,7 +22,7 @@ pub use trials::Trials;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum EjectionCause {
-    /// So many requests failed, one after another.
+    /// Too many consecutive requests failed.
     #[strum(serialize = "consecutive_failures")]
     Consecutive,
     /// Too large a share of its requests failed.
@@ -33,24 +33,24 @@ pub enum EjectionCause {
     Trial,
 }
 
-/// A worker that is ejected, or on trial.
+/// Ejection of a worker, including its trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ejection {
-    /// Why it was, the last time.
+    /// Cause of the last ejection.
     pub cause: EjectionCause,
-    /// How often it was; less the longer it was well in between.
+    /// Number of ejections; decreases while the worker is healthy.
     pub ejections: u32,
-    /// Until when.
+    /// Current state, with the time when it ends.
     pub state: EjectionState,
 }
 
 impl Ejection {
-    /// Whether requests find out just now if it is well.
+    /// Whether trial requests are running at the worker.
     pub fn is_on_trial(&self) -> bool {
         matches!(self.state, EjectionState::Trial { .. })
     }
 
-    /// How long until requests may find out, whatever became of those that are there.
+    /// Time until the next trial requests may be sent, even if the current ones do not end.
     pub fn time_to_trial(&self, now: Instant) -> Duration {
         match self.state {
             EjectionState::Active => Duration::ZERO,
@@ -61,34 +61,34 @@ impl Ejection {
     }
 }
 
-/// Whether a worker takes requests.
+/// Whether a worker gets requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EjectionState {
-    /// It does.
+    /// It gets requests.
     Active,
-    /// It does not, until then.
+    /// It gets no requests.
     Ejected {
-        /// From then on trial requests may go there.
+        /// When trial requests may begin.
         until: Instant,
     },
-    /// Half open: trial requests are there.
+    /// Half open: trial requests were sent.
     Trial {
-        /// How many.
+        /// Number of trial requests sent.
         sent: u32,
-        /// When the first of them was sent: what was asked before says nothing.
+        /// When the first of them was sent: results of earlier requests do not count.
         since: Instant,
-        /// From when on as many more may go, whatever became of these.
+        /// When more trials may be sent, even if these have not ended.
         until: Instant,
-        /// Whether an answer to one of them has begun.
+        /// Whether one of them has begun to be answered.
         answer_started: bool,
     },
 }
 
-/// Requests of this span of time and of the one before.
+/// Counts of requests in the current interval and the one before.
 #[derive(Clone, Copy, Debug)]
 struct FailureWindow {
     begun: Instant,
-    /// Failed and all, now and before.
+    /// `(failed, all)` of the current and of the previous interval.
     counts: [(u32, u32); 2],
 }
 
@@ -109,16 +109,16 @@ impl FailureWindow {
     }
 }
 
-/// What is known of one life of a worker.
+/// Failure statistics of one incarnation of a worker.
 #[derive(Debug)]
 struct WorkerMonitor {
     incarnation: Incarnation,
     state: EjectionState,
     consecutive: u32,
     window: FailureWindow,
-    /// Why it was ejected.
+    /// Cause of the last ejection.
     cause: EjectionCause,
-    /// How often it was ejected; less the longer it is well.
+    /// Number of ejections; decreases while the worker is healthy.
     ejections: u32,
     returned_at: Instant,
 }
@@ -171,7 +171,8 @@ impl WorkerMonitor {
         config.base_ejection_time.0.saturating_mul(self.ejections).min(config.max_ejection_time.0)
     }
 
-    /// A request goes there. Whether it is a trial: not one that is sent where no other could be, before the pause is over.
+    /// Records that a request is sent there. Returns whether it is a trial, which it is not before the pause is over:
+    /// then it goes there only because no other worker can serve it.
     fn record_sent(&mut self, (config, now): (&OutlierConfig, Instant)) -> bool {
         let since = match &mut self.state {
             EjectionState::Active => return false,
@@ -181,9 +182,9 @@ impl WorkerMonitor {
                 *taken = taken.saturating_add(1);
                 return true;
             }
-            // What those say that are still there counts as well.
+            // Results of trials that are still running count as well.
             EjectionState::Trial { since, answer_started: heard, .. } => {
-                // Nobody heard of them: they hang, and the next ones may as well.
+                // None of them was answered: they hang, and the next ones may do the same.
                 self.ejections = self.ejections.saturating_add(u32::from(!*heard));
                 *since
             }
@@ -193,7 +194,7 @@ impl WorkerMonitor {
         true
     }
 
-    /// A trial that was sent at `asked` says nothing: another one may go.
+    /// A trial that was sent at `asked` ended without a result: another one may be sent.
     fn release_trial(&mut self, (asked, now): (Instant, Instant)) {
         if let EjectionState::Trial { sent: taken, since, .. } = &mut self.state
             && asked >= *since
@@ -206,50 +207,50 @@ impl WorkerMonitor {
     }
 }
 
-/// So many workers are remembered; beyond that only those who are ejected.
+/// Limit of tracked workers; beyond it only ejected ones are kept.
 const MAX_RECORDS: usize = 4096;
-/// Of so many tenants a failure without a second opinion counts in an interval.
+/// Limit of tenants whose unconfirmed failures count in one interval.
 const MOST_TENANTS: usize = 1024;
 
-/// All workers that were sent requests.
+/// Failure statistics of all workers that got requests.
 #[derive(Debug)]
 pub struct Outliers {
     config: OutlierConfig,
     records: BTreeMap<WorkerId, WorkerMonitor>,
-    /// When a failure without a second opinion was counted, by tenant.
+    /// When an unconfirmed failure was last counted, by tenant.
     unconfirmed: HashMap<TenantId, Instant>,
 }
 
 impl Outliers {
-    /// Nothing is known of anybody.
+    /// Returns an instance without statistics.
     pub fn new(config: OutlierConfig) -> Self {
         Self { config, records: BTreeMap::new(), unconfirmed: HashMap::new() }
     }
 
-    /// Who of these takes no requests now.
+    /// Returns the workers of this list that get no requests now.
     pub fn excluded(&self, workers: &[WorkerView], now: Instant) -> Vec<WorkerId> {
         let is_out =
             |worker: &&WorkerView| self.of(worker).is_some_and(|record| !record.takes_requests(&self.config, now));
         workers.iter().filter(is_out).map(|worker| worker.id).collect()
     }
 
-    /// Who of these is ejected, or on trial.
+    /// Returns the workers of this list that are ejected or on trial.
     pub fn all_ejected(&self, workers: &[WorkerView]) -> Vec<WorkerId> {
         workers.iter().filter(|worker| self.ejection(worker).is_some()).map(|worker| worker.id).collect()
     }
 
-    /// How this life of a worker stands; none where its requests do not fail.
+    /// Returns the ejection of this worker incarnation; `None` if it is not ejected.
     pub fn ejection(&self, worker: &WorkerView) -> Option<Ejection> {
         let record = self.of(worker).filter(|record| record.state != EjectionState::Active)?;
         Some(Ejection { cause: record.cause, ejections: record.ejections, state: record.state })
     }
 
-    /// A request goes there. Whether it finds out if the worker is well.
+    /// Records that a request is sent to the worker. Returns whether it is a trial.
     pub fn record_sent(&mut self, worker: WorkerId, now: Instant) -> bool {
         self.records.get_mut(&worker).is_some_and(|record| record.record_sent((&self.config, now)))
     }
 
-    /// An answer to a trial has begun: it does not hang, however long it is.
+    /// Records that the answer to a trial has begun: the worker does not hang, however long the answer takes.
     pub fn record_answer_started(&mut self, worker: WorkerId) {
         if let Some(EjectionState::Trial { answer_started: heard, .. }) =
             self.records.get_mut(&worker).map(|record| &mut record.state)
@@ -258,15 +259,16 @@ impl Outliers {
         }
     }
 
-    /// A trial that was sent at `asked` is over. Where it neither failed nor was answered to its end, another one may go.
+    /// Ends a trial that was sent at `asked`. If it neither failed nor was answered completely, another one may be
+    /// sent.
     pub fn release_trial(&mut self, worker: WorkerId, (asked, now): (Instant, Instant)) {
         if let Some(record) = self.records.get_mut(&worker) {
             record.release_trial((asked, now));
         }
     }
 
-    /// A request that was sent at `asked` was answered to its end by this life of a worker. What was sent before the worker was
-    /// ejected says nothing. Whether the worker came back because of it.
+    /// Records that this worker incarnation completely answered a request sent at `asked`. Requests sent before an
+    /// ejection do not count. Returns whether the worker returned because of it.
     pub fn record_success(
         &mut self,
         (worker, life): (WorkerId, Incarnation),
@@ -289,8 +291,8 @@ impl Outliers {
         }
     }
 
-    /// Whether a failure of this tenant's that no other worker had a chance to prove wrong is counted: one in an interval, so
-    /// that requests that fail everywhere do not eject workers one by one.
+    /// Whether to count a failure of this tenant that no other worker's answer has confirmed: one per interval, so that
+    /// requests that fail everywhere do not eject workers one after another.
     pub fn counts_unconfirmed(&mut self, tenant: &TenantId, now: Instant) -> bool {
         let interval = self.config.interval.0;
         self.unconfirmed.retain(|_, at| now.saturating_duration_since(*at) < interval);
@@ -301,15 +303,15 @@ impl Outliers {
         true
     }
 
-    /// A request that was sent at `asked` failed at `worker`, one of `workers`. How long it is out, where it is ejected because
-    /// of that.
+    /// Records that a request sent at `asked` failed at `worker`, one of `workers`. Returns cause and duration if the
+    /// worker is ejected because of it.
     pub fn record_failure(
         &mut self,
         workers: &[WorkerView],
         worker: WorkerId,
         (asked, now): (Instant, Instant),
     ) -> Option<(EjectionCause, Duration)> {
-        // Bounded by who is listed.
+        // Bounded by the list of workers.
         self.records.retain(|id, _| workers.iter().any(|listed| listed.id == *id));
         let view = workers.iter().find(|listed| listed.id == worker)?;
         let (config, may_go) = (self.config, self.may_eject(workers, view, now));
@@ -329,11 +331,11 @@ impl Outliers {
         }
     }
 
-    /// Whether one more may be left out, and somebody else serves what this one does.
+    /// Whether one more worker may be ejected, and others serve all of its models.
     fn may_eject(&self, workers: &[WorkerView], worker: &WorkerView, now: Instant) -> bool {
         let share = usize::from(u8::from(self.config.max_ejection_percent));
         let most = if share == 0 { 0 } else { (workers.len() * share / 100).max(1) };
-        // One whose pause is over is not well before a trial says so.
+        // A worker whose pause is over counts as ejected until a trial succeeds.
         let out = self.all_ejected(workers).len();
         let takes = |other: &&WorkerView| self.of(other).is_none_or(|record| record.takes_requests(&self.config, now));
         let others: Vec<_> = workers.iter().filter(|other| other.id != worker.id).filter(takes).collect();
@@ -349,7 +351,7 @@ impl Outliers {
         self.records.get(&worker.id).filter(|record| record.incarnation == worker.incarnation)
     }
 
-    /// Of this life: another process begins with a clean sheet.
+    /// Returns the record of this incarnation; a new incarnation starts without failures.
     fn record(&mut self, (worker, life): (WorkerId, Incarnation), now: Instant) -> &mut WorkerMonitor {
         if self.records.len() >= MAX_RECORDS && !self.records.contains_key(&worker) {
             self.records.retain(|_, record| record.state != EjectionState::Active);

@@ -1,8 +1,9 @@
-//! Knowing prompts at the cost of what is new in them: what conversations leave for their next step, and the look at one
-//! step in many, encoded again as a whole, whether that held. And whether the engines' own counts agree with it.
+//! Prefix cache: identifies prompts at the cost of their new part, from what earlier steps of a conversation have
+//! cached. One step in many is spot-checked by encoding its whole prompt again, and the engines' own token counts are
+//! compared.
 //!
-//! A look is never waited for. One that finds a difference ends it for that model: its prompts are computed as a whole
-//! from then on, and everything that tells how this router stands says so.
+//! No request waits for a spot check. One that finds a difference disables the cache for that model: its prompts are
+//! computed as a whole from then on, and all status reports say so.
 
 mod spot_check;
 pub mod tokenizer_drift;
@@ -36,12 +37,12 @@ pub struct PrefixCacheConfig {
     pub look_every: u64,
 }
 
-/// What is known of conversations, and the looks at whether it holds.
+/// The cached conversations, and the checks of their correctness.
 #[derive(Debug)]
 pub struct PrefixCache {
-    /// What they left.
+    /// What conversations have left for their next step.
     pub conversations: Arc<ConversationCache>,
-    /// Whether engines count prompts as they are counted here.
+    /// Compares token counts with those of the engines.
     pub tokenizer_drift: TokenizerDrift,
     spot_checks: SpotCheckQueue,
     verify_every: Option<NonZeroU64>,
@@ -51,7 +52,7 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Knows nothing yet. Looks are taken for as long as it lives.
+    /// Returns an empty cache. Spot checks run as long as it lives.
     pub fn start(
         config: &PrefixCacheConfig,
         checkpoints: Arc<CheckpointStore>,
@@ -69,7 +70,7 @@ impl PrefixCache {
         }
     }
 
-    /// Counts a step, and has it looked at when its turn has come, or when other routers should know its tokens.
+    /// Counts a step, and queues a spot check if one is due or if other routers should get its checkpoint.
     pub fn record_step(&self, prefixed: &IdentifiedRequest, known: Tokens) {
         let Some(rung) = prefixed.tier else { return };
         self.metrics.steps.with_label_values(&[rung.as_ref()]).inc();

@@ -1,6 +1,6 @@
-//! The clients' listener: which paths there are, who may call them, and what each request leaves in log and metrics.
+//! The client listener: which paths exist, who may call them, and the log line and metrics of each request.
 //!
-//! Only what stands in the table is served. Engines' administration paths are not in it and must never be.
+//! Only the paths in the route table are served. Administration paths of engines are not in it and must never be.
 
 mod request_tracker;
 mod routes;
@@ -31,7 +31,7 @@ use crate::stored_responses::serve::{new_response, stored_response};
 use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
-/// The clients' routes.
+/// Builds the router for the client listener.
 pub fn routes(gateway: &Arc<AppState>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
@@ -42,7 +42,7 @@ pub fn routes(gateway: &Arc<AppState>) -> Router {
     router.fallback(move |request: Request| serve(gateway.clone(), &routes::UNKNOWN, request))
 }
 
-/// One request from arrival to the head of its answer; the body is counted while it runs.
+/// Serves one request from its arrival to the head of its answer; metrics follow the body until its end.
 async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) -> Response {
     let arrived = Instant::now();
     let id = new_request_id();
@@ -62,14 +62,14 @@ async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) 
     }
     let headers = response.headers_mut();
     match named {
-        // Its worker repeats the name that it got, which was ours.
+        // The worker echoes the id that it was sent, which is ours; the client gets its own id back.
         Some(named) if headers.contains_key(REQUEST_ID) => drop(headers.insert(REQUEST_ID, named)),
         _ => drop(headers.entry(REQUEST_ID).or_insert_with(|| id_value(id))),
     }
     counted.wrap(response)
 }
 
-/// Method, key and path decide; the body is read only for requests that pass.
+/// Checks method, key and path; the body is read only for requests that pass.
 async fn dispatch(
     gateway: &Arc<AppState>,
     route: &'static Route,
@@ -139,7 +139,7 @@ async fn dispatch(
     }
 }
 
-/// Counts one request, and holds its place among those that run at once.
+/// Counts one request against the quota, and acquires its slot among the tenant's concurrent requests.
 async fn admit_request(
     (gateway, tenant, quotas): (&AppState, &TenantId, &TenantQuotas),
     headers: &http::HeaderMap,
@@ -151,7 +151,7 @@ async fn admit_request(
     quotas.take_request(headers).await
 }
 
-/// The answer with what is left of the tenant's quotas.
+/// Builds the response with headers for the tenant's remaining quotas.
 fn with_quota_headers(quotas: &TenantQuotas, answer: Result<Response, ApiError>, client: ErrorRecipient) -> Response {
     let mut response = answer.unwrap_or_else(|error| error.response(client));
     quotas.set_headers(response.headers_mut());
@@ -226,7 +226,8 @@ async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) 
     }
 }
 
-/// Model names hold slashes, which careful clients send as `%2F`. What is no valid escape stays as it is.
+/// Decodes percent escapes: model names contain slashes, which careful clients send as `%2F`. Invalid escapes stay as
+/// they are.
 fn percent_decoded(text: &str) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

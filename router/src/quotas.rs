@@ -1,9 +1,9 @@
-//! Requests and tokens that a tenant may use in a minute, counted by all routers together where they share soft state.
+//! Quotas: requests and tokens that a tenant may use per minute, counted across all routers that share a cache.
 //!
-//! Each router leases a little ahead from the common count, so that requests do not wait for it. Where nothing can be
-//! leased, it enforces its own share of the quota and says so.
+//! Each router leases a little ahead from the common count, so that requests do not wait for it. Where leasing fails,
+//! it enforces its own share of the quota and reports that.
 //!
-//! A request that is sent again under its `Idempotency-CacheKey` because it never came to its end counts once
+//! A request that is sent again under its `Idempotency-Key` because it did not complete counts once
 //! (`router/decisions/0008`).
 
 mod allowance;
@@ -41,7 +41,7 @@ pub struct TenantConfig {
 }
 
 impl TenantConfig {
-    /// The field that is out of range.
+    /// Returns the name of a field that is out of range.
     pub fn problem(&self) -> Option<&'static str> {
         let wrong = |quota: Option<u64>| quota.is_some_and(|quota| quota == 0 || quota > 1_000_000_000_000);
         if wrong(self.requests_per_minute) {
@@ -81,7 +81,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// As configured.
+    /// Builds the quotas from the configuration.
     pub fn new(
         tenants: &BTreeMap<String, TenantConfig>,
         state: &Arc<SharedCache>,
@@ -91,7 +91,7 @@ impl Quotas {
             let tenant = TenantId(name.as_str().into());
             let meter = |unit: Unit, quota: Option<u64>| {
                 let key = CacheKey::new(CacheEntryKind::Quota, &tenant, unit.as_ref());
-                // What is shared may be used up already.
+                // The shared quota may be used up already, so a leased allowance starts empty.
                 let supply =
                     if state.max_propagation_delay().is_some() { RefillSource::Leased } else { RefillSource::Share(1) };
                 let allowance = Mutex::new(Allowance::new(quota?, supply, Instant::now()));
@@ -128,37 +128,38 @@ impl Quotas {
         Self { tenants: tenants.iter().map(quotas).collect() }
     }
 
-    /// The quotas of one tenant; none when it may use what it wants.
+    /// Returns the quotas of one tenant; `None` when it is unlimited.
     pub fn of(&self, tenant: &TenantId) -> Option<Arc<TenantQuotas>> {
         self.tenants.get(tenant).cloned()
     }
 }
 
-/// One tenant's.
+/// The quotas of one tenant.
 #[derive(Debug)]
 pub struct TenantQuotas {
     tenant: TenantId,
     requests: Option<Arc<Meter>>,
     tokens: Option<Arc<Meter>>,
-    /// How many may run at once, and the places for them.
+    /// Limit of concurrent requests, and their slots.
     concurrency: Option<(u32, Arc<Semaphore>)>,
-    /// Tokens that were used, each request's once.
+    /// Counter of used tokens; each request counts once.
     used: IntCounter,
-    /// Requests that were sent again for nothing.
+    /// Counter of requests that were sent again without a charge.
     repeated: IntCounter,
     shared_cache: Arc<SharedCache>,
 }
 
-/// A request that was counted, or was before.
+/// A request that was counted, now or when it was first sent.
 #[derive(Debug)]
 pub struct CountedRequest {
     idempotency_key: Option<IdempotencyKey>,
-    /// What was charged for it before, if it is the same one.
+    /// What was charged for it before, if it is the same request.
     previous_charge: Option<Charge>,
 }
 
 impl TenantQuotas {
-    /// Counts one request, or refuses it. One that was charged before is not counted, on the condition that its body is the same.
+    /// Counts one request, or refuses it. One that was charged before is not counted again, provided that its body is
+    /// the same.
     pub async fn take_request(&self, headers: &HeaderMap) -> Result<CountedRequest, ApiError> {
         let named = IdempotencyKey::of(headers, &self.tenant, &self.shared_cache);
         let before = match &named {
@@ -171,7 +172,8 @@ impl TenantQuotas {
         Ok(CountedRequest { idempotency_key: named, previous_charge: before })
     }
 
-    /// A place among the tenant's requests that run at once, until it is dropped; none where they are not limited.
+    /// Acquires a slot among the tenant's concurrent requests, held until it is dropped; `None` where these are not
+    /// limited.
     pub fn acquire_slot(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         let Some((limit, places)) = &self.concurrency else { return Ok(None) };
         places.clone().try_acquire_owned().map(Some).map_err(|_| ApiError::TooManyAtOnce { limit: *limit })
@@ -184,15 +186,15 @@ impl TenantQuotas {
         }
     }
 
-    /// A request whose body did not come: a name that is known is no repeat, and it counts.
+    /// Counts a request whose body did not arrive: without the body, a known key does not make it a repeat.
     pub async fn count_unread_body(&self, counted: CountedRequest) {
         if counted.previous_charge.is_some() {
-            // It is refused already.
+            // The request is refused already, so the result does not matter.
             let _ = self.take_one_request().await;
         }
     }
 
-    /// Takes what a request with this body is expected to use, or refuses it.
+    /// Takes the tokens that a request with this body is expected to use, or refuses it.
     pub async fn take_tokens(
         self: &Arc<Self>,
         body: &[u8],
@@ -203,12 +205,12 @@ impl TenantQuotas {
         if let (Some(named), Some(before)) = (&named, before) {
             if before.body_digest == body_id && named.may_repeat().await {
                 self.repeated.inc();
-                // Where its tokens were given back they are taken anew.
+                // If its tokens were given back, they are taken again.
                 if before.taken > Tokens::ZERO {
                     return Ok(TokenReservation::new(self, (before, ResendStatus::Resent), Some(named.clone())));
                 }
             } else {
-                // Another one under the same name, or once too often.
+                // Another request under the same key, or one repeat too many.
                 self.take_one_request().await?;
             }
         }
@@ -223,7 +225,7 @@ impl TenantQuotas {
         Ok(TokenReservation::new(self, (charge, ResendStatus::First), named))
     }
 
-    /// Tells the client what is left, in OpenAI's headers.
+    /// Sets OpenAI's response headers for what is left of the quotas.
     pub fn set_headers(&self, headers: &mut HeaderMap) {
         for meter in [&self.requests, &self.tokens].into_iter().flatten() {
             meter.set_headers(headers);
@@ -231,17 +233,17 @@ impl TenantQuotas {
     }
 }
 
-/// Bytes of a request's body that are taken for one token until it is known better.
+/// Bytes of a request's body that are estimated as one token until its tokens are counted.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
-/// Most tokens that are taken for an answer before it is there.
+/// Maximum number of tokens reserved for an answer in advance.
 const MAX_RESERVED_ANSWER: u64 = 4_096;
-/// What is taken for one whose request says no bound.
+/// Tokens reserved for an answer whose request sets no limit.
 const DEFAULT_RESERVED_ANSWER: Tokens = Tokens(256);
-/// So many answers that were taken for in full use up a minute's quota.
+/// Number of fully reserved answers that use up a minute's quota.
 const FULL_ANSWERS_PER_MINUTE: u64 = 16;
 
-/// Whether a request came before.
+/// Whether a request was sent before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ResendStatus {
     First,
@@ -249,12 +251,12 @@ enum ResendStatus {
 }
 
 impl Charge {
-    /// A try has used so much, with what those before have. What it took and what of that it keeps; and the charge as the next
-    /// try finds it.
+    /// Settles one attempt of a request; `used` includes earlier attempts. Returns the tokens that were taken and that
+    /// are kept of them, and the charge for the next attempt.
     fn settle(self, sent: ResendStatus, used: Tokens) -> ((Tokens, Tokens), Self) {
         match sent {
             ResendStatus::First => ((self.taken, used), Self { taken: used, used, ..self }),
-            // It took nothing, and so gives nothing back: the try before may still do that itself.
+            // It took nothing, and so gives nothing back: the earlier attempt may still do that itself.
             ResendStatus::Resent => {
                 ((Tokens::ZERO, used - self.taken), Self { taken: self.taken.max(used), used, ..self })
             }
@@ -262,17 +264,17 @@ impl Charge {
     }
 }
 
-/// How far a request came.
+/// Whether a request completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestCompletion {
-    /// To its end.
+    /// It completed.
     Complete,
-    /// Not as far: it may be sent again.
+    /// It did not: the client may send it again.
     Interrupted,
 }
 
-/// Tokens that were taken for a request before it was known what it uses. Clones are one reservation; when the last of them
-/// is dropped without a settlement, the tokens are given back.
+/// Tokens taken for a request before its usage is known. Clones share one reservation; when the last of them is dropped
+/// without a settlement, the tokens are given back.
 #[derive(Clone, Debug)]
 pub struct TokenReservation(Arc<Reservation>);
 
@@ -283,7 +285,7 @@ struct Reservation {
     resend_status: ResendStatus,
     idempotency_key: Option<IdempotencyKey>,
     settled: AtomicBool,
-    /// Whether a worker is at work on it that nobody else settles for.
+    /// Whether a worker is processing it and no one else will settle it.
     begun: AtomicBool,
 }
 
@@ -307,12 +309,12 @@ impl TokenReservation {
         }))
     }
 
-    /// A worker begins with it: a client that leaves from now on has used what was taken.
+    /// Marks that a worker is processing it: a client that leaves from now on has used what was taken.
     pub fn begin(&self) {
         self.0.begun.store(true, Ordering::Relaxed);
     }
 
-    /// The worker did nothing for it: where nobody else does, its tokens are given back.
+    /// Marks that the worker did nothing for it: unless another one does, its tokens are given back.
     pub fn came_to_nothing(&self) {
         self.0.begun.store(false, Ordering::Relaxed);
     }
@@ -322,8 +324,8 @@ impl TokenReservation {
         self.0.resend_status == ResendStatus::Resent
     }
 
-    /// Takes what its answer is expected to use as well, or refuses the request and gives back what was taken: prompt and
-    /// answer are one amount, so that who waits for as long as it is told finds all of it.
+    /// Takes the tokens that the answer is expected to use as well; if refused, gives back what was taken. Prompt and
+    /// answer are taken as one amount, so that a client that waits for the announced time finds all of it.
     pub async fn take_answer(&self, bound: Option<Tokens>) -> Result<(), ApiError> {
         let Reservation { quotas, charge, resend_status: sent, .. } = &*self.0;
         let Some(meter) = quotas.tokens.clone().filter(|_| *sent == ResendStatus::First) else { return Ok(()) };
@@ -337,17 +339,17 @@ impl TokenReservation {
         Ok(())
     }
 
-    /// Whether its tenant's tokens are limited.
+    /// Whether the tenant's tokens are limited.
     pub fn is_metered(&self) -> bool {
         self.0.quotas.tokens.is_some()
     }
 
-    /// What was taken for it.
+    /// Returns the tokens that were taken for it.
     pub fn reserved_tokens(&self) -> Tokens {
         self.0.charge.lock().taken
     }
 
-    /// What the request has really used, with what its tries before have. Counts once.
+    /// Settles the tokens that the request has used, including its earlier attempts. Only the first call counts.
     pub fn settle(&self, used: Tokens, came: RequestCompletion) {
         self.0.settle(used, came);
     }
@@ -359,7 +361,7 @@ impl Reservation {
             return;
         }
         let before = *self.charge.lock();
-        // A try that came less far than the one before took nothing back.
+        // An attempt that got less far than an earlier one takes nothing back.
         let used = used.max(before.used);
         self.quotas.used.inc_by((used - before.used).0);
         let (moved, charge) = before.settle(self.resend_status, used);
@@ -375,14 +377,14 @@ impl Reservation {
     }
 }
 
-/// One unit of one tenant.
+/// One tenant's meter for one unit.
 #[derive(Debug)]
 struct Meter {
     unit: Unit,
     key: CacheKey,
     allowance: Mutex<Allowance>,
     leasing: AtomicBool,
-    /// Whether nobody answered the last lease: until somebody does, this router goes on with its share.
+    /// Whether the last lease got no answer: until one does, this router uses its share of the quota.
     lease_unanswered: AtomicBool,
     shared_cache: Arc<SharedCache>,
     metrics: SharedCacheMetrics,
@@ -400,7 +402,7 @@ impl Meter {
     }
 
     async fn take(self: &Arc<Self>, cost: u64) -> Result<(), ApiError> {
-        // Whether what is shared can be leased again, only a lease tells.
+        // Only another lease shows whether leasing works again.
         if self.lease_unanswered.load(Ordering::Relaxed) && self.shared_cache.isolated_router_count().is_none() {
             self.lease(i64::try_from(cost).unwrap_or(i64::MAX)).await;
         }
@@ -429,7 +431,7 @@ impl Meter {
             CounterLease::Granted { units, left } => {
                 self.lease_unanswered.store(false, Ordering::Relaxed);
                 let mut allowance = self.allowance.lock();
-                // What grew here meanwhile is given up before more is added.
+                // Give up what accumulated locally before more is added.
                 allowance.advance(Instant::now(), RefillSource::Leased);
                 allowance.apply_lease(units, left);
             }
@@ -437,7 +439,7 @@ impl Meter {
         }
     }
 
-    /// Puts the store of leased units right, behind the request's back.
+    /// Adjusts the stock of leased units in the background.
     fn rebalance_lease(self: &Arc<Self>) {
         let want = self.allowance.lock().lease_change();
         if want == 0 || self.leasing.swap(true, Ordering::Relaxed) {
@@ -446,7 +448,7 @@ impl Meter {
         let meter = self.clone();
         tokio::spawn(async move {
             if want < 0 {
-                // Gone from here before it is there: nobody uses it twice.
+                // Subtracted here before it is returned to the shared count, so that nobody uses it twice.
                 meter.allowance.lock().settle(0, want.unsigned_abs());
                 let per_minute = meter.allowance.lock().per_minute();
                 meter.shared_cache.lease(&meter.key, per_minute, want).await;
@@ -493,7 +495,7 @@ mod tests {
         quotas.tokens.as_ref().unwrap().allowance.lock().remaining().0
     }
 
-    /// As a request comes in; its reservation, or how long it is to wait.
+    /// Takes tokens like an arriving request. Returns its reservation, or how long it must wait.
     async fn asked(quotas: &Arc<TenantQuotas>, bytes: usize) -> Result<TokenReservation, Duration> {
         let counted = CountedRequest { idempotency_key: None, previous_charge: None };
         let wait = |error: ApiError| match error {
@@ -514,12 +516,12 @@ mod tests {
             allowance.advance(Instant::now(), RefillSource::Share(1));
             allowance.advance(Instant::now() + time + Duration::from_millis(1), RefillSource::Share(1));
         };
-        // The second one needs more than a minute's quota, of which its prompt alone is a part.
+        // The second one needs more than a minute's quota, of which its prompt alone is only a part.
         for (bytes, taken) in [(2_000, 560), (3_800, 1_010)] {
             pass(Duration::from_secs(600));
             meter.try_take(500).unwrap();
             let mut served = None;
-            // It is told of its prompt first, and then of all of it.
+            // The client is told to wait for its prompt first, then for all of it.
             for _ in 0..3 {
                 let left = remaining(&quotas);
                 match asked(&quotas, bytes).await {
@@ -554,14 +556,14 @@ mod tests {
     #[test]
     fn a_request_resent_after_a_failure_is_charged_once() {
         let first = Charge { body_digest: 1, taken: Tokens(100), used: Tokens::ZERO };
-        // The first router died before it could settle: what it took is taken.
+        // The first router died before it could settle: what it took stays taken.
         let (moved, second) = first.settle(ResendStatus::Resent, Tokens(30));
         assert_eq!((moved, second.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
         let (moved, third) = second.settle(ResendStatus::Resent, Tokens(80));
         assert_eq!((moved, third.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
         let (moved, fourth) = third.settle(ResendStatus::Resent, Tokens(130));
         assert_eq!((moved, fourth.taken), ((Tokens::ZERO, Tokens(30)), Tokens(130)), "only what is more");
-        // One that could: it gave back what it did not use.
+        // A router that could settle: it gave back what was not used.
         let (moved, second) = first.settle(ResendStatus::First, Tokens(30));
         assert_eq!((moved, second.taken), ((Tokens(100), Tokens(30)), Tokens(30)));
     }

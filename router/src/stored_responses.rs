@@ -1,5 +1,5 @@
-//! Which worker made which stored response, so that later calls about it reach the same one, through any router.
-//! Learned from answers as they pass; what is forgotten answers 404.
+//! Stored responses: which worker created which response, so that later calls for it reach the same worker through any
+//! router. Learned from answers as they pass; an unknown id is answered with 404.
 
 pub(crate) mod listener;
 pub(crate) mod receipt_recorder;
@@ -17,34 +17,33 @@ use crate::pipeline::offload_pool::{OffloadPool, OffloadTask};
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 use transcript::{ConversationHistory, PreviousStep};
 
-/// Most bytes of a conversation that is put together.
+/// Maximum size of an assembled conversation.
 const MAX_HISTORY_BYTES: usize = 32 << 20;
 
-/// Responses that workers have stored: their makers and their transcripts, by tenant and id: nobody reaches another
-/// tenant's.
+/// Stored responses with their workers and transcripts, by tenant and id: no tenant reaches another tenant's.
 #[derive(Debug)]
 pub struct StoredResponses {
     shared_cache: Arc<SharedCache>,
     tenant_mode: TenantMode,
 }
 
-/// Whose responses an engine stores.
+/// Whether one or several tenants store responses at the engines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TenantMode {
-    /// One tenant's: whoever reaches the router.
+    /// One tenant: everybody who reaches the router.
     Single,
-    /// Several tenants', told apart by their API keys. Engines do not know tenants: an id is a tenant's because it was the
-    /// first to be given it.
+    /// Several tenants, distinguished by their API keys. Engines do not know tenants: an id belongs to the tenant that
+    /// was first given it.
     Several,
 }
 
 impl StoredResponses {
-    /// Remembered in `state`.
+    /// Keeps the records in `shared_cache`.
     pub fn new(shared_cache: Arc<SharedCache>, tenant_mode: TenantMode) -> Self {
         Self { shared_cache, tenant_mode }
     }
 
-    /// `worker` made `id`; whether `tenant` may have it: not where another tenant has a response of this id.
+    /// Records that `worker` created `id`. Returns whether `tenant` may have it: not where another tenant has this id.
     pub fn register(&self, tenant: &TenantId, id: &str, worker: WorkerId) -> bool {
         if self.tenant_mode == TenantMode::Several
             && !self.shared_cache.put_if_absent(tenant_key(id), tenant_digest(tenant))
@@ -57,23 +56,24 @@ impl StoredResponses {
         true
     }
 
-    /// Who made `id`, where it is this tenant's.
+    /// Returns the worker that created `id`, if the response is this tenant's.
     pub async fn worker_of(&self, tenant: &TenantId, id: &str) -> Option<WorkerId> {
         let value = self.shared_cache.get(&CacheKey::new(CacheEntryKind::Maker, tenant, id)).await?;
         if self.tenant_mode == TenantMode::Several {
-            // Another router may have been first.
+            // Another router may have registered the id first.
             let first = self.shared_cache.get_shared(&tenant_key(id)).await;
             first.is_none_or(|first| first == tenant_digest(tenant)).then_some(())?;
         }
         Some(WorkerId(u64::from_le_bytes(value.as_ref().try_into().ok()?)))
     }
 
-    /// Whether `request` itself named `id`. An engine's new id cannot stand there, unless it took it from there.
+    /// Whether `request` itself contains `id`. A new id of an engine cannot be in it, unless the engine took it from
+    /// there.
     fn is_named_by(&self, request: &[u8], id: &str) -> bool {
         self.tenant_mode == TenantMode::Several && memchr::memmem::find(request, id.as_bytes()).is_some()
     }
 
-    /// `id` is no more.
+    /// Forgets `id`.
     pub fn forget(&self, tenant: &TenantId, id: &str) {
         self.shared_cache.forget(&CacheKey::new(CacheEntryKind::Maker, tenant, id));
         self.shared_cache.forget(&CacheKey::new(CacheEntryKind::Transcript, tenant, id));
@@ -90,8 +90,8 @@ impl StoredResponses {
         }
     }
 
-    /// `body`, which follows `id`, with the whole history as its input; none when a part of that is not known.
-    /// What is long is put together aside.
+    /// Returns `body`, which follows `id`, with the whole history as its input; `None` when a part of it is unknown.
+    /// Long histories are assembled on the offload pool.
     pub(crate) async fn resolve(
         &self,
         (load, aside): (&OffloadTask, &OffloadPool),
@@ -127,12 +127,12 @@ fn tenant_key(id: &str) -> CacheKey {
     CacheKey::without_tenant(CacheEntryKind::Holder, id)
 }
 
-/// What stands for a tenant as a holder.
+/// Digest that identifies a tenant as the holder of an id.
 fn tenant_digest(tenant: &TenantId) -> Bytes {
     Bytes::copy_from_slice(&Sha256::digest(tenant.0.as_bytes()))
 }
 
-/// Finds `"id": "resp_..."` in the beginning of an answer, whether one JSON object or a stream of events.
+/// Finds `"id": "resp_..."` in the beginning of an answer, in a JSON object or a stream of events.
 #[derive(Debug, Default)]
 pub(crate) struct IdSniffer {
     seen: Vec<u8>,
@@ -140,10 +140,10 @@ pub(crate) struct IdSniffer {
 }
 
 impl IdSniffer {
-    /// The id comes first in every engine's answer; further than this is not looked.
+    /// Every engine puts the id first, so the search ends here.
     const MAX_SCAN_BYTES: usize = 16 * 1024;
 
-    /// The id, once, as soon as it has been seen whole.
+    /// Returns the id once, as soon as it has arrived completely.
     pub(crate) fn feed(&mut self, data: &[u8]) -> Option<String> {
         if self.done {
             return None;
@@ -174,7 +174,7 @@ fn find_id(seen: &[u8]) -> Option<String> {
     }
 }
 
-/// Whether this can be the id of a response, and can stand in a path.
+/// Whether this can be the id of a response, and is safe in a path.
 fn is_response_id(id: &str) -> bool {
     id.starts_with("resp_")
         && id.len() <= CacheKey::MAX_NAME_BYTES

@@ -1,4 +1,4 @@
-//! Against whom it counts what became of a request.
+//! Decides which worker a request's outcome counts for or against.
 
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use crate::app_state::AppState;
 use crate::pipeline::legs::{LegError, LegResponse};
 use crate::pipeline::receipt::{Attempt, AttemptEvent};
 
-/// Whom a failure is counted against: who gave it, which need not be who is left out of the next plan.
+/// Returns the worker that a failure counts against: the one that failed, which need not be the one that the next plan
+/// excludes.
 pub(crate) fn culprit(
     plan: &Plan,
     remarks: &[AttemptEvent],
@@ -17,7 +18,7 @@ pub(crate) fn culprit(
 ) -> Option<WorkerId> {
     let prefill = remarks.contains(&AttemptEvent::PrefillFailed).then_some(plan.prefill.worker);
     match opened {
-        // Where the target refuses it too, it is the client's error.
+        // If the target refuses the request, too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
         Err(LegError::UnknownWorker | LegError::Busy(_)) => None,
         Err(LegError::NoSource) => prefill,
@@ -25,8 +26,8 @@ pub(crate) fn culprit(
     }
 }
 
-/// Two workers, one of which has failed a request, nobody knows which: the decode leg's worker answered with an error after the
-/// prefill leg's had done its part, and what that one sent may be what breaks it.
+/// Two workers, one of which failed a request: the decode leg's worker answered with an error after the prefill leg's
+/// had succeeded, and the KV that the latter sent may be the cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Suspects {
     prefill: WorkerId,
@@ -35,7 +36,7 @@ pub(crate) struct Suspects {
 }
 
 impl Suspects {
-    /// None where it is plain who failed.
+    /// Returns the suspects; `None` where the culprit is known.
     pub(crate) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
         let (prefill, decode) = (plan.prefill.worker, plan.decode.worker);
         let is_both = matches!(plan.handoff, Some(Handoff::RemotePrefill { .. })) && prefill != decode;
@@ -44,14 +45,15 @@ impl Suspects {
         is_open.then_some(Self { prefill, decode, sent_at: asked })
     }
 
-    /// Who it was, and when that was asked, where the request was answered by `well` then; none where it was not answered at all.
+    /// Returns the culprit and when it was sent the request, given the worker `well` that answered the request
+    /// afterwards; `None` where no worker did.
     pub(crate) fn culprit(self, well: Option<WorkerId>) -> (WorkerId, Instant) {
         let is_decode_well = well == Some(self.decode);
         (if is_decode_well { self.prefill } else { self.decode }, self.sent_at)
     }
 }
 
-/// A request that this step sent to `worker` at `asked` failed there, before its answer or inside it.
+/// Counts the failure of a request that this step sent to `worker` at `asked`, before or inside its answer.
 pub(crate) fn record_failure(gateway: &AppState, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
     if !is_alive(gateway, step, worker) {
         return;
@@ -70,7 +72,7 @@ pub(crate) fn record_failure(gateway: &AppState, step: &[WorkerView], (worker, a
     gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause]).inc();
 }
 
-/// This plan's answer came to its end, at this attempt.
+/// Counts the complete answer of this attempt for the workers of its plan.
 pub(crate) fn record_success(gateway: &AppState, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
     let Some(attempt) = attempt else { return };
     let is_whole =
@@ -84,8 +86,8 @@ pub(crate) fn record_success(gateway: &AppState, step: &[WorkerView], (plan, att
     }
 }
 
-/// Whether the process that was asked is there: what became of requests to another one says nothing, and one that is not
-/// reached is left out by that alone.
+/// Whether the incarnation that got the request is still there: results of another one do not count, and an unreachable
+/// worker is excluded by that alone.
 fn is_alive(gateway: &AppState, step: &[WorkerView], worker: WorkerId) -> bool {
     let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
     asked.is_some() && gateway.fleet().incarnation(worker) == asked

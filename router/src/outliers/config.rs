@@ -37,7 +37,7 @@ pub struct OutlierConfig {
 }
 
 impl OutlierConfig {
-    /// What is wrong with it, and what is accepted.
+    /// Returns the setting that is out of range, and the accepted values.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         let spans = TimeSpan::seconds(1)..=TimeSpan::seconds(3600);
         if !spans.contains(&self.interval) {

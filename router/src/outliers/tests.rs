@@ -36,7 +36,7 @@ fn id(view: &WorkerView) -> (WorkerId, Incarnation) {
     (view.id, view.incarnation)
 }
 
-/// Fails there as often; what came of the last time.
+/// Records this many failures of a worker; returns the result of the last.
 fn record_failures(
     outliers: &mut Outliers,
     workers: &[WorkerView],
@@ -134,7 +134,7 @@ fn a_trial_request_ends_or_extends_the_ejection() {
     assert_eq!(outliers.excluded(&workers, at(80)), [WorkerId(1)]);
     assert!(outliers.record_success(id(&workers[0]), (at(31), at(82))), "what the first one says counts as well");
     assert_eq!((outliers.ejection(&workers[0]), outliers.excluded(&workers, at(82))), (None, vec![]));
-    // Sick again soon: longer than the first time. After a long time of health: as the first time.
+    // Failing again soon: ejected for longer than the first time. After a long healthy time: as the first time.
     let again = |outliers: &mut Outliers, now| {
         record_failures(outliers, &workers, (1, 5), now);
         outliers.ejection(&workers[0]).unwrap().time_to_trial(now)
@@ -304,7 +304,7 @@ async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(metrics.contains(&format!("ownerserve_worker_ejected{{worker=\"{}\"}} 1", one.address)), "{metrics}");
 
-    // It is well now: a trial takes it back.
+    // The worker is healthy now: a trial brings it back.
     let is_back = || operator(&front, "/readyz");
     while is_back().await["degraded"].as_array().unwrap().iter().any(|line| line["cause"] == "ejected") {
         assert_eq!(ask(&front, "answer").await, 200);
@@ -341,7 +341,7 @@ async fn client_errors_and_overload_do_not_eject() {
     }
 }
 
-/// Drawn without a seed: it cannot go on elsewhere.
+/// Sampled without a seed, so it cannot resume at another worker.
 const SPOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"words\"}]}\n\n";
 
 #[tokio::test]
@@ -369,7 +369,7 @@ fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval
     assert_eq!((many, outliers.unconfirmed.len()), (MOST_TENANTS, MOST_TENANTS));
 }
 
-/// A request of the first of two tenants; its client leaves once the second worker is at work on it.
+/// Sends a request of the first of two tenants; its client leaves once the second worker is processing it.
 async fn leaves(front: &TestRouter, two: &StubWorker, body: &str) {
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k1\r\ncontent-length: {}\r\n\r\n",
@@ -394,7 +394,7 @@ async fn one_tenants_poison_ejects_nobody() {
         }
         body.to_string()
     };
-    // Without a retry, with one, and cut inside an answer that may go on elsewhere, and inside one that may not.
+    // Without a retry; with one; cut inside an answer that may resume elsewhere, and inside one that may not.
     let cut = Some("data: {\"cut\":");
     let cases = [(0, "fail", None), (8, "fail", None), (0, "die", cut), (256, "die", cut), (256, "die", Some(SPOKEN))];
     for (burst, behave, before) in cases {

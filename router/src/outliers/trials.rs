@@ -1,4 +1,4 @@
-//! The trials of one plan, which end with it.
+//! Trials of one plan, which end with it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,8 +8,8 @@ use vocabulary::WorkerId;
 
 use super::Outliers;
 
-/// The workers of one plan that find out by it whether they are well. Dropping it gives their turn to the next where nothing
-/// was found out: the client left, or the worker had no room.
+/// The workers of one plan for which its requests are trials. Dropping it lets the next trial begin where this one had
+/// no result: the client left, or the worker had no capacity.
 #[derive(Debug)]
 pub struct Trials {
     outliers: Arc<Mutex<Outliers>>,
@@ -18,7 +18,7 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Requests go to these; none where no trial is among them.
+    /// Records requests to these workers; `None` where none of them is a trial.
     pub fn begin(outliers: &Arc<Mutex<Outliers>>, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
         let asked = Instant::now();
         let mut known = outliers.lock();
@@ -27,7 +27,7 @@ impl Trials {
         (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, sent_at: asked })
     }
 
-    /// The answer has begun.
+    /// Records that the answer has begun.
     pub fn record_answer_started(&self) {
         let mut known = self.outliers.lock();
         self.workers.iter().for_each(|worker| known.record_answer_started(*worker));

@@ -1,5 +1,5 @@
-//! A step that was known from the one before it, encoded again as a whole and compared. Off the request path, one at a
-//! time, a few waiting.
+//! Spot checks: a step whose prompt was extended from an earlier one is encoded again as a whole and compared. They run
+//! off the request path, one at a time, with a short queue.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::pipeline::identify::IdentifiedRequest;
 use crate::pipeline::token_ids::EncodableRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 
-/// Steps that wait to be looked at; others are left out.
+/// Limit of queued checks; others are skipped.
 const MAX_QUEUED_CHECKS: usize = 4;
 
 pub(super) struct SpotCheck {
     encodable: EncodableRequest,
-    /// As the client named it: an adapter has a name of its own.
+    /// The model name that the client used: an adapter has a name of its own.
     model: ModelId,
     prompt: Prompt,
     tier: LookupTier,
@@ -44,14 +44,14 @@ impl SpotCheck {
         }
     }
 
-    /// What differs, and what the whole prompt leaves.
+    /// Encodes the whole prompt and compares it. Returns the difference, if any, and the prompt.
     fn run(&self) -> (Option<PromptMismatch>, ResolvedPrompt) {
         let whole = self.encodable.identify();
         (self.prompt.mismatch(&whole.prompt), whole)
     }
 }
 
-/// The way to whoever looks.
+/// Sender of the queue of spot checks.
 #[derive(Debug)]
 pub(super) struct SpotCheckQueue {
     queue: mpsc::Sender<SpotCheck>,
@@ -66,7 +66,7 @@ impl SpotCheckQueue {
     ) -> Self {
         let (queue, next) = mpsc::channel::<SpotCheck>(MAX_QUEUED_CHECKS);
         let (looking, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
-        // Ends with the last sender, this one.
+        // The task ends when the last sender, this one, is dropped.
         drop(tasks.supervise("looks", move || {
             let (next, looking) = (next.clone(), looking.clone());
             let kept = (trails.clone(), checkpoints.clone());
@@ -75,7 +75,7 @@ impl SpotCheckQueue {
         Self { queue, metrics }
     }
 
-    /// Has it looked at, unless too many wait.
+    /// Queues a check, unless the queue is full.
     pub(super) fn enqueue(&self, look: SpotCheck) {
         if self.queue.try_send(look).is_err() {
             self.metrics.verifications.with_label_values(&["left_out"]).inc();
@@ -115,7 +115,7 @@ fn report(
     let model = look.encodable.model();
     let name = &look.model;
     if let PromptMismatch::Refused(reason) = difference {
-        // Engines refuse it as well, or it has become too long to be looked at here: no other prompt is touched.
+        // Engines refuse it, too, or it has become too long to be checked here: no other prompt is affected.
         let session = look.session.map(|session| session.0);
         look.encodable.forget(ConversationLookup { cache: trails, tenant: &look.tenant.0, session });
         tracing::warn!(

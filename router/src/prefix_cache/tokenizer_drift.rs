@@ -1,8 +1,9 @@
-//! Whether engines read prompts as they are read here: whether they count as many tokens in them, and find no more of them
-//! in their caches than their events had told. The signs from outside that the tokenizer or the template here is not the
-//! engine's; without them steps would be called exact while no block of them is ever found.
+//! Tokenizer drift: checks whether engines tokenize prompts as this router does. Engines must report the same number of
+//! tokens, and must not find more of a prompt in their caches than their events have reported. These are the outside
+//! signs of a different tokenizer or template; without them steps would be called exact although none of their blocks
+//! is ever found.
 //!
-//! Only what is certain is held against each other, and no step waits or fails for it.
+//! Only certain values are compared, and no step waits or fails because of a comparison.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,86 +19,86 @@ use vocabulary::{ModelId, Tokens, WorkerId};
 use crate::app_state::AppState;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 
-/// So many answers in a row that agree end a doubt.
+/// Consecutive agreeing answers that clear a suspicion.
 const AGREEMENTS_TO_CLEAR: u32 = 32;
-/// Events come later than answers where links or engines are slow: what more was found than they had told is looked at again
-/// after this time, before it counts.
+/// Events arrive later than answers where links or engines are slow: a cache hit beyond the reported blocks is checked
+/// again after this time, before it counts.
 pub(crate) const EVENT_GRACE_PERIOD: Duration = Duration::from_secs(3);
-/// So many answers wait for that at most; others say nothing then.
+/// Limit of answers that wait for a second check; further ones are not compared.
 const MAX_DEFERRED_CHECKS: usize = 256;
-/// Between two looks at who is still listed.
+/// Time between two removals of workers that are not listed any more.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two warnings of one model at one worker.
+/// Minimum time between two warnings for a model at a worker.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The tokens of one request's prompts by two counts.
+/// Two counts of the tokens in one request's prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct PromptTokenCount {
-    /// As computed here.
+    /// The count computed here.
     pub computed: Tokens,
-    /// As the engine's usage says.
+    /// The count in the engine's usage.
     pub counted: Tokens,
 }
 
-/// The tokens of one prompt that were in the engine's cache, by two words of the engine's.
+/// Two reports by an engine about how many tokens of one prompt were in its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct CacheHitCheck {
-    /// What its events had told of the prompt as it was computed here: before the step, until its answer was over, or `EVENT_GRACE_PERIOD`
-    /// after that.
+    /// What its events had reported of the prompt as computed here: before the step, until its answer was over, or
+    /// `EVENT_GRACE_PERIOD` after that.
     pub told: Tokens,
-    /// As its usage says.
+    /// What its usage reports.
     pub found: Tokens,
-    /// One of the engine's own blocks: so much may be a matter of rounding.
+    /// Size of one engine block: a difference up to this may be due to rounding.
     pub block: Tokens,
 }
 
-/// In what an engine shows that its prompts are other ones than were computed here.
+/// The sign by which an engine shows that its prompts differ from those computed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum DriftSignal {
-    /// In how many tokens they have.
+    /// Their number of tokens.
     #[strum(serialize = "engine_disagrees")]
     Counted,
-    /// In how many of those it finds in its cache.
+    /// The number of tokens found in its cache.
     #[strum(serialize = "cache_disagrees")]
     Found,
 }
 
-/// A model whose prompts are other ones at some workers.
+/// A model whose prompts differ at some workers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenizerMismatch {
-    /// As clients name it.
+    /// The model as clients name it.
     pub model: ModelId,
-    /// In what it shows.
+    /// The sign by which it shows.
     pub signal: DriftSignal,
     /// The workers that disagree.
     pub workers: Vec<WorkerId>,
-    /// Where its steps are not called exact any more.
+    /// Where the model's steps no longer count as exact.
     pub scope: MismatchScope,
 }
 
-/// Where a model's steps are not called exact.
+/// Where a model's steps do not count as exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MismatchScope {
-    /// At the workers that disagree: most agree, so that these are the odd ones.
+    /// At the workers that disagree, which are a minority.
     Workers,
     /// Everywhere: most of the workers that answered disagree.
     Model,
 }
 
-/// One answer's word.
+/// What one answer shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DriftObservation {
     TokenCount(PromptTokenCount),
     CacheHit(CacheHitCheck),
 }
 
-/// What one worker's answers said of one model's prompts.
+/// What one worker's answers show about one model's prompts.
 #[derive(Debug, Default)]
 struct MismatchWindow {
-    /// The newest eight answers, a bit each, set where it disagreed.
+    /// Bit mask of the newest eight answers, set where an answer disagreed.
     disagreements: u8,
-    /// Answers in a row that agreed.
+    /// Consecutive answers that agreed.
     agreements: u32,
     suspected: bool,
     warned_at: Option<Instant>,
@@ -114,7 +115,7 @@ impl MismatchWindow {
         };
     }
 
-    /// Whether this disagreement is to be told: not all of them are.
+    /// Whether to log this disagreement: the log is rate-limited.
     fn should_warn(&mut self, now: Instant) -> bool {
         let is_due = self.warned_at.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
         if is_due {
@@ -132,7 +133,7 @@ impl WorkerWindows {
         self.0.iter().filter(|(_, window)| window.suspected).map(|(worker, _)| *worker)
     }
 
-    /// Whether most of them disagree.
+    /// Whether most of the workers disagree.
     fn is_suspected_everywhere(&self) -> bool {
         2 * self.suspected_workers().count() > self.0.len()
     }
@@ -142,7 +143,7 @@ impl WorkerWindows {
     }
 }
 
-/// The same by what their answers said.
+/// The windows of one model by signal.
 #[derive(Debug, Default)]
 struct ModelDrift {
     token_counts: WorkerWindows,
@@ -169,26 +170,26 @@ enum DriftTransition {
     Cleared,
 }
 
-/// What all workers' answers said. At most two windows for each configured model and listed worker.
+/// Observations of all workers. At most two windows per configured model and listed worker.
 #[derive(Debug)]
 pub struct TokenizerDrift {
     models: Mutex<BTreeMap<ModelId, ModelDrift>>,
-    /// Whether anything is doubted: steps ask without the lock where nothing is.
+    /// Whether any mismatch is suspected: if not, steps need not take the lock.
     any_suspected: AtomicBool,
-    /// Places for answers that are looked at again.
+    /// Slots for answers that are checked a second time.
     deferred_checks: Arc<Semaphore>,
     metrics: PrefixCacheMetrics,
 }
 
 impl TokenizerDrift {
-    /// Nobody has answered yet.
+    /// Returns an instance without observations.
     pub fn new(metrics: PrefixCacheMetrics) -> Self {
         let deferred_checks = Arc::new(Semaphore::new(MAX_DEFERRED_CHECKS));
         Self { models: Mutex::default(), any_suspected: AtomicBool::new(false), deferred_checks, metrics }
     }
 
-    /// A whole answer of `worker` is over. `counts` are none where they cannot be held against each other; they are given
-    /// back where they disagree.
+    /// Records a complete answer of `worker`. `counts` is `None` where the counts are not comparable; it is returned
+    /// where they disagree.
     pub fn record_token_count(
         &self,
         at: (&ModelId, WorkerId),
@@ -200,7 +201,7 @@ impl TokenizerDrift {
             .flatten()
     }
 
-    /// The same of what it found in its cache.
+    /// Records how much of its prompt an engine found in its cache, in the same way.
     pub fn record_cache_hit(
         &self,
         at: (&ModelId, WorkerId),
@@ -212,12 +213,12 @@ impl TokenizerDrift {
             .flatten()
     }
 
-    /// A place for an answer that is looked at again; none where too many are.
+    /// Acquires a slot for checking an answer a second time; `None` where there are too many.
     pub fn reserve_deferred_check(&self) -> Option<OwnedSemaphorePermit> {
         self.deferred_checks.clone().try_acquire_owned().ok()
     }
 
-    /// Whether it disagrees.
+    /// Records an observation; returns whether it disagrees.
     fn record_answer(
         &self,
         at: (&ModelId, WorkerId),
@@ -266,7 +267,8 @@ impl TokenizerDrift {
             .store(all.any(|(_, answered)| answered.suspected_workers().next().is_some()), Ordering::Release);
     }
 
-    /// Forgets what all others said: who left cannot agree again, and its doubt would stand for ever.
+    /// Forgets all other workers' observations: a worker that left cannot agree again, so its suspicion would never
+    /// end.
     pub fn retain_workers(&self, is_listed: impl Fn(WorkerId) -> bool) {
         let mut models = self.models.lock();
         for signs in models.values_mut() {
@@ -277,7 +279,7 @@ impl TokenizerDrift {
         self.refresh_any(&models);
     }
 
-    /// Whether a step of this model is not to be called exact at this worker.
+    /// Whether a step of this model must not count as exact at this worker.
     pub fn is_suspected_mismatch(&self, model: &ModelId, worker: WorkerId) -> bool {
         if !self.any_suspected.load(Ordering::Acquire) {
             return false;
@@ -288,7 +290,7 @@ impl TokenizerDrift {
             .is_some_and(|signs| signs.all().iter().any(|(_, answered)| answered.is_suspected_mismatch(worker)))
     }
 
-    /// Every model whose prompts are other ones at some worker, by name.
+    /// Returns every model whose prompts differ at some worker, sorted by name.
     pub fn suspected_mismatches(&self) -> Vec<TokenizerMismatch> {
         let models = self.models.lock();
         let doubt = |model: &ModelId, (sign, answered): (DriftSignal, &WorkerWindows)| {
@@ -307,7 +309,7 @@ impl TokenizerDrift {
             .collect()
     }
 
-    /// How many models are doubted everywhere.
+    /// Number of models that are suspected everywhere.
     pub fn suspected_model_count(&self) -> usize {
         let is_doubted =
             |signs: &&ModelDrift| signs.all().iter().any(|(_, answered)| answered.is_suspected_everywhere());
@@ -315,7 +317,7 @@ impl TokenizerDrift {
     }
 }
 
-/// Forgets workers that left the lists, for ever.
+/// Forgets workers that are no longer listed. Never returns.
 pub(crate) async fn follow(gateway: Arc<AppState>) {
     loop {
         tokio::time::sleep(PRUNE_INTERVAL).await;
@@ -324,8 +326,8 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
 }
 
 impl DriftSignal {
-    /// Of a worker's last eight answers, so many that disagree make a doubt. A count is right or wrong; what is found looks
-    /// wrong a few times where events come later than answers.
+    /// Disagreements among a worker's last eight answers that raise a suspicion. A count is right or wrong; a cache hit
+    /// looks wrong a few times where events come later than answers.
     fn mismatch_threshold(self) -> u32 {
         match self {
             DriftSignal::Counted => 3,
@@ -341,12 +343,14 @@ impl PromptTokenCount {
 }
 
 impl CacheHitCheck {
-    /// None where it could only agree, and so says nothing: a prompt that is new there neither makes a doubt nor ends one.
+    /// Returns `None` where the check could only agree, and so shows nothing: a prompt that is new to the engine
+    /// neither raises nor clears a suspicion.
     pub fn conclusive(self) -> Option<Self> {
         (self.found > self.block).then_some(self)
     }
 
-    /// An engine finds what it has told, or less, where that was evicted meanwhile. More is another prompt's.
+    /// Whether the cache hit is what the engine reported, or less because of evictions. A larger hit belongs to another
+    /// prompt.
     pub fn agree(self) -> bool {
         self.found <= self.told + self.block
     }
@@ -409,7 +413,7 @@ impl DriftTransition {
     }
 }
 
-/// What a person is to look at.
+/// Returns what an operator should check.
 pub fn advice(model: &ModelId) -> String {
     format!(
         "see that the folder of models.{model:?}.text holds the very tokenizer.json and chat template that the engine \

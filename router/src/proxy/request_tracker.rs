@@ -1,4 +1,4 @@
-//! A request in the metrics, from its arrival to the last byte of its answer or to whatever ended it before.
+//! Tracks one request in the metrics, from its arrival to the last byte of its answer or to whatever ended it earlier.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,14 +10,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::app_state::AppState;
 
-/// Dropping it is the request's end.
+/// Tracks one request. Dropping it ends the request.
 pub(super) struct RequestTracker {
     gateway: Arc<AppState>,
     path: &'static str,
     arrived: Instant,
-    /// None until an answer began; a client that leaves before is counted as nginx does.
+    /// `None` until an answer began; a client that leaves before is counted as 499, as nginx does.
     status: Option<u16>,
-    /// Its place among the tenant's requests that run at once, where these are limited.
+    /// The request's slot among the tenant's concurrent requests, where these are limited.
     slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -29,17 +29,17 @@ impl RequestTracker {
         Self { gateway, path, arrived, status: None, slot: None }
     }
 
-    /// Holds this place to its end.
+    /// Keeps this slot until the request ends.
     pub(super) fn hold_slot(&mut self, place: Option<OwnedSemaphorePermit>) {
         self.slot = place;
     }
 
-    /// Goes on until the body ends or is dropped.
+    /// Keeps tracking until the body ends or is dropped.
     pub(super) fn wrap(mut self, response: Response) -> Response {
         self.status = Some(response.status().as_u16());
         response.map(|body| {
             Body::new(body.map_err(move |error| {
-                // It lives as long as the body.
+                // Moves the tracker into the closure, so that it lives as long as the body.
                 let _ = &self;
                 error
             }))

@@ -1,4 +1,4 @@
-//! The table of paths that clients may use.
+//! The table of paths that clients may call.
 
 use http::Method;
 
@@ -10,34 +10,34 @@ pub(super) enum RouteHandler {
     Generation(GenerationEndpoint),
     /// Forwarded to a worker that serves the model in the body.
     ByModel,
-    /// As `Generation` where nothing but its body decides what it is, and remembered who made it.
+    /// As `Generation` if its body alone determines the prompt; its worker is recorded.
     NewResponse,
-    /// Forwarded to who made it.
+    /// Forwarded to the worker that stores the response.
     StoredResponse,
     /// The union of the workers' models.
     Models,
     OneModel,
-    /// Always well.
+    /// Always healthy.
     Alive,
-    /// Well when a worker is.
+    /// Healthy while a worker is ready.
     Ready,
     Unknown,
 }
 
 impl RouteHandler {
-    /// Whether it counts against a tenant's quotas: whatever engines are asked for anew.
+    /// Whether it counts against a tenant's quotas: everything that causes new requests to engines.
     pub(super) fn is_metered(self) -> bool {
         matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse | Self::Models | Self::OneModel)
     }
 }
 
-/// A path, and what it does.
+/// A path and its handler.
 #[derive(Debug)]
 pub(super) struct Route {
-    /// As axum writes patterns; also the label in metrics.
+    /// The path in axum's pattern syntax; also the label in metrics.
     pub(super) path: &'static str,
     pub(super) handler: RouteHandler,
-    /// The methods it takes, as the header `Allow` lists them.
+    /// The allowed methods, in the format of the `Allow` header.
     pub(super) allow: &'static str,
 }
 
@@ -55,7 +55,7 @@ const fn route(path: &'static str, served: RouteHandler, allow: &'static str) ->
     Route { path, handler: served, allow }
 }
 
-/// Everything that is served.
+/// All served paths.
 pub(super) static ROUTES: &[Route] = &[
     route("/v1/chat/completions", RouteHandler::Generation(GenerationEndpoint::ChatCompletions), POST),
     route("/v1/completions", RouteHandler::Generation(GenerationEndpoint::Completions), POST),
@@ -80,7 +80,8 @@ pub(super) static ROUTES: &[Route] = &[
 /// Stands for all other paths.
 pub(super) static UNKNOWN: Route = route("other", RouteHandler::Unknown, "");
 
-/// Parts of the OpenAI API that keep state at the server, which workers do not share: refused by name.
+/// Parts of the OpenAI API that keep state at the server, which workers do not share: refused with an error that names
+/// them.
 pub(super) const UNSUPPORTED_PREFIXES: &[&str] = &[
     "/v1/files",
     "/v1/uploads",

@@ -55,7 +55,7 @@ async fn bad_input_gets_an_openai_error() {
 async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     let worker = worker().await;
     let front = start_router(&[&worker], &["proxy.body_limit=1000"]).await;
-    // Chunked, so that only reading finds out; far larger than the socket's buffers.
+    // Chunked, so that the size shows only while reading; far larger than the socket's buffers.
     let mut stream = raw(
         front.proxy_address(),
         format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes(),
@@ -64,7 +64,7 @@ async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     stream.write_all(&[b"5dc\r\n".as_slice(), &[b'x'; 1500], b"\r\n0\r\n\r\n"].concat()).await.unwrap();
     let answer = read_until(&mut stream, "body_too_large").await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // With a length the body is not even asked for.
+    // With a content length the body is not even requested.
     let mut stream = raw(
         front.proxy_address(),
         format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9999\r\n\r\n").as_bytes(),
@@ -108,7 +108,7 @@ async fn a_client_that_leaves_cancels_the_work() {
     }
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(text.contains("requests_total{code=\"499\",path=\"/v1/chat/completions\"} 1"), "{text}");
-    // In the middle of the body, too.
+    // Cut in the middle of the body, too.
     drop(
         raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
             .await,
@@ -123,7 +123,7 @@ async fn a_client_that_leaves_cancels_the_work() {
 async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
     let worker = worker().await;
     let front = start_router(&[&worker], &[]).await;
-    // Odd spacing, an unknown field, a lone surrogate, a number that floats would round, an escaped slash.
+    // Odd whitespace, an unknown field, a lone surrogate, a number that a float would round, an escaped slash.
     let body = "{ \"x_unknown\" : [1e400, 12345678901234567890123],\n\t\"model\":\"tiny\", \"messages\":[{\"role\":\"user\",\
                 \"content\":\"\\ud800 \\/ é\"}] }";
     let request = Request::post(format!("{CHAT}?a=b%20c"))
@@ -203,7 +203,7 @@ async fn a_worker_that_dies_mid_stream_leaves_an_explicit_error() {
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
             .await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
-    // Half an event would be one that no client can read.
+    // No client could parse half an event.
     let told = text.strip_prefix("\n\nevent: error\ndata: ").expect("an error event and nothing before it");
     let error: serde_json::Value = serde_json::from_str(told.trim()).unwrap();
     assert_eq!(error["error"]["code"], "worker_failed");
@@ -226,7 +226,7 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
     let (told, id) = broken("/v1/messages", json!({"messages": [], "max_tokens": 1})).await;
     assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("api_error")));
     assert_eq!(told["request_id"], id);
-    // A step that is planned, and one that goes to where it must.
+    // Once for a planned step, and once for a request that is forwarded.
     for more in [json!({"input": "x"}), json!({"input": "x", "background": true})] {
         let (told, _) = broken("/v1/responses", more).await;
         assert_eq!((&told["type"], &told["sequence_number"]), (&json!("error"), &json!(5)));
@@ -507,7 +507,7 @@ async fn a_json_tree_with_too_many_values_is_refused_before_it_is_built() {
     assert!(worker.requests().is_empty());
 }
 
-/// The head of the answer to these headers of a chat request, and its error's code.
+/// Returns the status for a chat request with these headers, and the code of its error.
 async fn status_and_code(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> (u16, String) {
     let body = "{\"model\":\"tiny\",\"messages\":[]}";
     let mut request = Request::post(CHAT).header("content-type", "text/plain");

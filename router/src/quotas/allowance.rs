@@ -1,32 +1,32 @@
-//! What a tenant may still use of one unit, as this router counts it. Pure: time is an argument.
+//! What a tenant may still use of one unit, as counted by this router. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
 const MINUTE: f64 = 60.0;
-/// Parts of a minute's quota that routers lease ahead of need. What they hold is out of the others' reach.
+/// Routers lease 1/50 of a minute's quota ahead of need. Leased units are not available to the other routers.
 const LEASE_DIVISOR: u64 = 50;
 
-/// Where more comes from.
+/// How the allowance is refilled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RefillSource {
-    /// It grows here, as one of so many routers that each take their share.
+    /// It refills locally; the quota is divided among this number of routers.
     Share(u32),
-    /// It is leased from what all routers share.
+    /// It is leased from the count that all routers share.
     Leased,
 }
 
-/// A token bucket of one minute's quota.
+/// A token bucket that holds one minute's quota.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     per_minute: u64,
     supply: RefillSource,
     level: f64,
     updated_at: Instant,
-    /// What was left for all routers when it was last heard of.
+    /// What was left for all routers at the last lease.
     shared_left: f64,
 }
 
-/// What is missing for a request, and how long it takes to come.
+/// The units that a request lacks, and the time until they are available.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct QuotaShortfall {
     pub(crate) missing: u64,
@@ -34,7 +34,7 @@ pub(crate) struct QuotaShortfall {
 }
 
 impl Allowance {
-    /// Full, where this router is alone.
+    /// Returns an allowance: empty if it is leased, else full.
     pub(crate) fn new(per_minute: u64, supply: RefillSource, now: Instant) -> Self {
         let level = if supply == RefillSource::Leased { 0.0 } else { per_minute as f64 };
         Self { per_minute, supply, level, updated_at: now, shared_left: per_minute as f64 }
@@ -44,27 +44,27 @@ impl Allowance {
         self.per_minute
     }
 
-    /// Time goes on, and more may come from elsewhere than before.
+    /// Advances the clock, refills, and switches the refill source.
     pub(crate) fn advance(&mut self, now: Instant, supply: RefillSource) {
         let passed = now.saturating_duration_since(self.updated_at).as_secs_f64();
         self.updated_at = now;
         match supply {
             RefillSource::Share(routers) => {
                 if self.supply == RefillSource::Leased {
-                    // Each router goes on with its part of what all had left.
+                    // Each router continues with its part of what all had left.
                     self.level += self.shared_left / f64::from(routers.max(1));
                 }
                 let full = full(self.per_minute, supply);
                 self.level = (self.level + passed * full / MINUTE).min(full);
             }
-            // What grew here while nothing was shared is not ours to keep.
+            // What accumulated without the shared count must be given up.
             RefillSource::Leased if self.supply != supply => self.level = self.level.min(self.chunk() as f64),
             RefillSource::Leased => {}
         }
         self.supply = supply;
     }
 
-    /// Takes `cost`. What costs more than a whole minute's quota needs a full one, and leaves a debt.
+    /// Takes `cost`. A cost above a whole minute's quota needs a full bucket, and leaves a debt.
     pub(crate) fn take(&mut self, cost: u64) -> Result<(), QuotaShortfall> {
         let need = (cost as f64).min(full(self.per_minute, self.supply));
         if self.level >= need {
@@ -80,7 +80,7 @@ impl Allowance {
         })
     }
 
-    /// The request used `used` in place of the `taken` that was taken for it.
+    /// Replaces the `taken` units of a request by the `used` ones.
     pub(crate) fn settle(&mut self, taken: u64, used: u64) {
         self.level += taken as f64 - used as f64;
         if let RefillSource::Share(_) = self.supply {
@@ -88,31 +88,31 @@ impl Allowance {
         }
     }
 
-    /// Leased: this router has `units` more (fewer below zero), and `left` are left for all.
+    /// Applies a lease: this router gets `units` more (fewer if negative), and `left` are left for all.
     pub(crate) fn apply_lease(&mut self, units: i64, left: u64) {
         self.level += units as f64;
         self.shared_left = left as f64;
     }
 
-    /// What to lease ahead of need, or to give back below zero; zero when all is well.
+    /// Returns the units to lease ahead of need, or to return if negative; zero if nothing needs to change.
     pub(crate) fn lease_change(&self) -> i64 {
         let chunk = self.chunk() as f64;
         if self.supply != RefillSource::Leased || (self.level >= chunk / 2.0 && self.level <= 4.0 * chunk.max(1.0)) {
             return 0;
         }
         match (chunk - self.level).trunc() as i64 {
-            // Small quotas are leased one by one, when they are needed.
+            // Small quotas are leased one unit at a time, on demand.
             ahead if ahead > 0 && chunk < 1.0 && self.level >= 0.0 => 0,
             wanted => wanted,
         }
     }
 
-    /// What a request that is short leases: what it lacks, and some for the next one.
+    /// Returns the units to lease for a request that falls short: what it lacks, and some for the next one.
     pub(crate) fn lease_for(&self, short: QuotaShortfall) -> i64 {
         i64::try_from(short.missing.saturating_add(self.chunk())).unwrap_or(i64::MAX)
     }
 
-    /// What a client may count on, and how long until the quota is whole again.
+    /// Returns the units that a client can count on, and the time until the quota is full again.
     pub(crate) fn remaining(&self) -> (u64, Duration) {
         let full = full(self.per_minute, self.supply);
         let level = if self.supply == RefillSource::Leased { self.level + self.shared_left } else { self.level };
@@ -218,7 +218,7 @@ mod tests {
             for (millis, cost) in steps {
                 now += Duration::from_millis(millis);
                 allowance.advance(now, ALONE);
-                // Costs above the quota are owed, and paid before anything else.
+                // Costs above the quota leave a debt that is paid off first.
                 largest = largest.max(cost);
                 taken += if allowance.take(cost).is_ok() { cost } else { 0 };
                 let most = per_minute as f64 * (1.0 + (now - start).as_secs_f64() / 60.0) + largest as f64;

@@ -1,5 +1,5 @@
-//! Requests that are sent again under their `Idempotency-CacheKey`: what was charged for one that never came to its end is not
-//! charged again. Known to all routers that share soft state, so that the one that was killed need not be asked.
+//! Idempotency: a request that is sent again under its `Idempotency-Key` is not charged again for what was charged when
+//! it did not complete. The charge is shared by all routers with the same Redis, so a killed router need not be asked.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::shared_cache::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
 
-/// The header. Clients of OpenAI's make send it of their own accord, the same when they try again.
+/// The header. OpenAI's client libraries send it by themselves, with the same value on a retry.
 const IDEMPOTENCY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const MAX_KEY_BYTES: usize = 256;
-/// How often a minute a request may be sent again for nothing: it cannot be known whether the one before still runs.
+/// How often per minute a request may be sent again without a charge: the earlier attempt may still be running.
 const REPEATS_PER_MINUTE: u64 = 2;
 
-/// Under which name a client sends its request, in each of its tries.
+/// The idempotency key under which a client sends a request in all of its attempts.
 #[derive(Clone, Debug)]
 pub(super) struct IdempotencyKey {
     charge: CacheKey,
@@ -25,13 +25,13 @@ pub(super) struct IdempotencyKey {
     shared_cache: Arc<SharedCache>,
 }
 
-/// What was charged for a request that has not come to its end.
+/// What was charged for a request that has not completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Charge {
-    /// Of its body: another body is another request.
+    /// Digest of its body: another body is another request.
     pub(super) body_digest: u128,
     pub(super) taken: Tokens,
-    /// Of these, what was counted as used.
+    /// Tokens of these that were counted as used.
     pub(super) used: Tokens,
 }
 
@@ -56,7 +56,8 @@ impl Charge {
 }
 
 impl IdempotencyKey {
-    /// As its headers say. None where they do not, and where no other router could have been sent it before.
+    /// Reads the key from the headers. `None` where there is no valid key, and without a shared cache: then no other
+    /// router can have received the request before.
     pub(super) fn of(headers: &HeaderMap, tenant: &TenantId, state: &Arc<SharedCache>) -> Option<Self> {
         let mut keys = headers.get_all(IDEMPOTENCY_HEADER).iter();
         let key = keys.next().filter(|key| (1..=MAX_KEY_BYTES).contains(&key.len()))?;
@@ -72,12 +73,12 @@ impl IdempotencyKey {
         })
     }
 
-    /// What was charged for it before. Waits for Redis at most its time-out.
+    /// Returns what was charged for it before. Waits for Redis no longer than its timeout.
     pub(super) async fn previous_charge(&self) -> Option<Charge> {
         Charge::decode(&self.shared_cache.get_shared(&self.charge).await?)
     }
 
-    /// Whether it may be sent again for nothing. Waits as long.
+    /// Whether it may be sent again without a charge. Waits no longer than the same timeout.
     pub(super) async fn may_repeat(&self) -> bool {
         let leased = self.shared_cache.lease(&self.repeats, REPEATS_PER_MINUTE, 1).await;
         matches!(leased, CounterLease::Granted { units: 1, .. })
@@ -87,13 +88,13 @@ impl IdempotencyKey {
         self.shared_cache.put(self.charge.clone(), charge.encode());
     }
 
-    /// It came to its end: whoever sends it again wants another answer.
+    /// Forgets the charge of a completed request: if it is sent again, the client wants another answer.
     pub(super) fn close(&self) {
         self.shared_cache.forget(&self.charge);
     }
 }
 
-/// What tells two bodies apart.
+/// Digest that distinguishes bodies.
 pub(super) fn body_digest(bytes: &[u8]) -> u128 {
     xxh3_128(bytes)
 }

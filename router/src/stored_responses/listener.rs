@@ -1,4 +1,4 @@
-//! What is learned from the answer of a new response while it passes: its id at once, its output at its end.
+//! Listens to the answer of a new response as it passes: learns its id at once, and its output at its end.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ pub(crate) enum BodyFormat {
     Events,
 }
 
-/// Listens to one answer. Dropping it is the answer's end.
+/// Listens to one answer. Dropping it ends the answer.
 #[derive(Debug)]
 pub(crate) struct ResponseListener {
     resources: Arc<StoredResponses>,
     tenant: TenantId,
     worker: WorkerId,
-    /// The body, until the id is known.
+    /// The request's body, until the id is known.
     request: Bytes,
     sniffer: IdSniffer,
     addition: Option<Addition>,
@@ -33,7 +33,8 @@ pub(crate) struct ResponseListener {
 }
 
 impl ResponseListener {
-    /// For an answer that `worker` gives to a step of `session`; where the request adds nothing to one no transcript is kept.
+    /// Listens to the answer of `worker` to a step of `session`. No transcript is kept where the request has no
+    /// addition.
     pub(crate) fn new(
         resources: Arc<StoredResponses>,
         (request, session): (&ClientRequest, Option<SessionId>),
@@ -48,7 +49,7 @@ impl ResponseListener {
         Self { resources, tenant, worker, request, sniffer, addition, collector, sequence_numbers }
     }
 
-    /// The number of an event that follows what has passed.
+    /// Returns the sequence number for an event after those that have passed.
     pub(crate) fn next_sequence_number(&self) -> u64 {
         self.sequence_numbers.next()
     }
@@ -83,12 +84,12 @@ impl Drop for ResponseListener {
     }
 }
 
-/// Keeps a whole answer, or the last event of a stream, within a bound.
+/// Keeps a whole answer, or the last event of a stream, up to a limit.
 #[derive(Debug)]
 struct Collector {
     form: BodyFormat,
     limit: usize,
-    /// The answer so far, or the line that is being read; longer than the limit when it was cut.
+    /// The answer so far, or the current line; longer than the limit when it was cut.
     line: Vec<u8>,
     last_event: Option<Vec<u8>>,
 }
@@ -106,7 +107,7 @@ impl Collector {
         }
     }
 
-    /// Of what is too long, one byte too many is kept, as a sign.
+    /// Appends data; of what is too long, one byte too many is kept as a marker.
     fn push(&mut self, data: &[u8]) {
         let room = (self.limit + 1).saturating_sub(self.line.len());
         self.line.extend_from_slice(&data[..data.len().min(room)]);

@@ -1,5 +1,5 @@
-//! The receipt of a step that goes on from a stored response: no plan is made for it, because what it is prompted with lies
-//! at its worker. It is filed once, when its answer is over.
+//! Records the receipt of a step that continues a stored response: no plan is made for it, because its history is
+//! stored at its worker. The receipt is written once, when the answer is over.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -18,12 +18,12 @@ use crate::pipeline::offload_pool::OffloadTask;
 use crate::pipeline::parse::{self, ParsedRequest};
 use crate::pipeline::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation};
 
-/// Why nothing is known of the prompt but the bytes that came.
+/// Why nothing is known of the prompt except the received bytes.
 const FALLBACK_REASON: &str = "stored_response";
-/// Bytes of a token, where the engine does not count.
+/// Bytes per token, where the engine reports no count.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// What is filed of one step. Dropping it is the answer's end.
+/// Records one step. Dropping it ends the answer.
 pub(crate) struct ReceiptRecorder {
     gateway: Arc<AppState>,
     request: ParsedRequest,
@@ -35,9 +35,9 @@ pub(crate) struct ReceiptRecorder {
     broken: bool,
 }
 
-/// What the answer says of its end and its cost.
+/// Reads the end and the usage from the answer.
 enum UsageReader {
-    /// One JSON object, as much of it as is kept; and how much that may be.
+    /// One JSON object, as far as it is kept, and the limit for that.
     Whole(Vec<u8>, usize),
     /// Server-sent events.
     Events(Box<SseScanner>),
@@ -46,7 +46,7 @@ enum UsageReader {
 impl UsageReader {
     fn push(&mut self, data: &Bytes) {
         match self {
-            // Of what is too long, one byte too many is kept, as a sign.
+            // Of what is too long, one byte too many is kept as a marker.
             Self::Whole(kept, most) => {
                 let room = (*most + 1).saturating_sub(kept.len());
                 kept.extend_from_slice(&data[..data.len().min(room)]);
@@ -55,10 +55,10 @@ impl UsageReader {
         }
     }
 
-    /// Whether the answer came to its end, and what it cost.
+    /// Returns whether the answer was complete, and its usage.
     fn read(&mut self) -> (bool, Option<TokenUsage>) {
         match self {
-            // One that is too long to be read was passed on all the same.
+            // An answer that is too long to be read was passed on all the same.
             Self::Whole(kept, most) if kept.len() > *most => (true, None),
             Self::Whole(kept, _) => match EngineResponse::read(&std::mem::take(kept).into()) {
                 Ok(answer) => (true, answer.usage),
@@ -74,8 +74,9 @@ impl UsageReader {
 }
 
 impl ReceiptRecorder {
-    /// For the answer of `worker` to a step that follows a stored response. None where the request names no model, or
-    /// where the worker does not know that response: then this is no step. A long request is read aside.
+    /// Records the answer of `worker` to a step that follows a stored response. `None` where the request names no
+    /// model, or where the worker does not know that response: then this is no step. A long request is parsed on the
+    /// offload pool.
     pub(crate) async fn of(
         gateway: &Arc<AppState>,
         request: &ClientRequest,
@@ -87,7 +88,7 @@ impl ReceiptRecorder {
         let (load, request) = (OffloadTask::of(request), request.clone());
         let read = move || parse::parse(request, GenerationEndpoint::Responses, None);
         let request = load.run(&gateway.offload_pool, read).await.ok()?.ok()?;
-        // Which conversation it goes on only its worker knows: without a name it is a session of its own.
+        // Only the worker knows which conversation this continues: without a name it is a session of its own.
         let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);
         let session = SessionId::of_key(&request.incoming.tenant, &request.model, name);
@@ -99,12 +100,12 @@ impl ReceiptRecorder {
         Some(Self { gateway, request, session, worker, status, usage_reader: reading, first_byte: None, broken: false })
     }
 
-    /// The session, where the client names it.
+    /// Returns the session, if the client names it.
     pub(crate) fn session(&self) -> Option<SessionId> {
         self.request.session_key.as_ref().map(|_| self.session)
     }
 
-    /// The most tokens of the answer, where the client says.
+    /// Returns the maximum answer length, if the client sets one.
     pub(crate) fn asked(&self) -> Option<Tokens> {
         self.request.max_answer
     }
@@ -114,7 +115,7 @@ impl ReceiptRecorder {
         self.usage_reader.push(data);
     }
 
-    /// The worker broke off.
+    /// Records that the worker broke off.
     pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }

@@ -1,16 +1,16 @@
-//! How an engine numbers the events of a stream of `/v1/responses`, so that one that is added here goes on from there.
+//! Sequence numbers of the events in a `/v1/responses` stream, so that an event that the router adds continues them.
 
-/// `"sequence_number"` of the newest event, found without reading the events.
+/// Tracks the `"sequence_number"` of the newest event, without parsing the events.
 #[derive(Debug, Default)]
 pub(super) struct SequenceNumberScanner {
     last: Option<u64>,
-    /// The end of what has passed: a number may be cut by a piece's end.
+    /// The end of the previous chunks: a number may be split between chunks.
     tail: Vec<u8>,
 }
 
-/// Within a text its quotes would be escaped.
+/// Inside a text its quotes would be escaped.
 const FIELD: &[u8] = b"\"sequence_number\":";
-/// Name, a space, the longest number, and what shows that it is whole.
+/// Field name, a space, the longest number, and the byte that ends it.
 const MAX_MATCH_BYTES: usize = FIELD.len() + 22;
 
 impl SequenceNumberScanner {
@@ -32,14 +32,14 @@ impl SequenceNumberScanner {
     }
 }
 
-/// The last whole number in `text`.
+/// Returns the last complete number in `text`.
 fn last_number(text: &[u8]) -> Option<u64> {
     let mut until = text.len();
     loop {
         let at = text[..until].windows(FIELD.len()).rposition(|window| window == FIELD)?;
         let rest = text[at + FIELD.len()..].trim_ascii_start();
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        // Without an end it may go on.
+        // A number at the end of the text may continue in the next chunk.
         if digits > 0 && digits < rest.len() {
             return std::str::from_utf8(&rest[..digits]).ok()?.parse().ok();
         }

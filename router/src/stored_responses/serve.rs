@@ -1,4 +1,4 @@
-//! `/v1/responses`: each goes to the worker that has what it needs, or takes its history along.
+//! Serves `/v1/responses`: a request goes to the worker that stores what it needs, or takes its history along.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +25,18 @@ use crate::quotas::TokenReservation;
 use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
 
-/// On answers to requests whose history was put in here: the engine saw the whole conversation as its input.
+/// Marks answers to requests into which the router put the history: the engine got the whole conversation as its input.
 const RESOLVED_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-resolved");
-/// Longest time that workers are asked whether they know a response.
+/// Timeout for asking workers whether they know a response.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most of a worker's answer that is looked at for that.
+/// Maximum part of a worker's answer that is read for that.
 const MAX_PEEK_BYTES: usize = 256 << 10;
 
-/// A new response. One that follows another goes to the worker that made that one; where that worker, or its memory, is
-/// gone, it goes to any other with its history as input.
+/// Serves a new response. One that follows another goes to the worker that created that one; where that worker or its
+/// memory is gone, it goes to any other worker with its history as input.
 pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientRequest) -> Result<Response, ApiError> {
     if request.headers.contains_key(ACCEPT_ENCODING) {
-        // The answer is read here as it passes.
+        // The answer is read here as it passes, so it must not be compressed.
         request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
     let (load, body) = (OffloadTask::of(&request), request.body.clone());
@@ -57,7 +57,7 @@ pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientReq
     let mut stripped = StrippedFields::default();
     let followed = match find_worker(gateway, &request, previous).await {
         Ok(maker) if can_answer(gateway, maker) => {
-            // What it is prompted with lies there: it is served as it is.
+            // The history is stored at that worker: the request is forwarded as it is.
             let (request, left_out) = sanitized(gateway, request.clone()).await?;
             stripped = left_out;
             forward(gateway, &request, WorkerSelector::Worker(maker), ResponseCapture::Step).await
@@ -86,7 +86,7 @@ pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientReq
     Ok(response)
 }
 
-/// Served by whoever does it best, as any other step.
+/// Serves the request at the best worker, like any other step.
 async fn serve_anywhere(
     gateway: &Arc<AppState>,
     request: ClientRequest,
@@ -102,7 +102,7 @@ async fn serve_anywhere(
     }
 }
 
-/// `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.
+/// Serves `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.
 pub(crate) async fn stored_response(gateway: &Arc<AppState>, request: &ClientRequest) -> Result<Response, ApiError> {
     let path = request.path.split('?').next().unwrap_or_default();
     let rest = path.strip_prefix("/v1/responses/").unwrap_or_default();
@@ -115,8 +115,8 @@ pub(crate) async fn stored_response(gateway: &Arc<AppState>, request: &ClientReq
     Ok(response)
 }
 
-/// Who made `id`. What other routers made may be on its way, or Redis may have forgotten it: then workers are asked
-/// themselves. They do not know tenants, so only where there is one.
+/// Returns the worker that created `id`. A record of another router may be on its way, or Redis may have lost it: then
+/// the workers themselves are asked. They do not know tenants, so only where there is a single one.
 async fn find_worker(gateway: &Arc<AppState>, request: &ClientRequest, id: &str) -> Result<WorkerId, ApiError> {
     if let Some(worker) = gateway.caches.responses.worker_of(&request.tenant, id).await {
         return Ok(worker);
@@ -137,7 +137,7 @@ async fn find_worker(gateway: &Arc<AppState>, request: &ClientRequest, id: &str)
     Ok(worker)
 }
 
-/// The first worker that knows `id`.
+/// Returns the first worker that knows `id`.
 async fn ask_workers(gateway: &AppState, client: &HeaderMap, id: &str) -> Option<WorkerId> {
     let answering = gateway.worker_pool.answering(gateway.fleet());
     let mut answers: FuturesUnordered<_> =
@@ -165,12 +165,12 @@ async fn ask_worker(gateway: &AppState, member: &WorkerEntry, (client, id): (&He
     (IdSniffer::default().feed(&body).as_deref() == Some(id)).then_some(member.id)
 }
 
-/// Whether trying the worker itself makes sense.
+/// Whether it makes sense to try the worker.
 fn can_answer(gateway: &AppState, worker: WorkerId) -> bool {
     gateway.fleet().snapshot().iter().any(|view| view.id == worker && view.health != WorkerHealth::Unreachable)
 }
 
-/// Whether the answer, or its lack, says that the maker of the response before, or its memory of it, is gone.
+/// Whether the answer or the error means that the worker of the previous response, or its memory of it, is gone.
 fn has_forgotten(followed: &Result<Response, ApiError>) -> bool {
     match followed {
         Ok(response) => response.status() == StatusCode::NOT_FOUND,

@@ -1,7 +1,7 @@
-//! What a stored response was made of and what it said, so that the next step can be served where it was not made.
+//! Transcripts of stored responses: input and output of a step, so that the next step can be served at another worker.
 //!
-//! Each transcript holds one step and names the one before it. Text that is not understood is not kept: a transcript is
-//! whole or it is none.
+//! Each transcript holds one step and names the one before it. If any part is not understood, no transcript is kept: a
+//! transcript is always complete.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -9,21 +9,21 @@ use serde_json::value::RawValue;
 use vocabulary::SessionId;
 use workers_shim::engine_api::{JsonFields, JsonSplice, items};
 
-/// Most steps of a conversation that are put together.
+/// Maximum number of steps in an assembled conversation.
 const MAX_STEPS: usize = 512;
 
 /// What a request adds to its conversation.
 #[derive(Clone, Debug)]
 pub(crate) struct Addition {
     previous: Option<String>,
-    /// The session that it is a step of, where that is known.
+    /// The session that the request belongs to, if known.
     session: Option<SessionId>,
-    /// Items of its input, between the brackets.
+    /// The items of its input, without the brackets.
     input: Bytes,
 }
 
 impl Addition {
-    /// Of a request's body; none when nothing is to be stored, or when the input is not what the API takes.
+    /// Reads a request's body; `None` when nothing is to be stored, or when the input is not valid.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
         let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
         if fields.read::<bool>("store") == Some(false) {
@@ -33,12 +33,12 @@ impl Addition {
         Some(Self { previous: fields.read("previous_response_id"), session: None, input })
     }
 
-    /// As a step of `session`.
+    /// Sets the session.
     pub(crate) fn with_session(self, session: Option<SessionId>) -> Self {
         Self { session, ..self }
     }
 
-    /// The transcript of this request and its answer: `{"previous": ID, "session": ID, "items": [...]}`.
+    /// Returns the transcript of this request and its answer: `{"previous": ID, "session": ID, "items": [...]}`.
     pub(crate) fn transcript_with(&self, output: &RawValue) -> Option<Bytes> {
         let previous = serde_json::to_vec(&self.previous).ok()?;
         let items = items::joined([&self.input[..], items::list_content(output.get())?.as_bytes()]);
@@ -51,7 +51,7 @@ impl Addition {
     }
 }
 
-/// A response as an answer tells it.
+/// A response object in an answer.
 #[derive(Deserialize)]
 pub(crate) struct ResponseObject<'a> {
     pub(crate) id: String,
@@ -61,13 +61,13 @@ pub(crate) struct ResponseObject<'a> {
 }
 
 impl<'a> ResponseObject<'a> {
-    /// A response that has ended with an output; others are not finished, or failed.
+    /// Reads a response that has ended with an output; `None` if it is not finished, or failed.
     pub(crate) fn read(text: &'a [u8]) -> Option<Self> {
         let told: Self = serde_json::from_slice(text).ok()?;
         matches!(told.status.as_deref(), None | Some("completed" | "incomplete")).then_some(told)
     }
 
-    /// The response inside of a stream's last event.
+    /// Reads the response in a stream's last event.
     pub(crate) fn read_event(text: &'a [u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct ResponseEvent<'a> {
@@ -86,27 +86,27 @@ struct StoredTranscript<'a> {
     items: &'a RawValue,
 }
 
-/// Where a transcript stands among others.
+/// The position of a transcript in its conversation.
 #[derive(Deserialize)]
 pub(crate) struct TranscriptOrigin {
-    /// The response before.
+    /// Id of the previous response.
     pub(crate) previous: Option<String>,
     session: Option<String>,
 }
 
 impl TranscriptOrigin {
-    /// Of a transcript; none where it is not one.
+    /// Reads it from a transcript; `None` where that is malformed.
     pub(crate) fn read(transcript: &[u8]) -> Option<Self> {
         serde_json::from_slice(transcript).ok()
     }
 
-    /// The session that it is a step of.
+    /// Returns the session that the transcript belongs to.
     pub(crate) fn session(&self) -> Option<SessionId> {
         self.session.as_ref()?.parse().ok()
     }
 }
 
-/// A conversation as it is put together, the newest step first.
+/// A conversation being assembled, the newest step first.
 #[derive(Debug)]
 pub(crate) struct ConversationHistory {
     max_bytes: usize,
@@ -114,26 +114,26 @@ pub(crate) struct ConversationHistory {
     steps: Vec<Bytes>,
 }
 
-/// What a step says about the one before it.
+/// What a transcript says about the step before it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PreviousStep {
-    /// There is none: the history is complete.
+    /// There is no previous step: the history is complete.
     Start,
     Response(String),
 }
 
 impl ConversationHistory {
-    /// Holds at most so many bytes.
+    /// Returns an empty history that holds at most `max_bytes` bytes.
     pub(crate) fn new(max_bytes: usize) -> Self {
         Self { max_bytes, bytes: 0, steps: Vec::new() }
     }
 
-    /// Of what it holds.
+    /// Returns the bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds the step before those that are there; none when it is not one, or one too many.
+    /// Adds the step before the ones it holds; `None` when the transcript is malformed, or a limit is exceeded.
     pub(crate) fn add(&mut self, transcript: &Bytes) -> Option<PreviousStep> {
         let kept: StoredTranscript<'_> = serde_json::from_slice(transcript).ok()?;
         let items = items::list_content(kept.items.get())?;
@@ -145,7 +145,7 @@ impl ConversationHistory {
         Some(kept.previous.map_or(PreviousStep::Start, PreviousStep::Response))
     }
 
-    /// `body` with the whole history as its input, and following nothing.
+    /// Returns `body` with the whole history as its input, and without a previous response.
     pub(crate) fn into_body(self, body: &Bytes) -> Option<Bytes> {
         let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id"]).ok()?;
         let own = items::input_items(fields.get("input")?)?;

@@ -65,7 +65,7 @@ async fn steps_with_any_options_reuse_the_previous_prompt_and_are_spot_checked()
     assert!(known > 0 && !front.gateway.caches.prefix_cache.conversations.is_empty());
 }
 
-/// The conversation of `body` in the words of `/v1/messages` and of `/v1/responses`.
+/// The conversation of `body` in the formats of `/v1/messages` and `/v1/responses`.
 fn other_endpoint_bodies(turns: usize) -> [(&'static str, Value); 2] {
     let chat: Value = serde_json::from_str(&body(turns, &json!({}))).unwrap();
     let (system, said) = chat["messages"].as_array().unwrap().split_first().unwrap();
@@ -150,7 +150,7 @@ async fn an_image_prompt_falls_back_as_multimodal() {
     assert_eq!(counted.get(), 3);
 }
 
-/// A step that is known from the one before it.
+/// A step whose prompt extends the one before it.
 fn extended_step(gateway: &crate::app_state::AppState, model: &Arc<Model>) -> IdentifiedRequest {
     let trails = &gateway.caches.prefix_cache.conversations;
     let unnamed = |turns: usize| {

@@ -27,7 +27,7 @@ fn cache_hit_check(told: u64, found: u64) -> CacheHitCheck {
     CacheHitCheck { told: Tokens(told), found: Tokens(found), block: Tokens(16) }
 }
 
-/// The worker's answers to prompts of which so much was told, and so much found.
+/// Records the worker's answers to prompts of which `told` was reported and `found` was cached.
 fn answer_cache_hits(id: u64, agreement: &TokenizerDrift, all: &[(u64, u64)]) {
     let at = (&ModelId::from("m"), WorkerId(id));
     for (told, found) in all {
@@ -187,7 +187,7 @@ fn receipt(front: &TestRouter) -> std::sync::Arc<Receipt> {
     front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
-/// A step whose engine says that it counted so many tokens; gives its receipt.
+/// Sends a step whose engine claims to have counted this many tokens; returns its receipt.
 async fn step(front: &TestRouter, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
     let mut body = json!({"model": "tiny", "behave": "count", "counted": counted});
     body.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
@@ -271,13 +271,14 @@ async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     assert_eq!(known(), KvIndexState::Exact, "its blocks are as well known as before");
 }
 
-/// The small model's template with this word before every conversation.
+/// The small model's chat template, with this word before every conversation.
 fn template_with_first_word(word: &str) -> tempfile::TempDir {
     let plain = include_str!("../../../../configs/models/tiny/chat_template.jinja");
     crate::catalog::tests::folder_with_template(&format!("{{{{- '{word}' -}}}}{plain}"))
 }
 
-/// A simulated worker with these flags, and a front door that follows its events and reads prompts as `folder` says.
+/// A simulated worker with these flags, and a router that follows its events and renders prompts with the template in
+/// `folder`.
 async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
     let front = start_router_at(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
@@ -312,7 +313,7 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
         let finds = seen.cache_disagrees.unwrap();
         assert_eq!((finds.told, Some(finds.found)), (Tokens(0), seen.cached));
     }
-    // It counts once late events had time to come.
+    // It counts only after late events had time to arrive.
     let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;

@@ -85,7 +85,7 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
     assert_eq!(call("kb", Request::get(&path), String::new()).await.status, 200);
     let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
     assert_eq!(["request_id", "priority"].map(stripped), [13, 12]);
-    // An engine that gives an id twice gives it to the first.
+    // If an engine gives out an id twice, it belongs to the first tenant.
     let body = json!({"model": "tiny", "input": "x"}).to_string();
     let twice = call("kb", Request::post(PATH), body.clone()).await.json()["id"].as_str().unwrap().to_owned();
     assert_eq!(call("ka", Request::post(PATH), body).await.json()["id"], twice.as_str());
@@ -176,7 +176,7 @@ async fn an_operator_erases_a_session_or_a_tenant() {
     assert_eq!(goes_on(&ids[1]).await, 404);
 }
 
-/// The newest receipt, once there are so many.
+/// Returns the newest receipt, once there are `count`.
 async fn newest_receipt(front: &TestRouter, count: usize) -> serde_json::Value {
     for _ in 0..500 {
         let all = front.gateway.decisions.receipts.newest(100, |_| true);
@@ -195,7 +195,7 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let front = start_router(&[&worker], &[]).await;
     let id = ask(&front, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
     let first = newest_receipt(&front, 1).await;
-    // Where its worker has forgotten the response before, it is planned as any other.
+    // If the worker has forgotten the previous response, the step is planned like any other.
     let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
     let receipt = newest_receipt(&front, 2).await;
     assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
@@ -217,7 +217,7 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let [served, before] = [&receipt, &first].map(|one| one["attempts"][0]["decode"].clone());
     assert_eq!(served, before, "the worker that stored it");
 
-    // Its worker counts nothing here, and says no to the next.
+    // The worker reports no usage here, and refuses the next request.
     ask(&front, next("answer")).await;
     let known = &newest_receipt(&front, 4).await["known"];
     assert!(known["estimated"] == true && known["prompt"].as_u64().unwrap() > 10, "{known}");
