@@ -1,8 +1,8 @@
-//! Which workers there are: what each source lists, put together, and made the fleet's and the roster's while requests
-//! are served.
+//! Worker discovery: merges the worker lists of all sources, and applies the result to the fleet and the worker pool
+//! while requests are served.
 //!
-//! A source says what it wants to be there, whole, each time. A worker that several sources list is the first one's, in the
-//! order of [`WorkerSource`]. Nothing here looks at how workers are: one that does not answer stays listed.
+//! A source always gives its complete list. A worker in several lists belongs to the first source, in the order of
+//! [`WorkerSource`]. Health plays no role here: a worker that does not answer stays listed.
 
 pub(crate) mod dns;
 mod file;
@@ -31,9 +31,9 @@ pub use file::WorkerFileError;
 use registrations::RegistrationTable;
 pub(crate) use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
 
-/// Most workers of a router; more are left out and counted.
+/// Maximum number of workers per router; further ones are left out and counted.
 pub const MAX_WORKERS: usize = 1024;
-/// Between two changes of the fleet, however fast sources change their minds.
+/// Minimum time between two changes of the fleet, however often sources change.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Who lists workers.
@@ -57,21 +57,21 @@ pub enum WorkerSource {
 }
 
 impl WorkerSource {
-    /// Whether the configuration says who is listed, and not whoever reaches the operator API.
+    /// Whether the list comes from the configuration, and not from callers of the operator API.
     pub fn is_configured(self) -> bool {
         self < Self::Api
     }
 }
 
-/// One list of workers: whose, and which of several.
+/// Key of one worker list: its source, and its index within the source.
 pub(crate) type SourceKey = (WorkerSource, usize);
 
-/// What the sources want, and where it is made so.
+/// The workers that the sources list, and where they are applied.
 #[derive(Debug)]
 pub struct WorkerDiscovery {
     lists: Mutex<BTreeMap<SourceKey, Vec<WorkerConfig>>>,
     registered: Mutex<RegistrationTable>,
-    /// Why lists cannot be read.
+    /// Why a list cannot be read.
     failures: Mutex<BTreeMap<SourceKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
@@ -81,7 +81,7 @@ pub struct WorkerDiscovery {
 }
 
 impl WorkerDiscovery {
-    /// Without any source.
+    /// Creates the discovery without any list.
     pub(crate) fn new(
         (fleet, roster): (Arc<Fleet>, Arc<WorkerPool>),
         directory: Arc<Directory>,
@@ -92,27 +92,27 @@ impl WorkerDiscovery {
         Self { lists, registered, failures, changed: Notify::new(), fleet, roster, directory, metrics }
     }
 
-    /// From now on these are listed. They are there in a moment.
+    /// Replaces a list. It takes effect shortly afterwards.
     pub(crate) fn update_list(&self, list: SourceKey, workers: Vec<WorkerConfig>) {
         self.lists.lock().insert(list, workers);
         self.changed.notify_one();
     }
 
-    /// The list cannot be read, so that what it last said is kept. Logged once until it can.
+    /// Records that a list cannot be read; its last content stays in force. Logged once until it can be read again.
     pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
         if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
             tracing::error!(source = list.0.as_ref(), %why, "workers cannot be looked up; those that were found before stay");
         }
     }
 
-    /// The list can be read.
+    /// Records that a list can be read.
     pub(crate) fn mark_working(&self, list: SourceKey) {
         if self.failures.lock().remove(&list).is_some() {
             tracing::info!(source = list.0.as_ref(), "workers are looked up again");
         }
     }
 
-    /// Who cannot be read, and why.
+    /// Returns the sources that cannot be read, with the reason.
     pub(crate) fn failures(&self) -> Vec<(WorkerSource, String)> {
         self.failures.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
     }
@@ -130,7 +130,7 @@ impl WorkerDiscovery {
         Ok(came)
     }
 
-    /// A worker withdraws; whether it was registered.
+    /// Withdraws a registration; returns whether the worker was registered.
     pub(crate) fn withdraw(&self, worker: WorkerId) -> bool {
         let mut registered = self.registered.lock();
         let was_there = registered.withdraw(worker);
@@ -138,12 +138,12 @@ impl WorkerDiscovery {
         was_there
     }
 
-    /// A line for each that is registered, by id.
+    /// Returns a value for each registration, by id.
     pub(crate) fn registered<T>(&self, line: impl FnMut(&Registration) -> T) -> Vec<T> {
         self.registered.lock().all().map(line).collect()
     }
 
-    /// Takes out those who did not register again in time, for ever.
+    /// Removes expired registrations. Never returns.
     pub(crate) async fn expire(self: Arc<Self>) {
         loop {
             tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
@@ -161,7 +161,7 @@ impl WorkerDiscovery {
         self.update_list((WorkerSource::Api, 0), registered.all().map(|it| it.worker.clone()).collect());
     }
 
-    /// Makes what sources want so, for ever.
+    /// Applies changes of the lists. Never returns.
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
             self.changed.notified().await;
@@ -172,7 +172,7 @@ impl WorkerDiscovery {
         }
     }
 
-    /// Makes what sources want so, now. Not to be called by two at once.
+    /// Applies the lists now. Must not run concurrently.
     pub(crate) fn reconcile(&self) -> Result<(), FleetError> {
         let (listed, left_out) = merge_lists(&self.lists.lock());
         self.metrics.left_out.set(left_out as i64);
@@ -181,7 +181,7 @@ impl WorkerDiscovery {
             self.metrics.workers.with_label_values(&[source.as_ref()]).set(count as i64);
         }
         let specs = listed.iter().map(|(_, worker)| fleet_spec(worker)).collect();
-        // Whoever is planned with is known how to be reached, before and after.
+        // The pool is a superset of the fleet at all times, so that every planned worker has a known address.
         self.roster.add(listed);
         let turnover = self.fleet.set_workers(specs)?;
         let is_here = |id| self.fleet.is_listed(id) || self.fleet.leaving().contains(&id);
@@ -199,14 +199,14 @@ impl WorkerDiscovery {
         for (change, count) in [("joined", joined), ("changed", changed), ("left", left)] {
             self.metrics.changes.with_label_values(&[change]).inc_by(count as u64);
         }
-        // Somebody who came may have been drained before.
+        // A worker that has joined may have been drained before.
         for view in self.fleet.snapshot().iter() {
             drains::apply(&self.directory, &self.fleet, view.id);
         }
     }
 }
 
-/// Everybody once, by the first source that lists them, and how many are beyond what a router can have.
+/// Returns every worker once, by the first source that lists it, and the number beyond [`MAX_WORKERS`].
 fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerSource, WorkerConfig)>, usize) {
     let mut seen = HashSet::new();
     let all = wanted.iter().flat_map(|((source, _), workers)| workers.iter().map(|worker| (*source, worker)));
@@ -222,7 +222,7 @@ fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerS
     (listed, left_out)
 }
 
-/// As the fleet is told.
+/// Converts a configured worker into the fleet's definition.
 pub(crate) fn fleet_spec(worker: &WorkerConfig) -> WorkerDefinition {
     WorkerDefinition {
         models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),

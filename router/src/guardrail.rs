@@ -1,17 +1,20 @@
-//! Whether an action makes sessions slower than the bypass would: sessions are dealt to two arms by chance, in one the planner's choice
-//! serves, in the other (*control*) it is made and the bypass serves. Compared are steps for which the planner chose the same action.
+//! Guardrail: detects actions that make sessions slower than the bypass policy would. Sessions are assigned to two arms
+//! at random: one is served by the planner's choice; in the other (*control*) the plan is made, but the bypass policy
+//! serves. Only steps for which the planner chose the same action are compared.
 //!
-//! A sample is `x = ln(first token + 50 ms)`; the 50 ms keep what does not matter from counting. Steps of one session are alike, so that
-//! sessions are what is counted: each by the mean of its steps, which forgets all but some sixteen. Of the newest sessions of both arms, with
-//! means m, variances s^2 and numbers n, `d = m_own - m_control` and `v = s_own^2 / n_own + s_control^2 / n_control`, an action is slower when
+//! A sample is `x = ln(first token + 50 ms)`; the 50 ms keep negligible differences from counting. Steps of one session
+//! are correlated, so sessions are counted: each by the mean of its steps, an average over about its last sixteen. For
+//! the newest sessions of both arms, with means m, variances s^2 and numbers n, `d = m_own - m_control` and `v =
+//! s_own^2 / n_own + s_control^2 / n_control`, an action is slower when
 //!
 //! ```text
 //! d > sqrt(2 v (v + t) / t * (ln(1 / alpha) + ln((v + t) / v) / 2))        t = 0.3^2, alpha = 0.0001
 //! ```
 //!
-//! which is where the mixture sequential probability ratio test of normal data rejects (Johari, Koomen, Pekelis and Walsh, Always valid
-//! inference: continuous monitoring of A/B tests, Operations Research 70, 2022): one may look after every step. That the variance is
-//! estimated, that means still move and that old sessions leave is not in its proof; a test below counts false alarms with all of that.
+//! This is where the mixture sequential probability ratio test of normal data rejects (Johari, Koomen, Pekelis and
+//! Walsh, Always valid inference: continuous monitoring of A/B tests, Operations Research 70, 2022), so it may be
+//! evaluated after every step. Its proof does not cover that the variance is estimated, that means still move and that
+//! old sessions leave; a test below counts false alarms under all of these.
 
 use std::collections::VecDeque;
 
@@ -22,33 +25,33 @@ use strum::{AsRefStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Micros, SessionId};
 
-/// What does not matter, in microseconds.
+/// Negligible difference, in microseconds.
 const NEGLIGIBLE_MICROS: f64 = 50_000.0;
-/// Sessions that are remembered of each action in each arm, and how many there have to be before anything is said.
+/// Sessions kept per action and arm, and how many each arm needs before there is a result.
 const MAX_SESSIONS: usize = 512;
 const MIN_SESSIONS: usize = 20;
-/// A session that made no step for a day says nothing of today.
+/// A session without a step for a day no longer counts.
 const SESSION_TTL_MS: u64 = 24 * 3_600_000;
-/// Weight of a session's newest step in its mean, at least.
+/// Minimum weight of a session's newest step in its mean.
 const MIN_STEP_WEIGHT: f64 = 1.0 / 16.0;
-/// Sessions of one arm differ by at least this.
+/// Minimum standard deviation between the sessions of one arm.
 const MIN_SPREAD: f64 = 0.1;
-/// What slowdowns are expected: their spread, as a logarithm.
+/// Standard deviation of the expected slowdowns, as logarithms.
 const EXPECTED_EFFECT_SPREAD: f64 = 0.3;
-/// Chance of a false word for one action, if everything were as the proof wants it.
+/// Probability of a false alarm per action, under the assumptions of the proof.
 const ALPHA: f64 = 0.0001;
 
-/// On which side of the comparison a session is.
+/// Arm of the comparison that a session belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Arm {
-    /// Planned, and served by the bypass.
+    /// Planned, but served by the bypass policy.
     Control,
     /// Served as planned.
     Own,
 }
 
-/// Whether an action can be given up: the first two are what remains then.
+/// Whether an action can be disabled: the first two are what remains without all others.
 pub fn can_be_disabled(action: Action) -> bool {
     !matches!(action, Action::ColocatedPrefill | Action::DecodeContinuation)
 }
@@ -56,15 +59,15 @@ pub fn can_be_disabled(action: Action) -> bool {
 /// A complete step of a compared session.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSample {
-    /// What the planner chose for it first, whoever served it.
+    /// The action that the planner chose first, whoever served the step.
     pub action: Action,
-    /// Whose it is.
+    /// The session of the step.
     pub session: SessionId,
-    /// How that one is served.
+    /// Arm of the session.
     pub arm: Arm,
-    /// From arrival to the first token; to the end where it was not streamed.
+    /// Time from arrival to the first token; to the end where the answer was not streamed.
     pub latency: Micros,
-    /// When it ended, milliseconds since 1970.
+    /// When the step ended, milliseconds since 1970.
     pub at_unix_ms: u64,
 }
 
@@ -85,16 +88,17 @@ pub struct ComparisonReport {
     pub slower_since_unix_ms: Option<u64>,
 }
 
-/// What changed with a step.
+/// Change of a comparison caused by a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum GuardrailEvent {
     /// The action is significantly slower than the bypass.
     Slower(ComparisonReport),
-    /// It is not any more, of as many sessions as it takes to say so. Only of one that cannot be reverted: of others no new steps come.
+    /// The action is no longer slower, with enough sessions in both arms. Only for actions that cannot be disabled: a
+    /// disabled one gets no new steps.
     Recovered(ComparisonReport),
 }
 
-/// The mean of one session's steps.
+/// Mean of one session's steps.
 #[derive(Clone, Copy, Debug)]
 struct SessionMean {
     id: SessionId,
@@ -103,11 +107,11 @@ struct SessionMean {
     at_unix_ms: u64,
 }
 
-/// One arm's sessions, the one that made a step last at the end.
+/// Sessions of one arm; the one with the newest step is last.
 #[derive(Clone, Debug, Default)]
 struct ArmSessions(VecDeque<SessionMean>);
 
-/// Number, mean and variance of sessions.
+/// Number, mean and variance of the sessions' means.
 #[derive(Clone, Copy, Debug)]
 struct Moments {
     count: f64,
@@ -143,7 +147,7 @@ impl ArmSessions {
     }
 }
 
-/// A logarithm of a ratio, and how far off it may be.
+/// Logarithm of a ratio, with the radius of its confidence interval.
 #[derive(Clone, Copy, Debug)]
 struct LogRatioInterval {
     mean: f64,
@@ -188,7 +192,7 @@ impl ActionComparison {
 
     fn add(&mut self, step: &StepSample) -> Option<GuardrailEvent> {
         if self.slower_since.is_some() && can_be_disabled(step.action) {
-            // It began before the action was given up.
+            // The step began before the action was disabled.
             return None;
         }
         let sample = (step.latency.0 as f64 + NEGLIGIBLE_MICROS).ln();
@@ -203,7 +207,8 @@ impl ActionComparison {
                 self.slower_since = Some(step.at_unix_ms);
                 Some(GuardrailEvent::Slower(self.report()))
             }
-            // Well within, so that it does not come and go. Too few sessions say nothing, neither way.
+            // Well inside the bound, so that the result does not flap. Too few sessions show nothing, in either
+            // direction.
             Some(_) if difference.is_some_and(|d| d.mean < d.radius / 2.0) => {
                 self.slower_since = None;
                 Some(GuardrailEvent::Recovered(self.report()))
@@ -213,27 +218,27 @@ impl ActionComparison {
     }
 }
 
-/// The comparison of every action, of this router's sessions since it started.
+/// Comparisons of all actions, over this router's sessions since it started.
 #[derive(Debug, Default)]
 pub struct Guardrail(Mutex<[ActionComparison; Action::ALL.len()]>);
 
 impl Guardrail {
-    /// A step of a compared session is complete. What is known now that was not before.
+    /// Adds a complete step of a compared session. Returns what changed by it.
     pub fn add(&self, step: &StepSample) -> Option<GuardrailEvent> {
         self.0.lock()[step.action as usize].add(step)
     }
 
-    /// How an action compares.
+    /// Returns the comparison of an action.
     pub fn of(&self, action: Action) -> ComparisonReport {
         self.0.lock()[action as usize].report()
     }
 
-    /// Forgets what is known of an action: it is switched on again.
+    /// Resets the comparison of an action that is enabled again.
     pub fn reset(&self, action: Action) {
         self.0.lock()[action as usize] = ActionComparison::default();
     }
 
-    /// Those that are significantly slower.
+    /// Returns the actions that are significantly slower.
     pub fn slower_actions(&self) -> Vec<(Action, ComparisonReport)> {
         let all = self.0.lock();
         let slower = |action: &Action| all[*action as usize].slower_since.is_some();

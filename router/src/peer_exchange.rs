@@ -1,8 +1,9 @@
-//! Several routers as one: what this router has done and the ledger does not show yet, and what routers tell each other.
+//! Peer exchange between routers: what this router has done and the ledger does not show yet, and what routers tell
+//! each other.
 //!
-//! Every router tells the others at once what it has in flight, so that they do not herd onto one worker, and lends
-//! imprints of what it knows of the engines to one that starts. Nothing here is on the way of a request but short reads of
-//! memory. Whatever is missing here makes a worse plan, never a wrong answer; alone, nothing of it happens.
+//! Every router publishes its requests in flight at once, so that routers do not herd onto one worker, and serves
+//! residency snapshots to a router that starts. On the request path this costs only short memory reads. Missing data
+//! makes a plan worse, never an answer wrong; a single router exchanges nothing.
 
 pub mod commit_retry;
 mod in_flight_tables;
@@ -31,9 +32,9 @@ use crate::telemetry::peer_exchange::ExchangeMetrics;
 use router_peers::TopicService;
 use snapshot_transfer::SnapshotServer;
 
-/// This router's side of what routers tell each other.
+/// This router's side of the peer exchange.
 pub struct PeerExchange {
-    /// This life of this router.
+    /// Start time of this process in microseconds, which identifies its incarnation.
     boot: u64,
     fleet: Arc<Fleet>,
     peers: Arc<dyn RouterPeers>,
@@ -42,21 +43,21 @@ pub struct PeerExchange {
 }
 
 impl PeerExchange {
-    /// Among these neighbours. Tells and answers nothing yet.
+    /// Creates the exchange with these peers. Nothing is published or answered yet.
     pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Arc<Self> {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let boot = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
         Arc::new(Self { boot, fleet, peers: neighbours, snapshots: SnapshotServer::default(), metrics })
     }
 
-    /// Answers the other nodes of this directory from now on, for as long as it runs.
+    /// Answers the other nodes of this directory from now on, as long as it runs.
     pub fn serve(self: &Arc<Self>, directory: &Directory) {
         for topic in [Topic::Exchange, Topic::Residency] {
             directory.serve_peers(topic, Arc::new(TopicService { exchange: Arc::downgrade(self), topic }));
         }
     }
 
-    /// Answers a neighbour.
+    /// Answers a question of a peer.
     pub fn answer(
         self: &Arc<Self>,
         topic: Topic,
@@ -67,7 +68,7 @@ impl PeerExchange {
         async move {
             match topic {
                 Topic::Exchange => exchange.receive_table(from, &question),
-                // Its lender answers for itself.
+                // `PromptService` answers these itself.
                 Topic::Prompts => Err(PeerError::NoService(topic)),
                 Topic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
             }
@@ -75,7 +76,7 @@ impl PeerExchange {
         .boxed()
     }
 
-    /// Tells the neighbours what is in flight here, and forgets what silent ones had, until aborted.
+    /// Publishes this router's requests in flight, and drops those of silent peers, until aborted.
     pub async fn run(self: Arc<Self>) {
         tokio::join!(in_flight_tables::publish(&self), self.record_time_to_exact());
     }
@@ -94,7 +95,7 @@ impl PeerExchange {
         Ok(Bytes::new())
     }
 
-    /// Notes how long it took until every worker's blocks were known exactly for the first time.
+    /// Records the time until every worker's KV index was exact for the first time.
     async fn record_time_to_exact(&self) {
         let started = Instant::now();
         loop {

@@ -1,7 +1,8 @@
-//! Idle time used: while a session is between two steps, its prefix is sent to where its next step would rather be served.
+//! Prefix replication: while a session is between two steps, its prefix is copied to the worker where its next step
+//! would be cheaper.
 //!
-//! `planner::ahead` decides, with the same prices as for steps. One move at a time, within a bandwidth, never from or to a worker
-//! that has much to do. What is sent is a copy: the next step's own commit moves ownership.
+//! `planner::plan_prefix_replication` decides, with the same prices as for steps. One copy runs at a time, within a
+//! bandwidth limit, never from or to a busy worker. It is only a replica: the next step's own commit moves ownership.
 
 mod config;
 mod idle_sessions;
@@ -31,33 +32,33 @@ use crate::pipeline::replicate::relocate;
 use crate::pipeline::routing::RoutingMode;
 use crate::pipeline::verify::{CompletedTransfer, check_if_due};
 
-/// Between two looks at sessions.
+/// Time between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Sessions that one look is at: each costs two plans.
+/// Sessions examined per check: each costs two plans.
 const MAX_SESSIONS_PER_CHECK: usize = 64;
 
-/// Sessions whose next step is awaited; none where nothing is sent ahead.
+/// Sessions that wait for their next step; `None` where replication is disabled.
 #[derive(Debug)]
 pub struct PrefixReplicator(Option<Mutex<idle_sessions::IdleSessions>>);
 
-/// A move that pays, and what for.
+/// A worthwhile copy, and what it is for.
 struct ReplicationJob {
     session: SessionId,
     predicted: Arc<PredictedStep>,
     replication: PrefixReplication,
     source: Owner,
     target: Owner,
-    /// What of it the target has, and room for how much.
+    /// What the target already holds of it, and the target's capacity.
     footprint: Footprint,
 }
 
 impl PrefixReplicator {
-    /// As configured.
+    /// Creates the replicator as configured.
     pub fn new(config: PrefixReplicationConfig) -> Self {
         Self(config.enabled.then(Mutex::default))
     }
 
-    /// A step is over that `server` answered.
+    /// Records that a step has ended, which `server` answered.
     pub(crate) fn record_step_end(
         &self,
         gateway: &AppState,
@@ -76,13 +77,13 @@ impl PrefixReplicator {
     }
 }
 
-/// Sends what pays, as long as the router runs.
+/// Runs worthwhile copies, as long as the router runs.
 pub(crate) async fn run(gateway: Arc<AppState>) {
     let Some(gaps) = &gateway.policies.prefix_replication.0 else { return };
     let bandwidth = gateway.config.ahead.bandwidth.0 as u64;
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
-        // An operator may have turned it meanwhile.
+        // An operator may have changed the mode meanwhile.
         if gateway.routing.get().mode != RoutingMode::Own {
             continue;
         }
@@ -104,7 +105,7 @@ pub(crate) async fn run(gateway: Arc<AppState>) {
     }
 }
 
-/// What would be sent for a session's next step.
+/// Chooses the copy for a session's next step.
 fn choose_replication(
     gateway: &AppState,
     id: SessionId,
@@ -162,7 +163,7 @@ fn choose_replication(
     Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint: stay })
 }
 
-/// Moves it, and says what came of it.
+/// Copies the prefix, and returns the outcome.
 async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> ReplicationProgress {
     let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
     let remark = relocate(gateway, &expected.prompt, (moving.blocks, moving.bytes), (*source, *target)).await;

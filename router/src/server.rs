@@ -1,7 +1,8 @@
-//! The accept loop: TCP in, HTTP/1.1 requests to a service, bounds on everything a client can make us hold.
+//! HTTP server: accepts TCP connections, passes HTTP/1.1 requests to a service, and bounds everything that a client can
+//! make it hold.
 //!
-//! It knows no path and no API. `axum::serve` is not used because it gives hyper no timer, without which slow headers
-//! are waited for for ever.
+//! It knows no path and no API. `axum::serve` is not used because it gives hyper no timer, and then slow headers have
+//! no timeout.
 
 mod body;
 mod connection;
@@ -36,16 +37,16 @@ use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
 pub(crate) use unauthenticated::{ClosedConnections, UnauthenticatedPermit};
 
-/// Connections that the kernel holds until they are accepted.
+/// Length of the kernel's accept queue.
 const ACCEPT_BACKLOG: u32 = 1024;
-/// Most bytes of a request's head.
+/// Maximum size of a request's head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Most bytes of path and query.
+/// Maximum length of path and query, in bytes.
 const LONGEST_URI: usize = 32 << 10;
-/// After so long without a word the kernel asks whether a connection's peer is still there.
+/// TCP keepalive: idle time after which the kernel probes whether the peer is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How often a warning of the same kind is logged.
+/// Minimum time between two logged warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Section `[proxy]`: the listener for clients.
@@ -95,7 +96,7 @@ pub struct ProxyConfig {
 }
 
 impl ProxyConfig {
-    /// What no single field can say: the path of the bad one, and what is accepted.
+    /// Returns the path of a setting that is out of range, and what is accepted.
     pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
         const ACCEPTED: &str = "accepted is 1 to 1000000";
         let counts = [
@@ -111,12 +112,12 @@ impl ProxyConfig {
     }
 }
 
-/// What one listener allows.
+/// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
     /// See [`ProxyConfig::write_timeout`].
     pub write_timeout: Duration,
-    /// Those of connections that have not authenticated; none where whoever connects is known.
+    /// Limits for unauthenticated connections; `None` for a listener whose peers are known.
     pub unauthenticated: Option<UnauthenticatedLimits>,
     /// See [`ProxyConfig::header_timeout`].
     pub header_timeout: Duration,
@@ -126,7 +127,7 @@ pub struct ServerLimits {
     pub drain_timeout: Duration,
 }
 
-/// An address that is taken and not listened on yet: whoever connects is refused.
+/// A bound address that is not listening yet: connections are refused.
 #[derive(Debug)]
 pub struct BoundSocket {
     socket: TcpSocket,
@@ -134,27 +135,27 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Takes `address` (port 0: any free one). Fails where somebody listens already.
+    /// Binds `address` (port 0: any free one). Fails where another socket is listening already.
     pub fn bind(address: SocketAddr) -> std::io::Result<Self> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // As every listener of this process: connections of an earlier one that are closing keep no address.
+        // As for every listener of this process: closing connections of an earlier one do not block the address.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(Self { socket, tls: None })
     }
 
-    /// Speaks only TLS there.
+    /// Accepts only TLS on this socket.
     pub fn with_tls(self, tls: &ListenerTls) -> Self {
         Self { tls: Some(tls.server()), ..self }
     }
 }
 
-/// What is shown of a listener's connections.
+/// Metrics of a listener's connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionCounts {
-    /// How many are open.
+    /// Number of open connections.
     pub(crate) open: IntGauge,
-    /// Those that were closed before they had authenticated.
+    /// Connections that were closed before they had authenticated.
     pub(crate) closed: ClosedConnections,
 }
 
@@ -164,7 +165,7 @@ impl From<IntGauge> for ConnectionCounts {
     }
 }
 
-/// A listener at work. [`HttpServer::stop`] ends it gently; dropping it cuts every connection.
+/// A running listener. [`HttpServer::stop`] ends it gracefully; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct HttpServer {
     address: SocketAddr,
@@ -175,7 +176,7 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves `routes` at an address that was taken; `counts` shows the connections.
+    /// Serves `routes` on a bound socket; `counts` gets the connection metrics.
     pub fn start(
         bound: BoundSocket,
         routes: Router,
@@ -185,7 +186,7 @@ impl HttpServer {
         Self::start_kept(bound, routes, limits, counts, (&Arc::default(), "listener"))
     }
 
-    /// The same, with an accept loop that is supervised under this name.
+    /// Like [`Self::start`], with an accept loop that is supervised under this name.
     pub fn start_kept(
         bound: BoundSocket,
         routes: Router,
@@ -215,12 +216,12 @@ impl HttpServer {
         Ok(Self { address, stop, acceptor: accepting, connection_permits: places, limits })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes no new connections, lets running requests end within the drain time-out, then cuts what is left.
+    /// Accepts no new connections, lets running requests end within the drain timeout, then cuts what is left.
     ///
     /// Returns how many connections had to be cut.
     pub async fn stop(self) -> usize {
@@ -230,7 +231,7 @@ impl HttpServer {
         let drained = tokio::time::timeout(self.limits.drain_timeout, self.connection_permits.acquire_many(all)).await;
         match drained {
             Ok(_) => 0,
-            // The connections' tasks see the channel close with `stop` and end.
+            // The connections' tasks end when they see the channel close together with `stop`.
             Err(_) => self.limits.connections.saturating_sub(self.connection_permits.available_permits()),
         }
     }
@@ -241,7 +242,7 @@ struct ConnectionAcceptor {
     places: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
     protocol: Protocol,
-    /// Longest time until the first request's headers, where connections need not authenticate.
+    /// Timeout for the first request's headers, where connections need not authenticate.
     first_header_timeout: Duration,
     unauthenticated: Option<Arc<UnauthenticatedConnections>>,
     open: IntGauge,
@@ -258,7 +259,7 @@ impl ConnectionAcceptor {
                 let patience = all.timeout().min(self.first_header_timeout);
                 ClientConnection { remote, authentication, evicted: closed, authenticates_until: now + patience }
             }
-            // Its sender is gone: nobody closes it for another one.
+            // The sender is dropped, so that the connection is never evicted for another one.
             _ => ClientConnection {
                 remote,
                 authentication: UnauthenticatedPermit::not_required(),
@@ -269,7 +270,7 @@ impl ConnectionAcceptor {
     }
 }
 
-/// Counts an open connection, also where its task panics.
+/// Counts an open connection, even if its task panics.
 struct OpenConnectionGuard(IntGauge);
 
 impl OpenConnectionGuard {
@@ -311,7 +312,8 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
     }
 }
 
-/// Serves a connection once its TLS handshake is done, which must not take longer than its client may stay unauthenticated.
+/// Serves a connection after its TLS handshake, which must end within the time that its client may stay
+/// unauthenticated.
 async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
@@ -344,7 +346,7 @@ async fn serve_tls(
     }
 }
 
-/// The next client. Errors of `accept` (a client gone again, no file descriptors left) are waited out.
+/// Accepts the next client. Waits and retries on errors of `accept` (a client gone again, no file descriptors left).
 async fn next_stream(listener: &TcpListener, warnings: &mut RareWarning) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -366,7 +368,7 @@ async fn next_stream(listener: &TcpListener, warnings: &mut RareWarning) -> TcpS
     }
 }
 
-/// Says a warning once in [`WARN_INTERVAL`], with how often it came since.
+/// Rate limit for a warning: once per [`WARN_INTERVAL`], with the number of occurrences since the last one.
 #[derive(Debug, Default)]
 struct RareWarning {
     last_logged: Option<Instant>,
@@ -374,7 +376,7 @@ struct RareWarning {
 }
 
 impl RareWarning {
-    /// How often it came, if it is to be said now.
+    /// Counts an occurrence. Returns the number since the last warning if one is due now.
     fn record(&mut self, now: Instant) -> Option<u64> {
         self.suppressed += 1;
         if self.last_logged.is_some_and(|said| now.duration_since(said) < WARN_INTERVAL) {
@@ -385,11 +387,11 @@ impl RareWarning {
     }
 }
 
-/// Where a request came from; rides on every request as an extension.
+/// Address of the client; attached to every request as an extension.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteAddr(pub(crate) SocketAddr);
 
-/// The routes as hyper wants a service; axum's never fails.
+/// Result of the routes as a hyper service; axum's never fails.
 type RouteResult = Result<axum::response::Response, Infallible>;
 
 #[cfg(test)]

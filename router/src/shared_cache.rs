@@ -1,8 +1,8 @@
-//! Soft state: what makes requests cheaper and nothing wrong when it is lost. Memory first, and Redis behind it where
-//! several routers share it.
+//! Shared cache: data that makes requests cheaper and whose loss breaks nothing. Kept in local memory, and in Redis
+//! behind it where several routers share it.
 //!
-//! Redis slow, gone, flushed or wrong is a miss, counted and said; a request waits for it at most its time-out. Nothing
-//! is looked up across tenants: the tenant is part of every key.
+//! A Redis that is slow, unreachable, flushed or corrupt counts as a cache miss and is reported; a request waits for it
+//! no longer than its timeout. Nothing is looked up across tenants: the tenant is part of every key.
 
 mod breaker;
 mod config;
@@ -35,10 +35,10 @@ use redis_client::RedisClient;
 use value_cipher::ValueCipher;
 use watch::{RedisWrite, RedisWriteQueue};
 
-/// How a lookup ends that found a mark in place of a value.
+/// Lookup outcome for a key that holds a tombstone instead of a value.
 const TOMBSTONE_OUTCOME: &str = "forgotten";
 
-/// What this router remembers, alone or with others.
+/// The cache of this router, local or shared with other routers.
 #[derive(Debug)]
 pub struct SharedCache {
     inner: Arc<SharedCacheState>,
@@ -52,21 +52,21 @@ struct SharedCacheState {
     ttl: Duration,
     timeout: Duration,
     transcript_limit: usize,
-    /// Routers that share, as far as it was last known.
+    /// Number of routers that share the cache, as last reported by Redis.
     routers_seen: AtomicU32,
     metrics: SharedCacheMetrics,
 }
 
-/// What lies in Redis.
+/// The connection to Redis, and how values are stored there.
 #[derive(Debug)]
 struct RedisBackend {
     client: RedisClient,
     cipher: ValueCipher,
     namespace: String,
     writes: RedisWriteQueue,
-    /// Whether it may lack what this router remembers.
+    /// Whether Redis may lack values that this router holds.
     unsynced: AtomicBool,
-    /// Whether another router of the namespace seals with another secret.
+    /// Whether another router of the namespace encrypts with another secret.
     other_secret: AtomicBool,
 }
 
@@ -85,14 +85,14 @@ impl SharedCacheError {
 }
 
 impl SharedCache {
-    /// Whether the address of Redis can be used, before the ledger is opened. Nobody is called.
+    /// Checks whether the address of Redis can be used, before the ledger is opened. Does not connect.
     pub fn check(config: &SharedCacheConfig) -> Result<(), SharedCacheError> {
         let Some(url) = &config.redis else { return Ok(()) };
         redis_client::check(url).map_err(|error| SharedCacheError::of(url, &error))
     }
 
-    /// Remembers for itself at once; with Redis as soon as it answers. `cluster` names the keys where no namespace is
-    /// configured.
+    /// Starts the cache: local memory works at once, Redis as soon as it answers. `cluster` is the namespace of the
+    /// keys where none is configured.
     pub fn start(
         config: &SharedCacheConfig,
         (cluster, supervision): (&str, &Arc<Supervision>),
@@ -155,49 +155,49 @@ impl SharedCache {
         Ok(Self { inner, tasks })
     }
 
-    /// How Redis stands; none where there is none.
+    /// Returns the health of Redis; `None` where none is configured.
     pub fn health(&self) -> Option<SharedCacheHealth> {
         self.inner.redis.as_ref().map(|shared| shared.client.health())
     }
 
-    /// How it stands when that is not as it should be: for receipts and probes.
+    /// Returns the health of Redis if it is not up: for receipts and probes.
     pub fn degraded_health(&self) -> Option<SharedCacheHealth> {
         self.health().filter(|standing| *standing != SharedCacheHealth::Up)
     }
 
-    /// Whether what other routers write cannot be read here, because their secret is another one.
+    /// Whether values of other routers cannot be read here because they use another secret.
     pub(crate) fn has_other_secret(&self) -> bool {
         self.inner.redis.as_ref().is_some_and(|shared| shared.other_secret.load(Ordering::Relaxed))
     }
 
-    /// Longest time until what another router has just put is found here; none where nothing is shared.
+    /// Longest time until a value that another router has just put is found here; `None` where nothing is shared.
     pub fn max_propagation_delay(&self) -> Option<Duration> {
         self.inner.redis.as_ref().map(|_| self.inner.timeout)
     }
 
-    /// Longest time for what asks Redis several times.
+    /// Timeout for operations that call Redis several times.
     pub fn multi_call_timeout(&self) -> Duration {
         self.inner.timeout * 10
     }
 
-    /// Of what this router remembers itself, about.
+    /// Approximate size of the local memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.local.lock().bytes()
     }
 
-    /// Largest transcript that is kept.
+    /// Largest transcript that is kept, in bytes.
     pub fn transcript_limit(&self) -> usize {
         self.inner.transcript_limit
     }
 
-    /// The value of `key`, from memory only.
+    /// Returns the value of `key` from local memory only.
     pub fn get_local(&self, key: &CacheKey) -> Option<Bytes> {
         let value = self.inner.local.lock().get(key, Instant::now())?;
         self.inner.metrics.count_lookup(key.kind, "near");
         Some(value)
     }
 
-    /// The value of `key`, from memory, else from Redis within the time-out.
+    /// Returns the value of `key` from local memory, else from Redis within the timeout.
     pub async fn get(&self, key: &CacheKey) -> Option<Bytes> {
         if let Some(value) = self.get_local(key) {
             return Some(value);
@@ -211,8 +211,8 @@ impl SharedCache {
         value
     }
 
-    /// The value of `key` as all routers know it, for what one of them may have been told to forget: from Redis, and from
-    /// memory where Redis does not know.
+    /// Returns the value of `key` as all routers see it, for values that one of them may have deleted: from Redis, and
+    /// from local memory only where Redis has neither value nor tombstone.
     pub async fn get_shared(&self, key: &CacheKey) -> Option<Bytes> {
         let Some(shared) = self.inner.redis.as_ref().filter(|_| key.is_cacheable()) else { return self.get_local(key) };
         let (outcome, value) = self.inner.fetch(shared, key).await;
@@ -224,7 +224,7 @@ impl SharedCache {
         }
     }
 
-    /// Remembers `value`. Never waits: memory has it at once, Redis soon.
+    /// Stores `value`. Never waits: local memory has it at once, Redis soon.
     pub fn put(&self, key: CacheKey, value: Bytes) {
         if !key.is_cacheable() || value.len() > self.inner.max_value_bytes(key.kind) {
             self.inner.metrics.count_write(key.kind, "too_large");
@@ -235,8 +235,8 @@ impl SharedCache {
         self.inner.write(RedisWrite { key, value: held });
     }
 
-    /// Remembers `value` unless another one stands there, here or in Redis; whether it stands here now. Never waits: only
-    /// [`Self::get_shared`] tells which one holds for all routers.
+    /// Stores `value` unless the key holds another one, here or in Redis. Returns whether the local memory now holds
+    /// `value`. Never waits: only [`Self::get_shared`] shows which value holds for all routers.
     pub fn put_if_absent(&self, key: CacheKey, value: Bytes) -> bool {
         if !key.is_cacheable() || value.len() > self.inner.max_value_bytes(key.kind) {
             self.inner.metrics.count_write(key.kind, "too_large");
@@ -254,13 +254,13 @@ impl SharedCache {
         true
     }
 
-    /// Remembers `value` here, without telling Redis.
+    /// Stores `value` in local memory only.
     pub fn put_local(&self, key: CacheKey, value: Bytes) {
         let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
         self.inner.local.lock().put(key, held, Instant::now());
     }
 
-    /// Forgets `key`, here and in Redis, which remembers that it was forgotten: other routers may still hold it.
+    /// Deletes `key`, here and in Redis, where a tombstone replaces it: other routers may still hold the value.
     pub fn forget(&self, key: &CacheKey) {
         self.inner.local.lock().remove(key);
         let held = CachedValue { value: Bytes::new(), ttl: self.inner.ttl, origin: ValueOrigin::Shared };
@@ -283,7 +283,7 @@ impl SharedCacheState {
         }
     }
 
-    /// Largest value of a kind. More is neither written nor read.
+    /// Largest value of a kind, in bytes. Larger ones are neither written nor read.
     fn max_value_bytes(&self, kind: CacheEntryKind) -> usize {
         match kind {
             CacheEntryKind::Maker | CacheEntryKind::Holder | CacheEntryKind::Quota | CacheEntryKind::Charge => 64,
@@ -292,7 +292,8 @@ impl SharedCacheState {
         }
     }
 
-    /// What lies under `name` as a value of this kind; none for what is too large or was not written by one of us.
+    /// Decrypts a value of this kind, stored under `name`; `None` for what is too large or was not written by a router
+    /// with the same secret.
     fn read(&self, shared: &RedisBackend, kind: CacheEntryKind, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
         let most = self.max_value_bytes(kind);
         let opened =
@@ -304,7 +305,7 @@ impl SharedCacheState {
         let text = key.redis_key(&shared.namespace);
         let most = self.max_value_bytes(key.kind) + value_cipher::OVERHEAD;
         let mut pipeline = redis::pipe();
-        // One byte more than there may be tells what is too large, whatever lies there.
+        // Reads one byte more than the limit, so that an oversized value is recognised without reading all of it.
         pipeline.cmd("GETRANGE").arg(&text).arg(0).arg(most);
         let asked = Instant::now();
         let answer = shared.client.call::<(Vec<u8>,)>(&pipeline).await;

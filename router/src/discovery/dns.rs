@@ -1,7 +1,7 @@
-//! A name whose addresses are workers, resolved again and again.
+//! DNS discovery: a name whose addresses are workers, resolved repeatedly.
 //!
-//! A resolver that fails or knows no address changes nothing. Some resolvers tell only a part of many addresses each time, so an
-//! address has to be missing [`MAX_MISSES`] times in a row before its worker leaves.
+//! A failed or empty answer changes nothing. Some resolvers return only a part of many addresses each time, so a worker
+//! is removed only after its address was missing [`MAX_MISSES`] times in a row.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,19 +14,19 @@ use tokio::time::{sleep, timeout};
 use super::{WorkerDiscovery, WorkerSource};
 use crate::config::{DnsConfig, WorkerConfig};
 
-/// Answers in a row without an address, before its worker leaves.
+/// Consecutive answers without an address before its worker is removed.
 const MAX_MISSES: u32 = 3;
-/// The longest wait for an answer.
+/// Timeout for an answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most addresses of a name; more are left out, the highest first.
+/// Maximum number of addresses per name; of more, the highest are left out.
 const MAX_ADDRESSES: usize = 256;
 
-/// The addresses of a name, and how often each was missing of late.
+/// The addresses of a name, each with the number of answers since it was last seen.
 #[derive(Debug, Default)]
 struct ResolvedAddresses(BTreeMap<SocketAddr, u32>);
 
 impl ResolvedAddresses {
-    /// The addresses that count after this answer.
+    /// Adds an answer; returns the addresses that are in force.
     fn update(&mut self, answer: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
         self.0.values_mut().for_each(|missed| *missed += 1);
         for address in answer {
@@ -40,7 +40,7 @@ impl ResolvedAddresses {
     }
 }
 
-/// Tells what the name resolves to, for ever.
+/// Publishes the addresses of the name. Never returns.
 pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, DnsConfig)) {
     let resolve = async |name: String| tokio::net::lookup_host(name).await.map(Iterator::collect);
     follow_with(membership, (at, config), resolve).await;

@@ -1,4 +1,5 @@
-//! Workers from a file of their own, read anew when it changes. A file that cannot be used changes nothing.
+//! File discovery: workers from a file of their own, reloaded when it changes. A file that cannot be used changes
+//! nothing.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use super::{WorkerDiscovery, WorkerSource};
 use crate::config::{WorkerConfig, describe_toml_error, without_text, workers_problem};
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
-/// Between two looks at the file.
+/// Time between two checks of the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Largest file: a thousand workers with long lists of models.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// A file of workers that cannot be used.
+/// A worker file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "discovery.workers_file {}: {problem}; accepted is [[workers]] as in the configuration, or in a file that ends in .json \
@@ -27,7 +28,7 @@ pub struct WorkerFileError {
     problem: String,
 }
 
-/// The file, as it was last read.
+/// The worker file, as it was last read.
 #[derive(Clone)]
 pub(crate) struct WorkerFile {
     path: PathBuf,
@@ -41,13 +42,13 @@ struct WorkerFileContents {
 }
 
 impl WorkerFile {
-    /// Reads it for the first time.
+    /// Reads the file for the first time.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<WorkerConfig>), WorkerFileError> {
         let seen = stamp_of(path);
         Ok((Self { path: path.to_owned(), seen }, read(path)?))
     }
 
-    /// Tells what it lists whenever that changes, for ever.
+    /// Publishes the file's list whenever it changes. Never returns.
     pub(crate) async fn follow(self, membership: Arc<WorkerDiscovery>, followed: WatchedFiles) {
         let Self { path, seen } = self;
         let take = || {
@@ -77,14 +78,14 @@ fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
     }
 }
 
-/// What is wrong with a list.
+/// Why a list is invalid.
 struct InvalidWorkerList(String);
 
 fn parse_toml(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
     let table: toml::Table = text.parse().map_err(|error| InvalidWorkerList(describe_toml_error(text, &error)))?;
     serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
         let at = match error.path().to_string().as_str() {
-            // The file as a whole.
+            // The path of the whole file.
             "." => String::new(),
             path => format!("{path}: "),
         };
@@ -130,7 +131,7 @@ mod tests {
     fn an_invalid_worker_file_names_the_position_and_what_is_accepted() {
         let twice = "[[workers]]\nurl = \"http://a:1\"\n[[workers]]\nurl = \"HTTP://A:1/\"";
         for (name, text, wanted) in [
-            // As it looks while somebody writes it: no workers are not meant.
+            // A file that is still being written: an empty list is not intended.
             ("workers.toml", "", "workers.toml: missing field `workers`"),
             ("workers.json", "", "EOF"),
             ("workers.json", "{\"workers\": []} x", "trailing"),

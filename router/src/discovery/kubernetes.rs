@@ -1,6 +1,6 @@
-//! The endpoints of a Kubernetes service: its EndpointSlices are listed once and then watched.
+//! Kubernetes discovery: the endpoints of a service, from its EndpointSlices, which are listed once and then watched.
 //!
-//! An API server that cannot be asked changes nothing; what it says counts at once, no endpoints included.
+//! An unreachable API server changes nothing; its answers take effect at once, even if there are no endpoints.
 
 mod slices;
 
@@ -19,23 +19,23 @@ use self::slices::{KubernetesStatus, ServiceSlices, SliceList, SlicesError, Watc
 use super::{WorkerDiscovery, WorkerSource};
 use crate::config::{KubernetesConfig, WorkerConfig, WorkerUrl};
 
-/// Where a pod finds what it is and whom it may trust.
+/// Where a pod finds its namespace, its token and the CA certificates.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The longest wait for an answer to begin, and for a list to come.
+/// Timeout for an answer to begin, and for a list to arrive.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one watch goes on, in seconds. The API server ends it then.
+/// Duration of one watch, in seconds. The API server ends it then.
 const WATCH_SECONDS: u64 = 240;
-/// A watch over which nothing came for so long, its end included, is dead.
+/// Idle time after which a watch counts as dead; longer than a watch lasts.
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS + 30);
-/// Between two requests that failed: the first pause, and the longest.
+/// Pause after a failed request: the first one, and the longest.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 const MAX_LIST_BYTES: usize = 32 << 20;
-/// Largest line of a watch.
+/// Largest line of a watch, in bytes.
 const MAX_LINE_BYTES: usize = 4 << 20;
-/// Largest token, certificates and name of a namespace.
+/// Largest token, certificate or namespace file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Why the service's endpoints are not known.
+/// Why the service's endpoints are unknown.
 #[derive(Debug, thiserror::Error)]
 enum KubernetesError {
     #[error(
@@ -65,7 +65,7 @@ enum KubernetesError {
     Slices { service: String, problem: SlicesError },
 }
 
-/// What a network error is at the bottom.
+/// Returns the chain of causes of a network error.
 fn root_cause(error: &reqwest::Error) -> String {
     let first: &dyn std::error::Error = error;
     let causes: Vec<_> = std::iter::successors(Some(first), |error| error.source()).map(ToString::to_string).collect();
@@ -82,13 +82,13 @@ fn hint(status: u16) -> &'static str {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum WatchRestart {
-    /// In time. The next one goes on after this version.
+    /// The watch ended in time. The next one continues after this version.
     ResumeAt(String),
-    /// The API server does not know that version any more: all is to be listed again.
+    /// The API server no longer knows that version: everything must be listed again.
     VersionExpired,
 }
 
-/// Tells the service's endpoints whenever they change, for ever.
+/// Publishes the service's endpoints whenever they change. Never returns.
 pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, KubernetesConfig)) {
     let mut pause = RETRY_BACKOFF.0;
     let mut service = ServiceWatch { membership, index: at, config, published: None, is_working: false };
@@ -96,7 +96,7 @@ pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usiz
         match service.list_and_watch().await {
             Ok(()) => pause = RETRY_BACKOFF.0,
             Err(error) => {
-                // After days of watching it is the first failure.
+                // The first failure after a long watch starts with the shortest pause.
                 if std::mem::take(&mut service.is_working) {
                     pause = RETRY_BACKOFF.0;
                 }
@@ -108,18 +108,18 @@ pub(crate) async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usiz
     }
 }
 
-/// One service, and what was told of it.
+/// One service, and what was published of it.
 struct ServiceWatch {
     membership: Arc<WorkerDiscovery>,
     index: usize,
     config: KubernetesConfig,
     published: Option<BTreeSet<WorkerUrl>>,
-    /// Whether endpoints were told since the last failure.
+    /// Whether endpoints were published since the last failure.
     is_working: bool,
 }
 
 impl ServiceWatch {
-    /// Lists its slices and watches them until a version is too old.
+    /// Lists the service's slices and watches them until the version is too old.
     async fn list_and_watch(&mut self) -> Result<(), KubernetesError> {
         let server = KubernetesApi::of(&self.config).await?;
         let list: SliceList = server.list().await?;
@@ -135,12 +135,12 @@ impl ServiceWatch {
                 WatchRestart::ResumeAt(newest) => version = newest,
                 WatchRestart::VersionExpired => return Ok(()),
             }
-            // A server that ends each watch at once is not asked without a pause.
+            // The pause protects a server that ends each watch at once.
             sleep(RETRY_BACKOFF.0).await;
         }
     }
 
-    /// Takes what changes until the watch ends.
+    /// Applies changes until the watch ends.
     async fn watch(
         &mut self,
         server: &KubernetesApi,
@@ -199,7 +199,7 @@ impl ServiceWatch {
     }
 }
 
-/// The API server, and what of it is asked.
+/// The API server, and the service to query.
 struct KubernetesApi {
     client: Client,
     slices: String,
@@ -210,7 +210,7 @@ struct KubernetesApi {
 }
 
 impl KubernetesApi {
-    /// As it is configured, or as a pod finds it. Its certificates are read anew each time.
+    /// Builds the client from the configuration or the pod's environment. Certificates are read again each time.
     async fn of(config: &KubernetesConfig) -> Result<Self, KubernetesError> {
         let beside = |name: &str| Path::new(SERVICE_ACCOUNT).join(name);
         let api = match &config.api {
@@ -221,7 +221,7 @@ impl KubernetesApi {
             Some(namespace) => namespace.clone(),
             None => read(&beside("namespace")).await?.trim().to_owned(),
         };
-        // reqwest has no provider of its own here. Whoever installed one before is as good.
+        // reqwest has no crypto provider of its own here. One that was installed before is fine, too.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut client = Client::builder().no_proxy().connect_timeout(RESPONSE_TIMEOUT);
         let is_secure = api.starts_with("https://");
@@ -261,7 +261,7 @@ impl KubernetesApi {
         Ok(WatchLines { answer, partial_line: BytesMut::new() })
     }
 
-    /// An answer that is no refusal.
+    /// Sends a request; returns an answer with status 200, else the refusal.
     async fn request(&self, how: &[(&str, &str)]) -> Result<Response, KubernetesError> {
         let selector = format!("kubernetes.io/service-name={}", self.service);
         let how = how.iter().copied().chain([("labelSelector", selector.as_str())]);
@@ -269,7 +269,7 @@ impl KubernetesApi {
             Url::parse_with_params(&self.slices, how).map_err(|error| KubernetesError::Address(error.to_string()))?;
         let mut request = self.client.get(url);
         if self.needs_token {
-            // It is renewed in place.
+            // The token file is renewed in place.
             request = request.bearer_auth(read(&self.token).await?.trim());
         }
         let mut answer = request.send().await?;
@@ -282,7 +282,7 @@ impl KubernetesApi {
     }
 }
 
-/// The API server as a pod's environment names it.
+/// Returns the API server that the pod's environment names.
 fn in_pod(variable: impl Fn(&str) -> Option<String>) -> Result<String, KubernetesError> {
     let host = variable("KUBERNETES_SERVICE_HOST").filter(|host| !host.is_empty()).ok_or(KubernetesError::NoServer)?;
     let port = variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".into());
@@ -320,7 +320,7 @@ struct WatchLines {
 }
 
 impl WatchLines {
-    /// The next one; none where the watch is over.
+    /// Returns the next line; `None` where the watch is over.
     async fn next(&mut self) -> Result<Option<BytesMut>, KubernetesError> {
         loop {
             if let Some(end) = self.partial_line.iter().position(|byte| *byte == b'\n') {

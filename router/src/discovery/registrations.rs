@@ -1,4 +1,4 @@
-//! Workers that register, each for a time: who does not say so again in that time is not listed any more. Pure; time is an
+//! Registrations: workers register for a limited time, and are removed if they do not register again. Pure: time is an
 //! argument.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use vocabulary::WorkerId;
 
 use crate::config::WorkerConfig;
 
-/// Who is registered, and until when.
+/// The registered workers, and until when.
 #[derive(Debug)]
 pub(crate) struct RegistrationTable {
     all: BTreeMap<WorkerId, Registration>,
@@ -24,13 +24,13 @@ pub(crate) struct Registration {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RegistrationOutcome {
     New,
-    /// It was there, and stays.
+    /// It was registered, and stays.
     Renewed,
-    /// It was there, and is described otherwise now.
+    /// It was registered, with another description.
     Changed,
 }
 
-/// So many are registered that there is no room for another one.
+/// The limit of registrations is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegistrationsFull {
     pub(crate) max: usize,
@@ -58,12 +58,12 @@ impl RegistrationTable {
         Ok(came)
     }
 
-    /// The worker is not there any more; whether it was.
+    /// Removes a registration; returns whether it existed.
     pub(crate) fn withdraw(&mut self, worker: WorkerId) -> bool {
         self.all.remove(&worker).is_some()
     }
 
-    /// Takes out those whose time is over.
+    /// Removes the expired registrations and returns their workers.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<WorkerConfig> {
         self.all.extract_if(.., |_, registration| registration.expires_at <= now).map(|(_, it)| it.worker).collect()
     }

@@ -77,7 +77,7 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("workers.toml");
-    // Put there whole, as a reader may look at any time.
+    // Replaced atomically, because the file may be read at any time.
     let write = |text: &str| {
         std::fs::write(folder.path().join("new"), text).unwrap();
         std::fs::rename(folder.path().join("new"), &path).unwrap();

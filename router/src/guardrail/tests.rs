@@ -2,7 +2,7 @@ use strum::VariantArray as _;
 
 use super::*;
 
-/// Samples from one seed.
+/// Pseudo-random samples from a seed.
 struct SeededSamples(u64);
 
 impl SeededSamples {
@@ -11,7 +11,7 @@ impl SeededSamples {
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// About normal: the sum of twelve uniform ones.
+    /// Approximately normal: the sum of twelve uniform samples.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
     }
@@ -24,8 +24,9 @@ fn step(session: u64, arm: Arm, seconds: f64) -> StepSample {
     StepSample { action: FETCH, session: SessionId(session.into()), arm, latency: took, at_unix_ms: session }
 }
 
-/// Sessions of three steps one after the other, of either arm by chance, those of arm own so many times as slow. Prompts of
-/// sessions differ by half an order of magnitude, one step in 50 waits ten times as long. How many sessions it took to find out.
+/// Runs sessions of three steps each in a random arm, with arm own slower by `factor`. Prompt sizes of sessions differ
+/// by half an order of magnitude; one step in 50 waits ten times as long. Returns the number of sessions until the
+/// slowdown was detected.
 fn sessions_until_detected(seed: u64, factor: f64, most: u64) -> Option<u64> {
     let (guardrail, mut chance) = (Guardrail::default(), SeededSamples(seed));
     (0..most).find(|session| {
@@ -74,7 +75,8 @@ fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
     );
 }
 
-/// A step for each of `count` sessions of either arm, arm own ten times as slow. What was found, and after how many.
+/// Adds one step for each of `count` sessions per arm, with arm own ten times as slow. Returns the event, and after how
+/// many sessions it came.
 fn add_slow_sessions(guardrail: &Guardrail, action: Action, count: u64) -> Option<(u64, GuardrailEvent)> {
     (0..2 * count).find_map(|session| {
         let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 0.1) } else { (Arm::Own, 1.0) };
@@ -143,7 +145,7 @@ fn a_slower_placement_stays_flagged_while_sessions_are_too_few() {
     let guardrail = Guardrail::default();
     let action = Action::DecodeContinuation;
     assert!(add_slow_sessions(&guardrail, action, 100).is_some());
-    // A day later those sessions have faded.
+    // A day later those sessions have expired.
     let later = |session: u64| {
         let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
         guardrail.add(&StepSample { action, at_unix_ms: 2 * SESSION_TTL_MS + session, ..step })

@@ -1,4 +1,4 @@
-//! Looks after steps that the ledger has not been told of: says them when there is a quorum again, and forgets them when
+//! Retries steps that are not committed to the ledger: submits them when there is a quorum again, and forgets them when
 //! the view shows them.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use super::pending_commits::QuorumReachability;
 use crate::app_state::AppState;
 use crate::pipeline::{commit, session_resolution};
 
-/// Between two looks.
+/// Time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
-/// Steps that are said in one look, so that a quorum that just came back is not run over.
+/// Maximum number of steps submitted per sweep, so that a returning quorum is not overloaded.
 const MAX_STEPS_PER_SWEEP: usize = 512;
-/// How long an ending router waits for the ledger's answers.
+/// How long a stopping router waits for the ledger's answers.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs until aborted.
+/// Retries until aborted.
 pub async fn run(gateway: Arc<AppState>) {
     let mut look = interval(SWEEP_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -46,7 +46,7 @@ fn sweep(gateway: &Arc<AppState>) {
     }
 }
 
-/// Waits, not for long, until the ledger has answered for everything that it was and is to be told.
+/// Waits, for a limited time, until the ledger has answered all pending commits.
 pub async fn flush(gateway: &Arc<AppState>) {
     let deadline = Instant::now() + FLUSH_TIMEOUT;
     while gateway.ledger_reach() == QuorumReachability::Quorum

@@ -1,7 +1,9 @@
-//! Tells the neighbours what is in flight here: all of it, soon after it changed, and now and then in any case.
+//! Publishes this router's requests in flight to its peers: the whole table, soon after a change, and regularly in any
+//! case.
 //!
-//! Until they know of a request they may send the next one to the same worker: at 50 ms four routers in front of eight
-//! workers served a burst of new sessions a quarter later than one router did, at 10 ms a tenth. So a request is told at once.
+//! Until peers know of a request, they may send their next one to the same worker: with a delay of 50 ms, four routers
+//! in front of eight workers served a burst of new sessions a quarter later than one router did; with 10 ms, a tenth
+//! later. So a new request is published at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +19,19 @@ use workers_shim::fleet::{InFlightEntry, InFlightTable};
 use super::PeerExchange;
 use super::message::write_table;
 
-/// Between two tables that differ, where no request was sent.
+/// Time between two different tables, unless a request was sent.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(10);
-/// Between two tables in any case.
+/// Minimum time between two tables.
 const MIN_INTERVAL: Duration = Duration::from_millis(2);
-/// Between two tables that say the same; well below the silence after which a router no longer counts.
+/// Time between two equal tables; well below the silence after which a router no longer counts.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// How long one is waited for. The next one says all of it again.
+/// Timeout for sending a table. The next one contains everything again.
 const SEND_TIMEOUT: Duration = Duration::from_millis(800);
 
 #[derive(Default)]
 struct TableDelivery {
     last_sent: Option<(Arc<[InFlightEntry]>, Instant)>,
-    /// Whether it has not answered yet.
+    /// Whether the peer has not answered the last table yet.
     is_busy: Arc<AtomicBool>,
 }
 
@@ -47,7 +49,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
     let (mut neighbours, mut sequence, mut wait) = (HashMap::<NodeId, TableDelivery>::new(), 0, CHANGE_INTERVAL);
     loop {
         sleep(MIN_INTERVAL).await;
-        // Soon after a request was sent, else now and then.
+        // Soon after a request was sent, else regularly.
         drop(timeout(wait.saturating_sub(MIN_INTERVAL), exchange.fleet.wait_dispatched()).await);
         wait = CHANGE_INTERVAL;
         let now = Instant::now();
@@ -62,7 +64,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         for node in others {
             let told = neighbours.entry(node).or_default();
             if told.is_busy.load(Ordering::Relaxed) {
-                // What it was not told now it is told as soon as it has answered.
+                // A busy peer gets the table as soon as it has answered.
                 wait = MIN_INTERVAL;
             }
             if !told.is_due(&flows, now) {

@@ -1,4 +1,4 @@
-//! What is wrong with this node's ledger while steps go on being served on its last view.
+//! Health of this node's ledger, while steps continue to be served on its last view.
 
 use std::sync::OnceLock;
 
@@ -17,29 +17,30 @@ pub enum FailurePolicy {
     Stop,
 }
 
-/// Something that is wrong with the ledger.
+/// A fault of the ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum LedgerFault {
-    /// There is no quorum that this node knows of: ownership stands still.
+    /// This node knows of no quorum: ownership cannot change.
     #[error("no quorum, so that ownership stands still and steps are served on the last view")]
     NoQuorum,
-    /// This node was taken out of the cluster.
+    /// This node was removed from the cluster.
     #[error(
         "this node was removed from the cluster and only serves its last view; stop it, or start it with an empty \
          data directory and --join"
     )]
     Removed,
-    /// The log could not be written: this node takes no part in the quorum until it is started again.
+    /// The log could not be written: this node does not take part in the quorum until it is restarted.
     #[error("it could not be written and has stopped; start this node again")]
     Failed,
-    /// Its folder lacks what this node had acknowledged: it must not be started on it again.
+    /// Its data directory lacks what this node had acknowledged: it must not be started with it again.
     #[error(
         "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
          remove it, empty the folder, and start it with --join"
     )]
     Reverted,
-    /// Its folder, or the log in it, is gone from the disk: it has left the quorum, and must not found a cluster.
+    /// Its data directory, or the log in it, is gone from the disk: it has left the quorum, and must not found a
+    /// cluster.
     #[error(
         "its folder, or the log in it, is gone from the disk, and it has stopped. If it was moved, stop this node, \
          put it back, and start it. Else, where a cluster has other nodes, never start this one by its own \
@@ -57,7 +58,7 @@ enum MembershipState {
 }
 
 impl LedgerFault {
-    /// What ails a node's quorum. One that was removed does not wait for any.
+    /// Returns the fault of a node's quorum. For a removed node that is the removal, whatever the quorum.
     fn of_quorum(standing: MembershipState, view: &QuorumStatus) -> Option<Self> {
         match standing {
             MembershipState::Removed => Some(Self::Removed),
@@ -66,21 +67,21 @@ impl LedgerFault {
     }
 }
 
-/// Why one node's ledger has stopped, if it has.
+/// Why this node's ledger has stopped, if it has.
 #[derive(Debug, Default)]
 pub struct LedgerHealth(OnceLock<LedgerFault>);
 
 impl LedgerHealth {
-    /// What is wrong now.
+    /// Returns the current faults.
     pub fn active_faults(&self, directory: &Directory) -> impl Iterator<Item = LedgerFault> {
         let standing = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
         let quorum = LedgerFault::of_quorum(standing, &directory.view().quorum());
-        // A log whose folder is gone may have failed first; starting this node again is no way out then.
+        // A log whose directory is gone may have failed first; then restarting this node is no remedy.
         let gone = directory.is_folder_gone().then_some(LedgerFault::FolderGone);
         [quorum, gone.or(self.0.get().copied())].into_iter().flatten()
     }
 
-    /// The ledger has stopped for good.
+    /// Records that the ledger has stopped for good.
     pub fn record_failure(&self, error: &OwnershipError) {
         let trouble = match error {
             OwnershipError::Reverted { .. } => LedgerFault::Reverted,
@@ -94,8 +95,8 @@ impl LedgerHealth {
 }
 
 impl FailurePolicy {
-    /// Whether requests go on being served after this. A node whose folder is gone is never ended for a supervisor, which
-    /// would start it where nothing is: it would found a second cluster.
+    /// Whether requests are still served after this error. A node whose directory is gone is never stopped: a
+    /// supervisor would restart it with an empty directory, and it would found a second cluster.
     pub fn keeps_serving(self, error: &OwnershipError) -> bool {
         self == Self::Serve || matches!(error, OwnershipError::FolderGone { .. })
     }

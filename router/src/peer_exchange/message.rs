@@ -1,10 +1,12 @@
-//! What routers send each other, in bytes. A first byte names the version; what cannot be read is refused.
+//! Wire format of the messages between routers. The first byte is the version; a message that cannot be parsed is
+//! refused.
 //!
-//! A table is MessagePack. Questions and answers about imprints, all numbers little endian:
+//! A table of requests in flight is MessagePack. Questions and answers about residency snapshots, all numbers little
+//! endian:
 //!
 //! ```text
-//! open:   0, worker u64, rank u16, process u64     ->  not known: 0 | opened: 1, loan u64, chunks u32, first chunk
-//! chunk:  1, loan u64, place u32                   ->  chunk: 2, bytes | gone: 3
+//! open:   0, worker u64, rank u16, process u64     ->  not known: 0 | opened: 1, transfer u64, chunks u32, first chunk
+//! chunk:  1, transfer u64, index u32               ->  chunk: 2, bytes | expired: 3
 //!                                                      busy: 4
 //! ```
 
@@ -13,11 +15,11 @@ use vocabulary::{DpRank, Incarnation, WorkerId};
 use workers_shim::fleet::InFlightTable;
 
 const VERSION: u8 = 1;
-/// Longest table that is read, and most flows in it.
+/// Largest table that is read, in bytes, and its maximum number of flows.
 const MAX_TABLE_BYTES: usize = 1 << 20;
 const MAX_FLOWS: usize = 1 << 14;
 
-/// A table in bytes; none when it cannot be written, which no table of numbers can.
+/// Encodes a table; `None` when that fails, which a table of numbers never does.
 pub(super) fn write_table(table: &InFlightTable) -> Option<Bytes> {
     let mut bytes = vec![VERSION];
     rmp_serde::encode::write(&mut bytes, table).ok()?;
@@ -33,27 +35,27 @@ pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightTable> {
     (table.flows.len() <= MAX_FLOWS).then_some(table)
 }
 
-/// What is asked about imprints.
+/// A question about residency snapshots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ResidencyRequest {
-    /// Begin: everything that is known of this rank of this process.
+    /// Opens a transfer of everything that is known of this rank of this process.
     Open { worker: WorkerId, rank: DpRank, process: Incarnation },
-    /// A later chunk.
+    /// Requests a later chunk.
     Chunk { transfer: u64, index: u32 },
 }
 
-/// What is answered.
+/// The answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ResidencyReply {
-    /// Not all of it is known there.
+    /// The peer does not know all of it.
     NotKnown,
-    /// The first of so many chunks.
+    /// The first of `chunks` chunks.
     Opened { transfer: u64, chunks: u32, first: Bytes },
-    /// A later one.
+    /// A later chunk.
     Chunk(Bytes),
-    /// It was not asked for in time.
+    /// The transfer has expired.
     Expired,
-    /// Too many ask.
+    /// The peer has too many transfers.
     Busy,
 }
 

@@ -1,8 +1,9 @@
-//! Steps that were served here and that this node's view of the ledger does not show yet. Pure; time is an argument.
+//! Pending commits: steps that this router served and its view of the ledger does not show yet. Pure: time is an
+//! argument.
 //!
-//! One step of a session is on its way to the ledger at a time, and one waits; a newer one takes the place of the one that
-//! waits, since it holds all of it. So a quorum that is slow, or gone for an hour, is told once where each session stands,
-//! from the last head that it acknowledged. Meanwhile the next step of a session is planned on these.
+//! Per session, one step is in flight to the ledger and one waits; a newer step replaces the waiting one, since it
+//! contains all of it. So a quorum that is slow, or was gone for an hour, is told once where each session stands, from
+//! the last head that it acknowledged. Meanwhile the next step of a session is planned on the pending ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,43 +13,43 @@ use ownership::ledger::{Command, KvOrigin, OwnershipTransition, PrefixPoint, Sco
 use smart_default::SmartDefault;
 use vocabulary::{Blocks, NodeId, Owner, PrefixChain, PrefixId, SessionId};
 
-/// How long a step that the ledger has is remembered where the view does not show it: another node may have applied it
-/// before this one.
+/// How long a committed step is kept if the view does not show it: another node may have applied it before this one.
 const COMMITTED_RETENTION: Duration = Duration::from_secs(5);
 
-/// A served step, as the ledger is to be told of it.
+/// A served step, as it will be committed to the ledger.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UncommittedStep {
-    /// Whose step.
+    /// The session of the step.
     pub session: SessionId,
-    /// What the session was forked from, where it is new.
+    /// The session that this one was forked from, where it is new.
     pub parent: Option<SessionId>,
-    /// Whose blocks, of which model.
+    /// Tenant, model and KV shape of the blocks.
     pub origin: KvOrigin,
     /// The sealed part of prompt and answer.
     pub chain: PrefixChain,
-    /// The head that the client rewrote.
+    /// The head whose history the client rewrote.
     pub replaces: Option<PrefixId>,
-    /// Who served it.
+    /// The worker incarnation and rank that served it.
     pub owner: Owner,
-    /// What becomes of the decode ownership.
+    /// How the decode ownership changes.
     pub custody: OwnershipTransition,
-    /// The head it was announced on.
+    /// The head on which its intent was announced.
     pub base: PrefixId,
 }
 
 impl UncommittedStep {
-    /// The session's new head.
+    /// Returns the session's new head.
     pub fn head(&self) -> Option<PrefixPoint> {
         PrefixPoint::on_chain(&self.chain, self.chain.blocks())
     }
 
-    /// Within which prefixes are shared.
+    /// Returns the scope within which prefixes are shared.
     pub fn scope(&self) -> Scope {
         self.origin.scope()
     }
 
-    /// The command, for a ledger that knows the chain's first `base` blocks; none when there is nothing to say.
+    /// Returns the command for a ledger that knows the chain's first `base` blocks; `None` when there is nothing to
+    /// commit.
     pub fn command(&self, base: Blocks, router: NodeId) -> Option<Command> {
         Command::commit_step(StepCommit {
             session: self.session,
@@ -66,10 +67,10 @@ impl UncommittedStep {
         })
     }
 
-    /// Blocks that this chain shares with another of the same root.
+    /// Number of leading blocks that this chain shares with another one of the same root.
     pub fn shared_blocks(&self, chain: &PrefixChain) -> Blocks {
         let (mut low, mut high) = (0, self.chain.ids.len().min(chain.ids.len()));
-        // Every id names all before it: after the first difference nothing is equal.
+        // Binary search: every id covers all blocks before it, so nothing is equal after the first difference.
         while low < high {
             let middle = low + (high - low) / 2;
             if self.chain.ids[middle] == chain.ids[middle] {
@@ -81,48 +82,48 @@ impl UncommittedStep {
         Blocks(low as u64)
     }
 
-    /// Whether it holds all of `older`, and is of the same session.
+    /// Whether it contains all of `older`, in the same scope.
     fn extends(&self, older: &UncommittedStep) -> bool {
         self.scope() == older.scope() && older.head().is_some_and(|head| head.is_on_chain(&self.chain))
     }
 }
 
-/// Whether there is a quorum to tell.
+/// Whether a quorum is reachable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QuorumReachability {
-    /// As far as this node knows.
+    /// Reachable, as far as this node knows.
     Quorum,
-    /// Nothing that is said now would be taken.
+    /// No commit would be accepted now.
     NoQuorum,
 }
 
-/// What is known of a step that was sent.
+/// Result of submitting a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommitOutcome {
-    /// The ledger has answered, whatever it said.
+    /// The ledger has answered, whatever its answer.
     Answered,
-    /// It may have it or not; said again it does no harm.
+    /// The ledger may have it or not; submitting it again is harmless.
     Unknown,
 }
 
-/// What is to be done now that a step is over.
+/// What to do after adding a step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CommitActions {
-    /// To be sent at once.
+    /// Submit this step at once.
     pub send: Option<Arc<UncommittedStep>>,
-    /// Will not be sent any more: a newer one holds all of it.
+    /// This step will not be submitted: a newer one replaces it.
     pub replaced: Option<Arc<UncommittedStep>>,
-    /// To be sent at once, beside the others: another branch of the session, which the newer one does not hold.
+    /// Submit this step at once, too: another branch of the session, which the newer one does not contain.
     pub branch: Option<Arc<UncommittedStep>>,
 }
 
-/// How much is remembered. By default 64 MiB.
+/// Limits of the pending commits. The defaults allow 64 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct PendingLimits {
-    /// Sessions.
+    /// Number of sessions.
     #[default(1 << 16)]
     pub sessions: usize,
-    /// Blocks of all their chains; each takes 16 bytes.
+    /// Blocks of all chains; each takes 16 bytes.
     #[default(4 << 20)]
     pub blocks: usize,
 }
@@ -139,7 +140,7 @@ enum SendState {
 struct PendingSession {
     send_state: SendState,
     waiting: Option<Arc<UncommittedStep>>,
-    /// Order of the last change.
+    /// Sequence number of the last change.
     sequence: u64,
     updated_at: Instant,
 }
@@ -165,14 +166,14 @@ impl PendingSession {
     }
 }
 
-/// All of them.
+/// The pending commits of all sessions.
 #[derive(Debug, Default)]
 pub struct PendingCommits {
     limits: PendingLimits,
     sessions: HashMap<SessionId, PendingSession>,
-    /// Sessions by depth and place of their newest head.
+    /// Sessions by depth and id of their newest head.
     heads: BTreeMap<u64, HashMap<(Scope, PrefixId), SessionId>>,
-    /// Sessions, the one that was idle longest first.
+    /// Sessions, the longest idle first.
     idle: BTreeSet<(u64, SessionId)>,
     blocks: usize,
     sequence: u64,
@@ -180,12 +181,12 @@ pub struct PendingCommits {
 }
 
 impl PendingCommits {
-    /// Remembers nothing yet.
+    /// Returns an empty set.
     pub fn new(limits: PendingLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// A step is over.
+    /// Adds a step that has ended.
     pub fn add(&mut self, step: UncommittedStep, reach: QuorumReachability, now: Instant) -> CommitActions {
         let mut taken = CommitActions::default();
         let mut entry = self.remove(step.session).unwrap_or(PendingSession {
@@ -196,7 +197,7 @@ impl PendingCommits {
         });
         let mut step = step;
         if let Some(older) = entry.waiting.take() {
-            // The session may not be there yet, and then only the older one said what it comes from.
+            // The ledger may not have the session yet, and then only the older step says where it comes from.
             step.parent = step.parent.or(older.parent);
             if step.extends(&older) || reach == QuorumReachability::NoQuorum {
                 taken.replaced = Some(older);
@@ -217,7 +218,7 @@ impl PendingCommits {
         taken
     }
 
-    /// A step that was sent came to an end; the one to be sent now.
+    /// Records the result of a submitted step; returns the step to submit next.
     pub fn complete(
         &mut self,
         step: &Arc<UncommittedStep>,
@@ -244,7 +245,7 @@ impl PendingCommits {
         next
     }
 
-    /// Steps that wait although nothing of their session is on its way, at most so many; they are from now on.
+    /// Takes at most `most` waiting steps whose sessions have no step in flight; these are in flight from now on.
     pub fn take_due(&mut self, most: usize) -> Vec<Arc<UncommittedStep>> {
         let waits = |entry: &PendingSession| entry.waiting.is_some() && !entry.is_on_its_way();
         let due: Vec<SessionId> =
@@ -261,7 +262,7 @@ impl PendingCommits {
         steps
     }
 
-    /// Forgets what the ledger has answered: at once where `shows` it, and some time later anyway.
+    /// Removes committed steps: at once where `shows` returns true, else after `COMMITTED_RETENTION`.
     pub fn sweep(&mut self, now: Instant, shows: impl Fn(&UncommittedStep) -> bool) {
         let over = |entry: &PendingSession| match (&entry.send_state, &entry.waiting) {
             (SendState::Done(step), None) => {
@@ -273,19 +274,19 @@ impl PendingCommits {
         gone.into_iter().for_each(|id| drop(self.remove(id)));
     }
 
-    /// The newest step of a session, and how long it is over.
+    /// Returns the newest step of a session, and the time since it ended.
     pub fn newest(&self, session: SessionId, now: Instant) -> Option<(Arc<UncommittedStep>, Duration)> {
         let entry = self.sessions.get(&session)?;
         Some((entry.newest()?.clone(), now.saturating_duration_since(entry.updated_at)))
     }
 
-    /// The step whose head is the deepest prefix of `chain` that is deeper than `beyond`.
+    /// Returns the session whose head is the deepest prefix of `chain` deeper than `beyond`.
     pub fn deepest_head(&self, scope: Scope, chain: &PrefixChain, beyond: Blocks) -> Option<SessionId> {
         let depths = self.heads.range(beyond.0 + 1..=chain.blocks().0.max(beyond.0 + 1)).rev();
         depths.filter_map(|(depth, at)| at.get(&(scope, chain.prefix(Blocks(*depth))?))).next().copied()
     }
 
-    /// Sessions whose newest step the ledger may not have.
+    /// Number of sessions whose newest step may not be committed.
     pub fn pending_count(&self) -> usize {
         self.sessions
             .values()
@@ -293,12 +294,12 @@ impl PendingCommits {
             .count()
     }
 
-    /// Whether nothing is remembered.
+    /// Whether nothing is pending.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
 
-    /// Sessions that were forgotten because of too many.
+    /// Number of sessions that were dropped because a limit was reached.
     pub fn dropped_count(&self) -> u64 {
         self.dropped
     }
@@ -308,7 +309,7 @@ impl PendingCommits {
         self.sequence
     }
 
-    /// Takes a session out of all indexes.
+    /// Removes a session from all indexes.
     fn remove(&mut self, id: SessionId) -> Option<PendingSession> {
         let entry = self.sessions.remove(&id)?;
         self.blocks -= entry.blocks();
@@ -326,7 +327,7 @@ impl PendingCommits {
         Some(entry)
     }
 
-    /// Puts it back, if there is anything in it.
+    /// Inserts the session again, unless it has no step.
     fn insert(&mut self, id: SessionId, entry: PendingSession) {
         let Some((scope, head)) = entry.newest().and_then(|step| Some((step.scope(), step.head()?))) else { return };
         self.blocks += entry.blocks();
@@ -335,7 +336,7 @@ impl PendingCommits {
         self.sessions.insert(id, entry);
     }
 
-    /// At the bound the session that was idle longest is forgotten, unless it is on its way: the queue bounds those.
+    /// Drops the longest idle sessions beyond the limits, except those with a step in flight, which the queue bounds.
     fn enforce_limits(&mut self) {
         while self.sessions.len() > self.limits.sessions || self.blocks > self.limits.blocks {
             let free = |(_, id): &&(u64, SessionId)| !self.sessions[id].is_on_its_way();

@@ -1,7 +1,7 @@
-//! Prompts by their token ids, between routers: any of them can move a session's blocks, whoever served its last step.
+//! Exchange of prompts by token ids: any router can move a session's blocks, whichever router served its last step.
 //!
-//! What is borrowed is used only where it leads to the very prefix that the ledger shows. In MessagePack, after a first
-//! byte that names the version.
+//! A received prompt is used only if it leads to exactly the prefix that the ledger shows. Messages are MessagePack
+//! after a version byte.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,19 +22,19 @@ use crate::pipeline::token_ids::PromptTokenIds;
 use crate::telemetry::peer_exchange::ExchangeMetrics;
 
 const VERSION: u8 = 1;
-/// Neighbours that are asked at once.
+/// Number of peers asked at once.
 const MAX_CONCURRENT_REQUESTS: usize = 4;
-/// Longest wait for one of them.
+/// Timeout for one peer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most token ids that are lent: as many as fit into an answer, at up to five bytes each.
+/// Maximum number of token ids in an answer: as many as fit into it, at up to five bytes each.
 const MAX_TOKENS: usize = MAX_CALL_BYTES / 5 - (64 << 10);
 
-/// Which prompt: of this tenant, through this point.
+/// Identifies a prompt by its tenant and a point on its chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PromptKey {
-    /// Whose.
+    /// The tenant.
     pub tenant: TenantId,
-    /// What it goes through.
+    /// A point that the prompt's chain contains.
     pub point: PrefixPoint,
 }
 
@@ -45,7 +45,7 @@ struct PromptRequest {
     prefix: PrefixId,
 }
 
-/// A prompt up to the point that was asked for.
+/// A prompt up to the requested point.
 #[derive(Serialize, Deserialize)]
 struct PromptReply {
     model: ModelId,
@@ -56,7 +56,7 @@ struct PromptReply {
 }
 
 impl PromptReply {
-    /// None where there are more tokens than can be lent, before they are encoded.
+    /// Builds the answer; `None`, before anything is encoded, where there are too many tokens for one.
     fn of(kept: &StoredPrompt, point: PrefixPoint) -> Option<Self> {
         let can_be_lent = point.blocks.tokens(kept.chain.block).0 <= MAX_TOKENS as u64;
         let tokens = can_be_lent.then(|| kept.first_token_ids(point.blocks))??;
@@ -64,7 +64,7 @@ impl PromptReply {
         Some(Self { model: kept.model.clone(), root, block, tokens, salt: kept.salt.clone() })
     }
 
-    /// As if it had been kept here; none where it does not lead to the point.
+    /// Converts the answer into a stored prompt; `None` where it does not lead to the point.
     fn into_stored_prompt(self, wanted: &PromptKey, seed: HashSeed) -> Option<StoredPrompt> {
         let Self { model, root, block, tokens, salt } = self;
         if block == Tokens::ZERO {
@@ -77,7 +77,7 @@ impl PromptReply {
     }
 }
 
-/// Lends what is kept here.
+/// Serves this router's stored prompts to its peers.
 struct PromptService {
     prompts: Arc<PromptStore>,
     metrics: ExchangeMetrics,
@@ -109,12 +109,12 @@ impl PeerService for PromptService {
     }
 }
 
-/// Lends prompts to the other nodes of this directory from now on.
+/// Serves prompts to the other nodes of this directory from now on.
 pub fn serve_prompts(directory: &Directory, prompts: Arc<PromptStore>, metrics: ExchangeMetrics) {
     directory.serve_peers(Topic::Prompts, Arc::new(PromptService { prompts, metrics }));
 }
 
-/// Asks all neighbours for a prompt, a few at a time; the first that knows it answers for all.
+/// Asks all peers for a prompt, a few at a time; returns the first valid answer.
 pub async fn fetch_prompt(
     neighbours: &dyn RouterPeers,
     wanted: &PromptKey,
@@ -193,7 +193,7 @@ mod tests {
         Arc::new(PromptService { prompts: kept, metrics: Metrics::default().exchange })
     }
 
-    /// Says the same whatever it is asked.
+    /// Gives the same answer to every question.
     struct FixedReply(Vec<u8>);
 
     impl PeerService for FixedReply {

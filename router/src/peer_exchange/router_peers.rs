@@ -1,4 +1,4 @@
-//! The way to the other routers, which are the other nodes of the cluster.
+//! Access to the other routers, which are the other nodes of the cluster.
 
 use std::sync::Weak;
 
@@ -12,9 +12,9 @@ use super::PeerExchange;
 
 /// The other routers of the cluster.
 pub trait RouterPeers: Send + Sync + 'static {
-    /// All of them, whether they can be reached or not.
+    /// Returns all of them, reachable or not.
     fn peers(&self) -> Vec<NodeId>;
-    /// Asks one of them. Bounded in time by whoever implements it.
+    /// Sends a question to one of them. The implementation bounds the time.
     fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
@@ -29,7 +29,7 @@ impl RouterPeers for Peers {
     }
 }
 
-/// Answers the other nodes on one topic, while there is an exchange.
+/// Answers the other nodes on one topic, as long as the exchange exists.
 pub(super) struct TopicService {
     pub(super) exchange: Weak<PeerExchange>,
     pub(super) topic: Topic,

@@ -1,4 +1,4 @@
-//! Imprints from neighbours, for a source of which not all is known here.
+//! Fetches residency snapshots from peers, for a KV event source of which this router does not know everything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +17,17 @@ use super::RouterPeers;
 use super::message::{ResidencyReply, ResidencyRequest};
 use crate::telemetry::peer_exchange::ExchangeMetrics;
 
-/// Imprints that are fetched at once.
+/// Maximum number of concurrent fetches.
 const MAX_CONCURRENT_FETCHES: usize = 4;
-/// Longest wait for one, its turn included. Without one the engine is asked for a replay, which may not reach as far.
+/// Timeout for a fetch, including its wait for a permit. Without a snapshot the engine is asked for a replay, which may
+/// not reach back as far.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(8);
-/// Between two questions to a neighbour that lends to too many.
+/// Time between two questions to a busy peer.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// How often it is asked.
+/// Maximum number of questions to a busy peer.
 const MAX_ATTEMPTS: u32 = 20;
 
-/// Asks the neighbours for imprints.
+/// Fetches residency snapshots from peers.
 #[derive(Clone)]
 pub struct SnapshotClient {
     peers: Arc<dyn RouterPeers>,
@@ -34,20 +35,20 @@ pub struct SnapshotClient {
     metrics: ExchangeMetrics,
 }
 
-/// Why a neighbour's imprint is of no use.
+/// Why a peer's snapshot cannot be used.
 enum SnapshotRejection {
     NotKnown,
-    /// For this reason, a word for the metrics.
+    /// The fetch failed; the value is a metric label.
     Failed(&'static str),
 }
 
 impl SnapshotClient {
-    /// From these neighbours.
+    /// Creates a client for these peers.
     pub fn new(peers: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Self {
         Self { peers, fetch_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_FETCHES)), metrics }
     }
 
-    /// Asks one after the other, beginning with another one for each worker.
+    /// Asks the peers one after the other, starting at a different one for each worker.
     async fn fetch_from_peers(self, wanted: SnapshotRequest) -> Option<ResidencySnapshot> {
         let mut others = self.peers.peers();
         if others.is_empty() {

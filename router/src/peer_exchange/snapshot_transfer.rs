@@ -1,4 +1,4 @@
-//! Imprints for neighbours: written by the follower of a source, kept until all their chunks were fetched.
+//! Serves residency snapshots to peers: written by the follower of an event source, kept until all chunks were fetched.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use workers_shim::fleet::Fleet;
 use super::message::{ResidencyReply, ResidencyRequest};
 use crate::telemetry::peer_exchange::ExchangeMetrics;
 
-/// Longest wait for a follower. It writes between two messages of its engine.
+/// Timeout for the follower's export, which it does between two messages of its engine.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// An imprint that nobody asks for is dropped.
+/// How long a transfer is kept without being requested.
 const TRANSFER_TTL: Duration = Duration::from_secs(10);
-/// Imprints that are kept at once, and bytes of all of them.
+/// Limits for open transfers: their number, and the bytes of all of them.
 const MAX_TRANSFERS: usize = 8;
 const MAX_BYTES: usize = 512 << 20;
 
-/// Imprints that are being fetched.
+/// Snapshots that peers are fetching.
 #[derive(Default)]
 pub(super) struct SnapshotServer(Mutex<OpenTransfers>);
 

@@ -1,4 +1,4 @@
-//! Routers side by side over simulated workers, with function calls between them in place of a network.
+//! Several routers over simulated workers, with function calls between them instead of a network.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use crate::sim_command::ModelCodec;
 use crate::telemetry::metrics::Metrics;
 use crate::testing::{post, wait_until};
 
-/// Who can be called.
+/// The reachable routers.
 #[derive(Default)]
 struct InProcessNetwork(Mutex<BTreeMap<NodeId, Arc<PeerExchange>>>);
 
-/// The street as one router sees it.
+/// The network as one router sees it.
 struct NetworkEndpoint {
     network: Arc<InProcessNetwork>,
     me: NodeId,
@@ -74,7 +74,7 @@ impl TestPeer {
         self.fleet.snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact)
     }
 
-    /// How much of a prompt a worker holds.
+    /// Returns how many blocks of a prompt a worker holds.
     fn depth(&self, worker: &SimWorker, prompt: &[u32]) -> Blocks {
         let root = namespace().root(HashSeed(1), RootKeys::default());
         let chain = PrefixChain::over_tokens(root, HashSeed(1), Tokens(16), prompt);
@@ -139,7 +139,7 @@ async fn starting_router_copies_residency_that_engines_no_longer_replay() {
     }
     assert_eq!((first.count("lent"), second.count("borrowed")), (6, 6));
     wait_until("it is noted how long that took", || second.metrics.exchange.exact_seconds.get() > 0.0).await;
-    // A third one whose only neighbours have moved away.
+    // A third router, whose only peers have moved away.
     let alone = TestPeer::open(&Arc::default(), 3, &workers);
     wait_until("it heard of the last prompt", || alone.depth(&workers[5], &prompt(25)) == Blocks(6)).await;
     assert!(!alone.is_exact() && alone.depth(&workers[5], &prompt(5)) == Blocks::ZERO);

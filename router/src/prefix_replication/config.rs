@@ -17,7 +17,7 @@ pub struct PrefixReplicationConfig {
 }
 
 impl PrefixReplicationConfig {
-    /// What is out of bounds, and what is accepted.
+    /// Returns the setting that is out of range, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         (!self.bandwidth.is_bandwidth()).then_some(("ahead.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
     }

@@ -1,4 +1,4 @@
-//! Sessions between two steps, the newest of them. Pure: time is an argument.
+//! The newest sessions that are between two steps. Pure: time is an argument.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use vocabulary::{SessionId, WorkerId};
 
 use crate::pipeline::prompts::StoredPrompt;
 
-/// Most sessions that are looked after.
+/// Maximum number of tracked sessions.
 const MAX_SESSIONS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
-/// How long after its step a session is looked after: who stays away longer is not expected shortly.
+/// How long after a step its session is considered: a session that stays away longer is not expected to return soon.
 const MAX_IDLE: Duration = Duration::from_secs(60);
-/// Between two looks at the same one.
+/// Minimum time between two checks of the same session.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The next step as far as it is known.
+/// The next step of a session, as far as it can be predicted.
 #[derive(Debug)]
 pub struct PredictedStep {
-    /// What kind it is likely to be: what the last one was.
+    /// Its probable kind: that of the last step.
     pub step: StepKind,
-    /// The last one's, with its answer in the prompt.
+    /// The last step's request, with its answer as part of the prompt.
     pub ask: PlanningRequest,
-    /// The prompt that it goes on from.
+    /// The prompt that it continues.
     pub prompt: Arc<StoredPrompt>,
 }
 
-/// A session whose next step is awaited.
+/// A session that waits for its next step.
 #[derive(Debug)]
 struct IdleSession {
-    /// None when nothing is sent any more: a prompt may be megabytes.
+    /// `None` when nothing more will be sent: a prompt may take megabytes.
     predicted: Option<Arc<PredictedStep>>,
     idle_since: Instant,
     checked_at: Option<Instant>,
@@ -40,11 +40,11 @@ struct IdleSession {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplicationProgress {
-    /// Nothing yet.
+    /// Nothing was attempted.
     NotTried,
-    /// It came to nothing.
+    /// The attempt failed.
     Failed,
-    /// The prefix lies there as well by now.
+    /// The prefix is also resident at this worker.
     Sent(WorkerId),
 }
 
@@ -58,7 +58,8 @@ impl Default for IdleSessions {
 }
 
 impl IdleSessions {
-    /// A step of the session is over, served by `server`. Whether that is where its prefix had been sent to, where it had.
+    /// Records the end of a step, served by `server`. Returns whether that is the worker to which the prefix had been
+    /// sent; `None` if it had not been sent.
     pub(super) fn record_step_end(
         &mut self,
         session: SessionId,
@@ -77,7 +78,8 @@ impl IdleSessions {
         }
     }
 
-    /// At most so many that are to be looked at now, those that ended last first: they are the likeliest to be used.
+    /// Returns at most `most` sessions that are due for a check, the most recently active first: their copies are the
+    /// most likely to be used.
     pub(super) fn due(&mut self, most: usize, now: Instant) -> Vec<(SessionId, Arc<PredictedStep>)> {
         let mut due = Vec::new();
         self.expire(now);
@@ -94,7 +96,7 @@ impl IdleSessions {
         due
     }
 
-    /// Nothing more is sent in gaps as old as that; only what was is remembered.
+    /// Stops replication for sessions that have been idle too long; keeps only those whose prefix was sent.
     fn expire(&mut self, now: Instant) {
         let is_old = |gap: &IdleSession| now.saturating_duration_since(gap.idle_since) > MAX_IDLE;
         let old = self.0.iter().rev().take_while(|(_, gap)| is_old(gap)).map(|(session, _)| *session);
@@ -106,7 +108,7 @@ impl IdleSessions {
         }
     }
 
-    /// Something was sent, or could not be. Nothing is sent twice in a gap.
+    /// Records an attempt. Nothing is sent twice between two steps.
     pub(super) fn record_attempt(
         &mut self,
         session: SessionId,

@@ -1,4 +1,4 @@
-//! Reading a request's body: within size and time, decompressed, as one piece of memory.
+//! Reads a request's body: within limits of size and time, decompressed, into one allocation.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::error::{ApiError, truncated};
 use crate::memory_budget::MemoryReservation;
 use crate::pipeline::offload_pool::OffloadPool;
 
-/// How many times its size a body may inflate to: conversations reach 10.
+/// Maximum ratio of a body's inflated size to its compressed size: conversations reach 10.
 const MAX_INFLATION_RATIO: usize = 32;
-/// What a body of any size may inflate to.
+/// Inflated size that a body of any size may have.
 const MIN_INFLATED_LIMIT: usize = 1 << 20;
-/// A step of inflating.
+/// Bytes inflated per step.
 const INFLATE_CHUNK_BYTES: usize = 64 << 10;
 
-/// What a body may take.
+/// Limits for a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// Most bytes, decompressed.
+    /// Maximum size after decompression, in bytes.
     pub(crate) bytes: usize,
     pub(crate) pause: Duration,
-    /// Longest time altogether.
+    /// Timeout for the whole body.
     pub(crate) total: Duration,
 }
 
@@ -41,7 +41,7 @@ impl From<&ProxyConfig> for BodyLimits {
     }
 }
 
-/// The ways a body may be compressed.
+/// Supported content encodings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ContentEncoding {
     Plain,
@@ -49,8 +49,8 @@ enum ContentEncoding {
     Deflate,
 }
 
-/// Reads all of `body`. Frames are copied once into one allocation; a body of one frame is not copied at all.
-/// Each byte, received or inflated, is taken from `memory` before it is kept.
+/// Reads all of `body`. Frames are copied once into one allocation; a body of one frame is not copied at all. Each
+/// byte, received or inflated, is reserved in `memory` before it is stored.
 pub(crate) async fn read_body(
     headers: &HeaderMap,
     body: Body,
@@ -73,7 +73,7 @@ pub(crate) async fn read_body(
     }
     let mut inflated = memory.sibling();
     let received = std::mem::replace(memory, memory.sibling());
-    // Up to the body limit has to be inflated: too long for a thread that serves others.
+    // Inflating up to the body limit takes too long for an async thread.
     let work = move || {
         let plain = decompress(encoding, &bytes, (limits.bytes, &mut inflated))?;
         drop((bytes, received));
@@ -85,7 +85,7 @@ pub(crate) async fn read_body(
     Ok(plain)
 }
 
-/// The whole body, or what is left of one that became too large, and why it is.
+/// Receives the whole body; returns the rest of one that became too large, with the error.
 async fn receive(
     mut body: Body,
     (limits, memory): (BodyLimits, &mut MemoryReservation),
@@ -120,8 +120,8 @@ async fn receive(
     Ok(Either::Left(if whole.is_empty() { first } else { whole.freeze() }))
 }
 
-/// Gives `error` back, and in the background reads what the client still sends, within the limits: a connection that
-/// is closed under unread data is reset, and the client would see that instead of the answer.
+/// Returns `error`, and reads in the background what the client still sends, within the limits: closing a connection
+/// with unread data resets it, and the client would see the reset instead of the answer.
 pub(crate) fn drain_rejected(headers: &HeaderMap, mut body: Body, limits: BodyLimits, error: ApiError) -> ApiError {
     if body.is_end_stream() || headers.contains_key(EXPECT) {
         return error;
@@ -161,7 +161,7 @@ fn encoding(headers: &HeaderMap) -> Result<ContentEncoding, ApiError> {
     Ok(encoding)
 }
 
-/// The decompressed body; a bomb is an error at its bounds, not a full memory.
+/// Decompresses the body; a decompression bomb fails at the limits before it fills the memory.
 fn decompress(
     encoding: ContentEncoding,
     packed: &[u8],
@@ -187,7 +187,7 @@ fn inflate(
     let mut plain = Vec::new();
     loop {
         if plain.len() == plain.capacity() {
-            // As a vector grows, but said before.
+            // Grows like a vector, but reserves the memory first.
             let more = plain.len().clamp(INFLATE_CHUNK_BYTES, limit.max(INFLATE_CHUNK_BYTES));
             memory.grow(more)?;
             plain.reserve_exact(more);
@@ -224,7 +224,7 @@ mod tests {
         read_within(headers, body, (limits, 1 << 30)).await.0
     }
 
-    /// With so much memory for it; and how much of it the body holds.
+    /// Reads a body with a memory budget of this size. Returns the result, and how many bytes it has reserved.
     async fn read_within(
         headers: &HeaderMap,
         body: Body,
@@ -267,7 +267,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_pauses_and_endless_trickles_time_out() {
-        // Much longer than the limit: a machine that is late with both timers would see the piece first.
+        // Much longer than the limit: on a slow machine with both timers late, the chunk would otherwise come first.
         let pause = read(&HeaderMap::new(), chunks(vec![(0, b"ab"), (60_000, b"cd")]), LIMITS).await;
         assert_eq!(pause, Err(ApiError::BodyTimeout));
         let trickle = read(&HeaderMap::new(), chunks(vec![(40, b"x"); 10]), LIMITS).await;

@@ -1,4 +1,4 @@
-//! One client's connection from its first byte to its last.
+//! Serves one client connection from its first byte to its last.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use super::{LONGEST_URI, MAX_HEAD_BYTES, RemoteAddr, RouteResult};
 use crate::client_request::new_request_id;
 use crate::error::{ApiError, ErrorFormat, ErrorRecipient, headers_timeout_response};
 
-/// Who connected, and until when it must have authenticated.
+/// A client's address, and until when its connection must authenticate.
 pub(super) struct ClientConnection {
     pub(super) remote: Option<RemoteAddr>,
     pub(super) authentication: UnauthenticatedPermit,
-    /// A message: its place is needed. Gone: it has authenticated.
+    /// Receives a message when the connection must make room for another one; closed once it has authenticated.
     pub(super) evicted: oneshot::Receiver<()>,
     pub(super) authenticates_until: Instant,
 }
@@ -37,30 +37,32 @@ pub(super) struct ClientConnection {
 pub(super) struct Protocol {
     pub(super) http: http1::Builder,
     pub(super) routes: Router,
-    /// Longest time that a write may make no progress.
+    /// Maximum time for which a write may make no progress.
     pub(super) write_timeout: Duration,
 }
 
-/// Why a connection is served no longer.
+/// Why a connection is no longer served.
 enum ConnectionEnd {
-    /// It ended by itself, or its peer ended it.
+    /// It was closed, by the server's side or by its peer.
     Closed,
     /// It sent no request in time.
     TimedOut,
 }
 
-/// What is wrong with a head that hyper has read whole. It reads in steps, so that its own bound is not exact.
+/// Returns the error of an oversized head that hyper has read completely: hyper reads in steps, so its own limit is not
+/// exact.
 fn oversized<B>(request: &Request<B>) -> Option<ApiError> {
     let uri = request.uri().path_and_query().map_or(0, |whole| whole.as_str().len());
     if uri > LONGEST_URI {
         return Some(ApiError::UriTooLong { most: LONGEST_URI });
     }
-    // With the colon, the blank and the end of a line.
+    // Adds colon, space and line ending.
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
     (uri + headers.sum::<usize>() > MAX_HEAD_BYTES).then_some(ApiError::HeadTooLarge { most: MAX_HEAD_BYTES })
 }
 
-/// Serves `stream` until it ends, `stopping` says true (the running request still ends) or its sender is gone (now).
+/// Serves `stream` until it ends, `stopping` turns true (a running request still ends), or its sender is dropped (at
+/// once).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     client: ClientConnection,
@@ -125,7 +127,7 @@ pub(super) async fn drive(
             },
             () = sleep_until(authenticates_until), if !authenticated => {
                 stranger.timed_out();
-                // An answer that is on its way still ends, and the connection with it.
+                // A running answer still ends, and the connection with it.
                 if !is_answering.load(Ordering::Relaxed) {
                     break ConnectionEnd::TimedOut;
                 }
@@ -136,7 +138,7 @@ pub(super) async fn drive(
     };
     let parts = connection.into_parts();
     let mut stream = parts.io.into_inner();
-    // An idle connection that timed out is closed without a word, a half-sent request is answered.
+    // An idle connection that timed out is closed silently; a partial request gets an answer.
     if matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty() {
         let _ = stream.write_all(&headers_timeout_response()).await;
     }

@@ -1,21 +1,21 @@
-//! File descriptors: how many this process may open, and what of them connections get.
+//! File descriptors: how many this process may open, and how many of them connections get.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What is kept for the ledger, logs and configuration files.
+/// Reserved for the ledger, logs and configuration files.
 const FILES: u64 = 256;
-/// Most connections of the operators' listener.
+/// Maximum connections of the operator listener.
 const OPERATORS: u64 = 256;
-/// Most connections of the nodes' listener.
+/// Maximum connections of the listener for other nodes.
 const NODES: u64 = 1024;
-/// Sockets of one worker that no client asked for: its events, their replay, probes.
+/// Sockets per worker that no client causes: its events, their replay, probes.
 const PER_WORKER: u64 = 4;
-/// A client's connection, the worker's that answers it, and one that is idle until it is used again.
+/// Per client: its connection, the connection to its worker, and an idle one kept for reuse.
 const DESCRIPTORS_PER_CLIENT: u64 = 3;
-/// More are never asked for: some systems allow a thousand million, for which nobody has memory.
+/// Upper bound for the requested limit: some systems allow a thousand million, for which nobody has memory.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
-/// Raises the soft limit of open files to the hard one. Returns what is in force.
+/// Raises the soft limit of open files to the hard limit. Returns the limit in force.
 pub(crate) fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let soft = limit.current.unwrap_or(MAX_DESCRIPTORS);
@@ -32,19 +32,19 @@ pub(crate) fn raise_limit() -> u64 {
     }
 }
 
-/// What needs descriptors beside connections of clients.
+/// What the process needs file descriptors for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
-    /// Clients that are wanted: `proxy.connections`.
+    /// Wanted client connections: `proxy.connections`.
     pub(crate) clients: usize,
-    /// Workers that may be there.
+    /// Possible number of workers.
     pub(crate) workers: usize,
-    /// Whether other nodes connect here.
+    /// Whether other nodes connect to this one.
     pub(crate) is_in_cluster: bool,
 }
 
 impl Needs {
-    /// A limit of open files with which all that is wanted may be connected.
+    /// Returns a limit of open files that suffices for all wanted connections.
     fn descriptors(&self) -> u64 {
         let nodes = if self.is_in_cluster { NODES } else { 0 };
         let events = (self.workers as u64).saturating_mul(PER_WORKER);
@@ -56,7 +56,7 @@ impl Needs {
     }
 }
 
-/// How many connections each listener may have at once.
+/// Maximum number of concurrent connections per listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Shares {
     pub(crate) clients: usize,
@@ -64,8 +64,8 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Of `limit` descriptors. Of a small limit everything but clients gets an eighth at most: what is left must serve clients
-    /// at all.
+    /// Divides `limit` descriptors. Of a small limit, each use other than clients gets at most an eighth: the rest must
+    /// still serve clients.
     pub(crate) fn of(limit: u64, needs: Needs) -> Self {
         let eighth = limit / 8;
         let operators = OPERATORS.min(eighth / 2).max(2);

@@ -1,4 +1,4 @@
-//! TLS of a listener: a certificate and its key, read anew when the files change.
+//! TLS of a listener: a certificate and its key, reloaded when the files change.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct ListenerTlsConfig {
     pub key: PathBuf,
 }
 
-/// A certificate that cannot be shown.
+/// A certificate that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {why}; PEM files are needed, a certificate and the private key that belongs to it", path.display())]
 pub struct TlsError {
@@ -32,7 +32,7 @@ pub struct TlsError {
     why: String,
 }
 
-/// What a listener shows its clients.
+/// The certificate that a listener presents to its clients.
 #[derive(Debug)]
 pub struct ListenerTls {
     config: ListenerTlsConfig,
@@ -66,7 +66,7 @@ impl ListenerTls {
         Arc::new(config)
     }
 
-    /// Reads the files anew whenever they change. What cannot be used is said, and the last certificate stays.
+    /// Reloads the files whenever they change. Logs files that cannot be used, and keeps the last certificate.
     pub(crate) async fn watch_files(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
         let Self { config, stamps, resolver: shown } = &*self;
         let take = || {
@@ -90,7 +90,7 @@ fn read(config: &ListenerTlsConfig) -> Result<CertifiedKey, TlsError> {
     key.map_err(|error| refused(&config.certificate, &error))
 }
 
-/// The certificates of a PEM file; at least one.
+/// Reads the certificates of a PEM file, at least one.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let refused = |why: &dyn std::fmt::Display| TlsError { path: path.to_owned(), why: why.to_string() };
     let read = CertificateDer::pem_file_iter(path).map_err(|error| refused(&error))?;

@@ -1,7 +1,7 @@
-//! Connections that have not authenticated yet: few altogether, few of one address, and not for long.
+//! Limits for connections that have not authenticated yet: in total, per address, and in time.
 //!
-//! Where there are too many, the oldest one is closed: a client that is what it says sends its key at once, so whoever
-//! has waited longest is the least likely to.
+//! If there are too many, the oldest one is closed: a legitimate client sends its key at once, so the one that has
+//! waited longest is the least likely to do so.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec};
 use tokio::sync::oneshot;
 
-/// What a listener gives to connections that have not authenticated.
+/// A listener's limits for unauthenticated connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnauthenticatedLimits {
-    /// Most of them at once.
+    /// Maximum number at once.
     pub connections: usize,
-    /// Most of one address at once.
+    /// Maximum number per address at once.
     pub per_address: usize,
-    /// How long one may stay so, its TLS handshake included.
+    /// How long a connection may stay unauthenticated, including its TLS handshake.
     pub timeout: Duration,
 }
 
-/// Why connections of a listener were closed before they had authenticated.
+/// Counters of connections that were closed before they had authenticated, by cause.
 #[derive(Clone, Debug)]
 pub(crate) struct ClosedConnections {
     evicted_total: IntCounter,
@@ -33,17 +33,17 @@ pub(crate) struct ClosedConnections {
 }
 
 impl ClosedConnections {
-    /// Labels of the cause.
+    /// Values of the cause label.
     pub(crate) const CAUSES: [&str; 3] = ["evicted_total", "evicted_address", "timeout"];
 
-    /// Those of `listener` in a family with the labels listener and cause.
+    /// Returns the counters of `listener` in a family with the labels listener and cause.
     pub(crate) fn of(family: &IntCounterVec, listener: &str) -> Self {
         let [evicted_total, evicted_address, timeout] =
             Self::CAUSES.map(|cause| family.with_label_values(&[listener, cause]));
         Self { evicted_total, evicted_address, timeout }
     }
 
-    /// Counted for nobody.
+    /// Returns counters that are not exported.
     pub(super) fn unseen() -> Self {
         let [evicted_total, evicted_address, timeout] =
             Self::CAUSES.map(|cause| IntCounter::new(cause, "not shown").expect("a valid name"));
@@ -51,7 +51,7 @@ impl ClosedConnections {
     }
 }
 
-/// Those of one listener.
+/// The unauthenticated connections of one listener.
 #[derive(Debug)]
 pub(super) struct UnauthenticatedConnections {
     limits: UnauthenticatedLimits,
@@ -62,7 +62,7 @@ pub(super) struct UnauthenticatedConnections {
 #[derive(Debug, Default)]
 struct UnauthenticatedIndex {
     next_id: u64,
-    /// The oldest first.
+    /// Ordered by age, the oldest first.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -97,7 +97,7 @@ impl UnauthenticatedConnections {
         self.limits.timeout
     }
 
-    /// A new connection of `address`. Another one may be closed for it: that one's receiver gets a message.
+    /// Adds a connection of `address`. Another one may be evicted for it, whose receiver then gets a message.
     pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (UnauthenticatedPermit, oneshot::Receiver<()>) {
         let (close, closed) = oneshot::channel();
         let address = client_network(address);
@@ -125,7 +125,7 @@ impl UnauthenticatedConnections {
     }
 }
 
-/// An IPv6 host has a whole /64 of addresses.
+/// Returns the network to count by: an IPv6 host has a whole /64 of addresses.
 fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
@@ -133,8 +133,8 @@ fn client_network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection's place among those that have not authenticated; rides on its requests as an extension. Clones are one place,
-/// which the last of them gives back.
+/// A connection's slot among the unauthenticated ones; attached to its requests as an extension. Clones share the slot,
+/// and the last one releases it.
 #[derive(Clone, Debug)]
 pub(crate) struct UnauthenticatedPermit(Option<Arc<UnauthenticatedSlot>>);
 
@@ -146,19 +146,19 @@ struct UnauthenticatedSlot {
 }
 
 impl UnauthenticatedPermit {
-    /// Of a listener that knows whoever connects.
+    /// Returns a permit for a listener whose peers are known.
     pub(super) fn not_required() -> Self {
         Self(None)
     }
 
-    /// A request of this connection has authenticated: the connection is bounded like any other from now on.
+    /// Releases the slot once a request of this connection has authenticated.
     pub(crate) fn mark_authenticated(&self) {
         if let Some(place) = &self.0 {
             place.release();
         }
     }
 
-    /// The connection is closed because none of its requests has authenticated in time.
+    /// Counts a connection that is closed because none of its requests has authenticated in time.
     pub(super) fn timed_out(&self) {
         if let Some(place) = self.0.as_ref().filter(|place| place.is_held.load(Ordering::Relaxed)) {
             place.connections.closed.timeout.inc();

@@ -1,9 +1,9 @@
-//! Whether Redis is asked at all. After a few failures in a row nobody waits for it until probes say that it is back.
+//! Circuit breaker for Redis: after a few consecutive failures no request waits for it until probes succeed again.
 
 use serde::Serialize;
 use strum::{AsRefStr, IntoStaticStr};
 
-/// How Redis stands.
+/// Health of Redis.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
@@ -34,12 +34,12 @@ impl RedisFailure {
     }
 }
 
-/// Failures in a row after which nobody asks any more.
+/// Consecutive failures that open the breaker.
 pub(super) const FAILURES_TO_OPEN: u32 = 3;
-/// Probes in a row that must succeed before somebody asks again.
+/// Consecutive successful probes that close the breaker.
 pub(super) const PROBES_TO_CLOSE: u32 = 2;
 
-/// Pure: told of every outcome, it says who may ask.
+/// The breaker's state. Pure: it gets every outcome, and tells whether requests may call Redis.
 #[derive(Debug)]
 pub(super) struct CircuitBreaker {
     health: SharedCacheHealth,
@@ -47,7 +47,7 @@ pub(super) struct CircuitBreaker {
 }
 
 impl CircuitBreaker {
-    /// Closed to requests until the first probes succeed.
+    /// Returns an open breaker, which lets no request pass until the first probes succeed.
     pub(super) fn new() -> Self {
         Self { health: SharedCacheHealth::Gone, streak: 0 }
     }
@@ -56,11 +56,11 @@ impl CircuitBreaker {
         self.health
     }
 
-    /// A request was answered, or a probe. The new standing, if this changes it.
+    /// Records a successful request or probe. Returns the new health if it changed.
     pub(super) fn record_success(&mut self, asked: CallPurpose) -> Option<SharedCacheHealth> {
         match (self.health, asked) {
             (SharedCacheHealth::Up, _) => self.streak = 0,
-            // A late answer to a request from before says nothing about now.
+            // A late answer to an earlier request says nothing about now.
             (_, CallPurpose::Request) => {}
             (_, CallPurpose::Probe) => self.streak += 1,
         }
@@ -68,7 +68,7 @@ impl CircuitBreaker {
             .then(|| self.transition(SharedCacheHealth::Up))
     }
 
-    /// A request or a probe failed. The new standing, if this changes it.
+    /// Records a failed request or probe. Returns the new health if it changed.
     pub(super) fn record_failure(&mut self, failure: RedisFailure, asked: CallPurpose) -> Option<SharedCacheHealth> {
         match (self.health, asked) {
             (SharedCacheHealth::Up, _) => {
@@ -92,9 +92,9 @@ impl CircuitBreaker {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallPurpose {
-    /// A request, or what follows from one.
+    /// A client's request, or a write that results from one.
     Request,
-    /// The watch over Redis itself.
+    /// A health probe of Redis.
     Probe,
 }
 

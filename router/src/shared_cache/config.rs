@@ -35,7 +35,7 @@ pub struct SharedCacheConfig {
 }
 
 impl SharedCacheConfig {
-    /// What no single field can say: the path of the bad one, and what is accepted.
+    /// Returns the path of a setting that is invalid in context, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         let millis = self.timeout.0.as_millis();
         if !(1..=1000).contains(&millis) {
@@ -69,7 +69,7 @@ impl SharedCacheConfig {
 const SECRET_ACCEPTED: &str = "accepted are 16 characters and more, the same at every router: with them is encrypted what \
     lies in Redis, people's words among it. Without a secret Redis is used only with soft_state.plaintext = true";
 
-/// Where Redis is.
+/// The address of Redis, which may hold a password.
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     url: Secret,
@@ -81,7 +81,7 @@ const ACCEPTED: &str =
     "accepted is redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// for TLS, or unix:///PATH";
 
 impl RedisUrl {
-    /// Reads a URL. An error never carries it: it may hold a password.
+    /// Parses a URL. The error never contains it, since it may hold a password.
     pub fn parse(url: &str) -> Result<Self, &'static str> {
         let known = ["redis://", "rediss://", "unix://"].iter().any(|scheme| url.starts_with(scheme));
         let connection = known.then(|| url.into_connection_info().ok()).flatten().ok_or(ACCEPTED)?;
@@ -94,17 +94,17 @@ impl RedisUrl {
         Ok(Self { url: Secret::from(url), address: place, is_exposed: exposed })
     }
 
-    /// Host and port, or a path: for the log.
+    /// Returns host and port, or a path: for the log.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Whether what is said can be read on the way.
+    /// Whether the connection crosses a network unencrypted.
     pub(super) fn is_exposed(&self) -> bool {
         self.is_exposed
     }
 
-    /// What the client connects to.
+    /// Returns the connection parameters for the client.
     pub(super) fn connection(&self) -> ConnectionInfo {
         self.url.expose().into_connection_info().expect("it was read when it was parsed")
     }

@@ -1,4 +1,4 @@
-//! Counts that all routers share: each leases a part of what is left, in one step that nobody comes between.
+//! Counters that all routers share: each router leases a part of what is left, atomically.
 
 use super::SharedCache;
 use super::breaker::SharedCacheHealth;
@@ -6,17 +6,17 @@ use super::key::{CacheKey, namespace_prefix};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CounterLease {
-    /// So many, and so many are left.
+    /// A lease, and what is left after it.
     Granted {
-        /// For this router; below zero what it has given back.
+        /// Units for this router; negative for units that it has returned.
         units: i64,
         left: u64,
     },
-    /// Nobody could be asked.
+    /// Redis was not reachable, or did not answer.
     Unavailable,
 }
 
-/// A bucket that fills in a minute: `ARGV` is its size and what is wanted of it. What lies there and is no bucket is
+/// A token bucket that fills within a minute: `ARGV` is its size and the wanted units. A key that holds no bucket is
 /// replaced by a full one.
 const LEASE_SCRIPT: &str = r"
 local size, want = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -38,7 +38,7 @@ redis.call('PEXPIRE', KEYS[1], 120000)
 return {granted, math.max(0, math.floor(level))}
 ";
 
-/// Counts this router among those that were heard of in the last ten seconds: `ARGV` is its name.
+/// Counts the routers that were seen in the last ten seconds, including this one: `ARGV` is its name.
 const COUNT_ROUTERS_SCRIPT: &str = r"
 local now = tonumber(redis.call('TIME')[1])
 local added = redis.pcall('ZADD', KEYS[1], now, ARGV[1])
@@ -52,8 +52,8 @@ return redis.call('ZCARD', KEYS[1])
 ";
 
 impl SharedCache {
-    /// How many routers there are, where each must keep to its share: alone, or while Redis is in trouble. None while
-    /// quotas are leased from what all share.
+    /// Returns the number of routers where each must keep to its own share of a quota: without Redis, or while Redis is
+    /// not up. `None` while quotas are leased from the shared count.
     pub(crate) fn isolated_router_count(&self) -> Option<u32> {
         match &self.inner.redis {
             None => Some(1),
@@ -62,12 +62,12 @@ impl SharedCache {
         }
     }
 
-    /// How many routers were heard of last, this one included.
+    /// Returns the last known number of routers, including this one.
     pub(crate) fn router_count(&self) -> u32 {
         self.inner.routers_seen.load(std::sync::atomic::Ordering::Relaxed).max(1)
     }
 
-    /// Leases `want` of `key`, or gives back where it is below zero. Waits at most the time-out.
+    /// Leases `want` units of `key`, or returns units if negative. Waits no longer than the timeout.
     pub(crate) async fn lease(&self, key: &CacheKey, per_minute: u64, want: i64) -> CounterLease {
         let Some(shared) = &self.inner.redis else { return CounterLease::Unavailable };
         let mut pipeline = redis::pipe();
@@ -81,7 +81,7 @@ impl SharedCache {
     }
 }
 
-/// Adds the count of routers to a probe.
+/// Adds the router count to a probe.
 pub(super) fn count_routers(pipeline: &mut redis::Pipeline, namespace: &str, name: &str) {
     pipeline
         .cmd("EVAL")

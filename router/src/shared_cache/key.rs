@@ -1,62 +1,62 @@
-//! Names of what is remembered. The tenant is part of every name, so that nothing is ever looked up across tenants.
+//! Keys of cached values. The tenant is part of every key, so that nothing is ever looked up across tenants.
 
 use std::sync::Arc;
 
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::TenantId;
 
-/// What is remembered.
+/// Kind of a cached value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum CacheEntryKind {
-    /// Which worker made a response.
+    /// The worker that created a response.
     Maker,
-    /// Which tenant a response belongs to; the same key whoever asks.
+    /// The tenant that a response belongs to; the key does not depend on who asks.
     Holder,
-    /// What a response was made of, and what it said.
+    /// Input and output of a response.
     Transcript,
     /// Token ids of a session's prompt so far.
     Checkpoint,
-    /// What a tenant may still use.
+    /// What remains of a tenant's quota.
     Quota,
     /// What was charged for a request that may be sent again.
     Charge,
 }
 
-/// Version of everything that is written; another version's values are not seen.
+/// Format version of everything that is written; values of other versions are not seen.
 const VERSION: u32 = 1;
 
-/// The name of one thing.
+/// Key of one cached value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CacheKey {
-    /// What it is.
+    /// Kind of the value.
     pub kind: CacheEntryKind,
-    /// Whose it is.
+    /// Tenant that the value belongs to.
     pub tenant: TenantId,
-    /// Which one.
+    /// Name of the value within its kind and tenant.
     pub name: Arc<str>,
 }
 
 impl CacheKey {
-    /// Longest name; longer ones are not remembered.
+    /// Longest name; values with longer ones are not cached.
     pub const MAX_NAME_BYTES: usize = 128;
 
-    /// The name of one of `tenant`'s things.
+    /// Returns the key for a value of `tenant`.
     pub fn new(kind: CacheEntryKind, tenant: &TenantId, name: &str) -> Self {
         Self { kind, tenant: tenant.clone(), name: name.into() }
     }
 
-    /// The name of something that belongs to no tenant yet.
+    /// Returns the key for a value that belongs to no tenant.
     pub fn without_tenant(kind: CacheEntryKind, name: &str) -> Self {
         Self::new(kind, &TenantId("".into()), name)
     }
 
-    /// Whether it is short enough to be remembered.
+    /// Whether it is short enough to be cached.
     pub fn is_cacheable(&self) -> bool {
         self.name.len() <= Self::MAX_NAME_BYTES && self.tenant.0.len() <= Self::MAX_NAME_BYTES
     }
 
-    /// As Redis knows it. The tenant's length stands before it, so that no two keys read alike.
+    /// Returns the key in Redis. The tenant is preceded by its length, so that no two keys are equal.
     pub fn redis_key(&self, namespace: &str) -> String {
         let Self { kind, tenant, name } = self;
         format!("{}:{}:{}:{tenant}:{name}", namespace_prefix(namespace), kind.as_ref(), tenant.0.len())

@@ -1,4 +1,5 @@
-//! What this router remembers itself: bounded by bytes, what the tenant that holds most used least recently goes first. Pure: time is an argument.
+//! Local memory of the shared cache: bounded in bytes; evicts the least recently used value of the tenant that holds
+//! most. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +9,19 @@ use vocabulary::TenantId;
 
 use super::key::{CacheEntryKind, CacheKey};
 
-/// Bytes that an entry takes beside its names and value, about.
+/// Approximate size of an entry without its names and value.
 const ENTRY_OVERHEAD_BYTES: usize = 192;
 
 /// Where a value came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueOrigin {
-    /// It was put here; Redis learned it from us.
+    /// This router created it, and wrote it to Redis.
     Local,
-    /// Redis had it.
+    /// It was read from Redis.
     Shared,
 }
 
-/// A value with how long it holds.
+/// A value with its time to live.
 #[derive(Clone, Debug)]
 pub(super) struct CachedValue {
     pub(super) value: Bytes,
@@ -45,12 +46,12 @@ impl LocalCache {
         Self { limit, entries: FairLru::new(limit) }
     }
 
-    /// Of everything that is held, about.
+    /// Approximate size of all entries, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.entries.bytes()
     }
 
-    /// The value of `key`; using it makes it newer, and it holds for its whole time again.
+    /// Returns the value of `key`; marks it as recently used and restarts its time to live.
     pub(super) fn get(&mut self, key: &CacheKey, now: Instant) -> Option<Bytes> {
         let entry = self.entries.get_mut(key)?;
         if entry.expires <= now {
@@ -61,7 +62,7 @@ impl LocalCache {
         Some(entry.cached.value.clone())
     }
 
-    /// Puts a value; one that is larger than a quarter of everything is not kept.
+    /// Stores a value, unless it is larger than a quarter of the limit.
     pub(super) fn put(&mut self, key: CacheKey, held: CachedValue, now: Instant) {
         self.remove(&key);
         let size = entry_size(&key, &held.value);
@@ -76,7 +77,7 @@ impl LocalCache {
         self.entries.remove(key);
     }
 
-    /// What is held of this tenant's words, and where they are.
+    /// Returns the entries that hold this tenant's texts, or their locations.
     pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(CacheKey, Bytes)> {
         let is_kept = |key: &CacheKey| {
             matches!(key.kind, CacheEntryKind::Maker | CacheEntryKind::Transcript | CacheEntryKind::Checkpoint)
@@ -85,7 +86,8 @@ impl LocalCache {
         kept.map(|(key, entry)| (key.clone(), entry.cached.value.clone())).collect()
     }
 
-    /// What was put here and still holds, each tenant's newest first, with the time it has left.
+    /// Returns the unexpired values that this router created, newest first per tenant, with their remaining time to
+    /// live.
     pub(super) fn local_values(&self, now: Instant) -> Vec<(CacheKey, CachedValue)> {
         let held = self.entries.iter().filter_map(|(key, entry)| {
             let ttl = entry.expires.checked_duration_since(now)?;

@@ -1,4 +1,4 @@
-//! Finding and forgetting what is kept of one tenant, here and in Redis.
+//! Finds and deletes what is stored of one tenant, here and in Redis.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::redis_client::RedisCallError;
 use super::watch::{RedisWrite, WriteCondition};
 use super::{CacheEntryKind, CacheKey, RedisBackend, SharedCache, SharedCacheState};
 
-/// Names that Redis looks at for one answer.
+/// Keys that Redis examines per SCAN call.
 const SCAN_COUNT: usize = 512;
-/// Bytes of values that are asked for in one go, and most of them.
+/// Limits for one batch of values: their bytes, and their number.
 const BATCH_BYTES: usize = 1 << 20;
 const MAX_BATCH: usize = 64;
-/// How often it is asked before it counts as not answering.
+/// Attempts before Redis counts as not answering.
 const TRIES: usize = 3;
-/// How often it is told to forget what a write that was under way has put back.
+/// How often values are deleted again that a concurrent write has restored.
 const PASSES: usize = 3;
-/// Longest time for all of it.
+/// Timeout for the whole purge.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// What is kept of people's words.
+/// Kinds that hold people's texts, or their locations.
 const KINDS: [CacheEntryKind; 3] = [CacheEntryKind::Maker, CacheEntryKind::Transcript, CacheEntryKind::Checkpoint];
 
 /// Redis did not answer, or did not forget in time.
@@ -34,7 +34,7 @@ const KINDS: [CacheEntryKind; 3] = [CacheEntryKind::Maker, CacheEntryKind::Trans
 #[error("Redis did not answer, or did not forget in time")]
 pub(crate) struct PurgeError;
 
-/// How many values were forgotten, and how many transcripts in Redis could not be read to see whose they are.
+/// Number of deleted values, and of transcripts in Redis that could not be read to see whose they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Purged {
     pub(crate) forgotten: usize,
@@ -42,8 +42,8 @@ pub(crate) struct Purged {
 }
 
 impl SharedCache {
-    /// Forgets all that is kept of `tenant` at this time, by its names: no value is read, so that those of another secret go as
-    /// well. What other routers have in their memory stays there.
+    /// Deletes everything that is currently stored of `tenant`, by its keys: no value is read, so values of another
+    /// secret are deleted, too. The memory of other routers is not touched.
     pub(crate) async fn purge(&self, tenant: &TenantId) -> Result<Purged, PurgeError> {
         let work = async {
             let mut keys: HashSet<CacheKey> =
@@ -56,7 +56,7 @@ impl SharedCache {
         tokio::time::timeout(PURGE_TIMEOUT, work).await.map_err(|_| PurgeError)?
     }
 
-    /// The same of what `wanted` names among it, which is shown what `read` makes of each transcript.
+    /// Deletes those of the tenant's values that `wanted` selects, given what `read` returns for each transcript.
     pub(crate) async fn purge_some<T: Send + 'static>(
         &self,
         tenant: &TenantId,
@@ -84,7 +84,7 @@ impl SharedCache {
         tokio::time::timeout(PURGE_TIMEOUT, work).await.map_err(|_| PurgeError)?
     }
 
-    /// Puts a mark in the place of each, until none is left; how many there were.
+    /// Replaces each value by a tombstone, until none is left. Returns how many there were.
     async fn forget_all(&self, keys: HashSet<CacheKey>) -> Result<usize, PurgeError> {
         let count = keys.len();
         let mut left: Vec<CacheKey> = keys.into_iter().collect();
@@ -92,7 +92,7 @@ impl SharedCache {
             left.iter().for_each(|key| self.inner.local.lock().remove(key));
             let Some(shared) = self.inner.redis.as_ref().filter(|_| !left.is_empty()) else { return Ok(count) };
             shared.mark(&left, self.inner.ttl).await?;
-            // What waits to be written is written before it is looked for again.
+            // Queued writes are written before the next check.
             tokio::time::sleep(self.inner.timeout).await;
             left = shared.unmarked(left).await?.into_iter().map(|(key, _)| key).collect();
         }
@@ -100,7 +100,7 @@ impl SharedCache {
     }
 }
 
-/// Keys whose values are read in one go.
+/// Groups keys into batches whose values are read at once.
 fn batches(keys: Vec<(CacheKey, usize)>) -> Vec<Vec<CacheKey>> {
     let (mut batches, mut bytes) = (Vec::<Vec<CacheKey>>::new(), 0);
     for (key, size) in keys {
@@ -117,7 +117,7 @@ fn batches(keys: Vec<(CacheKey, usize)>) -> Vec<Vec<CacheKey>> {
 }
 
 impl SharedCacheState {
-    /// What `read` makes of these values, and how many cannot be read. Marks are left out.
+    /// Returns what `read` returns for these values, and how many cannot be read. Tombstones are skipped.
     async fn read_batch<T: Send + 'static>(
         inner: &Arc<Self>,
         batch: Vec<CacheKey>,
@@ -134,7 +134,7 @@ impl SharedCacheState {
         let work = move || {
             let (mut found, mut unread) = (Vec::new(), 0);
             let Some(shared) = &inner.redis else { return (found, unread) };
-            // What is gone by now is empty.
+            // A value that is gone by now is empty.
             for (key, sealed) in batch.into_iter().zip(values).filter(|(_, sealed)| !sealed.is_empty()) {
                 match inner.read(shared, key.kind, &key.redis_key(&shared.namespace), sealed) {
                     None => unread += 1,
@@ -149,7 +149,7 @@ impl SharedCacheState {
 }
 
 impl RedisBackend {
-    /// Asks a few times: what is looked through here is much, and nobody waits for it.
+    /// Calls Redis with a few attempts: a scan takes long, and no request waits for it.
     async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, PurgeError> {
         for _ in 0..TRIES {
             match self.client.browse(pipeline).await {
@@ -161,7 +161,7 @@ impl RedisBackend {
         Err(PurgeError)
     }
 
-    /// What Redis holds of the words of `tenant`, and the size of each; without marks.
+    /// Returns the keys in Redis with texts of `tenant`, and the size of each value; without tombstones.
     async fn kept(&self, tenant: &TenantId) -> Result<Vec<(CacheKey, usize)>, PurgeError> {
         let prefixes = KINDS.map(|kind| (kind, CacheKey::new(kind, tenant, "").redis_key(&self.namespace)));
         let namespace = namespace_prefix(&self.namespace);
@@ -182,7 +182,8 @@ impl RedisBackend {
         }
     }
 
-    /// Those of which Redis holds a value, whatever it is, and its size. A mark is known by its form.
+    /// Returns the keys for which Redis holds a value rather than a tombstone, with its size. A tombstone is recognised
+    /// by its first byte and length.
     async fn unmarked(&self, keys: Vec<CacheKey>) -> Result<Vec<(CacheKey, usize)>, PurgeError> {
         let (version, length) = self.cipher.mark();
         let mut found = Vec::new();
@@ -218,7 +219,7 @@ impl RedisBackend {
     }
 }
 
-/// A text that matches itself only, where Redis reads patterns.
+/// Escapes a text so that it matches only itself in a Redis glob pattern.
 fn escape_glob(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for letter in text.chars() {

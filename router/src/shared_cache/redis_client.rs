@@ -1,7 +1,7 @@
-//! The way to Redis: two connections, calls that end in time, and the breaker that they feed. It interprets nothing.
+//! Redis client: two connections, calls with a timeout, and the circuit breaker that they feed. It interprets no
+//! values.
 //!
-//! What a request asks and what is written behind its back go over connections of their own, so that no large value
-//! stands in front of a small question.
+//! Requests and background writes use separate connections, so that no large value delays a small lookup.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use super::breaker::{CallPurpose, CircuitBreaker, RedisFailure, SharedCacheHealt
 use super::config::{RedisUrl, SharedCacheConfig};
 use crate::telemetry::shared_cache::SharedCacheMetrics;
 
-/// Most requests that wait for Redis at once; more are served without it.
+/// Limit of requests that wait for Redis at once; further ones are served without it.
 const MAX_WAITING_CALLS: usize = 256;
-/// Longest time to connect; no request waits for it.
+/// Timeout for connecting; no request waits for it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much longer than a request those may wait for whom nobody waits.
+/// Factor by which background calls may take longer than requests.
 const BACKGROUND_TIMEOUT_FACTOR: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RedisCallError {
-    /// It was not asked: it is known not to answer, or too many wait for it.
+    /// Redis was not called: it is known not to answer, or too many calls are waiting.
     Skipped,
-    /// It was asked in vain.
+    /// The call failed.
     Failed(RedisFailure),
-    /// It holds something else under this key.
+    /// The key holds something else than one of our values.
     Foreign,
 }
 
 impl RedisCallError {
-    /// The word for metrics.
+    /// Returns the label for metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Skipped => "not_asked",
@@ -50,7 +50,7 @@ pub(super) struct RedisClient {
     connections: Mutex<Option<RedisConnections>>,
     breaker: Mutex<CircuitBreaker>,
     slots: Semaphore,
-    /// Somebody found it wanting.
+    /// Notified when the health changes, so that the next probe runs at once.
     pub(super) breaker_opened: Notify,
     metrics: SharedCacheMetrics,
 }
@@ -67,13 +67,13 @@ impl std::fmt::Debug for RedisClient {
     }
 }
 
-/// Whether an address can be used; connects to nobody.
+/// Checks whether an address can be used; does not connect.
 pub(super) fn check(url: &RedisUrl) -> Result<(), RedisError> {
     Client::open(url.connection()).map(drop)
 }
 
 impl RedisClient {
-    /// Connects to nobody yet.
+    /// Creates the client without connecting.
     pub(super) fn new(
         url: &RedisUrl,
         config: &SharedCacheConfig,
@@ -96,7 +96,7 @@ impl RedisClient {
         self.breaker.lock().health()
     }
 
-    /// Asks while a request waits.
+    /// Calls Redis while a request waits.
     pub(super) async fn call<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
         let lanes = self.open_connections()?;
         let _room = self.slots.try_acquire().map_err(|_| RedisCallError::Skipped)?;
@@ -104,20 +104,20 @@ impl RedisClient {
         self.record_outcome(answer, CallPurpose::Request)
     }
 
-    /// Tells while nobody waits.
+    /// Calls Redis in the background.
     pub(super) async fn call_in_background<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
         let lanes = self.open_connections()?;
         let answer = run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await;
         self.record_outcome(answer, CallPurpose::Request)
     }
 
-    /// Tells, and learns nothing of Redis from it: whoever looks through much may be late for that alone.
+    /// Calls Redis in the background without feeding the breaker: a long scan may be slow just because it is long.
     pub(super) async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
         let lanes = self.open_connections()?;
         run(lanes.background, pipeline, self.timeout * BACKGROUND_TIMEOUT_FACTOR).await
     }
 
-    /// Asks however Redis stands, over new connections where the old ones are suspect.
+    /// Calls Redis whatever its health, over new connections where the old ones are suspect.
     pub(super) async fn probe<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, RedisCallError> {
         let lanes = self.connections.lock().clone();
         let lanes = match lanes {
@@ -160,7 +160,7 @@ impl RedisClient {
             Err(RedisCallError::Failed(failure)) => self.breaker.lock().record_failure(*failure, asked),
         };
         if answer.is_err() && self.health() != SharedCacheHealth::Up {
-            // Old answers may still be on their way over these.
+            // Old answers may still arrive on these connections.
             *self.connections.lock() = None;
         }
         if let Some(standing) = change {
@@ -170,7 +170,7 @@ impl RedisClient {
         answer
     }
 
-    /// Says how Redis stands, to the operator and to the metrics.
+    /// Logs the health of Redis and sets its metric.
     pub(super) fn report_health(&self, standing: SharedCacheHealth) {
         self.metrics.set_health(Some(standing));
         let (redis, standing) = (&self.address, standing.as_ref());
@@ -199,7 +199,7 @@ async fn run<T: FromRedisValue>(
     }
 }
 
-/// Whether it answered well, but what lies there is not ours.
+/// Whether Redis answered properly, but the key holds something that is not ours.
 fn is_foreign(error: &RedisError) -> bool {
     let of_type = |errors: &[(usize, ServerError)]| errors.iter().all(|(_, error)| error.code() == "WRONGTYPE");
     error.clone().into_server_errors().is_some_and(|errors| of_type(&errors))

@@ -1,5 +1,5 @@
-//! Values as they lie in Redis: encrypted under a key of the configuration and bound to their name. What was written under
-//! another key or another name, was cut or was changed, is not read.
+//! Encrypts values for Redis under a configured secret, bound to their key's name. A value under another secret or
+//! another name, or one that was truncated or changed, is not read.
 
 use bytes::{Bytes, BytesMut};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -8,17 +8,17 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::auth::Secret;
 
-/// First byte of a value that is encrypted, and of one that is not.
+/// First byte of an encrypted value, and of a plain one.
 const ENCRYPTED: u8 = 2;
 const PLAIN: u8 = 3;
-/// Most bytes beside the value: the version, the nonce and the tag.
+/// Largest overhead of an encrypted value: version, nonce and tag.
 pub(super) const OVERHEAD: usize = 1 + NONCE_LEN + 16;
 
-/// How values are written, and which are read.
+/// How values are written, and which ones are read.
 pub(super) enum ValueCipher {
-    /// AES-256-GCM. Each name has a key of its own, so that no key is used often enough for a nonce to repeat.
+    /// AES-256-GCM. Each name has its own key, so that no key is used often enough for a nonce to repeat.
     Encrypting { root: Prk, random: SystemRandom },
-    /// As they are, where the configuration says so.
+    /// Not encrypted, where the configuration says so.
     Plain,
 }
 
@@ -29,7 +29,7 @@ impl std::fmt::Debug for ValueCipher {
 }
 
 impl ValueCipher {
-    /// With a secret every value is encrypted, without one none.
+    /// Encrypts every value if there is a secret, else none.
     pub(super) fn new(secret: Option<&Secret>) -> Self {
         match secret {
             None => Self::Plain,
@@ -40,7 +40,7 @@ impl ValueCipher {
         }
     }
 
-    /// `value` as it is written under `name`; none where the system gives no randomness.
+    /// Returns `value` as it is stored under `name`; `None` where the system provides no randomness.
     pub(super) fn seal(&self, name: &str, value: &[u8]) -> Option<Vec<u8>> {
         let mut sealed = Vec::with_capacity(OVERHEAD + value.len());
         let Self::Encrypting { root, random } = self else {
@@ -60,7 +60,7 @@ impl ValueCipher {
         Some(sealed)
     }
 
-    /// First byte and length of an empty value that is written.
+    /// Returns first byte and length of an encoded empty value, which is a tombstone.
     pub(super) fn mark(&self) -> (u8, usize) {
         match self {
             Self::Encrypting { .. } => (ENCRYPTED, OVERHEAD),
@@ -68,7 +68,7 @@ impl ValueCipher {
         }
     }
 
-    /// What was sealed under this `name`; none for anything else. What is not encrypted is not read where values are to be.
+    /// Returns the value stored under `name`; `None` for anything else. With a secret, plain values are not read.
     pub(super) fn open(&self, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
         let Self::Encrypting { root, .. } = self else {
             return (sealed.first() == Some(&PLAIN)).then(|| Bytes::from(sealed).slice(1..));
@@ -84,7 +84,7 @@ impl ValueCipher {
     }
 }
 
-/// The key of one name.
+/// Derives the key for one name.
 fn key(root: &Prk, name: &str) -> Option<LessSafeKey> {
     let info = [name.as_bytes()];
     let okm = root.expand(&info, &AES_256_GCM).ok()?;

@@ -1,4 +1,4 @@
-//! Keeping an eye on Redis: probes, what to tell it anew after it was gone or flushed, and the writes that wait.
+//! Watches Redis: probes, resending values after an outage or a flush, and the queue of writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,21 +16,21 @@ use super::value_cipher::OVERHEAD;
 use super::{RedisBackend, SharedCacheState};
 use crate::client_request::new_request_id;
 
-/// Between two probes while all is well, and while it is not.
+/// Time between two probes while Redis is up, and while it is not.
 const HEALTHY_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const UNHEALTHY_PROBE_INTERVAL: Duration = Duration::from_millis(200);
-/// How long a mark stands that nobody renews.
+/// How long a flush sentinel lives without renewal, in seconds.
 const SENTINEL_TTL_SECONDS: u64 = 600;
-/// What is sealed so that secrets can be compared, and how long it stands that nobody renews.
+/// Plaintext of the canary, by which secrets are compared, and its lifetime without renewal in seconds.
 const CANARY: &[u8] = b"ownerserve";
 const CANARY_SECONDS: u64 = 60;
-/// Most writes in one pipeline.
+/// Maximum number of writes in one pipeline.
 const MAX_BATCH: usize = 64;
-/// Most writes that wait, and their bytes.
+/// Limits of the write queue: number of writes, and their bytes.
 pub(super) const MAX_QUEUED_WRITES: usize = 1024;
 const MAX_QUEUED_BYTES: usize = 32 << 20;
 
-/// Something for Redis to remember; an empty value marks what is to be forgotten.
+/// A write to Redis; an empty value is a tombstone.
 #[derive(Debug)]
 pub(super) struct RedisWrite {
     pub(super) key: CacheKey,
@@ -43,15 +43,15 @@ impl RedisWrite {
     }
 }
 
-/// What a write may do to what is there.
+/// When a write may replace an existing value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WriteCondition {
     Always,
-    /// Nothing: others may have forgotten it meanwhile.
+    /// Never: another router may have deleted it meanwhile.
     IfAbsent,
 }
 
-/// The way to the writer, which never waits.
+/// Sending side of the write queue, which never waits.
 #[derive(Clone, Debug)]
 pub(super) struct RedisWriteQueue {
     queue: mpsc::Sender<RedisWrite>,
@@ -64,7 +64,7 @@ impl RedisWriteQueue {
         (Self { queue, bytes: Arc::default() }, waiting)
     }
 
-    /// Whether there was room for it.
+    /// Queues a write; returns whether there was room for it.
     pub(super) fn push(&self, write: RedisWrite) -> bool {
         let bytes = write.bytes();
         if self.bytes.load(Ordering::Relaxed) + bytes > MAX_QUEUED_BYTES {
@@ -82,7 +82,7 @@ impl RedisWriteQueue {
     }
 }
 
-/// Writes what was pushed, in order, in batches.
+/// Writes the queue to Redis, in order and in batches.
 pub(super) async fn write_all(inner: Arc<SharedCacheState>, waiting: &mut mpsc::Receiver<RedisWrite>) {
     let Some(shared) = &inner.redis else { return };
     let mut batch = Vec::with_capacity(MAX_BATCH);
@@ -99,12 +99,13 @@ pub(super) async fn write_all(inner: Arc<SharedCacheState>, waiting: &mut mpsc::
 }
 
 impl RedisBackend {
-    /// Something may be missing in Redis: the next probe that is answered is followed by all that this router remembers.
+    /// Notes that Redis may lack values: after the next successful probe this router resends all that it holds.
     fn mark_unsynced(&self) {
         self.unsynced.store(true, Ordering::Relaxed);
     }
 
-    /// The word for how it went. What was not saved stays in memory, and is told anew.
+    /// Writes a batch and returns the outcome as a metric label. What was not saved stays in local memory and is
+    /// resent.
     pub(super) async fn save(&self, batch: &[RedisWrite], over: WriteCondition) -> &'static str {
         let mut pipeline = redis::pipe();
         batch.iter().for_each(|write| self.push_command(write, over, &mut pipeline));
@@ -127,7 +128,8 @@ impl RedisBackend {
     }
 }
 
-/// A sealed value that all routers of a namespace share: who cannot open it has another secret than the others.
+/// An encrypted value that all routers of a namespace share: a router that cannot decrypt it uses another secret than
+/// the others.
 struct Canary {
     ask: Pipeline,
     renew: Pipeline,
@@ -135,7 +137,7 @@ struct Canary {
 }
 
 impl Canary {
-    /// None where nothing can be sealed.
+    /// Returns `None` where nothing can be encrypted.
     fn new(shared: &RedisBackend) -> Option<Self> {
         let key = format!("{}:secret", namespace_prefix(&shared.namespace));
         let value = shared.cipher.seal(&key, CANARY)?;
@@ -146,12 +148,13 @@ impl Canary {
         Some(Self { ask, renew, key })
     }
 
-    /// Looks at what lies there, and says so when that changes. Without an answer nothing is known anew.
+    /// Compares the canary in Redis, and logs a change. Without an answer the last result stays.
     async fn compare(&self, shared: &RedisBackend) {
         let Ok((sealed,)) = shared.client.call_in_background::<(Vec<u8>,)>(&self.ask).await else { return };
         let is_ours = shared.cipher.open(&self.key, sealed).is_some();
         if is_ours {
-            // Only where it opens: it goes with the last router that has the other secret.
+            // Renewed only where it can be decrypted, so that it expires with the last router that uses the other
+            // secret.
             let _ = shared.client.call_in_background::<()>(&self.renew).await;
         }
         match (shared.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
@@ -165,7 +168,7 @@ impl Canary {
     }
 }
 
-/// Probes Redis for as long as it is asked to, and tells it again what it has forgotten.
+/// Probes Redis forever, and resends what it has lost.
 pub(super) async fn watch(inner: Arc<SharedCacheState>) {
     let Some(shared) = &inner.redis else { return };
     let mark = FlushSentinel::new(&shared.namespace);
@@ -189,7 +192,7 @@ pub(super) async fn watch(inner: Arc<SharedCacheState>) {
                     inner.metrics.flushes.inc();
                     tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
                 }
-                // The mark first: should Redis forget once more while it is told, the next probe finds that out.
+                // The sentinel comes first: if Redis is flushed again during the resend, the next probe detects it.
                 marked = shared.client.call_in_background::<()>(&mark.set).await.is_ok();
                 shared.mark_unsynced();
             }
@@ -215,9 +218,9 @@ pub(super) async fn watch(inner: Arc<SharedCacheState>) {
     }
 }
 
-/// A key of this router's own. When it is gone, so is everything else.
+/// Detects a flush of Redis: a key of this router whose absence means that everything is lost.
 ///
-/// It is set only when its absence was heard: an answer that is lost must not take the news of a flush with it.
+/// It is set only after its absence was observed: otherwise a lost answer could hide a flush.
 struct FlushSentinel {
     probe: Pipeline,
     set: Pipeline,
@@ -237,7 +240,7 @@ impl FlushSentinel {
     }
 }
 
-/// What other routers may ask for, newest first. Checkpoints are cheaper to make anew.
+/// Resends the values that other routers may ask for, newest first. Checkpoints are cheaper to recompute.
 async fn resend_local_values(inner: &SharedCacheState, shared: &RedisBackend) {
     let ours = inner.local.lock().local_values(Instant::now());
     let lasting = ours.into_iter().filter(|(key, _)| {

@@ -1,4 +1,4 @@
-//! EndpointSlices of one service, as the Kubernetes API tells them (`discovery.k8s.io/v1`), and the workers in them.
+//! EndpointSlices of one service in the Kubernetes API (`discovery.k8s.io/v1`), and the workers in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::config::{PortSelector, WorkerUrl};
 
-/// Most slices of a service: a hundred endpoints each, as Kubernetes cuts them.
+/// Maximum number of slices per service; Kubernetes puts a hundred endpoints into each.
 const MAX_SLICES: usize = 256;
 
 #[derive(Debug, Deserialize)]
@@ -17,7 +17,7 @@ pub(super) struct SliceList {
     pub(super) items: Vec<EndpointSlice>,
 }
 
-/// Of which version of the cluster's state a list is.
+/// Metadata of a list: the version of the cluster's state.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListMeta {
@@ -33,7 +33,7 @@ pub(super) struct EndpointSlice {
     ports: Option<Vec<EndpointPort>>,
 }
 
-/// Its name, and the version of the cluster's state that it is of.
+/// Name of an object, and its version of the cluster's state.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectMeta {
@@ -51,7 +51,7 @@ struct SliceEndpoint {
     conditions: EndpointConditions,
 }
 
-/// What is not said of `ready` counts as true, as the API's reference has it.
+/// A missing `ready` counts as true, as in the API reference.
 #[derive(Debug, Default, Deserialize)]
 struct EndpointConditions {
     ready: Option<bool>,
@@ -68,23 +68,23 @@ struct EndpointPort {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 pub(super) enum WatchEvent {
-    /// A slice that is new or was there before the watch began.
+    /// A slice that is new, or existed before the watch began.
     Added(EndpointSlice),
     Modified(EndpointSlice),
     Deleted(EndpointSlice),
-    /// Nothing changed up to a version.
+    /// Nothing else has changed up to this version.
     Bookmark(Bookmark),
-    /// The watch is over.
+    /// The watch has ended.
     Error(KubernetesStatus),
 }
 
-/// An object of which only the version is said.
+/// An object that carries only a version.
 #[derive(Debug, Deserialize)]
 pub(super) struct Bookmark {
     pub(super) metadata: ListMeta,
 }
 
-/// Why something is refused, `meta/v1.KubernetesStatus`.
+/// Why a request was refused, `meta/v1.Status`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct KubernetesStatus {
     #[serde(default)]
@@ -93,13 +93,13 @@ pub(super) struct KubernetesStatus {
     pub(super) message: String,
 }
 
-/// Why no workers can be made of slices.
+/// Why no workers can be derived from the slices.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SlicesError {
-    /// More slices than are kept.
+    /// More slices than the limit.
     #[error("it has more than {MAX_SLICES} EndpointSlices")]
     TooMany,
-    /// Several ports, or none by the name.
+    /// Several ports, or none of the configured name.
     #[error("its ports are {}; `port` is to name one of them", .0.join(", "))]
     Port(Vec<String>),
 }
@@ -115,7 +115,7 @@ impl ServiceSlices {
         Ok(slices)
     }
 
-    /// One is new, or another now.
+    /// Adds a slice, or replaces it.
     pub(super) fn put(&mut self, slice: EndpointSlice) -> Result<(), SlicesError> {
         self.0.insert(slice.metadata.name.clone(), slice);
         if self.0.len() > MAX_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
@@ -125,12 +125,12 @@ impl ServiceSlices {
         self.0.remove(&slice.metadata.name);
     }
 
-    /// Whether there is no slice: the service is not there, or selects nothing.
+    /// Whether there is no slice: the service does not exist, or selects nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The endpoints that are ready and not about to stop, each once, in order.
+    /// Returns the endpoints that are ready and not terminating, each once, in order.
     pub(super) fn ready_endpoints(&self, wanted: Option<&PortSelector>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
         let mut found = BTreeSet::new();
         for slice in self.0.values() {
@@ -139,7 +139,7 @@ impl ServiceSlices {
                 continue;
             }
             let port = slice.selected_port(wanted)?;
-            // An address that is none is nobody's.
+            // Invalid addresses are skipped.
             found.extend(ready.filter_map(|address| url(address, port)));
         }
         Ok(found)
@@ -147,7 +147,7 @@ impl ServiceSlices {
 }
 
 impl EndpointSlice {
-    /// An address of each endpoint that takes requests. All addresses of one endpoint are the same pod.
+    /// Returns one address of each endpoint that takes requests. All addresses of an endpoint are the same pod.
     fn ready_addresses(&self) -> impl Iterator<Item = &str> {
         let is_ready = |endpoint: &&SliceEndpoint| {
             endpoint.conditions.ready.unwrap_or(true) && !endpoint.conditions.terminating.unwrap_or(false)

@@ -4,7 +4,7 @@ use vocabulary::{Bytes, DpRank, HashSeed, Incarnation, ModelId, TenantId, Tokens
 
 use super::*;
 
-/// The first `blocks` blocks of the path that has this name after its fourth block.
+/// The first `blocks` blocks of a path that differs from other paths after its fourth block.
 fn chain(path: u32, blocks: u32) -> PrefixChain {
     let tokens: Vec<u32> = (0..blocks).map(|block| if block < 4 { block } else { block + 1000 * path }).collect();
     PrefixChain::over_tokens(PrefixId(9), HashSeed(1), Tokens(1), &tokens)
@@ -146,7 +146,7 @@ proptest! {
         let mut acknowledged = BTreeMap::new();
         for (act, session, length) in acts {
             match act {
-                // A session's head only ever moves on, along one path.
+                // A session's head only ever advances, along one path.
                 0..=2 => {
                     let blocks = expected.get(&session).copied().unwrap_or(0) + length;
                     expected.insert(session, blocks);
