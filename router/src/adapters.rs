@@ -1,5 +1,5 @@
-//! LoRA adapters by two words: the engines' lists, and `models.NAME.adapters`. Steps for one that only engines name are known
-//! by their bytes, however well everything else is known; one that only the configuration names is a slip of the pen.
+//! LoRA adapters: compares the engines' lists with `models.NAME.adapters`. Steps for an adapter that only engines list
+//! are identified by their bytes, even if all else is known; one that only the configuration lists is probably a typo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -10,12 +10,12 @@ use vocabulary::{ModelId, WorkerView};
 
 use crate::app_state::AppState;
 
-/// Between two looks.
+/// Time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Names that are told of one model.
+/// Maximum number of adapter names in a report about one model.
 const MAX_NAMES: usize = 16;
 
-/// Adapters of one model that not both name.
+/// Adapters of one model that are listed by the engines or the configuration, but not by both.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct AdapterMismatch {
     base: ModelId,
@@ -30,7 +30,7 @@ enum AdapterSource {
 }
 
 impl AdapterMismatch {
-    /// The word for `/readyz` and alarms.
+    /// Returns the cause for `/readyz` and alarms.
     pub(crate) fn cause(&self) -> &'static str {
         match self.source {
             AdapterSource::Engines => "adapter_not_configured",
@@ -63,7 +63,7 @@ impl Display for AdapterMismatch {
     }
 }
 
-/// What not both name now. Engines that have not told their models yet may serve anything.
+/// Returns the current mismatches. Engines that have not reported their models yet may serve anything.
 pub(crate) fn mismatches(gateway: &AppState) -> Vec<AdapterMismatch> {
     let fleet = gateway.fleet().snapshot();
     let mut all: BTreeMap<(ModelId, AdapterSource), BTreeSet<ModelId>> = BTreeMap::new();
@@ -86,7 +86,7 @@ pub(crate) fn mismatches(gateway: &AppState) -> Vec<AdapterMismatch> {
     all.into_iter().map(|((base, told), names)| AdapterMismatch { base, adapters: names, source: told }).collect()
 }
 
-/// Says in the log, once for each, what not both name.
+/// Logs each mismatch once.
 pub(crate) async fn watch_mismatches(gateway: Arc<AppState>) {
     let mut before = Vec::new();
     loop {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(causes(&front).await, []);
         let unread = start_router_at(&[url(&worker)], &[]).await;
         assert_eq!(causes(&unread).await, []);
-        // Nobody knows what a worker serves that was never reached.
+        // It is unknown what a worker serves that was never reached.
         let elsewhere = start_router_at(&[], &["models.tiny.text=builtin", "models.tiny.adapters=[\"peot\"]"]).await;
         assert_eq!(mismatches(&elsewhere.gateway), []);
     }

@@ -1,4 +1,4 @@
-//! What every request can reach: configuration, the workers and the way to them, keys, metrics, the dial.
+//! State that every request can reach: configuration, workers and the client to them, keys, metrics, routing mode.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,15 +40,15 @@ use crate::upstream::{Upstream, request_headers};
 use crate::watched_files::{StaleFiles, WatchedFiles};
 use crate::worker_pool::{WorkerEntry, WorkerPool};
 
-/// Memory for bodies of operators' writes: a full one for each of their connections.
+/// Memory for bodies of operators' writes: enough for a full one on each of their connections.
 const OPERATOR_MEMORY: usize = 16 << 20;
 
-/// The front door's shared state; one a process, or one a server in tests.
+/// Shared state of the router; one per process, or one per server in tests.
 #[derive(Debug)]
 pub struct AppState {
-    /// As loaded at start.
+    /// The configuration, as loaded at start.
     pub config: Config,
-    /// The client to the workers.
+    /// HTTP client for the workers.
     pub upstream: Upstream,
     /// API keys and tenants.
     pub keys: Arc<ApiKeys>,
@@ -56,61 +56,61 @@ pub struct AppState {
     pub metrics: Metrics,
     /// Mode and rollout, changeable at run time.
     pub routing: LiveRouting,
-    /// The workers, for requests that no plan is made for.
+    /// The workers, for requests that are not planned.
     pub worker_pool: Arc<WorkerPool>,
-    /// What the workers serve, for clients that ask.
+    /// Cached list of the models that the workers serve.
     pub model_list: ModelListCache,
-    /// Soft state, and what it is used for.
+    /// The shared cache and its users.
     pub caches: RouterCaches,
-    /// Memory of the requests in work.
+    /// Memory budget for requests in progress.
     pub memory_budget: Arc<MemoryBudget>,
-    /// The same for operators, whom no tenant leaves without any.
+    /// Separate memory budget for operators, which tenants cannot use up.
     pub operator_memory: Arc<MemoryBudget>,
-    /// Where work that takes long is done.
+    /// Runs long computations off the async threads.
     pub offload_pool: OffloadPool,
     composition: Subsystems,
-    /// What keeps tenants apart inside the engines.
+    /// Cache salts that isolate tenants inside the engines.
     pub salts: Salts,
-    /// Whether it does.
+    /// Verdicts on whether engines honour the salts.
     pub(crate) salt_proofs: SaltProofs,
-    /// The planner's policy, its account of whose KV lies where, and the bypass.
+    /// The planner's and the bypass policy, with the occupancy model.
     pub policies: RoutingPolicies,
-    /// Prefixes on their way between workers.
+    /// Replications of prefixes in progress.
     pub replications: SingleFlight<ReplicationKey, Option<AttemptEvent>>,
-    /// Why steps were served as they were, and whether prices foretell first tokens.
+    /// Receipts and prediction calibration.
     pub decisions: Arc<DecisionHistory>,
 }
 
-/// Why no worker may be asked for something of a client's.
+/// Why no worker may serve client requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotServing {
     NobodyAnswers,
-    /// Of those that answer every one ignores cache salts, while tenants must be kept apart.
+    /// All workers that answer ignore cache salts, while tenants must be isolated.
     SaltsIgnored,
 }
 
-/// Receipts kept in memory.
+/// Number of receipts kept in memory.
 const RECEIPT_CAPACITY: usize = 10_000;
 
-/// Why there is no gateway.
+/// Why the state could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum AppStateError {
-    /// The keys file was refused.
+    /// The keys file was rejected.
     #[error(transparent)]
     Keys(#[from] KeysError),
-    /// Models, ledger or workers.
+    /// Models, ledger or workers could not be opened.
     #[error(transparent)]
     Rooms(#[from] SubsystemsError),
-    /// Redis as it is configured.
+    /// The configured Redis cannot be used.
     #[error(transparent)]
     SoftState(#[from] SharedCacheError),
-    /// The folder of the decision log.
+    /// The directory of the decision log cannot be used.
     #[error(transparent)]
     Decisions(#[from] DecisionLogError),
 }
 
 impl AppState {
-    /// Reads the keys, opens the ledger and starts to watch the workers. Listens nowhere.
+    /// Reads the keys, opens the ledger and starts to watch the workers. Opens no listener.
     pub async fn open(config: Config) -> Result<Self, AppStateError> {
         let keys = Arc::new(ApiKeys::open(&config.auth)?);
         keys.warn_tenants_without_key(config.tenants.keys().map(String::as_str));
@@ -164,57 +164,58 @@ impl AppState {
         })
     }
 
-    /// Files that are followed, and where it is told that they could not be taken.
+    /// Returns a handle for watched files, through which a failed reload is reported.
     pub(crate) fn watched_files(&self, what: &'static str) -> WatchedFiles {
         WatchedFiles { name: what, stale: self.composition.stale_files.clone() }
     }
 
-    /// Those that changed and are not used.
+    /// Returns the watched files that changed and could not be reloaded.
     pub(crate) fn stale_files(&self) -> &StaleFiles {
         &self.composition.stale_files
     }
 
-    /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
+    /// Returns the ledger with sessions, owners and leases: its view, and the way to write to it.
     pub fn directory(&self) -> &Directory {
         &self.composition.directory
     }
 
-    /// The workers as they look now.
+    /// Returns the fleet of workers.
     pub fn fleet(&self) -> &Fleet {
         &self.composition.fleet
     }
 
-    /// Who holds what.
+    /// Returns the KV index: which worker holds which blocks.
     pub fn index(&self) -> &SharedIndex {
         &self.composition.index
     }
 
-    /// Steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an await.
+    /// Locks the steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an
+    /// await.
     pub fn pending_commits(&self) -> MutexGuard<'_, PendingCommits> {
         self.composition.pending_commits.lock()
     }
 
-    /// What is wrong with the ledger. Steps are served all the same.
+    /// Returns the faults of the ledger. Steps are served all the same.
     pub fn ledger_problems(&self) -> Vec<LedgerFault> {
         self.composition.ledger_health.active_faults(self.directory()).collect()
     }
 
-    /// The ledger has stopped for good.
+    /// Records that the ledger has stopped for good.
     pub fn ledger_failed(&self, error: &OwnershipError) {
         self.composition.ledger_health.record_failure(error);
     }
 
-    /// The models.
+    /// Returns the models.
     pub fn catalog(&self) -> &Catalog {
         &self.composition.catalog
     }
 
-    /// Workers that may not be asked for anything of a client's, because tenants would not be apart there.
+    /// Returns workers that must not get client requests, because tenants would not be isolated there.
     pub(crate) fn barred_workers(&self) -> Vec<WorkerId> {
         if self.keys.has_several_tenants() { self.salt_proofs.barred() } else { Vec::new() }
     }
 
-    /// Whether some worker answers and may be asked for something of a client's.
+    /// Whether some worker answers and may get client requests.
     pub(crate) fn serving(&self) -> Result<(), NotServing> {
         let (answering, barred) = (self.worker_pool.answering(self.fleet()), self.barred_workers());
         match answering.iter().all(|worker| barred.contains(&worker.id)) {
@@ -224,44 +225,44 @@ impl AppState {
         }
     }
 
-    /// How a worker is reached, also one that is leaving.
+    /// Returns how a worker is reached, even if it is leaving.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<WorkerEntry>> {
         self.worker_pool.member(id)
     }
 
-    /// Who lists workers.
+    /// Returns the worker discovery.
     pub(crate) fn discovery(&self) -> &Arc<WorkerDiscovery> {
         &self.composition.discovery
     }
 
-    /// Writes out what the ledger has taken and closes it.
+    /// Flushes the ledger and closes it.
     pub async fn close(&self) {
         let decisions = self.decisions.clone();
-        // It waits for the disk; a task that died has nothing left to write.
+        // It waits for the disk; a task that panicked has nothing left to write.
         drop(tokio::task::spawn_blocking(move || decisions.close()).await);
         self.composition.close().await;
     }
 
-    /// This router, as the ledger knows it.
+    /// Returns this router's node id in the ledger.
     pub fn node_id(&self) -> NodeId {
         self.directory().node()
     }
 
-    /// Whether the ledger can be told anything, as far as this node knows.
+    /// Whether the ledger accepts commits, as far as this node knows.
     pub fn ledger_reach(&self) -> QuorumReachability {
         if self.directory().view().quorum().stale { QuorumReachability::NoQuorum } else { QuorumReachability::Quorum }
     }
 
-    /// Hands advice to the ledger without waiting for anything; the ledger counts outcomes, and what it did not take.
-    /// Without a quorum there is nobody to advise: it would only stand in the way of what must not be lost.
+    /// Submits advice to the ledger without waiting; the ledger counts the outcomes. Without a quorum advice is
+    /// useless, and would only delay commands that must not be lost.
     pub fn submit_advice(&self, command: Command) {
         if self.ledger_reach() == QuorumReachability::Quorum {
             drop(self.directory().submit(command));
         }
     }
 
-    /// Hands a command to the ledger now, so that commands stay in order. The future is its outcome; `None` when it was
-    /// not taken or nothing is known of it.
+    /// Submits a command at once, so that commands stay in order. The future returns its outcome; `None` when it was
+    /// not accepted, or the outcome is unknown.
     pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
         let begun = Instant::now();
         let ticket = self.directory().submit(command);
@@ -273,10 +274,12 @@ impl AppState {
         }
     }
 
-    /// A client's headers as they go to this worker: end to end, and with the worker's key in place of the client's.
+    /// Builds the headers for this worker from a client's: end-to-end only, with the worker's key instead of the
+    /// client's.
     ///
-    /// A client's key for *us* never leaves: it goes to a worker only where we ask for none and the worker has none. A worker that
-    /// registered itself gets none at all: whoever reaches the operator API could collect keys that way.
+    /// A client's key for *us* is never forwarded: its header goes to a worker only where neither we nor the worker
+    /// need a key. A worker that registered itself never gets it: a caller of the operator API could collect keys that
+    /// way.
     pub fn headers_for(&self, worker: &WorkerEntry, client: &HeaderMap) -> HeaderMap {
         let mut headers = request_headers(client);
         let key = bearer(worker.config.api_key.as_ref());
@@ -290,7 +293,7 @@ impl AppState {
     }
 }
 
-/// `Bearer KEY`, marked so that nothing prints it. A key that cannot stand in a header is left out.
+/// Returns `Bearer KEY`, marked as sensitive so that it is not printed; `None` for a key that is not valid in a header.
 pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
     let mut value = HeaderValue::try_from(format!("Bearer {}", key?.expose())).ok()?;
     value.set_sensitive(true);

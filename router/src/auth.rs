@@ -1,6 +1,6 @@
-//! Who is asking: API keys from a file decide the tenant.
+//! Authentication of clients: API keys from a file determine the tenant.
 //!
-//! Keys are held and compared as SHA-256 digests only, so that neither timing nor a log can give one away.
+//! Keys are stored and compared only as SHA-256 digests, so that neither timing nor a log can reveal one.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::config::line_and_column;
 use crate::error::ApiError;
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
-/// So many tenants are named in one line of the log.
+/// Maximum number of tenants named in one log line.
 const MAX_NAMED_TENANTS: usize = 8;
 
-/// Characters below which a key is told to be too short.
+/// Minimum length of a key without a warning, in characters.
 const SHORT_KEY: usize = 8;
 
 /// Section `[auth]`.
@@ -59,14 +59,14 @@ impl<'de> Deserialize<'de> for Secret {
         }
         match SecretValue::deserialize(deserializer)? {
             SecretValue::Text(text) => Ok(Self(text)),
-            // Serde's own message would quote what was given.
+            // Serde's own message would quote the value.
             SecretValue::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
         }
     }
 }
 
 impl Secret {
-    /// The text itself; only for the wire.
+    /// Returns the text itself; only for sending it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Why a keys file was refused. Never carries a key.
+/// Why a keys file was rejected. Never contains a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
@@ -95,7 +95,7 @@ pub enum KeysError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file's content is invalid.
     #[error(
         "the API keys file {path} {problem}; accepted is a table [keys] with lines \"KEY\" = \"TENANT\" or \"sha256:HEX\" = \"TENANT\""
     )]
@@ -116,11 +116,11 @@ struct KeysFile {
     keys: HashMap<String, String>,
 }
 
-/// The API keys that are accepted now.
+/// The accepted API keys.
 #[derive(Default)]
 pub struct ApiKeys {
     file: Option<PathBuf>,
-    /// Of the file, before it was read.
+    /// Stamp of the file, taken before it was read.
     stamp: Option<FileStamp>,
     table: ArcSwapOption<KeyTable>,
 }
@@ -132,7 +132,7 @@ impl std::fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// Reads the configured file; without one everybody is let in as the default tenant.
+    /// Reads the configured file; without one every caller is the default tenant.
     pub fn open(config: &AuthConfig) -> Result<Self, KeysError> {
         let stamp = config.keys_file.as_deref().and_then(stamp_of);
         let keys = Self { file: config.keys_file.clone(), stamp, table: ArcSwapOption::empty() };
@@ -155,7 +155,7 @@ impl ApiKeys {
         tenants.any(|tenant| Some(tenant) != first)
     }
 
-    /// Those of `tenants` that no key names.
+    /// Returns those of `tenants` that have no key.
     pub(crate) fn tenants_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let named: HashSet<TenantId> = match &*self.table.load() {
             Some(table) => table.values().cloned().collect(),
@@ -164,7 +164,7 @@ impl ApiKeys {
         tenants.filter(|tenant| !named.contains(&TenantId((*tenant).into()))).collect()
     }
 
-    /// Warns of quotas that limit nobody: no key names these of `tenants`.
+    /// Warns of quotas without effect, because no key names these of `tenants`.
     pub(crate) fn warn_tenants_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) {
         let without = self.tenants_without_key(tenants);
         if !without.is_empty() {
@@ -173,7 +173,7 @@ impl ApiKeys {
         }
     }
 
-    /// Whose request this is: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
+    /// Returns the tenant of a request by `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
     pub fn tenant(&self, headers: &HeaderMap) -> Result<TenantId, ApiError> {
         let table = self.table.load();
         let Some(table) = &*table else { return Ok(TenantId::default()) };
@@ -183,8 +183,8 @@ impl ApiKeys {
         table.get(&digest(key)).cloned().ok_or(ApiError::BadKey)
     }
 
-    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were. `tenants` have
-    /// quotas.
+    /// Reloads the file whenever its time or size changes; an invalid file leaves the keys unchanged. `tenants` are
+    /// those with quotas.
     pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles, tenants: Vec<String>) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
@@ -342,7 +342,7 @@ mod tests {
         std::fs::write(&path, "broken, and as long as it will be").unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(tenant(&keys, "x-api-key", "k2-longer").unwrap(), "b");
-        // Mended so that time and size are those of the broken one, which was looked at already.
+        // Repaired with the same time and size as the broken file, which was examined already.
         let broken = std::fs::metadata(&path).unwrap();
         let mended = folder.path().join("mended.toml");
         std::fs::write(&mended, format!("{:width$}", "[keys]\nk3=\"c\"", width = broken.len() as usize)).unwrap();

@@ -1,4 +1,4 @@
-//! What this router remembers of its clients beside the ledger, and the uses it makes of it.
+//! The router's caches of client data outside the ledger.
 
 use std::sync::Arc;
 
@@ -18,28 +18,28 @@ use crate::stored_responses::{StoredResponses, TenantMode};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::shared_cache::SharedCacheMetrics;
 
-/// One store and its uses.
+/// The shared cache and everything built on it.
 #[derive(Debug)]
 pub struct RouterCaches {
-    /// What makes requests cheaper and may be lost.
+    /// Cache shared with other routers; its loss breaks nothing.
     pub shared_cache: Arc<SharedCache>,
-    /// Responses that workers have stored.
+    /// Responses stored at workers.
     pub responses: Arc<StoredResponses>,
-    /// What was tokenized before.
+    /// Token checkpoints of conversations.
     pub checkpoints: Arc<CheckpointStore>,
     /// What conversations have left for their next step.
     pub prefix_cache: PrefixCache,
-    /// What tenants may use.
+    /// Quotas of tenants.
     pub quotas: Quotas,
-    /// Prompts by their token ids, for moving them by hand.
+    /// Prompts with their token ids, for moving prefixes on an operator's request.
     pub prompts: Arc<PromptStore>,
-    /// What targets have handed back for their sessions' next steps.
+    /// Parameters that decode workers have handed back for their sessions' next steps.
     pub reverse_pulls: ReversePullStore,
     metrics: SharedCacheMetrics,
 }
 
 impl RouterCaches {
-    /// Nothing yet.
+    /// Starts empty caches.
     pub fn start(
         config: &Config,
         (cluster, tasks): (&str, &Arc<Supervision>),
@@ -66,7 +66,7 @@ impl RouterCaches {
         })
     }
 
-    /// Keeps what a step has found out of its prompt, and counts it.
+    /// Stores and counts what a step has learned about its prompt.
     pub fn record(&self, prefixed: &IdentifiedRequest, known: Tokens, next: Option<TokenCheckpoint>) {
         self.prefix_cache.record_step(prefixed, known);
         let Some(rung) = prefixed.tier else { return };

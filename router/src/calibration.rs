@@ -1,15 +1,17 @@
-//! Whether a worker's first tokens come when prices say: a chart for each worker, so that one that lies or slows down is noticed.
+//! Calibration: checks whether first tokens come when prices predict them, with a control chart per worker, so that a
+//! worker with wrong prices or a slowdown is noticed.
 //!
-//! A sample is `x = ln((seen + 50 ms) / (prediction_drift + 50 ms))` of a step that one worker served alone; the 50 ms keep what does not
-//! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread, at most 4 of them:
+//! A sample is `x = ln((seen + 50 ms) / (predicted + 50 ms))` of a step that one worker served alone; the 50 ms keep
+//! negligible differences from counting. The chart has two cumulative sums (E. S. Page, Continuous inspection schemes,
+//! 1954) of x over its usual spread, which counts as at most 4:
 //!
 //! ```text
 //! late  <- max(0, late  + x / spread - 1/2)        at most 16
 //! early <- max(0, early - x / spread - 1/2)        at most 16
 //! ```
 //!
-//! Above 8 the worker is off, until the sum is back at 0. Prices that are right on average get there once in some 19,000 steps; a worker
-//! that takes three times as long within 20.
+//! Above 8 the worker's prices have drifted, until the sum is back at 0. Prices that are right on average reach 8 once
+//! in some 19,000 steps; a worker that takes three times as long reaches it within 20.
 
 use std::collections::HashMap;
 
@@ -19,18 +21,18 @@ use strum::AsRefStr;
 use utoipa::ToSchema;
 use vocabulary::{Incarnation, Micros, WorkerId};
 
-/// What does not matter, in microseconds.
+/// Negligible difference, in microseconds.
 const NEGLIGIBLE_MICROS: f64 = 50_000.0;
-/// A sample counts as at most so many times the price, or one part in as many of it.
+/// Bound for a sample: at most this many times the price, or the price divided by it.
 const MAX_RATIO: f64 = 16.0;
 /// Weight of a sample in level and spread.
 const SAMPLE_WEIGHT: f64 = 0.05;
-/// Steps differ by at least this: queues of a step ahead are not foretold.
+/// Minimum spread between steps: the queue that the step finds at the engine is not predicted.
 const MIN_SPREAD: f64 = 0.3;
-/// Where a sum says that prices are off, and where it stops.
+/// Sum at which prices have drifted, and the maximum of a sum.
 const DRIFT_THRESHOLD: f64 = 8.0;
 const MAX_SUM: f64 = 2.0 * DRIFT_THRESHOLD;
-/// One step alone says nothing: a sample counts as at most so many spreads.
+/// Maximum of a sample in spreads, since a single step proves nothing.
 const MAX_SAMPLE_SPREADS: f64 = 4.0;
 
 /// How prices are off.
@@ -77,7 +79,7 @@ impl CusumChart {
         self.steps += 1;
         self.level += SAMPLE_WEIGHT.max(1.0 / self.steps as f64) * (sample - self.level);
         let spread = self.spread.max(MIN_SPREAD);
-        // The mean distance of a normal sample from its mean is 0.8 of its standard deviation.
+        // The mean absolute deviation of a normal distribution is 0.8 of its standard deviation.
         self.spread += SAMPLE_WEIGHT * ((sample - self.level).abs() / 0.8 - self.spread);
         let spreads = (sample / spread).clamp(-MAX_SAMPLE_SPREADS, MAX_SAMPLE_SPREADS);
         self.late_sum = (self.late_sum + spreads - 0.5).clamp(0.0, MAX_SUM);
@@ -96,12 +98,12 @@ impl CusumChart {
     }
 }
 
-/// All workers' charts; as many as the configuration has workers.
+/// Charts of all workers; as many as there are configured workers.
 #[derive(Debug, Default)]
 pub struct PredictionCalibration(Mutex<HashMap<WorkerId, CusumChart>>);
 
 impl PredictionCalibration {
-    /// A step that this life of a worker served alone. What changed in how prices are off, if that did.
+    /// Adds a step that this worker incarnation served alone. Returns the drift if its direction changed.
     pub fn add(
         &self,
         (worker, life): (WorkerId, Incarnation),
@@ -118,7 +120,7 @@ impl PredictionCalibration {
         (chart.drift != before).then(|| chart.prediction_drift())
     }
 
-    /// How well this worker's first tokens are foretold; none before its first step.
+    /// Returns how well this worker's first tokens are predicted; `None` before its first step.
     pub fn of(&self, worker: WorkerId) -> Option<PredictionDrift> {
         self.0.lock().get(&worker).map(CusumChart::prediction_drift)
     }
@@ -130,7 +132,7 @@ mod tests {
 
     const WORKER: (WorkerId, Incarnation) = (WorkerId(1), Incarnation(1));
 
-    /// Samples around 0 whose standard deviation is about `spread`: sums of twelve uniform ones.
+    /// Samples around 0 with a standard deviation of about `spread`: sums of twelve uniform ones.
     fn noise(spread: f64) -> impl Iterator<Item = f64> {
         let mut state = 1u64;
         let mut uniform = move || {
@@ -140,7 +142,7 @@ mod tests {
         std::iter::repeat_with(move || spread * ((0..12).map(|_| uniform()).sum::<f64>() - 6.0))
     }
 
-    /// A step that was foretold to take 2 s.
+    /// Adds a step with a prediction of 2 s.
     fn step(of: &PredictionCalibration, factor: f64) -> Option<PredictionDrift> {
         of.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
     }
@@ -171,7 +173,7 @@ mod tests {
     fn drift_is_detected_while_the_cost_model_adapts() {
         let of = PredictionCalibration::default();
         noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
-        // Each step a fifth of what is still missing is learnt.
+        // With each step, a fifth of the remaining error is learned.
         let learnt = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
         assert!(noise(0.1).zip(0..20).any(|(x, n)| step(&of, learnt(n) * x.exp()).is_some()));
     }

@@ -1,4 +1,4 @@
-//! What this router shows the other ones, and whom it lets in: read anew when the files of `[cluster.tls]` change.
+//! Certificates between routers: reloaded when the files of `[cluster.tls]` change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::app_state::AppState;
 use crate::config::Config;
 use crate::watched_files::{FileStamp, follow, stamp_of};
 
-/// The files, as they were before the directory read them.
+/// The certificate files, with their stamps before the directory read them.
 #[derive(Clone)]
 pub(crate) struct Certificates {
     files: TlsFiles,
@@ -17,15 +17,16 @@ pub(crate) struct Certificates {
 }
 
 impl Certificates {
-    /// Looks at the files; none where connections between routers are plain. To be called before the directory is opened.
+    /// Takes the files' stamps; `None` where connections between routers are not encrypted. Must be called before the
+    /// directory is opened.
     pub(crate) fn stat(config: &Config) -> Option<Self> {
         let files = config.cluster.peering().tls?;
         let seen = stamps(&files);
         Some(Self { files, stamps: seen })
     }
 
-    /// Has the directory read the files anew whenever they change. What cannot be used, or would be refused by the others, is
-    /// said, and what was read before stays.
+    /// Reloads the files whenever they change. Files that cannot be used, or that the peers would refuse, are logged,
+    /// and the previous certificates stay in use.
     pub(crate) async fn follow(self, gateway: Arc<AppState>, every: Duration) {
         let followed = gateway.watched_files("cluster_certificates");
         let Self { files, stamps: seen } = self;

@@ -1,6 +1,6 @@
 //! Token checkpoints of conversations: what one step has tokenized, the next one need not, whichever router it reaches.
 //!
-//! They only ever save work. One that is missing, late or of another text is not used, and the ids are the same.
+//! They only save work. A checkpoint that is missing, late or of another text is not used, and the ids are the same.
 
 use std::sync::Arc;
 
@@ -10,28 +10,29 @@ use vocabulary::{SessionId, TenantId, Tokens};
 use crate::pipeline::identify::IdentifiedRequest;
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 
-/// Bodies below this are tokenized anew. Measured: the tokenizer, which remembers words itself, takes 0.05 ms for 32 KB
-/// that it has seen, as long as reading a checkpoint does, and 0.2 ms for 128 KB, which is three times as long.
+/// Minimum size of a body for a lookup; smaller ones are tokenized again. Measured: the tokenizer, which caches words
+/// itself, takes 0.05 ms for 32 KB that it has seen, as long as reading a checkpoint, and 0.2 ms for 128 KB, three
+/// times as long.
 const MIN_BODY_BYTES: usize = 128 << 10;
-/// Bodies from this on are worth a question to Redis. Measured: text that this router has not seen takes 0.7 ms at 128 KB
-/// and 3 ms or more at 512 KB; to fetch and read its ids takes about 1 ms.
+/// Minimum size of a body for a lookup in Redis. Measured: text that this router has not seen takes 0.7 ms at 128 KB
+/// and 3 ms or more at 512 KB; fetching and reading its ids takes about 1 ms.
 const MIN_REDIS_LOOKUP_BYTES: usize = 256 << 10;
-/// Redis is told of a conversation whenever it has grown by this factor.
+/// Growth factor of a conversation after which its checkpoint is written to Redis again.
 const PUBLISH_GROWTH_FACTOR: f64 = 1.25;
 
-/// The checkpoints of all conversations.
+/// Checkpoints of all conversations.
 #[derive(Debug)]
 pub struct CheckpointStore {
     shared_cache: Arc<SharedCache>,
 }
 
 impl CheckpointStore {
-    /// Kept in `state`.
+    /// Stores the checkpoints in `shared_cache`.
     pub fn new(shared_cache: Arc<SharedCache>) -> Self {
         Self { shared_cache }
     }
 
-    /// What is known of the conversation that a body of this size goes on with.
+    /// Returns the checkpoint of a conversation that a body of this size continues.
     pub async fn lookup(&self, tenant: &TenantId, pin: SessionId, body_bytes: usize) -> Option<TokenCheckpoint> {
         if body_bytes < MIN_BODY_BYTES {
             return None;
@@ -44,8 +45,8 @@ impl CheckpointStore {
         TokenCheckpoint::from_bytes(&stored?)
     }
 
-    /// Whether other routers should be told of a step whose tokens were known from the one before: they would otherwise
-    /// encode the conversation from where it was computed as a whole last.
+    /// Whether to publish a step to other routers although its tokens were known from the step before: otherwise they
+    /// would encode the conversation from its last full computation on.
     pub fn should_publish(&self, prefixed: &IdentifiedRequest, known: Tokens) -> bool {
         let is_long = prefixed.request.incoming.body.len() >= MIN_REDIS_LOOKUP_BYTES;
         is_long
@@ -53,7 +54,7 @@ impl CheckpointStore {
             && publish_level(prefixed.prompt.chain.tokens) > publish_level(known)
     }
 
-    /// Keeps what was found out. Never waits.
+    /// Stores what a step has tokenized. Never waits.
     pub fn store(&self, tenant: &TenantId, pin: SessionId, tokenized: CheckpointUpdate) {
         let CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes } = tokenized;
         let next = next.filter(|next| body_bytes >= MIN_BODY_BYTES && next.token_count() > known);
@@ -66,14 +67,14 @@ impl CheckpointStore {
     }
 }
 
-/// What a step has found out.
+/// What a step has tokenized.
 #[derive(Debug)]
 pub struct CheckpointUpdate {
-    /// Tokens that were known before.
+    /// Tokens that were known from earlier steps.
     pub known_tokens: Tokens,
     /// The next checkpoint.
     pub next_checkpoint: Option<TokenCheckpoint>,
-    /// Bytes of the body.
+    /// Size of the request's body.
     pub body_bytes: usize,
 }
 
@@ -81,7 +82,7 @@ fn key(tenant: &TenantId, pin: SessionId) -> CacheKey {
     CacheKey::new(CacheEntryKind::Checkpoint, tenant, &pin.to_string())
 }
 
-/// How often `PUBLISH_GROWTH_FACTOR` goes into it.
+/// Logarithm of the token count to the base `PUBLISH_GROWTH_FACTOR`, rounded down.
 fn publish_level(tokens: Tokens) -> u32 {
     (tokens.0.max(1) as f64).log(PUBLISH_GROWTH_FACTOR) as u32
 }

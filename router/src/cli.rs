@@ -76,7 +76,7 @@ impl ServeArgs {
     }
 }
 
-/// Runs the command that the process was started with.
+/// Runs the command given on the command line.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -128,7 +128,7 @@ fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
     result.map_or_else(|error| report_failure(&error), |()| ExitCode::SUCCESS)
 }
 
-/// The only text that goes to the terminal without the log: why there is nothing to log.
+/// Prints an error to the terminal; the only text that bypasses the log, since it explains why there is none.
 #[expect(clippy::print_stderr, reason = "the log may not exist yet, and people look here first")]
 pub(crate) fn report_failure(error: &dyn std::error::Error) -> ExitCode {
     eprintln!("ownerserve: {error}");

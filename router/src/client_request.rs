@@ -1,4 +1,4 @@
-//! A client's request once its body has arrived: what every part of the router starts from.
+//! A client's request after its body has arrived: the starting point for all parts of the router.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -20,7 +20,7 @@ use crate::stored_responses::transcript::Addition;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Which of the generation endpoints was called.
+/// A generation endpoint of the API.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GenerationEndpoint {
     /// `/v1/chat/completions`.
@@ -34,7 +34,7 @@ pub enum GenerationEndpoint {
 }
 
 impl GenerationEndpoint {
-    /// Its path, the same at the engines.
+    /// Returns its path, which is the same at the engines.
     pub fn path(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -44,7 +44,7 @@ impl GenerationEndpoint {
         }
     }
 
-    /// The field in which its conversation or prompt stands.
+    /// Returns the field that holds its conversation or prompt.
     pub fn input(self) -> &'static str {
         match self {
             Self::ChatCompletions | Self::Messages => "messages",
@@ -53,7 +53,7 @@ impl GenerationEndpoint {
         }
     }
 
-    /// In whose words its conversation comes; none where it is a prompt.
+    /// Returns the format of its conversation; `None` where it is a prompt.
     pub fn chat_form(self) -> Option<ChatEndpoint> {
         match self {
             Self::ChatCompletions => Some(ChatEndpoint::Chat),
@@ -64,13 +64,13 @@ impl GenerationEndpoint {
     }
 }
 
-/// A request, whole. The body is what the client sent (decompressed), one piece, shared by clones.
+/// A complete request. The body is what the client sent, decompressed, in one allocation that clones share.
 #[derive(Clone, Debug)]
 pub struct ClientRequest {
-    /// Ours; also the engines' `X-Request-Id`. What the client sent there reaches none of them: engines name what they
-    /// make after it, and two tenants could choose the same.
+    /// The router's id for the request; also the engines' `X-Request-Id`. The client's own id is never forwarded:
+    /// engines name stored objects after it, and two tenants could choose the same.
     pub id: RequestId,
-    /// Whose it is.
+    /// The tenant that sent it.
     pub tenant: TenantId,
     /// The method.
     pub method: Method,
@@ -82,21 +82,21 @@ pub struct ClientRequest {
     pub body: Bytes,
     /// When its headers had arrived.
     pub arrived: Instant,
-    /// Tokens taken for it from its tenant's quota, where there is one.
+    /// Tokens reserved for it from its tenant's quota, if there is one.
     pub token_reservation: Option<TokenReservation>,
-    /// What its body takes of the memory for requests in work; given back with the last clone.
+    /// Memory reserved for its body; released with the last clone.
     pub memory: Option<Arc<MemoryReservation>>,
-    /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
+    /// For `/v1/responses`: what it adds to the stored transcript of its conversation.
     pub(crate) addition: Option<Addition>,
 }
 
 impl ClientRequest {
-    /// Who is told what goes wrong with it.
+    /// Returns the recipient of its errors.
     pub fn error_recipient(&self) -> ErrorRecipient {
         ErrorRecipient { format: ErrorFormat::of(&self.path), request: self.id }
     }
 
-    /// The client's headers, with our id of the request in place of the client's.
+    /// Returns the client's headers with our request id instead of the client's.
     pub(crate) fn headers_with_request_id(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
         headers.insert(REQUEST_ID, id_value(self.id));
@@ -104,12 +104,12 @@ impl ClientRequest {
     }
 }
 
-/// An id as a header's value.
+/// Returns an id as a header value.
 pub(crate) fn id_value(id: RequestId) -> HeaderValue {
     HeaderValue::try_from(id.to_string()).expect("ids are plain text")
 }
 
-/// A new request id: unique over processes and their restarts, and not to be guessed.
+/// Returns a new request id: unique across processes and restarts, and not guessable.
 pub fn new_request_id() -> RequestId {
     static BOOT: LazyLock<(RandomState, RandomState)> = LazyLock::new(Default::default);
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -117,17 +117,17 @@ pub fn new_request_id() -> RequestId {
     RequestId((u128::from(BOOT.0.hash_one(n)) << 64) | u128::from(BOOT.1.hash_one(n)))
 }
 
-/// The few fields of a body that decide where it goes. Everything else is the engine's business.
+/// The few fields of a body that decide where it goes. Everything else is left to the engine.
 #[derive(Debug, Default)]
 pub struct Envelope<'a> {
     /// The model, if the client named one.
     pub model: Option<std::borrow::Cow<'a, str>>,
-    /// Of `/v1/responses`: whether it is more than a step that is answered now: one that goes on by itself, or one
-    /// without input.
+    /// For `/v1/responses`: whether it is something else than a step answered now, either in the background or without
+    /// input.
     pub is_detached: bool,
-    /// Of `/v1/responses`: whether it goes on by itself.
+    /// For `/v1/responses`: whether it runs in the background.
     pub is_background: bool,
-    /// Of `/v1/responses`: the response that this one follows.
+    /// For `/v1/responses`: the response that this one follows.
     pub previous_response_id: Option<std::borrow::Cow<'a, str>>,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Envelope<'a> {
 }
 
 impl Envelope<'_> {
-    /// The same without the body.
+    /// Copies the borrowed fields, so that it no longer borrows the body.
     pub fn into_owned(self) -> Envelope<'static> {
         let owned = |text: std::borrow::Cow<'_, str>| std::borrow::Cow::Owned(text.into_owned());
         let (model, previous_response_id) = (self.model.map(owned), self.previous_response_id.map(owned));

@@ -1,6 +1,8 @@
-//! The other rooms, opened and joined: the ledger's directory, the fleet with its residency index, the models.
+//! Composition: opens and connects the subsystems, which are the ledger's directory, the fleet with its KV index, and
+//! the models.
 //!
-//! They do not know each other. What one of them tells the other goes through here: probes become leases.
+//! They do not know each other. Whatever one tells another passes through here: for example, probe results become
+//! leases.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,51 +30,51 @@ use crate::telemetry::metrics::Metrics;
 use crate::watched_files::{StaleFiles, WatchedFiles};
 use crate::worker_pool::WorkerPool;
 
-/// Reports of probes that may wait.
+/// Limit of queued probe reports.
 const MAX_QUEUED_REPORTS: usize = 1024;
 
-/// Why the rooms could not be opened.
+/// Why the subsystems could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SubsystemsError {
-    /// A model's files.
+    /// A model's files are invalid.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// The ledger's folder.
+    /// The ledger cannot be opened.
     #[error("the ledger in {folder} cannot be opened: {source}")]
     Ledger {
-        /// Which folder.
+        /// Its data directory.
         folder: PathBuf,
         /// Why.
         source: OwnershipError,
     },
-    /// The workers.
+    /// The workers are invalid.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// The file of workers.
+    /// The worker file is invalid.
     #[error(transparent)]
     WorkerFile(#[from] WorkerFileError),
 }
 
-/// Everything that a request reads and writes beside its own bytes.
+/// The subsystems that a request reads and writes.
 #[derive(Debug)]
 pub struct Subsystems {
-    /// Who owns what: the ledger's view, and the way to write.
+    /// The ledger's view, and the way to write to it.
     pub directory: Arc<Directory>,
-    /// The workers as they look now.
+    /// Current state of the workers.
     pub fleet: Arc<Fleet>,
-    /// How they are reached.
+    /// How the workers are reached.
     pub pool: Arc<WorkerPool>,
-    /// Who lists them.
+    /// The sources that list the workers.
     pub discovery: Arc<WorkerDiscovery>,
-    /// Who holds what.
+    /// Which worker holds which blocks.
     pub index: SharedIndex,
     /// The models.
     pub catalog: Arc<Catalog>,
     /// Steps that were served and that the ledger's view does not show yet.
     pub pending_commits: Mutex<PendingCommits>,
-    /// What is wrong with the ledger.
+    /// Faults of the ledger.
     pub ledger_health: LedgerHealth,
-    /// Files that changed and are not used.
+    /// Watched files that changed and could not be reloaded.
     pub(crate) stale_files: Arc<StaleFiles>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -148,7 +150,7 @@ impl Subsystems {
         })
     }
 
-    /// Writes out what was taken and closes the ledger.
+    /// Flushes the ledger and closes it.
     pub async fn close(&self) {
         self.tasks.iter().for_each(JoinHandle::abort);
         if let Err(error) = self.directory.close().await {
@@ -169,7 +171,7 @@ async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
     Directory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
 }
 
-/// How a worker's events become chain blocks, for models whose tokens are known.
+/// Returns the rules that turn a worker's events into chain blocks, for models with a tokenizer.
 fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
     Arc::new(move |name| {
         let model = catalog.configured_model(name).filter(|model| model.identifier.text().is_some());
@@ -182,7 +184,7 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
     })
 }
 
-/// Registers each life of a worker when it is first reached, and renews its lease while it is.
+/// Registers each incarnation of a worker when it is first reached, and renews its lease while it is reachable.
 async fn keep_leases(directory: Arc<Directory>, roster: Arc<WorkerPool>, reports: &mut mpsc::Receiver<LivenessReport>) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
@@ -242,7 +244,7 @@ mod tests {
         let config = WorkerConfig::from_url(worker.url().parse().unwrap());
         let id = WorkerId::of_endpoint(config.endpoint());
         let (alive, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);
-        // Probed when it starts, and then not again as long as this test runs.
+        // Probed when it starts, but not again during this test.
         let pace = ProbeSettings { every: Duration::from_secs(3600), ..ProbeSettings::default() };
         let fleet = Fleet::start(FleetOptions {
             workers: vec![fleet_spec(&config)],

@@ -1,4 +1,4 @@
-//! What operators say of workers, as the ledger has it: obeyed here whichever router they said it to.
+//! Drains: applies the drain flags in the ledger to this router's fleet, whichever router the operator used.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use ownership::{ChangeEvent, Directory};
 use vocabulary::{WorkerHealth, WorkerId};
 use workers_shim::fleet::Fleet;
 
-/// Between two attempts to follow the ledger's changes, where they outran the view that was begun from.
+/// Delay before following the ledger's changes again, where the watch could not start at the view.
 const RESYNC_DELAY: Duration = Duration::from_millis(100);
 
-/// Obeys what operators say of workers as soon as the ledger shows it here.
+/// Applies drain flags as soon as the ledger's view shows them.
 pub(crate) async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
     loop {
         let view = directory.view();
@@ -31,7 +31,7 @@ pub(crate) async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
                     apply(&directory, &fleet, worker);
                 }
                 Some(Ok(_)) => {}
-                // Too slow for them: once more from the view.
+                // The watch fell behind: start again from the view.
                 Some(Err(_)) => break,
                 None => return,
             }
@@ -39,13 +39,14 @@ pub(crate) async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
     }
 }
 
-/// Takes a worker out of service, or back into it, as the ledger says by now.
+/// Sets the drain state of a worker to the ledger's current flag.
 pub(crate) fn apply(directory: &Directory, fleet: &Fleet, worker: WorkerId) {
     let said = || directory.view().worker(worker).map(|record| record.draining);
     converge(said, |wanted| fleet.set_draining(worker, wanted));
 }
 
-/// Sets what is said, and looks again: somebody else may have set meanwhile what is newer, and this has overruled it.
+/// Applies the flag and reads it again: a concurrent caller may have applied a newer flag, which this one has
+/// overwritten.
 fn converge(said: impl Fn() -> Option<DrainFlag>, mut set: impl FnMut(WorkerHealth)) {
     let mut newest = said();
     while let Some(draining) = newest {
@@ -67,7 +68,7 @@ mod tests {
     fn a_stale_drain_command_is_overridden_by_the_newest() {
         let (said, done) = (Cell::new(Some(DrainFlag::Yes)), RefCell::new(Vec::new()));
         let set = |wanted| {
-            // Between its look and this the ledger was told otherwise, and whoever heard of that has obeyed.
+            // Between this caller's read and its write, the flag changed, and another caller has applied the new one.
             if done.borrow().is_empty() {
                 said.set(Some(DrainFlag::No));
                 done.borrow_mut().push(WorkerHealth::Ready);

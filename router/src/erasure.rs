@@ -1,4 +1,4 @@
-//! What is kept of people's words, and forgetting it: transcripts of stored responses, their makers, and token checkpoints.
+//! Erasure of people's texts: transcripts of stored responses, the records of their workers, and token checkpoints.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,16 +7,16 @@ use vocabulary::{SessionId, TenantId};
 use crate::shared_cache::{CacheEntryKind, CacheKey, PurgeError, Purged, SharedCache};
 use crate::stored_responses::transcript::TranscriptOrigin;
 
-/// Whose words.
+/// Which data to erase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ErasureScope {
-    /// All of the tenant's.
+    /// All data of the tenant.
     Tenant,
-    /// Those of one of its sessions: responses that were made in it, all that follow them, and its checkpoint.
+    /// One session of the tenant: the responses created in it, all that follow them, and its checkpoint.
     Session(SessionId),
 }
 
-/// Forgets what this router and Redis keep; how many values it was.
+/// Erases what this router and Redis store; returns how many values there were.
 pub(crate) async fn erase(state: &SharedCache, tenant: &TenantId, whose: ErasureScope) -> Result<Purged, PurgeError> {
     match whose {
         ErasureScope::Tenant => state.purge(tenant).await,

@@ -1,6 +1,7 @@
-//! Listeners that strangers on the network can use or overhear: warned of at start, shown in red by `ctl status`.
+//! Exposed listeners, which strangers on the network can use or overhear: logged at start, and shown in red by `ctl
+//! status`.
 //!
-//! Decides from the configuration alone and refuses nothing: a firewall or a proxy in front may make it right.
+//! Decides from the configuration alone and refuses nothing: a firewall or a proxy in front may make it safe.
 
 use std::net::SocketAddr;
 
@@ -44,7 +45,7 @@ const OPERATORS_PLAIN_TEXT: ExposedListener = ExposedListener {
     detail: "operators' tokens go over the network as plain text: set operator.tls",
 };
 
-/// The exposed listeners.
+/// Returns the exposed listeners.
 pub(crate) fn exposures(config: &Config) -> Vec<ExposedListener> {
     let is_reached = |address: SocketAddr| !address.ip().to_canonical().is_loopback();
     let mut found = Vec::new();

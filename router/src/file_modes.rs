@@ -1,12 +1,12 @@
-//! Files of secrets that other users of this machine can read. Warns and never refuses: container platforms mount secrets with
-//! modes of their own.
+//! Checks for files with secrets that other users of this machine can read. Only warns: container platforms mount
+//! secrets with modes of their own.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use crate::config::Config;
 
-/// The files of keys, tokens and private keys that `config` names, with their settings.
+/// Returns the files with keys, tokens and private keys that `config` names, each with its setting.
 fn secret_files(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> {
     let proxy_key = config.proxy.tls.as_ref().map(|tls| &tls.key);
     let operator_key = config.operator.tls.as_ref().map(|tls| &tls.key);
@@ -21,12 +21,12 @@ fn secret_files(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> 
     named.into_iter().filter_map(|(setting, path)| Some((setting, path?.as_path())))
 }
 
-/// Whether a group or others may read or write a file of this mode.
+/// Whether the mode gives any access to the group or to others.
 fn is_shared(mode: u32) -> bool {
     mode & 0o077 != 0
 }
 
-/// One sentence for each secret file that others can read.
+/// Returns one sentence per secret file that others can access.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
     let told = |(setting, path): (&str, &Path)| {
         let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;

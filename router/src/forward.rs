@@ -1,4 +1,4 @@
-//! Sending a request to a worker as it is, with no plan: the least loaded one, and another if that one is dead.
+//! Forwards a request to a worker without a plan: to the least loaded one, and to another one if that fails.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::stored_responses::receipt_recorder::ReceiptRecorder;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
 use crate::worker_pool::DispatchGuard;
 
-/// Most workers tried for one request.
+/// Maximum number of workers tried for one request.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Which workers will do.
+/// Selects the workers that can serve a request.
 #[derive(Clone, Copy, Debug)]
 pub enum WorkerSelector<'a> {
-    /// Any that serves the model; any at all for `None`.
+    /// Any worker that serves the model; with `None` any worker at all.
     Model(Option<&'a str>),
-    /// This one only.
+    /// Only this worker.
     Worker(WorkerId),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ResponseCapture {
     Nothing,
-    /// The id of the response that the worker made, and what it says where its transcript is kept.
+    /// Learns the id of the response that the worker created, and its output where transcripts are kept.
     Response,
-    /// The same of a step that follows a stored response; and what is filed of every step.
+    /// The same for a step that follows a stored response, and records its receipt.
     Step,
 }
 
-/// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
-/// lead into the same engines and caches. With what was left out, to be counted once a request.
+/// Returns `request` without the fields that only routers may send, and with the tenant's cache salt: paths without a
+/// plan reach the same engines and caches. Also returns the removed fields, to be counted once per request.
 pub async fn sanitized(
     gateway: &AppState,
     mut request: ClientRequest,
@@ -58,8 +58,8 @@ pub async fn sanitized(
     load.run(&gateway.offload_pool, work).await?
 }
 
-/// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,
-/// is left out and another one tried.
+/// Forwards `request` and relays the answer. A worker that cannot be reached, or that fails before its answer begins,
+/// is excluded and another one tried.
 pub(crate) async fn forward(
     gateway: &Arc<AppState>,
     request: &ClientRequest,
@@ -121,10 +121,10 @@ fn choose(
         WorkerSelector::Worker(id) if barred.contains(&id) => Err(ApiError::SaltsIgnored { model: "any".into() }),
         WorkerSelector::Worker(id) => roster.dispatch(fleet, id).ok_or_else(gone),
         WorkerSelector::Model(model) => {
-            // Trials are for requests whose end tells something.
+            // Trials of ejected workers are for requests whose end shows whether the worker is healthy.
             let workers = fleet.snapshot();
             let ejected = gateway.policies.outliers.lock().all_ejected(&workers);
-            // Whether one of those would serve it.
+            // Whether a barred worker would serve it.
             let is_barred = workers.iter().any(|worker| {
                 barred.contains(&worker.id)
                     && worker.health != WorkerHealth::Unreachable
@@ -154,7 +154,7 @@ async fn attempt(
     reject_redirects(gateway.upstream.send(member.config.endpoint(), outgoing).await?)
 }
 
-/// What a client is told about a worker's failure: not where it is.
+/// Returns the error for the client, which does not reveal the worker's address.
 pub fn client_error(error: &UpstreamError) -> ApiError {
     let failed = |detail: &str| ApiError::WorkerFailed { detail: detail.into() };
     match error {
@@ -183,7 +183,7 @@ async fn response_recorders(
     (listener, filed)
 }
 
-/// Most tokens that a worker can have counted.
+/// Largest token counts that a worker can plausibly report.
 #[derive(Clone, Copy)]
 struct Counted {
     prompt: Tokens,
@@ -191,7 +191,8 @@ struct Counted {
 }
 
 impl Counted {
-    /// For a request whose answer may have `asked` tokens, where it says so. What a step goes on after lies at its worker.
+    /// Returns the limits for a request whose answer may have `asked` tokens, where it sets a limit. The history of a
+    /// step that follows a response is stored at its worker, so its prompt may be larger than the body.
     fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
         let history = if learn == ResponseCapture::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
         let prompt = most_believed(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
@@ -203,14 +204,14 @@ impl Counted {
     }
 }
 
-/// Keeps the request counted at its worker while the answer runs, and learns from it.
+/// Counts the request in its worker's load while the answer runs, and learns from the answer.
 struct ForwardObserver {
     gateway: Arc<AppState>,
     client: ErrorRecipient,
     _dispatch: DispatchGuard,
     listener: Option<ResponseListener>,
     receipt_recorder: Option<ReceiptRecorder>,
-    /// What was taken from the tenant's quota, and whether the worker took the request.
+    /// Tokens reserved from the tenant's quota, and whether the worker accepted the request.
     reservation: Option<(TokenReservation, bool)>,
     most: Counted,
 }
@@ -219,7 +220,7 @@ impl ResponseObserver for ForwardObserver {
     fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens) {
         let Some((reserved, is_taken)) = &self.reservation else { return };
         if !is_taken {
-            // Another worker may be sent it.
+            // The request may be sent to another worker.
             return reserved.came_to_nothing();
         }
         let believed = usage.filter(|usage| self.most.covers(usage, delivered));

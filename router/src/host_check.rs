@@ -1,8 +1,8 @@
 //! Host and Origin checks of both listeners: they keep web pages of other sites away from what only loopback protects.
 //!
-//! A page that rebinds its name to 127.0.0.1 is same-origin to its browser and sends its own name as `Host`. A page of another
-//! site sends its `Origin` with every POST, and browsers send `text/plain` without asking first. Decides from headers alone and
-//! never looks at a token or a key.
+//! A page that rebinds its name to 127.0.0.1 is same-origin to its browser and sends its own name as `Host`. A page of
+//! another site sends its `Origin` with every POST, and browsers send `text/plain` without a preflight request. The
+//! checks use headers only, and never look at a token or a key.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -34,23 +34,23 @@ pub struct HostName(Box<str>);
 pub struct WebOrigin {
     scheme: Box<str>,
     host: Box<str>,
-    /// None where the scheme has no default.
+    /// `None` where the scheme has no default port.
     port: Option<u16>,
 }
 
-/// A setting that names no host.
+/// A setting that is not a host name.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is no host name; accepted is a name without scheme and port, in full (no wildcards), for example router.internal"
 )]
 pub struct NotAHost(String);
 
-/// A setting that names no origin.
+/// A setting that is not an origin.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no origin; accepted is SCHEME://HOST or SCHEME://HOST:PORT, for example https://ui.example")]
 pub struct NotAnOrigin(String);
 
-/// Splits `HOST[:PORT]`; the host comes in lower case, an IPv6 address in brackets.
+/// Splits `HOST[:PORT]`; the host is in lower case, an IPv6 address in brackets.
 fn split_host_port(authority: &str) -> Option<HostPort> {
     let parsed = authority.parse::<Authority>().ok().filter(|_| !authority.contains('@'))?;
     let host = parsed.host();
@@ -114,16 +114,16 @@ macro_rules! from_text {
 from_text!(HostName);
 from_text!(WebOrigin);
 
-/// Whether callers of a listener prove who they are.
+/// Whether callers of a listener authenticate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CallerAuthentication {
     /// Each sends a key or a token, which no web page of another site has.
     Authenticated,
-    /// Nobody does; the setting would ask for it.
+    /// No caller does; `setting` would require it.
     Anonymous { setting: &'static str },
 }
 
-/// The checks of one listener.
+/// Checks of one listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostCheck<'a> {
     config: &'a ServerConfig,
@@ -131,39 +131,39 @@ pub(crate) struct HostCheck<'a> {
     scheme: &'static str,
 }
 
-/// Why a request was refused before anybody looked at its path.
+/// Why a request was refused before its path was examined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostRefusal {
     /// HTTP/1.1 requires a `Host` header (RFC 9112, section 3.2).
     #[error("The request has no Host header, which HTTP/1.1 requires. Send one.")]
     NoHost,
-    /// There are several, or it is no host.
+    /// There are several, or it is not a valid host.
     #[error(
         "The Host header must be one host, optionally with a port. Send it once, for example 'Host: localhost:8080'."
     )]
     BadHost,
-    /// A name that this listener does not go by.
+    /// A name that this listener does not accept.
     #[error(
         "The Host '{host}' is not accepted: without {setting} it must be an IP address, localhost or one of server.allowed_hosts. Add the name to server.allowed_hosts, or set {setting}."
     )]
     ForeignHost {
-        /// As sent, shortened.
+        /// As sent, truncated.
         host: String,
         /// The setting that would make callers authenticate.
         setting: &'static str,
     },
-    /// A web page of another site sent it.
+    /// Sent by a web page of another site.
     #[error(
         "The Origin '{origin}' is not accepted: it is neither this listener's own nor one of server.allowed_origins. Add it there if its pages may send requests."
     )]
     ForeignOrigin {
-        /// As sent, shortened.
+        /// As sent, truncated.
         origin: String,
     },
 }
 
 impl<'a> HostCheck<'a> {
-    /// The clients' listener.
+    /// Returns the checks of the client listener.
     pub(crate) fn of_clients(config: &'a Config) -> Self {
         let callers = match &config.auth.keys_file {
             Some(_) => CallerAuthentication::Authenticated,
@@ -172,7 +172,7 @@ impl<'a> HostCheck<'a> {
         Self { config: &config.server, callers, scheme: config.client_scheme() }
     }
 
-    /// The operators' listener.
+    /// Returns the checks of the operator listener.
     pub(crate) fn of_operators(config: &'a Config) -> Self {
         let callers = match &config.operator.tokens_file {
             Some(_) => CallerAuthentication::Authenticated,
@@ -203,10 +203,11 @@ impl<'a> HostCheck<'a> {
     }
 }
 
-/// A host, and its port where one is said.
+/// A host, with its port if given.
 type HostPort = (Box<str>, Option<u16>);
 
-/// The host and port that the client called: those of an absolute target, else of `Host`. None in HTTP/1.0 without either.
+/// Returns the host and port that the client called: those of an absolute target, else of `Host`. `None` for HTTP/1.0
+/// without either.
 fn requested_host(head: &Parts) -> Result<Option<HostPort>, HostRefusal> {
     let mut hosts = head.headers.get_all(header::HOST).iter();
     let sent = match (hosts.next(), hosts.next()) {
@@ -221,7 +222,7 @@ fn requested_host(head: &Parts) -> Result<Option<HostPort>, HostRefusal> {
     }
 }
 
-/// Whether no name service decides where this leads.
+/// Whether the host resolves without a name service.
 fn is_ip_or_localhost(host: &str) -> bool {
     let in_brackets = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     match in_brackets {
@@ -230,11 +231,11 @@ fn is_ip_or_localhost(host: &str) -> bool {
     }
 }
 
-/// Headers that prove who a client is.
+/// Headers that carry a client's credentials.
 const CREDENTIALS: [HeaderName; 4] =
     [header::AUTHORIZATION, header::COOKIE, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
 
-/// Removes whatever proves who a client is.
+/// Removes a client's credentials.
 pub(crate) fn remove_credentials(headers: &mut HeaderMap<HeaderValue>) {
     CREDENTIALS.iter().for_each(|name| drop(headers.remove(name)));
 }

@@ -1,4 +1,4 @@
-//! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
+//! The router: from the client's bytes to the engine's and back. `pipeline` names the eight stages.
 
 mod adapters;
 pub mod app_state;

@@ -1,5 +1,5 @@
-//! Memory of requests in work: their bodies, what these inflate to, and what is derived from them. One budget for all, of
-//! which one tenant gets half where there are several.
+//! Memory budget of requests in progress: their bodies, what these inflate to, and what is derived from them. One
+//! budget for all tenants, of which each gets half where there are several.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use vocabulary::TenantId;
 use crate::error::ApiError;
 use crate::telemetry::metrics::MemoryMetrics;
 
-/// How much there is.
+/// Limits of the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryLimits {
     /// Bytes of all requests together.
@@ -20,7 +20,7 @@ pub struct MemoryLimits {
     pub tenant: usize,
 }
 
-/// What is in work, and how much more may be.
+/// Memory reserved by requests in progress, and the limits.
 #[derive(Debug)]
 pub struct MemoryBudget {
     limits: MemoryLimits,
@@ -36,24 +36,24 @@ struct ReservedBytes {
 }
 
 impl MemoryBudget {
-    /// Nothing is in work.
+    /// Returns a budget without reservations.
     pub fn new(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
         let (shown, refused) = (metrics.reserved.clone(), metrics.refused.clone());
         Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused })
     }
 
-    /// One that no metric shows but for what it refuses.
+    /// Returns a budget whose size is not exported as a metric; only its refusals are.
     pub fn unshown(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
         let shown = IntGauge::new("operator_memory", "not shown").expect("a valid name");
         Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused: metrics.refused.clone() })
     }
 
-    /// A reservation of nothing yet, which grows with its request.
+    /// Returns an empty reservation, which grows with its request.
     pub fn reservation(self: &Arc<Self>, tenant: &TenantId) -> MemoryReservation {
         MemoryReservation { budget: self.clone(), tenant: tenant.clone(), bytes: 0, beside: 0 }
     }
 
-    /// `held` are the bytes that the same request has already.
+    /// Reserves bytes; `held` is what the same request holds already.
     fn reserve(&self, tenant: &TenantId, (bytes, held): (usize, usize)) -> Result<(), ApiError> {
         let mut reserved = self.reserved.lock();
         let total = reserved.total.saturating_add(bytes);
@@ -96,18 +96,18 @@ impl MemoryBudget {
     }
 }
 
-/// Memory of one request. Dropping it gives it back.
+/// Memory reserved for one request. Dropping it releases the memory.
 #[derive(Debug)]
 pub struct MemoryReservation {
     budget: Arc<MemoryBudget>,
     tenant: TenantId,
     bytes: usize,
-    /// What the request held when this reservation was begun beside it.
+    /// Bytes that the request held when this sibling reservation was created.
     beside: usize,
 }
 
 impl MemoryReservation {
-    /// Takes so many bytes more, or says that there are not as many.
+    /// Reserves more bytes; fails if a limit would be exceeded.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         if bytes > 0 {
             self.budget.reserve(&self.tenant, (bytes, self.beside + self.bytes))?;
@@ -116,7 +116,7 @@ impl MemoryReservation {
         Ok(())
     }
 
-    /// Gives back what is more than `bytes`.
+    /// Releases what exceeds `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         if let Some(surplus) = self.bytes.checked_sub(bytes).filter(|surplus| *surplus > 0) {
             self.budget.release(&self.tenant, surplus);
@@ -124,12 +124,12 @@ impl MemoryReservation {
         }
     }
 
-    /// Whose it is.
+    /// Returns the tenant.
     pub fn tenant(&self) -> &TenantId {
         &self.tenant
     }
 
-    /// Another one of the same request, of nothing yet.
+    /// Returns another, empty reservation for the same request.
     pub fn sibling(&self) -> Self {
         Self { budget: self.budget.clone(), tenant: self.tenant.clone(), bytes: 0, beside: self.bytes }
     }

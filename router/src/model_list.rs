@@ -1,4 +1,4 @@
-//! `GET /v1/model_list`: the union of what the workers serve, each entry as its worker wrote it.
+//! `GET /v1/models`: the union of the workers' models, each entry as its worker wrote it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::error::{ApiError, truncated};
 use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
 
-/// Longest wait for one worker's list; the others' are shown without it.
+/// Timeout for one worker's list; the others are shown without it.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Largest list of one worker.
+/// Largest list of one worker, in bytes.
 const MAX_LIST_BYTES: usize = 4 << 20;
-/// Most models of one worker that are shown, as many as its probes take.
+/// Maximum number of models shown per worker; the same as in its probes.
 const MAX_MODELS: usize = 1024;
-/// How long a list is shown to all who ask.
+/// How long a list is reused for all callers.
 const CACHE_TTL: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ struct MergedModelList<'a> {
 
 type ModelEntries = Vec<(String, Box<RawValue>)>;
 
-/// The list that all callers share for a second: asking every worker is work for all of them.
+/// Model list that callers share for a second: asking every worker is expensive.
 #[derive(Debug, Default)]
 pub struct ModelListCache {
     last: Mutex<Option<(Instant, Option<Arc<List>>)>>,
@@ -55,7 +55,7 @@ pub struct ModelListCache {
 #[derive(Debug)]
 struct List {
     entries: ModelEntries,
-    /// All of it as it is answered; callers share it.
+    /// The serialized list, shared by callers.
     text: Bytes,
 }
 
@@ -68,7 +68,7 @@ impl List {
 }
 
 impl ModelListCache {
-    /// The list as it was at most a second ago. Who comes while it is made waits for it.
+    /// Returns the list as of at most a second ago. Concurrent callers wait for the same refresh.
     async fn get(&self, gateway: &AppState) -> Result<Arc<List>, ApiError> {
         let mut last = self.last.lock().await;
         let entries = match &*last {
@@ -101,7 +101,7 @@ fn json(text: Bytes) -> Response {
     response
 }
 
-/// Every model once, in the order of the workers and of their lists; none where no worker tells any.
+/// Returns every model once, in the order of the workers and of their lists; `None` where no worker has answered.
 async fn merge_lists(gateway: &AppState) -> Option<ModelEntries> {
     let answering = gateway.worker_pool.answering(gateway.fleet());
     let lists = futures::future::join_all(answering.iter().map(|member| fetch_list(gateway, member))).await;

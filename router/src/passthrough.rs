@@ -1,4 +1,4 @@
-//! From a worker's answer to the client's: head and body as they came, the end made explicit when it breaks.
+//! Relays a worker's answer to the client: head and body unchanged, and an explicit end when it breaks.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,21 +15,22 @@ use workers_shim::engine_api::{EventBudget, SseScanner, TokenUsage, usage_at_end
 use crate::quotas::BYTES_PER_TOKEN;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 
-/// Sees what passes. Dropping it tells that the answer is over, for whatever reason.
+/// Observes a relayed answer. Dropping it ends the answer, for whatever reason.
 pub trait ResponseObserver: Send + 'static {
-    /// A piece of the answer's body.
+    /// Called with each chunk of the body.
     fn on_chunk(&mut self, data: &Bytes);
 
-    /// The answer is over, whole or not; what its worker counted, where it told, and how much came.
+    /// Called at the end of the answer, complete or not, with the usage that the worker reported and the tokens
+    /// delivered.
     fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens);
 
-    /// The worker broke off; the event that the client gets, in place of silence, when the answer is a stream of them.
+    /// Called when the worker broke off; returns the error event with which a stream of events ends.
     fn on_broken(&mut self) -> Bytes;
 }
 
-/// The client's response of a worker's. Pieces go on as they come, events as soon as they are whole.
+/// Builds the client's response from a worker's. Chunks are relayed as they come, events as soon as they are complete.
 ///
-/// Trailers do not go on: nothing that engines serve has any, and clients would take them for this proxy's.
+/// Trailers are not relayed: no engine API uses any, and clients would attribute them to this proxy.
 pub fn relay(
     answer: http::Response<WorkerBody>,
     budget: EventBudget,
@@ -43,7 +44,7 @@ pub fn relay(
     *response.status_mut() = head.status;
     *response.headers_mut() = response_headers(&head.headers);
     if events {
-        // An error event may follow, so that no announced length could be kept.
+        // An error event may follow, so the announced length would be wrong.
         response.headers_mut().remove(CONTENT_LENGTH);
     }
     response
@@ -58,15 +59,15 @@ pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
 struct PassthroughBody<O: ResponseObserver> {
     body: WorkerBody,
     observer: O,
-    /// Of a stream of events: half an event would keep a client from reading the one that tells of a break.
+    /// Scanner for a stream of events: after half an event a client could not parse the error event.
     scanner: Option<SseScanner>,
-    /// The end of an answer in one piece, where usage stands.
+    /// End of an answer that is not a stream; it contains the usage.
     tail: BytesMut,
     ready: VecDeque<Bytes>,
     ended: bool,
 }
 
-/// Bytes of an answer's end in which its usage is looked for.
+/// Bytes at the end of an answer in which its usage is searched.
 const TAIL_BYTES: usize = 16 << 10;
 
 impl<O: ResponseObserver> Drop for PassthroughBody<O> {

@@ -1,7 +1,7 @@
-//! What tries after the first may cost all requests together: workers that are sick are not asked ever more for it.
+//! Retry budget: limits what retries may cost all requests together, so that sick workers do not cause ever more load.
 //!
-//! A bucket of tokens, one a try. Each request puts a share of one into it, and time does, so that a router with few
-//! requests is not left without any. Pure: time is an argument.
+//! A token bucket, with one token per retry. Each request adds a fraction of a token, and so does time, so that a
+//! router with few requests can still retry. Pure: time is an argument.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use vocabulary::TenantId;
 
 use crate::pipeline::routing::Percent;
 
-/// In how long an empty bucket is full again without any request.
+/// Time in which an empty bucket refills without any request.
 const REFILL_TIME: Duration = Duration::from_secs(60);
-/// Parts of a token.
+/// Fractions per token.
 const PARTS_PER_TOKEN: u64 = 100;
 
 /// Section `[retries]`.
@@ -30,28 +30,28 @@ pub struct RetryConfig {
     pub burst: u32,
 }
 
-/// How many tries are left.
+/// The retry budget of a router.
 #[derive(Debug)]
 pub struct RetryBudget {
     config: RetryConfig,
-    /// What one tenant may take of the whole.
+    /// Share of the budget that one tenant may take.
     share: TenantShare,
     buckets: Mutex<RetryBuckets>,
 }
 
-/// How much of what there is one tenant gets.
+/// Share of the budget that one tenant gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TenantShare {
-    /// There is one tenant.
+    /// All of it: there is one tenant.
     All,
-    /// There are others.
+    /// Half of it: there are several tenants.
     Half,
 }
 
 #[derive(Debug)]
 struct RetryBuckets {
     all: RetryBucket,
-    /// Of tenants that have spent something, as long as their buckets are not full again.
+    /// Buckets of tenants that have retried, until they are full again.
     tenants: HashMap<TenantId, RetryBucket>,
 }
 
@@ -71,7 +71,7 @@ impl RetryBucket {
         self.parts = (self.parts + parts).min(self.max);
     }
 
-    /// What time puts into it.
+    /// Adds what has accumulated over time.
     fn advance(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         let earned = u128::from(self.max) * passed.as_millis() / REFILL_TIME.as_millis();
@@ -84,13 +84,13 @@ impl RetryBucket {
 }
 
 impl RetryBudget {
-    /// A full one.
+    /// Returns a full budget.
     pub fn new(config: RetryConfig, share: TenantShare) -> Self {
         let all = RetryBucket::full(u64::from(config.burst) * PARTS_PER_TOKEN, Instant::now());
         Self { config, share, buckets: Mutex::new(RetryBuckets { all, tenants: HashMap::new() }) }
     }
 
-    /// A request of this tenant came.
+    /// Adds a request's fraction of a token.
     pub fn earn(&self, tenant: &TenantId) {
         let parts = u64::from(u8::from(self.config.percent));
         let mut buckets = self.buckets.lock();
@@ -100,7 +100,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes one try of this tenant; false where none is left, for it or for all.
+    /// Takes one retry of this tenant; false where none is left, for it or for all.
     pub fn spend(&self, tenant: &TenantId, now: Instant) -> bool {
         let mut buckets = self.buckets.lock();
         let RetryBuckets { all, tenants } = &mut *buckets;

@@ -1,7 +1,7 @@
-//! Whether workers keep prompts of different salts apart: proven once in each of their lives, at each endpoint that they serve,
-//! with requests of one prompt.
+//! Salt proofs: test whether workers isolate prompts of different salts, once per incarnation, at each endpoint that
+//! they serve, with requests of one prompt.
 //!
-//! An engine that takes no `cache_salt` lets tenants find out what others have sent. Nothing of a client's goes into a proof.
+//! An engine that ignores `cache_salt` lets tenants find out what others have sent. A proof never contains client data.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,43 +21,43 @@ use crate::app_state::AppState;
 use crate::client_request::{GenerationEndpoint, new_request_id};
 use crate::pipeline::legs::{LegError, Legs};
 
-/// How often it is looked for workers without a verdict.
+/// Time between two searches for workers without a verdict.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long after a proof that told nothing, because the worker failed, the next one begins.
+/// Checks to skip after a proof without a result, because the worker failed.
 const RETRY_AFTER_CHECKS: u32 = 30;
-/// Blocks of the prompt; what an engine rounds away at its end is less.
+/// Length of the prompt in blocks; engines may leave out less than this at its end.
 const PROMPT_BLOCKS: u64 = 4;
-/// Bounds of the prompt's tokens.
+/// Bounds of the prompt's length in tokens.
 const MIN_PROMPT_TOKENS: u64 = 64;
 const MAX_PROMPT_TOKENS: u64 = 8192;
 
-/// What two requests with different salts have shown.
+/// Result of two requests with different salts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum SaltVerdict {
-    /// The second found nothing of the first.
+    /// The second one found nothing of the first.
     Honoured,
     /// It found what was sent under another salt.
     Ignored,
-    /// The engine does not tell what it finds in its cache.
+    /// The engine does not report its cache hits.
     Untold,
 }
 
-/// The verdicts on all workers.
+/// Verdicts on all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SaltProofs {
     verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltVerdict)>>,
 }
 
 impl SaltProofs {
-    /// Workers that serve no requests while tenants must be apart.
+    /// Returns workers that serve no requests while tenants must be isolated.
     pub(crate) fn barred(&self) -> Vec<WorkerId> {
         let verdicts = self.verdicts.lock();
         let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::Ignored);
         ignoring.map(|(worker, _)| *worker).collect()
     }
 
-    /// What is wrong with a worker, for a person.
+    /// Returns the problem of a worker that ignores salts, for a person.
     pub(crate) fn problem(&self, worker: WorkerId) -> Option<&'static str> {
         let is_ignoring = self.verdict(worker) == Some(SaltVerdict::Ignored);
         is_ignoring.then_some(
@@ -66,7 +66,7 @@ impl SaltProofs {
         )
     }
 
-    /// What is not known of a worker that serves all the same.
+    /// Returns the warning for a worker without proof, which serves all the same.
     pub(crate) fn untold(&self, worker: WorkerId) -> Option<&'static str> {
         (self.verdict(worker) == Some(SaltVerdict::Untold)).then_some(
             "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
@@ -87,10 +87,10 @@ impl SaltProofs {
     }
 }
 
-/// Proves every worker that comes, for as long as it is asked to.
+/// Tests every new worker. Never returns.
 pub(crate) async fn follow(gateway: Arc<AppState>) {
     let mut failed: HashMap<WorkerId, u32> = HashMap::new();
-    // One that hangs keeps no other from being judged.
+    // Concurrent, so that a hanging worker does not delay the verdicts on others.
     let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<SaltVerdict>)>> = FuturesUnordered::new();
     let mut under_way = HashSet::new();
     let mut tick = tokio::time::interval(CHECK_INTERVAL);
@@ -155,7 +155,7 @@ fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
     }
 }
 
-/// What the endpoints show that the worker serves, the worst of it; none where it failed, or lists no model.
+/// Returns the worst verdict over the endpoints that the worker serves; `None` where it failed, or lists no model.
 async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict> {
     let mut verdicts = Vec::new();
     for endpoint in [GenerationEndpoint::Completions, GenerationEndpoint::ChatCompletions, GenerationEndpoint::Messages]
@@ -167,12 +167,12 @@ async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict
         .find(|verdict| verdicts.contains(verdict))
 }
 
-/// What a worker said to a prompt.
+/// A worker's answer to a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Said {
-    /// How much of it was in its cache, where it tells.
+    /// How much of it was in its cache, where it reports that.
     Found(Option<Tokens>),
-    /// It does not serve this.
+    /// It does not serve this endpoint.
     Nothing,
 }
 
@@ -200,7 +200,7 @@ impl Proof<'_> {
         body
     }
 
-    /// None where the worker failed.
+    /// Sends the prompt to an endpoint; `None` where the worker failed.
     async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<Said> {
         let legs = Legs::without_client(self.gateway);
         let tokens_computed = Tokens(self.ids.len() as u64);
@@ -219,7 +219,7 @@ impl Proof<'_> {
     }
 }
 
-/// None where the worker failed; no verdict where it does not serve this endpoint.
+/// Tests one endpoint. `None` where the worker failed; no verdict where it does not serve this endpoint.
 async fn prove_at(
     gateway: &Arc<AppState>,
     view: &WorkerView,
@@ -245,7 +245,8 @@ async fn prove_at(
     Some(Some(verdict))
 }
 
-/// vLLM's messages tell no cached tokens, but the same words in a chat find under which salt they were kept.
+/// Tests the messages endpoint by a chat: vLLM reports no cached tokens for messages, but a chat with the same text
+/// shows under which salt they were cached.
 async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<SaltVerdict> {
     let found = |said| matches!(said, Said::Found(Some(cached)) if cached > Tokens::ZERO);
     if found(proof.ask(GenerationEndpoint::ChatCompletions, None).await?) {
@@ -306,7 +307,7 @@ mod tests {
     async fn a_worker_that_hangs_keeps_no_other_from_its_verdict_and_an_untold_one_is_told() {
         let silent = StubWorker::start("one", "tiny").await;
         let well = engine(false).await;
-        // Takes connections and says nothing to what it is asked.
+        // Accepts connections and never answers.
         let hanging = StubWorker::start("hangs at proofs", "tiny").await;
         let urls = [format!("http://{}", well.address()), silent.url(), hanging.url()];
         let folder = tempfile::tempdir().unwrap();

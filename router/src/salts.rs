@@ -1,4 +1,4 @@
-//! The cache salts that keep tenants apart inside the engines: what one tenant sent is never found by another.
+//! Cache salts that isolate tenants inside the engines: no tenant's request finds another tenant's prefix.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use vocabulary::TenantId;
 
 use crate::auth::Secret;
 
-/// Where no secret is configured. A client's own salt is always replaced, so it need not be guessed-proof to be safe
-/// behind this proxy; a secret is for engines that others reach as well.
+/// Secret where none is configured. A client's own salt is always replaced, so it need not be unguessable to be safe
+/// behind this proxy; a configured secret is for engines that others can reach, too.
 const DEFAULT_SECRET: &str = "ownerserve cache salt";
 
-/// One salt for each tenant: HMAC-SHA256 of its name, in hex.
+/// One salt per tenant: HMAC-SHA256 of its name, in hex.
 pub struct Salts {
     key: Option<hmac::Key>,
     cache: Mutex<HashMap<TenantId, Arc<str>>>,
@@ -26,18 +26,18 @@ impl std::fmt::Debug for Salts {
 }
 
 impl Salts {
-    /// Salts from `secret`.
+    /// Derives the salts from `secret`.
     pub fn per_tenant(secret: Option<&Secret>) -> Self {
         let secret = secret.map_or(DEFAULT_SECRET, Secret::expose);
         Self { key: Some(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())), cache: Mutex::default() }
     }
 
-    /// None: there is one tenant.
+    /// Returns no salts, for a single tenant.
     pub fn none() -> Self {
         Self { key: None, cache: Mutex::default() }
     }
 
-    /// The tenant's salt; none where there is one tenant. Tenants come from the keys file, so there are few.
+    /// Returns the tenant's salt; `None` for a single tenant. Tenants come from the keys file, so there are few.
     pub fn of(&self, tenant: &TenantId) -> Option<Arc<str>> {
         let key = self.key.as_ref()?;
         let mut made = self.cache.lock();

@@ -1,4 +1,4 @@
-//! `ownerserve serve`: everything put together, from a configuration to two listeners, and back to nothing.
+//! `ownerserve serve`: starts everything, from a configuration to two listeners, and shuts it down again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use crate::server::{
 };
 use crate::{adapters, file_modes, operator, prefix_replication, proxy, salt_proof};
 
-/// Workers for which descriptors are kept where discovery finds them.
+/// Number of workers for which file descriptors are reserved where discovery finds them.
 const FOUND_WORKERS: usize = 64;
-/// How often files that are read anew are looked at.
+/// Time between two checks of watched files.
 const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why it did not start, or did not go on.
+/// Why the router did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The keys file or the ledger was refused.
+    /// The keys file or the ledger was rejected.
     #[error(transparent)]
     Gateway(#[from] AppStateError),
     /// The ledger failed while it ran.
     #[error(transparent)]
     Ledger(ownership::OwnershipError),
-    /// The operators' tokens or audit log were refused.
+    /// The operators' tokens or audit log were rejected.
     #[error(transparent)]
     Operator(#[from] OperatorStartError),
-    /// A listener has no certificate to show.
+    /// A listener's certificate cannot be used.
     #[error("{setting}: {source}")]
     Tls {
         /// The setting that names it.
@@ -49,19 +49,19 @@ pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// The setting that says so.
+        /// The setting that names it.
         setting: &'static str,
         /// Why.
         source: std::io::Error,
     },
 }
 
-/// A running front door.
+/// A running router.
 #[derive(Debug)]
 pub struct RunningServer {
-    /// What its requests share.
+    /// State that its requests share.
     pub gateway: Arc<AppState>,
     operator_state: OperatorState,
     proxy: HttpServer,
@@ -72,7 +72,7 @@ pub struct RunningServer {
 impl RunningServer {
     /// Starts everything and returns once both listeners are bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        // Whatever can be refused is refused before the ledger founds a cluster, or joins one.
+        // Everything that can fail is checked before the ledger founds or joins a cluster.
         let (proxy, operator) = (config.proxy.listen, config.operator.listen);
         let open_files = descriptors::raise_limit();
         let mut proxy = bind(proxy, "proxy.listen")?;
@@ -101,7 +101,7 @@ impl RunningServer {
             header_timeout: settings.header_timeout.0,
             write_timeout: settings.write_timeout.0,
             unauthenticated: Some(UnauthenticatedLimits {
-                // Else all places could be strangers', and none of them would be closed for a new one.
+                // Otherwise strangers could take all connections, and none of theirs would be evicted for a new one.
                 connections: settings.unauthenticated_connections.min(half(shares.clients)),
                 per_address: settings.unauthenticated_per_address,
                 timeout: settings.authentication_timeout.0,
@@ -174,17 +174,17 @@ impl RunningServer {
         Ok(serving)
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub fn proxy_address(&self) -> SocketAddr {
         self.proxy.address()
     }
 
-    /// Where operators connect.
+    /// Returns the address for operators.
     pub fn operator_address(&self) -> SocketAddr {
         self.operator.address()
     }
 
-    /// Lets running requests end within the drain time-out, then ends everything.
+    /// Lets running requests end within the drain timeout, then stops everything.
     pub async fn stop(self) {
         self.operator_state.begin_shutdown();
         let cut = self.proxy.stop().await;
@@ -238,8 +238,8 @@ fn bind(address: SocketAddr, setting: &'static str) -> Result<BoundSocket, Start
     BoundSocket::bind(address).map_err(|source| StartError::Listen { address, setting, source })
 }
 
-/// Serves until SIGTERM or ctrl-c. When the ledger cannot be kept any more it goes on or ends, as configured; either way it
-/// ends with that error.
+/// Serves until SIGTERM or ctrl-c. When the ledger fails for good, it continues or ends, as configured; either way it
+/// returns that error at the end.
 pub async fn run(config: Config) -> Result<(), StartError> {
     let serving = RunningServer::start(config).await?;
     let gateway = serving.gateway.clone();
@@ -317,7 +317,7 @@ mod tests {
             };
             assert!(alarms.iter().any(is_told), "{name}: {ready}");
         }
-        // All of them work again.
+        // All of them are released again.
         let request = http::Request::post("/v1/completions").header("authorization", "Bearer sk-a");
         let body = "{\"model\":\"tiny\",\"prompt\":\"\"}";
         assert_eq!(crate::testing::send(front.proxy_address(), request, body).await.status, 200);

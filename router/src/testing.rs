@@ -1,4 +1,4 @@
-//! For tests only: a worker that records what reaches it, a front door before it, and a client that can misbehave.
+//! Test support: a worker that records its requests, a router in front of it, and a client that can misbehave.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ use crate::config::{Config, Overrides};
 use crate::serve::RunningServer;
 use crate::server::{BoundSocket, HttpServer, ServerLimits};
 
-/// What a worker received.
+/// A request that a worker received.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
@@ -35,16 +35,16 @@ pub(crate) struct ReceivedRequest {
     pub(crate) body: Bytes,
 }
 
-/// A worker on a port of its own. How it behaves is asked for by the body's field `behave`.
+/// A worker on a port of its own. The request's field `behave` selects its behaviour.
 pub(crate) struct StubWorker {
     pub(crate) address: SocketAddr,
     pub(crate) name: String,
     received: Mutex<Vec<ReceivedRequest>>,
-    /// Requests at work now; a cancelled one leaves.
+    /// Requests in progress; a cancelled one is removed.
     pub(crate) active: Arc<ActiveRequests>,
-    /// One permit lets one held stream go on.
+    /// One permit lets one held stream continue.
     pub(crate) stream_permits: Semaphore,
-    /// When its process says that it began; it says nothing while this is 0.
+    /// Start time that its process reports; it reports none while this is 0.
     pub(crate) process_start: AtomicU64,
     server: OnceLock<HttpServer>,
 }
@@ -109,7 +109,7 @@ impl StubWorker {
         worker
     }
 
-    /// Everything but probes.
+    /// Returns all requests except probes.
     pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.received.lock().clone()
     }
@@ -132,7 +132,7 @@ fn dies_at_first_worker(headers: &http::HeaderMap) -> bool {
     dies
 }
 
-/// What probes ask for. It is a plain OpenAI server, which has none of an engine's own paths.
+/// Answers probes like a plain OpenAI server, which has none of an engine's own paths.
 fn probe_response(worker: &StubWorker, model: &str, path: &str) -> Option<Response> {
     let life = worker.process_start.load(Ordering::Relaxed);
     match path {
@@ -228,7 +228,7 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
     }
 }
 
-/// With headers and trailers that are not an engine's to give.
+/// An answer with headers and trailers that an engine must not set.
 fn overreaching_response(streams: bool) -> Response {
     let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, http::HeaderValue::from_static("c=d"))]);
     let text = if streams { "data: {}\n\ndata: [DONE]\n\n" } else { "{\"id\":\"x\"}" };
@@ -251,7 +251,7 @@ fn overreaching_response(streams: bool) -> Response {
     response
 }
 
-/// As vLLM 0.32.0 stores responses: under the name that the request gives itself, else under one made of `X-Request-Id`,
+/// Stores responses like vLLM 0.32.0: under the request's own `request_id`, else under one made of `X-Request-Id`,
 /// which it repeats.
 fn stored_response(asked: &Value, headers: &HeaderMap) -> Response {
     let header = headers["x-request-id"].to_str().unwrap();
@@ -263,7 +263,7 @@ fn stored_response(asked: &Value, headers: &HeaderMap) -> Response {
     ([("x-request-id", header.to_owned())], axum::Json(json)).into_response()
 }
 
-/// A stream that breaks off after its first piece.
+/// A stream that breaks off after its first chunk.
 fn breaking_stream(before: String) -> Response {
     let pieces = futures::stream::iter([Ok(before), Err(std::io::Error::other("killed"))]);
     let pieces = pieces.then(|piece| async {
@@ -273,7 +273,7 @@ fn breaking_stream(before: String) -> Response {
     ([("content-type", "text/event-stream; charset=utf-8")], Body::from_stream(pieces)).into_response()
 }
 
-/// One event at once, then one for each permit, for ever.
+/// An endless stream: one event at once, then one for each permit.
 fn gated_stream(worker: Arc<StubWorker>, working: ActiveRequestGuard) -> Response {
     let pieces = futures::stream::unfold((worker, working, 0), |(worker, working, n)| async move {
         if n > 0 {
@@ -284,7 +284,7 @@ fn gated_stream(worker: Arc<StubWorker>, working: ActiveRequestGuard) -> Respons
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
 }
 
-/// A front door with a ledger of its own, which goes with it.
+/// A router with a ledger of its own, which is deleted with it.
 pub(crate) struct TestRouter {
     serving: RunningServer,
     _data: tempfile::TempDir,
@@ -304,7 +304,7 @@ impl TestRouter {
     }
 }
 
-/// A front door before these workers, ready to serve, with `settings` as `--set` takes them.
+/// Starts a router in front of these workers, ready to serve, with `settings` as in `--set`.
 pub(crate) async fn start_router(workers: &[&Arc<StubWorker>], settings: &[&str]) -> TestRouter {
     let urls = workers.iter().map(|worker| worker.url()).collect::<Vec<_>>();
     start_router_at(&urls, settings).await
@@ -330,7 +330,7 @@ pub(crate) async fn start_router_at(urls: &[String], settings: &[&str]) -> TestR
     TestRouter { serving, _data: data }
 }
 
-/// Waits for `happened`, at most five seconds.
+/// Waits for `happened`, at most 20 seconds.
 pub(crate) async fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !happened() {
@@ -339,7 +339,7 @@ pub(crate) async fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) status: u16,
@@ -352,7 +352,7 @@ impl TestResponse {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {:?}", self.body))
     }
 
-    /// Checks OpenAI's error shape; gives the code.
+    /// Checks OpenAI's error format; returns the code.
     pub(crate) fn error_code(&self) -> String {
         let json = self.json();
         let error = &json["error"];
@@ -384,7 +384,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> TestResponse {
     send(address, http::Request::get(path), Bytes::new()).await
 }
 
-/// A connection that sends exactly these bytes.
+/// Opens a connection and sends exactly these bytes.
 pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -392,7 +392,7 @@ pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// Everything up to the end of the connection.
+/// Reads everything up to the end of the connection.
 pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await;
@@ -400,7 +400,7 @@ pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Reads until `wanted` was seen.
+/// Reads until `wanted` has arrived.
 pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut text = String::new();
     let mut piece = [0; 4096];
@@ -413,12 +413,12 @@ pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     text
 }
 
-/// Everything up to the end of a chunked answer.
+/// Reads up to the end of a chunked answer.
 pub(crate) async fn read_chunked_body(stream: &mut TcpStream) -> String {
     read_until(stream, "\r\n0\r\n\r\n").await
 }
 
-/// A request in bytes, with a length.
+/// Builds a request with a content length, in bytes.
 pub(crate) fn request_bytes(path: &str, body: &str) -> Vec<u8> {
     format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }

@@ -1,6 +1,7 @@
-//! Whether KV arrives as what was sent: some transfers are checked, and a link that fails a check is barred until an operator clears it.
+//! Transfer checks: some KV transfers are checked for correctness, and a link that fails a check is barred until an
+//! operator clears it.
 //!
-//! It holds what is known, and judges; who is asked is in `pipeline/verify`.
+//! This module schedules and judges; `pipeline/verify` asks the workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,36 +28,37 @@ pub struct TransferCheckConfig {
 }
 
 impl TransferCheckConfig {
-    /// What cannot be, and what is accepted.
+    /// Returns the setting that is out of range, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
         (!(0.0..=1.0).contains(&self.noise)).then_some(("correctness.noise", "accepted is 0.0 to 1.0"))
     }
 }
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum TransferCheckOutcome {
-    /// What was transferred says what computing says, or differs by rounding.
+    /// The transferred KV gives the same answer as computing, or differs by rounding only.
     Same,
-    /// It says something else.
+    /// It gives another answer.
     Mismatch,
-    /// Two engines that computed the prompt do not agree with each other: nobody is blamed.
+    /// Two engines that computed the prompt do not agree with each other, so that no link is blamed.
     Unclear,
-    /// What was transferred is not there any more, or an engine has no fresh cache to compute in.
+    /// The transferred KV is no longer cached, or an engine cannot compute without its cache.
     NotComparable,
-    /// Somebody did not answer.
+    /// A worker did not answer.
     Failed,
     /// Another check was running.
     NoRoom,
 }
 
-/// What an engine says to a prompt: tokens at temperature 0, each with how far it is ahead of the next likely one.
+/// An engine's answer to a prompt: tokens at temperature 0, each with its log-probability margin over the next likely
+/// one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GreedySample(Vec<(String, Option<f64>)>);
 
 impl GreedySample {
-    /// Of an answer of `/v1/completions`. An engine that tells no log-probabilities says all its text at once.
+    /// Reads an answer of `/v1/completions`. Without log-probabilities the whole text counts as one token.
     pub fn read(answer: &[u8]) -> Option<Self> {
         let answer: Value = serde_json::from_slice(answer).ok()?;
         let choice = answer.get("choices")?.get(0)?;
@@ -71,7 +73,7 @@ impl GreedySample {
         told.collect::<Option<Vec<_>>>().filter(|told| !told.is_empty()).map(Self)
     }
 
-    /// Whether both say the same, or part where one of them may have said either.
+    /// Whether both are equal, or diverge where either token was about equally likely.
     pub fn agrees_with(&self, other: &Self, noise: f64) -> bool {
         let Some((own, others)) = self.0.iter().zip(&other.0).find(|(own, others)| own.0 != others.0) else {
             return self.0.len() == other.0.len();
@@ -90,49 +92,50 @@ fn top_margin(top: &Value) -> Option<f64> {
 /// A link that failed a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BarredLinkRecord {
-    /// Which.
+    /// The link.
     pub link: BarredLink,
-    /// What the transfer was for.
+    /// The action that the transfer belonged to.
     pub action: Action,
-    /// Since when, milliseconds since 1970.
+    /// When it was barred, in milliseconds since 1970.
     pub since_unix_ms: u64,
 }
 
-/// Whether a transfer is checked.
+/// Whether to check a transfer.
 #[derive(Debug)]
 pub enum CheckDecision {
-    /// It is not its turn.
+    /// No check is due.
     NotDue,
-    /// It is, and another one is running.
+    /// A check is due, but another one is running.
     Busy,
-    /// It is.
+    /// Check this transfer.
     Check(CheckPermit),
 }
 
-/// A check's place: one runs at a time, for as long as this is held.
+/// Permit for a check: one runs at a time, as long as this is held.
 #[derive(Debug)]
 pub struct CheckPermit {
     _permit: OwnedSemaphorePermit,
     class: CheckClass,
-    /// What it is believed to compute.
+    /// Tokens that the check is expected to compute.
     expected_tokens: Tokens,
 }
 
-/// A check computes a whole prompt, which takes a worker seconds: in the long run as much as this many times the share of
-/// transfers that are checked, of all that moved. A fleet that has just started has many links that were never looked at.
+/// Limit for the compute of checks, each of which computes a whole prompt and takes a worker seconds: in the long run
+/// this many times the checked share of all moved tokens. A fleet that has just started has many links without a check.
 const COMPUTE_RATIO: u64 = 2;
-/// Links that are counted at most; beyond that all begin anew.
+/// Maximum number of tracked links; beyond it all start anew.
 const MAX_LINKS: usize = 1 << 16;
 
-/// Which checks share what may be computed: links that were never looked at do not wait for those that were.
+/// Class of checks with a compute budget of its own: a link's first check does not wait for other links' repeated
+/// checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CheckClass {
-    /// A link's first.
+    /// A link's first check.
     First,
     Repeat,
 }
 
-/// What checks have computed and transfers have not made up for yet.
+/// Tokens that checks have computed and transfers have not yet earned back.
 #[derive(Debug, Default)]
 struct CheckDebt {
     first: Tokens,
@@ -147,7 +150,7 @@ impl CheckDebt {
         }
     }
 
-    /// Half for each; what one has no use for is the other's.
+    /// Repays half to each class; what one does not need goes to the other.
     fn repay(&mut self, moved: Tokens) {
         let half = Tokens(moved.0 / 2);
         let rest = moved - half;
@@ -157,22 +160,22 @@ impl CheckDebt {
     }
 }
 
-/// A link that has carried something.
+/// A link that has carried transfers.
 #[derive(Debug)]
 struct LinkSampler {
-    /// Transfers since one was checked.
+    /// Transfers since the last check.
     unchecked: u32,
     class: CheckClass,
 }
 
-/// Who is checked next.
+/// Decides which transfers are checked.
 #[derive(Debug, Default)]
 struct CheckSchedule {
     links: BTreeMap<BarredLink, LinkSampler>,
     debt: CheckDebt,
 }
 
-/// What this router's checks have shown since it started.
+/// Results of this router's checks since it started.
 #[derive(Debug, SmartDefault)]
 pub struct TransferChecks {
     schedule: Mutex<CheckSchedule>,
@@ -182,8 +185,8 @@ pub struct TransferChecks {
 }
 
 impl TransferChecks {
-    /// Counts a transfer of so many tokens of a prompt. One that found no room leaves its turn to the next, as does one while
-    /// what checks have computed is more than `COMPUTE_RATIO` / `one_in` of all that moved.
+    /// Counts a transfer of this many tokens of a prompt. If a check is due but none can run, the next transfer is due;
+    /// the same while checks have computed more than `COMPUTE_RATIO` / `one_in` of all moved tokens.
     pub fn decide(&self, link: BarredLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
         if one_in == 0 {
             return CheckDecision::NotDue;
@@ -206,14 +209,14 @@ impl TransferChecks {
         CheckDecision::Check(CheckPermit { _permit: one, class: of, expected_tokens: prompt })
     }
 
-    /// A check is over, which made engines compute so much.
+    /// Ends a check, for which engines have computed this many tokens.
     pub fn settle(&self, place: CheckPermit, computed: Tokens) {
         let mut turns = self.schedule.lock();
         let owed = turns.debt.of(place.class);
         *owed = *owed + computed - place.expected_tokens;
     }
 
-    /// Bars a link. Whether it was free before.
+    /// Bars a link. Returns whether it was not barred before.
     pub fn bar(&self, barred: BarredLinkRecord) -> bool {
         let mut all = self.barred.lock();
         let is_new = !all.iter().any(|known| known.link == barred.link);
@@ -223,7 +226,7 @@ impl TransferChecks {
         is_new
     }
 
-    /// Lets a link carry transfers again; the next one is checked. Whether it was barred.
+    /// Clears a link, so that it carries transfers again; the next one is checked. Returns whether it was barred.
     pub fn clear(&self, link: BarredLink) -> bool {
         let mut all = self.barred.lock();
         let before = all.len();
@@ -232,12 +235,12 @@ impl TransferChecks {
         all.len() < before
     }
 
-    /// Every barred link, the oldest first.
+    /// Returns the barred links with details, the oldest first.
     pub fn barred_records(&self) -> Vec<BarredLinkRecord> {
         self.barred.lock().clone()
     }
 
-    /// The links alone.
+    /// Returns the barred links.
     pub fn barred_links(&self) -> Vec<BarredLink> {
         self.barred.lock().iter().map(|barred| barred.link).collect()
     }
@@ -250,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// A prompt that costs nothing.
+    /// A prompt without cost.
     const FREE: (Tokens, Tokens) = (Tokens::ZERO, Tokens::ZERO);
     const LINK: BarredLink = BarredLink { from: WorkerId(1), to: WorkerId(2) };
 

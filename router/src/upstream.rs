@@ -1,6 +1,6 @@
-//! The way to the workers: one pooled HTTP client whose requests end when their future or body is dropped.
+//! HTTP client for the workers: one connection pool; a request ends when its future or its body is dropped.
 //!
-//! It changes no body and decompresses nothing. It decides nothing either: which worker is the caller's choice.
+//! It changes no body and decompresses nothing. It makes no decisions: the caller chooses the worker.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -50,7 +50,7 @@ pub struct UpstreamConfig {
     pub idle_connections: usize,
 }
 
-/// A request for a worker, whole.
+/// A complete request for a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerRequest {
     /// The method.
@@ -59,11 +59,11 @@ pub struct WorkerRequest {
     pub path: String,
     /// End-to-end headers; see [`end_to_end`].
     pub headers: HeaderMap,
-    /// The body, sent as it is.
+    /// The body, sent unchanged.
     pub body: Bytes,
 }
 
-/// Why a worker gave no answer. Every one happened before the first byte of it.
+/// Why a worker gave no answer. All of these happen before the first byte of it.
 #[derive(Debug, thiserror::Error, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum UpstreamError {
@@ -79,7 +79,7 @@ pub enum UpstreamError {
     #[error("no answer within {0:?}")]
     #[strum(serialize = "worker_timeout")]
     Timeout(Duration),
-    /// It answered with a redirect or a change of protocol. Nobody follows it: what it names is the worker's choice.
+    /// It answered with a redirect or a protocol change. Neither is followed, because the worker chose the target.
     #[error("it answered {0}, which is not followed")]
     #[strum(serialize = "worker_redirect")]
     Redirect(StatusCode),
@@ -89,13 +89,13 @@ pub enum UpstreamError {
 }
 
 impl UpstreamError {
-    /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
+    /// Whether another worker may succeed. A timed-out request may still be running, so a retry would double it.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Broken(_))
     }
 }
 
-/// The client to all workers. Clones share one pool.
+/// HTTP client for all workers. Clones share one pool.
 #[derive(Clone)]
 pub struct Upstream {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -110,12 +110,12 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// A client with its own pool; connects to nobody yet.
+    /// Returns a client with its own pool; does not connect.
     pub fn new(config: UpstreamConfig) -> Self {
         Self::with_tls(config, tls())
     }
 
-    /// One that trusts these authorities in place of the operating system's.
+    /// Returns a client that trusts these authorities instead of the operating system's.
     pub fn with_root_certificates(
         config: UpstreamConfig,
         authorities: Vec<CertificateDer<'static>>,
@@ -143,7 +143,7 @@ impl Upstream {
         Self { client, config, events }
     }
 
-    /// Memory for unfinished events of all workers' streams.
+    /// Returns the memory budget for unfinished events of all workers' streams.
     pub fn events(&self) -> EventBudget {
         self.events.clone()
     }
@@ -169,7 +169,7 @@ impl Upstream {
     }
 }
 
-/// An engine's answer, unless it sends its client elsewhere or changes the protocol.
+/// Returns the answer, unless it is a redirect or a protocol change.
 pub(crate) fn reject_redirects(answer: Response<WorkerBody>) -> Result<Response<WorkerBody>, UpstreamError> {
     let status = answer.status();
     match status.is_redirection() || status.is_informational() {
@@ -178,13 +178,13 @@ pub(crate) fn reject_redirects(answer: Response<WorkerBody>) -> Result<Response<
     }
 }
 
-/// TLS as the operating system trusts it, for workers behind `https`.
+/// TLS with the operating system's trust store, for workers behind `https`.
 fn tls() -> rustls::ClientConfig {
     use rustls_platform_verifier::BuilderVerifierExt as _;
     let builder = tls_builder();
     match builder.clone().with_platform_verifier() {
         Ok(builder) => builder.with_no_client_auth(),
-        // No trust store at all: https workers fail their handshakes, http ones do not care.
+        // Without any trust store, https workers fail their handshakes; http workers are not affected.
         Err(_) => builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth(),
     }
 }
@@ -196,7 +196,7 @@ fn tls_builder() -> rustls::ConfigBuilder<rustls::ClientConfig, rustls::WantsVer
         .expect("ring supports the default TLS versions")
 }
 
-/// An error and what caused it, in one line.
+/// Returns an error and its causes in one line.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -213,12 +213,12 @@ pub enum WorkerBodyError {
     /// The connection broke.
     #[error("the worker's connection broke inside the answer: {0}")]
     Broken(String),
-    /// The worker fell silent.
+    /// The worker sent nothing for too long.
     #[error("the worker sent nothing for {0:?}")]
     Silent(Duration),
 }
 
-/// A worker's answer as it arrives, with a bound on its pauses.
+/// A worker's answer as it arrives, with a limit on its pauses.
 #[derive(Debug)]
 pub struct WorkerBody {
     inner: HyperBody,
@@ -267,7 +267,7 @@ impl HttpBody for WorkerBody {
     }
 }
 
-/// Headers that concern one connection only (RFC 9110, section 7.6.1), and those that the client library sets itself.
+/// Headers for a single connection (RFC 9110, section 7.6.1), and those that the client library sets itself.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -280,7 +280,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// `headers` without those that concern only the connection they came over. Everything else stays byte for byte.
+/// Returns `headers` without those for a single connection. Everything else stays unchanged, byte by byte.
 pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     let mut kept = headers.clone();
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
@@ -295,7 +295,7 @@ pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Headers by which an engine would speak for this proxy: where its client goes next, and what it keeps for this address.
+/// Headers by which an engine would speak for this proxy: redirects, and state that clients keep for this address.
 const PROXY_OWNED_HEADERS: [HeaderName; 8] = [
     header::LOCATION,
     header::CONTENT_LOCATION,
@@ -307,7 +307,7 @@ const PROXY_OWNED_HEADERS: [HeaderName; 8] = [
     HeaderName::from_static("clear-site-data"),
 ];
 
-/// A worker's headers as they go to a client: end to end, without those in which it would speak for this proxy.
+/// Returns a worker's headers for a client: end-to-end, without those in which it would speak for this proxy.
 pub fn response_headers(headers: &HeaderMap) -> HeaderMap {
     let mut kept = end_to_end(headers);
     for name in PROXY_OWNED_HEADERS {
@@ -316,7 +316,7 @@ pub fn response_headers(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// A client's headers as they go to a worker: end to end, without host, length and `Expect`, which are made anew.
+/// Returns a client's headers for a worker: end-to-end, without host, length and `Expect`, which are set again.
 pub fn request_headers(headers: &HeaderMap) -> HeaderMap {
     let mut kept = end_to_end(headers);
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {

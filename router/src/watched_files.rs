@@ -1,4 +1,4 @@
-//! Files that are read anew when they change.
+//! Watched files, which are reloaded when they change.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -16,18 +16,18 @@ pub(crate) fn stamp_of(path: &Path) -> Option<FileStamp> {
     Some((meta.modified().ok()?, meta.len()))
 }
 
-/// Files that changed and could not be taken, by what they hold, and why: what was read before is still used.
+/// Files that changed and could not be reloaded, by content, with the reason: the previous content is still in use.
 #[derive(Debug, Default)]
 pub(crate) struct StaleFiles(Mutex<BTreeMap<&'static str, String>>);
 
 impl StaleFiles {
-    /// What they hold, and why they are not used.
+    /// Returns the kinds of content, and why they are not in use.
     pub(crate) fn reasons(&self) -> Vec<(&'static str, String)> {
         self.0.lock().iter().map(|(what, why)| (*what, why.clone())).collect()
     }
 }
 
-/// What some files hold, and where it is told that they could not be taken.
+/// Name of some files' content, and where a failed reload is reported.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedFiles {
     pub(crate) name: &'static str,
@@ -44,10 +44,10 @@ impl WatchedFiles {
     }
 }
 
-/// Looks at files for ever: calls `take` when their stamps are not those that were `seen`, which were taken before the
-/// files were read.
+/// Checks files forever: calls `take` when their stamps differ from `seen`, which was taken before the files were read.
 ///
-/// What cannot be taken is told as long as it is so, tried again each time, and logged once: the files may become readable without another change.
+/// A failed reload is reported as long as it persists, retried on each check, and logged once: the files may become
+/// readable without another change.
 pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
     (mut seen, stamps): (S, impl Fn() -> S),
     (every, followed): (Duration, &WatchedFiles),
@@ -58,7 +58,7 @@ pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
         tokio::time::sleep(every).await;
         let now = stamps();
         if now == seen {
-            // Perhaps it is again as it was read.
+            // The files may be again as they were read.
             followed.mark_applied();
             continue;
         }
@@ -91,7 +91,7 @@ mod tests {
             fails.set(fails.get() - 1);
             if fails.get() >= 0 { Err("not readable") } else { Ok(()) }
         };
-        // It is looked at once each time that this comes up.
+        // Incremented by each check.
         let looks = Cell::new(0);
         let look = || {
             looks.set(looks.get() + 1);

@@ -1,4 +1,4 @@
-//! Who could serve a request when nothing but its model is known: the least loaded worker that is up.
+//! Worker pool: how workers are reached, and the choice of the least loaded one for requests without a plan.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::config::WorkerConfig;
 use crate::discovery::WorkerSource;
 use crate::error::{ApiError, truncated};
 
-/// How workers are reached, those that are leaving included, and whose turn it is among equals.
+/// All workers, including those that are leaving, with how they are reached; and a counter for turns among equals.
 #[derive(Debug, Default)]
 pub struct WorkerPool {
     table: ArcSwap<PoolSnapshot>,
@@ -23,31 +23,31 @@ pub struct WorkerPool {
 #[derive(Debug, Default)]
 struct PoolSnapshot {
     members: HashMap<WorkerId, Arc<WorkerEntry>>,
-    /// Of those whose parallel shape is known, ordered by worker.
+    /// Parallel shapes of the workers where they are known, ordered by worker.
     shapes: Arc<[(WorkerId, ParallelShape)]>,
 }
 
-/// One worker as it is listed.
+/// A listed worker.
 #[derive(Debug)]
 pub struct WorkerEntry {
     /// Its id.
     pub id: WorkerId,
-    /// Who lists it.
+    /// The source that lists it.
     pub source: WorkerSource,
-    /// How it is reached.
+    /// Its configuration.
     pub config: WorkerConfig,
 }
 
-/// A request at a worker; dropping it is its end.
+/// A request at a worker; dropping it ends the request.
 #[derive(Debug)]
 pub struct DispatchGuard {
-    /// At whom.
+    /// The worker.
     pub member: Arc<WorkerEntry>,
     _in_flight: InFlightRequest,
 }
 
 impl WorkerPool {
-    /// Takes these over, beside whom it knows. Not to be called by two at once, nor while [`Self::retain`] is.
+    /// Adds or replaces workers. Must not run concurrently, nor together with [`Self::retain`].
     pub(crate) fn add(&self, workers: Vec<(WorkerSource, WorkerConfig)>) {
         let mut members = self.table.load().members.clone();
         for (source, config) in workers {
@@ -57,29 +57,29 @@ impl WorkerPool {
         self.table.store(Arc::new(PoolSnapshot::of(members)));
     }
 
-    /// Forgets all others.
+    /// Removes all other workers.
     pub(crate) fn retain(&self, is_here: impl Fn(WorkerId) -> bool) {
         let mut members = self.table.load().members.clone();
         members.retain(|id, _| is_here(*id));
         self.table.store(Arc::new(PoolSnapshot::of(members)));
     }
 
-    /// The worker of this id.
+    /// Returns the worker of this id.
     pub fn member(&self, id: WorkerId) -> Option<Arc<WorkerEntry>> {
         self.table.load().members.get(&id).cloned()
     }
 
-    /// Workers' shapes where they are known, in the order of their ids.
+    /// Returns the workers' known parallel shapes, ordered by id.
     pub fn shapes(&self) -> Arc<[(WorkerId, ParallelShape)]> {
         self.table.load().shapes.clone()
     }
 
-    /// Those that take new sessions.
+    /// Returns the workers that take new sessions.
     pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<WorkerEntry>> {
         self.members_with_health(fleet, |health| health == WorkerHealth::Ready)
     }
 
-    /// Those that answer: a draining worker keeps what it has, and serves what nobody else can.
+    /// Returns the workers that answer: a draining worker keeps its sessions, and serves what no other worker can.
     pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<WorkerEntry>> {
         self.members_with_health(fleet, |health| health != WorkerHealth::Unreachable)
     }
@@ -90,8 +90,9 @@ impl WorkerPool {
         those.filter_map(|worker| self.member(worker.id)).collect()
     }
 
-    /// The least loaded worker that is up, serves `model` (any when none was named) and is not in `tried`; equals take
-    /// turns. Those that are `ejected`, draining workers, and then prefill workers, only where there is nobody else.
+    /// Picks the least loaded worker that is up, serves `model` (any, when none was named) and is not in `tried`;
+    /// equals take turns. Ejected workers, draining workers, and then prefill workers are picked only where there is no
+    /// other.
     pub fn pick(
         &self,
         fleet: &Fleet,
@@ -122,7 +123,7 @@ impl WorkerPool {
             .ok_or_else(|| ApiError::NoWorker { model: truncated(model.unwrap_or("any")) })
     }
 
-    /// A request for this worker, unless it has left.
+    /// Counts a request at this worker; `None` if it has left.
     pub fn dispatch(&self, fleet: &Fleet, id: WorkerId) -> Option<DispatchGuard> {
         let member = self.member(id).filter(|_| fleet.is_listed(id))?;
         Some(DispatchGuard { member, _in_flight: fleet.dispatch(id, DpRank(0), Tokens::ZERO) })
