@@ -1,4 +1,5 @@
-//! What is known of the served models: tokenizer and template, KV shape, block size. Loaded once, at start.
+//! Model catalog: what is known of the served models, which is tokenizer and template, KV shape and block size. Loaded
+//! once, at start.
 
 mod attention;
 
@@ -21,33 +22,35 @@ pub(crate) use attention::load_spec;
 
 use crate::config::ModelConfig;
 
-/// Tokens a chain block where nothing else is configured; divides the block of every common engine setting.
+/// Tokens per chain block where nothing else is configured; divides the block size of every common engine setting.
 pub const DEFAULT_BLOCK_TOKENS: Tokens = Tokens(16);
-/// KV bytes of a token where no `config.json` tells: an 8B model with grouped queries, in 16 bits.
+/// KV bytes per token where there is no `config.json`: an 8B model with grouped-query attention, in 16 bits.
 const DEFAULT_KV_BYTES: Bytes = Bytes(128 << 10);
-/// `models.NAME.text` of the small model that the simulated workers speak.
+/// Value of `models.NAME.text` for the small model of the simulated workers.
 const BUILT_IN: &str = "builtin";
 
-/// One model as the router knows it.
+/// One model as known to the router.
 #[derive(Debug)]
 pub struct Model {
-    /// Names its prompts.
+    /// Computes the block hashes of its prompts.
     pub identifier: PromptResolver,
-    /// What its blocks are made of.
+    /// Format and size of its KV blocks.
     pub shape: KvShape,
-    /// KV bytes of a token.
+    /// KV bytes per token.
     pub kv_bytes_per_token: Bytes,
-    /// What its layers keep, where that is known.
+    /// State that its layers keep, where that is known.
     pub attention: Option<Arc<AttentionSpec>>,
-    /// The LoRA adapter that its name means, on top of the model that everything else is of.
+    /// The LoRA adapter that its name stands for; everything else belongs to the base model.
     adapter: Option<ModelId>,
-    /// Shared with its adapters: their prompts are put together alike.
+    /// Whether a spot check has disabled its prefix cache. Shared with its adapters, whose prompts are rendered the
+    /// same way.
     disabled_by_spot_check: Arc<AtomicBool>,
-    /// Where its text is from, as configured.
+    /// Directory of its tokenizer and template, as configured.
     folder: Option<PathBuf>,
 }
 
-/// A chat template that shows nothing of what is said, or fails: prompts of the model's conversations are known by their bytes.
+/// A chat template that renders nothing of the messages, or fails: the model's conversations are identified by their
+/// bytes.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the chat template of model {model}, from {}, {fault} on a probe conversation: its conversations are known by their \
@@ -55,36 +58,36 @@ pub struct Model {
      they load, and start the router again", file.display(), name = &*model.0
 )]
 pub struct BadTemplate {
-    /// Whose.
+    /// The model.
     pub model: ModelId,
-    /// From where.
+    /// The template's file.
     pub file: PathBuf,
     /// What is wrong with it.
     pub fault: TemplateFault,
 }
 
 impl Model {
-    /// Within which prefixes of a tenant are shared.
+    /// Returns the scope within which prefixes of a tenant are shared.
     pub fn scope(&self, tenant: &TenantId) -> Scope {
         Scope::of(tenant, self.shape.format)
     }
 
-    /// Has prompts computed as a whole from now on. Whether it was otherwise before.
+    /// Has prompts computed as a whole from now on. Returns whether that was not so before.
     pub fn disable_by_spot_check(&self) -> bool {
         !self.disabled_by_spot_check.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether a prompt that was put together from an earlier step has differed from the whole one.
+    /// Whether a spot check found that a prompt extended from an earlier step differed from the whole one.
     pub fn is_disabled_by_spot_check(&self) -> bool {
         self.disabled_by_spot_check.load(Ordering::Relaxed)
     }
 
-    /// What a prompt's blocks depend on beside its tokens, as engines name them too.
+    /// Returns what block hashes depend on besides tokens, named as engines name it.
     pub fn root_keys<'a>(&'a self, salt: Option<&'a str>) -> RootKeys<'a> {
         RootKeys { adapter: self.adapter.as_ref().map(|name| &*name.0), salt, content: None }
     }
 
-    /// The same model with this adapter on top.
+    /// Returns the same model with this adapter.
     fn with_adapter(&self, name: &ModelId) -> Self {
         let format = format_of(name, self.kv_bytes_per_token);
         Self {
@@ -128,28 +131,28 @@ impl Model {
     }
 }
 
-/// What the files of a model tell.
+/// What was loaded from a model's files.
 #[derive(Default)]
 struct LoadedModelFiles {
     text: Option<Arc<ModelText>>,
     attention: Option<Arc<AttentionSpec>>,
 }
 
-/// A model whose files could not be used.
+/// A model whose files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// Its tokenizer or its template.
+    /// The tokenizer or the template is invalid.
     #[error("models.{name}.text: {source}")]
     Text {
-        /// Which model.
+        /// The model.
         name: String,
         /// What is wrong.
         source: PrefixError,
     },
-    /// What is said of its KV.
+    /// The description of its KV is invalid.
     #[error("models.{name}.attention: {source}")]
     Attention {
-        /// Which model.
+        /// The model.
         name: String,
         /// What is wrong, and what is accepted.
         source: AttentionError,
@@ -163,7 +166,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Loads the text side of every configured model, and what its layers keep.
+    /// Loads tokenizer, template and attention specification of every configured model.
     pub fn load(configs: &BTreeMap<String, ModelConfig>) -> Result<Self, CatalogError> {
         let mut models = BTreeMap::new();
         for (name, config) in configs {
@@ -182,7 +185,7 @@ impl Catalog {
         Ok(Self { models })
     }
 
-    /// The model of this name; one that is not configured is known by its bytes only.
+    /// Returns the model of this name; prompts of one that is not configured are identified by their bytes only.
     pub fn model(&self, name: &ModelId) -> Arc<Model> {
         match self.models.get(name) {
             Some(model) => model.clone(),
@@ -190,18 +193,18 @@ impl Catalog {
         }
     }
 
-    /// Configured adapters, each with the model that it is on top of.
+    /// Returns the configured adapters, each with its base model.
     pub fn adapters(&self) -> impl Iterator<Item = (&ModelId, &ModelId)> {
         let adapted = self.models.iter().filter(|(_, model)| model.adapter.is_some());
         adapted.map(|(name, model)| (name, &model.identifier.namespace().model))
     }
 
-    /// Models whose prompts are computed as a whole because a look found a difference.
+    /// Returns the models whose prefix cache a spot check has disabled.
     pub fn disabled_by_spot_check(&self) -> impl Iterator<Item = &ModelId> {
         self.models.iter().filter(|(_, model)| model.is_disabled_by_spot_check()).map(|(name, _)| name)
     }
 
-    /// Models whose chat template is of no use, adapters left out: they have their model's.
+    /// Returns the unusable chat templates. Adapters are skipped, because they use their base model's.
     pub fn bad_templates(&self) -> impl Iterator<Item = BadTemplate> {
         self.models.iter().filter(|(_, model)| model.adapter.is_none()).filter_map(|(name, model)| {
             let text = model.identifier.text()?;
@@ -210,7 +213,7 @@ impl Catalog {
         })
     }
 
-    /// What the layers of each model and adapter keep, where that is known.
+    /// Returns the attention specification of each model and adapter, where it is known.
     pub fn attention(&self) -> BTreeMap<ModelId, AttentionSpec> {
         let known = |(name, model): (&ModelId, &Arc<Model>)| {
             Some((name.clone(), AttentionSpec::clone(model.attention.as_ref()?)))
@@ -218,14 +221,15 @@ impl Catalog {
         self.models.iter().filter_map(known).collect()
     }
 
-    /// Models with a tokenizer and without a chat template: right for those that only complete. With their folders.
+    /// Returns the models with a tokenizer and without a chat template, with their directories. That is right for
+    /// models that serve completions only.
     pub fn models_without_template(&self) -> impl Iterator<Item = (&ModelId, &Path)> {
         let own = self.models.iter().filter(|(_, model)| model.adapter.is_none());
         own.filter(|(_, model)| model.identifier.text().is_some_and(|text| !text.has_template()))
             .map(|(name, model)| (name, model.folder.as_deref().unwrap_or(Path::new(""))))
     }
 
-    /// The model of this name, where it is configured.
+    /// Returns the model of this name, if it is configured.
     pub fn configured_model(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)
     }
@@ -235,7 +239,7 @@ fn format_of(name: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
     KvFormat(xxh3_64(format!("{name} {kv_bytes_per_token}").as_bytes()))
 }
 
-/// The small model of the simulated workers.
+/// Loads the small model of the simulated workers.
 pub fn built_in_text() -> Result<ModelText, PrefixError> {
     ModelText::load(ModelTextSource::Files(prefix::ModelFiles {
         tokenizer_json: include_bytes!("../../configs/models/tiny/tokenizer.json").as_slice().into(),
@@ -253,7 +257,8 @@ fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
     }
 }
 
-/// The built-in model's text is small; the engines that are simulated for it hold blocks as a large model's.
+/// Returns the KV size of the simulated engines: the built-in model's text is small, but they hold blocks like a large
+/// model's.
 fn built_in_kv_bytes(folder: &Path) -> Option<Bytes> {
     (folder.to_str() == Some(BUILT_IN)).then(|| EngineProfile::default().kv_bytes_per_token)
 }
@@ -264,7 +269,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A copy of the built-in model's folder with this template.
+    /// A copy of the built-in model's directory with this template.
     pub(crate) fn folder_with_template(template: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
@@ -308,7 +313,7 @@ pub(crate) mod tests {
         assert_eq!((plain.identity, adapted.identity), (PromptIdentity::Exact, PromptIdentity::Exact));
         assert_eq!(plain.content, adapted.content);
         assert!(plain.chain.ids.iter().all(|id| !adapted.chain.ids.contains(id)));
-        // As the index names what an engine says of blocks with this adapter.
+        // As the index computes roots for an engine's blocks with this adapter.
         let keys = RootKeys { adapter: Some("sql"), salt: Some("s"), content: None };
         let namespace = of("tiny").identifier.namespace().clone();
         assert_eq!(prompt("sql", Some("s")).chain.root, namespace.root(of("tiny").identifier.seed(), keys));

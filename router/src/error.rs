@@ -1,7 +1,7 @@
-//! What clients are told when something goes wrong, and the one place where HTTP statuses are decided. In whose words it
-//! is told, `words` knows.
+//! Errors that clients get, and the one place where HTTP statuses are decided. The module `format` encodes them for the
+//! client's API.
 //!
-//! Every message says what to do about it. Never a secret, never a path of this machine, never a panic's text.
+//! Every message says what to do about it. It never contains a secret, a path of this machine or the text of a panic.
 
 mod format;
 
@@ -17,20 +17,20 @@ use crate::host_check::HostRefusal;
 
 pub use format::{ErrorFormat, ErrorRecipient};
 
-/// Everything that ends a client's request without an engine's answer.
+/// Every reason to end a client's request without an engine's answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ApiError {
     /// The body is not UTF-8.
     #[error("The body is not valid UTF-8 (first bad byte at offset {offset}). Send JSON encoded as UTF-8.")]
     NotUtf8 {
-        /// Where the first bad byte is.
+        /// Offset of the first bad byte.
         offset: usize,
     },
     /// The body is not JSON.
     #[error("The body is not valid JSON: {detail}. Send one JSON object.")]
     NotJson {
-        /// What the parser met, and where.
+        /// What the parser found, and where.
         detail: String,
     },
     /// A field is missing or of the wrong type or value.
@@ -44,22 +44,22 @@ pub enum ApiError {
     /// No worker serves this model.
     #[error("The model '{model}' does not exist here. GET /v1/models lists the models that are served.")]
     UnknownModel {
-        /// What was asked for.
+        /// The requested model.
         model: String,
     },
-    /// The prompt does not fit any worker; in the words that clients look for.
+    /// The prompt fits no worker; the wording is what clients look for.
     #[error(
         "This model's maximum context length is {longest} tokens. However, your request has {prompt} input tokens. Shorten the {param}, or ask for fewer tokens."
     )]
     TooLong {
         /// The field that holds the prompt.
         param: &'static str,
-        /// The most that a worker takes, prompt and answer together.
+        /// Largest context length of a worker, for prompt and answer together.
         longest: Tokens,
         /// The prompt's length.
         prompt: Tokens,
     },
-    /// No API key came along.
+    /// The request has no API key.
     #[error("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")]
     #[strum(serialize = "api_key")]
     NoKey,
@@ -74,24 +74,24 @@ pub enum ApiError {
     /// The path is not served.
     #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]
     UnknownPath {
-        /// The path, shortened.
+        /// The path, truncated.
         path: String,
     },
     /// The path is served, but not with this method.
     #[error("Method {method} is not allowed on this path; allowed: {allow}.")]
     WrongMethod {
-        /// What was used.
+        /// The method that was used.
         method: String,
-        /// What is allowed.
+        /// The allowed methods.
         allow: &'static str,
     },
-    /// A stateful resource that this proxy does not know of.
+    /// A stateful resource that this router does not know.
     #[error("No response '{id}' is known here. It may have expired, or the proxy was restarted since; create it anew.")]
     UnknownResponse {
         /// The resource.
         id: String,
     },
-    /// A stateful resource of which nothing can be said while routers do not share what they know.
+    /// A stateful resource whose existence is unknown while the shared cache is degraded.
     #[error("Whether the response '{id}' exists cannot be told at the moment. Try again shortly.")]
     UnsettledResponse {
         /// The resource.
@@ -106,33 +106,33 @@ pub enum ApiError {
     /// Path and query are longer than any that is served.
     #[error("Path and query are longer than {most} bytes. Send what is long in the body.")]
     UriTooLong {
-        /// How long they may be.
+        /// The limit, in bytes.
         most: usize,
     },
     /// The head is larger than the limit.
     #[error("The request's headers are larger than {most} bytes. Send fewer or shorter ones.")]
     HeadTooLarge {
-        /// The limit, path and query included.
+        /// The limit in bytes, including path and query.
         most: usize,
     },
     /// The body is larger than the limit.
     #[error("The body is larger than {limit} bytes. Send less, or raise proxy.body_limit.")]
     BodyTooLarge {
-        /// The limit.
+        /// The limit, in bytes.
         limit: usize,
     },
-    /// The body takes more memory than all requests of its tenant may.
+    /// The body needs more memory than all requests of its tenant together may have.
     #[error(
         "The body, and what has to be derived from it, takes more than the {most} bytes that one tenant's requests may. Send less, or raise proxy.memory."
     )]
     TooMuchMemory {
-        /// What they may.
+        /// The limit, in bytes.
         most: usize,
     },
-    /// The body inflates to more than any conversation.
+    /// The body inflates to an implausible multiple of its size.
     #[error("The body inflates to more than {most} times its size. Send it plain, or compress it less.")]
     TooDense {
-        /// How many times its size is accepted.
+        /// The largest accepted ratio.
         most: usize,
     },
     /// The body did not arrive in time.
@@ -141,38 +141,38 @@ pub enum ApiError {
     /// The body ended early.
     #[error("The body ended before it was complete. Send it again.")]
     BodyBroken,
-    /// The body is compressed in a way we do not read.
+    /// The body has an unsupported compression.
     #[error("Content-Encoding '{encoding}' is not supported. Send the body plain, or as gzip or deflate.")]
     #[strum(serialize = "content_encoding")]
     UnknownEncoding {
-        /// The header's value, shortened.
+        /// The header's value, truncated.
         encoding: String,
     },
-    /// The body is not what its `Content-ContentEncoding` says.
+    /// The body does not match its `Content-Encoding`.
     #[error("The body is not valid {encoding}. Send it plain, or compress it as its Content-Encoding says.")]
     #[strum(serialize = "content_encoding")]
     BrokenEncoding {
-        /// What it should have been.
+        /// The encoding that it claims.
         encoding: &'static str,
     },
     /// No worker that could serve this is up.
     #[error("No worker for the model '{model}' is available now. Try again shortly.")]
     NoWorker {
-        /// What was asked for.
+        /// The requested model.
         model: String,
     },
-    /// Every worker that could serve this ignores cache salts, while tenants must be kept apart.
+    /// Every worker that could serve this ignores cache salts, while tenants must be isolated.
     #[error(
         "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with ctl alarm; see auth.prove_salts."
     )]
     SaltsIgnored {
-        /// What was asked for.
+        /// The requested model.
         model: String,
     },
-    /// We are at a limit of our own.
+    /// The router has reached a limit of its own.
     #[error("This endpoint is at its limit: {what}. Try again shortly.")]
     Overloaded {
-        /// Which limit.
+        /// The limit.
         what: &'static str,
     },
     /// The tenant has used up its quota.
@@ -183,23 +183,23 @@ pub enum ApiError {
     RateLimited {
         /// `requests` or `tokens`.
         unit: &'static str,
-        /// In a minute.
+        /// Limit per minute.
         limit: u64,
-        /// By this request; of tokens an estimate by its body's length.
+        /// Amount of this request; for tokens an estimate from its body's length.
         asked: u64,
-        /// When there is enough for this request.
+        /// Time until there is enough for this request.
         after: Duration,
     },
-    /// The tenant has as many requests at work as it may.
+    /// The tenant has as many concurrent requests as it may have.
     #[error(
         "Rate limit reached: {limit} {} at once. Wait for one to end, or ask the operator of this endpoint for more.",
         if *limit == 1 { "request" } else { "requests" }
     )]
     TooManyAtOnce {
-        /// How many may run at once.
+        /// The limit.
         limit: u32,
     },
-    /// The worker could not be reached, or broke off before it answered.
+    /// The worker could not be reached, or failed before it answered.
     #[error("The worker failed: {detail}. Send the request again.")]
     WorkerFailed {
         /// What happened, without addresses.
@@ -208,7 +208,7 @@ pub enum ApiError {
     /// The worker took too long.
     #[error("The worker did not answer in time. Send the request again, or ask for fewer tokens.")]
     WorkerTimeout,
-    /// A bug of ours.
+    /// A bug in the router.
     #[error("Internal error. The operator's log has the details under request {request}.")]
     Internal {
         /// The request's id in our log.
@@ -216,7 +216,7 @@ pub enum ApiError {
     },
 }
 
-/// What OpenAI's clients look at.
+/// Status and fields of OpenAI's error format.
 struct OpenAiErrorFields {
     status: StatusCode,
     kind: &'static str,
@@ -231,17 +231,17 @@ const INVALID_REQUEST_ERROR: &str = "invalid_request_error";
 const SERVER_ERROR: &str = "server_error";
 
 impl ApiError {
-    /// The HTTP status of this error.
+    /// Returns the HTTP status of this error.
     pub fn status(&self) -> StatusCode {
         self.openai_fields().status
     }
 
-    /// A field that is missing or wrong.
+    /// Returns the error for a field that is missing or invalid.
     pub fn invalid_field(param: &str, expected: impl Into<String>) -> Self {
         Self::BadField { param: param.into(), expected: expected.into() }
     }
 
-    /// A body that is not the JSON object that it must be.
+    /// Returns the error for a body that is not a JSON object.
     pub fn invalid_body(error: JsonError) -> Self {
         match error {
             JsonError::NotUtf8 { offset } => Self::NotUtf8 { offset },
@@ -249,7 +249,7 @@ impl ApiError {
         }
     }
 
-    /// When trying again makes sense.
+    /// Returns when a retry makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoWorker { .. }
@@ -275,7 +275,7 @@ impl ApiError {
             Self::UnknownModel { .. } => {
                 error_fields(StatusCode::NOT_FOUND, INVALID_REQUEST_ERROR, Some("model_not_found"))
             }
-            // litellm takes every "invalid_request_error" for a 400.
+            // litellm treats every "invalid_request_error" as a 400.
             Self::NoKey | Self::BadKey => {
                 error_fields(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"))
             }
@@ -339,7 +339,7 @@ impl ApiError {
         }
     }
 
-    /// The field that it is about.
+    /// Returns the field that the error is about.
     fn param(&self) -> Option<&str> {
         match self {
             Self::BadField { param, .. } => Some(param),
@@ -362,8 +362,8 @@ impl ApiError {
             Self::NoKey | Self::BadKey => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // What is left of such a body cannot be told from the next request, and who does not know what HTTP asks of a
-            // head may not know where its message ends.
+            // The rest of such a body cannot be separated from the next request, and a client that violates HTTP's
+            // rules for the head may not know where its message ends.
             Self::BodyTimeout
             | Self::BodyBroken
             | Self::UriTooLong { .. }
@@ -377,12 +377,12 @@ impl ApiError {
     }
 }
 
-/// OpenAI's error object around `message`.
+/// Returns OpenAI's error object with this message.
 fn error_object(message: &str, kind: &str, (param, code): (Option<&str>, Option<&str>)) -> serde_json::Value {
     serde_json::json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
 }
 
-/// A whole HTTP/1.1 answer for clients whose request never became one: their headers did not arrive in time.
+/// Returns a complete HTTP/1.1 answer for clients whose headers did not arrive in time.
 pub(crate) fn headers_timeout_response() -> Vec<u8> {
     let message = "The request's headers did not arrive in time. Send them without long pauses.";
     let body = error_object(message, INVALID_REQUEST_ERROR, (None, Some("headers_timeout"))).to_string();
@@ -394,11 +394,11 @@ pub(crate) fn headers_timeout_response() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Rides on an error response as an extension, so that whoever counts it knows why.
+/// Attached to an error response as an extension, for logs and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorReason(pub &'static str);
 
-/// At most 200 characters of text that came from outside, for use in a message.
+/// Returns at most 200 characters of untrusted text, for use in a message.
 pub(crate) fn truncated(text: &str) -> String {
     match text.char_indices().nth(200) {
         Some((end, _)) => format!("{}...", &text[..end]),

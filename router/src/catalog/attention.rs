@@ -1,7 +1,8 @@
-//! What a model's layers keep: from the file that `models.NAME.attention` names, else from the `config.json` beside its text.
+//! Attention specification: the state that a model's layers keep, read from the file in `models.NAME.attention`, else
+//! from the `config.json` beside its text.
 //!
-//! A `config.json` that is not understood costs exact prices and nothing else, so it is a warning; a file that somebody
-//! wrote for us and that is wrong stops the start.
+//! An unknown `config.json` only makes prices less exact, so it is a warning; an invalid file that was written for this
+//! router prevents the start.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -18,35 +19,35 @@ use crate::config::ModelConfig;
 /// Why a model's attention file or its `kv_bits` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AttentionError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {source}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// It is longer than any description.
+    /// The file is longer than any valid one.
     #[error("{0} has more than {most} bytes", most = AttentionSpec::MAX_CONFIG_BYTES)]
     TooLong(PathBuf),
-    /// It is not TOML, or says something that is not accepted.
+    /// The file is not TOML, or has values that are not accepted.
     #[error("{path}: {source}")]
     Wrong {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and reason.
         source: Box<toml::de::Error>,
     },
-    /// The width of its numbers, or what a `config.json` says.
+    /// `kv_bits`, or the content of a `config.json`, is not accepted.
     #[error("{0}")]
     Spec(#[from] SpecError),
 }
 
-/// The model's specification, where there is one.
+/// Loads the model's specification, where there is one.
 pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
     let spec = match (&config.attention, &config.text) {
         (Some(file), _) => Some(load_description(file)?),
-        // Its text is small; the engines that are simulated for it hold blocks as a large model's.
+        // The built-in text is small, but the engines that are simulated for it hold blocks like a large model's.
         (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => load_folder(name, folder),
         (None, _) => None,
     };
@@ -54,7 +55,7 @@ pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<At
     Ok(spec.map(narrowed).transpose()?.map(Arc::new))
 }
 
-/// The kinds of state that its blocks hold, as the ledger writes them down.
+/// Returns the kinds of state that its blocks hold, in the ledger's format.
 pub(super) fn ledger_kinds(spec: &AttentionSpec) -> KvKinds {
     let kind = |kind| match kind {
         StateKind::DenseKv => KvKind::DenseKv,
@@ -64,12 +65,12 @@ pub(super) fn ledger_kinds(spec: &AttentionSpec) -> KvKinds {
         StateKind::WindowSwa => KvKind::WindowSwa,
         StateKind::TailState => KvKind::TailState,
     };
-    // A tail belongs to the session's owner alone and lies in no block.
+    // A tail belongs to the session's owner alone and is not stored in blocks.
     let sealed = spec.kinds().filter(|kind| *kind != StateKind::TailState);
     sealed.map(kind).fold(KvKinds(0), KvKinds::with)
 }
 
-/// From a `config.json`, or from a description of one's own, whose name ends otherwise.
+/// Loads a `config.json`, or a description in our own format if the name ends otherwise.
 pub(crate) fn load_spec(path: &Path) -> Result<AttentionSpec, AttentionError> {
     match path.extension().is_some_and(|ending| ending == "json") {
         true => Ok(AttentionSpec::from_config(&read(path)?)?),
@@ -82,7 +83,7 @@ fn load_description(path: &Path) -> Result<AttentionSpec, AttentionError> {
     toml::from_str(&text).map_err(|source| AttentionError::Wrong { path: path.into(), source: Box::new(source) })
 }
 
-/// From a model's folder; none without a `config.json`, or with one that is not understood.
+/// Loads the specification from a model's directory; `None` without a `config.json`, or with an unknown one.
 fn load_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
     let path = folder.join("config.json");
     let spec = match read(&path) {
@@ -125,7 +126,7 @@ mod tests {
             { state = "hca", ratio = 128, entry = 640, raw = 640, window = 128 },
         ]"#;
 
-    /// What is loaded with this `config.json` in the model's folder and this attention file, where they are given.
+    /// Loads a model with this `config.json` in its directory and this attention file, where they are given.
     fn load_with(
         json: Option<&str>,
         file: Option<&str>,

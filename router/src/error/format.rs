@@ -1,5 +1,5 @@
-//! An error in the words that the client of its path understands: OpenAI's, Anthropic's, or those of a stream of
-//! `/v1/responses_event`. Never decides a status, nor what an error says.
+//! Encodes an error in the format of the client's API: OpenAI's, Anthropic's, or that of `/v1/responses` streams.
+//! Decides neither the status nor the message.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -10,19 +10,19 @@ use vocabulary::RequestId;
 
 use super::{ApiError, ErrorReason, OpenAiErrorFields, error_object};
 
-/// Whose words a path's clients understand.
+/// Error format that a path's clients understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorFormat {
-    /// OpenAI's, of all paths but these.
+    /// OpenAI's, for all other paths.
     OpenAi,
-    /// As `OpenAi`, but events of a stream are numbered and say their type: `/v1/responses_event` and below.
+    /// Like `OpenAi`, but stream events have numbers and a type: `/v1/responses` and below.
     Responses,
     /// Anthropic's: `/v1/messages` and below.
     Anthropic,
 }
 
 impl ErrorFormat {
-    /// Those of a path, with or without a query.
+    /// Returns the format for a path, with or without a query.
     pub fn of(path: &str) -> Self {
         let is_under =
             |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']));
@@ -34,17 +34,17 @@ impl ErrorFormat {
     }
 }
 
-/// Who is told an error.
+/// Recipient of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ErrorRecipient {
-    /// In whose words.
+    /// The format that it understands.
     pub format: ErrorFormat,
-    /// Of which request.
+    /// The request that failed.
     pub request: RequestId,
 }
 
 impl ApiError {
-    /// The whole answer.
+    /// Returns the complete response.
     pub fn response(&self, to: ErrorRecipient) -> Response {
         let mut response = Response::new(Body::from(match to.format {
             ErrorFormat::OpenAi | ErrorFormat::Responses => self.openai_body().to_string(),
@@ -55,16 +55,16 @@ impl ApiError {
         if to.format == ErrorFormat::Anthropic
             && let Ok(id) = HeaderValue::try_from(to.request.to_string())
         {
-            // Where Anthropic's clients look for it.
+            // Where Anthropic's clients look for the request id.
             response.headers_mut().insert("request-id", id);
         }
-        // For the log and the metrics of this request; never sent.
+        // For logs and metrics of this request; never sent.
         response.extensions_mut().insert(ErrorReason(self.into()));
         response
     }
 
-    /// The event that ends a broken stream: one that the clients of its path raise as an error. `number` is the one
-    /// that follows those of the stream, where it has numbers.
+    /// Returns the event that ends a broken stream, which the path's clients raise as an error. `number` is the next
+    /// sequence number, for streams that have them.
     pub fn stream_event(&self, to: ErrorRecipient, number: u64) -> Bytes {
         let json = match to.format {
             ErrorFormat::OpenAi => self.openai_body(),
@@ -81,8 +81,8 @@ impl ApiError {
         error_object(&format!("{self}"), kind, (self.param(), code))
     }
 
-    /// OpenAI's event as its reference has it, and the error's object beside it: clients raise that and would hand on
-    /// the first as an event like others.
+    /// Returns OpenAI's event as in its reference, with the error object added: clients raise that, but would pass on
+    /// the plain event like any other.
     fn responses_event(&self, number: u64) -> Value {
         let OpenAiErrorFields { code, .. } = self.openai_fields();
         let mut event = self.openai_body();
