@@ -1,4 +1,4 @@
-//! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
+//! Telemetry: logs and metrics. Neither ever contains a prompt, an answer or a key.
 
 pub mod decisions;
 pub mod discovery;
@@ -11,11 +11,11 @@ pub mod shared_cache;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::SystemTime;
 
-/// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong. That a node does not
-/// answer is news once; the library says it with every heartbeat.
+/// Default log filter without `RUST_LOG`: all of our own events, and from the consensus libraries only errors and
+/// warnings. That a node does not answer is news once; the library repeats it with every heartbeat.
 const DEFAULT_FILTER: &str = "info,openraft=error,raft_log=warn,chunked_wal=warn";
 
-/// Plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
+/// Initialises the log: plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
 pub fn init_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let _ = tracing_subscriber::fmt()

@@ -1,4 +1,4 @@
-//! Metrics of the decision log, of prices held against what was seen, and of workers where requests failed.
+//! Metrics of the decision log, of predictions compared with observations, and of ejected workers.
 
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -8,7 +8,7 @@ use crate::pipeline::admission_queue::WaitOutcome;
 use crate::transfer_check::TransferCheckOutcome;
 
 families! {
-    /// Counted where it happens, gauges when scraped; clones share their values.
+    /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct DecisionMetrics {
         records: IntCounterVec = "decision_log_records_total" {outcome = ["written", "no_room", "disk"]},
@@ -38,7 +38,7 @@ families! {
 }
 
 families! {
-    /// Workers that are left out because requests failed there.
+    /// Workers that are ejected because requests failed there.
     #[derive(Clone, Debug)]
     pub struct OutlierMetrics {
         ejections: IntCounterVec = "ejections_total" {cause = label_values::<EjectionCause>()},
@@ -50,7 +50,7 @@ families! {
 }
 
 impl DecisionMetrics {
-    /// Forgets workers that are not configured any more.
+    /// Resets the series of all workers, so that those that are no longer configured disappear.
     pub fn reset(&self) {
         self.prefill_speed.reset();
         self.cost_drift.reset();

@@ -1,4 +1,4 @@
-//! Who lists workers, and how they come and go.
+//! Metrics of worker discovery: which sources list workers, and how workers come and go.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -6,7 +6,7 @@ use super::families::{families, label_values};
 use crate::discovery::WorkerSource;
 
 families! {
-    /// Counted where it happens, gauges when scraped; clones share their values.
+    /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct DiscoveryMetrics {
         workers: IntGaugeVec = "discovery_workers" {source = label_values::<WorkerSource>()}, "Workers by who lists them.";

@@ -1,4 +1,4 @@
-//! Making metric families. Names, units and label sets are fixed here at start; a wrong one is a bug of ours.
+//! Creates metric families. Names, units and label sets are fixed here at start; an invalid one is a bug of ours.
 
 use std::cell::RefCell;
 
@@ -8,35 +8,35 @@ use prometheus::{
     Registry, Result,
 };
 
-/// Registers families under the prefix `ownerserve_`, and remembers their names.
+/// Registers families under the prefix `ownerserve_`, and records their names.
 #[derive(Debug)]
 pub(super) struct FamilyRegistrar {
     pub(super) registry: Registry,
     pub(super) names: RefCell<Vec<String>>,
 }
 
-/// Seconds from 10 microseconds to 100: steps inside the router.
+/// Histogram buckets in seconds, from 10 microseconds to 100 seconds: stages inside the router.
 pub(super) const FINE_SECONDS: &[f64] = &[
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0,
     100.0,
 ];
 
-/// Seconds from 5 milliseconds to 10 minutes: what clients wait for.
+/// Histogram buckets in seconds, from 5 milliseconds to 10 minutes: what clients wait for.
 pub(super) const SECONDS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
-/// Tokens from a block to a million.
+/// Histogram buckets in tokens, from a block to a million.
 pub(super) const TOKENS: &[f64] = &[
     0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 524288.0, 1048576.0,
 ];
 
-/// A label, and lists of its values that have series from the start; the others come as they are counted.
+/// A label with lists of its values that have series from the start; the others appear when they are first used.
 pub(super) type LabelValues<'a> = (&'a str, &'a [&'a [&'a str]]);
 
-/// A kind of family.
+/// A kind of metric family.
 pub(super) trait MetricFamily: Collector + Clone + 'static {
     fn create(opts: HistogramOpts, labels: &[&str]) -> Result<Self>;
-    /// Makes the series of these values.
+    /// Creates the series for these values.
     fn init_series(&self, values: &[&str]);
 }
 
@@ -70,7 +70,7 @@ kinds! {
 }
 
 impl FamilyRegistrar {
-    /// Makes one, with a series for each combination of its labels' values.
+    /// Creates a family, with a series for each combination of its labels' values.
     pub(super) fn family<K: MetricFamily>(
         &self,
         (name, help): (&str, &str),
@@ -91,13 +91,14 @@ impl FamilyRegistrar {
     }
 }
 
-/// Words of all variants, as values of a label.
+/// Returns the names of all variants, as values of a label.
 pub(super) fn label_values<T: strum::VariantArray + AsRef<str>>() -> Vec<&'static str> {
     T::VARIANTS.iter().map(AsRef::as_ref).collect()
 }
 
-/// A struct of families, from one line each: `field: MetricFamily = "name" {label = [values], label} [buckets], "help";`. The
-/// values are those that have series from the start. Structs of further families stand behind them.
+/// Defines a struct of families with one line per family: `field: MetricFamily = "name" {label = [values], label}
+/// [buckets], "help";`. The values are those that have series from the start. Structs of further families follow at the
+/// end.
 macro_rules! families {
     ($(#[$doc:meta])* pub struct $of:ident {
         $($field:ident: $kind:ty = $name:literal

@@ -1,6 +1,7 @@
-//! The metrics, all of them: one struct of families over a registry of their own, never a global one.
+//! All metrics: one struct of families over a registry of its own, never a global one.
 //!
-//! Every label's values are bounded: paths of the route table, words of enums, configured workers, tenants of the keys file.
+//! The values of every label are bounded: paths of the route table, enum variants, configured workers, tenants of the
+//! keys file.
 
 use planner::{Action, StepKind};
 use prometheus::{
@@ -20,7 +21,7 @@ use crate::salt_proof::SaltVerdict;
 use crate::server::ClosedConnections;
 
 families! {
-    /// All families, by what they tell about.
+    /// All families, grouped by subject.
     #[derive(Debug)]
     pub struct Metrics {
         + requests: RequestMetrics, "Clients' requests.";
@@ -38,7 +39,7 @@ families! {
     }
 }
 
-/// The registry, and the names of what is in it.
+/// The registry, and the names of its families.
 #[derive(Debug)]
 pub struct MetricRegistry {
     registry: Registry,
@@ -58,29 +59,29 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Registers every family with `registry`. Twice with the same one is a bug of ours.
+    /// Registers every family with `registry`. Registering twice with the same one is a bug of ours.
     pub fn new(registry: Registry) -> Self {
         let metrics = Self::register(&FamilyRegistrar { registry, names: Default::default() });
         metrics.process.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         metrics
     }
 
-    /// The names of all families, with their prefix, without the suffixes of histograms.
+    /// Returns the names of all families, with their prefix, without the suffixes of histograms.
     pub fn family_names(&self) -> &[String] {
         &self.registered.names
     }
 
-    /// All values in Prometheus' text format.
+    /// Returns all values in Prometheus's text format.
     pub fn render(&self) -> Vec<u8> {
         let mut text = Vec::with_capacity(16 * 1024);
-        // Writing into memory cannot fail, and every family was checked when it was made.
+        // Writing into memory cannot fail, and every family was checked when it was created.
         let _ = TextEncoder::new().encode(&self.registered.registry.gather(), &mut text);
         text
     }
 }
 
 families! {
-    /// What clients see.
+    /// Metrics of clients' requests.
     #[derive(Debug)]
     pub struct RequestMetrics {
         total: IntCounterVec = "requests_total" {path, code}, "Requests answered, by path and HTTP status.";
@@ -110,7 +111,7 @@ families! {
 }
 
 families! {
-    /// What the pipeline decides, and what happened then.
+    /// Metrics of the pipeline's decisions and their results.
     #[derive(Debug)]
     pub struct PlanMetrics {
         step: HistogramVec = "step_seconds"
@@ -135,7 +136,7 @@ families! {
 }
 
 families! {
-    /// KV that moves, or waits to, between two steps of a session; clones share their values.
+    /// Metrics of KV movement between two steps of a session; clones share their values.
     #[derive(Clone, Debug)]
     pub struct KvMovementMetrics {
         prefix_replications: IntCounterVec = "ahead_total" {outcome = ["sent", "failed", "used", "unused"]},
@@ -148,7 +149,7 @@ families! {
 }
 
 families! {
-    /// Refreshed from the fleet when scraped.
+    /// Metrics of the workers, refreshed from the fleet when scraped.
     #[derive(Debug)]
     pub struct WorkerMetrics {
         up: IntGaugeVec = "worker_up" {worker, role}, "1 when the worker takes work.";
@@ -169,7 +170,7 @@ families! {
 }
 
 families! {
-    /// Refreshed from the view when scraped.
+    /// Metrics of the ledger, refreshed from its view when scraped.
     #[derive(Debug)]
     pub struct LedgerMetrics {
         leases: IntGaugeVec = "leases" {state}, "Workers by the state of their lease: held, expired or retired.";
@@ -184,7 +185,7 @@ families! {
 }
 
 families! {
-    /// The quorum that keeps the ledger, as this node knows it; refreshed from the directory when scraped.
+    /// Metrics of the quorum that keeps the ledger, as known to this node; refreshed from the directory when scraped.
     #[derive(Debug)]
     pub struct ClusterMetrics {
         is_leader: IntGauge = "ledger_leads", "1 where this node leads the ledger's quorum.";
@@ -199,7 +200,7 @@ families! {
 }
 
 families! {
-    /// Memory of the requests in work.
+    /// Metrics of the memory of requests in progress.
     #[derive(Clone, Debug)]
     pub struct MemoryMetrics {
         reserved: IntGauge = "request_memory_bytes", "Memory that requests in work have reserved.";
@@ -209,7 +210,7 @@ families! {
 }
 
 families! {
-    /// What this process is and is set to.
+    /// Metrics of this process and its settings.
     #[derive(Debug)]
     pub struct ProcessMetrics {
         build: IntGaugeVec = "build_info" {version}, "Always 1; the version is the label.";
@@ -231,7 +232,7 @@ families! {
 }
 
 impl RequestMetrics {
-    /// Parameters that only routers may send were left out of a client's body.
+    /// Counts the parameters that only routers may send and that were removed from a client's body.
     pub fn count_stripped(&self, stripped: StrippedFields) {
         let counts = [
             ("kv_transfer_params", stripped.transfer_parameters),
@@ -247,11 +248,11 @@ impl RequestMetrics {
 }
 
 impl WorkerMetrics {
-    /// Forgets every worker, before the ones that are there now are written anew.
+    /// Removes every worker's series, before the present workers are written again.
     pub fn reset(&self) {
         let Self { up, running, waiting, backlog, knowledge, blocks, event_sources, .. } = self;
         [up, running, waiting, backlog, knowledge, blocks, event_sources].iter().for_each(|family| family.reset());
-        // Counters too: their source counts, and a counter can only be set by starting it anew.
+        // Counters, too: they copy their source's count, and a counter can only be set after a reset.
         self.events.reset();
         self.event_gaps.reset();
         [&self.kv_usage, &self.event_lag].iter().for_each(|family| family.reset());

@@ -1,11 +1,11 @@
-//! What routers told each other, and what of this router's work the ledger does not know yet.
+//! Metrics of the exchange between routers, and of commits that the ledger does not have yet.
 
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::families;
 
 families! {
-    /// Routers among themselves.
+    /// Metrics of the exchange between routers.
     #[derive(Clone, Debug)]
     pub struct ExchangeMetrics {
         tables: IntCounterVec = "exchange_tables_total" {outcome},
@@ -14,7 +14,7 @@ families! {
             "Age of the newest table of each other router that is heard.";
         residency_snapshots: IntCounterVec = "residency_imprints_total" {outcome},
             "Imprints of what engines hold between routers, by outcome.";
-        // Seldom asked for: without series from the start there would be nothing to see before.
+        // Rare, so the series exist from the start; otherwise there would be nothing to see before the first use.
         prompts: IntCounterVec = "exchange_prompts_total" {outcome = ["lent", "borrowed", "not_known", "no_room"]},
             "Prompts between routers, for moving a session's blocks by hand, by outcome.";
         exact_seconds: Gauge = "residency_exact_seconds",

@@ -1,4 +1,4 @@
-//! Metrics of knowing prompts: by what each was recognised, and what the looks at them found.
+//! Metrics of the prefix cache: how each prompt was recognised, and the results of spot checks.
 
 use prefix::{LookupTier, PromptMismatch};
 use prometheus::{IntCounterVec, IntGauge};
@@ -13,7 +13,7 @@ fn verification_outcomes() -> Vec<&'static str> {
 }
 
 families! {
-    /// Counted where it happens, gauges when scraped; clones share their values.
+    /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct PrefixCacheMetrics {
         steps: IntCounterVec = "identified_steps_total" {rung = label_values::<LookupTier>()},

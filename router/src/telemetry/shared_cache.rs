@@ -19,7 +19,7 @@ const WRITE_OUTCOMES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "t
 const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "gone"];
 
 families! {
-    /// Counted where it happens, gauges when scraped; clones share their values.
+    /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct SharedCacheMetrics {
         lookups: IntCounterVec = "soft_state_lookups_total" {kind = ENTRY_KINDS.map(<&str>::from), outcome = LOOKUP_OUTCOMES},
@@ -45,13 +45,13 @@ families! {
 }
 
 impl SharedCacheMetrics {
-    /// A history was put together, or could not be.
+    /// Counts whether a conversation's history could be assembled.
     pub fn count_resolution(&self, history: Option<()>) {
         let outcome = history.map_or("incomplete", |()| "resolved");
         self.resolutions.with_label_values(&[outcome]).inc();
     }
 
-    /// How Redis stands now; none where there is none.
+    /// Sets the health of Redis; `None` where none is configured.
     pub fn set_health(&self, standing: Option<SharedCacheHealth>) {
         let holds = standing.map_or("alone", Into::into);
         for name in HEALTH_STATES {
@@ -59,12 +59,12 @@ impl SharedCacheMetrics {
         }
     }
 
-    /// A lookup ended.
+    /// Counts a finished lookup.
     pub fn count_lookup(&self, kind: CacheEntryKind, outcome: &str) {
         self.lookups.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 
-    /// A write ended.
+    /// Counts a finished write.
     pub fn count_write(&self, kind: CacheEntryKind, outcome: &str) {
         self.writes.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
