@@ -29,7 +29,8 @@ const SHORT_KEY: usize = 8;
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// File of API keys, re-read when it changes: edit it to revoke a key. Where it is removed the old keys stay. Without one everybody is the tenant `default`.
+    /// File of API keys, reloaded when it changes: edit it to revoke a key. If it is removed, the old keys stay valid.
+    /// Without a file every caller is the tenant `default`.
     ///
     /// ```toml
     /// [keys]
@@ -37,10 +38,10 @@ pub struct AuthConfig {
     /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = "team-b"
     /// ```
     pub keys_file: Option<PathBuf>,
-    /// Secret from which each tenant's cache salt is made.
+    /// Secret from which each tenant's cache salt is derived.
     pub salt_secret: Option<Secret>,
-    /// Whether each worker has to show once, with two requests of its own, that it keeps prompts of different salts apart. One
-    /// that does not serves no requests while keys name more than one tenant.
+    /// Whether each worker must prove once, with two requests of the router's own, that it isolates prompts of
+    /// different salts. A worker that does not serves no requests while keys name more than one tenant.
     #[default(true)]
     pub prove_salts: bool,
 }

@@ -19,9 +19,11 @@ use crate::error::truncated;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// Names by which clients may call a listener that asks for no key or token, beside IP addresses and `localhost`.
+    /// Host names by which clients may call a listener without keys or tokens, in addition to IP addresses and
+    /// `localhost`.
     pub allowed_hosts: Vec<HostName>,
-    /// Origins of web pages and applications that may send requests to both listeners, beside the listener's own.
+    /// Origins of web pages and applications that may send requests to both listeners, in addition to the listener's
+    /// own.
     pub allowed_origins: Vec<WebOrigin>,
 }
 

@@ -29,10 +29,10 @@ use tokenizer_drift::TokenizerDrift;
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixCacheConfig {
-    /// Memory for what conversations leave for their next step; 0 has every prompt computed as a whole.
+    /// Memory for what conversations leave for their next step; with 0 every prompt is computed as a whole.
     #[default(ByteCount::mebibytes(256))]
     pub memory: ByteCount,
-    /// One step in so many is encoded again as a whole and compared; none where it is 0.
+    /// One in this many steps is encoded again as a whole and compared; 0 disables these checks.
     #[default(256)]
     pub look_every: u64,
 }

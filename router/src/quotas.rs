@@ -32,11 +32,11 @@ use strum::{AsRefStr, IntoStaticStr};
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantConfig {
-    /// Most requests in a minute.
+    /// Maximum number of requests per minute.
     pub requests_per_minute: Option<u64>,
-    /// Most tokens in a minute, of prompts and answers together.
+    /// Maximum number of tokens per minute, of prompts and answers together.
     pub tokens_per_minute: Option<u64>,
-    /// Most requests that run at once at each router.
+    /// Maximum number of concurrent requests at each router.
     pub concurrent_requests: Option<u32>,
 }
 

@@ -22,10 +22,11 @@ const PARTS_PER_TOKEN: u64 = 100;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryConfig {
-    /// Tries after the first, of all requests.
+    /// Retries as a percentage of all requests.
     #[default(Percent::try_from(20).expect("20 is one"))]
     pub percent: Percent,
-    /// Tries beyond that, at once. A worker that dies with so many answers under way has all of them go on elsewhere.
+    /// Retries beyond that, as a burst. When a worker dies, up to this many of its running answers resume at other
+    /// workers.
     #[default(256)]
     pub burst: u32,
 }

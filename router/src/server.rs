@@ -53,36 +53,37 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyConfig {
-    /// Where to listen.
+    /// Address to listen on.
     #[default(SocketAddr::from(([127, 0, 0, 1], 8080)))]
     pub listen: SocketAddr,
-    /// Largest body of a request, decompressed.
+    /// Largest request body after decompression.
     #[default(ByteCount::mebibytes(64))]
     pub body_limit: ByteCount,
-    /// Memory of all requests in work: bodies, what they inflate to and what is derived from them. With keys one tenant
-    /// gets half of it.
+    /// Memory for all requests in progress: bodies, what they inflate to and what is derived from them. With API keys
+    /// one tenant gets half of it.
     #[default(ByteCount::mebibytes(2048))]
     pub memory: ByteCount,
-    /// Longest time for a request's headers, counted from the opened connection or the end of the last answer; also
-    /// how long an idle connection is kept.
+    /// Timeout for a request's headers, from the opened connection or the end of the previous answer; also how long an
+    /// idle connection is kept.
     #[default(TimeSpan::seconds(60))]
     pub header_timeout: TimeSpan,
-    /// Longest pause inside a request's body.
+    /// Maximum pause inside a request's body.
     #[default(TimeSpan::seconds(30))]
     pub body_pause: TimeSpan,
-    /// Longest time for a whole body.
+    /// Timeout for a whole body.
     #[default(TimeSpan::seconds(300))]
     pub body_timeout: TimeSpan,
-    /// Longest time that a client may take nothing of an answer that is ready for it.
+    /// Maximum time for which a client may read nothing of an answer that is ready for it.
     #[default(TimeSpan::seconds(60))]
     pub write_timeout: TimeSpan,
-    /// Most open connections; more wait in the kernel's queue. Fewer where the process may not open that many files.
+    /// Maximum number of open connections; more wait in the kernel's queue. Lowered if the process may not open that
+    /// many files.
     #[default(16_384)]
     pub connections: usize,
-    /// Most connections that have not authenticated; for a new one beyond that the oldest is closed.
+    /// Maximum number of unauthenticated connections; beyond it the oldest is closed for a new one.
     #[default(1_024)]
     pub unauthenticated_connections: usize,
-    /// The same of one address (IPv6: of one /64).
+    /// Maximum number of unauthenticated connections per address (IPv6: per /64).
     #[default(256)]
     pub unauthenticated_per_address: usize,
     /// How long a connection may stay unauthenticated: TLS handshake and the first request's headers together.
@@ -90,7 +91,7 @@ pub struct ProxyConfig {
     pub authentication_timeout: TimeSpan,
     /// Certificate and key; without them clients speak plain HTTP.
     pub tls: Option<ListenerTlsConfig>,
-    /// Longest time that running requests get when the process is asked to end.
+    /// Maximum time that running requests get at shutdown.
     #[default(TimeSpan::seconds(30))]
     pub drain_timeout: TimeSpan,
 }

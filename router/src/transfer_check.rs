@@ -19,10 +19,10 @@ use vocabulary::Tokens;
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferCheckConfig {
-    /// Of so many transfers over a link one is checked, the first one included; 0 checks none.
+    /// One in this many transfers over a link is checked, including the first; 0 checks none.
     #[default(16)]
     pub one_in: u32,
-    /// Where an engine's two likeliest next tokens are not further apart than this, as log-probabilities, it may say either.
+    /// Log-probability margin between an engine's two likeliest next tokens up to which either counts as correct.
     #[default(1e-4)]
     pub noise: f64,
 }

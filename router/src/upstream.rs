@@ -29,23 +29,24 @@ use crate::config::units::{ByteCount, TimeSpan};
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamConfig {
-    /// Longest time to open a connection.
+    /// Timeout for opening a connection.
     #[default(TimeSpan::seconds(2))]
     pub connect_timeout: TimeSpan,
-    /// Longest time until a worker begins its answer. Answers that are not streamed begin when they are complete.
+    /// Timeout until a worker begins its answer. An answer that is not streamed begins when it is complete.
     #[default(TimeSpan::seconds(3600))]
     pub answer_timeout: TimeSpan,
-    /// Longest pause inside an answer.
+    /// Maximum pause inside an answer.
     #[default(TimeSpan::seconds(600))]
     pub pause_timeout: TimeSpan,
-    /// How long an idle connection is kept. Below the engines' own limit (uvicorn: 5 s), or requests meet closed ones.
+    /// How long an idle connection is kept. Must be below the engines' own limit (uvicorn: 5 s), or requests hit closed
+    /// connections.
     #[default(TimeSpan::seconds(4))]
     pub idle_timeout: TimeSpan,
-    /// Memory for events of workers' streams whose end has not come, of all streams together. An event that finds no room
-    /// passes unread, and its answer cannot go on at another worker.
+    /// Memory for incomplete events in the streams of all workers. An event without room is passed on unread, and its
+    /// answer cannot resume at another worker.
     #[default(ByteCount::mebibytes(256))]
     pub unfinished_events: ByteCount,
-    /// Most idle connections to one worker.
+    /// Maximum number of idle connections to one worker.
     #[default(512)]
     pub idle_connections: usize,
 }

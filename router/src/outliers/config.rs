@@ -1,4 +1,4 @@
-//! Section `[outliers]`: when a worker is ejected, for how long, and how many may be.
+//! Section `[outliers]`: when a worker is ejected, for how long, and how many may be ejected.
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -6,32 +6,33 @@ use smart_default::SmartDefault;
 use crate::config::units::TimeSpan;
 use crate::pipeline::routing::Percent;
 
-/// When a worker whose requests fail takes none. Names as Envoy's where they mean the same.
+/// When a worker gets no requests because its requests fail. Names are Envoy's where they mean the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutlierConfig {
-    /// Failures one after another that eject it; 0 ejects none for that.
+    /// Consecutive failures that eject a worker; 0 disables this rule.
     #[default(5)]
     pub consecutive_failures: u32,
-    /// The share of failures that ejects it; 0 ejects none for that.
+    /// Percentage of failures that ejects a worker; 0 disables this rule.
     #[default(Percent::try_from(50).expect("50 is one"))]
     pub failure_percentage: Percent,
-    /// Over how long the share is taken: of this span and the one before.
+    /// Interval over which the percentage is computed: the current and the previous one count.
     #[default(TimeSpan::seconds(10))]
     pub interval: TimeSpan,
-    /// Fewest requests that make a share.
+    /// Minimum number of requests for the percentage rule.
     #[default(20)]
     pub request_volume: u32,
-    /// How long it is out, times how often it was; also how long a trial request is waited for.
+    /// Duration of an ejection, times the number of ejections; also how long a trial request is waited for.
     #[default(TimeSpan::seconds(10))]
     pub base_ejection_time: TimeSpan,
-    /// The longest.
+    /// Maximum duration of an ejection.
     #[default(TimeSpan::seconds(300))]
     pub max_ejection_time: TimeSpan,
-    /// The largest share of the fleet that is out at once, yet one where it is not 0; 0 ejects none.
+    /// Maximum percentage of the fleet that is ejected at once, but at least one worker unless it is 0; 0 disables
+    /// ejection.
     #[default(Percent::try_from(50).expect("50 is one"))]
     pub max_ejection_percent: Percent,
-    /// Requests that find out at once whether it is well.
+    /// Number of concurrent trial requests after an ejection.
     #[default(1)]
     pub trial_requests: u32,
 }

@@ -6,14 +6,14 @@ use ownership::{Directory, OwnershipError, QuorumStatus};
 use serde::Deserialize;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
-/// What a router does when its ledger can no longer be kept.
+/// What a router does when its ledger has failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum FailurePolicy {
-    /// Goes on serving on the last view, and says so.
+    /// Continues to serve on the last view, and reports that.
     #[default]
     Serve,
-    /// Ends with the error, for a supervisor that starts it again.
+    /// Exits with the error, for a supervisor that restarts it.
     Stop,
 }
 

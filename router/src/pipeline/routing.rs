@@ -60,17 +60,17 @@ impl From<Percent> for u8 {
     }
 }
 
-/// The setting as the configuration and the operator API write it.
+/// The routing settings in the format of the configuration and the operator API.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutingSettings {
-    /// Who decides.
+    /// Who decides where steps go.
     pub mode: RoutingMode,
     /// In mode `own`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
-    /// Of these, the share that the bypass serves so that the others can be compared with them. Stable per session.
+    /// Percentage of these sessions that the bypass policy serves for comparison. Stable per session.
     pub control_percent: Percent,
-    /// Actions that are switched off, beside those that the planner's policy switches off.
+    /// Actions that are disabled in addition to those disabled by the planner's policy.
     pub disabled: ActionSet,
 }
 

@@ -1,17 +1,17 @@
-//! Section `[ahead]`: what is sent to other workers between two steps.
+//! Section `[ahead]`: replication of prefixes to other workers between two steps.
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
 
 use crate::config::units::ByteCount;
 
-/// Whether prefixes move while nobody asks for them, and how much.
+/// Whether prefixes are replicated between steps, and at which rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixReplicationConfig {
-    /// Whether any does.
+    /// Enables replication.
     pub enabled: bool,
-    /// Most KV that is sent a second, on the average.
+    /// Maximum average rate of replicated KV, per second.
     #[default(ByteCount::mebibytes(256))]
     pub bandwidth: ByteCount,
 }

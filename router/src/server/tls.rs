@@ -18,7 +18,7 @@ use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerTlsConfig {
-    /// The certificate, then what leads to its authority. It names the host or IP that clients dial.
+    /// The certificate, followed by its chain. It must name the host or IP address that clients dial.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,

@@ -1,4 +1,4 @@
-//! Section `[soft_state]`, and where Redis is: a secret as a whole, since it may hold a password.
+//! Section `[soft_state]`, and the address of Redis: treated as a secret as a whole, since it may hold a password.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 use serde::de::{Deserialize, Deserializer, Error};
@@ -11,22 +11,23 @@ use crate::config::units::{ByteCount, TimeSpan};
 #[derive(Clone, Debug, serde::Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharedCacheConfig {
-    /// Redis or Valkey that all routers share. Without one each router remembers for itself.
+    /// Redis or Valkey that all routers share. Without it each router has a cache of its own.
     pub redis: Option<RedisUrl>,
-    /// Secret of at least 16 characters from which the key is made that encrypts what lies in Redis; the same at every
-    /// router. Needed with Redis: transcripts and token checkpoints are people's words.
+    /// Secret of at least 16 characters from which the key is derived that encrypts values in Redis; the same at every
+    /// router. Required with Redis: transcripts and token checkpoints are people's texts.
     pub secret: Option<Secret>,
-    /// Whether everything lies in Redis as it is, readable for whoever reaches it, in place of a secret.
+    /// Stores values in Redis unencrypted, readable for everybody who reaches it, instead of a secret.
     pub plaintext: bool,
-    /// What these routers' keys begin with; the cluster's id when missing. Routers share what they have in common here.
+    /// Namespace of these routers' keys; defaults to the cluster's id. Routers with the same namespace share their
+    /// values.
     pub namespace: Option<String>,
-    /// Longest time that a request waits for Redis, each time it asks.
+    /// Maximum time that a request waits for Redis, per call.
     #[default(TimeSpan::millis(30))]
     pub timeout: TimeSpan,
-    /// Memory for it in each router.
+    /// Memory for the local cache in each router.
     #[default(ByteCount::mebibytes(256))]
     pub memory: ByteCount,
-    /// How long responses are remembered after they were made or last used.
+    /// How long values are kept after they were stored or last used.
     #[default(TimeSpan::seconds(24 * 3600))]
     pub ttl: TimeSpan,
     /// Largest transcript of one response that is kept; 0 keeps none.
