@@ -4,8 +4,8 @@
 //!
 //! A sample is `x = ln(first token + 50 ms)`; the 50 ms keep negligible differences from counting. Steps of one session
 //! are correlated, so sessions are counted: each by the mean of its steps, an average over about its last sixteen. For
-//! the newest sessions of both arms, with means m, variances s^2 and numbers n, `d = m_own - m_control` and `v =
-//! s_own^2 / n_own + s_control^2 / n_control`, an action is slower when
+//! the newest sessions of both arms, with means m, variances s^2 and numbers n, `d = m_own - m_control` and
+//! `v = s_own^2 / n_own + s_control^2 / n_control`, an action is slower when
 //!
 //! ```text
 //! d > sqrt(2 v (v + t) / t * (ln(1 / alpha) + ln((v + t) / v) / 2))        t = 0.3^2, alpha = 0.0001

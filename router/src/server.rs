@@ -232,7 +232,7 @@ impl HttpServer {
         let drained = tokio::time::timeout(self.limits.drain_timeout, self.connection_permits.acquire_many(all)).await;
         match drained {
             Ok(_) => 0,
-            // The connections' tasks end when they see the channel close together with `stop`.
+            // The channel closes when this returns, which ends the tasks of the remaining connections.
             Err(_) => self.limits.connections.saturating_sub(self.connection_permits.available_permits()),
         }
     }

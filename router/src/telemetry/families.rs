@@ -96,9 +96,9 @@ pub(super) fn label_values<T: strum::VariantArray + AsRef<str>>() -> Vec<&'stati
     T::VARIANTS.iter().map(AsRef::as_ref).collect()
 }
 
-/// Defines a struct of families with one line per family: `field: MetricFamily = "name" {label = [values], label}
-/// [buckets], "help";`. The values are those that have series from the start. Structs of further families follow at the
-/// end.
+/// Defines a struct of families with one line per family:
+/// `field: MetricFamily = "name" {label = [values], label} [buckets], "help";`. The values are those that have series
+/// from the start. Structs of further families follow at the end.
 macro_rules! families {
     ($(#[$doc:meta])* pub struct $of:ident {
         $($field:ident: $kind:ty = $name:literal
