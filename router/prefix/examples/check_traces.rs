@@ -1,4 +1,4 @@
-//! Checks whole trace folders, written by `testdata/make_goldens.py --traces`, step by step against `transformers`.
+//! Compares every step of whole trace folders (written by `testdata/make_goldens.py --traces`) with `transformers`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a report on the terminal is what this program is for")]
 
@@ -8,7 +8,7 @@ mod recorded;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Differences that are printed of one trace; all are counted.
+/// Maximum number of differences printed per trace; all are counted.
 const MAX_SHOWN: usize = 10;
 
 fn main() -> ExitCode {

@@ -1,10 +1,11 @@
-//! The names of a conversation's blocks, in pieces that its steps share.
+//! Block hashes of a conversation, in segments that its checkpoints share.
 
 use std::sync::Arc;
 
 use vocabulary::PrefixId;
 
-/// Block names, each piece at least twice as long as the one after it when it was added.
+/// List of block hashes in shared segments. When a segment is added, each segment is at least twice as long as the
+/// next.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockSegments {
     segments: Vec<Arc<[PrefixId]>>,
@@ -12,7 +13,7 @@ pub(crate) struct BlockSegments {
 }
 
 impl BlockSegments {
-    /// The first `len` of these, and then `more`.
+    /// Returns the first `len` block hashes followed by `more`.
     pub(crate) fn extended(&self, len: usize, more: &[PrefixId]) -> Self {
         let mut extended = Self::default();
         for piece in &self.segments {
@@ -40,7 +41,7 @@ impl BlockSegments {
         }
     }
 
-    /// The first `len` of them, with room for `more` behind.
+    /// Returns the first `len` block hashes, with capacity for `more` after them.
     pub(crate) fn first(&self, len: usize, more: usize) -> Vec<PrefixId> {
         let mut all = Vec::with_capacity(len + more);
         for piece in &self.segments {
@@ -49,7 +50,7 @@ impl BlockSegments {
         all
     }
 
-    /// Memory that they take, shared or not.
+    /// Memory of all segments in bytes, including those shared with other lists.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.len * size_of::<PrefixId>() + self.segments.len() * 32
     }

@@ -1,14 +1,14 @@
-//! The bytes that stand for a prompt whose token ids cannot be foreseen.
+//! Canonical bytes of a request: the substitute for token ids that cannot be predicted.
 //!
-//! They are append-stable: a conversation that only grew has canonical bytes that only grew. So the fields that a
-//! template puts first (tools, documents, template arguments) come first, each message follows on a line of its own,
-//! and nothing closes the list. Line feeds cannot occur inside, since JSON escapes them in strings and the others are
-//! dropped with the rest of the insignificant white space. Strings stay as they were sent, escapes and all.
+//! The bytes are append-stable: if a conversation only grew, so did its canonical bytes. The fields that a template
+//! renders first (tools, documents, template arguments) come first, each message follows on its own line, and nothing
+//! closes the list. Lines cannot contain line feeds: JSON escapes them in strings, and other insignificant white
+//! space is removed. Strings are copied as sent, with their escapes.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// The fields that decide the prompt of a request of any endpoint, unread.
+/// Fields that determine the prompt of a request of any endpoint, as unparsed JSON.
 #[derive(Deserialize)]
 struct RawBody<'a> {
     #[serde(borrow)]
@@ -23,13 +23,13 @@ struct RawBody<'a> {
     prompt: Option<&'a RawValue>,
 }
 
-/// The canonical bytes of a request, at most `limit` of them.
+/// Returns the canonical bytes of a request, truncated to `limit` bytes.
 pub(crate) fn canonical_bytes(body: &[u8], limit: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(body.len().min(limit));
     let is_object = body.trim_ascii_start().starts_with(b"{");
     match serde_json::from_slice::<RawBody<'_>>(body) {
         Ok(raw) if is_object => raw.write(&mut out, limit),
-        // No object, or a field twice: the engine decides what it means, equal bytes still mean the same.
+        // Not an object, or a duplicate field: only the engine knows what it means, but equal bytes mean the same.
         _ => out.extend_from_slice(&body[..body.len().min(limit)]),
     }
     out.truncate(limit);
@@ -66,7 +66,7 @@ impl RawBody<'_> {
         }
         if let Some(prompt) = self.prompt {
             out.extend_from_slice(b"prompt:");
-            // Without the closing quote, so that a longer text extends a shorter one.
+            // The closing quote is dropped so that a longer text extends a shorter one.
             compact(prompt.get().strip_suffix('"').unwrap_or(prompt.get()), out);
         }
     }
@@ -79,7 +79,7 @@ fn line(name: &str, json: &str, out: &mut Vec<u8>) {
     out.push(b'\n');
 }
 
-/// Copies valid JSON without the white space between its tokens.
+/// Copies valid JSON without the insignificant white space.
 fn compact(json: &str, out: &mut Vec<u8>) {
     let mut in_string = false;
     let mut escaped = false;

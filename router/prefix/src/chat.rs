@@ -1,4 +1,4 @@
-//! A chat request as the template sees it, shaped as vLLM shapes it before rendering.
+//! Chat requests as the template sees them, shaped as vLLM shapes them before rendering.
 
 use minijinja::Value;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use crate::content_format::ContentFormat;
 use crate::json_value::{JsonValue, entries, has_entries, object};
 use crate::{FallbackReason, PrefixError};
 
-/// The fields of a chat request that decide its prompt.
+/// Fields of a chat request that determine its prompt.
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {
     messages: Vec<ChatMessage>,
@@ -23,25 +23,25 @@ pub struct ChatBody {
     truncate_prompt_tokens: Option<IgnoredAny>,
     #[serde(skip)]
     call_order: CallFieldOrder,
-    /// Its own length: that of its prompt, about.
+    /// Length of the request body, an estimate of the prompt's length.
     #[serde(skip)]
     bytes: usize,
 }
 
-/// The order in which a template sees the fields of a call's function.
+/// Order in which a template sees the fields of a tool call's function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CallFieldOrder {
-    /// That of the declaration by which chat requests are checked: arguments before the name.
+    /// `arguments` before `name`: the declaration order of vLLM's model that validates chat requests.
     #[default]
     Declared,
-    /// That of calls which the engine itself puts together.
+    /// `name` first: calls that the engine builds itself.
     NameFirst,
 }
 
-/// Lines of system texts that begin so name the client and change with every request; vLLM drops them.
+/// Prefix of system text lines that name the client and change with every request. vLLM drops these lines.
 pub(crate) const BILLING_LINE_PREFIX: &str = "x-anthropic-billing-header";
 
-/// One message; fields that no engine hands to its template are skipped.
+/// One message. Fields that no engine passes to its template are skipped.
 #[derive(Debug, Deserialize)]
 struct ChatMessage {
     role: String,
@@ -54,13 +54,13 @@ struct ChatMessage {
     tools: Option<JsonValue>,
 }
 
-/// Variables of the template, in order.
+/// Template variables, in order.
 pub(crate) type TemplateVariables = Vec<(Value, Value)>;
 
 impl ChatBody {
-    /// Reads a request body. Unknown fields are skipped, a field given twice is refused.
+    /// Parses a request body. Unknown fields are skipped; a duplicate field is an error.
     pub fn parse(body: &[u8]) -> Result<Self, PrefixError> {
-        // Checked at once, not string by string.
+        // UTF-8 is validated once here instead of for each string.
         let read: Self = match std::str::from_utf8(body) {
             Ok(text) => serde_json::from_str(text)?,
             Err(_) => serde_json::from_slice(body)?,
@@ -72,27 +72,29 @@ impl ChatBody {
         self.bytes
     }
 
-    /// The same request, made of one to which no chat request's checks apply.
+    /// Returns this request with another field order in tool calls, for requests built by the engine without
+    /// validation.
     pub(crate) fn with_call_order(self, call_order: CallFieldOrder) -> Self {
         Self { call_order, ..self }
     }
 
-    /// Whether special tokens are added after rendering; templates write their own.
+    /// Returns whether the tokenizer adds special tokens after rendering. Default: no, because templates write their
+    /// own.
     pub(crate) fn adds_special_tokens(&self) -> bool {
         self.add_special_tokens.unwrap_or(false)
     }
 
-    /// Whether the answer goes on with the last message instead of starting a new one.
+    /// Returns whether the response continues the last message instead of starting a new one.
     pub(crate) fn continues_final_message(&self) -> bool {
         self.continue_final_message.unwrap_or(false)
     }
 
-    /// Whether it tells the template more than engines do.
+    /// Returns whether the request passes its own arguments to the template (`chat_template_kwargs`).
     pub(crate) fn has_template_arguments(&self) -> bool {
         self.chat_template_kwargs.is_some()
     }
 
-    /// The template's variables except the special tokens and the messages.
+    /// Returns the template variables except special tokens and messages.
     pub(crate) fn variables(&self) -> Result<TemplateVariables, PrefixError> {
         let unsupported = |detail| PrefixError::unresolvable(FallbackReason::UnsupportedOption, detail);
         if self.chat_template.is_some() {
@@ -115,7 +117,7 @@ impl ChatBody {
             }
         }
         if let Some(effort) = &self.reasoning_effort {
-            // vLLM lets an effort decide whether to think where the request does not.
+            // vLLM derives `enable_thinking` from the reasoning effort when the request does not set it.
             if !variables.iter().any(|(name, _)| name.as_str() == Some("enable_thinking")) {
                 variables.push(("enable_thinking".into(), (effort.0.as_str() != Some("none")).into()));
             }
@@ -128,13 +130,13 @@ impl ChatBody {
         Ok(variables)
     }
 
-    /// The tools as vLLM's model of them prints: declared fields first, missing ones null.
+    /// Returns the tools as vLLM's model serializes them: declared fields first, missing ones null.
     fn tools(&self) -> Result<Value, PrefixError> {
         let Some(tools) = &self.tools else { return Ok(none()) };
         tools.iter().map(|tool| template_tool(&tool.0)).collect::<Result<Vec<_>, _>>().map(Value::from)
     }
 
-    /// The messages in the template's shape.
+    /// Returns the messages in the template's shape. An empty list is an error.
     pub(crate) fn messages(&self, format: ContentFormat) -> Result<Vec<TemplateVariables>, PrefixError> {
         match self.messages.is_empty() {
             true => Err(malformed("no messages")),
@@ -142,13 +144,13 @@ impl ChatBody {
         }
     }
 
-    /// The same where others stand before them.
+    /// Returns the messages in the template's shape, to follow other messages. The list may be empty.
     pub(crate) fn appended_messages(&self, format: ContentFormat) -> Result<Vec<TemplateVariables>, PrefixError> {
         self.messages.iter().map(|message| message.template_fields(format, self.call_order)).collect()
     }
 }
 
-/// Python's `None`.
+/// Returns Python's `None`.
 fn none() -> Value {
     Value::from(())
 }
@@ -162,7 +164,7 @@ impl ChatMessage {
         let mut fields: TemplateVariables = Vec::with_capacity(6);
         let reasoning = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
         let reasoning = reasoning.filter(|_| self.role == "assistant").map(|value| value.0.clone());
-        // Older names of the field, as transformers fills them in.
+        // Older names of this field, which transformers sets as well.
         if let Some(reasoning) = &reasoning {
             fields.push(("thinking".into(), reasoning.clone()));
         }
@@ -197,7 +199,8 @@ fn text_part(text: Value) -> Value {
     object(vec![("type".into(), "text".into()), ("text".into(), text)])
 }
 
-/// Content as the template wants it: nothing, a string or parts in; a string or parts out.
+/// Converts a message's content to the template's format. The input is null, a string or parts; the output a string
+/// or parts.
 fn content(role: &str, given: Option<&Value>, format: ContentFormat) -> Result<Value, PrefixError> {
     let mut texts = texts(given)?;
     if role == "system" {
@@ -210,13 +213,13 @@ fn content(role: &str, given: Option<&Value>, format: ContentFormat) -> Result<V
             let texts: Vec<String> = texts.iter().map(text).filter(|text| !text.is_empty()).collect();
             Value::from(texts.join("\n"))
         }
-        // Templates take the results of tools as strings.
+        // Templates expect tool results as strings.
         ContentFormat::Parts if role == "tool" => Value::from(texts.iter().map(text).collect::<Vec<_>>().join("\n")),
         ContentFormat::Parts => texts.into_iter().map(text_part).collect(),
     })
 }
 
-/// The texts of a message's content.
+/// Returns the texts of a message's content.
 fn texts(given: Option<&Value>) -> Result<Vec<Value>, PrefixError> {
     let Some(given) = given else { return Ok(Vec::new()) };
     if given.as_str().is_some() {
@@ -230,7 +233,7 @@ fn texts(given: Option<&Value>) -> Result<Vec<Value>, PrefixError> {
     parts.filter_map(|part| part_text(&part).transpose()).collect()
 }
 
-/// A system text without the line that names the client and changes with every request.
+/// Removes the line that names the client and changes with every request; `None` if nothing else is there.
 fn strip_billing_line(text: Value) -> Option<Value> {
     match text.as_str().filter(|text| text.starts_with(BILLING_LINE_PREFIX)) {
         None => Some(text),
@@ -238,7 +241,7 @@ fn strip_billing_line(text: Value) -> Option<Value> {
     }
 }
 
-/// A part's text; `None` for one without text, which engines skip.
+/// Returns a content part's text, or `None` for a part without text, which engines skip.
 fn part_text(part: &Value) -> Result<Option<Value>, PrefixError> {
     if part.as_str().is_some() {
         return Ok(Some(part.clone()));
@@ -260,7 +263,7 @@ fn part_text(part: &Value) -> Result<Option<Value>, PrefixError> {
     }
 }
 
-/// Tool calls with their arguments read from JSON text into objects; `None` when there are none.
+/// Returns the tool calls with their arguments parsed from JSON text into objects, or `None` if there are none.
 fn tool_calls(calls: &Value, order: CallFieldOrder) -> Result<Option<Value>, PrefixError> {
     let not_calls = || malformed("tool_calls is not a list of calls");
     let calls: Vec<Value> = calls.try_iter().map_err(|_| not_calls())?.collect();
@@ -286,7 +289,7 @@ fn tool_calls(calls: &Value, order: CallFieldOrder) -> Result<Option<Value>, Pre
     shaped.collect::<Result<Vec<_>, _>>().map(|calls| Some(Value::from(calls)))
 }
 
-/// What is no object counts as an empty one.
+/// Arguments that are not an object count as an empty object.
 fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
     let arguments = function.get_attr("arguments").unwrap_or_default();
     let read = match arguments.as_str() {
@@ -303,14 +306,15 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
     }
 }
 
-/// Whether Python's reader may take what ours refused: numbers of any size, constants, halves of surrogate pairs, depth.
+/// Returns whether Python's parser may accept what ours rejected: numbers of any size, constants, lone surrogates,
+/// depth.
 fn python_accepts(text: &str, error: &serde_json::Error) -> bool {
     let error = error.to_string();
     [crate::json_value::UNSUPPORTED_NUMBER, "out of range", "recursion limit"].iter().any(|ours| error.contains(ours))
         || ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|pythons| text.contains(pythons))
 }
 
-/// What vLLM declares of a tool and of its function; of these, what may be left out where it is null.
+/// Converts a tool to the fields that vLLM declares for tools and functions. Optional fields are omitted if null.
 fn template_tool(tool: &Value) -> Result<Value, PrefixError> {
     let function = tool.get_attr("function").unwrap_or_default();
     if function.get_attr("name").ok().and_then(|name| name.as_str().map(drop)).is_none() {

@@ -1,5 +1,7 @@
-//! Where the messages lie in a chat body, and what else in it decides its prompt: what does not (the bound of the answer,
-//! whether it streams) may change from step to step, and fields may stand in any order.
+//! Byte ranges of the messages in a chat body, and a digest of the other fields that determine its prompt.
+//!
+//! Fields that do not affect the prompt (such as `max_tokens` and `stream`) may change between steps, and fields may
+//! be in any order.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::chat::CallFieldOrder;
 use crate::conversion::ChatEndpoint;
 
-/// The fields of a body that its prompt depends on, beside its messages and what the root of its chain is made of.
+/// Body fields that the prompt depends on, besides the messages and the fields that are part of the chain's root.
 const PROMPT_FIELDS: [&str; 9] = [
     "tools",
     "documents",
@@ -26,21 +28,21 @@ const PROMPT_FIELDS: [&str; 9] = [
     "truncate_prompt_tokens",
 ];
 
-/// A chat body that has been walked over.
+/// Layout of a chat body: position of its message list and digest of its settings.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatLayout<'a> {
     pub(crate) body: &'a [u8],
-    /// After the opening of the list of messages.
+    /// Offset after the opening bracket of the message list.
     list_start: usize,
-    /// Digest of the other fields that decide the prompt.
+    /// Digest of the other fields that determine the prompt.
     pub(crate) settings_digest: u128,
-    /// In which the template is shown the fields of calls.
+    /// Order in which the template sees the fields of tool calls.
     pub(crate) call_order: CallFieldOrder,
 }
 
 impl<'a> ChatLayout<'a> {
-    /// Of a body with these fields, in their order: names, and where values lie. None where there is no one list of
-    /// messages.
+    /// Builds the layout from the body's fields, in order: their names and the byte ranges of their values. Returns
+    /// `None` unless there is exactly one message list.
     pub fn new<'n>(body: &'a [u8], fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>) -> Option<Self> {
         let mut others = Xxh3::new();
         let mut messages = None;
@@ -67,8 +69,8 @@ impl<'a> ChatLayout<'a> {
         })
     }
 
-    /// Of a body that was made of another one, with nothing after its messages, which begin at `start`: all that
-    /// stands before them decides.
+    /// Builds the layout of a converted body, whose messages begin at `start` and end the body. Everything before
+    /// them determines the prompt.
     pub(crate) fn converted(form: ChatEndpoint, body: &'a [u8], list_start: usize) -> Self {
         let mut others = Xxh3::new();
         others.update(&[form as u8]);
@@ -76,18 +78,18 @@ impl<'a> ChatLayout<'a> {
         Self { body, list_start, settings_digest: others.digest128(), call_order: form.call_order() }
     }
 
-    /// Walks over a body.
+    /// Parses a body's top-level fields. Returns `None` if it is not a JSON object with one message list.
     pub fn read(body: &'a [u8]) -> Option<Self> {
         let fields = serde_json::Deserializer::from_slice(body).deserialize_map(FieldSpanVisitor(body)).ok()?;
         Self::new(body, fields.into_iter())
     }
 
-    /// From its first message to the end of the body.
+    /// Returns the bytes from the first message to the end of the body.
     pub(crate) fn message_list(&self) -> &'a [u8] {
         &self.body[self.list_start..]
     }
 
-    /// Up to a place in the list.
+    /// Returns the body up to an offset in the message list.
     pub(crate) fn body_up_to(&self, end: usize) -> Option<&'a [u8]> {
         self.body.get(..self.list_start + end)
     }
@@ -157,7 +159,7 @@ mod tests {
         assert!(ChatLayout::new(b"{}", outside.into_iter()).is_none());
     }
 
-    /// Stops at the names of a struct's fields.
+    /// Serde deserializer that only collects the names of a struct's fields.
     struct FieldNameCollector<'a>(&'a mut Vec<&'static str>);
 
     impl<'de> serde::Deserializer<'de> for FieldNameCollector<'_> {

@@ -12,7 +12,7 @@ pub(crate) enum CompletionPrompt {
     Ids(Vec<u32>),
 }
 
-/// The fields of a completion request that decide its prompts.
+/// Fields of a completion request that determine its prompts.
 #[derive(Debug, Deserialize)]
 pub(crate) struct CompletionBody<'a> {
     #[serde(borrow)]
@@ -34,12 +34,12 @@ impl<'a> CompletionBody<'a> {
         Ok(body)
     }
 
-    /// Engines add begin-of-text to plain prompts unless told not to.
+    /// Returns whether special tokens are added. Default: yes, as engines add begin-of-text to plain prompts.
     pub(crate) fn adds_special_tokens(&self) -> bool {
         self.add_special_tokens.unwrap_or(true)
     }
 
-    /// The prompts, at least one and at most `limit`.
+    /// Returns the prompts: at least one, at most `limit`.
     pub(crate) fn prompts(&self, limit: usize) -> Result<Vec<CompletionPrompt>, PrefixError> {
         let raw = self.prompt.get();
         let mut start = raw.bytes().filter(|byte| !byte.is_ascii_whitespace());

@@ -1,17 +1,18 @@
-//! Whether a template takes a message's content as a list of parts or as one string. Engines decide it from the
+//! Whether a template takes message content as a list of parts or as one string. Engines derive it from the
 //! template's text: a loop over a message's content means parts.
 
-/// The shape of `message.content` that a template is given.
+/// Format of `message.content` that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentFormat {
     /// One string; text parts are joined by line feeds.
     Text,
-    /// A list of parts, also where the client sent a string.
+    /// A list of parts, even if the client sent a string.
     Parts,
 }
 
 impl ContentFormat {
-    /// vLLM's rule: some `for` loop runs over `NAME.content`, where some other loop takes NAME from the messages.
+    /// Applies vLLM's rule: parts if a `for` loop runs over `NAME.content` and another loop takes NAME from the
+    /// messages.
     pub(crate) fn of(template: &str) -> Self {
         let loops: Vec<(&str, &str)> = statements(template).filter_map(for_loop).collect();
         let sources = message_lists(template);
@@ -23,7 +24,7 @@ impl ContentFormat {
     }
 }
 
-/// The insides of all `{% ... %}` tags.
+/// Returns the contents of all `{% ... %}` tags.
 fn statements(template: &str) -> impl Iterator<Item = &str> {
     template
         .split("{%")
@@ -32,14 +33,14 @@ fn statements(template: &str) -> impl Iterator<Item = &str> {
         .map(|(inside, _)| inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim())
 }
 
-/// `for ITEM in LIST [if ...]` as (ITEM, LIST).
+/// Parses `for ITEM in LIST [if ...]` into (ITEM, LIST).
 fn for_loop(statement: &str) -> Option<(&str, &str)> {
     let (item, list) = statement.strip_prefix("for ")?.split_once(" in ")?;
     let list = list.split(" if ").next().unwrap_or(list);
     Some((item.trim(), list.trim_end_matches("recursive").trim()))
 }
 
-/// `messages` and every name set from it.
+/// Returns `messages` and every name set from it.
 fn message_lists(template: &str) -> Vec<&str> {
     let sets: Vec<(&str, &str)> = statements(template)
         .filter_map(|statement| statement.strip_prefix("set ")?.split_once('='))
@@ -59,7 +60,7 @@ fn message_lists(template: &str) -> Vec<&str> {
     names
 }
 
-/// The name under filters and slices: `messages[1:] | list` is about `messages`.
+/// Strips filters and slices from an expression: `messages[1:] | list` becomes `messages`.
 fn base(expression: &str) -> &str {
     let unfiltered = expression.split('|').next().unwrap_or(expression).trim();
     match unfiltered.split_once('[') {
@@ -68,7 +69,7 @@ fn base(expression: &str) -> &str {
     }
 }
 
-/// The NAME of `NAME.content` or `NAME['content']`.
+/// Returns NAME from `NAME.content` or `NAME['content']`.
 fn content_owner(expression: &str) -> Option<&str> {
     let access = base(expression);
     let owner = access

@@ -1,4 +1,4 @@
-//! All conversations' trails, within a bound, of which each tenant has a share.
+//! Cache of conversation checkpoints, bounded in bytes and shared fairly between tenants.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,35 +9,35 @@ use vocabulary::Bytes;
 use crate::conversation_checkpoint::{BodyPrefixHasher, ConversationCheckpoint, lead_bytes};
 use crate::fair_lru::FairLru;
 
-/// The trails of all conversations of a router. Only they make a step cheap; nothing depends on them being there.
+/// Checkpoints of all conversations of a router. Only an optimization: without them prompts are computed in full.
 #[derive(Debug)]
 pub struct ConversationCache {
     index: Mutex<ConversationIndex>,
     max_bytes: usize,
 }
 
-/// By what a conversation was recognised.
+/// How a conversation was recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum LookupTier {
-    /// The client's name for it, up to where it ended.
+    /// By the client's session name, up to the end of the cached conversation.
     Session,
-    /// How its body begins, up to where it ended.
+    /// By the leading bytes of its message list, up to the end of the cached conversation.
     Leading,
-    /// Either, up to one of its earlier messages: it was shortened, forked or changed.
+    /// By session or leading bytes, up to an earlier message: the conversation was shortened, forked or edited.
     Segment,
-    /// The beginning of its rendered prompt, by a checkpoint.
+    /// By a token checkpoint that holds the beginning of its rendered prompt.
     Checkpoint,
-    /// Not at all: everything was computed.
+    /// Not recognized: everything was computed.
     Cold,
 }
 
-/// A trail that a body goes along.
+/// A cached checkpoint whose messages a body shares up to a boundary.
 pub(crate) struct CheckpointMatch<'a> {
     pub(crate) checkpoint: Arc<ConversationCheckpoint>,
-    /// What it is kept under.
+    /// Id of the checkpoint in the cache.
     pub(crate) id: u64,
-    /// The last of its places up to which the body is the same.
+    /// Index of the last boundary up to which the body is equal.
     pub(crate) boundary: usize,
     pub(crate) hasher: BodyPrefixHasher<'a>,
     pub(crate) tier: LookupTier,
@@ -45,9 +45,9 @@ pub(crate) struct CheckpointMatch<'a> {
 
 #[derive(Debug)]
 struct ConversationIndex {
-    /// By tenants.
+    /// Checkpoints by id, accounted to tenants.
     checkpoints: FairLru<Arc<str>, u64, CachedConversation>,
-    /// By session and by leading digests, both mixed with the scope.
+    /// Checkpoint ids by session and by lead digest, both XORed with the scope.
     by_key: HashMap<u128, u64>,
     next_id: u64,
 }
@@ -74,7 +74,7 @@ impl ConversationIndex {
         }
     }
 
-    /// Nothing leads to what was under this id any more.
+    /// Removes all lookup keys of a checkpoint.
     fn remove_keys(&mut self, id: u64, slot: &CachedConversation) {
         for key in lookup_keys(&slot.checkpoint, slot.session) {
             if self.by_key.get(&key) == Some(&id) {
@@ -94,7 +94,7 @@ impl ConversationIndex {
         }
     }
 
-    /// Puts a trail in the place of one whose keys it is all found by; false for any other.
+    /// Replaces a checkpoint in place if the new one keeps all of its lookup keys; otherwise returns `false`.
     fn replace(
         &mut self,
         id: u64,
@@ -110,7 +110,7 @@ impl ConversationIndex {
         {
             return false;
         }
-        // Also those that it had: another conversation that begins alike may be found by them since.
+        // Old keys are written again, too: another conversation with the same beginning may have taken them since.
         self.by_key.extend(lookup_keys(trail, session).map(|key| (key, id)));
         true
     }
@@ -121,46 +121,46 @@ fn lookup_keys(trail: &ConversationCheckpoint, session: Option<u128>) -> impl It
 }
 
 impl ConversationCache {
-    /// At most so much memory.
+    /// Creates a cache bounded to this much memory.
     pub fn new(bound: Bytes) -> Self {
         let max_bytes = usize::try_from(bound.0).unwrap_or(usize::MAX);
         let shelf = ConversationIndex { checkpoints: FairLru::new(max_bytes), by_key: HashMap::new(), next_id: 0 };
         Self { index: Mutex::new(shelf), max_bytes }
     }
 
-    /// Whether anything may be kept at all.
+    /// Returns whether the cache may hold anything.
     pub fn has_room(&self) -> bool {
         self.max_bytes > 0
     }
 
     fn lock_index(&self) -> MutexGuard<'_, ConversationIndex> {
-        // A step that broke leaves a trail that is whole or none.
+        // A step that panicked leaves a complete checkpoint or none, so a poisoned lock is safe to use.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory that they take.
+    /// Memory of all checkpoints.
     pub fn memory_bytes(&self) -> Bytes {
         Bytes(self.lock_index().checkpoints.bytes() as u64)
     }
 
-    /// Conversations that are known.
+    /// Number of cached conversations.
     pub fn len(&self) -> usize {
         self.lock_index().checkpoints.len()
     }
 
-    /// Whether none is known.
+    /// Returns whether no conversation is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all of them.
+    /// Removes all conversations.
     pub fn clear(&self) {
         let mut shelf = self.lock_index();
         shelf.checkpoints.clear();
         shelf.by_key.clear();
     }
 
-    /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
+    /// Returns the checkpoint that shares the longest beginning with `body`, as far as one pass over it can tell.
     pub(crate) fn find<'a>(&self, scope: u128, session: Option<u128>, body: &'a [u8]) -> Option<CheckpointMatch<'a>> {
         let named =
             session.and_then(|session| self.match_key(session ^ scope, (0, &BodyPrefixHasher::new(body)), scope));
@@ -172,7 +172,7 @@ impl ConversationCache {
         }
     }
 
-    /// The trail that `body` goes along furthest by how it begins, or the one found by its name.
+    /// Returns the better of the checkpoint found by leading bytes and `named`, the one found by session.
     fn find_by_leading_bytes<'a>(
         &self,
         (scope, body): (u128, &'a [u8]),
@@ -191,8 +191,8 @@ impl ConversationCache {
         best
     }
 
-    /// The trails under the beginnings of `body`, but for one that is `known`: each once, so that the body is compared
-    /// with none of them again and again, and by the longest beginning; the longest last.
+    /// Returns the checkpoints that share leading bytes with `body`, except `known`. Each appears once, under its
+    /// longest common beginning, so that it is compared once. Longest last.
     pub(crate) fn candidates<'a>(&self, scope: u128, body: &'a [u8], known: Option<u64>) -> Vec<MatchCandidate<'a>> {
         let mut leading = BodyPrefixHasher::new(body);
         let mut candidates: Vec<MatchCandidate<'a>> = Vec::new();
@@ -223,7 +223,7 @@ impl ConversationCache {
         self.lock_index().remove(found.id);
     }
 
-    /// Keeps a trail of a tenant, in place of the one that it goes on from.
+    /// Stores a tenant's checkpoint and replaces the one it extends.
     pub(crate) fn insert(
         &self,
         tenant: &str,
@@ -232,7 +232,7 @@ impl ConversationCache {
     ) {
         let bytes = trail.memory_bytes();
         let mut shelf = self.lock_index();
-        // Unless another step of the conversation was quicker.
+        // Another step of the conversation may have replaced it already.
         let replaced = replaced.filter(|found| shelf.contains(found));
         if let Some(old) = replaced.map(|found| found.id) {
             if shelf.checkpoints.bytes() + bytes <= self.max_bytes && shelf.replace(old, (&trail, bytes), session) {
@@ -244,9 +244,9 @@ impl ConversationCache {
     }
 }
 
-/// A trail that a body may go along.
+/// A checkpoint that shares leading bytes with a body and must still be compared.
 pub(crate) struct MatchCandidate<'a> {
-    /// Of the beginning that they share, and where that ends.
+    /// Lookup key of the shared beginning, and the offset where it ends.
     key: u128,
     pub(crate) end: usize,
     id: u64,

@@ -1,4 +1,4 @@
-//! What a conversation's last step leaves for the next one: how far its body and its prompt are known.
+//! Checkpoint that a conversation's last step leaves for the next one: how far its body and prompt are known.
 
 use std::sync::Arc;
 
@@ -9,78 +9,78 @@ use crate::chat::TemplateVariables;
 use crate::incremental_rendering::{HistorySummary, RenderedCut, TurnChange};
 use crate::message_scan::MessageRole;
 
-/// Places that are kept of one conversation.
+/// Maximum number of boundaries kept per conversation.
 const MAX_BOUNDARIES: usize = 32;
-/// The shortest beginning of a body by which a trail is found; the others are each twice as long.
+/// Shortest leading bytes that a checkpoint is looked up by; each further length is twice the one before.
 const MIN_LEAD_BYTES: usize = 512;
 
-/// How far a conversation is known. Immutable and shared.
+/// Known part of a conversation. Immutable and shared.
 #[derive(Debug)]
 pub(crate) struct ConversationCheckpoint {
-    /// Whose: the tenant and the chain's root.
+    /// Hash of the tenant, the chain's root and the settings.
     pub(crate) scope: u128,
     /// Digests of the first 512, 1024, 2048 ... bytes of the list of messages.
     pub(crate) lead_digests: Vec<u128>,
-    /// Where it can be gone on from, ascending; never empty.
+    /// Boundaries to resume from, ascending; never empty.
     pub(crate) boundaries: Vec<Arc<MessageBoundary>>,
-    /// The names of the blocks up to the last known place.
+    /// Block hashes up to the last boundary.
     pub(crate) blocks: BlockSegments,
-    /// What does not change from step to step.
+    /// What does not change between steps.
     pub(crate) header: Arc<ConversationHeader>,
-    /// What follows a last message of each role that was seen, with nothing after it.
+    /// For each role seen in a last message: what the template renders after it when nothing follows.
     pub(crate) closings: Vec<(MessageRole, Arc<RenderedCut>)>,
 }
 
 /// What all steps of a conversation have in common.
 #[derive(Debug)]
 pub(crate) struct ConversationHeader {
-    /// The template's variables, with short tools.
+    /// Template variables, with the tools replaced by a short one.
     pub(crate) variables: TemplateVariables,
-    /// The system messages that open the conversation.
+    /// Roles of the system messages that open the conversation.
     pub(crate) leading_roles: Box<[MessageRole]>,
-    /// 0, and where each of `leads` ends in the list of messages.
+    /// 0, then the offset in the message list where each leading message ends.
     pub(crate) head_ends: Box<[usize]>,
-    /// The day for which it holds; none where the template does not ask.
+    /// Day for which the checkpoint is valid; `None` if the template does not print the date.
     pub(crate) day: Option<i64>,
     /// Estimated bytes of `variables`.
     pub(crate) bytes: usize,
 }
 
-/// A place after a message, in the body and in the prompt.
+/// Boundary after a message, located in the body and in the prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageBoundary {
-    /// Bytes of the list up to the end of the message, and their digest.
+    /// Bytes of the message list up to the end of the message, and their digest.
     pub(crate) body_bytes: usize,
     pub(crate) digest: u128,
     /// Bytes of the rendered prompt up to the cut.
     pub(crate) text_bytes: usize,
-    /// Steps of the template engine that the prompts up to here have taken: no fewer than a whole one takes.
+    /// Template engine steps of the renderings so far; an upper bound of the steps of a full rendering.
     pub(crate) template_steps: u64,
     /// Tokens up to the cut.
     pub(crate) tokens: usize,
-    /// Those of them after the last whole block.
+    /// Token ids before the cut that follow the last whole block.
     pub(crate) tail: Box<[u32]>,
-    /// Between the message's content and the cut, and the special token at the cut.
+    /// Rendered text between the message's content and the cut, and the special token at the cut.
     pub(crate) gap: Arc<str>,
     pub(crate) cut_token: usize,
-    /// Whether a user spoke after it when it was found.
+    /// Whether a user message followed when the boundary was recorded.
     pub(crate) following_turn: TurnChange,
     pub(crate) history: HistorySummary,
 }
 
 impl ConversationCheckpoint {
-    /// Memory that it takes.
+    /// Memory of the checkpoint in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         let known: usize =
             self.boundaries.iter().map(|known| size_of::<MessageBoundary>() + 4 * known.tail.len() + 32).sum();
         let closings: usize = self.closings.iter().map(|(_, cut)| cut.memory_bytes() + 32).sum();
-        // Its leads stand in an index too.
+        // Lead digests are in the cache's index, too.
         let leads = 64 * self.lead_digests.len();
         size_of::<Self>() + known + closings + leads + self.blocks.memory_bytes() + self.header.bytes
     }
 
-    /// The last place up to which `body` is the same; what is past `checked` is compared on the way, and a place before
-    /// that once it is the last one. With the state there.
+    /// Returns the last boundary up to which `body` is equal, and the hasher state there. Boundaries past `checked`
+    /// are compared on the way; an earlier one only if it turns out to be the last.
     pub(crate) fn deepest_match<'a>(
         &self,
         checked: usize,
@@ -88,7 +88,7 @@ impl ConversationCheckpoint {
     ) -> Option<(usize, BodyPrefixHasher<'a>)> {
         let last = self.boundaries.len().checked_sub(1)?;
         let mut at = leading.clone();
-        // Mostly all of it: one digest tells.
+        // Fast path: usually the whole checkpoint matches, which one digest proves.
         if at.digest(self.boundaries[last].body_bytes) == Some(self.boundaries[last].digest) {
             return Some((last, at));
         }
@@ -111,7 +111,7 @@ impl ConversationCheckpoint {
     }
 }
 
-/// Adds a place; the older half is thinned out where there are too many.
+/// Appends a boundary. If there are too many, every other one of the older half is dropped.
 pub(crate) fn push_boundary(all: &mut Vec<Arc<MessageBoundary>>, known: MessageBoundary) {
     if all.len() >= MAX_BOUNDARIES {
         let mut n = 0;
@@ -123,7 +123,7 @@ pub(crate) fn push_boundary(all: &mut Vec<Arc<MessageBoundary>>, known: MessageB
     all.push(known.into());
 }
 
-/// Digests of a body's beginnings, in one pass over it.
+/// Incremental digests of a body's prefixes, in one pass.
 #[derive(Clone)]
 pub(crate) struct BodyPrefixHasher<'a> {
     body: &'a [u8],
@@ -136,7 +136,7 @@ impl<'a> BodyPrefixHasher<'a> {
         Self { body, at: 0, hash: Xxh3::new() }
     }
 
-    /// Of the first `end` bytes; none where there are fewer.
+    /// Returns the digest of the first `end` bytes; `None` if there are fewer.
     pub(crate) fn digest(&mut self, end: usize) -> Option<u128> {
         if end < self.at {
             *self = Self::new(self.body);
@@ -146,7 +146,7 @@ impl<'a> BodyPrefixHasher<'a> {
         Some(self.hash.digest128())
     }
 
-    /// Adds the digests that a trail which is known up to `end` is found by to those that it has.
+    /// Appends the missing lead digests of a checkpoint that is known up to `end`.
     pub(crate) fn push_lead_digests(&mut self, leads: &mut Vec<u128>, end: usize) {
         while let Some(lead) = lead_bytes(leads.len()).filter(|lead| *lead <= end) {
             leads.extend(self.digest(lead));
@@ -154,7 +154,7 @@ impl<'a> BodyPrefixHasher<'a> {
     }
 }
 
-/// Bytes of the `n`th beginning by which trails are found.
+/// Length of the `n`th leading part that checkpoints are looked up by; `None` on overflow.
 pub(crate) fn lead_bytes(n: usize) -> Option<usize> {
     MIN_LEAD_BYTES.checked_shl(u32::try_from(n).ok()?).filter(|lead| *lead >> n == MIN_LEAD_BYTES)
 }

@@ -1,5 +1,7 @@
-//! Requests of other endpoints as the chat requests that vLLM makes of them before it renders, so that all prompts are
-//! identified in one way. Pure: JSON text in, JSON text out; what vLLM decides by the clock or by a store is refused.
+//! Converts requests of other endpoints to the chat requests that vLLM builds from them before rendering, so that all
+//! prompts are resolved in one way.
+//!
+//! Pure: JSON text in, JSON text out. What vLLM decides by the clock or by stored state is refused.
 
 mod messages;
 mod responses;
@@ -14,15 +16,15 @@ use crate::{ChatBody, ChatLayout, FallbackReason, PrefixError, Prompt, PromptInp
 
 pub(crate) use messages::{SystemPlacement, TemplateTraits};
 
-/// Whose words a conversation comes in.
+/// Endpoint whose request format a conversation uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ChatEndpoint {
-    /// `/v1/convert_request/completions`: as it is rendered.
+    /// `/v1/chat/completions`: rendered as it is.
     #[default]
     Chat,
-    /// `/v1/resolve_messages`.
+    /// `/v1/messages`.
     Messages,
-    /// `/v1/resolve_responses`.
+    /// `/v1/responses`.
     Responses,
 }
 
@@ -35,22 +37,22 @@ impl ChatEndpoint {
     }
 }
 
-/// A request of another endpoint as the chat request that its engine makes of it.
+/// Chat request that the engine builds from a request of another endpoint.
 #[derive(Debug)]
 pub struct ConvertedRequest {
     form: ChatEndpoint,
     body: Vec<u8>,
-    /// After the opening of the list of messages, which comes last.
+    /// Offset after the opening bracket of the message list, which comes last.
     list_start: usize,
 }
 
 impl ConvertedRequest {
-    /// The chat request's body.
+    /// Returns the chat request's body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// Where its messages lie.
+    /// Returns the layout of the converted body.
     pub fn layout(&self) -> ChatLayout<'_> {
         ChatLayout::converted(self.form, &self.body, self.list_start)
     }
@@ -65,17 +67,17 @@ impl ConvertedRequest {
 }
 
 impl PromptResolver {
-    /// Identifies a `/v1/resolve_messages` request by its whole body.
+    /// Resolves a `/v1/messages` request from its whole body.
     pub fn resolve_messages(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Messages, body, (asked, None)).prompt
     }
 
-    /// Identifies a `/v1/resolve_responses` request by its whole body.
+    /// Resolves a `/v1/responses` request from its whole body.
     pub fn resolve_responses(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Responses, body, (asked, None)).prompt
     }
 
-    /// The chat request that a request means to this model. None where it is one.
+    /// Converts a request to this model's chat request. Returns `None` if it already is a chat request.
     pub fn convert(&self, form: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
         match form {
             ChatEndpoint::Chat => None,
@@ -87,13 +89,13 @@ impl PromptResolver {
         }
     }
 
-    /// The chat request that a request means to this model, read.
+    /// Converts a request to this model's chat request and parses it.
     pub fn chat_request(&self, form: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
         self.convert(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
     }
 }
 
-/// What of a chat request decides its prompt beside the messages.
+/// Fields of a chat request that determine its prompt, besides the messages.
 #[derive(Default, Serialize)]
 struct ChatRequestHead<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,7 +111,7 @@ struct ChatRequestHead<'a> {
 }
 
 impl ChatRequestHead<'_> {
-    /// As a body, the messages last.
+    /// Serializes the request with the messages last.
     fn with_messages(
         &self,
         messages: &[ConvertedMessage<'_>],
@@ -209,14 +211,14 @@ fn multimodal() -> PrefixError {
     PrefixError::unresolvable(FallbackReason::Multimodal, "a part that is not text")
 }
 
-/// A JSON string, borrowed where nothing in it is escaped.
+/// Parses a JSON string; borrowed if nothing in it is escaped.
 fn unescape(raw: &RawValue) -> Result<Cow<'_, str>, serde_json::Error> {
     #[derive(Deserialize)]
     struct UnescapedString<'a>(#[serde(borrow)] Cow<'a, str>);
     serde_json::from_str::<UnescapedString<'_>>(raw.get()).map(|text| text.0)
 }
 
-/// JSON text that is known to be valid.
+/// Wraps JSON text that is known to be valid.
 fn raw(json: &str) -> Result<Cow<'static, RawValue>, PrefixError> {
     Ok(Cow::Owned(serde_json::from_str::<Box<RawValue>>(json)?))
 }

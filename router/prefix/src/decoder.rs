@@ -1,30 +1,30 @@
-//! Ids to text while they arrive: characters that are not complete yet are held back.
+//! Incremental detokenizer: incomplete characters are held back until their ids arrive.
 
 use crate::{ModelText, PrefixError, SpecialTokens};
 
-/// Ids held back at most where a piece's text depends on its neighbours; then they are written as they stand.
+/// Maximum number of ids held back when text depends on neighbouring ids; beyond it they are written as they are.
 const MAX_HELD_IDS: usize = 64;
 
-/// An incremental decoder. What it returns, joined, is what [`ModelText::decode`] returns for all ids at once.
+/// Incremental decoder. Its concatenated output equals what [`ModelText::decode`] returns for all ids at once.
 #[derive(Debug)]
 pub struct TextDecoder {
     special: SpecialTokens,
-    /// Bytes of a character that is not complete.
+    /// Bytes of an incomplete character.
     incomplete: Vec<u8>,
-    /// For tokenizers whose pieces depend on each other: the ids since the last place where text was whole, how many
-    /// of them are written already, and their text.
+    /// For tokenizers whose output depends on neighbouring ids: the ids since the last complete text, how many of
+    /// them are already written, and their text.
     window: Vec<u32>,
     written: usize,
     prefix: String,
 }
 
 impl TextDecoder {
-    /// A decoder at the start of an answer.
+    /// Creates a decoder for the start of a response.
     pub fn new(special: SpecialTokens) -> Self {
         Self { special, incomplete: Vec::new(), window: Vec::new(), written: 0, prefix: String::new() }
     }
 
-    /// The text that these ids complete; empty when they end inside a character.
+    /// Appends ids and returns the text they complete; empty if they end inside a character.
     pub fn push(&mut self, text: &ModelText, ids: &[u32]) -> Result<String, PrefixError> {
         let mut out = String::new();
         for &id in ids {
@@ -39,7 +39,7 @@ impl TextDecoder {
         Ok(out)
     }
 
-    /// What is still held, an incomplete character as U+FFFD. The decoder is at a start again.
+    /// Returns the remaining text, with an incomplete character as U+FFFD, and resets the decoder.
     pub fn finish(&mut self, text: &ModelText) -> Result<String, PrefixError> {
         let mut out = String::from_utf8_lossy(&std::mem::take(&mut self.incomplete)).into_owned();
         if self.window.len() > self.written {
@@ -50,7 +50,7 @@ impl TextDecoder {
         Ok(out)
     }
 
-    /// Moves whole characters from `held` to `out`; bytes that cannot become one turn into U+FFFD.
+    /// Moves complete characters from `incomplete` to `out`; bytes that cannot become a character turn into U+FFFD.
     fn drain_complete(&mut self, out: &mut String) {
         let mut taken = 0;
         for chunk in self.incomplete.utf8_chunks() {
@@ -77,7 +77,7 @@ impl TextDecoder {
         if let Some(more) = whole.strip_prefix(self.prefix.as_str()) {
             out.push_str(more);
         }
-        // Keep the ids just written as the neighbourhood of the next ones.
+        // The ids just written stay as context of the next ones.
         self.window.drain(..self.written);
         self.prefix = text.decode(&self.window, SpecialTokens::With)?;
         self.written = self.window.len();
@@ -85,7 +85,7 @@ impl TextDecoder {
     }
 }
 
-/// Whether invalid bytes at the end are the beginning of a character.
+/// Returns whether invalid bytes at the end are the beginning of a character.
 fn may_continue(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

@@ -1,10 +1,11 @@
-//! What can go wrong between a model's files, a client's body and token ids, and whose doing it is.
+//! Errors of loading a model's files and of resolving prompts.
 
 use std::path::PathBuf;
 
 use crate::FallbackReason;
 
-/// Everything this crate refuses. Loading errors are the operator's to fix; the others turn a prompt into a fallback.
+/// Errors of this crate. Loading errors must be fixed by the operator; the others make the prompt fall back to
+/// canonical bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixError {
     /// A file of the model folder could not be read.
@@ -12,7 +13,7 @@ pub enum PrefixError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file of the model folder is larger than any real one.
@@ -20,37 +21,37 @@ pub enum PrefixError {
     FileTooLarge {
         /// The file's name.
         file: &'static str,
-        /// The bound.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// A file of the model folder is not what its name says.
+    /// A file of the model folder is not valid JSON.
     #[error("{file} is not valid: {source}")]
     File {
         /// The file's name.
         file: &'static str,
-        /// What the parser said.
+        /// Error of the parser.
         source: serde_json::Error,
     },
     /// The tokenizer cannot be built, or cannot encode this text.
     #[error("tokenizer: {0}; without it prompts are identified by their bytes")]
     Tokenizer(#[from] fastokens::Error),
-    /// Decoding what was encoded gave another text.
+    /// Decoding an encoded sample gave another text.
     #[error("tokenizer.json does not survive a round trip: {text:?} came back as {back:?}; its ids cannot be trusted")]
     RoundTrip {
         /// The sample.
         text: &'static str,
-        /// What it decoded to.
+        /// The text it decoded to.
         back: String,
     },
-    /// The chat template does not compile, refused the conversation, or ran over its budget.
+    /// The chat template does not compile, rejected the conversation, or exceeded its budget.
     #[error("chat template: {0:#}")]
     Template(#[from] minijinja::Error),
-    /// The prompt's ids cannot be foreseen.
+    /// The prompt's token ids cannot be predicted.
     #[error("{reason}: {detail}")]
     Unresolvable {
-        /// Which kind of prompt this is.
+        /// Reason, as a metric label.
         reason: FallbackReason,
-        /// What was met.
+        /// Details for the log.
         detail: &'static str,
     },
     /// The body is not the JSON that the endpoint takes.
@@ -59,7 +60,7 @@ pub enum PrefixError {
 }
 
 impl PrefixError {
-    /// The bounded label under which a prompt that met this error is counted.
+    /// Returns the metric label under which a prompt with this error is counted.
     pub fn reason(&self) -> FallbackReason {
         match self {
             Self::Unresolvable { reason, .. } => *reason,

@@ -1,7 +1,7 @@
-//! Identifying a conversation's next step at the cost of what is new in it.
+//! Resolves a conversation's next step at the cost of its new messages only.
 //!
-//! That the old part of the body is unchanged is proven by one digest. Only the new messages are read, rendered,
-//! tokenized and hashed. Whatever is odd is left to the whole way; the prompt is the same either way.
+//! One digest proves that the old part of the body is unchanged. Only the new messages are parsed, rendered,
+//! tokenized and hashed. Unusual requests are left to the full computation; both ways yield the same prompt.
 
 use std::sync::Arc;
 
@@ -24,38 +24,38 @@ use crate::{
     PromptInputs, PromptResolver, ResolvedPrompt, TemplateKind, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
-/// Places of a trail that are tried, from the deepest.
+/// Maximum number of boundaries tried per checkpoint, from the deepest.
 const MAX_RESUME_ATTEMPTS: usize = 4;
-/// Bytes of text that are tokenized twice, at most, to find a place in a prompt that was tokenized as a whole.
+/// Maximum bytes of text tokenized a second time to locate a boundary in a prompt that was tokenized as a whole.
 const MAX_RETOKENIZED_BYTES: usize = 64 << 10;
-/// Bytes of a body that are rendered, at most; more of it is work for a thread that may block.
+/// Maximum bytes of new messages rendered here; larger bodies are left to a thread that may block.
 const MAX_NEW_BYTES: usize = 256 << 10;
-/// Of most texts that are tokenized, at least.
+/// Lower bound of bytes per token for most texts; sizes the id buffer.
 const MIN_BYTES_PER_TOKEN: usize = 3;
 
-/// Where conversations are remembered, and whose this one is.
+/// Conversation cache, and the tenant and session to look up.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversationLookup<'a> {
-    /// All that is remembered.
+    /// Cache of all conversations.
     pub cache: &'a ConversationCache,
-    /// Conversations of other tenants are not seen.
+    /// Tenant; conversations of other tenants are not found.
     pub tenant: &'a str,
     /// The client's name for the conversation.
     pub session: Option<u128>,
 }
 
-/// A prompt of a conversation that was known.
+/// Prompt resolved from a cached conversation.
 #[derive(Debug)]
 pub struct ExtendedPrompt {
-    /// The prompt. Its content is what follows the last whole block.
+    /// The prompt. Its content holds only the ids after the last whole block.
     pub prompt: Prompt,
-    /// Tokens that were known.
+    /// Tokens reused from the checkpoint.
     pub reused_tokens: Tokens,
-    /// By what it was recognised.
+    /// How the conversation was recognized.
     pub tier: LookupTier,
 }
 
-/// A request, on its way along a trail.
+/// A request that is resolved from a checkpoint.
 #[derive(Clone, Copy)]
 struct ExtendRequest<'a> {
     text: &'a ModelText,
@@ -65,7 +65,7 @@ struct ExtendRequest<'a> {
     now: WallTime,
 }
 
-/// A place found in a prompt: where the text goes on after it, and what is known of it.
+/// Boundary found in a prompt: the text that remains after it and the history before it.
 struct ResumePoint {
     rest_len: usize,
     following_turn: TurnChange,
@@ -74,7 +74,7 @@ struct ResumePoint {
 }
 
 impl PromptResolver {
-    /// Identifies the next step of a conversation that is remembered. None where it must be computed as a whole.
+    /// Resolves the next step of a cached conversation. Returns `None` if the prompt must be computed in full.
     pub fn extend(
         &self,
         layout: ChatLayout<'_>,
@@ -96,7 +96,7 @@ impl PromptResolver {
         Some(grown)
     }
 
-    /// Identifies a chat request by its whole body and remembers the conversation.
+    /// Resolves a chat request from its whole body and caches the conversation.
     pub fn resolve_and_cache(
         &self,
         layout: ChatLayout<'_>,
@@ -123,7 +123,7 @@ impl PromptResolver {
         }
     }
 
-    /// Forgets what is remembered of the conversation that a request goes on with, and perhaps of some that began like it.
+    /// Removes the conversation that a request continues from the cache, and possibly others with the same beginning.
     pub fn forget(&self, layout: ChatLayout<'_>, asked: PromptInputs<'_>, memory: ConversationLookup<'_>) {
         let Some(step) = self.extend_request(layout, asked) else { return };
         let scope = step.scope(memory.tenant);
@@ -147,7 +147,7 @@ impl PromptResolver {
         Some(ExtendRequest { text, rendering: windowing, layout, root: self.root(asked.keys), now: asked.now })
     }
 
-    /// The trail that a prompt computed as a whole leaves.
+    /// Builds the checkpoint of a prompt that was computed in full.
     fn checkpoint_of(
         &self,
         layout: ChatLayout<'_>,
@@ -163,7 +163,7 @@ impl PromptResolver {
         if !step.rendering.supports_late_system && scan.has_late_system(frame.leading_roles.len()) {
             return None;
         }
-        // What the template is told may be what it asks of the time.
+        // Template arguments may contain time formats, so the rendering is tested at other times of the day.
         let is_told = step.rendering.prints_date && chat.has_template_arguments();
         if is_told && !step.text.is_stable_within_day(chat, (step.now, &rendered.text)) {
             return None;
@@ -185,7 +185,7 @@ impl PromptResolver {
         }
         let last = known.last()?;
         let mut leads = Vec::new();
-        // Below the first place too: the digests are taken in one more pass, over a body that was read several times.
+        // A second pass over the body, because lead digests before the first boundary are needed, too.
         BodyPrefixHasher::new(layout.message_list()).push_lead_digests(&mut leads, last.body_bytes);
         let blocks = BlockSegments::default().extended(0, &prompt.chain.ids[..last.tokens / self.block_size()]);
         Some(ConversationCheckpoint {
@@ -202,7 +202,7 @@ impl PromptResolver {
         usize::try_from(self.block().0).unwrap_or(usize::MAX)
     }
 
-    /// A place, `tokens` deep; `ids` are the last ones before it.
+    /// Builds a boundary `tokens` deep; `ids` are the last ids before it.
     fn message_boundary(
         &self,
         leading: &mut BodyPrefixHasher<'_>,
@@ -259,7 +259,7 @@ impl PromptResolver {
         {
             return None;
         }
-        // The whole may take more steps than it may: the whole way finds out.
+        // The full rendering might exceed the step limit; only the full computation can tell.
         if known.template_steps + cut.template_steps > step.text.max_template_steps() {
             return None;
         }
@@ -267,7 +267,7 @@ impl PromptResolver {
         self.join(step, found, at, (&scan, &cut))
     }
 
-    /// The known part and the rest, as one prompt, and the trail that goes on to its end.
+    /// Joins the known part and the rest into one prompt and builds the checkpoint up to its end.
     fn join(
         &self,
         step: ExtendRequest<'_>,
@@ -276,7 +276,7 @@ impl PromptResolver {
         (scan, cut): (&MessageScan, &RenderedCut),
     ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
         let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
-        // A place after a message without text is none, and one after a call neither.
+        // No boundary lies after a message without text or after a tool call.
         let asked = known.history.question.after(known.history.last_role);
         let mut closings = trail.closings.clone();
         let places = step.resume_points(&trail.header, scan, (asked, &mut closings));
@@ -299,13 +299,13 @@ impl PromptResolver {
             closing = Some(place.cut.clone());
             push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, place)?);
         }
-        // What follows the last place is mostly what followed the one before.
+        // The text after the last boundary is usually the one that followed the boundary before, already tokenized.
         ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(step.text.tokenizer()).ok()?);
         let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
         let last = next.last().filter(|last| last.body_bytes > known.body_bytes);
         let next = last.map(|last| (last.body_bytes, last.tokens / size)).map(|(body, depth)| {
             let mut leads = trail.lead_digests.clone();
-            // Those past the place are of the body that went another way.
+            // Lead digests past the boundary belong to the body that diverged.
             leads.truncate(
                 (0..)
                     .map_while(crate::conversation_checkpoint::lead_bytes)
@@ -328,7 +328,7 @@ impl PromptResolver {
         Some((grown, next))
     }
 
-    /// A prompt whose first blocks are known, and the ids after them.
+    /// Builds a prompt from its known first blocks and the ids after them.
     fn prompt_from(&self, root: PrefixId, (blocks, first): (&BlockSegments, usize), mut ids: Vec<u32>) -> Prompt {
         let size = self.block_size();
         let mut names = blocks.first(first, ids.len() / size);
@@ -343,7 +343,7 @@ impl PromptResolver {
 }
 
 impl ExtendRequest<'_> {
-    /// Whose a trail is: the tenant's, and of prompts with this root, this head and these settings.
+    /// Returns the checkpoint scope: a hash of the root, the settings that determine the prompt, and the tenant.
     fn scope(&self, tenant: &str) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(&self.root.0.to_le_bytes());
@@ -368,8 +368,8 @@ impl ExtendRequest<'_> {
         self.text.render_cut((before, new), shown, self.now).ok()?
     }
 
-    /// The places among the messages of a scan from which the next step may go on, ascending, by the message that they
-    /// come after. `asked`: what happened before the scan.
+    /// Returns the boundaries in a scan from which the next step may resume, ascending, keyed by the message before
+    /// each. `asked` is the question state before the scan.
     fn resume_points(
         &self,
         frame: &ConversationHeader,
@@ -377,7 +377,8 @@ impl ExtendRequest<'_> {
         (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedCut>)>),
     ) -> Vec<(usize, ResumePoint)> {
         let end = scan.messages.len().checked_sub(1);
-        // Where later steps may see the turns before it in another light, or another conversation begins alike.
+        // A boundary before the last user message is needed if later steps may render the last turn differently or if
+        // another conversation may share this beginning.
         let is_needed = self.rendering.kind != TemplateKind::AppendOnly || asked == message_scan::QuestionState::Never;
         let turn = scan.last_user().and_then(|user| user.checked_sub(1)).filter(|_| is_needed);
         let wanted = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
@@ -393,12 +394,13 @@ impl ExtendRequest<'_> {
     ) -> Option<ResumePoint> {
         let message = scan.messages.get(at).filter(|message| message.is_plain)?;
         let is_end = at + 1 == scan.messages.len();
-        // Templates may write an answer differently while it is the last message, and a turn without one as if it went on.
+        // Templates may render an assistant message differently while it is last, and a turn without an answer as if
+        // it continued.
         if is_end == (message.role == MessageRole::Assistant) && !message.role.is_system() {
             return None;
         }
         let leads = match message.role.is_system() {
-            // Only in front, and only the last of them.
+            // Boundaries among the leading system messages exist only after the last of them.
             true if asked == message_scan::QuestionState::Never && at + 1 == frame.leading_roles.len() => {
                 &frame.leading_roles[..at]
             }

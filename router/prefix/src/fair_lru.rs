@@ -1,12 +1,12 @@
-//! Values of several owners within one bound of bytes. Where there is no room, the owner that holds most gives up what it
-//! used least recently: nobody who holds less than an equal share loses anything to another.
+//! LRU cache of several owners with one bound in bytes. When it is full, the owner that holds most loses its least
+//! recently used value, so an owner below an equal share never loses anything to another.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use lru::LruCache;
 
-/// A map of bounded size; see the module. Each value is charged the bytes that it was put with.
+/// Map bounded in bytes; see the module docs. Each value is charged the size given when it was inserted.
 #[derive(Debug)]
 pub struct FairLru<O, K: Hash + Eq, V> {
     shares: HashMap<O, OwnerShare<K, V>>,
@@ -22,45 +22,44 @@ struct OwnerShare<K: Hash + Eq, V> {
 }
 
 impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
-    /// At most `bound` bytes.
+    /// Creates a map bounded to `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
         Self { shares: HashMap::new(), owners: HashMap::new(), bytes: 0, max_bytes }
     }
 
-    /// Bytes of all values.
+    /// Size of all values in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.owners.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.owners.is_empty()
     }
 
-    /// Whether there is a value, which is not used by that.
+    /// Returns whether the key exists, without counting as a use.
     pub fn contains(&self, key: &K) -> bool {
         self.owners.contains_key(key)
     }
 
-    /// The value, which is used by that.
+    /// Returns the value and counts as a use.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let owner = self.owners.get(key)?;
         self.shares.get_mut(owner)?.values.get_mut(key).map(|(value, _)| value)
     }
 
-    /// The value, which is not used by that.
+    /// Returns the value without counting as a use.
     pub fn peek(&self, key: &K) -> Option<&V> {
         let owner = self.owners.get(key)?;
         self.shares.get(owner)?.values.peek(key).map(|(value, _)| value)
     }
 
-    /// Exchanges a value in its place for one of as many bytes as there is room for; `false` where there is not, or no
-    /// such value.
+    /// Replaces a value in place if the new size fits. Returns `false` if it does not fit or the key does not exist.
     pub fn replace(&mut self, key: &K, (value, bytes): (V, usize)) -> bool {
         let Some(share) = self.owners.get(key).and_then(|owner| self.shares.get_mut(owner)) else { return false };
         let Some((old, charged)) = share.values.peek_mut(key) else { return false };
@@ -74,7 +73,7 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
         true
     }
 
-    /// Takes a value out.
+    /// Removes a value.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let owner = self.owners.remove(key)?;
         let share = self.shares.get_mut(&owner)?;
@@ -87,15 +86,15 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
         Some(value)
     }
 
-    /// Takes the value out that has to go when one has to.
+    /// Removes and returns the next value to evict.
     pub fn evict(&mut self) -> Option<(K, V)> {
         let largest = self.shares.values().max_by_key(|share| share.bytes)?;
         let key = largest.values.peek_lru().map(|(key, _)| key.clone())?;
         self.remove(&key).map(|value| (key, value))
     }
 
-    /// Puts a value in, in the place of one under the same key. Returns what had to go for it, which is the value itself
-    /// where it is larger than everything.
+    /// Inserts a value, replacing one under the same key. Returns the evicted values; if the value is larger than the
+    /// bound, it is returned itself.
     pub fn insert(&mut self, owner: O, key: K, (value, bytes): (V, usize)) -> Vec<(K, V)> {
         self.remove(&key);
         let mut gone = Vec::new();
@@ -115,20 +114,20 @@ impl<O: Clone + Eq + Hash, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
         gone
     }
 
-    /// Takes all out.
+    /// Removes all values.
     pub fn clear(&mut self) {
         self.shares.clear();
         self.owners.clear();
         self.bytes = 0;
     }
 
-    /// One owner's values, the most recently used first.
+    /// Returns one owner's values, most recently used first.
     pub fn iter_owner(&self, owner: &O) -> impl Iterator<Item = (&K, &V)> {
         let values = self.shares.get(owner).into_iter().flat_map(|share| &share.values);
         values.map(|(key, (value, _))| (key, value))
     }
 
-    /// All values: of each owner the most recently used first.
+    /// Returns all values, most recently used first per owner.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         let values = self.shares.values().flat_map(|share| &share.values);
         values.map(|(key, (value, _))| (key, value))

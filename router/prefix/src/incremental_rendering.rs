@@ -1,8 +1,8 @@
-//! Rendering only what is new: a short conversation that ends as the long one does, cut after a mark that stands for the
-//! content of the last message known from before.
+//! Renders only the new part of a prompt: the template gets a short conversation that ends like the long one, and the
+//! result is cut after a sentinel that stands for the content of the last known message.
 //!
-//! Whether a template allows this is not guessed: over synthetic conversations, at load, what is put together this way
-//! has to equal the whole (see `probe`).
+//! Whether a template allows this is not guessed. At load, the joined prompts of synthetic conversations must equal
+//! the full ones (see `probe`).
 
 mod placeholders;
 mod probe;
@@ -21,38 +21,38 @@ use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 use placeholders::Placeholder;
 pub(crate) use placeholders::PlaceholderMessages;
 
-/// Stands for the content of the message after which a prompt is cut. No client's text may hold it.
+/// Replaces the content of the message after which a prompt is cut. No client's text may contain it.
 pub(crate) const SENTINEL: &str = "QmCutAfterThis7f3a9c51";
-/// Bytes after the mark within which the cut must come.
+/// Maximum distance in bytes between the sentinel and the cut.
 const MAX_GAP_BYTES: usize = 2048;
-/// Directives of a time finer than a day.
+/// `strftime` directives finer than a day.
 const SUBDAY_DIRECTIVES: [&str; 14] =
     ["%H", "%I", "%M", "%S", "%f", "%p", "%c", "%X", "%T", "%R", "%-H", "%-I", "%-M", "%-S"];
 
 pub(crate) const SECONDS_PER_DAY: i64 = 86_400;
-/// To other times of a day, of which hour, minute, second and half are others.
+/// Offsets in seconds to times of day that differ in hour, minute, second and AM/PM.
 const PROBE_TIME_OFFSETS: [i64; 2] = [13 * 3600 + 61, 19 * 3600 + 32 * 60 + 17];
 
-/// What the template is shown of what stands before the messages: system prompt and tools.
+/// How much of what precedes the messages (system prompt and tools) the template must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SystemVisibility {
     Placeholder,
-    /// All of it: it may come again further down.
+    /// All of it, because the template may repeat it further down.
     Full,
 }
 
-/// Whether a user speaks in the new messages. Templates may treat what came before differently then.
+/// Whether the new messages start a new turn. Templates may then render earlier messages differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TurnChange {
-    /// No, nor is anyone answered.
+    /// The same turn continues.
     Same,
-    /// No, but an answer without calls ends the turn: templates may drop its thoughts.
+    /// The same turn, but an assistant message without tool calls ends it: templates may drop its reasoning.
     Answered,
     Next,
 }
 
 impl TurnChange {
-    /// By the messages after a cut.
+    /// Classifies the messages after a cut.
     pub(crate) fn of(after: &[ScannedMessage]) -> Self {
         let answers = |message: &ScannedMessage| message.role == MessageRole::Assistant && !message.calls_tools;
         match after.iter().any(|message| message.role == MessageRole::User) {
@@ -63,14 +63,14 @@ impl TurnChange {
     }
 }
 
-/// What follows a cut, as far as templates treat it differently.
+/// What follows a cut, as far as templates distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CutSuccessor {
-    /// The answer to the user's message after which the cut is, or nothing.
+    /// The assistant's response to the user message before the cut, or nothing.
     Answer,
     /// More of the same turn.
     SameTurn,
-    /// A user's message.
+    /// A user message.
     Question,
 }
 
@@ -86,23 +86,23 @@ impl CutSuccessor {
     }
 }
 
-/// How a template's prompts can be put together from an old part and a new one.
+/// How a template's prompts can be joined from a known part and a new one, as proven at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IncrementalRendering {
     pub(crate) kind: TemplateKind,
     proven: [Option<SystemVisibility>; CutSuccessor::ALL.len()],
-    /// Whether the day stands in the prompt.
+    /// Whether the prompt contains the date.
     pub(crate) prints_date: bool,
-    /// Whether that holds with system messages among the others too, which some templates gather in front.
+    /// Whether joining also works with system messages among the others, which some templates move to the front.
     pub(crate) supports_late_system: bool,
-    /// Whether it holds for calls as they are shown of `/v1/responses`.
+    /// Whether joining also works with tool calls in the field order of `/v1/responses`.
     pub(crate) supports_name_first: bool,
 }
 
 impl IncrementalRendering {
-    /// What must be shown; none where the whole must be.
+    /// Returns how much the template must see, or `None` if it must see the whole conversation.
     pub(crate) fn system_visibility(&self, turn: TurnChange, before: &HistorySummary) -> Option<SystemVisibility> {
-        // Tools may be written with the first question.
+        // Some templates render the tools with the first user message.
         self.proven[CutSuccessor::of(turn, before) as usize].map(|heads| {
             if before.question != QuestionState::Never || before.last_role == MessageRole::User {
                 heads
@@ -112,56 +112,56 @@ impl IncrementalRendering {
         })
     }
 
-    /// Whether it is known of calls whose fields are shown in this order.
+    /// Returns whether joining is proven for tool calls with this field order.
     pub(crate) fn supports_call_order(&self, order: CallFieldOrder) -> bool {
         order == CallFieldOrder::Declared || self.supports_name_first
     }
 
-    /// Whether the text before a cut holds for a longer conversation. `cut_in` says whether, when it was made, a user
-    /// spoke after it.
+    /// Returns whether the text before a cut is valid in a longer conversation. `cut_in` is the turn change that
+    /// followed the cut when it was made, `turn` the one that follows now.
     pub(crate) fn is_cut_valid(&self, cut_in: TurnChange, turn: TurnChange) -> bool {
         self.kind == TemplateKind::AppendOnly || cut_in == turn && turn != TurnChange::Answered
     }
 }
 
-/// The messages before a cut, as far as a template is shown them.
+/// Summary of the messages before a cut, as far as a template sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HistorySummary {
-    /// The system messages that open the conversation, without `last`.
+    /// Roles of the system messages that open the conversation, without the last message before the cut.
     pub(crate) leading_roles: Box<[MessageRole]>,
-    /// What happened between them and `last`.
+    /// What happened between them and that last message.
     pub(crate) question: QuestionState,
-    /// The message after which the cut is.
+    /// Role of the last message before the cut.
     pub(crate) last_role: MessageRole,
 }
 
-/// The parts of a body around the messages that are left out.
+/// Parts of a body around the omitted messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyEnvelope<'a> {
-    /// From the start to the end of the leading messages.
+    /// From the start of the body to the end of the leading messages.
     pub(crate) head: &'a [u8],
-    /// From the end of the list of messages on.
+    /// From the end of the message list on.
     pub(crate) suffix: &'a [u8],
-    /// In which the fields of calls are shown.
+    /// Order of the fields of tool calls.
     pub(crate) call_order: CallFieldOrder,
 }
 
-/// What a template renders around a cut.
+/// Text that a template renders around a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RenderedCut {
-    /// Between the content and the cut.
+    /// Text between the message's content and the cut.
     pub(crate) gap: Arc<str>,
-    /// Which special token begins at the cut.
+    /// Index of the special token that begins at the cut.
     pub(crate) cut_token: usize,
     pub(crate) rest: String,
-    /// What it took of the template engine's steps to see it.
+    /// Template engine steps of this rendering.
     pub(crate) template_steps: u64,
-    /// The tokens of `rest`, once they were asked for.
+    /// Token ids of `rest`, computed on first use.
     ids: OnceLock<Box<[u32]>>,
 }
 
 impl RenderedCut {
-    /// The tokens of all that follows.
+    /// Returns the token ids of `rest`.
     pub(crate) fn token_ids(&self, tokenizer: &TextTokenizer) -> Result<&[u32], PrefixError> {
         if let Some(ids) = self.ids.get() {
             return Ok(ids);
@@ -176,8 +176,8 @@ impl RenderedCut {
 }
 
 impl HistorySummary {
-    /// The conversation in which only `new` and what is around the messages are real, written as JSON. The last lead is
-    /// the cut's own message where nothing else is.
+    /// Writes the conversation as JSON with placeholders for all messages between the leading ones and `new`. The
+    /// last placeholder is the message before the cut.
     fn elided_body(&self, around: BodyEnvelope<'_>, new: &[u8]) -> Vec<u8> {
         let text = self.placeholders().map(Placeholder::json).collect::<Vec<_>>().join(",");
         let mut json = Vec::with_capacity(around.head.len() + text.len() + new.len() + around.suffix.len() + 2);
@@ -193,7 +193,7 @@ impl HistorySummary {
     }
 }
 
-/// A body's variables with its tools replaced by one that is short; none where they hold more that could be long.
+/// Replaces the tools by one short tool. Returns `None` if the variables hold anything else that may be long.
 pub(crate) fn shorten_variables(mut variables: TemplateVariables) -> Option<TemplateVariables> {
     for (name, value) in &mut variables {
         match name.as_str() {
@@ -216,8 +216,8 @@ fn placeholder_tools() -> Value {
 }
 
 impl ModelText {
-    /// What follows the cut after `before` when `new` messages follow; each of these begins with a comma. None where
-    /// the template shows no cut.
+    /// Renders the cut after the history `before` and the text that follows it. Each message in `new` is preceded by
+    /// a comma. Returns `None` if the rendering shows no cut.
     pub(crate) fn render_cut(
         &self,
         (before, new): (&HistorySummary, &[u8]),
@@ -240,18 +240,19 @@ impl ModelText {
         let Some((gap, token)) = cut.map(|(at, token)| (Arc::<str>::from(&after[..at]), token)) else {
             return Ok(None);
         };
-        // A text of its own: this one has the room of the whole prompt, and what is kept may be kept for long.
+        // `rest` is split off because `text` has the capacity of the whole prompt and the result may be cached for
+        // long.
         let rest = text.split_off(end + gap.len());
         Ok(Some(RenderedCut { gap, cut_token: token, rest, template_steps: steps, ids: OnceLock::new() }))
     }
 
-    /// Whether a template that prints the time asks for no more of it than the day, as far as its text shows.
+    /// Returns whether the template's text contains no time directive finer than a day.
     fn prints_at_most_dates(&self) -> bool {
         !SUBDAY_DIRECTIVES.iter().any(|directive| self.template_mentions(directive))
     }
 
-    /// Whether a conversation's prompt is the same at another time of the day. What a template asks for may be put
-    /// together, or come with the request.
+    /// Returns whether the prompt is the same at other times of the day. The template's text cannot tell: time
+    /// formats may be concatenated or come with the request.
     pub(crate) fn is_stable_within_day(&self, chat: &ChatBody, (now, prompt): (WallTime, &str)) -> bool {
         let start = now.unix_seconds.div_euclid(SECONDS_PER_DAY).saturating_mul(SECONDS_PER_DAY);
         let other =

@@ -1,6 +1,6 @@
-//! JSON text to template values, keeping key order and refusing what Python would read or print differently.
+//! Parses JSON text into template values, keeps key order, and rejects what Python would read or print differently.
 //!
-//! No detour over `serde_json::Value`: key order would be lost, and every string copied twice.
+//! `serde_json::Value` is not used as an intermediate: it would lose key order and copy every string twice.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectExt, ValueKind};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Marks the errors of this module inside serde's, whose type carries text only.
+/// Error text that identifies this module's errors inside serde's, whose error type carries text only.
 pub(crate) const UNSUPPORTED_NUMBER: &str = "a number that Python reads differently";
 
-/// A template value read from JSON.
+/// Template value parsed from JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonValue(pub Value);
 
@@ -48,7 +48,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::from(value))
     }
 
-    /// Integers beyond 64 bits and `-0` arrive here too, and Python keeps both as integers.
+    /// Integers beyond 64 bits and `-0` arrive here, too; Python keeps both as integers.
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
         let may_be_an_integer =
             value.fract() == 0.0 && (value.abs() >= 9.2e18 || value == 0.0 && value.is_sign_negative());
@@ -80,10 +80,10 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 }
 
-/// Entries of an object up to which they are gone through one by one: the engine itself does so with its maps.
+/// Maximum number of entries that are searched linearly; the template engine does the same with its maps.
 const MAX_LINEAR_ENTRIES: usize = 12;
 
-/// A small object: its entries in order, under names that differ. Made without hashing, and read in place.
+/// Small object: its entries in order, with distinct keys. Built without hashing and read in place.
 #[derive(Debug)]
 pub(crate) struct SmallObject(Vec<(Value, Value)>);
 
@@ -111,7 +111,7 @@ impl Object for SmallObject {
     }
 }
 
-/// An object of these entries; a repeated name keeps its first place and its last value.
+/// Builds an object from entries; a repeated key keeps its first position and its last value.
 pub(crate) fn object(pairs: Vec<(Value, Value)>) -> Value {
     let is_new = |at: usize| {
         let name = pairs[at].0.as_str();
@@ -123,12 +123,12 @@ pub(crate) fn object(pairs: Vec<(Value, Value)>) -> Value {
     }
 }
 
-/// Whether it is an object with entries.
+/// Returns whether the value is an object with entries.
 pub(crate) fn has_entries(value: &Value) -> bool {
     value.kind() == ValueKind::Map && value.len() != Some(0)
 }
 
-/// The entries of an object; nothing for any other value.
+/// Returns an object's entries; none for any other value.
 pub(crate) fn entries(value: &Value) -> impl Iterator<Item = (Value, Value)> + use<> {
     let object = value.as_object().filter(|_| value.kind() == ValueKind::Map).cloned();
     object.and_then(|object| object.try_iter_pairs()).into_iter().flatten()

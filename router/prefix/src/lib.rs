@@ -1,8 +1,8 @@
-//! Who is this prompt? Renders chat templates, tokenizes, and names every prefix by a rolling hash, in blocks.
+//! Prompt identity: renders chat templates, tokenizes, and names every prefix of a prompt by a rolling block hash.
 //!
-//! Pure but for [`ModelText::load`], which reads the model's files: no clock (the time is an argument), no network, no
-//! randomness. It never guesses: where the token ids cannot be foreseen with certainty the prompt is identified by its
-//! canonical bytes instead, and says why. It never panics on what a client sent.
+//! Pure except for [`ModelText::load`], which reads the model's files: no clock (time is an argument), no network, no
+//! randomness. It never guesses: if the token ids cannot be predicted with certainty, the prompt is identified by its
+//! canonical bytes, together with the reason. It never panics on client input.
 
 mod block_segments;
 mod canonical;

@@ -1,4 +1,4 @@
-//! Where the messages of a chat body lie, so that what is new in it can be read without the rest.
+//! Locates the messages of a chat body so that the new ones can be read without the rest.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use strum::{AsRefStr, EnumString, VariantArray};
 
-/// System messages that may stand before the first other one.
+/// Maximum number of system messages before the first other one.
 const MAX_LEADING_SYSTEM_MESSAGES: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr, VariantArray)]
@@ -22,13 +22,13 @@ pub(crate) enum MessageRole {
 }
 
 impl MessageRole {
-    /// Of those that a conversation may open with.
+    /// Returns whether this is a role that may open a conversation.
     pub(crate) fn is_system(self) -> bool {
         matches!(self, Self::System | Self::Developer)
     }
 }
 
-/// Whether a user has asked, and has been answered since.
+/// Whether a user has asked a question, and whether it has been answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum QuestionState {
     #[default]
@@ -38,7 +38,7 @@ pub(crate) enum QuestionState {
 }
 
 impl QuestionState {
-    /// After one more message, which calls no tools.
+    /// Returns the state after one more message, which has no tool calls.
     pub(crate) fn after(self, role: MessageRole) -> Self {
         match (role, self) {
             (MessageRole::User, _) => Self::Open,
@@ -48,23 +48,23 @@ impl QuestionState {
     }
 }
 
-/// One message of a body.
+/// Position and properties of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScannedMessage {
     pub(crate) role: MessageRole,
     pub(crate) end: usize,
-    /// Whether it is nothing but one text, so that another text may stand for it.
+    /// Whether the message is only one text, so that a placeholder can replace its content.
     pub(crate) is_plain: bool,
-    /// Whether it calls tools.
+    /// Whether the message has tool calls.
     pub(crate) calls_tools: bool,
 }
 
-/// The messages of a body from some place on.
+/// Messages of a body from an offset on.
 #[derive(Debug)]
 pub(crate) struct MessageScan {
     pub(crate) start: usize,
     pub(crate) messages: Vec<ScannedMessage>,
-    /// Where the list of all messages has been closed.
+    /// Offset after the closing bracket of the message list.
     pub(crate) end: usize,
 }
 
@@ -83,13 +83,13 @@ struct MessageHeader<'a> {
     name: Option<IgnoredAny>,
 }
 
-/// A text; borrowed unless it holds escapes.
+/// A string; borrowed unless it contains escapes.
 #[derive(Deserialize)]
 struct MessageText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl MessageScan {
-    /// All messages of a body that has been read before. None where one of them is of no common kind, or a user says
-    /// one of the words that the template `heeds`.
+    /// Scans all messages of a body that is known to be valid. Returns `None` if a message is of an unusual kind or a
+    /// user's text contains a literal that the template searches for (`heeds`).
     pub(crate) fn of_body(body: &[u8], heeds: &[Box<str>]) -> Option<Self> {
         let whole: MessagesField<'_> = serde_json::from_slice(body).ok()?;
         let list = whole.messages.get();
@@ -97,7 +97,7 @@ impl MessageScan {
         list.starts_with('[').then(|| Self::from_offset(body, start, heeds)).flatten()
     }
 
-    /// The messages after `start`, which lies after the opening of their list or after one of them.
+    /// Scans the messages after `start`, which is after the list's opening bracket or after a message.
     pub(crate) fn from_offset(body: &[u8], start: usize, heeds: &[Box<str>]) -> Option<Self> {
         let mut at = start;
         let mut messages = Vec::new();
@@ -117,19 +117,19 @@ impl MessageScan {
         }
     }
 
-    /// The roles of the system messages that it opens with. None when there are too many.
+    /// Returns the roles of the leading system messages, or `None` if there are too many.
     pub(crate) fn leading_roles(&self) -> Option<Box<[MessageRole]>> {
         let roles = self.messages.iter().map(|message| message.role);
         let leads: Box<[MessageRole]> = roles.take_while(|role| role.is_system()).collect();
         (leads.len() <= MAX_LEADING_SYSTEM_MESSAGES).then_some(leads)
     }
 
-    /// Whether a system message stands after the first other one. `leads` are those that may.
+    /// Returns whether a system message follows the first other one. The first `leads` messages are skipped.
     pub(crate) fn has_late_system(&self, leads: usize) -> bool {
         self.messages.iter().skip(leads).any(|message| message.role.is_system())
     }
 
-    /// What the messages before one of them come to, after those that came before the scan.
+    /// Returns the question state before message `at`, given the state before the scan.
     pub(crate) fn question_state(&self, at: usize, before: QuestionState) -> QuestionState {
         self.messages[..at]
             .iter()
@@ -156,12 +156,12 @@ impl ScannedMessage {
     }
 }
 
-/// Whether it is a text that says something.
+/// Returns whether this is a non-empty string.
 fn is_nonempty_text(json: &str) -> bool {
     json.starts_with('"') && json.len() > 2
 }
 
-/// Whether it is a list of one text: templates are shown it as the text itself.
+/// Returns whether this is a list of one text part, which templates see as plain text.
 fn is_single_text_part(content: &str) -> bool {
     #[derive(Deserialize)]
     struct ContentPart<'a> {
@@ -174,7 +174,7 @@ fn is_single_text_part(content: &str) -> bool {
     content.starts_with('[') && part().is_some_and(|[part]| is_text(&part) && is_nonempty_text(part.text.get()))
 }
 
-/// Whether a template may take this for something else than a user's question.
+/// Returns whether the content contains one of the words, so that a template may not treat it as a user's question.
 fn contains_any(content: &str, words: &[Box<str>]) -> bool {
     let says = |text: &str| words.iter().any(|word| text.contains(&**word));
     match content.as_bytes().first() {
@@ -197,7 +197,7 @@ fn is_after_message(body: &[u8], start: usize) -> bool {
     start > 0 && body[start - 1] == b'}'
 }
 
-/// The next byte that is no white space; `at` becomes its place.
+/// Advances `at` to the next byte that is not white space and returns it.
 fn next_token_byte(body: &[u8], at: &mut usize) -> Option<u8> {
     let rest = body.get(*at..)?;
     let skipped = rest.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))?;

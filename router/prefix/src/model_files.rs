@@ -1,4 +1,4 @@
-//! Where a model's text files come from: a folder as published, or bytes already in memory. The crate's only IO.
+//! Reads a model's text files, from a folder as published or from memory. The crate's only IO.
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::PrefixError;
 
-/// No real tokenizer.json comes near this.
+/// Maximum file size. No real tokenizer.json comes near this.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// What to load a [`crate::ModelText`] from.
@@ -18,20 +18,20 @@ pub enum ModelTextSource<'a> {
     Files(ModelFiles<'a>),
 }
 
-/// The files of a model folder that decide its text. Only `tokenizer_json` is needed.
+/// Files of a model folder that determine its text side. Only `tokenizer_json` is required.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles<'a> {
     /// `tokenizer.json`.
     pub tokenizer_json: Cow<'a, [u8]>,
     /// `tokenizer_config.json`: special tokens, and the chat template of older models.
     pub tokenizer_config: Option<Cow<'a, [u8]>>,
-    /// `chat_template.jinja`, which goes before the one in `tokenizer_config.json`.
+    /// `chat_template.jinja`; takes precedence over the template in `tokenizer_config.json`.
     pub chat_template: Option<Cow<'a, [u8]>>,
-    /// `special_tokens_map.json`, asked only where `tokenizer_config.json` is silent.
+    /// `special_tokens_map.json`; used only for entries that `tokenizer_config.json` lacks.
     pub special_tokens_map: Option<Cow<'a, [u8]>>,
     /// `config.json`: the model's type and end-of-sequence ids.
     pub config: Option<Cow<'a, [u8]>>,
-    /// `generation_config.json`: end-of-sequence ids, before those of `config.json`.
+    /// `generation_config.json`: end-of-sequence ids, with precedence over `config.json`.
     pub generation_config: Option<Cow<'a, [u8]>>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> ModelTextSource<'a> {
 }
 
 impl ModelFiles<'static> {
-    /// Reads a model folder. Files beside `tokenizer.json` may be missing.
+    /// Reads a model folder. Files other than `tokenizer.json` may be missing.
     pub fn read(folder: &Path) -> Result<Self, PrefixError> {
         let optional = |name| match read(folder, name) {
             Err(PrefixError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),

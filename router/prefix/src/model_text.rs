@@ -1,4 +1,4 @@
-//! A model's text side: its tokenizer, special tokens and chat template, loaded once and shared.
+//! A model's text side: tokenizer, special tokens and chat template, loaded once and shared.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{
     TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
-/// What `transformers` appends to find the end of a message that is to be continued.
+/// Tag that `transformers` appends to find the end of a message to continue.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A tokenizer with its chat template. Immutable; share it behind an `Arc`.
@@ -35,7 +35,7 @@ pub struct ModelText {
     placeholders: Option<PlaceholderMessages>,
     incremental_rendering: Option<IncrementalRendering>,
     template_fault: Option<TemplateFault>,
-    /// `bos_token` and its like, as template variables.
+    /// `bos_token` and other special tokens, as template variables.
     special_tokens: TemplateVariables,
     end_token_ids: Vec<u32>,
     digest: Arc<str>,
@@ -45,7 +45,7 @@ pub struct ModelText {
 #[derive(Debug)]
 pub(crate) struct RenderedPrompt {
     pub(crate) text: String,
-    /// What it took of the template engine's steps.
+    /// Template engine steps of the rendering.
     pub(crate) steps: u64,
 }
 
@@ -91,27 +91,27 @@ impl ModelText {
         Ok(loaded)
     }
 
-    /// Names tokenizer and template; equal on all routers of a cluster. It is [`vocabulary::ChainNamespace::tokenizer`].
+    /// Digest of tokenizer and template, equal on all routers of a cluster. Used as [`vocabulary::ChainNamespace::tokenizer`].
     pub fn digest(&self) -> &Arc<str> {
         &self.digest
     }
 
-    /// How the template treats earlier turns.
+    /// Returns how the template treats earlier turns.
     pub fn template_kind(&self) -> TemplateKind {
         self.kind
     }
 
-    /// What is wrong with the template, where a conversation of a few words shows it.
+    /// Returns what is wrong with the template, as far as a short conversation shows it.
     pub fn template_fault(&self) -> Option<&TemplateFault> {
         self.template_fault.as_ref()
     }
 
-    /// The file of the model's folder that the template is from.
+    /// Returns the name of the file that the template was read from.
     pub fn template_file(&self) -> &'static str {
         self.template_file
     }
 
-    /// Whether conversations can be put together at all.
+    /// Returns whether the model has a template, and so conversations can be rendered.
     pub fn has_template(&self) -> bool {
         self.template.is_some()
     }
@@ -120,12 +120,12 @@ impl ModelText {
         self.template_traits
     }
 
-    /// How prompts can be put together from what is known and what is new; none where they cannot.
+    /// Returns how prompts can be joined from a known and a new part, or `None` if they must be rendered in full.
     pub(crate) fn incremental_rendering(&self) -> Option<&IncrementalRendering> {
         self.incremental_rendering.as_ref()
     }
 
-    /// The words that the template looks for in what is said.
+    /// Returns the literals that the template searches for in message contents.
     pub(crate) fn content_literals(&self) -> &[Box<str>] {
         self.template.as_ref().map_or(&[], ChatTemplate::content_literals)
     }
@@ -134,17 +134,17 @@ impl ModelText {
         self.template.as_ref().is_some_and(|template| template.mentions(word))
     }
 
-    /// Most steps of the template engine for one prompt.
+    /// Maximum template engine steps per prompt.
     pub(crate) fn max_template_steps(&self) -> u64 {
         self.limits.template_steps
     }
 
-    /// Most bytes of a rendered prompt.
+    /// Maximum bytes of a rendered prompt.
     pub(crate) fn max_rendered_bytes(&self) -> usize {
         usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX)
     }
 
-    /// The rendered prompt of a chat request.
+    /// Renders the prompt of a chat request.
     pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
         Ok(self.render_prompt(chat, now)?.text)
     }
@@ -156,7 +156,7 @@ impl ModelText {
         })
     }
 
-    /// The rendered prompt of a chat request.
+    /// Renders the prompt of a chat request and counts the template engine's steps.
     pub(crate) fn render_prompt(&self, chat: &ChatBody, now: WallTime) -> Result<RenderedPrompt, PrefixError> {
         let template = self.template()?;
         let mut messages = chat.messages(template.content_format())?;
@@ -173,8 +173,8 @@ impl ModelText {
         Ok(RenderedPrompt { text, steps })
     }
 
-    /// The rendered prompt of some messages and then those of a request, with the variables that are given instead of
-    /// its own.
+    /// Renders placeholder messages for `before` followed by a request's messages, with `variables` instead of its
+    /// own.
     pub(crate) fn render_appended(
         &self,
         (before, order): (&HistorySummary, CallFieldOrder),
@@ -201,13 +201,13 @@ impl ModelText {
         Ok(RenderedPrompt { text, steps })
     }
 
-    /// The token ids of a chat request's prompt.
+    /// Returns the token ids of a chat request's prompt.
     pub fn encode_chat(&self, chat: &ChatBody, now: WallTime) -> Result<Vec<u32>, PrefixError> {
         let special = if chat.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
         self.encode(&self.render(chat, now)?, special)
     }
 
-    /// The token ids of a chat request's prompt, as far as possible from `known`.
+    /// Returns the token ids of a chat request's prompt, reusing `known` as far as it applies.
     pub fn encode_chat_from_checkpoint(
         &self,
         chat: &ChatBody,
@@ -217,7 +217,7 @@ impl ModelText {
         self.encode_rendered(&self.render(chat, now)?, chat, known)
     }
 
-    /// The token ids of a chat request's rendered prompt.
+    /// Tokenizes a chat request's rendered prompt.
     pub(crate) fn encode_rendered(
         &self,
         rendered: &str,
@@ -229,7 +229,7 @@ impl ModelText {
             return Err(PrefixError::unresolvable(FallbackReason::TemplateError, detail));
         }
         match chat.adds_special_tokens() {
-            // What is added may depend on the whole text.
+            // The special tokens that are added may depend on the whole text.
             true => {
                 let ids = self.encode(rendered, SpecialTokens::With)?;
                 Ok(TokenizedPrompt { ids, reused_tokens: Tokens::ZERO, next_checkpoint: None })
@@ -238,37 +238,37 @@ impl ModelText {
         }
     }
 
-    /// Text to token ids.
+    /// Tokenizes text.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
         self.tokenizer.encode(text, special)
     }
 
-    /// Token ids to text. Unknown ids are skipped, bytes that are no character become U+FFFD.
+    /// Decodes token ids. Unknown ids are skipped; invalid bytes become U+FFFD.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
         self.tokenizer.decode(ids, special)
     }
 
-    /// Distinct tokens. Ids of sparse vocabularies may lie beyond.
+    /// Number of distinct tokens. Ids of sparse vocabularies may be larger.
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.vocab_size()
     }
 
-    /// Ids that end an answer; empty when no file names one.
+    /// Token ids that end a response; empty if no file names one.
     pub fn end_token_ids(&self) -> &[u32] {
         &self.end_token_ids
     }
 
-    /// Whether an id is a special token.
+    /// Returns whether an id is a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.tokenizer.is_special(id)
     }
 
-    /// All special tokens.
+    /// Returns the ids of all special tokens.
     pub fn special_ids(&self) -> impl Iterator<Item = u32> {
         self.tokenizer.special_ids()
     }
 
-    /// The id of a token by its text.
+    /// Returns the id of a token, given its text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_id(token)
     }
@@ -278,7 +278,7 @@ impl ModelText {
     }
 }
 
-/// Appends the tag to the text that is to be continued and returns that text.
+/// Appends the tag to the text to continue and returns the original text.
 fn tag_final_message(template: &ChatTemplate, messages: &mut [TemplateVariables]) -> Result<String, PrefixError> {
     let refused = |detail| PrefixError::unresolvable(FallbackReason::Malformed, detail);
     let content = messages.last_mut().and_then(|last| last.iter_mut().find(|(key, _)| key.as_str() == Some("content")));
@@ -298,7 +298,7 @@ fn tag_final_message(template: &ChatTemplate, messages: &mut [TemplateVariables]
     Ok(text)
 }
 
-/// The rendering up to the tag; white space before it goes where the template trims.
+/// Truncates the rendering at the tag, and also the white space before it if the template trims.
 fn cut_at_tag(mut rendered: String, text: &str) -> Result<String, PrefixError> {
     let missing = PrefixError::unresolvable(
         FallbackReason::TemplateError,
@@ -333,7 +333,7 @@ fn fill_missing(config: &mut Json, more: Json) {
     }
 }
 
-/// The template's text, unless the engine is known to render this model by other means.
+/// Returns the template's text, or `None` if the engine is known to render this model by other means.
 fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateSource> {
     if model["model_type"] == "gpt_oss" {
         return None;
@@ -354,7 +354,7 @@ fn token_text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// Every `*_token` with a text.
+/// Returns every `*_token` entry that is text.
 fn special_tokens(config: &Json) -> TemplateVariables {
     let entries = config.as_object().into_iter().flatten();
     let tokens = entries.filter(|(key, _)| key.ends_with("_token"));
@@ -375,7 +375,7 @@ fn read_end_token_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json])
     ids
 }
 
-/// xxh3-128 over everything that decides ids, each part with its length before it.
+/// xxh3-128 over everything that determines token ids, each part preceded by its length.
 fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateSource>) -> Arc<str> {
     let special = config.as_object().into_iter().flatten();
     let special = special.filter(|(key, _)| key.ends_with("_token") || *key == "added_tokens_decoder");

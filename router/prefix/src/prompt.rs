@@ -1,85 +1,85 @@
-//! What `identify` returns: the prompt's ids or bytes, its chain of blocks, and how far they can be trusted.
+//! A resolved prompt: its ids or bytes, its block chain, and whether the engine's token ids are known.
 
 use strum::{AsRefStr, Display, IntoStaticStr, VariantArray};
 use vocabulary::PrefixChain;
 
-/// A prompt that has been identified.
+/// A resolved prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// What the chain was computed over.
+    /// Content that the chain was computed over.
     pub content: PromptContent,
-    /// The names of its prefixes at block boundaries.
+    /// Hashes of its prefixes at block boundaries.
     pub chain: PrefixChain,
-    /// Whether the chain is over the engine's own token ids.
+    /// Whether the chain is computed over the engine's own token ids.
     pub identity: PromptIdentity,
-    /// What was met, for the log, when the identity is a fallback.
+    /// Details for the log if the identity is a fallback.
     pub detail: Option<Box<str>>,
 }
 
-/// What a chain was computed over.
+/// Content that a chain was computed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PromptContent {
-    /// The token ids the engine will see.
+    /// Token ids that the engine will see.
     Tokens(Vec<u32>),
-    /// Those of them that follow the last whole block. The others are known by the chain only.
+    /// Token ids after the last whole block; the blocks before are known only by the chain.
     Tail(Vec<u32>),
-    /// Canonical bytes of the request; see the crate's documentation of `canonical`.
+    /// Canonical bytes of the request; see the `canonical` module.
     Bytes(Vec<u8>),
 }
 
-/// How a prompt is known.
+/// How a prompt is identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptIdentity {
-    /// By token ids: engine events match exactly.
+    /// By token ids: KV events of engines match exactly.
     Exact,
-    /// By canonical bytes: ownership and affinity work, overlap with engine events does not.
+    /// By canonical bytes: ownership and affinity work, overlap with KV events does not.
     Fallback(FallbackReason),
 }
 
-/// Why a prompt is known by its bytes only. Bounded: it labels a metric.
+/// Why a prompt is identified only by its bytes. A bounded set: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Display, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum FallbackReason {
-    /// No tokenizer was given for the model.
+    /// The model has no tokenizer configured.
     NoTokenizer,
     /// The model has no chat template that can be rendered here.
     UnsupportedTemplate,
-    /// The template refused the conversation or failed.
+    /// The template rejected the conversation or failed.
     TemplateError,
     /// The tokenizer failed.
     TokenizerError,
     /// Images, audio, video or embeddings.
     Multimodal,
-    /// A string holds half of a surrogate pair, which is not text.
+    /// A string contains a lone surrogate, which is not text.
     LoneSurrogate,
     /// A number that Python and JSON print differently.
     UnsupportedNumber,
-    /// An option of the request changes the ids in a way only the engine knows.
+    /// A request option changes the token ids in a way only the engine knows.
     UnsupportedOption,
-    /// Over a limit on rendered size, template work or prompts a request.
+    /// A limit on rendered size, template steps or prompts per request was exceeded.
     TooLarge,
-    /// Not the JSON that the endpoint takes; the engine will say so.
+    /// Not the JSON that the endpoint takes; the engine will reject it.
     Malformed,
 }
 
-/// In what a prompt that was put together is not the whole one. Bounded: it labels a metric.
+/// How an incrementally resolved prompt differs from the fully computed one. A bounded set: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PromptMismatch {
-    /// The whole one has no token ids, for this reason.
+    /// The full computation has no token ids, for this reason.
     Refused(FallbackReason),
-    /// It has more or fewer tokens.
+    /// The number of tokens differs.
     Length,
-    /// It has other tokens.
+    /// The token ids differ.
     Tokens,
 }
 
 impl PromptMismatch {
-    /// All of them, for metrics that start at zero.
+    /// Returns all variants, for metrics that start at zero.
     pub fn all() -> impl Iterator<Item = Self> {
         FallbackReason::VARIANTS.iter().copied().map(Self::Refused).chain([Self::Length, Self::Tokens])
     }
 
-    /// The metric label: why the whole one was refused, or what is different.
+    /// Returns the metric label: the reason of the full computation's fallback, or what differs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Refused(reason) => reason.into(),
@@ -90,7 +90,7 @@ impl PromptMismatch {
 }
 
 impl Prompt {
-    /// In what this prompt differs from the same one computed as a whole.
+    /// Compares this prompt with the same one computed in full; `None` if they are equal.
     pub fn mismatch(&self, whole: &Self) -> Option<PromptMismatch> {
         let is_same = self.chain == whole.chain && self.tail() == whole.tail();
         match whole.identity {
@@ -100,7 +100,7 @@ impl Prompt {
         }
     }
 
-    /// All token ids, when they are known.
+    /// Returns all token ids, if they are known.
     pub fn token_ids(&self) -> Option<&[u32]> {
         match &self.content {
             PromptContent::Tokens(ids) => Some(ids),
@@ -109,7 +109,7 @@ impl Prompt {
         }
     }
 
-    /// The token ids after the last whole block.
+    /// Returns the token ids after the last whole block.
     pub(crate) fn tail(&self) -> Option<&[u32]> {
         match &self.content {
             PromptContent::Tokens(ids) => ids.get(self.chain.ids.len() * self.chain.block.0 as usize..),

@@ -1,4 +1,4 @@
-//! From a request's bytes to a [`Prompt`]: by token ids where they can be foreseen, by canonical bytes otherwise.
+//! Resolves a request's bytes to a [`Prompt`]: by token ids if they can be predicted, otherwise by canonical bytes.
 
 use std::sync::Arc;
 
@@ -13,42 +13,42 @@ use crate::{
     PromptIdentity, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
-/// Characters of an error's text that are kept for the log.
+/// Maximum characters of an error's text kept for the log.
 const MAX_DETAIL_CHARS: usize = 300;
 
 /// Bounds on what one request may cost here.
 #[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct PromptLimits {
-    /// Bytes of a rendered prompt, and of canonical bytes.
+    /// Maximum bytes of a rendered prompt, and of canonical bytes.
     #[default(Bytes(16 << 20))]
     pub rendered_bytes: Bytes,
-    /// Instructions of the template engine a rendering.
+    /// Maximum template engine instructions per rendering.
     #[default(20_000_000)]
     pub template_steps: u64,
-    /// Prompts of one completion request.
+    /// Maximum prompts per completion request.
     #[default(1024)]
     pub prompts: usize,
-    /// Memory for token ids of text segments seen before; 0 turns the cache off.
+    /// Memory for token ids of text segments seen before, in bytes; 0 disables the cache.
     #[default(Bytes(64 << 20))]
     pub segment_cache: Bytes,
 }
 
-/// What an [`PromptResolver`] is made of.
+/// Parts of a [`PromptResolver`].
 #[derive(Clone, Debug)]
 pub struct PromptResolverOptions {
-    /// The model; its `tokenizer` is replaced by the digest of `text`, or by nothing.
+    /// Namespace of the model; its `tokenizer` is replaced by the digest of `text`, or by the empty string.
     pub namespace: ChainNamespace,
-    /// The cluster's seed.
+    /// The cluster's hash seed.
     pub seed: HashSeed,
-    /// Tokens of a chain block.
+    /// Tokens per chain block.
     pub block_size: Tokens,
-    /// Tokenizer and template, when the operator gave them.
+    /// Tokenizer and template, if configured.
     pub text: Option<Arc<ModelText>>,
     /// Bounds.
     pub limits: PromptLimits,
 }
 
-/// The identity side of one served model.
+/// Resolves the prompts of one served model.
 #[derive(Clone, Debug)]
 pub struct PromptResolver {
     namespace: ChainNamespace,
@@ -59,28 +59,28 @@ pub struct PromptResolver {
     limits: PromptLimits,
 }
 
-/// What a request adds to its body: the keys of its root, and the time for templates that print a date.
+/// Inputs of a prompt besides the body: the keys of the chain's root, and the time for templates that print a date.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptInputs<'a> {
-    /// Adapter, salt and content.
+    /// Adapter, salt and content hash of the root.
     pub keys: RootKeys<'a>,
-    /// Now.
+    /// Current time.
     pub now: WallTime,
 }
 
-/// A prompt, and what helps with the next one.
+/// A resolved prompt, and what speeds up the next one.
 #[derive(Debug)]
 pub struct ResolvedPrompt {
     /// The prompt.
     pub prompt: Prompt,
-    /// Tokens that a checkpoint knew already.
+    /// Tokens reused from a checkpoint.
     pub reused_tokens: Tokens,
-    /// The checkpoint for the next prompt of this conversation; none where there can be none.
+    /// Checkpoint for the conversation's next prompt; `None` if there can be none.
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
 impl PromptResolver {
-    /// The identifier of one model. A block of 0 tokens counts as 16.
+    /// Creates the resolver of one model. A block size of 0 counts as 16 tokens.
     pub fn new(options: PromptResolverOptions) -> Self {
         let PromptResolverOptions { mut namespace, seed, block_size: block, text, limits } = options;
         let bytes_namespace = ChainNamespace { tokenizer: "".into(), ..namespace.clone() };
@@ -89,38 +89,38 @@ impl PromptResolver {
         Self { namespace, bytes_namespace, seed, block_size, text, limits }
     }
 
-    /// The namespace of exact chains, which engine events share.
+    /// Returns the namespace of exact chains, which KV events of engines share.
     pub fn namespace(&self) -> &ChainNamespace {
         &self.namespace
     }
 
-    /// Tokens of a chain block.
+    /// Returns the tokens per chain block.
     pub fn block(&self) -> Tokens {
         self.block_size
     }
 
-    /// The cluster's seed.
+    /// Returns the cluster's hash seed.
     pub fn seed(&self) -> HashSeed {
         self.seed
     }
 
-    /// Tokenizer and template, when there are any.
+    /// Returns tokenizer and template, if configured.
     pub fn text(&self) -> Option<&Arc<ModelText>> {
         self.text.as_ref()
     }
 
-    /// The root of exact chains with these keys.
+    /// Returns the root of exact chains with these keys.
     pub fn root(&self, keys: RootKeys<'_>) -> PrefixId {
         self.namespace.root(self.seed, keys)
     }
 
-    /// Identifies a chat request by its whole body.
+    /// Resolves a chat request from its whole body.
     pub fn resolve_chat(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Chat, body, (asked, None)).prompt
     }
 
-    /// Identifies a conversation's request by its whole body, as far as possible from what is `known` of an earlier
-    /// prompt that began like it.
+    /// Resolves a conversation's request from its whole body, reusing the checkpoint `known` of an earlier prompt
+    /// with the same beginning as far as it applies.
     pub fn resolve_conversation(
         &self,
         form: ChatEndpoint,
@@ -134,7 +134,7 @@ impl PromptResolver {
         }
     }
 
-    /// Identifies a conversation's request that has been converted already, likewise.
+    /// Resolves a converted request of a conversation, reusing the checkpoint as far as it applies.
     pub fn resolve_converted(
         &self,
         converted: &ConvertedRequest,
@@ -143,7 +143,7 @@ impl PromptResolver {
         self.resolve_body((converted.call_order(), converted.body()), (asked, known))
     }
 
-    /// A request whose prompt cannot be foreseen, by its whole body.
+    /// Resolves a request whose token ids cannot be predicted, by its whole body.
     pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, asked: PromptInputs<'_>) -> ResolvedPrompt {
         ResolvedPrompt {
             prompt: self.fallback_prompt(body, error, asked.keys),
@@ -167,7 +167,7 @@ impl PromptResolver {
         }
     }
 
-    /// Identifies a completion request by its whole body: one prompt, or one for each of a batch; never none.
+    /// Resolves a completion request from its whole body: one prompt, or one per item of a batch; never none.
     pub fn resolve_completion(&self, body: &[u8], asked: PromptInputs<'_>) -> Vec<Prompt> {
         match self.completion_ids(body) {
             Ok(batch) => batch.into_iter().map(|ids| self.exact_prompt(ids, asked.keys)).collect(),
@@ -175,13 +175,13 @@ impl PromptResolver {
         }
     }
 
-    /// A prompt whose token ids are already known.
+    /// Builds a prompt from known token ids.
     pub fn exact_prompt(&self, ids: Vec<u32>, keys: RootKeys<'_>) -> Prompt {
         let chain = PrefixChain::over_tokens(self.root(keys), self.seed, self.block_size, &ids);
         Prompt { content: PromptContent::Tokens(ids), chain, identity: PromptIdentity::Exact, detail: None }
     }
 
-    /// A prompt known by the canonical bytes of its request.
+    /// Builds a prompt from the canonical bytes of its request.
     pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RootKeys<'_>) -> Prompt {
         let bytes = canonical_bytes(body, usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX));
         let root = self.bytes_namespace.root(self.seed, keys);
@@ -212,7 +212,7 @@ impl PromptResolver {
         text.encode_chat_from_checkpoint(&ChatBody::parse(body)?.with_call_order(order), now, known)
     }
 
-    /// The token ids of each prompt of a completion request: one, or as many as its batch has.
+    /// Returns the token ids of each prompt of a completion request: one, or one per item of a batch.
     pub fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {
         let body = CompletionBody::parse(body)?;
         let special = if body.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
@@ -226,7 +226,7 @@ impl PromptResolver {
     }
 }
 
-/// The error's label; parse errors are looked at more closely, since serde keeps only their text.
+/// Returns the error's label. JSON errors are inspected further, because serde keeps only their text.
 fn fallback_reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
     match error {
         PrefixError::Body(error) if error.to_string().contains(crate::json_value::UNSUPPORTED_NUMBER) => {
@@ -237,7 +237,7 @@ fn fallback_reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
     }
 }
 
-/// Whether some `\uXXXX` is half of a surrogate pair without its other half.
+/// Returns whether some `\uXXXX` escape is a lone surrogate.
 fn has_lone_surrogate(body: &[u8]) -> bool {
     let unit = |at: usize| -> Option<u16> {
         let digits = body.get(at..at + 6)?.strip_prefix(b"\\u")?;

@@ -1,16 +1,16 @@
-//! Where Python's strings and numbers differ from Rust's, as far as chat templates can see it.
+//! Differences between Python's and Rust's strings and numbers, as far as chat templates can see them.
 
 use std::sync::Arc;
 
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 
-/// What `str.isspace` and `str.strip` count as white: Unicode's set plus the four ASCII separators.
+/// White space of `str.isspace` and `str.strip`: Unicode's set plus the four ASCII separators.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Python's methods on strings, maps and lists.
+/// Calls a method of Python's strings, maps or lists.
 pub(crate) fn call_method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -34,8 +34,8 @@ pub(crate) fn call_method(
     }
 }
 
-/// The text of a list or map as Python prints it: what the engine left as it is, but `str.isprintable` denies, is escaped.
-/// Outside of quotes such text is plain ASCII, so that only what stands in quotes can change.
+/// Escapes a list's or map's text as Python prints it: characters that the engine left but `str.isprintable` denies.
+/// Outside of quotes the text is plain ASCII, so only quoted text can change.
 pub(crate) fn escape_unprintable(text: String) -> String {
     if text.is_ascii() {
         return text;
@@ -52,13 +52,13 @@ pub(crate) fn escape_unprintable(text: String) -> String {
     out
 }
 
-/// `str.isprintable`: neither a separator other than the space nor one of the categories "other". Rust keeps the same
-/// table for what it prints of strings, where a mark that follows a letter counts as printed.
+/// `str.isprintable`: false for separators other than the space and for the Unicode categories "other". Rust's
+/// `escape_debug` uses the same table; the letter in front makes it treat combining marks as printable.
 fn is_printable(c: char) -> bool {
     c.is_ascii() || format!("a{c}").escape_debug().nth(1) == Some(c)
 }
 
-/// `repr(float)`: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
+/// `repr(float)`: the shortest digits that round-trip, with an exponent below 1e-4 and from 1e16 on.
 pub(crate) fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();
@@ -75,13 +75,13 @@ pub(crate) fn float(value: f64) -> String {
     }
 }
 
-/// A float that Python writes with an exponent. The engine's own floats never do, so it is a value of its own:
-/// printed right everywhere, refused in arithmetic.
+/// A float that Python prints with an exponent. The template engine never does so for its own floats, hence a
+/// separate value: printed correctly everywhere, rejected in arithmetic.
 #[derive(Clone, Copy)]
 pub(crate) struct ExponentFloat(pub f64);
 
 impl ExponentFloat {
-    /// Whether `value` is one.
+    /// Returns whether Python prints this value with an exponent.
     pub(crate) fn is_one(value: f64) -> bool {
         value != 0.0 && !(1e-4..1e16).contains(&value.abs())
     }

@@ -1,20 +1,20 @@
-//! `strftime_now` for chat templates: the time is handed in, in UTC, and formatted as C and Python do.
+//! `strftime_now` for chat templates: formats a given UTC time as C and Python do.
 
 use chrono::format::StrftimeItems;
 use chrono::{DateTime, Utc};
 
-/// Wall-clock time, for templates that print a date. Seconds since 1970 in UTC.
+/// Wall-clock time in seconds since 1970 (UTC), for templates that print a date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WallTime {
     /// Seconds since the epoch.
     pub unix_seconds: i64,
 }
 
-/// Directives that are the same in C, in Python and in chrono, whatever the locale.
+/// Directives with the same result in C, Python and chrono, in any locale.
 const DIRECTIVES: &str = "YymdHIMSjwuBbhAapFTDRnt%";
 
 impl WallTime {
-    /// This time in the given format. `None` for a directive that is not supported.
+    /// Formats this time. Returns `None` for an unsupported directive.
     pub fn format(self, format: &str) -> Option<String> {
         let mut chars = format.chars();
         while chars.by_ref().any(|c| c == '%') {

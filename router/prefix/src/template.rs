@@ -1,4 +1,4 @@
-//! Chat templates rendered as `transformers`' `apply_chat_template` renders them, within bounds.
+//! Renders chat templates as `apply_chat_template` of `transformers` does, within limits.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -15,10 +15,10 @@ use crate::{PrefixError, PromptLimits, WallTime, python, to_json};
 
 const DEFAULT_TEMPLATE: &str = "chat_template";
 const TOOL_TEMPLATE: &str = "tool_use";
-/// Macros within macros; a server thread's stack is smaller than the engine's default assumes.
+/// Maximum macro nesting; the default of the template engine assumes a larger stack than server threads have.
 const MAX_RECURSION: usize = 100;
 
-/// The templates of one model, compiled.
+/// Compiled templates of one model.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
@@ -27,11 +27,11 @@ pub(crate) struct ChatTemplate {
     has_generation_tags: bool,
     content_literals: Vec<Box<str>>,
     format: ContentFormat,
-    /// Most bytes that may come out.
+    /// Maximum bytes of output.
     max_rendered_bytes: usize,
 }
 
-/// A template's text, and the other one that some models use when there are tools.
+/// A template's text, and the separate template that some models use for requests with tools.
 #[derive(Clone, Debug)]
 pub(crate) struct TemplateSource {
     pub plain: String,
@@ -64,22 +64,24 @@ impl ChatTemplate {
         })
     }
 
-    /// The shape in which messages' content must be given.
+    /// Returns the format in which message content must be given.
     pub(crate) fn content_format(&self) -> ContentFormat {
         self.format
     }
 
-    /// Whether the text of the template names a field at all.
+    /// Returns whether the template's text contains this field name.
     pub(crate) fn mentions(&self, field: &str) -> bool {
         self.source.contains(field)
     }
 
-    /// The words that it looks for in what is said: to tell one kind of message from another, perhaps.
+    /// Returns the literals that the template searches for in message contents, possibly to tell kinds of messages
+    /// apart.
     pub(crate) fn content_literals(&self) -> &[Box<str>] {
         &self.content_literals
     }
 
-    /// Where system turns may stand. vLLM tries it with a bare engine, which knows no generation tags and no functions.
+    /// Returns where system messages are accepted. vLLM probes this with a plain engine without generation tags and
+    /// functions.
     pub(crate) fn system_placement(&self) -> SystemPlacement {
         let turns = ["system", "user", "system", "user"].map(|role| context! { role, content => "t" });
         let names = [Some(DEFAULT_TEMPLATE), self.has_tool_template.then_some(TOOL_TEMPLATE)];
@@ -100,8 +102,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders with these variables, and says how many steps that took. `hint` is the expected size, `limit` the most
-    /// bytes that may come out.
+    /// Renders with these variables; also returns the number of engine steps.
     pub(crate) fn render(
         &self,
         mut variables: Vec<(Value, Value)>,
@@ -121,7 +122,7 @@ impl ChatTemplate {
     }
 }
 
-/// Bytes a rendering is expected to take, and may take.
+/// Expected and maximum bytes of a rendering.
 #[derive(Clone, Copy)]
 pub(crate) struct RenderSize {
     pub hint: usize,
@@ -148,10 +149,10 @@ fn environment(limits: &PromptLimits, longest: usize) -> Environment<'static> {
     environment
 }
 
-/// Prints what `{{ }}` holds.
+/// Prints the value of a `{{ }}` expression.
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value, longest: usize) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
-        // Most are texts, and nothing is escaped.
+        // Fast path: most values are strings, and nothing is escaped.
         return Ok(out.write_str(text)?);
     }
     match collection_text(value, longest) {
@@ -160,13 +161,14 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value, longest
     }
 }
 
-/// A list's or map's text; the engine's own is Python's but for characters that Python does not print.
+/// Text of a list or map: the template engine's own, except for characters that Python escapes.
 fn collection_text(value: &Value, longest: usize) -> Option<Result<String, Error>> {
     let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
     is_container.then(|| bounded_text(value, longest).map(python::escape_unprintable))
 }
 
-/// A value's text, unless it is longer than a prompt may be: a short expression can make a list of millions.
+/// Returns a value's text, or an error if it is longer than a prompt may be: a short expression can build a list of
+/// millions.
 fn bounded_text(value: &Value, longest: usize) -> Result<String, Error> {
     let mut text = BoundedString { text: String::new(), limit: longest };
     match write!(text, "{value}") {
@@ -175,7 +177,7 @@ fn bounded_text(value: &Value, longest: usize) -> Result<String, Error> {
     }
 }
 
-/// A text that refuses to grow beyond its limit.
+/// String that refuses to grow beyond its limit.
 struct BoundedString {
     text: String,
     limit: usize,
@@ -191,7 +193,7 @@ impl fmt::Write for BoundedString {
     }
 }
 
-/// Like Jinja's; nothing is the empty text.
+/// Trims like Jinja; an undefined value is the empty string.
 fn trim(text: &str, chars: Option<&str>) -> Result<String, Error> {
     Ok(match chars {
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
@@ -211,7 +213,7 @@ fn strftime_now(now: WallTime) -> Value {
     })
 }
 
-/// `{% generation %}` only marks what a model wrote, for training; the text inside is rendered as it is.
+/// Removes `{% generation %}` tags, which only mark model output for training; their contents stay.
 fn without_generation_tags(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -235,7 +237,7 @@ fn without_generation_tags(template: &str) -> String {
     out
 }
 
-/// A buffer that refuses to grow beyond its limit.
+/// Byte buffer that refuses to grow beyond its limit.
 struct BoundedBuffer {
     bytes: Vec<u8>,
     limit: usize,

@@ -1,33 +1,33 @@
-//! Whether a chat template shows what is said at all, found out at load: one that does not would give every conversation
-//! the same prompt, and one that fails none.
+//! Probes at load whether a chat template renders message contents at all. One that ignores them would give every
+//! conversation the same prompt; one that fails gives none.
 
 use crate::{ChatBody, ModelText, PrefixError, WallTime};
 
-/// Characters of an error's text that are kept.
+/// Maximum characters of an error's text kept.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// Two conversations of which no template should make the same prompt. A user is the only role that all templates take.
+/// Two conversations that must not have the same prompt. Only the user role is accepted by all templates.
 const PROBE_MESSAGES: [&str; 2] =
     [r#"{"role":"user","content":"otter"}"#, r#"{"role":"user","content":"Cranes and 17 geckos, all of them"}"#];
-/// For templates that want to be told what they are first.
+/// System message for templates that require one.
 const PROBE_SYSTEM: &str = r#"{"role":"system","content":"You are a heron."},"#;
 
-/// What is wrong with a chat template.
+/// A defect of a chat template.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TemplateFault {
-    /// Nothing but white space comes out of it.
+    /// It renders nothing but white space.
     #[error("renders nothing")]
     Empty,
-    /// What comes out does not depend on what is said, in whatever shape it might be shown.
+    /// Its output does not depend on message contents in any format.
     #[error("renders nothing of what is said")]
     IgnoresContent,
-    /// It fails for every conversation that was tried.
+    /// It fails for every probe conversation.
     #[error("fails with {0:?}")]
     Fails(Box<str>),
 }
 
 impl TemplateFault {
-    /// What is wrong with the model's template, if it has one and something is.
+    /// Probes the model's template. Returns `None` if there is no template or no fault.
     pub(crate) fn probe(text: &ModelText) -> Option<Self> {
         if !text.has_template() {
             return None;
@@ -53,7 +53,8 @@ impl TemplateFault {
         })
     }
 
-    /// Whether prompts come out of it that are nobody's: what fails gives none.
+    /// Returns whether the template renders prompts that do not depend on the conversation. A template that fails
+    /// renders none.
     pub(crate) fn ignores_content(&self) -> bool {
         !matches!(self, Self::Fails(_))
     }

@@ -1,30 +1,30 @@
-//! How a chat template treats earlier turns, found out by rendering synthetic conversations at load.
+//! Probes at load how a chat template treats earlier turns, by rendering synthetic conversations.
 
 use crate::{ChatBody, ModelText, WallTime};
 
-/// Whether a longer conversation's prompt starts with the shorter one's.
+/// Whether the prompt of a longer conversation starts with that of the shorter one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TemplateKind {
-    /// Every step's prompt starts with the whole prompt of the step before.
+    /// Every step's prompt starts with the whole prompt of the previous step.
     AppendOnly,
-    /// What follows the last user message, and that message itself, may be rendered differently once more follows
-    /// (thoughts dropped, tools moved to the newest turn); everything before it stays.
+    /// The last user message and what follows it may be rendered differently once more messages follow (reasoning
+    /// dropped, tools moved to the newest turn); everything before it stays.
     RewritesLastTurns,
     /// A later turn may change any earlier part, or the template could not be probed.
     Unsafe,
 }
 
 impl TemplateKind {
-    /// The worst of what the probes show; a probe that the template refuses says nothing.
+    /// Returns the worst kind that the probes show; probes that the template rejects are ignored.
     pub(crate) fn probe(text: &ModelText) -> Self {
         let shown = PROBES.iter().filter_map(|probe| probe.kind(text));
         shown.max().unwrap_or(Self::Unsafe)
     }
 }
 
-/// A conversation whose every message holds a marker of its own.
+/// A conversation whose messages each contain a unique marker.
 struct ProbeConversation {
-    /// Fields of the request before the messages.
+    /// Request fields before the messages.
     head: &'static str,
     turns: &'static [ProbeMessage],
 }
@@ -32,7 +32,7 @@ struct ProbeConversation {
 #[derive(Clone, Copy)]
 struct ProbeMessage {
     role: ProbeRole,
-    /// A text found in this message only.
+    /// Text that occurs in this message only.
     marker: &'static str,
     json: &'static str,
 }
@@ -99,14 +99,14 @@ const PROBES: [ProbeConversation; 4] = [
     },
 ];
 
-/// The prompt of one step of a probe, and how many messages it holds.
+/// The prompt of one step of a probe, and its number of messages.
 struct ProbePrompt {
     turns: usize,
     prompt: String,
 }
 
 impl ProbeConversation {
-    /// What the prompts of all pairs of steps show; `None` when the template refuses the conversation.
+    /// Compares the prompts of all pairs of steps; `None` if the template rejects the conversation.
     fn kind(&self, text: &ModelText) -> Option<TemplateKind> {
         let ends =
             (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, ProbeRole::User | ProbeRole::Tool));
@@ -130,7 +130,7 @@ impl ProbeConversation {
         }
         let turns = &self.turns[..early.turns];
         let last_question = turns.iter().rposition(|turn| turn.role == ProbeRole::User).unwrap_or(0);
-        // A system prompt may move along with the newest turn.
+        // The system prompt may move along with the newest turn.
         let mut settled = turns[..last_question].iter().filter(|turn| turn.role != ProbeRole::System);
         let stays =
             |turn: &ProbeMessage| early.prompt.find(turn.marker).is_none_or(|at| at + turn.marker.len() <= same);
@@ -169,7 +169,8 @@ mod tests {
             }
         };
         known(TemplateKind::AppendOnly, &["llama_like", "chatml", "gemma3", "phi4_mini", "deepseek_v31"]);
-        // Thoughts dropped, tools moved to the newest turn, or a generation prompt that the answer does not keep.
+        // These drop reasoning, move tools to the newest turn, or render a generation prompt that the assistant
+        // message lacks.
         known(TemplateKind::RewritesLastTurns, &["qwen_like", "mistral_like", "mistral_v7"]);
         known(TemplateKind::RewritesLastTurns, &["deepseek_r1", "harmony", "glm45", "kimi_k2"]);
     }

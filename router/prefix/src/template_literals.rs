@@ -1,8 +1,8 @@
-//! The words that a template looks for in messages' contents, found in its text.
+//! Finds the literals that a template searches for in message contents.
 //!
-//! Too many are found rather than too few: a conversation in which a user says one of them is computed as a whole.
+//! It errs towards too many: a conversation in which a user's text contains one of them is computed in full.
 
-/// What asks a text for a word by a call.
+/// Calls that search a text for a literal.
 const SEARCH_CALLS: [&str; 12] = [
     "startswith(",
     "endswith(",
@@ -18,7 +18,7 @@ const SEARCH_CALLS: [&str; 12] = [
     "removeprefix(",
 ];
 
-/// The words, without white space around them.
+/// Returns the literals, without surrounding white space.
 pub(crate) fn content_literals(template: &str) -> Vec<Box<str>> {
     let mut words: Vec<Box<str>> = Vec::new();
     for literal in literals(template).filter(TemplateLiteral::is_searched_for) {
@@ -31,7 +31,7 @@ pub(crate) fn content_literals(template: &str) -> Vec<Box<str>> {
     words
 }
 
-/// A quoted text in one of a template's tags.
+/// A quoted string in one of a template's tags.
 struct TemplateLiteral<'a> {
     before: &'a str,
     text: &'a str,
@@ -50,7 +50,7 @@ impl TemplateLiteral<'_> {
     }
 }
 
-/// Names of fields are looked for in messages; other words in texts.
+/// Returns whether this looks like a field name. Field names are searched for in messages, other literals in texts.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
@@ -59,7 +59,7 @@ fn is_list(place: &str) -> bool {
     place.starts_with(['[', '('])
 }
 
-/// Whether what is looked into is, by its name, what someone said.
+/// Returns whether the searched expression is, judging by its name, message content.
 fn is_content_expression(place: &str) -> bool {
     let ends = |c: char| !(c.is_ascii_alphanumeric() || "_.[]'\"".contains(c));
     let name = place.split(ends).next().unwrap_or_default();
@@ -88,8 +88,8 @@ fn end_of(text: &[u8], quote: u8) -> Option<usize> {
     Some(at)
 }
 
-/// What stands between `{%` and `%}`, or `{{` and `}}`. One that holds its own end in quotes is cut short there, which
-/// at worst finds a word that is none.
+/// Returns the contents of `{% %}` and `{{ }}` tags. A tag with its own end marker in quotes is cut short there,
+/// which at worst yields a literal that is none.
 fn tags(template: &str) -> impl Iterator<Item = &str> {
     let mut rest = template;
     std::iter::from_fn(move || {

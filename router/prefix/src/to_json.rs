@@ -1,4 +1,4 @@
-//! The `tojson` filter as `transformers` defines it: Python's `json.dumps`, not Jinja's HTML-safe one.
+//! The `tojson` filter as `transformers` defines it: Python's `json.dumps`, not Jinja's HTML-safe variant.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -9,10 +9,10 @@ use minijinja::{Error, ErrorKind, Value};
 use crate::json_value::{SmallObject, entries};
 use crate::python::{self, ExponentFloat};
 
-/// Deeper than JSON bodies can be; a template that nests further is broken.
+/// Maximum nesting, deeper than JSON bodies can be; a template that nests further is broken.
 const MAX_DEPTH: usize = 160;
 const MAX_INDENT: usize = 64;
-/// Bytes of what is written usually.
+/// Initial capacity of the output in bytes.
 const USUAL: usize = 256;
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
@@ -35,7 +35,7 @@ struct JsonStyle {
 }
 
 impl JsonStyle {
-    /// Where nothing else is asked for.
+    /// Style without any arguments.
     const DEFAULT: Self =
         Self { ascii: false, indent: None, comma: Cow::Borrowed(", "), colon: Cow::Borrowed(": "), sort: false };
 
@@ -169,7 +169,7 @@ impl JsonWriter<'_> {
         }
     }
 
-    /// Before an item that has `before` others before it.
+    /// Writes what precedes an item with `before` items before it.
     fn separate(&mut self, before: usize) {
         if before > 0 {
             self.out.push_str(&self.style.comma);
@@ -194,7 +194,7 @@ impl JsonWriter<'_> {
         }
     }
 
-    /// A string in quotes; runs without anything to escape are copied whole.
+    /// Writes a quoted string; runs without characters to escape are copied whole.
     fn string(&mut self, text: &str) {
         self.out.reserve(text.len() + 2);
         self.out.push('"');

@@ -1,8 +1,8 @@
-//! Checkpoints: the token ids of a prompt's beginning, so that only what follows must be tokenized.
+//! Token checkpoints: the token ids of a prompt's beginning, so that only the rest must be tokenized.
 //!
-//! A prompt is cut right before a special token that no other token can overlap: such a token is found whatever stands
-//! around it, and the text before and after it is tokenized by itself. So the ids of the parts are the ids of the whole,
-//! and a checkpoint is used only where it holds for exactly this text and this tokenizer.
+//! A prompt is cut right before a special token that no other token can overlap. The tokenizer finds such a token in
+//! any context and tokenizes the text before and after it separately, so the ids of the parts are the ids of the
+//! whole. A checkpoint is used only for exactly the same text and tokenizer.
 
 use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
@@ -10,27 +10,28 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::PrefixError;
 use crate::tokenizer::TextTokenizer;
 
-/// Bytes of a written id; larger ids have no checkpoint.
+/// Bytes of a serialized id; larger ids have no checkpoint.
 const MAX_ID_BYTES: usize = 3;
-/// Bytes before the ids.
+/// Bytes before the serialized ids.
 const HEADER_BYTES: usize = 24;
 
-/// The ids of the first bytes of a rendered prompt.
+/// Token ids of the first bytes of a rendered prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenCheckpoint {
-    /// Of the text and of everything that decides its ids.
+    /// Digest of the text and of everything that determines its ids.
     digest: u128,
     bytes: usize,
     ids: Vec<u32>,
 }
 
 impl TokenCheckpoint {
-    /// Tokens that it knows.
+    /// Number of tokens in the checkpoint.
     pub fn token_count(&self) -> Tokens {
         Tokens(self.ids.len() as u64)
     }
 
-    /// As it is stored: digest, length of the text, ids; all little endian. None where an id is too large.
+    /// Serializes the checkpoint: digest, length of the text, ids; all little endian. Returns `None` if an id is too
+    /// large.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(HEADER_BYTES + MAX_ID_BYTES * self.ids.len());
         out.extend_from_slice(&self.digest.to_le_bytes());
@@ -42,7 +43,7 @@ impl TokenCheckpoint {
         Some(out)
     }
 
-    /// What `to_bytes` wrote; none for anything else.
+    /// Parses what `to_bytes` wrote; `None` for anything else.
     pub fn from_bytes(stored: &[u8]) -> Option<Self> {
         let (digest, rest) = stored.split_first_chunk()?;
         let (bytes, ids) = rest.split_first_chunk()?;
@@ -54,7 +55,8 @@ impl TokenCheckpoint {
         Some(Self { digest: u128::from_le_bytes(*digest), bytes, ids })
     }
 
-    /// The text after what it knows, if it holds for `text`: what comes next must be where it could have been cut.
+    /// Returns the text after the checkpoint if it applies to `text`: what follows must be a token where the text may
+    /// be cut.
     fn remaining_text<'a>(&self, text: &'a str, (tokenizer, name): (&TextTokenizer, &str)) -> Option<&'a str> {
         let (known, rest) = text.split_at_checked(self.bytes)?;
         let cuts = tokenizer.cut_tokens().iter().any(|token| rest.starts_with(&**token));
@@ -62,18 +64,18 @@ impl TokenCheckpoint {
     }
 }
 
-/// A prompt's ids, and how they were come by.
+/// A prompt's token ids and how many were reused.
 #[derive(Debug)]
 pub struct TokenizedPrompt {
-    /// All of them.
+    /// All token ids.
     pub ids: Vec<u32>,
-    /// Of these, from a checkpoint.
+    /// How many of them come from a checkpoint.
     pub reused_tokens: Tokens,
-    /// The checkpoint for the next prompt that begins like this one; none where it cannot be cut.
+    /// Checkpoint for the next prompt with the same beginning; `None` if the prompt cannot be cut.
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
-/// The ids of `text`. `name` stands for everything that decides them.
+/// Tokenizes `text`, reusing `known` if it applies. `name` identifies everything that determines the ids.
 pub(crate) fn tokenize(
     text: &str,
     known: Option<&TokenCheckpoint>,
@@ -99,12 +101,12 @@ pub(crate) fn tokenize(
     Ok(TokenizedPrompt { ids, reused_tokens: from_checkpoint, next_checkpoint: (bytes > 0).then_some(next) })
 }
 
-/// Where the last token begins before which a text may be cut.
+/// Returns the offset of the last token before which the text may be cut.
 fn last_cut(text: &str, tokenizer: &TextTokenizer) -> Option<usize> {
     tokenizer.cut_tokens().iter().filter_map(|token| text.rfind(&**token)).max()
 }
 
-/// xxh3-128 over what decides the ids, with its length, and the text.
+/// xxh3-128 over the name of what determines the ids, preceded by its length, and the text.
 fn digest(text: &str, name: &str) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&(name.len() as u64).to_le_bytes());

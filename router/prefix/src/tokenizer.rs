@@ -1,4 +1,4 @@
-//! Text to token ids and back.
+//! Tokenizer: text to token ids and back.
 
 use fastokens::decoders::Decoder;
 use fastokens::{AddedTokenConfig, Tokenizer};
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{FallbackReason, PrefixError, PromptLimits};
 
-/// Whether special tokens take part: when encoding, the ones a post-processor adds (begin and end of text); when
+/// Whether special tokens are included: in encoding, those that a post-processor adds (begin and end of text); in
 /// decoding, all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
@@ -16,7 +16,7 @@ pub enum SpecialTokens {
     Without,
 }
 
-/// Text whose ids must decode to the same text, or the tokenizer is not what we think it is.
+/// Texts that must round-trip; otherwise the tokenizer is not implemented correctly here.
 const ROUND_TRIP_SAMPLES: [&str; 5] = [
     "The quick brown fox jumps over the lazy dog.",
     "fn main() {\n\tprintln!(\"{}\", 0x1F);\n}\n\n  indented",
@@ -25,26 +25,26 @@ const ROUND_TRIP_SAMPLES: [&str; 5] = [
     "12345.678 a  b   c\r\n",
 ];
 
-/// The shortest run of one class of characters that is not taken for text.
+/// Shortest run of one character class that is not accepted as text, in bytes.
 const MIN_ENDLESS_RUN: usize = 64 << 10;
 
 /// A loaded `tokenizer.json`.
 pub(crate) struct TextTokenizer {
     inner: Tokenizer,
-    /// Ids become bytes one by one, whatever stands around them.
+    /// Whether each id decodes to bytes independently of its neighbours.
     byte_level: bool,
     /// Texts of tokens before which a text may be cut without changing its ids.
     cut_tokens: Vec<Box<str>>,
 }
 
 impl TextTokenizer {
-    /// Builds the tokenizer; `config` is `tokenizer_config.json`, which may declare more added tokens.
+    /// Builds the tokenizer. `config` is `tokenizer_config.json`, which may declare more added tokens.
     pub(crate) fn load(json: &[u8], config: &Value, limits: &PromptLimits) -> Result<Self, PrefixError> {
         let mut json: Value =
             serde_json::from_slice(json).map_err(|source| PrefixError::File { file: "tokenizer.json", source })?;
         merge_added_tokens(&mut json, config);
         let mut inner = Tokenizer::from_json(json)?;
-        // Engines truncate and pad by request, never by file.
+        // Engines truncate and pad per request, never as the file says.
         inner.set_truncation(None);
         inner.set_padding(None);
         inner.enable_segment_cache(usize::try_from(limits.segment_cache.0).unwrap_or(usize::MAX));
@@ -74,12 +74,12 @@ impl TextTokenizer {
         Ok(self.inner.encode_with_special_tokens(text, special == SpecialTokens::With)?)
     }
 
-    /// A part of a text that was not refused, cut where it may be.
+    /// Tokenizes a part of an accepted text that is cut where this is allowed.
     pub(crate) fn encode_part(&self, part: &str) -> Result<Vec<u32>, PrefixError> {
         Ok(self.inner.encode_with_special_tokens(part, false)?)
     }
 
-    /// Asked of whole texts: a part may look better than its whole.
+    /// Rejects texts with endless words. Call it with whole texts: a part may pass although the whole does not.
     pub(crate) fn reject_endless(&self, text: &str) -> Result<(), PrefixError> {
         self.reject_endless_bytes(text.as_bytes())
     }
@@ -91,13 +91,13 @@ impl TextTokenizer {
         }
     }
 
-    /// Texts of tokens before which a text may be cut.
+    /// Returns the texts of tokens before which a text may be cut.
     pub(crate) fn cut_tokens(&self) -> &[Box<str>] {
         &self.cut_tokens
     }
 
-    /// Where the first of them begins in the first `within` bytes, and which. Only those that no run of one class of
-    /// characters goes through, so that it ends the words before it.
+    /// Returns the offset of the first cut token in the first `within` bytes, and its index. Only tokens of mixed
+    /// character classes count, because they end any run of one class.
     pub(crate) fn first_cut(&self, text: &str, within: usize) -> Option<(usize, usize)> {
         let starts = text.bytes().take(within).enumerate().filter(|(_, byte)| byte.is_ascii_punctuation());
         starts.map(|(at, _)| at).find_map(|at| {
@@ -106,9 +106,9 @@ impl TextTokenizer {
         })
     }
 
-    /// As `refuse_endless` of a text that goes on with `part` after `known` bytes that were not refused.
+    /// As `reject_endless`, for a text that continues with `part` after `known` accepted bytes.
     pub(crate) fn reject_endless_part(&self, known: usize, part: &str) -> Result<(), PrefixError> {
-        // The window that lies across holds the mixed token at which the part begins.
+        // The window across the boundary contains the mixed token with which the part begins.
         let first = (MIN_ENDLESS_RUN - known % MIN_ENDLESS_RUN) % MIN_ENDLESS_RUN;
         self.reject_endless_bytes(part.as_bytes().get(first..).unwrap_or_default())
     }
@@ -133,7 +133,7 @@ impl TextTokenizer {
         self.inner.added_token_configs().iter().filter(|token| token.special).map(|token| token.id)
     }
 
-    /// Appends the bytes that an id stands for by itself. `false` where that depends on its neighbours.
+    /// Appends the bytes that an id stands for. Returns `false` if they depend on neighbouring ids.
     pub(crate) fn push_bytes(&self, id: u32, out: &mut Vec<u8>) -> bool {
         if !self.byte_level {
             return false;
@@ -144,7 +144,7 @@ impl TextTokenizer {
             match byte_of(c) {
                 Some(byte) => out.push(byte),
                 None => {
-                    // Added tokens are written as they are.
+                    // Added tokens decode to their own text.
                     out.truncate(start);
                     out.extend_from_slice(token.as_bytes());
                     break;
@@ -161,8 +161,8 @@ impl std::fmt::Debug for TextTokenizer {
     }
 }
 
-/// The special tokens that are found as such whatever stands before and after them: plain signs, taken from the text as
-/// it is, reaching for no space before them, and sharing no sign with any other added token that could stand across.
+/// Returns the special tokens that are recognized in any context: plain characters, matched in the raw text, without
+/// stripping white space before them, and not overlapping any other added token.
 fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
     let alone = |token: &AddedTokenConfig| {
         added.iter().all(|other| {
@@ -188,16 +188,17 @@ fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
     added.iter().filter(fit).map(|token| token.content.as_str().into()).collect()
 }
 
-/// Whether a text can begin inside of `before` and end beyond it as the beginning of `after`.
+/// Returns whether a text can start inside `before` and end as the beginning of `after`.
 fn may_overlap(before: &str, after: &str) -> bool {
     let inner = before.char_indices().skip(1).map(|(at, _)| &before[at..]);
     inner.into_iter().any(|end| after.starts_with(end))
 }
 
-/// Whether some word, number, gap or line of signs is longer than any real one: merging takes more than linear time in
-/// its length, so a megabyte of spaces would cost a second. Always true from twice `MIN_ENDLESS_RUN` on, never below it.
+/// Returns whether some word, number, gap or line of punctuation is longer than any real one. Merging takes more than
+/// linear time in its length: a megabyte of spaces would cost a second. Always true from twice `MIN_ENDLESS_RUN` on,
+/// never below it.
 fn has_endless_word(text: &[u8]) -> bool {
-    // A word of twice the length covers one of these windows; all others are left after a few bytes.
+    // A word of twice the length covers one of these windows; all other windows are left after a few bytes.
     text.chunks_exact(MIN_ENDLESS_RUN).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
 }
 
@@ -210,12 +211,12 @@ fn class(byte: &u8) -> u8 {
     }
 }
 
-/// Whether a text holds characters of several classes.
+/// Returns whether a text contains characters of several classes.
 fn is_mixed(text: &str) -> bool {
     text.bytes().any(|byte| class(&byte) != class(&text.as_bytes()[0]))
 }
 
-/// GPT-2's alphabet for bytes: printable ones stand for themselves, the others follow from U+0100 on, in order.
+/// GPT-2's byte alphabet: printable bytes map to themselves, the others to U+0100 and up, in order.
 fn byte_of(c: char) -> Option<u8> {
     let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(c) {
@@ -227,7 +228,7 @@ fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Some models declare added tokens in `tokenizer_config.json` only; where both files speak, `tokenizer.json` is right.
+/// Adds tokens that models declare only in `tokenizer_config.json`; `tokenizer.json` takes precedence.
 fn merge_added_tokens(json: &mut Value, config: &Value) {
     let Some(more) = config["added_tokens_decoder"].as_object() else { return };
     let Some(tokenizer) = json.as_object_mut() else { return };

@@ -50,13 +50,13 @@ fn tool_call_arguments_are_parsed_from_json_text() {
     };
     check(&calls(r#","arguments":"{\"z\":1,\"a\":[null]}""#), ContentFormat::Text, &expect(r#"{"z":1,"a":[null]}"#));
     let empty = ["", r#","arguments":"""#, r#","arguments":null"#, r#","arguments":{}"#];
-    // What is no object, or no JSON, is not refused: the conversation has to go on.
+    // Arguments that are not an object or not JSON are accepted: the conversation must be able to continue.
     let no_objects = [r#","arguments":"[1]""#, r#","arguments":"3""#, r#","arguments":"{""#, r#","arguments":"oops""#];
     for empty in empty.into_iter().chain(no_objects) {
         check(&calls(empty), ContentFormat::Text, &expect("{}"));
     }
     check(&calls(r#","arguments":{"k":"v"}"#), ContentFormat::Text, &expect(r#"{"k":"v"}"#));
-    // What Python reads and we do not.
+    // Python parses these values and our parser does not.
     for unread in [r#"{\"a\":NaN}"#, r#"{\"a\":1e999}"#, r#"{\"a\":18446744073709551616}"#, r#"{\"a\":\"\\ud800\"}"#] {
         let error = shaped(&calls(&format!(r#","arguments":"{unread}""#)), ContentFormat::Text).unwrap_err();
         assert_eq!(error.reason(), FallbackReason::Malformed, "{unread}");

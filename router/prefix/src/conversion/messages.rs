@@ -1,4 +1,4 @@
-//! `/v1/messages`: Anthropic's bodies, converted as vLLM 0.32 does.
+//! Converts `/v1/messages` (Anthropic) bodies as vLLM 0.32 does.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,27 +14,28 @@ use super::{
 use crate::chat::BILLING_LINE_PREFIX;
 use crate::{ChatBody, ModelText, PrefixError, WallTime};
 
-/// Where a template takes system turns.
+/// Where a template accepts system messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SystemPlacement {
     Anywhere,
-    /// At the head only, so that all are moved there.
+    /// Only at the beginning; the conversion moves all of them there.
     Head,
 }
 
-/// What vLLM finds out about a template when it starts, before it converts. By default there is no template: its prompts
-/// are known by their bytes, which shall only grow.
+/// Template properties that vLLM probes at startup, before it converts. The default is for models without a template:
+/// their prompts are compared as bytes and must only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub(crate) struct TemplateTraits {
     #[default(SystemPlacement::Anywhere)]
     pub(crate) system_placement: SystemPlacement,
-    /// The `reasoning_effort` that stands for `thinking.type: no_thinking_effort`.
+    /// The `reasoning_effort` that replaces `thinking.type: no_thinking_effort`.
     #[default("low")]
     pub(crate) no_thinking_effort: &'static str,
 }
 
 impl TemplateTraits {
-    /// `none` disables thinking only where the template tells it from every other effort.
+    /// Probes the template. Effort `none` disables thinking only if the template renders it differently from all
+    /// other efforts.
     pub(crate) fn probe(text: &ModelText, system_placement: SystemPlacement) -> Self {
         let prompt = |effort: &str| {
             let body = format!(r#"{{"reasoning_effort":"{effort}","messages":[{{"role":"user","content":"Hi"}}]}}"#);
@@ -86,7 +87,7 @@ struct AnthropicTool<'a> {
     defer_loading: Option<bool>,
 }
 
-/// Text, or a list of blocks.
+/// Content: a list of blocks, or one text.
 struct ContentBlocks<'a>(Vec<ContentBlock<'a>>, Option<Cow<'a, str>>);
 
 #[derive(Deserialize)]
@@ -117,7 +118,7 @@ impl<'a> ContentBlocks<'a> {
         }
     }
 
-    /// The texts of a system turn within the conversation.
+    /// Returns the texts of a system message within the conversation.
     fn inline_system_texts(&self) -> Result<Vec<&str>, PrefixError> {
         match &self.1 {
             Some(text) if text.starts_with(BILLING_LINE_PREFIX) => Ok(Vec::new()),
@@ -125,7 +126,7 @@ impl<'a> ContentBlocks<'a> {
         }
     }
 
-    /// The texts of a system prompt; nothing else of it reaches a template.
+    /// Returns the texts of the system prompt; nothing else of it reaches a template.
     fn system_texts(&self) -> Result<Vec<&str>, PrefixError> {
         if let Some(text) = &self.1 {
             return Ok(vec![text]);
@@ -138,7 +139,7 @@ impl<'a> ContentBlocks<'a> {
     }
 }
 
-/// The chat request that a body means.
+/// Converts a body to a chat request.
 pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<ConvertedRequest, PrefixError> {
     let body: MessagesBody<'_> = serde_json::from_slice(body)?;
     let mut messages = Vec::with_capacity(body.messages.len() + 1);
@@ -177,7 +178,7 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
 }
 
 impl<'a> AnthropicMessage<'a> {
-    /// Results of tools come before what else the user says.
+    /// Appends the converted messages; tool results come before the user's other content.
     fn convert<'b>(&'b self, messages: &mut Vec<ConvertedMessage<'b>>) -> Result<(), PrefixError> {
         if let Some(text) = &self.content.1 {
             messages.push(ConvertedMessage::of(&*self.role, Some(ConvertedContent::Text(text.as_ref().into()))));
@@ -219,7 +220,7 @@ impl<'a> ContentBlock<'a> {
         Ok(ToolCall { id: id.into(), r#type: "function", function: CallFunction { name: name.into(), arguments } })
     }
 
-    /// A result as a turn of its own.
+    /// Converts a tool result to a message of its own.
     fn tool_result(&self) -> Result<ConvertedMessage<'_>, PrefixError> {
         let mut said = Vec::new();
         let content = self.content.map(ContentBlocks::parse).transpose()?;
@@ -238,7 +239,7 @@ impl<'a> ContentBlock<'a> {
         Ok(ConvertedMessage { tool_call_id: Some(self.tool_use_id.as_deref().unwrap_or_default().into()), ..message })
     }
 
-    /// A result that an assistant tells.
+    /// Returns a tool result that appears in an assistant message as text.
     fn assistant_tool_result(&self) -> Result<Cow<'_, str>, PrefixError> {
         let told = match self.content {
             None => Cow::Borrowed(""),
@@ -261,7 +262,7 @@ impl<'a> AnthropicTool<'a> {
     }
 }
 
-/// The schema, of type object where it does not say.
+/// Returns the schema with `"type": "object"` added if it has no type.
 fn with_object_type(schema: &RawValue) -> Result<Cow<'_, RawValue>, PrefixError> {
     let names: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(schema.get())?;
     let inside = schema.get().trim_start_matches('{').strip_suffix('}');

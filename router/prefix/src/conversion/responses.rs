@@ -1,4 +1,4 @@
-//! `/v1/responses`: OpenAI's newer bodies, converted as vLLM 0.32 does. One message may come of several items.
+//! Converts `/v1/responses` (OpenAI) bodies as vLLM 0.32 does. Several items may become one message.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::PrefixError;
 
-/// What a freeform tool is shown to the model as.
+/// Parameters schema that the model sees for a freeform tool.
 const FREEFORM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
 #[derive(Deserialize)]
@@ -75,13 +75,13 @@ struct SummaryText<'a> {
     text: Option<Cow<'a, str>>,
 }
 
-/// The chat request that a body means.
+/// Converts a body to a chat request.
 pub(super) fn convert_request(body: &[u8]) -> Result<ConvertedRequest, PrefixError> {
     let body: ResponsesBody<'_> = serde_json::from_slice(body)?;
     if body.previous_response_id.is_some() || body.previous_input_messages.is_some() || body.prompt.is_some() {
         return Err(unsupported("a conversation or prompt that the engine keeps"));
     }
-    // vLLM takes null for `auto`; how much it leaves out depends on how much the model takes.
+    // vLLM treats null as `auto`, and how much it truncates depends on the model's context length.
     if body.truncation != truncation_disabled() {
         return Err(unsupported("truncation of what is too long"));
     }
@@ -117,13 +117,13 @@ impl<'a> InputItem<'a> {
         self.r#type.as_deref().unwrap_or("message")
     }
 
-    /// Whether the answer goes on with this item, if it is the last one.
+    /// Returns whether the response continues this item if it is the last one.
     fn is_unfinished(&self) -> bool {
         matches!(self.kind(), "message" | "reasoning")
             && matches!(self.status.as_deref(), Some("in_progress" | "incomplete"))
     }
 
-    /// Adds the item to the assistant's message before it, where there is one with room, or as a message of its own.
+    /// Merges the item into the preceding assistant message if that has room, otherwise appends a message.
     fn push(self, messages: &mut Vec<ConvertedMessage<'a>>, before: usize) -> Result<(), PrefixError> {
         let mut last = messages[before..].last_mut().filter(|last| last.role == "assistant");
         match self.kind() {
@@ -197,7 +197,7 @@ impl<'a> InputItem<'a> {
         Ok(said.and_then(|said| said.text).unwrap_or_default())
     }
 
-    /// What an assistant said: the text, or that of the first part.
+    /// Returns an assistant item's text, or the text of its first part.
     fn assistant_text(&self) -> Result<Cow<'a, str>, PrefixError> {
         let content = self.content.ok_or_else(|| malformed("an answer without content"))?;
         if content.get().starts_with('"') {
@@ -209,7 +209,7 @@ impl<'a> InputItem<'a> {
     }
 }
 
-/// The tools that the model is shown; those that the service runs itself are not.
+/// Returns the tools shown to the model, without those that the service runs itself.
 fn visible_tools(declared: Vec<ResponsesTool<'_>>) -> Result<Vec<ToolDefinition<'_>>, PrefixError> {
     let mut tools = Vec::with_capacity(declared.len());
     for tool in declared {

@@ -163,7 +163,7 @@ fn tool_schemas_default_to_type_object() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Every text arrives as it was, and what comes out is always a chat request.
+    /// Conversion preserves every text and always yields a chat request.
     #[test]
     fn texts_survive_every_conversion(system in ".{0,20}", said in prop::collection::vec(".{1,20}", 1..5)) {
         let quoted = |text: &String| serde_json::to_string(text).unwrap();
@@ -185,7 +185,7 @@ proptest! {
         }
     }
 
-    /// Whatever arrives is either converted to a chat request or refused.
+    /// Any body is either converted to a chat request or refused.
     #[test]
     fn conversion_never_panics_on_arbitrary_bodies(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
         let whole = br#"{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text"}]}]}],"tools":[]}"#;

@@ -8,7 +8,7 @@ use vocabulary::{Bytes, ChainNamespace, HashSeed, RootKeys};
 use super::*;
 use crate::{ChatEndpoint, ConvertedRequest, ModelFiles, ModelTextSource, PromptLimits, PromptResolverOptions};
 
-/// Every committed model with a tokenizer and a template, each loaded when a test first asks for it: most need one.
+/// Every committed model with a tokenizer and a template, loaded on first use because most tests need one.
 static MODELS: LazyLock<Vec<(PathBuf, OnceLock<PromptResolver>)>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = std::fs::read_dir(root.join("testdata/models")).unwrap().map(|entry| entry.unwrap().path());
@@ -58,7 +58,7 @@ fn memory(trails: &ConversationCache) -> ConversationLookup<'_> {
     ConversationLookup { cache: trails, tenant: "t", session: Some(1) }
 }
 
-/// As a request is identified: from what is remembered, else as a whole. Both ways are compared.
+/// Resolves a prompt from the cache, or in full, and compares both.
 fn resolve_and_verify(
     identifier: &PromptResolver,
     body: &str,
@@ -122,7 +122,7 @@ fn body(messages: &[Value]) -> Value {
     json!({"model": "m", "messages": messages, "tools": tools()})
 }
 
-/// The same conversation in another endpoint's words.
+/// Writes the same conversation in another endpoint's format.
 fn convert_body(form: ChatEndpoint, messages: &[Value]) -> Value {
     let body = json!({"model": "m", "max_tokens": 9});
     let (list, tools): (&str, Value) = match form {
@@ -191,7 +191,7 @@ fn of_responses(message: &Value) -> Vec<Value> {
     thought.into_iter().chain(said).chain(calls).collect()
 }
 
-/// Question, calls and their results, answer, question.
+/// A question, tool calls with results, an answer, and another question.
 fn talk() -> Vec<Value> {
     vec![
         json!({"role": "system", "content": "You are kind."}),
@@ -207,7 +207,7 @@ fn talk() -> Vec<Value> {
     ]
 }
 
-/// How the steps of `talk` up to these messages are known, by family.
+/// Checks the lookup tiers of the steps of `talk` that end at these messages, per model family.
 #[track_caller]
 fn check_tiers(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
     for (name, identifier) in models() {
@@ -220,7 +220,7 @@ fn check_tiers(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
     }
 }
 
-/// Families that only append; Qwen's and others', which drop thoughts or move tools when a user speaks.
+/// Model families whose templates only append, and those that drop reasoning or move tools at a new user message.
 const APPEND_ONLY_FAMILIES: &[&str] = &["tiny", "chatml", "llama_like", "phi4_mini", "deepseek_v31"];
 const REWRITING_FAMILIES: &[&str] = &["qwen_like", "glm45", "kimi_k2", "mistral_v7"];
 
@@ -231,9 +231,9 @@ fn tool_conversations_resume_in_every_committed_template_family() {
         (REWRITING_FAMILIES, "cold session session segment session"),
         (&["deepseek_r1"], "cold segment segment segment segment"),
         (&["harmony"], "cold session session cold session"),
-        // The system prompt is written with the newest question, for as long as it is the last message.
+        // The system prompt is rendered with the last user message while that is the last message.
         (&["mistral_like"], "cold cold session cold cold"),
-        // It refuses tools.
+        // This template refuses tools.
         (&["gemma3"], "cold cold cold cold cold"),
     ];
     check_tiers(&talk(), &[2, 4, 6, 8, 10], &expected);
@@ -588,7 +588,7 @@ fn change() -> impl Strategy<Value = ConversationEdit> {
     ]
 }
 
-/// Written with what clients differ in: where settings stand, white space, escapes.
+/// Formats a body with differences between clients: position of settings, white space, escapes.
 fn vary_formatting(messages: &[Value], settings: usize) -> String {
     let list: Vec<String> = messages.iter().map(Value::to_string).collect();
     let (list, tools) = (list.join(if settings.is_multiple_of(2) { "," } else { " ,\n " }), tools());
@@ -629,7 +629,7 @@ fn all_variants_agree(form: ChatEndpoint, first: Vec<Value>, changes: &[Conversa
     }
 }
 
-/// As many as are asked for, else as many as a quick run has time for.
+/// Number of cases: `PROPTEST_CASES`, or 96 for a quick run.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(96)
 }

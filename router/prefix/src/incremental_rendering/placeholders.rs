@@ -1,4 +1,4 @@
-//! The messages that stand for those of a conversation which a template need not see.
+//! Placeholder messages for those that a template need not see.
 
 use minijinja::Value;
 use strum::VariantArray as _;
@@ -10,12 +10,12 @@ use crate::json_value::object;
 use crate::message_scan::{MessageRole, QuestionState};
 use crate::{ChatBody, PrefixError};
 
-/// Stands for any content but that before a cut.
+/// Content of every placeholder except the one before the cut.
 const PLACEHOLDER_TEXT: &str = "x";
-/// Of a call that a tool's answer belongs to; of the length that the strictest family asks for.
+/// Call id of placeholder tool calls and results; nine characters, as the strictest model family requires.
 const PLACEHOLDER_CALL_ID: &str = "abcdef123";
 
-/// A message that stands for others.
+/// A message that replaces others.
 #[derive(Clone, Copy)]
 pub(super) enum Placeholder {
     Plain(MessageRole),
@@ -44,7 +44,7 @@ impl Placeholder {
 }
 
 impl HistorySummary {
-    /// What stands for all that comes after the leads, the message before the cut last.
+    /// Returns the placeholders for all messages after the leading ones; the message before the cut is last.
     pub(super) fn placeholders(&self) -> impl Iterator<Item = Placeholder> + use<> {
         let user = (self.question != QuestionState::Never).then_some(Placeholder::Plain(MessageRole::User));
         let answer = (self.question == QuestionState::Answered).then_some(Placeholder::Plain(MessageRole::Assistant));
@@ -53,17 +53,17 @@ impl HistorySummary {
     }
 }
 
-/// All that can stand for a message, as a template is shown it: made once, and shared by all renderings.
+/// All placeholders as template values, built once and shared by all renderings.
 #[derive(Debug)]
 pub(crate) struct PlaceholderMessages {
     plain: [Value; MessageRole::VARIANTS.len()],
     marked: [Value; MessageRole::VARIANTS.len()],
-    /// By the order of their fields.
+    /// Indexed by `CallFieldOrder`.
     calls: [Value; 2],
 }
 
 impl PlaceholderMessages {
-    /// In the shape that a template wants.
+    /// Builds the placeholders in the content format of the template.
     pub(crate) fn of(format: ContentFormat) -> Result<Self, PrefixError> {
         let shaped = |of: Placeholder, order| {
             let body = ChatBody::parse(messages_body(format!(",{}", of.json()).as_bytes()).as_slice())?;
@@ -84,7 +84,7 @@ impl PlaceholderMessages {
         Ok(Self { plain: all(Placeholder::Plain)?, marked: all(Placeholder::Marked)?, calls })
     }
 
-    /// The conversation up to a cut.
+    /// Returns the conversation up to a cut.
     pub(crate) fn messages(&self, before: &HistorySummary, order: CallFieldOrder) -> Vec<Value> {
         let leads = before.leading_roles.iter().map(|lead| Placeholder::Plain(*lead));
         let value = |of: Placeholder| match of {
@@ -96,7 +96,7 @@ impl PlaceholderMessages {
     }
 }
 
-/// A body of these messages, each after its comma, and nothing else.
+/// Returns a body with only these messages, each preceded by a comma.
 pub(super) fn messages_body(messages: &[u8]) -> Vec<u8> {
     let first = messages.iter().position(|byte| *byte == b',').map_or(messages.len(), |comma| comma + 1);
     [br#"{"messages":["#, &messages[first..], b"]}"].concat()

@@ -1,4 +1,4 @@
-//! The proof, at load, that a template's prompts can be put together from an old part and a new one.
+//! Proof, at load, that a template's prompts can be joined from a known part and a new one.
 
 use super::{
     BodyEnvelope, CutSuccessor, HistorySummary, IncrementalRendering, RenderedCut, SystemVisibility, TurnChange,
@@ -31,7 +31,7 @@ const RESULT: [&str; 2] = [
 
 type RenderingProbe = (&'static str, &'static [&'static str]);
 
-/// What conversations look like. A template refuses some of them, which then say nothing.
+/// Probe conversations. Those that a template rejects prove nothing.
 const PROBES: [RenderingProbe; 6] = [
     ("", &[ASK[0], SAY[0], ASK[1], SAY[0], ASK[2]]),
     ("", &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]]),
@@ -52,7 +52,7 @@ const PROBES: [RenderingProbe; 6] = [
 
 const LATE_SYSTEM: &str = r#"{"role":"system","content":"Mind the swans."}"#;
 
-/// The same with system messages among the others.
+/// Probe conversations with system messages among the others.
 const LATE_PROBES: [RenderingProbe; 3] = [
     ("", &[SYSTEM, ASK[0], LATE_SYSTEM, SAY[0], ASK[1], LATE_SYSTEM, SAY[1], LATE_SYSTEM, ASK[2], SAY[0], ASK[0]]),
     ("", &[ASK[0], SAY[1], LATE_SYSTEM, ASK[1], SAY[2], ASK[2], LATE_SYSTEM, SAY[0], ASK[0]]),
@@ -75,7 +75,7 @@ const LATE_PROBES: [RenderingProbe; 3] = [
     ),
 ];
 
-/// A conversation up to one of its steps.
+/// A probe conversation up to one of its steps.
 struct ProbeStep {
     order: CallFieldOrder,
     body: String,
@@ -84,7 +84,7 @@ struct ProbeStep {
     scan: MessageScan,
 }
 
-/// A place where a step's prompt can be cut.
+/// Position where a step's prompt can be cut.
 struct CutPoint<'a> {
     step: &'a ProbeStep,
     message: usize,
@@ -100,7 +100,8 @@ impl ProbeStep {
 }
 
 impl IncrementalRendering {
-    /// The least that must be shown of a template's prompts; none where the whole must be.
+    /// Returns the least visibility with which all probes join exactly, or `None` if prompts must be rendered in
+    /// full.
     pub(crate) fn probe(text: &ModelText) -> Option<Self> {
         let kind = text.template_kind();
         let dated = text.template_mentions("strftime_now");
@@ -121,7 +122,7 @@ impl IncrementalRendering {
             heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
         };
         let mut windowing = shown(CutSuccessor::ALL.map(least));
-        // Cuts are found in one way and used in another.
+        // Proven again together: cuts may be found with one visibility and used with another.
         if !windowing.is_proven_for(text, &probes) {
             return None;
         }
@@ -130,14 +131,14 @@ impl IncrementalRendering {
         Some(windowing)
     }
 
-    /// Whether all that is used is proven by these conversations.
+    /// Returns whether these conversations prove every successor that is used.
     fn is_proven_for(&self, text: &ModelText, probes: &[Vec<ProbeStep>]) -> bool {
         let mut used =
             CutSuccessor::ALL.into_iter().filter(|follows| self.proven[*follows as usize].is_some()).peekable();
         used.peek().is_some() && used.all(|follows| self.is_proven(text, probes, follows))
     }
 
-    /// Whether all longer prompts can be put together, and there were some.
+    /// Returns whether every longer prompt joins exactly, and there was at least one.
     fn is_proven(&self, text: &ModelText, probes: &[Vec<ProbeStep>], follows: CutSuccessor) -> bool {
         let mut proofs = 0;
         for steps in probes {
@@ -157,7 +158,8 @@ impl IncrementalRendering {
         proofs > 0
     }
 
-    /// All places where a step's prompt can be cut; none where what is said to follow does not.
+    /// Returns all cut points of a step's prompt, or `None` if the text rendered after a cut with this successor is
+    /// not how the prompt ends.
     fn cut_points<'a>(
         &self,
         text: &ModelText,
@@ -182,7 +184,7 @@ impl IncrementalRendering {
         let messages = &step.scan.messages;
         let turn = TurnChange::of(&messages[after + 1..]);
         let leads = step.scan.leading_roles()?;
-        // Of the leading messages only the last one is a place to cut.
+        // Of the leading messages only the last one can be cut after.
         let own = after + 1 == leads.len();
         if after + 1 < leads.len() {
             return None;
@@ -202,7 +204,8 @@ impl IncrementalRendering {
         Some((turn, CutSuccessor::of(turn, &before), cut))
     }
 
-    /// Whether the longer prompt is the shorter one's known part and what follows; none where it would not be tried.
+    /// Returns whether the longer prompt equals the shorter one's known part plus the new text; `None` if extension
+    /// would not be tried here.
     fn joins_exactly(
         &self,
         text: &ModelText,

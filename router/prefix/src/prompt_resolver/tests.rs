@@ -210,7 +210,8 @@ proptest! {
         for identifier in [&exact, &bytes] {
             let full = identifier.resolve_chat(body_of(&messages).as_bytes(), PromptInputs::default());
             for turns in 1..messages.len() {
-                // The next turn of an append-only template starts after a special token, so ids cannot merge across.
+                // With an append-only template the next turn starts after a special token, so tokens cannot merge
+                // across the boundary.
                 let part = identifier.resolve_chat(no_generation(&messages[..turns]).as_bytes(), PromptInputs::default());
                 prop_assert!(full.chain.ids.starts_with(&part.chain.ids));
             }

@@ -13,7 +13,7 @@ const FOLDERS: [&str; 4] = [
     "testdata/models/mistral_like",
 ];
 
-/// Each is loaded when a test first asks for it.
+/// Loaded on first use.
 static MODELS: [LazyLock<ModelText>; 4] = [
     LazyLock::new(|| load(FOLDERS[0])),
     LazyLock::new(|| load(FOLDERS[1])),
@@ -65,7 +65,7 @@ fn checkpoint_of_another_text_tokenizer_or_offset_is_ignored() {
     assert_eq!(known(&text.replace("<|im_start|>", "<|im_end|>"), &checkpoint, model), Tokens::ZERO);
     assert_eq!(known(text, &checkpoint, &MODELS[2]), Tokens::ZERO, "another tokenizer with the same tokens");
     assert_eq!(known("", &checkpoint, model), Tokens::ZERO);
-    // Right after it a plain text follows: it might be one word with what was cut off.
+    // Plain text follows the checkpoint directly: it might form one word with what was cut off.
     let plain = format!("{}plain", &text[..checkpoint.bytes]);
     assert_eq!(known(&plain, &checkpoint, model), Tokens::ZERO);
     for (bytes, digest) in [(checkpoint.bytes + 1, checkpoint.digest), (usize::MAX, 0), (0, 0)] {
@@ -76,7 +76,7 @@ fn checkpoint_of_another_text_tokenizer_or_offset_is_ignored() {
 #[test]
 fn resuming_from_a_checkpoint_rejects_what_full_encoding_rejects() {
     let model = &MODELS[0];
-    // Just long enough to be met by a window of the whole, and not of the part.
+    // Just long enough to fill a window of the whole text, but not of the part.
     let text = format!("<|im_start|>{}<|im_end|>", "x".repeat((128 << 10) - 1));
     assert!(model.encode(&text, SpecialTokens::Without).is_err());
     assert!(tokenize(&text, None, (model.tokenizer(), model.digest())).is_err());
@@ -139,7 +139,7 @@ proptest! {
             let mut known: Option<TokenCheckpoint> = None;
             let mut ends: Vec<usize> = steps.iter().map(|step| (*step).min(pieces.len())).collect();
             ends.sort_unstable();
-            // Each step is a longer prompt of the same conversation, tokenized from what the one before left.
+            // Each step is a longer prompt of the same conversation, tokenized from the previous step's checkpoint.
             for end in ends.into_iter().chain([pieces.len()]) {
                 let text = pieces[..end].concat();
                 let got = tokenize_from(model, &text, known.as_ref());

@@ -1,4 +1,4 @@
-//! What a template is given of a chat, messages or responses request is what vLLM's own code gives it.
+//! Compares the template inputs of chat, messages and responses requests with those of vLLM's own code.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn requests_of_all_endpoints_convert_as_in_vllm() {
         let identifier = echoes.entry(shape.template.as_str()).or_insert_with_key(|template| echo(template));
         match (shown(identifier, shape), &shape.text) {
             (Ok(text), Some(expected)) if text == *expected => {}
-            // A body that the engine refuses has no prompt; one that cannot be foreseen is a fallback.
+            // A body that the engine rejects has no prompt; one whose prompt cannot be predicted is a fallback.
             (_, None) => assert!(shape.error.is_some()),
             (Err(error), Some(_)) if error.reason() == FallbackReason::UnsupportedOption => refused += 1,
             (other, expected) => {

@@ -1,4 +1,4 @@
-//! Rendered text and token ids equal those of Hugging Face `transformers`, for every model and conversation in
+//! Compares rendered text and token ids with Hugging Face `transformers`, for every model and conversation in
 //! `testdata/` (see `make_goldens.py` there).
 
 mod conversion;
@@ -36,11 +36,11 @@ struct TextGolden {
     text: String,
     ids: Vec<u32>,
     with_special: IdsDigest,
-    /// Where it is not the text itself.
+    /// Set only if it differs from the text.
     decoded: Option<String>,
 }
 
-/// A user's one message: `unit` so many times.
+/// Single user message that repeats `unit`.
 #[derive(Deserialize)]
 struct LongGolden {
     model: String,

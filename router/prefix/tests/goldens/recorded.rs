@@ -1,5 +1,6 @@
-//! Recorded sessions against what `transformers` makes of each of their steps: in full, from checkpoints, and grown from
-//! the step before. Shared by the test over the committed dialogues and by the example that checks whole trace folders.
+//! Compares each step of recorded sessions with `transformers`: computed in full, from checkpoints, and extended from
+//! the previous step. Shared by the test over the committed dialogues and by the example that checks whole trace
+//! folders.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
 
-/// Digests of what `transformers` makes of sessions, by model and by the session's place in its file.
+/// Digests of the token ids of `transformers`, by model and by the session's index in its file.
 #[derive(Deserialize)]
 pub(crate) struct StepGoldens {
     now: i64,
@@ -22,7 +23,7 @@ pub(crate) struct StepGoldens {
     models: BTreeMap<String, BTreeMap<usize, Vec<Option<IdsDigest>>>>,
 }
 
-/// How many ids, and FNV-1a of them as little-endian 32-bit numbers, in hexadecimal.
+/// Number of ids, and their FNV-1a hash as little-endian 32-bit numbers, in hexadecimal.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub(crate) struct IdsDigest(usize, String);
 
@@ -35,7 +36,8 @@ impl IdsDigest {
     }
 }
 
-/// The messages of a session, and which of them each step sent; without `steps`, all before each answer.
+/// Messages of a session, and which of them each step sent; without `steps`, all messages before each assistant
+/// message.
 #[derive(Deserialize)]
 struct RecordedSession {
     traj: Vec<Box<RawValue>>,
@@ -62,17 +64,17 @@ impl RecordedSession {
     }
 }
 
-/// What was checked, and what differed.
+/// Counts of what was checked, and the differences.
 #[derive(Default)]
 pub(crate) struct CheckReport {
     pub(crate) steps: usize,
     pub(crate) refused: usize,
     pub(crate) tokens: u64,
-    /// Tokens that checkpoints knew.
+    /// Tokens reused from checkpoints.
     pub(crate) reused: u64,
-    /// Steps that were grown from the one before, and the tokens that it left known.
+    /// Steps extended from the previous one, and the tokens reused from it.
     pub(crate) extended: (usize, u64),
-    /// Steps that only the bound on endless words keeps from being exact.
+    /// Steps that are not exact only because of the limit on endless words.
     pub(crate) too_large: usize,
     pub(crate) differences: Vec<String>,
 }
@@ -90,7 +92,7 @@ impl std::ops::AddAssign for CheckReport {
     }
 }
 
-/// The folder of a model by its name in the goldens.
+/// Returns a model's folder by its name in the goldens.
 pub(crate) fn folder(model: &str) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     match model {
@@ -99,7 +101,7 @@ pub(crate) fn folder(model: &str) -> PathBuf {
     }
 }
 
-/// Every step of the sessions, for every model of the goldens.
+/// Checks every step of the sessions, for every model of the goldens.
 pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, CheckReport> {
     let sessions = read_sessions(sessions);
     let goldens: StepGoldens = serde_json::from_slice(&std::fs::read(goldens).unwrap()).unwrap();
@@ -110,7 +112,7 @@ pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, CheckRe
         for (at, steps) in expected {
             let asked = PromptInputs { now, ..PromptInputs::default() };
             let trails = ConversationCache::new(Bytes(64 << 20));
-            // Every other client names its conversations.
+            // Every other client names its sessions.
             let session = (at % 2 == 0).then_some(*at as u128);
             let mut run = SessionReplay { identifier: &identifier, asked, known: None, trails, session };
             for (n, (step, expected)) in sessions[*at].steps().iter().zip(steps).enumerate() {
@@ -141,7 +143,7 @@ fn identifier(model: &str) -> PromptResolver {
     })
 }
 
-/// One session on its way.
+/// One session being replayed.
 struct SessionReplay<'a> {
     identifier: &'a PromptResolver,
     asked: PromptInputs<'a>,

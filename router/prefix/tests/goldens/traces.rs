@@ -1,5 +1,5 @@
-//! Every step of recorded dialogues has the token ids that `transformers` gives it, in full, from checkpoints and
-//! grown from the step before.
+//! Compares the token ids of every step of recorded dialogues with `transformers`: in full, from checkpoints, and
+//! extended from the previous step.
 
 use std::path::Path;
 
