@@ -1,3 +1,3 @@
-//! What the repository's own checks share: where files lie, what the crates use, how big things are. Never used by the product.
+//! Shared by the repository's own checks: file lists, crate dependencies, measures. Never used by the product.
 
 pub mod rules;

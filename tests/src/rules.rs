@@ -1,4 +1,4 @@
-//! This repository read as data: its files, its crates, its measures. Never writes.
+//! This repository as data: its files, crates and measures. Never writes.
 
 mod crates;
 mod files;
@@ -8,31 +8,31 @@ pub use crates::{Crates, Dependency, ExternalCrate};
 pub use files::{SourceFile, root, sources, tracked};
 pub use measure::{FileMeasures, measure};
 
-/// Why the repository could not be read.
+/// Errors of reading the repository.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
-    /// A file or a command failed.
+    /// A file operation or a command failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was read or run.
+        /// The file or the command.
         what: String,
-        /// How it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// A source file does not parse.
     #[error("{path}: {source}")]
     Rust {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Where and why.
+        /// Position and reason.
         source: syn::Error,
     },
-    /// Something that a tool or a person wrote is not in the form it should be.
+    /// A file or a tool's output is malformed.
     #[error("{what}: {why}")]
     Form {
-        /// Which file or output.
+        /// The file or the output.
         what: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }

@@ -91,7 +91,8 @@ impl ModelText {
         Ok(loaded)
     }
 
-    /// Digest of tokenizer and template, equal on all routers of a cluster. Used as [`vocabulary::ChainNamespace::tokenizer`].
+    /// Digest of tokenizer and template, equal on all routers of a cluster. Used as
+    /// [`vocabulary::ChainNamespace::tokenizer`].
     pub fn digest(&self) -> &Arc<str> {
         &self.digest
     }

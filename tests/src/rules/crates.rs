@@ -1,4 +1,4 @@
-//! Who uses whom, as Cargo resolved it.
+//! Crate dependencies as resolved by Cargo.
 
 use std::process::Command;
 
@@ -6,35 +6,35 @@ use serde::Deserialize;
 
 use super::{RepositoryError, root};
 
-/// The workspace's crates and everything they pull in.
+/// Crates of the workspace and their external dependencies.
 pub struct Crates {
-    /// Our own, by name, with each dependency in any table.
+    /// Workspace crates by name, with their dependencies of all tables.
     pub workspace: Vec<(String, Vec<Dependency>)>,
-    /// The rest of the tree.
+    /// External crates.
     pub external: Vec<ExternalCrate>,
 }
 
-/// One line of a dependency table.
+/// One entry of a dependency table.
 #[derive(Deserialize, Clone, Debug)]
 pub struct Dependency {
-    /// The crate's name.
+    /// Name of the crate.
     pub name: String,
-    /// `None` for `[dependencies]`, else `dev` or `build`.
+    /// `None` for `[dependencies]`, otherwise `dev` or `build`.
     pub kind: Option<String>,
-    /// Set when it lies in this workspace.
+    /// Set if the crate is in this workspace.
     pub path: Option<String>,
 }
 
-/// A crate that others publish.
+/// External crate.
 #[derive(Deserialize, Clone, Debug)]
 pub struct ExternalCrate {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version.
+    /// Version.
     pub version: String,
-    /// Its licence expression.
+    /// License expression.
     pub license: Option<String>,
-    /// Its registry or repository.
+    /// Registry or repository.
     pub source: Option<String>,
 }
 
@@ -59,7 +59,7 @@ struct PublishedCrate {
 }
 
 impl Crates {
-    /// Asks Cargo, for the platform that is served on.
+    /// Runs `cargo metadata` for the platform that is served on.
     pub fn read() -> Result<Crates, RepositoryError> {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let output = Command::new(cargo)

@@ -1,16 +1,16 @@
-//! The files that git tracks or would track, so that build outputs never count.
+//! Files that git tracks or would track; build outputs never count.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::RepositoryError;
 
-/// The root of the checkout.
+/// Root of the checkout.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies one below the root").to_path_buf()
 }
 
-/// Paths from the root of everything tracked, and of what is new and not ignored, sorted.
+/// Paths from the root of all tracked files and of new ones that are not ignored, sorted.
 pub fn tracked() -> Result<Vec<String>, RepositoryError> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -29,23 +29,23 @@ pub fn tracked() -> Result<Vec<String>, RepositoryError> {
     Ok(paths)
 }
 
-/// One Rust file.
+/// Rust source file.
 pub struct SourceFile {
     /// Path from the root.
     pub path: String,
-    /// What is in it.
+    /// Contents.
     pub text: String,
 }
 
 impl SourceFile {
-    /// Whether all of it is test code.
+    /// Returns whether the whole file is test code.
     pub fn is_test(&self) -> bool {
         let inside = self.path.strip_prefix("tests/").unwrap_or(&self.path);
         inside.split('/').any(|part| part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs"))
     }
 }
 
-/// Every Rust file.
+/// Reads every Rust source file.
 pub fn sources() -> Result<Vec<SourceFile>, RepositoryError> {
     let paths = tracked()?.into_iter().filter(|path| path.ends_with(".rs"));
     paths

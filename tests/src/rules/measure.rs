@@ -1,26 +1,26 @@
-//! Sizes and habits of one source file, without its test code.
+//! Measures of one source file, without its test code.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 use super::{RepositoryError, SourceFile};
 
-/// Everything that STYLE.md measures in one file.
+/// Everything that STYLE.md measures per file.
 #[derive(Default, Debug)]
 pub struct FileMeasures {
     /// Lines without test items.
     pub lines: usize,
-    /// Lines of test items, or of the file when all of it is test code.
+    /// Lines of test items, or of the whole file if it is test code.
     pub test_lines: usize,
     /// Functions with more than one `bool` parameter.
     pub multi_bool_functions: Vec<String>,
-    /// Types named for nothing in particular, functions that "process".
+    /// Types with vague names, and functions named `process`.
     pub vague_names: Vec<String>,
     /// `Result<_, String>` in a signature or a type.
     pub string_errors: usize,
-    /// Attributes that hide something and give no reason.
+    /// Attributes that suppress a lint and give no reason.
     pub unexplained_attributes: Vec<String>,
-    /// Paths into the clock, the file system, the network or threads.
+    /// Paths to the clock, the file system, the network or threads.
     pub effects: Vec<String>,
 }
 
@@ -28,7 +28,7 @@ const VAGUE: [&str; 6] = ["Manager", "Helper", "Util", "Info", "Data", "Context"
 const EFFECTFUL_PATHS: [&str; 8] =
     ["Instant::now", "SystemTime", "std::fs", "std::net", "std::thread", "std::env", "std::process", "std::io::std"];
 
-/// Reads one file's measures.
+/// Measures one file.
 pub fn measure(source: &SourceFile) -> Result<FileMeasures, RepositoryError> {
     let file = syn::parse_file(&source.text)
         .map_err(|error| RepositoryError::Rust { path: source.path.clone(), source: error })?;
@@ -60,7 +60,7 @@ impl MeasureVisitor {
             self.found.vague_names.push(name.clone());
         }
         let is_flag = |input: &&syn::FnArg| matches!(input, syn::FnArg::Typed(typed) if is_bool(&typed.ty));
-        // What a trait asks for was decided where the trait is.
+        // Signatures of trait implementations are decided by the trait.
         if !self.foreign_trait && signature.inputs.iter().filter(is_flag).count() > 1 {
             self.found.multi_bool_functions.push(name);
         }

@@ -1,4 +1,4 @@
-//! What fuzzing starts from, and what it found: the same functions that libFuzzer calls, without libFuzzer.
+//! Runs the fuzz targets over the seeds and earlier findings, without libFuzzer.
 
 #[path = "../../fuzz/targets/mod.rs"]
 pub mod targets;

@@ -1,4 +1,4 @@
-//! What everybody pays who builds and tests is written down, so that a change shows what it adds.
+//! Costs of building and testing are written down, so that a change shows what it adds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -46,12 +46,12 @@ fn the_budget_has_a_time_for_every_gate_suite_and_no_other() {
     assert_eq!(written, run, "on the left what tests/budget.toml names, on the right what ./test runs");
 }
 
-/// What the suites run is built with the profile `ci`; `./test --deep release` measures what ships.
+/// The suites build with the profile `ci`; `./test --deep release` measures the shipped binary.
 #[test]
 fn the_binary_size_is_within_the_budget() {
     let budget: GateBudget =
         toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
-    // Where a package is tested alone, nothing built it.
+    // Nothing has built the binary if a package is tested alone.
     let Ok(binary) = std::fs::metadata(root().join("target/ci/ownerserve")) else { return };
     let megabytes = binary.len() / 1_000_000;
     assert!(megabytes < budget.binary_megabytes, "{megabytes} MB, {} are allowed", budget.binary_megabytes);

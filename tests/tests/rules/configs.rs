@@ -1,8 +1,8 @@
-//! Every configuration file is in a form that a test here or in its room reads, and parses.
+//! Every configuration file has a format that a test reads, and parses.
 
 use tests::rules::{root, tracked};
 
-/// Files whose content a room's own tests read; here it only matters that they exist for a reason.
+/// Endings of the files whose content other tests read.
 const READ_BY_OTHER_TESTS: [&str; 6] = [".jinja", ".json.gz", ".jsonl.gz", ".py", "LICENSE", "NOTICE"];
 
 fn configs() -> Vec<String> {

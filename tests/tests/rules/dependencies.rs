@@ -1,4 +1,5 @@
-//! Licences, sources and banned crates of the whole tree against `deny.toml`, without a tool that someone has to install.
+//! Checks licenses, sources and banned crates of the whole dependency tree against `deny.toml`, without an external
+//! tool.
 
 use serde::Deserialize;
 use tests::rules::{Crates, ExternalCrate, root};
@@ -28,7 +29,8 @@ fn deny() -> DenyConfig {
     toml::from_str(&std::fs::read_to_string(root().join("deny.toml")).unwrap()).unwrap()
 }
 
-/// Whether `allow` is enough for an expression of names, `AND`, `OR`, `WITH` and parentheses; the old `/` means `OR`.
+/// Returns whether `allow` satisfies an expression of names, `AND`, `OR`, `WITH` and parentheses; the old `/` means
+/// `OR`.
 fn permitted(expression: &str, allow: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();

@@ -1,10 +1,10 @@
-//! Which room may use which.
+//! Which crate may use which.
 
 use std::collections::BTreeMap;
 
 use tests::rules::Crates;
 
-/// ARCHITECTURE.md's table of rooms. Nothing is implied: what a room may use is written out.
+/// ARCHITECTURE.md's table of crates. Nothing is transitive: every allowed dependency is listed.
 const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
     ("vocabulary", &[]),
     ("ledger", &["vocabulary"]),

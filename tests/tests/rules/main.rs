@@ -1,4 +1,4 @@
-//! The repository's rules. Each file holds one kind; none of them writes anything.
+//! Rules of the repository. Each file holds one kind; none writes anything.
 
 mod budget;
 mod configs;

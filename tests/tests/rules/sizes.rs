@@ -1,8 +1,8 @@
-//! Habits of STYLE.md that hold everywhere, and the share of tests that pure crates keep.
+//! Rules of STYLE.md that hold everywhere, and the test ratio of pure crates.
 
 use tests::rules::{measure, sources};
 
-/// Lines of test per hundred lines of source that each pure crate has at least. The goal is 120; these only rise.
+/// Minimum test lines per hundred source lines of each pure crate. The goal is 120; these only rise.
 const MIN_TEST_RATIO: [(&str, usize); 7] = [
     ("ownership/vocabulary/", 18),
     ("ownership/ledger/", 50),
@@ -46,7 +46,7 @@ fn pure_crates_reach_their_test_line_ratio() {
     assert_eq!(short, Vec::<String>::new());
 }
 
-/// A crate within another one's folder is a room of its own.
+/// A crate nested in another crate's folder counts separately.
 fn crate_of(path: &str) -> Option<&'static str> {
     let around = MIN_TEST_RATIO.into_iter().map(|(room, _)| room).filter(|room| path.starts_with(room));
     around.max_by_key(|room| room.len())

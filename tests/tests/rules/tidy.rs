@@ -1,11 +1,11 @@
-//! Habits that a machine can see.
+//! Style rules that a program can check.
 
 use tests::rules::{measure, root, sources, tracked};
 
-/// Crates that decide and never act; `prefix` may read the tokenizer it is given.
+/// Crates that decide and never act; `prefix` may read the model files it is given.
 const PURE_CRATES: [&str; 5] =
     ["ownership/vocabulary/", "ownership/ledger/", "planner/", "workers-shim/residency/", "workers-shim/engine-model/"];
-/// Written apart, so that this file does not find itself.
+/// Split, so that this file does not match itself.
 const LEFTOVER_MARKERS: [&str; 4] =
     [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("db", "g!(")];
 const MAX_FILE_BYTES: u64 = 4 << 20;

@@ -1,4 +1,5 @@
-//! Requests of agents: small ones stand alone, larger ones are sessions whose history grows by 1 to 2 KB a step.
+//! Request bodies of simulated agents: small ones are single requests, larger ones are sessions whose history grows
+//! by 1 to 2 KB per step.
 
 use crate::worker::MODEL;
 
@@ -20,19 +21,19 @@ const WORDS: [&str; 16] = [
     "await?; ",
     "--- ",
 ];
-/// Smaller bodies are no sessions.
+/// Minimum body size in bytes of a session; smaller bodies are single requests.
 const MIN_SESSION_BODY: usize = 4 << 10;
 
-/// How a worker is to answer.
+/// Shape of the worker's response.
 #[derive(Clone, Copy)]
 pub(crate) struct AnswerShape {
-    /// Events of the answer.
+    /// Number of streamed events.
     pub(crate) events: usize,
-    /// Between two of them.
+    /// Pause between two events, in microseconds.
     pub(crate) pause_us: u64,
 }
 
-/// The steps of one client, one session after the other.
+/// Step bodies of one client, one session after the other.
 pub(crate) struct StepBodies {
     size: usize,
     answering: AnswerShape,
@@ -43,18 +44,18 @@ pub(crate) struct StepBodies {
 }
 
 impl StepBodies {
-    /// Of a client whose bodies are `size` on average.
+    /// Creates the bodies of a client; `size` is their average in bytes.
     pub(crate) fn new(client: usize, size: usize, answering: AnswerShape) -> StepBodies {
         let seed = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         StepBodies { size, answering, client, session: 0, history: String::new(), seed }
     }
 
-    /// The name of the session that the last body belongs to.
+    /// Session name of the last body.
     pub(crate) fn session(&self) -> String {
         format!("bench-{}-{}-{}", self.size, self.client, self.session)
     }
 
-    /// The next body.
+    /// Returns the next body.
     pub(crate) fn next_body(&mut self) -> Vec<u8> {
         let restart = self.size < MIN_SESSION_BODY || self.history.len() > self.size + self.size / 4;
         if restart || self.history.is_empty() {
@@ -67,7 +68,7 @@ impl StepBodies {
             self.turn("assistant", more);
             self.turn("user", more);
         }
-        // The worker reads how to answer from the start of the body.
+        // The worker reads the response shape from the start of the body.
         let AnswerShape { events, pause_us } = self.answering;
         let head =
             format!(r#"{{"max_tokens":{events},"pause_us":{pause_us},"model":"{MODEL}","stream":true,"messages":["#);

@@ -1,4 +1,5 @@
-//! One keep-alive connection of an ordinary client: no delay on sending, and the kernel's usual delayed acknowledgements.
+//! Keep-alive connection of an ordinary client: TCP_NODELAY on sending, the kernel's default delayed
+//! acknowledgements.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,19 +10,19 @@ use tokio::net::TcpStream;
 use crate::ProxyBenchError;
 use crate::worker::{body_offset, content_length};
 
-/// A request that takes longer has failed.
+/// Timeout of a request.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(20);
 
-/// When the parts of an answer came, from just before the request was written.
+/// Times at which parts of the response arrived, measured from just before the request was written.
 #[derive(Clone, Copy)]
 pub(crate) struct ResponseTiming {
-    /// The first byte of the body.
+    /// First byte of the body.
     pub(crate) first_byte: Duration,
-    /// The last one.
+    /// Last byte of the body.
     pub(crate) whole: Duration,
 }
 
-/// A connection to one target.
+/// Connection to one target.
 pub(crate) struct BenchClient {
     name: String,
     connection: TcpStream,
@@ -29,7 +30,7 @@ pub(crate) struct BenchClient {
 }
 
 impl BenchClient {
-    /// Connects.
+    /// Connects to a target.
     pub(crate) async fn connect(name: &str, address: SocketAddr) -> Result<BenchClient, ProxyBenchError> {
         let connection =
             TcpStream::connect(address).await.map_err(ProxyBenchError::system(format!("connect to {name}")))?;
@@ -37,7 +38,7 @@ impl BenchClient {
         Ok(BenchClient { name: name.to_owned(), connection, buffer: Vec::with_capacity(16 << 10) })
     }
 
-    /// Sends one chat of `session` and reads its answer to the end.
+    /// Sends one chat request of `session` and reads the whole response.
     pub(crate) async fn chat(&mut self, session: &str, body: &[u8]) -> Result<ResponseTiming, ProxyBenchError> {
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
@@ -83,7 +84,8 @@ impl BenchClient {
         }
     }
 
-    /// Whether the answer is whole. Answers are not pipelined, so that the last chunk ends the buffer.
+    /// Returns whether the response is complete. Responses are not pipelined, so the last chunk is at the end of the
+    /// buffer.
     fn is_complete(&self, head: usize) -> bool {
         let length = content_length(&self.buffer[..head]);
         if self.buffer[..head].windows(7).any(|window| window.eq_ignore_ascii_case(b"chunked")) {

@@ -1,9 +1,10 @@
-//! What OwnerServe adds to a request, beside a direct connection and HAProxy in the same run.
+//! Measures the overhead of OwnerServe per request against a direct connection and HAProxy in the same run.
 //!
 //!     bench [--quick] [--json FILE] [--bin OWNERSERVE]
 //!
-//! Ratios are taken between neighbours in time: request by request for latency, window by window for CPU. Absolute times say little
-//! on a shared machine. Fails when a streamed answer takes 40 ms longer than on a direct connection, whatever else it finds.
+//! Differences are taken between measurements close in time: per request for latency, per window for CPU. Absolute
+//! times say little on a shared machine. Fails if a streamed response takes 40 ms longer than on a direct connection,
+//! whatever else it finds.
 
 mod bodies;
 mod client;
@@ -18,26 +19,26 @@ use std::process::ExitCode;
 
 use options::Options;
 
-/// Why there is no result.
+/// Errors that end the benchmark without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyBenchError {
     /// The command line is wrong.
     #[error("{0}; usage: bench [--quick] [--json FILE] [--bin OWNERSERVE]")]
     Usage(String),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: String,
-        /// The answer.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A server answered with something else than the measured answer.
+    /// A server sent an unexpected response.
     #[error("{target} answered {got}")]
     Answer {
-        /// Who.
+        /// The server.
         target: String,
-        /// What.
+        /// The response.
         got: String,
     },
 }
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
         let options = Options::parse(std::env::args().skip(1))?;
         runtime.block_on(run(&options))
     });
-    // Nothing is left to do when the terminal is gone too.
+    // Write errors are ignored: there is nobody left to tell if stderr is gone.
     match done {
         Ok(stalled) if stalled.is_empty() => ExitCode::SUCCESS,
         Ok(stalled) => {

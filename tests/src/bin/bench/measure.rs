@@ -1,4 +1,4 @@
-//! The measurements: latency request by request across the targets, CPU and throughput window by window.
+//! Measurements: latency per request across the targets, CPU and throughput per window.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,28 +11,28 @@ use crate::client::BenchClient;
 use crate::options::Options;
 use crate::process::{BenchTarget, BenchTargets};
 
-/// Sizes of bodies.
+/// Body sizes in bytes.
 const SIZES: [usize; 4] = [1 << 10, 32 << 10, 128 << 10, 512 << 10];
-/// Clients in a window.
+/// Clients per window.
 const CLIENTS: usize = 16;
-/// A stream whose events come apart, so that a proxy which waits for acknowledgements is seen doing so.
+/// Streamed response with pauses between events, which exposes proxies that wait for acknowledgements.
 const PACED_ANSWER: AnswerShape = AnswerShape { events: 8, pause_us: 2_000 };
 const IMMEDIATE_ANSWER: AnswerShape = AnswerShape { events: 8, pause_us: 0 };
-/// Delayed acknowledgements take 40 ms; half of that is no noise.
+/// Half of the 40 ms that delayed acknowledgements take: too much to be noise.
 const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 const STALL_REQUESTS: usize = 40;
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Serialize)]
 pub(crate) struct ProxyBenchResults {
-    /// One of each size and target, targets together.
+    /// One entry per size and target, grouped by size.
     pub(crate) costs: Vec<RequestCost>,
-    /// One of each target.
+    /// One entry per target.
     pub(crate) streams: Vec<StreamCost>,
 }
 
 impl ProxyBenchResults {
-    /// The targets behind which a stream stalls.
+    /// Returns the targets behind which a stream stalls.
     pub(crate) fn stalled_targets(&self) -> Vec<String> {
         let stalled = self.streams.iter().filter(|stream| stream.added_us > STALL_THRESHOLD.as_secs_f64() * 1e6);
         stalled
@@ -42,35 +42,35 @@ impl ProxyBenchResults {
     }
 }
 
-/// What one size costs at one target.
+/// Cost of requests of one size at one target.
 #[derive(Clone, Serialize)]
 pub(crate) struct RequestCost {
-    /// Who.
+    /// Name of the target.
     pub(crate) target: &'static str,
-    /// Bytes of a body.
+    /// Body size in bytes.
     pub(crate) size: usize,
-    /// Median time to the first byte, one client.
+    /// Median time to the first byte with one client, in microseconds.
     pub(crate) first_byte_us: f64,
-    /// Median of what it is above its direct neighbour.
+    /// Median difference to the direct request sent next to it, in microseconds.
     pub(crate) added_us: f64,
-    /// Its CPU a request, 16 clients.
+    /// CPU time per request with 16 clients, in microseconds.
     pub(crate) cpu_us: Option<f64>,
-    /// Requests a second, 16 clients that share the machine with it.
+    /// Requests per second with 16 clients that share the machine with the target.
     pub(crate) per_second: f64,
 }
 
-/// A streamed answer over an ordinary keep-alive connection.
+/// Cost of a streamed response over an ordinary keep-alive connection.
 #[derive(Serialize)]
 pub(crate) struct StreamCost {
-    /// Who.
+    /// Name of the target.
     pub(crate) target: &'static str,
-    /// Median of the whole answer.
+    /// Median time of the whole response, in microseconds.
     pub(crate) whole_us: f64,
-    /// Median of what it is above its direct neighbour.
+    /// Median difference to the direct request sent next to it, in microseconds.
     pub(crate) added_us: f64,
 }
 
-/// Measures everything.
+/// Runs all measurements.
 pub(crate) async fn all(targets: &BenchTargets, options: &Options) -> Result<ProxyBenchResults, ProxyBenchError> {
     let mut results = ProxyBenchResults { costs: Vec::new(), streams: streams(targets).await? };
     for size in SIZES {
@@ -111,7 +111,8 @@ async fn streams(targets: &BenchTargets) -> Result<Vec<StreamCost>, ProxyBenchEr
     Ok(targets.all.iter().enumerate().map(stream).collect())
 }
 
-/// First-byte and whole time of the same requests at every target, in microseconds. Who goes first changes with each request.
+/// Returns first-byte and total times of the same requests at every target, in microseconds. The order of the targets
+/// rotates with each request.
 async fn latencies(
     targets: &BenchTargets,
     mut steps: StepBodies,
@@ -157,7 +158,7 @@ async fn window(target: &BenchTarget, size: usize, length: Duration) -> Result<W
     Ok(WindowSample { cpu_us: used, per_second: f64::from(requests) / seconds })
 }
 
-/// One client's requests, one after the other; returns how many.
+/// Sends one client's requests one after the other and returns their number.
 async fn request_until(
     (name, address): (&'static str, SocketAddr),
     mut steps: StepBodies,

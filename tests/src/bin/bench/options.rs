@@ -1,26 +1,26 @@
-//! How long and how much is measured.
+//! Command line of the benchmark.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::ProxyBenchError;
 
-/// What the command line says.
+/// Parsed command line.
 pub(crate) struct Options {
-    /// Where the results go as JSON.
+    /// File for the results as JSON.
     pub(crate) json: Option<PathBuf>,
-    /// The binary that is measured.
+    /// Binary to measure.
     pub(crate) binary: PathBuf,
-    /// Requests a target and size for latency.
+    /// Latency requests per target and size.
     pub(crate) requests: usize,
-    /// Windows a target and size for CPU.
+    /// CPU windows per target and size.
     pub(crate) windows: usize,
-    /// How long a window is.
+    /// Length of a window.
     pub(crate) window: Duration,
 }
 
 impl Options {
-    /// Reads it.
+    /// Parses the command line.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, ProxyBenchError> {
         let own = std::env::current_exe().map_err(ProxyBenchError::system("find this program"))?;
         let mut options = Options {

@@ -1,4 +1,4 @@
-//! The proxies that are compared, as processes that end with this one, and their CPU time.
+//! Proxies under comparison, as child processes that end with this one, and their CPU time.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use crate::ProxyBenchError;
 use crate::client::BenchClient;
 
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
-/// The kernel counts CPU time in hundredths of a second for every program, whatever its own tick is.
+/// `/proc/PID/stat` reports CPU time in hundredths of a second (USER_HZ), whatever the kernel's own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Something that requests are sent to.
+/// Server that requests are sent to.
 pub(crate) struct BenchTarget {
-    /// For the table.
+    /// Name in the table.
     pub(crate) name: &'static str,
-    /// Where it listens.
+    /// Listening address.
     pub(crate) address: SocketAddr,
     process: Option<TargetProcess>,
 }
 
 impl BenchTarget {
-    /// CPU seconds used so far; none where the target is this program.
+    /// CPU seconds used so far; `None` if the target runs in this process.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let pid = self.process.as_ref()?.child.id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name of the program may hold spaces; what follows its parenthesis does not.
+        // The program's name may contain spaces; the fields after its closing parenthesis do not.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks: f64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum();
         Some(ticks / TICKS_PER_SECOND)
@@ -39,15 +39,15 @@ struct TargetProcess {
 
 impl Drop for TargetProcess {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both calls fail only if the process is already gone.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A direct connection first, then every proxy.
+/// All targets: a direct connection first, then every proxy.
 pub(crate) struct BenchTargets {
-    /// In the order of the table.
+    /// Targets in the order of the table.
     pub(crate) all: Vec<BenchTarget>,
     folder: PathBuf,
 }
@@ -55,7 +55,7 @@ pub(crate) struct BenchTargets {
 impl Drop for BenchTargets {
     fn drop(&mut self) {
         self.all.clear();
-        // A folder that stays behind is in the system's place for them.
+        // A leftover folder lies in the system's temporary directory.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
@@ -86,7 +86,7 @@ impl BenchTargets {
         );
         let path = self.folder.join("haproxy.cfg");
         std::fs::write(&path, config).map_err(ProxyBenchError::system("write haproxy.cfg"))?;
-        // Debian keeps it where only root looks.
+        // Debian installs it in a directory that is only in root's PATH.
         let program =
             ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"].into_iter().find(|path| Path::new(path).exists());
         let mut command = Command::new(program.unwrap_or("haproxy"));
@@ -125,7 +125,7 @@ impl BenchTargets {
     }
 }
 
-/// Waits until it answers a request, workers found and all.
+/// Waits until the target answers a request, which includes that it found its workers.
 async fn wait_until_serving(target: &BenchTarget) -> Result<(), ProxyBenchError> {
     let deadline = Instant::now() + READY_TIMEOUT;
     let body =

@@ -1,10 +1,10 @@
-//! The results as a table for people.
+//! Prints the results as a table.
 
 use std::fmt::Write;
 
 use crate::measure::{ProxyBenchResults, RequestCost};
 
-/// Ratios stand beside what they are ratios of.
+/// Formats the table; each ratio is next to the value it refers to.
 pub(crate) fn table(results: &ProxyBenchResults) -> String {
     let mut out = String::from(
         "\nFirst byte at 1 client, CPU and throughput at 16 clients; medians.\n\n\
@@ -34,7 +34,7 @@ fn line(out: &mut String, cost: &RequestCost, results: &ProxyBenchResults) {
     let added_ratio = if proxied { times(cost.added_us / haproxy.added_us) } else { String::new() };
     let cpu = cost.cpu_us.map_or(String::new(), |cpu| format!("{cpu:.0} us"));
     let cpu_ratio = cost.cpu_us.zip(haproxy.cpu_us).map_or(String::new(), |(own, other)| times(own / other));
-    // Writing into a text cannot fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         out,
         "{:>4} KB  {:<20} {:>7.0} us {:>11} {:>9} {:>14} {:>13} {:>14} {:>19}",

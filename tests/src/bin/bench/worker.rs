@@ -1,4 +1,4 @@
-//! A tiny, fast worker on a thread of its own: it reads the request, answers at once, and knows nothing of tokens.
+//! Minimal worker on its own thread: reads the request, responds at once, and has no notion of tokens.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::ProxyBenchError;
 
-/// The served model.
+/// Name of the served model.
 pub(crate) const MODEL: &str = "bench";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"bench"}]}"#;
-/// Only the start of a body is looked at.
+/// Bytes at the start of a body that are inspected.
 const INSPECTED_BYTES: usize = 64;
 
-/// Starts it; it ends with this process.
+/// Starts the worker; it ends with this process.
 pub(crate) fn start() -> Result<SocketAddr, ProxyBenchError> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(ProxyBenchError::system("listen for a worker"))?;
@@ -28,7 +28,7 @@ pub(crate) fn start() -> Result<SocketAddr, ProxyBenchError> {
         runtime.block_on(async {
             let Ok(listener) = TcpListener::from_std(listener) else { return };
             while let Ok((connection, _)) = listener.accept().await {
-                // A connection that breaks is the other side's business.
+                // A broken connection is reported by the client.
                 tokio::spawn(async move { serve(connection).await.ok() });
             }
         });
@@ -95,19 +95,19 @@ fn event(out: &mut Vec<u8>, choice: &str) {
     out.extend_from_slice(format!("{:x}\r\n{data}\r\n", data.len()).as_bytes());
 }
 
-/// The number of a field in the start of a body; 0 without it.
+/// Returns the number in a field at the start of the body; 0 without it.
 fn number(start: &str, field: &str) -> u64 {
     let after = start.split_once(&format!("\"{field}\":")).map_or("", |(_, after)| after);
     let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or(0)
 }
 
-/// Where the body starts.
+/// Returns the offset of the body.
 pub(crate) fn body_offset(buffer: &[u8]) -> Option<usize> {
     buffer.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
 }
 
-/// The length that a head announces; 0 without one.
+/// Returns the Content-Length of a head; 0 without one.
 pub(crate) fn content_length(head: &[u8]) -> usize {
     let text = String::from_utf8_lossy(head).to_ascii_lowercase();
     let value = text.lines().find_map(|line| line.strip_prefix("content-length:").map(str::trim).map(str::to_owned));

@@ -1,4 +1,4 @@
-//! What this disk needs for one durable write, measured in the folder that everything else writes to.
+//! Time of one durable write on this disk, measured in the folder that all other benchmarks write to.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::LedgerBenchError;
 use crate::load::{LatencySummary, summarize};
 
-/// Appends 512 bytes and makes them durable, again and again, for so long.
+/// Appends 512 bytes and calls fdatasync, repeatedly during `window`.
 pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<LatencySummary, LedgerBenchError> {
     let path = folder.join("fdatasync");
     let probe = || {

@@ -1,4 +1,4 @@
-//! etcd as Debian ships it: a cluster of processes that end with this one.
+//! etcd as packaged by Debian: a cluster of child processes that end with this one.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,15 +11,15 @@ use crate::rpc::{GrpcConnection, ProtobufField, field, message};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running cluster.
+/// Running etcd cluster.
 pub(crate) struct EtcdCluster {
     _members: Vec<BenchProcess>,
-    /// Where the leader serves clients.
+    /// Client address of the leader.
     pub(crate) leader: SocketAddr,
 }
 
 impl EtcdCluster {
-    /// Starts `size` members in `folder` and waits for their leader.
+    /// Starts `size` members in `folder` and waits for a leader.
     pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, LedgerBenchError> {
         let (clients, peers) = (free_addresses(size)?, free_addresses(size)?);
         let cluster: Vec<String> = (0..size).map(|n| format!("m{n}=http://{}", peers[n])).collect();
@@ -65,13 +65,13 @@ async fn find_leader(clients: &[SocketAddr]) -> Option<SocketAddr> {
     None
 }
 
-/// One write.
+/// Sends one write.
 pub(crate) async fn put(connection: &GrpcConnection, client: u64, count: u64) -> Result<(), LedgerBenchError> {
     let put = message(&[(1, &key(client, count)), (2, &[7; 64])]);
     connection.call("/etcdserverpb.KV/Put", &put).await.map(drop)
 }
 
-/// Who writes, and what: the key of a write in both systems.
+/// Key of a write in both systems: client and counter.
 pub(crate) fn key(client: u64, count: u64) -> [u8; 16] {
     (u128::from(client) << 64 | u128::from(count)).to_be_bytes()
 }

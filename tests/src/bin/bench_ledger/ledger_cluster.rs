@@ -1,4 +1,4 @@
-//! A cluster of our nodes, each a process of its own.
+//! Cluster of our nodes, each a process of its own.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -11,15 +11,15 @@ use crate::process::{BenchProcess, free_addresses};
 use crate::rpc::{GrpcConnection, message};
 use crate::{LedgerBenchError, etcd, node};
 
-/// A running cluster.
+/// Running cluster.
 pub(crate) struct LedgerCluster {
     _nodes: Vec<BenchProcess>,
-    /// Where the leader serves clients.
+    /// Client address of the leader.
     pub(crate) leader: SocketAddr,
 }
 
 impl LedgerCluster {
-    /// Starts `size` nodes in `folder`, makes them voters and prepares them. The first one leads.
+    /// Starts `size` nodes in `folder`, makes them voters and prepares them. The first node leads.
     pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, LedgerBenchError> {
         let peers = free_addresses(size)?;
         let (mut nodes, mut leader) = (Vec::new(), None);
@@ -47,7 +47,7 @@ impl LedgerCluster {
     }
 }
 
-/// Starts a node that other nodes call at the last of `peers`; it joins the first, unless it is that.
+/// Starts a node whose peer address is the last of `peers`. It joins the first one, unless it is the first.
 fn start(folder: &Path, peers: &[SocketAddr]) -> Result<(BenchProcess, SocketAddr), LedgerBenchError> {
     let own = std::env::current_exe().map_err(LedgerBenchError::system("find this program"))?;
     let mut command = Command::new(own);
@@ -62,9 +62,9 @@ fn start(folder: &Path, peers: &[SocketAddr]) -> Result<(BenchProcess, SocketAdd
     Ok((node, address))
 }
 
-/// One write through the door.
+/// Sends one write by gRPC.
 pub(crate) async fn write(connection: &GrpcConnection, client: u64, count: u64) -> Result<(), LedgerBenchError> {
-    // The same bytes as etcd's put.
+    // The same bytes as in etcd's put.
     let write = message(&[(1, &etcd::key(client, count)), (2, &[7; 64])]);
     connection.call(node::WRITE_METHOD, &write).await.map(drop)
 }

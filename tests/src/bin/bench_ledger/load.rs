@@ -1,4 +1,4 @@
-//! Clients that each send their next write once the last is acknowledged.
+//! Closed-loop clients: each sends its next write once the last is acknowledged.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::LedgerBenchError;
 
-/// What was measured.
+/// Rate and latency percentiles.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LatencySummary {
-    /// Acknowledged writes a second.
+    /// Acknowledged writes per second.
     pub(crate) rate: f64,
-    /// Median, in microseconds.
+    /// Median in microseconds.
     pub(crate) p50: f64,
-    /// In microseconds.
+    /// 99th percentile in microseconds.
     pub(crate) p99: f64,
 }
 
@@ -24,7 +24,7 @@ const WARM: u8 = 0;
 const COUNT: u8 = 1;
 const STOPPED: u8 = 2;
 
-/// Runs `clients` for `window`, after a short while that does not count. `write` is given the client and its count.
+/// Runs `clients` for `window`, after a short warm-up that does not count. `write` gets the client and its counter.
 pub(crate) async fn run<F>(
     clients: u64,
     window: Duration,
@@ -66,7 +66,7 @@ where
     Ok(summarize(latencies, took))
 }
 
-/// The summary of these latencies.
+/// Summarizes latencies.
 pub(crate) fn summarize(mut latencies: Vec<Duration>, took: Duration) -> LatencySummary {
     latencies.sort_unstable();
     let at = |share: f64| {
@@ -76,7 +76,7 @@ pub(crate) fn summarize(mut latencies: Vec<Duration>, took: Duration) -> Latency
     LatencySummary { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
-/// Several short runs as one: the mean rate, and the median of their latencies. What else runs here comes and goes.
+/// Combines several short runs, because other load on the machine varies: mean rate, median of their latencies.
 pub(crate) fn combine_runs(runs: &[LatencySummary]) -> LatencySummary {
     let median = |of: fn(&LatencySummary) -> f64| {
         let mut all: Vec<f64> = runs.iter().map(of).collect();

@@ -1,10 +1,11 @@
-//! What a durable write, a lookup and a snapshot cost, beside this disk's own fdatasync and beside etcd in the same run.
+//! Cost of a durable write, a lookup and a snapshot, compared with this disk's own fdatasync and with etcd in the
+//! same run.
 //!
 //!     bench_ledger [--quick] [--json FILE] [--dir FOLDER] [--artifacts N] [--only writes|scale] [--rounds N]
 //!                  [--nodes 1,3] [--clients 1,16,64,256] [--systems embedded,ours,etcd]
 //!
-//! Systems are measured in turn and in short runs, so that what else runs here meets them all. Says for every aim whether it is met; falling
-//! short is no failure.
+//! The systems alternate in short runs, so that other load on the machine affects all of them. Reports for each goal
+//! whether it is met; a missed goal is not a failure.
 
 mod disk;
 mod etcd;
@@ -28,37 +29,37 @@ use report::{LedgerBenchResults, WriteResults};
 use rpc::GrpcConnection;
 use scale::ScaleResults;
 
-/// Why there is no result.
+/// Errors that end the benchmark without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LedgerBenchError {
-    /// Asked or used in a wrong way.
+    /// Wrong command line, or wrong use of a system.
     #[error("{0}")]
     Usage(String),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: String,
-        /// The answer.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A call broke.
+    /// An HTTP/2 call failed.
     #[error("{what}: {source}")]
     Call {
-        /// Which.
+        /// The call.
         what: &'static str,
-        /// How.
+        /// The cause.
         source: h2::Error,
     },
-    /// Our own node.
+    /// Our own node failed.
     #[error(transparent)]
     Ledger(ownership::OwnershipError),
-    /// Somebody answered with something else.
+    /// A system sent an unexpected response.
     #[error("{target} answered {got}")]
     Answer {
-        /// Who.
+        /// The system.
         target: String,
-        /// What.
+        /// The response.
         got: String,
     },
 }
@@ -78,7 +79,7 @@ impl LedgerBenchError {
     }
 }
 
-/// What the command line says.
+/// Parsed command line.
 struct Options {
     json: Option<PathBuf>,
     folder: PathBuf,
@@ -143,7 +144,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let done = runtime.map_err(LedgerBenchError::system("start a runtime")).and_then(|runtime| {
         let mut arguments = std::env::args().skip(1).peekable();
-        // Parts of the bench run in processes of their own.
+        // Parts of the benchmark run in processes of their own.
         match arguments.peek().map(String::as_str) {
             Some("node") => runtime.block_on(node::run(&arguments.skip(1).collect::<Vec<_>>())),
             Some("scale") => runtime.block_on(run_scale(&arguments.skip(1).collect::<Vec<_>>())),
@@ -153,20 +154,20 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing is left to do when the terminal is gone too.
+            // Write errors are ignored: there is nobody left to tell if stderr is gone.
             let _ = writeln!(std::io::stderr(), "bench_ledger: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Writes a line at once.
+/// Prints a line and flushes.
 pub(crate) fn say(line: &str) -> Result<(), LedgerBenchError> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(LedgerBenchError::system("print"))
 }
 
-/// A folder that goes with this value.
+/// Folder that is deleted on drop.
 struct ScratchFolder(PathBuf);
 
 impl ScratchFolder {
@@ -179,7 +180,7 @@ impl ScratchFolder {
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        // What stays behind lies in the system's place for it.
+        // A leftover folder lies where temporary files belong.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -206,7 +207,7 @@ async fn run(options: &Options) -> Result<(), LedgerBenchError> {
     Ok(())
 }
 
-/// Measures both systems in turn, for each number of clients.
+/// Measures the systems in turn, for each number of clients.
 async fn writes(
     folder: &Path,
     options: &Options,
@@ -245,14 +246,14 @@ async fn writes(
     Ok(all)
 }
 
-/// Who is asked to write, and how.
+/// System and interface that a write goes to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WriteSystem {
-    /// Our leader, from inside its process.
+    /// Our leader, called inside its process.
     Embedded,
-    /// Our leader, by gRPC.
+    /// Our leader, over gRPC.
     Ours,
-    /// etcd's leader, by gRPC.
+    /// etcd's leader, over gRPC.
     Etcd,
 }
 

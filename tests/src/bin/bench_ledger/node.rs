@@ -1,7 +1,7 @@
-//! One of our nodes as a process: the ledger, and the same door in front of it that etcd has.
+//! One of our nodes as a process: the ledger behind a gRPC interface like etcd's.
 //!
-//! A write is a claim of a session, or giving it back: both change the ledger, and both are answered once they are
-//! durable on a quorum and applied.
+//! A write claims a session or releases it. Both change the ledger, and both are answered once they are durable on a
+//! quorum and applied.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,22 +16,23 @@ use vocabulary::{DpRank, Incarnation, Micros, ModelId, NodeId, Owner, SessionId,
 
 use crate::{LedgerBenchError, load, rpc};
 
-/// A write through the door: who writes, and its count, as etcd's key has them.
+/// One write over gRPC; the body has the client and its counter in etcd's key format.
 pub(crate) const WRITE_METHOD: &str = "/bench/Write";
-/// The same writes from inside the process, as a router does them: how many clients, and for how many milliseconds.
+/// The same writes from inside the process, as a router does them; the body has the number of clients and the
+/// milliseconds.
 pub(crate) const EMBEDDED_METHOD: &str = "/bench/Embedded";
-/// Makes voters of so many nodes, and prepares what the writes need.
+/// Makes this many nodes voters and creates what the writes need.
 pub(crate) const PREPARE_METHOD: &str = "/bench/Prepare";
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The most clients.
+/// Maximum number of clients.
 const MAX_CLIENTS: u64 = 1_024;
 
 /// The worker that claims.
 pub(crate) const OWNER: Owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
 
-/// Serves until it is killed: a data directory, where other nodes call, and whom to join.
+/// Serves until the process is killed. Arguments: data directory, peer address, and the node to join.
 pub(crate) async fn run(arguments: &[String]) -> Result<(), LedgerBenchError> {
     let [folder, listen, join @ ..] = arguments else {
         return Err(LedgerBenchError::Usage("node DIR ADDR [ADDR]".into()));
@@ -77,7 +78,7 @@ fn numbers(message: &[u8]) -> Result<(u64, u64), LedgerBenchError> {
     Ok(((both >> 64) as u64, both as u64))
 }
 
-/// One durable write.
+/// Performs one durable write.
 async fn write(directory: &Directory, client: u64) -> Result<(), LedgerBenchError> {
     let id = SessionId(u128::from(client % MAX_CLIENTS));
     let view = directory.view();
@@ -94,13 +95,13 @@ async fn write(directory: &Directory, client: u64) -> Result<(), LedgerBenchErro
     }
 }
 
-/// Submits and waits.
+/// Submits a command and waits for its outcome.
 pub(crate) async fn submit(directory: &Directory, command: Command) -> Result<Outcome, LedgerBenchError> {
     let ticket = directory.submit(command).map_err(|error| LedgerBenchError::Usage(error.to_string()))?;
     ticket.await.map_err(|error| LedgerBenchError::Usage(error.to_string()))
 }
 
-/// The worker that owns everything.
+/// Command that registers the worker which owns all sessions.
 pub(crate) fn register() -> Command {
     Command::RegisterWorker(RegisterWorker {
         worker: OWNER.worker,

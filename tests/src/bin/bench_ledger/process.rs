@@ -1,11 +1,11 @@
-//! Processes that end with this one.
+//! Child processes that end with this one.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command};
 
 use crate::LedgerBenchError;
 
-/// A running process; killed when this is dropped.
+/// Running process; killed on drop.
 pub(crate) struct BenchProcess(pub(crate) Child);
 
 impl BenchProcess {
@@ -16,13 +16,13 @@ impl BenchProcess {
 
 impl Drop for BenchProcess {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both calls fail only if the process is already gone.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Addresses that nobody listens on, all different.
+/// Returns distinct loopback addresses that nobody listens on.
 pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, LedgerBenchError> {
     let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let listeners: Result<Vec<TcpListener>, _> = (0..count).map(bind).collect();

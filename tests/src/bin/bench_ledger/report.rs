@@ -1,4 +1,4 @@
-//! What was found, line by line, with the aim of each.
+//! Prints the results line by line, each with its goal.
 
 use std::fmt::Write;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 use crate::load::LatencySummary;
 use crate::scale::ScaleResults;
 
-/// Writes with so many clients.
+/// Results of writes with this many clients.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub(crate) struct WriteResults {
     pub(crate) nodes: usize,
     pub(crate) clients: u64,
-    /// The disk's own, between these runs.
+    /// The disk's own fdatasync, measured between these runs.
     pub(crate) fdatasync: LatencySummary,
-    /// From inside a router's process.
+    /// Writes from inside a router's process.
     pub(crate) embedded: LatencySummary,
-    /// Over gRPC, as etcd is asked.
+    /// Writes over gRPC, in the same way as to etcd.
     pub(crate) ours: LatencySummary,
     pub(crate) etcd: LatencySummary,
 }
 
-/// All of it.
+/// All results.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(crate) struct LedgerBenchResults {
     pub(crate) fdatasync: LatencySummary,
@@ -29,7 +29,7 @@ pub(crate) struct LedgerBenchResults {
     pub(crate) scale: Option<ScaleResults>,
 }
 
-/// As a table.
+/// Formats the table.
 pub(crate) fn table(results: &LedgerBenchResults) -> String {
     let mut out = String::new();
     let LatencySummary { rate, p50, p99 } = results.fdatasync;

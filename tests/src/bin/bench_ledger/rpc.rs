@@ -1,6 +1,6 @@
-//! gRPC by hand, client and server: unary calls over HTTP/2, and as much protobuf as they need.
+//! Minimal gRPC client and server: unary calls over HTTP/2, and as much protobuf as they need.
 //!
-//! Both systems are asked by the same client in the same way, so that neither has a cheaper protocol.
+//! Both systems are called by the same client, so that neither has a cheaper protocol.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -12,10 +12,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::LedgerBenchError;
 
-/// Before each message: not compressed, and its length.
+/// Length of a gRPC message prefix: the compression flag and the length.
 const PREFIX: usize = 5;
 
-/// A connection that carries many calls at once.
+/// HTTP/2 connection for many concurrent calls.
 #[derive(Clone)]
 pub(crate) struct GrpcConnection {
     send: client::SendRequest<Bytes>,
@@ -27,12 +27,12 @@ impl GrpcConnection {
         let socket = TcpStream::connect(address).await.map_err(LedgerBenchError::system("connect"))?;
         socket.set_nodelay(true).map_err(LedgerBenchError::system("connect"))?;
         let (send, driver) = client::handshake(socket).await.map_err(LedgerBenchError::call("connect"))?;
-        // It ends with the connection, and the calls on it say why.
+        // The driver ends with the connection; its errors reach the calls.
         tokio::spawn(async move { drop(driver.await) });
         Ok(Self { send, address })
     }
 
-    /// One call.
+    /// Performs one unary call.
     pub(crate) async fn call(&self, path: &'static str, message: &[u8]) -> Result<Bytes, LedgerBenchError> {
         let request = Request::post(format!("http://{}{path}", self.address))
             .header("content-type", "application/grpc")
@@ -86,7 +86,7 @@ where
             continue;
         }
         tokio::spawn(async move {
-            // A broken connection is the client's to report.
+            // A broken connection is reported by the client.
             drop(connection(socket, answer).await);
         });
     }
@@ -122,7 +122,7 @@ where
     Ok(())
 }
 
-/// A protobuf message with these byte fields.
+/// Encodes a protobuf message with these byte fields.
 pub(crate) fn message(fields: &[(u8, &[u8])]) -> Vec<u8> {
     let mut message = Vec::new();
     for (field, bytes) in fields {
@@ -133,13 +133,13 @@ pub(crate) fn message(fields: &[(u8, &[u8])]) -> Vec<u8> {
     message
 }
 
-/// A field of a protobuf message: its number, and its value or its bytes.
+/// Value of a protobuf field: a number or bytes.
 pub(crate) enum ProtobufField<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The field with this number.
+/// Returns the field with this number.
 pub(crate) fn field(mut message: &[u8], wanted: u64) -> Option<ProtobufField<'_>> {
     while !message.is_empty() {
         let tag = varint(&mut message)?;

@@ -1,4 +1,4 @@
-//! One node with many artifacts: memory, lookups while it writes and snapshots, and what a snapshot costs.
+//! One node with many artifacts: memory, lookup latency during writes and a snapshot, and the cost of a snapshot.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -21,30 +21,30 @@ use crate::{LedgerBenchError, load};
 const SEALS_PER_BATCH: u64 = 1_000;
 const LOOKUP_SAMPLES: u64 = 1 << 16;
 
-/// What was found.
+/// Results of the scale benchmark.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ScaleResults {
     pub(crate) artifacts: u64,
     pub(crate) bytes_an_artifact: f64,
-    /// Lookups beside writes.
+    /// Lookups during writes.
     pub(crate) lookups: LatencySummary,
-    /// The writes beside them.
+    /// The writes during these lookups.
     pub(crate) writes: LatencySummary,
     pub(crate) snapshot_seconds: f64,
     pub(crate) snapshot_bytes: u64,
-    /// Longest lookup during writes and snapshot, in milliseconds, without the time that it waited for a core.
+    /// Longest lookup during writes and snapshot in milliseconds, without the time the thread waited for a core.
     pub(crate) stall_ms: f64,
-    /// Longest one with it.
+    /// Longest lookup in milliseconds, including that wait.
     pub(crate) longest_ms: f64,
-    /// Longest wait for a core in one lookup, as the kernel counts it.
+    /// Longest wait for a core during one lookup in milliseconds, as counted by the kernel.
     pub(crate) kept_off_ms: f64,
-    /// Highest memory during the snapshot over that before.
+    /// Peak memory during the snapshot divided by memory before it.
     pub(crate) peak: f64,
 }
 
 /// Runs in a process of its own, because it measures that process's memory.
 pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Result<ScaleResults, LedgerBenchError> {
-    // No snapshot but the one that is measured.
+    // Disables all snapshots except the measured one.
     let options = Options { snapshot_entries: u64::MAX / 2, snapshot_bytes: u64::MAX / 2, ..Options::new(folder) };
     let directory = Arc::new(Directory::open(options).await.map_err(LedgerBenchError::ledger)?);
     let limits = LedgerLimits {
@@ -139,16 +139,16 @@ async fn fill(directory: &Directory, artifacts: u64) -> Result<(), LedgerBenchEr
     Ok(())
 }
 
-/// Says on a terminal how far it is.
+/// Shows progress if stderr is a terminal.
 pub(crate) fn progress(line: &str) {
     let mut terminal = std::io::stderr();
     if terminal.is_terminal() {
-        // Nothing depends on it.
+        // Progress output is optional.
         let _ = write!(terminal, "\r\x1b[K{line}").and_then(|()| terminal.flush());
     }
 }
 
-/// Prefixes to look up: the view, the deepest kept prefix, and who has it.
+/// Prefix lookups through the read view: the deepest kept boundary of a chain, and its owner.
 struct LookupLoad<'a> {
     directory: &'a Directory,
     scope: Scope,
@@ -163,7 +163,7 @@ impl<'a> LookupLoad<'a> {
         Self { directory, scope: origin().scope(), chains, place: 0 }
     }
 
-    /// Looks the next one up. An odd stride visits all of them without following their order.
+    /// Looks up the next chain. An odd stride visits all of them out of order.
     fn next(&mut self) -> Duration {
         self.place = (self.place + 40_503) % self.chains.len();
         let before = Instant::now();
@@ -176,7 +176,7 @@ impl<'a> LookupLoad<'a> {
     }
 }
 
-/// Looks prefixes up, one after another.
+/// Looks up prefixes one after another until `over` is set.
 fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> LatencySummary {
     let mut lookups = LookupLoad::new(directory, artifacts);
     let (mut latencies, started) = (Vec::new(), Instant::now());
@@ -189,7 +189,7 @@ fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> LatencySumm
     summarize(latencies, started.elapsed())
 }
 
-/// The longest lookups, in milliseconds.
+/// Longest lookups in milliseconds.
 #[derive(Default)]
 struct LookupStalls {
     longest_cpu: f64,
@@ -197,7 +197,7 @@ struct LookupStalls {
     longest_descheduled: f64,
 }
 
-/// Looks prefixes up and asks the kernel each time how long this thread had to wait for a core meanwhile.
+/// Looks up prefixes and, for each, asks the kernel how long this thread waited for a core.
 fn measure_stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Result<LookupStalls, LedgerBenchError> {
     let (mut lookups, mut found) = (LookupLoad::new(directory, artifacts), LookupStalls::default());
     let waits = File::open("/proc/thread-self/schedstat").map_err(LedgerBenchError::system("read a thread's waits"))?;
@@ -213,7 +213,7 @@ fn measure_stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> R
     Ok(found)
 }
 
-/// How long a thread has waited for a core so far: the second number of its `schedstat`.
+/// Total time this thread has waited for a core: the second number in its `schedstat`.
 fn scheduler_wait(schedstat: &File) -> Result<Duration, LedgerBenchError> {
     let mut line = [0; 96];
     let length = schedstat.read_at(&mut line, 0).map_err(LedgerBenchError::system("read a thread's waits"))?;
@@ -221,7 +221,7 @@ fn scheduler_wait(schedstat: &File) -> Result<Duration, LedgerBenchError> {
     nanos.map(Duration::from_nanos).ok_or_else(|| LedgerBenchError::Usage("schedstat has no second number".into()))
 }
 
-/// A line of this process's memory, in bytes.
+/// Returns a line of this process's `/proc/self/status`, in bytes.
 fn memory(line: &str) -> Result<u64, LedgerBenchError> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(LedgerBenchError::system("read memory"))?;
     let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));

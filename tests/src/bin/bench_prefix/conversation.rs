@@ -1,4 +1,4 @@
-//! Agents' conversations, made up: questions, calls and results of code-like text, the same for the same number.
+//! Synthetic agent conversations: questions, tool calls and results of code-like text, deterministic by number.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ const WORDS: [&str; 32] = [
     "cache", "struct", "impl", "while", "queue",
 ];
 
-/// A conversation's text, written on message by message.
+/// Text of a conversation, extended message by message.
 pub(crate) struct ConversationText {
-    /// The messages so far, as JSON, without the brackets around them.
+    /// Messages so far as JSON, without the enclosing brackets.
     messages: String,
     rng_state: u64,
     calls: u64,
@@ -28,11 +28,11 @@ impl ConversationText {
         talk
     }
 
-    /// A call and its result, of so many bytes together.
+    /// Appends a tool call and its result of `bytes` in total.
     pub(crate) fn step(&mut self, bytes: usize) {
         self.calls += 1;
         let (thought, argument, result) = (self.text(bytes / 4), self.text(bytes / 8), self.text(bytes * 5 / 8));
-        // Arguments are JSON within JSON.
+        // Tool call arguments are JSON inside a JSON string.
         let argument = argument.replace("\\n", "");
         let id = format!("call{:05}", self.calls);
         let _ = write!(
@@ -41,7 +41,7 @@ impl ConversationText {
         );
     }
 
-    /// As a client sends it.
+    /// Returns the request body as a client sends it.
     pub(crate) fn body(&self) -> String {
         let tools = r#"[{"type":"function","function":{"name":"run","description":"Runs a command","parameters":{"type":"object","properties":{"command":{"type":"string"}}}}}]"#;
         format!(r#"{{"model":"m","stream":true,"messages":[{}],"tools":{tools},"temperature":0.2}}"#, self.messages)

@@ -1,9 +1,10 @@
-//! What it costs to know a step's prompt and who holds it: incremental and as a whole, on one core, without HTTP.
+//! Cost of resolving a step's prompt and looking up its holders: incrementally and in full, on one core, without
+//! HTTP.
 //!
 //!     bench_prefix [--quick] [--json FILE] [--model FOLDER]
 //!
-//! Every prompt is compared with the one computed as a whole: a difference, or a step that was not incremental, fails.
-//! Times never do; whether an aim was met is said.
+//! Every prompt is compared with the fully computed one: a difference, or a step that was not incremental, fails.
+//! Times never fail; they are only compared with the goals.
 
 mod conversation;
 
@@ -24,24 +25,24 @@ use vocabulary::{
 
 use conversation::ConversationText;
 
-/// Tokens of a step.
+/// Tokens per step.
 const STEP_TOKENS: u64 = 800;
-/// Workers that hold blocks.
+/// Number of workers that hold blocks.
 const WORKERS: u64 = 32;
-/// The aim at 128K tokens: microseconds at the median, and the least that a cold step costs more.
+/// Goal at 128K tokens: median in microseconds, and minimum ratio of a full computation to it.
 const GOAL: (f64, f64) = (80.0, 40.0);
 const GOAL_TOKENS: u64 = 128 << 10;
 
-/// Why there is no result.
+/// Errors of the benchmark.
 #[derive(Debug, thiserror::Error)]
 enum PrefixBenchError {
-    /// Asked in a wrong way.
+    /// The command line is wrong.
     #[error("{0}; usage: bench_prefix [--quick] [--json FILE] [--model FOLDER]")]
     Usage(String),
-    /// The model's files.
+    /// The model's files could not be loaded.
     #[error(transparent)]
     Model(#[from] PrefixError),
-    /// What cannot be.
+    /// A result that must not occur.
     #[error("at {tokens} tokens: {what}")]
     Wrong { tokens: u64, what: String },
     /// The result could not be written.
@@ -80,25 +81,25 @@ impl Options {
     }
 }
 
-/// What was found at one size of context. Times in microseconds.
+/// Result for one context size. Times in microseconds.
 #[derive(Debug, Serialize)]
 struct ContextSizeResult {
     tokens: u64,
     body_bytes: usize,
-    /// Identity and lookup together.
+    /// Prompt resolution and lookup together.
     p50: f64,
     p99: f64,
     identity_p50: f64,
     lookup_p50: f64,
-    /// The same body computed as a whole, all of its words seen before.
+    /// Full computation of the same body, with all its text segments in the tokenizer's cache.
     cold_p50: f64,
     ratio: f64,
-    /// State of a session, and what of it is block names.
+    /// Memory of a session's state, and the part of it that is block hashes.
     state_bytes: u64,
     block_bytes: u64,
 }
 
-/// Who holds what, as full as that of a large fleet.
+/// Residency index filled like that of a large fleet.
 struct FilledIndex(ResidencyIndex, Vec<residency::SourceSlot>);
 
 impl FilledIndex {
@@ -118,14 +119,15 @@ impl FilledIndex {
         Self(index, slots)
     }
 
-    /// Three workers get as much of a prompt as its last step left.
+    /// Makes three workers hold a prompt up to its last step.
     fn hold_prompt(&mut self, number: u64, chain: &PrefixChain) {
         let blocks: Vec<ResidencyChange> =
             chain.ids.iter().map(|id| ResidencyChange::Added(id.block_hash(), Tier::Hbm)).collect();
         (0..3).for_each(|n| self.0.apply(self.1[((number + n) % WORKERS) as usize], &blocks));
     }
 
-    /// As routers look: first where the session's holders ended last time. And what it took.
+    /// Looks up as routers do, starting at the depths where the session's holders ended last time. Returns the time,
+    /// too.
     fn lookup(&self, chain: &PrefixChain, before: DepthHint) -> (Vec<Overlap>, Duration) {
         let since = Instant::now();
         let found = self.0.overlaps_with_hint(chain, &before.depths());
@@ -188,7 +190,7 @@ fn run(options: &Options) -> Result<(), PrefixBenchError> {
     Ok(())
 }
 
-/// Bytes of this text that a token takes.
+/// Average bytes per token of this text.
 fn bytes_per_token(identifier: &PromptResolver) -> f64 {
     let mut talk = ConversationText::begin(u64::MAX);
     talk.step(100_000);
@@ -215,7 +217,7 @@ fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Resul
         while (talk.bytes() as f64) < tokens as f64 * size {
             talk.step(step);
         }
-        // The steps before: one as a whole and one along it, as they leave a running conversation.
+        // Prepares a running conversation: one step in full, one extended from it.
         let known =
             identifier.resolve_and_cache(read_layout(tokens, &talk.body())?, PromptInputs::default(), None, memory);
         talk.step(step);
@@ -224,7 +226,7 @@ fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Resul
         let before = DepthHint::from_depths(&fleet.0.overlaps_of_chain(&known.prompt.chain));
         talk.step(step);
         let body = talk.body();
-        // Requests are walked over once in any case.
+        // Scanning the request is not measured; routers do it for every request anyway.
         let layout = read_layout(tokens, &body)?;
         let since = Instant::now();
         let grown = identifier.extend(layout, PromptInputs::default(), memory);

@@ -1,4 +1,4 @@
-//! The operators' API as this program uses it: every request it sends and how it reads the answers.
+//! Client of the operator API: every request this program sends and how it interprets the responses.
 
 mod json;
 
@@ -20,61 +20,61 @@ use crate::http::{HttpFailure, HttpReply, KeepAliveConnection};
 use json::{LeasesJson, MembersJson, SessionReplyJson, SessionsJson, StateHashJson, WriteReplyJson};
 pub(crate) use json::{MemberJson, MemberRoleJson, MembershipChange, NodeStatusJson};
 
-/// Longest time for what is not part of the load.
+/// Timeout of requests that are not part of the load.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(12);
 const BASE: &str = "/ownerserve/v1";
 
-/// Where all nodes are reached, for operators and for clients.
+/// Addresses of all nodes, for operators and for clients.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeAddresses {
     addresses: Arc<BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>>,
 }
 
 impl NodeAddresses {
-    /// Operators' and clients' addresses by seat.
+    /// Creates the table from operator and client addresses by slot.
     pub(crate) fn new(addresses: BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>) -> NodeAddresses {
         NodeAddresses { addresses: Arc::new(addresses) }
     }
 
-    /// All seats, taken or not.
+    /// Returns all slots, occupied or not.
     pub(crate) fn seats(&self) -> Vec<MemberSlot> {
         self.addresses.keys().copied().collect()
     }
 
-    /// Where operators reach a node.
+    /// Operator address of a node.
     pub(crate) fn operator(&self, seat: MemberSlot) -> SocketAddr {
         self.addresses[&seat].0
     }
 
-    /// Where clients of the models reach a node.
+    /// Client address of a node.
     pub(crate) fn proxy(&self, seat: MemberSlot) -> SocketAddr {
         self.addresses[&seat].1
     }
 
-    /// Connections of one client.
+    /// Creates the connections of one client.
     pub(crate) fn client(&self) -> ApiClient {
         ApiClient { addresses: self.clone(), connections: HashMap::new() }
     }
 
-    /// What a node says of itself.
+    /// Returns a node's own status.
     pub(crate) async fn status(&self, seat: MemberSlot) -> Result<NodeStatusJson, NemesisError> {
-        // Whoever is stopped in its tracks takes connections and answers nothing.
+        // A paused process accepts connections but never responds.
         self.get(seat, "/cluster", Duration::from_secs(2)).await
     }
 
-    /// A node's applied index, and the digest of its state there.
+    /// Returns a node's applied index and the hash of its state there.
     pub(crate) async fn state_hash(&self, seat: MemberSlot) -> Result<(u64, String), NemesisError> {
         let StateHashJson { revision, hash } = self.get(seat, "/cluster/hash", REQUEST_TIMEOUT).await?;
         Ok((revision, hash))
     }
 
-    /// The members, as a node knows them.
+    /// Returns the members as a node knows them.
     pub(crate) async fn members(&self, seat: MemberSlot) -> Result<Vec<MemberJson>, NemesisError> {
         let MembersJson { members } = self.get(seat, "/cluster/members", REQUEST_TIMEOUT).await?;
         Ok(members)
     }
 
-    /// Asks for a change of the membership.
+    /// Requests a membership change.
     pub(crate) async fn change(&self, seat: MemberSlot, change: &MembershipChange) -> Result<(), NemesisError> {
         let (method, path, body) = change.request();
         self.send(seat, (method, &path, body)).await.map(drop)
@@ -85,31 +85,31 @@ impl NodeAddresses {
         self.send(seat, (Method::PUT, "/cluster/level", serde_json::json!({ "level": level }))).await.map(drop)
     }
 
-    /// A snapshot of a node's ledger, as it lies on its disk.
+    /// Downloads a snapshot of a node's ledger as it is stored on disk.
     pub(crate) async fn snapshot(&self, seat: MemberSlot) -> Result<Bytes, NemesisError> {
         let path = "/cluster/snapshot";
         let reply = self.client().raw(seat, (Method::GET, path), None, REQUEST_TIMEOUT).await;
         self.expect_success(seat, path, reply).map(|reply| reply.body)
     }
 
-    /// Lets a node write a snapshot of its ledger to its disk.
+    /// Makes a node write a snapshot of its ledger to disk.
     pub(crate) async fn write_snapshot(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         self.send(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
     }
 
-    /// Workers' leases, as a node has them.
+    /// Returns the workers' leases as a node knows them.
     pub(crate) async fn leases(&self, seat: MemberSlot) -> Result<Vec<LeaseSighting>, NemesisError> {
         let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
         Ok(leases.sightings())
     }
 
-    /// The present lives of all workers that hold a lease.
+    /// Returns the current incarnations of all workers that hold a lease.
     pub(crate) async fn live_owners(&self, seat: MemberSlot) -> Result<Vec<Owner>, NemesisError> {
         let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
         Ok(leases.live_owners())
     }
 
-    /// The session that a client of a model calls `key`.
+    /// Returns the session that clients of the model name `key`.
     pub(crate) async fn session_of(&self, seat: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
         let path = format!("/sessions?key={key}&model=tiny&consistency=linearizable");
         let SessionsJson { sessions } = self.get(seat, &path, REQUEST_TIMEOUT).await?;
@@ -162,7 +162,7 @@ pub(crate) struct ApiClient {
 }
 
 impl ApiClient {
-    /// Asks about a session; the node's applied index comes with most answers.
+    /// Sends an ownership request. Most responses carry the node's applied index.
     pub(crate) async fn request(
         &mut self,
         seat: MemberSlot,
@@ -194,7 +194,7 @@ impl ApiClient {
         }
     }
 
-    /// A linearizable read that must succeed.
+    /// Performs a linearizable read, which must succeed.
     pub(crate) async fn read_owner(
         &mut self,
         seat: MemberSlot,
@@ -232,11 +232,11 @@ impl ApiClient {
     }
 }
 
-/// What an answer means for the one who asked.
+/// Maps an HTTP response to the reply as the client understands it.
 fn read_reply(asked: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
     match reply.status {
         StatusCode::OK => parse_reply(asked, &reply.body).unwrap_or(OwnershipReply::Unknown),
-        // Nothing was sent to the ledger.
+        // Nothing was proposed to the ledger.
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => OwnershipReply::Unavailable,
         StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => OwnershipReply::Refused,
         _ => OwnershipReply::Unknown,

@@ -1,4 +1,4 @@
-//! What must hold of a history: pure functions, each of which names what it found broken.
+//! Guarantees that a history must fulfil: pure functions that return the violations.
 
 mod backup;
 mod grants;
@@ -20,17 +20,17 @@ pub(crate) use state_hashes::{NodeStateHash, check_equal_states};
 pub(crate) use streams::{StreamEnd, StreamRecord, check_streams};
 pub(crate) use watches::{WatchRecord, WatchedChange};
 
-/// A broken promise.
+/// A violated guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct GuaranteeViolation {
-    /// Which one.
+    /// Name of the guarantee.
     pub(crate) guarantee: &'static str,
-    /// Where, with what is needed to find it in the history.
+    /// What happened, with enough to find it in the history.
     pub(crate) detail: String,
 }
 
 impl GuaranteeViolation {
-    /// A fault that no node felt was none, and shows nothing.
+    /// Reports a fault that no node observed: it proves nothing.
     pub(crate) fn unless_observed(fault: &str, times: i64) -> Option<GuaranteeViolation> {
         let detail = format!("no node called into {fault}");
         (times == 0).then_some(GuaranteeViolation { guarantee: "a fault is felt", detail })
@@ -43,10 +43,10 @@ impl std::fmt::Display for GuaranteeViolation {
     }
 }
 
-/// What every subject was at the end, by a linearizable read after everything had healed.
+/// Holder of every session at the end, from linearizable reads after all faults have healed.
 pub(crate) type FinalOwners = HashMap<SessionId, SessionHolder>;
 
-/// Judges on another thread: this one carries what nodes say to each other, and must not stand still.
+/// Runs a check on a blocking thread: this thread carries the traffic between nodes and must not stall.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     judge: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, NemesisError> {
@@ -54,16 +54,16 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     judged.map_err(|error| NemesisError::Answer { who: "a check".into(), got: error.to_string() })
 }
 
-/// What came of a check of everything that clients were told.
+/// Result of checking a history.
 #[derive(Default, Debug)]
 pub(crate) struct HistoryVerdict {
-    /// What did not hold.
+    /// Violated guarantees.
     pub(crate) broken: Vec<GuaranteeViolation>,
-    /// Sessions whose operations have so many orders that the search for one was given up.
+    /// Sessions whose check was given up because their operations have too many possible orders.
     pub(crate) undecided: usize,
 }
 
-/// Checks everything that clients were told.
+/// Checks all replies that clients got.
 pub(crate) fn check_history(kept: &HistoryRecords, finals: &FinalOwners) -> HistoryVerdict {
     let (mut broken, mut undecided) = (Vec::new(), 0);
     for (subject, operations) in by_subject(&kept.operations) {

@@ -1,4 +1,4 @@
-//! The nodes and workers of a run, each a process of `ownerserve` in its place, and what operators may ask of them.
+//! Nodes and workers of a run, each a process of `ownerserve` in its own slot, and the operator requests to them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,48 +14,48 @@ use crate::history::MemberSlot;
 use crate::node::{LaunchSpec, ProgramProcess, free_port, log_tail_of, wait_until_listening};
 use crate::test_network::{MAX_SLOTS, SyscallFaults, TestNetwork};
 
-/// Longest time until a started node serves operators; a restart may have a log to read.
+/// Timeout until a started node serves operators; a restart may have to replay a log.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of the disk that can be filled.
+/// Size of the disk that can be filled, as a mount option.
 const SMALL_DISK: &str = "size=192m";
 
-/// How nodes are started, as far as they are alike.
+/// Settings common to all nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSetup {
-    /// The program.
+    /// Binary under test.
     pub(crate) binary: PathBuf,
-    /// Where everything of this run lies.
+    /// Folder for all files of this run.
     pub(crate) folder: PathBuf,
-    /// How long a worker's lease is held.
+    /// Duration of worker leases.
     pub(crate) lease: Duration,
-    /// Whose disk is small, where one can be mounted.
+    /// Slot with a small disk, if one can be mounted.
     pub(crate) small_disk: Option<MemberSlot>,
-    /// What can be done to nodes' disks and clocks, where it can.
+    /// Injection of disk and clock faults, if available.
     pub(crate) syscall_faults: Option<SyscallFaults>,
 }
 
-/// Who a node is to be when its folder is empty.
+/// How a node with an empty data directory gets into a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BootOrigin {
-    /// Founds a cluster of one, and listens for no other node.
+    /// Founds a cluster of one and does not listen for other nodes.
     Standalone,
     /// Founds the cluster.
     Founder,
-    /// Joins through the node in this seat.
+    /// Joins through the node in this slot.
     JoinsThrough(MemberSlot),
 }
 
 /// How a node is started this time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeBoot {
-    /// Where it comes from.
+    /// How it gets into the cluster.
     pub(crate) origin: BootOrigin,
-    /// The highest feature level that it may know, to act as an older binary.
+    /// Highest feature level it may know, to act as an older binary.
     pub(crate) max_level: Option<u32>,
 }
 
 impl NodeBoot {
-    /// As the binary is.
+    /// Starts the binary as it is, without a level limit.
     pub(crate) fn new(origin: BootOrigin) -> NodeBoot {
         NodeBoot { origin, max_level: None }
     }
@@ -77,7 +77,7 @@ pub(crate) struct ProcessCluster {
 }
 
 impl ProcessCluster {
-    /// Of nobody yet; the workers are started.
+    /// Creates a cluster without nodes; the workers are started.
     pub(crate) async fn new(
         setup: ClusterSetup,
         ground: Arc<TestNetwork>,
@@ -136,17 +136,17 @@ impl ProcessCluster {
         Ok(())
     }
 
-    /// Where operators and clients reach the nodes.
+    /// Operator and client addresses of the nodes.
     pub(crate) fn addresses(&self) -> &NodeAddresses {
         &self.addresses
     }
 
-    /// The program under test.
+    /// Binary under test.
     pub(crate) fn binary(&self) -> &Path {
         &self.setup.binary
     }
 
-    /// A node's data directory.
+    /// Data directory of a node.
     pub(crate) fn folder(&self, seat: MemberSlot) -> PathBuf {
         self.setup.folder.join(format!("node{}", seat.0))
     }
@@ -155,22 +155,22 @@ impl ProcessCluster {
         self.setup.folder.join(format!("node{}.log", seat.0))
     }
 
-    /// The seats that were ever taken.
+    /// Slots that were ever occupied.
     pub(crate) fn seats(&self) -> Vec<MemberSlot> {
         self.slots.keys().copied().collect()
     }
 
-    /// Whose disk can be filled.
+    /// Slot whose disk can be filled.
     pub(crate) fn small_disk(&self) -> Option<MemberSlot> {
         self.setup.small_disk.filter(|seat| self.slots.contains_key(seat))
     }
 
-    /// What can be done to nodes' disks and clocks, where it can.
+    /// Injection of disk and clock faults, if available.
     pub(crate) fn syscall_faults(&self) -> Option<&SyscallFaults> {
         self.setup.syscall_faults.as_ref()
     }
 
-    /// The seats whose nodes run, those that are paused left out.
+    /// Slots of running nodes, without the paused ones.
     pub(crate) fn running_slots(&self) -> Vec<MemberSlot> {
         let awake = |place: &NodeSlot| place.running.as_ref().is_some_and(|running| !running.is_paused());
         self.slots.iter().filter(|(_, place)| awake(place)).map(|(seat, _)| *seat).collect()
@@ -185,7 +185,7 @@ impl ProcessCluster {
         Ok(())
     }
 
-    /// Starts a node that founds a cluster of its own, beside the one that this is about.
+    /// Starts a node that founds a separate cluster.
     pub(crate) async fn start_separate(
         &self,
         seat: MemberSlot,
@@ -196,7 +196,7 @@ impl ProcessCluster {
         Ok(running)
     }
 
-    /// Starts a node that is expected not to come up; returns what it said when it ended.
+    /// Starts a node that is expected to fail; returns its output after it has exited.
     pub(crate) async fn start_expecting_failure(
         &mut self,
         seat: MemberSlot,
@@ -235,7 +235,7 @@ impl ProcessCluster {
         if boot.origin != BootOrigin::Standalone {
             flag("--node-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
-            // Its addresses are those of namespaces that nobody else is in.
+            // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.insecure=true".into());
         }
         if let BootOrigin::JoinsThrough(seat) = boot.origin {
@@ -252,14 +252,14 @@ impl ProcessCluster {
         let (environment, log) = (levers.unwrap_or_default(), self.log(seat));
         let launch = LaunchSpec { name: &name, launcher, binary: &self.setup.binary, arguments, environment, log };
         let running = ProgramProcess::start(launch)?;
-        // It calls the others before it listens.
+        // A node calls the others before it listens.
         if let Some(pid) = running.pid() {
             self.network.register_process(seat, pid);
         }
         Ok(running)
     }
 
-    /// Starts a node again as it was started last.
+    /// Restarts a node as it was started last.
     pub(crate) async fn restart(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
         let boot = self.boot(seat)?;
         self.start(seat, boot).await
@@ -271,41 +271,41 @@ impl ProcessCluster {
         self.slots.get(&seat).map(|place| place.boot).ok_or_else(never)
     }
 
-    /// A node's process.
+    /// Process of a node.
     pub(crate) fn running(&mut self, seat: MemberSlot) -> Result<&mut ProgramProcess, NemesisError> {
         let running = self.slots.get_mut(&seat).and_then(|place| place.running.as_mut());
         running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
     }
 
-    /// Takes a node's process out, to end it.
+    /// Removes a node's process from the cluster, to end it.
     pub(crate) fn take(&mut self, seat: MemberSlot) -> Result<ProgramProcess, NemesisError> {
         let running = self.slots.get_mut(&seat).and_then(|place| place.running.take());
         running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
     }
 
-    /// Everything that a node has said so far.
+    /// Complete log of a node.
     pub(crate) fn log_text(&self, seat: MemberSlot) -> String {
         String::from_utf8_lossy(&std::fs::read(self.log(seat)).unwrap_or_default()).into_owned()
     }
 
-    /// What a node last said.
+    /// Last lines of a node's log.
     pub(crate) fn log_tail(&self, seat: MemberSlot) -> String {
         log_tail_of(&self.log(seat))
     }
 
-    /// Nodes that ended although nobody ended them.
+    /// Slots of nodes that exited without being stopped.
     pub(crate) fn crashed_slots(&mut self) -> Vec<MemberSlot> {
         let ended =
             |place: &mut NodeSlot| place.running.as_mut().is_some_and(|running| running.exit_status().is_some());
         self.slots.iter_mut().filter_map(|(seat, place)| ended(place).then_some(*seat)).collect()
     }
 
-    /// Forgets everything that a stopped node had on disk.
+    /// Deletes everything in a stopped node's data directory.
     pub(crate) fn wipe(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         let folder = self.folder(seat);
         let what = || format!("empty {}", folder.display());
         std::fs::create_dir_all(&folder).map_err(NemesisError::system(what()))?;
-        // The folder itself may be a mount point.
+        // The folder itself may be a mount point, so only its contents are deleted.
         for entry in std::fs::read_dir(&folder).map_err(NemesisError::system(what()))?.flatten() {
             let path = entry.path();
             let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
@@ -314,7 +314,7 @@ impl ProcessCluster {
         Ok(())
     }
 
-    /// The member in this seat, as `asked` knows it.
+    /// Returns the member in this slot as the node `asked` knows it.
     pub(crate) async fn member(&self, seat: MemberSlot, asked: MemberSlot) -> Result<MemberJson, NemesisError> {
         let address = self.network.relay_address(seat).to_string();
         let members = self.addresses.members(asked).await?;
@@ -323,7 +323,7 @@ impl ProcessCluster {
         members.into_iter().find(|member| member.address == address).ok_or_else(missing)
     }
 
-    /// The seat of the leader, once most nodes that are awake agree on one.
+    /// Returns the leader's slot once most running nodes agree on one.
     pub(crate) async fn leader(&self, within: Duration) -> Result<MemberSlot, NemesisError> {
         let deadline = Instant::now() + within;
         loop {
@@ -340,7 +340,7 @@ impl ProcessCluster {
     async fn agreed_leader(&self) -> Option<MemberSlot> {
         let statuses = self.statuses().await;
         let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
-        // A node that was cut off names none.
+        // A partitioned node names no leader.
         for leader in statuses.iter().filter_map(|(_, status)| status.leader) {
             *votes.entry(leader).or_default() += 1;
         }
@@ -349,7 +349,7 @@ impl ProcessCluster {
         own.filter(|_| agreed * 2 > statuses.len()).map(|(seat, _)| *seat)
     }
 
-    /// What every node that answers says of itself.
+    /// Status of every node that responds.
     pub(crate) async fn statuses(&self) -> Vec<(MemberSlot, NodeStatusJson)> {
         let asked =
             self.running_slots().into_iter().map(|seat| async move { (seat, self.addresses.status(seat).await) });
@@ -357,7 +357,7 @@ impl ProcessCluster {
         answered.into_iter().filter_map(|(seat, status)| status.ok().map(|status| (seat, status))).collect()
     }
 
-    /// The workers' processes.
+    /// Process of a worker.
     pub(crate) fn worker(&mut self, at: usize) -> Option<&mut ProgramProcess> {
         self.workers.get_mut(at).map(|(_, running)| running)
     }

@@ -1,37 +1,37 @@
-//! Chance from a seed: equal seeds choose equal faults.
+//! Seeded random numbers: equal seeds choose equal faults.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng};
 
-/// A generator of choices.
+/// Random number generator for fault choices.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultRng(SplitMix64);
 
 impl FaultRng {
-    /// From a seed; every seed is another sequence.
+    /// Creates a generator; every seed yields a different sequence.
     pub(crate) fn new(seed: u64) -> FaultRng {
         let mut rng = SplitMix64::from_seed(seed.to_le_bytes());
         rng.next_u64();
         FaultRng(rng)
     }
 
-    /// Another generator, for someone who draws at his own pace.
+    /// Returns an independent generator for a consumer that draws at its own pace.
     pub(crate) fn split(&self, nth: u64) -> FaultRng {
         let drawn = self.0.clone().next_u64();
         FaultRng::new(drawn ^ nth.wrapping_mul(0xd134_2543_de82_ef95))
     }
 
-    /// 0 up to, not including, `bound`, which is at least 1.
+    /// Draws from 0 to `bound`, exclusive. `bound` is at least 1.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0.next_u64() % bound.max(1)
     }
 
-    /// 0 up to 1.
+    /// Draws from 0 to 1, exclusive.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// One of several.
+    /// Picks one element.
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         of.get(self.below(of.len() as u64) as usize)
     }

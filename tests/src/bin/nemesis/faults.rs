@@ -1,4 +1,4 @@
-//! The nemeses. Each strikes, holds, and takes everything back; what recovers by itself is left to recover.
+//! Nemeses: each injects a fault, holds it, and heals it. What recovers by itself is left to recover.
 
 mod backups;
 mod clocks;
@@ -20,28 +20,28 @@ use crate::check::GuaranteeViolation;
 use crate::history::RunInstant;
 use crate::testbed::{RunLength, Testbed};
 
-/// Why clocks and fdatasync are as they are.
+/// Note of a trial without clock and fdatasync faults.
 const NO_SYSCALL_FAULTS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
 
-/// What a nemesis did.
+/// Record of an executed nemesis.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultRecord {
-    /// Faults that were injected.
+    /// Number of injected faults.
     pub(crate) faults: u32,
-    /// When the first began.
+    /// Start of the first fault.
     pub(crate) began: RunInstant,
-    /// When the last was taken back.
+    /// End of the last fault.
     pub(crate) healed: RunInstant,
-    /// When the leader was lost, if it was.
+    /// Times at which a leader was lost.
     pub(crate) leader_lost: Vec<RunInstant>,
-    /// What did not hold, beside what is checked after every nemesis.
+    /// Violations found by the nemesis itself, in addition to the checks after every nemesis.
     pub(crate) broken: Vec<GuaranteeViolation>,
-    /// Worth a line in the table.
+    /// Note for the results table.
     pub(crate) note: String,
 }
 
 impl FaultRecord {
-    /// Begins now.
+    /// Starts a record now.
     fn begin(arena: &Testbed) -> FaultRecord {
         let now = arena.history.now();
         FaultRecord {
@@ -65,84 +65,84 @@ impl FaultRecord {
         self.leader_lost.push(arena.history.now());
     }
 
-    /// Does nothing, for this reason.
+    /// Marks the nemesis as not run, for this reason.
     fn not_run(mut self, why: &str) -> FaultRecord {
         self.note = why.to_owned();
         self
     }
 
-    /// Ends now.
+    /// Ends the record now.
     fn end(mut self, arena: &Testbed) -> FaultRecord {
         self.healed = arena.history.now();
         self
     }
 }
 
-/// A way to go wrong.
+/// Kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Nemesis {
-    /// Older and newer binaries.
+    /// Older and newer binaries on the same data.
     MixedVersions,
-    /// The leader and all others do not hear each other.
+    /// The leader and all others cannot reach each other.
     SymmetricPartition,
-    /// One side hears, the other does not.
+    /// Traffic is dropped in one direction only.
     OneWayPartition,
-    /// Cut and mended, again and again.
+    /// A partition that comes and goes.
     FlappingPartition,
     /// kill -9 of the leader.
     KillLeader,
-    /// kill -9 of a voter that follows.
+    /// kill -9 of a follower.
     KillFollower,
     /// kill -9 of a learner.
     KillLearner,
-    /// SIGSTOP, SIGCONT.
+    /// SIGSTOP and SIGCONT.
     Pause,
-    /// Late bytes.
+    /// Delayed traffic.
     SlowLinks,
     /// Retransmissions and resets.
     LossyLinks,
-    /// No room for the log, and room again.
+    /// No space for the log, then space again.
     FullDisk,
-    /// A log whose end is gone.
+    /// A log whose end is missing.
     TornLog,
     /// A log with one bit flipped.
     FlippedLog,
-    /// kill -9 and start again while leases run, with a partition; and a worker that is really dead.
+    /// kill -9 and restart within a lease, with a partition; then a worker that is really dead.
     RestartInsideLease,
     /// Every node is restarted in turn.
     RollingRestart,
-    /// The lead is handed on.
+    /// Leadership transfer.
     LeaderTransfer,
-    /// Voters change while one of them cannot be reached.
+    /// Voters change while one of them is unreachable.
     MembershipUnderFault,
-    /// A router dies while it streams an answer.
+    /// A router is killed while it streams a response.
     RouterKilled,
     /// Slow links, a killed follower and a stopped leader together.
     ThreeAtOnce,
-    /// Of five voters two are cut off, the leader among them.
+    /// Two of five voters are cut off, the leader among them.
     MinorityPartition,
     /// kill -9 of two of five voters, the leader among them.
     KillTwo,
-    /// Every fdatasync takes long.
+    /// Every fdatasync is slow.
     SlowDisk,
     /// Every fdatasync fails.
     FailingDisk,
     /// Wall and monotonic clocks jump.
     ClockJumps,
-    /// Monotonic clocks run a fifth too fast, or too slow.
+    /// Monotonic clocks run a fifth too fast or too slow.
     ClockDrift,
-    /// A log whose last bytes are gone.
+    /// A log whose last bytes are missing.
     CutTail,
-    /// A snapshot whose last bytes are gone.
+    /// A snapshot whose last bytes are missing.
     CutSnapshot,
-    /// Saved under load, and restored as another cluster, twice.
+    /// A backup saved under load and restored as another cluster, twice.
     Backup,
-    /// No descriptors, memory, room or threads for a while.
+    /// A shortage of descriptors, memory or threads.
     Shortages,
 }
 
 impl Nemesis {
-    /// All, in the order of a run.
+    /// All nemeses, in the order of a run.
     pub(crate) const ALL: [Nemesis; 29] = [
         Nemesis::MixedVersions,
         Nemesis::SymmetricPartition,
@@ -175,7 +175,7 @@ impl Nemesis {
         Nemesis::Shortages,
     ];
 
-    /// Its name on the command line and in the table.
+    /// Name on the command line and in the table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Nemesis::MixedVersions => "mixed-versions",
@@ -210,22 +210,22 @@ impl Nemesis {
         }
     }
 
-    /// Whether a run of this pace and so many voters has it, unless it is asked for by name.
+    /// Returns whether a run of this length and number of voters includes it by default.
     pub(crate) fn applies_to(self, pace: RunLength, voters: u8) -> bool {
         match self {
             Nemesis::MinorityPartition | Nemesis::KillTwo => voters >= 5,
-            // A torn log is much the same.
+            // Too similar to a torn log for a quick run.
             Nemesis::CutTail => pace == RunLength::Long,
             _ => true,
         }
     }
 
-    /// The one of that name.
+    /// Returns the nemesis of this name.
     pub(crate) fn of_name(name: &str) -> Option<Nemesis> {
         Nemesis::ALL.into_iter().find(|nemesis| nemesis.name() == name)
     }
 
-    /// Strikes.
+    /// Executes the nemesis.
     pub(crate) async fn run(self, arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
         match self {
             Nemesis::MixedVersions => versions::mixed_releases(arena).await,

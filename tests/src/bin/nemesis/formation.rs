@@ -1,4 +1,4 @@
-//! From nothing to a cluster: a founder, nodes that join it, voters; and the sessions that clients will quarrel about.
+//! Forms the cluster: a founder, nodes that join it, voters; and the sessions that clients will compete for.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::testbed::OPERATOR_TIMEOUT;
 
 const FOUNDER: MemberSlot = MemberSlot(1);
 
-/// So many voters, and a learner beside them; one voter is a node alone.
+/// Forms a cluster of this many voters and a learner; one voter means a single node.
 pub(crate) async fn form(cluster: &mut ProcessCluster, voters: u8) -> Result<(), NemesisError> {
     let learners = u8::from(voters > 1);
     let origin = if voters > 1 { BootOrigin::Founder } else { BootOrigin::Standalone };
@@ -28,7 +28,7 @@ pub(crate) async fn form(cluster: &mut ProcessCluster, voters: u8) -> Result<(),
     for seat in (2..=voters).map(MemberSlot) {
         nodes.push(await_admission(cluster, seat).await?);
     }
-    // One voter and two learners make three, three and two make five: never two or four.
+    // One voter and two learners become three voters, three and two become five; never two or four.
     for pair in nodes.chunks(2) {
         promote(cluster, pair.to_vec()).await?;
     }
@@ -60,7 +60,7 @@ async fn promote(cluster: &ProcessCluster, nodes: Vec<u64>) -> Result<(), Nemesi
     }
 }
 
-/// Opens sessions as clients do, by steps that end; returns them once the ledger has them.
+/// Opens sessions like clients, by steps that complete; returns them once the ledger has them.
 pub(crate) async fn open_sessions(
     cluster: &ProcessCluster,
     seat: MemberSlot,

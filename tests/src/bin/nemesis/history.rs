@@ -1,4 +1,4 @@
-//! What clients did and were told. Checkers read it; nothing here judges.
+//! History of client requests and replies. Only records; the checkers judge it.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,165 +10,165 @@ use vocabulary::{Epoch, Owner, SessionId, WorkerId};
 
 use crate::NemesisError;
 
-/// Microseconds since the run began.
+/// Microseconds since the start of the run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize)]
 #[serde(transparent)]
 pub(crate) struct RunInstant(pub(crate) u64);
 
 impl RunInstant {
-    /// Seconds from `earlier` to here.
+    /// Seconds from `earlier` to this moment.
     pub(crate) fn since(self, earlier: RunInstant) -> f64 {
         self.0.saturating_sub(earlier.0) as f64 / 1e6
     }
 }
 
-/// A member as this program numbers them, from 1. A wiped node keeps its number here and gets a new id in the cluster.
+/// Number of a member in this program, from 1. A wiped node keeps its slot and gets a new id in the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(transparent)]
 pub(crate) struct MemberSlot(pub(crate) u8);
 
-/// What a client asked about a session.
+/// A client's request about a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OwnershipRequest {
-    /// Its ownership, while nobody live has it.
+    /// Claim ownership while no live worker owns the session.
     Claim(Owner),
-    /// To take its ownership back.
+    /// Release ownership.
     Release {
-        /// From whom.
+        /// Current owner.
         owner: Owner,
-        /// The grant that the client saw.
+        /// Epoch of the grant that the client saw.
         seen: Epoch,
     },
-    /// To move it.
+    /// Migrate the session.
     Migrate {
-        /// To whom.
+        /// New owner.
         to: Owner,
-        /// The epoch that the client saw.
+        /// Epoch that the client saw.
         seen: Epoch,
     },
-    /// Who has it, linearizably.
+    /// Read the owner, linearizably.
     Read,
 }
 
-/// Who has a session, since when.
+/// Owner of a session, and since which epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct SessionHolder {
-    /// Nobody, when it was given back.
+    /// `None` if the session was released.
     pub(crate) owner: Option<Owner>,
-    /// When that was decided.
+    /// Epoch of that decision.
     pub(crate) epoch: Epoch,
 }
 
-/// What a client was told.
+/// Reply to a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OwnershipReply {
     /// Acknowledged: owned since this epoch.
     Granted(Epoch),
-    /// Acknowledged: no longer owned by the one who gave it back.
+    /// Acknowledged: released.
     Released,
-    /// The answer to a read.
+    /// Result of a read.
     Found(SessionHolder),
-    /// Refused by the ledger; nothing was changed.
+    /// Refused by the ledger; nothing changed.
     Refused,
-    /// Not taken; nothing was changed.
+    /// Not accepted by the node; nothing changed.
     Unavailable,
-    /// Sent, and nothing is known of it: it may happen at any later time.
+    /// Sent, outcome unknown: it may take effect at any later time.
     Unknown,
 }
 
-/// One request: it is not repeated, what comes after it is another one.
+/// One request and its reply. It is never repeated; a retry is a new operation.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct ClientOperation {
-    /// Who asked.
+    /// Client that sent it.
     pub(crate) client: u32,
-    /// Where.
+    /// Node that it was sent to.
     pub(crate) seat: MemberSlot,
-    /// About what.
+    /// Session it is about.
     pub(crate) subject: SessionId,
-    /// What.
+    /// The request.
     pub(crate) asked: OwnershipRequest,
     /// Just before the request was written.
     pub(crate) invoked: RunInstant,
-    /// Just after its answer was read, or it was given up.
+    /// Just after the reply was read, or the request was given up.
     pub(crate) completed: RunInstant,
-    /// The answer.
+    /// The reply.
     pub(crate) answer: OwnershipReply,
-    /// The node's applied index that came with it.
+    /// The node's applied index in the reply.
     pub(crate) revision: Option<u64>,
 }
 
 impl ClientOperation {
-    /// Whether it changes something.
+    /// Returns whether this is a write.
     pub(crate) fn is_write(&self) -> bool {
         self.asked != OwnershipRequest::Read
     }
 
-    /// Whether it is a write that was acknowledged.
+    /// Returns whether this is an acknowledged write.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.is_write() && matches!(self.answer, OwnershipReply::Granted(_) | OwnershipReply::Released)
     }
 }
 
-/// A worker's lease as a node showed it.
+/// A worker's lease as a node reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct LeaseSighting {
-    /// Whose lease.
+    /// Worker that holds the lease.
     pub(crate) worker: WorkerId,
-    /// When the lease was granted.
+    /// Epoch at which the lease was granted.
     pub(crate) granted: Epoch,
-    /// Whether it is held.
+    /// Whether the lease is held.
     pub(crate) is_live: bool,
-    /// The applied index of that view.
+    /// Applied index of the report.
     pub(crate) revision: u64,
 }
 
 impl LeaseSighting {
-    /// Whether the lease under which something was granted then has ended, by this.
+    /// Returns whether this shows that the lease valid at epoch `granted` has ended.
     pub(crate) fn shows_ended(&self, granted: Epoch) -> bool {
-        // In another generation indexes begin anew.
+        // In another generation, indexes start anew.
         let is_later = self.revision >= granted.index || self.granted.generation != granted.generation;
         self.granted > granted || !self.is_live && is_later
     }
 
-    /// Whether it went on without an end up to `until`.
+    /// Returns whether this shows that the lease was held without interruption up to `until`.
     pub(crate) fn shows_held(&self, granted: Epoch, until: Epoch) -> bool {
         let is_later = self.revision >= until.index && self.granted.generation == until.generation;
         self.is_live && self.granted <= granted && is_later
     }
 }
 
-/// Everything that was seen. Shared by all clients; pushing is all they do with it.
+/// Record of a run, shared by all clients, which only append to it.
 pub(crate) struct OperationHistory {
     began: Instant,
     records: Mutex<HistoryRecords>,
 }
 
-/// What a history holds.
+/// Contents of a history.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct HistoryRecords {
-    /// Attempts, in the order in which they ended.
+    /// Operations, in order of completion.
     pub(crate) operations: Vec<ClientOperation>,
-    /// Leases, in the order in which they were seen.
+    /// Leases, in order of observation.
     pub(crate) sightings: Vec<LeaseSighting>,
 }
 
-/// More than this is not kept: hours of load.
+/// Maximum number of operations kept: hours of load.
 const MAX_OPERATIONS: usize = 20_000_000;
 
 impl OperationHistory {
-    /// Begins now.
+    /// Starts a history now.
     pub(crate) fn new() -> OperationHistory {
         OperationHistory { began: Instant::now(), records: Mutex::default() }
     }
 
-    /// The present moment.
+    /// Current moment.
     pub(crate) fn now(&self) -> RunInstant {
         RunInstant(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Notes an attempt. False when there is no room, which a run must not pass over.
+    /// Records an operation. Returns `false` if there is no room, which a run must not ignore.
     pub(crate) fn record(&self, operation: ClientOperation) -> bool {
         let operations = &mut self.lock().operations;
         let fits = operations.len() < MAX_OPERATIONS;
@@ -178,7 +178,7 @@ impl OperationHistory {
         fits
     }
 
-    /// Notes a lease, unless it was seen like that last.
+    /// Records a lease, unless its last sighting was equal.
     pub(crate) fn record_lease(&self, sighting: LeaseSighting) {
         let sightings = &mut self.lock().sightings;
         let alike = |seen: &LeaseSighting| (seen.worker, seen.granted, seen.is_live);
@@ -188,17 +188,17 @@ impl OperationHistory {
         }
     }
 
-    /// Reads it without copying; clients wait meanwhile, so this is for moments without load, or short looks.
+    /// Reads without copying. Clients are blocked meanwhile, so this is for times without load, or for short reads.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&HistoryRecords) -> T) -> T {
         look(&self.lock())
     }
 
-    /// What it holds now, for whoever looks at it for long while clients go on.
+    /// Copies the contents for long checks while clients continue.
     pub(crate) fn snapshot(&self) -> HistoryRecords {
         self.lock().clone()
     }
 
-    /// Writes every attempt, one JSON text a line.
+    /// Writes every operation as one line of JSON.
     pub(crate) fn save(&self, path: &Path) -> Result<(), NemesisError> {
         let what = || format!("write {}", path.display());
         let file = std::fs::File::create(path).map_err(NemesisError::system(what()))?;

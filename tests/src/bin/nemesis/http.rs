@@ -1,4 +1,4 @@
-//! A keep-alive HTTP/1.1 connection to one listener, which says whether a lost request may have been executed.
+//! Keep-alive HTTP/1.1 connection that tells whether a failed request may have been executed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,26 +11,26 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// Larger answers are not read.
+/// Maximum response size read.
 const MAX_BODY_BYTES: usize = 64 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// An answer.
+/// HTTP response.
 pub(crate) struct HttpReply {
-    /// Its status.
+    /// Status code.
     pub(crate) status: StatusCode,
-    /// Its headers.
+    /// Headers.
     pub(crate) headers: HeaderMap,
-    /// Its body.
+    /// Body.
     pub(crate) body: Bytes,
 }
 
-/// Why there is none.
+/// Failure of a request.
 #[derive(Debug)]
 pub(crate) enum HttpFailure {
-    /// The request never left.
+    /// The request was never sent.
     NotSent(String),
-    /// It may have been read and executed.
+    /// The request may have been received and executed.
     Lost(String),
 }
 
@@ -43,19 +43,19 @@ impl std::fmt::Display for HttpFailure {
     }
 }
 
-/// One connection, made when it is needed and forgotten when it breaks.
+/// Connection that is opened on demand and dropped when it breaks.
 pub(crate) struct KeepAliveConnection {
     address: SocketAddr,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
 impl KeepAliveConnection {
-    /// To `address`; nothing is sent yet.
+    /// Creates a connection to `address`, not connected yet.
     pub(crate) fn new(address: SocketAddr) -> KeepAliveConnection {
         KeepAliveConnection { address, sender: None }
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the whole response.
     pub(crate) async fn request(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -69,7 +69,7 @@ impl KeepAliveConnection {
         answer
     }
 
-    /// Sends a request and returns as soon as the answer begins; its body is a stream.
+    /// Sends a request and returns with the response head; the body is a stream.
     pub(crate) async fn open(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -97,7 +97,7 @@ impl KeepAliveConnection {
                 self.sender = Some(sender);
                 Ok(answer)
             }
-            // Only what hyper has not begun to write is certain not to have arrived.
+            // Only a request that hyper has not begun to write is certainly not received.
             Err(error) if error.is_canceled() => Err(HttpFailure::NotSent(error.to_string())),
             Err(error) => Err(HttpFailure::Lost(error.to_string())),
         }
@@ -109,7 +109,7 @@ impl KeepAliveConnection {
         let stream = connecting.map_err(|late| not_sent(&late))?.map_err(|error| not_sent(&error))?;
         stream.set_nodelay(true).map_err(|error| not_sent(&error))?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|error| not_sent(&error))?;
-        // It ends when the sender is dropped or the other side closes; its errors reach the sender.
+        // The task ends when the sender is dropped or the peer closes; errors reach the sender.
         tokio::spawn(async move { drop(connection.await) });
         Ok(sender)
     }

@@ -1,5 +1,5 @@
-//! The load: many clients that claim, release, migrate and read sessions, each at its own pace, through whatever node
-//! answers. Everything that they ask and are told goes into the history.
+//! Load: many clients that claim, release, migrate and read sessions, each at its own pace, through any node that
+//! responds. All requests and replies are recorded in the history.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,34 +16,34 @@ use crate::api_client::{ApiClient, NodeAddresses};
 use crate::fault_rng::FaultRng;
 use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionHolder};
 
-/// How long a client waits for one answer; longer than an election takes.
+/// Timeout of one request; longer than an election.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(6);
-/// Of a hundred requests, so many are about subjects that all clients share.
+/// Percentage of requests about sessions shared by all clients.
 const SHARED_PERCENT: u64 = 15;
-/// Of a hundred requests, so many are the first at another node.
+/// Percentage of requests at which a client moves to another node.
 const WANDER_PERCENT: u64 = 5;
-/// Subjects that all clients share.
+/// Number of sessions shared by all clients.
 pub(crate) const SHARED_SESSIONS: usize = 24;
-/// Subjects of each client alone.
+/// Number of sessions of each client alone.
 pub(crate) const SESSIONS_PER_CLIENT: usize = 2;
 
-/// How much load there is.
+/// Amount of load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadAmount {
-    /// Clients at once.
+    /// Number of concurrent clients.
     pub(crate) clients: usize,
-    /// Requests a second that they aim at together.
+    /// Target rate of all clients together, in requests per second.
     pub(crate) rate: f64,
 }
 
 impl LoadAmount {
-    /// How many sessions it needs.
+    /// Number of sessions needed.
     pub(crate) fn session_count(self) -> usize {
         SHARED_SESSIONS + self.clients * SESSIONS_PER_CLIENT
     }
 }
 
-/// What all clients see.
+/// State shared by all clients.
 struct SharedLoadState {
     history: Arc<OperationHistory>,
     doors: NodeAddresses,
@@ -53,7 +53,7 @@ struct SharedLoadState {
     is_history_full: AtomicBool,
 }
 
-/// Clients at work. Dropping it ends them.
+/// Running clients. Dropping it stops them.
 pub(crate) struct ClientLoad {
     shared: Arc<SharedLoadState>,
     gate: Arc<RwLock<()>>,
@@ -62,7 +62,7 @@ pub(crate) struct ClientLoad {
 }
 
 impl ClientLoad {
-    /// Starts it on sessions that exist. Clients turn to `seats`, and claim for `owners`.
+    /// Starts clients on existing sessions. They use the nodes in `seats` and claim for `owners`.
     pub(crate) fn start(
         (amount, dice): (LoadAmount, &FaultRng),
         history: Arc<OperationHistory>,
@@ -88,14 +88,14 @@ impl ClientLoad {
         ClientLoad { shared, gate, seats, clients }
     }
 
-    /// Lets requests in flight end, and holds the clients until the guard is dropped.
+    /// Waits for requests in flight and blocks the clients until the guard is dropped.
     pub(crate) async fn pause(&self) -> OwnedRwLockWriteGuard<()> {
         self.gate.clone().write_owned().await
     }
 
-    /// The nodes that clients turn to from now on.
+    /// Sets the nodes that clients use from now on.
     pub(crate) fn set_slots(&self, seats: Vec<MemberSlot>) {
-        // Clients that are gone turn to nobody.
+        // Fails only if all clients are gone.
         let _ = self.seats.send(seats);
     }
 
@@ -104,7 +104,7 @@ impl ClientLoad {
         &self.shared.sessions
     }
 
-    /// An error when something was not kept, or a client has died: then the history says less than it should.
+    /// Fails if an operation was not recorded or a client has died: then the history is incomplete.
     pub(crate) fn check(&self) -> Result<(), NemesisError> {
         let dead = self.clients.iter().any(JoinHandle::is_finished);
         match dead || self.shared.is_history_full.load(Relaxed) {
@@ -125,7 +125,7 @@ impl Drop for ClientLoad {
     }
 }
 
-/// One client: its connections, and what it believes of its sessions.
+/// One client: its connections, and its view of its sessions.
 struct LoadClient {
     number: u32,
     rng: FaultRng,
@@ -151,7 +151,7 @@ impl LoadClient {
         loop {
             ticks.tick().await;
             let admitted = gate.read().await;
-            // Now and then to another node, so that those who come back find clients again.
+            // Clients move to another node now and then, so that recovered nodes get clients again.
             if !self.shared.seats.borrow().contains(&self.seat) || self.rng.below(100) < WANDER_PERCENT {
                 self.switch_node();
             }
@@ -171,7 +171,7 @@ impl LoadClient {
         self.shared.sessions[at]
     }
 
-    /// The next request about a session, from what is believed of it.
+    /// Chooses the next request about a session from the client's view of it.
     fn next_request(&mut self, subject: SessionId) -> OwnershipRequest {
         let owners = self.shared.owners.borrow().clone();
         let drawn = self.rng.below(100);
@@ -223,7 +223,7 @@ impl LoadClient {
         };
     }
 
-    /// To another node, as clients do when one does not answer.
+    /// Moves to another node, as clients do when one does not respond.
     fn switch_node(&mut self) {
         let seats = self.shared.seats.borrow().clone();
         let others: Vec<MemberSlot> = seats.into_iter().filter(|seat| *seat != self.seat).collect();

@@ -1,11 +1,12 @@
-//! Real processes under real faults: partitions, kills, stops, full, slow and failing disks, odd clocks, shortages, damaged
-//! logs and snapshots, and backups, while clients write and check every answer.
+//! Tests real processes under real faults: partitions, kills, pauses, full, slow and failing disks, wrong clocks,
+//! resource shortages, damaged logs and snapshots, and backups, while clients write and check every reply.
 //!
-//!     nemesis [--quick] [--seed N] [--minutes M] [--only NAME]... [-o FILE] [--bin OWNERSERVE] [--clients N] [--rate N]
+//!     nemesis [--quick] [--seed N] [--minutes M] [--only NAME]... [-o FILE] [--bin OWNERSERVE] [--clients N] [--rate
+//!     N]
 //!
-//! It needs root for network namespaces; without them it runs on loopback, and says so. It needs a C compiler to come
-//! between nodes and their disks and clocks; without one it leaves those nemeses out, and says so. Fails when a promise is broken or
-//! the load was too small to show that it is not.
+//! Needs root for network namespaces; without them it runs on loopback and reports so. Needs a C compiler for disk
+//! and clock faults; without one it skips those nemeses and reports so. Fails if a guarantee is violated or the load
+//! was too small to show that it holds.
 
 mod api_client;
 mod check;
@@ -33,32 +34,32 @@ use std::process::ExitCode;
 
 use options::Options;
 
-/// Why there is no result.
+/// Errors that end the run without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NemesisError {
     /// The command line is wrong.
     #[error("{0}; usage: nemesis [--quick] [--seed N] [--minutes M] [--only NAME]... [-o FILE] [--bin OWNERSERVE]")]
     Usage(String),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: String,
-        /// The answer.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Somebody said or did something else than expected.
+    /// Unexpected response or behaviour.
     #[error("{who}: {got}")]
     Answer {
-        /// Who.
+        /// Who responded.
         who: String,
-        /// What.
+        /// What it responded.
         got: String,
     },
-    /// Something was waited for in vain.
+    /// A timeout expired.
     #[error("waited too long for {what}")]
     Late {
-        /// For what.
+        /// The awaited event.
         what: String,
     },
 }
@@ -76,13 +77,13 @@ impl NemesisError {
 
 fn main() -> ExitCode {
     let done = Options::parse(std::env::args().skip(1)).and_then(|options| {
-        // From here on this program is inside its own namespaces, or knows why it is not.
+        // From here on the program runs inside its own namespaces, or knows why it does not.
         let without_namespaces = test_network::enter_namespaces()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(NemesisError::system("start a runtime"))?;
         runtime.block_on(run::run(&options, without_namespaces))
     });
-    // Nothing is left to do when the terminal is gone too.
+    // Write errors are ignored: there is nobody left to tell if stderr is gone.
     match done {
         Ok(verdict) if verdict.is_empty() => ExitCode::SUCCESS,
         Ok(verdict) => {

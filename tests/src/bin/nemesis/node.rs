@@ -1,4 +1,4 @@
-//! One program under test: started in its place, signalled, waited for. What it says goes to a file of its own.
+//! One process under test: start, signals, exit. Its output goes to a log file of its own.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::NemesisError;
 
-/// Longest time that a program gets to end by itself.
+/// Time a program gets to exit by itself.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A running program. It ends with this one, whatever happens: by its guard, and because its standard input closes.
+/// Running program. It always ends with this one: by its drop guard, and because its standard input closes.
 pub(crate) struct ProgramProcess {
     name: String,
     child: Child,
@@ -22,24 +22,24 @@ pub(crate) struct ProgramProcess {
     is_paused: bool,
 }
 
-/// What a program is started with.
+/// How to start a program.
 pub(crate) struct LaunchSpec<'a> {
-    /// For logs and errors.
+    /// Name in logs and errors.
     pub(crate) name: &'a str,
-    /// What the command line begins with, before the program.
+    /// Command line before the program.
     pub(crate) launcher: Vec<String>,
     /// The program.
     pub(crate) binary: &'a Path,
-    /// Its arguments.
+    /// Arguments.
     pub(crate) arguments: Vec<String>,
-    /// What is added to its environment.
+    /// Additional environment variables.
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// Where its output goes, at the end of what is there.
+    /// Log file that the output is appended to.
     pub(crate) log: PathBuf,
 }
 
 impl ProgramProcess {
-    /// Starts it.
+    /// Starts the program.
     pub(crate) fn start(launch: LaunchSpec<'_>) -> Result<ProgramProcess, NemesisError> {
         let LaunchSpec { name, launcher, binary, arguments, environment, log: log_file } = launch;
         let what = || format!("start {name}");
@@ -49,7 +49,7 @@ impl ProgramProcess {
         let mut line = launcher.into_iter().chain([binary.display().to_string()]).chain(arguments);
         let mut command = Command::new(line.next().unwrap_or_default());
         command.args(line).stdin(Stdio::piped()).stdout(output).stderr(errors).kill_on_drop(true);
-        // Its log is read by people who look for one node's story, in which every write of every client would drown it.
+        // Info logs of every client write are disabled: they would hide the node's own events.
         let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,router::operator=warn".into());
         command.env("RUST_LOG", log).env("NO_COLOR", "1").envs(environment);
         let mut child = command.spawn().map_err(NemesisError::system(what()))?;
@@ -57,47 +57,47 @@ impl ProgramProcess {
         Ok(ProgramProcess { name: name.to_owned(), child, _stdin: stdin, log: log_file, is_paused: false })
     }
 
-    /// Its process id.
+    /// Process id.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Whether it has ended, and how.
+    /// Exit status, if it has exited.
     pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// kill -9, and nothing is left of it when this returns.
+    /// Sends kill -9 and waits until the process is gone.
     pub(crate) async fn kill(mut self) -> Result<(), NemesisError> {
         self.child.kill().await.map_err(NemesisError::system(format!("kill {}", self.name)))
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Asks the process to exit and waits for it.
     pub(crate) async fn terminate(self) -> Result<ExitStatus, NemesisError> {
         self.signal("TERM").await?;
         self.wait().await
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it exits by itself.
     pub(crate) async fn wait(mut self) -> Result<ExitStatus, NemesisError> {
         let late = |_| NemesisError::Late { what: format!("{} to end", self.name) };
         let ended = tokio::time::timeout(EXIT_TIMEOUT, self.child.wait()).await.map_err(late)?;
         ended.map_err(NemesisError::system(format!("wait for {}", self.name)))
     }
 
-    /// Stops it in its tracks (SIGSTOP).
+    /// Pauses the process (SIGSTOP).
     pub(crate) async fn pause(&mut self) -> Result<(), NemesisError> {
         self.is_paused = true;
         self.signal("STOP").await
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes the process (SIGCONT).
     pub(crate) async fn resume(&mut self) -> Result<(), NemesisError> {
         self.is_paused = false;
         self.signal("CONT").await
     }
 
-    /// Whether [`ProgramProcess::pause`] holds it.
+    /// Returns whether [`ProgramProcess::pause`] holds it.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused
     }
@@ -106,7 +106,7 @@ impl ProgramProcess {
         let gone =
             || NemesisError::Answer { who: self.name.clone(), got: format!("it has ended: {}", self.log_tail()) };
         let pid = self.pid().ok_or_else(gone)?;
-        // There is no safe call for it in the standard library, and the shell has one built in.
+        // The standard library has no safe call for signals; the shell has one built in.
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().await;
         match sent.map_err(NemesisError::system("run a shell"))?.success() {
             true => Ok(()),
@@ -114,13 +114,13 @@ impl ProgramProcess {
         }
     }
 
-    /// The end of what it said.
+    /// Last lines of its log.
     pub(crate) fn log_tail(&self) -> String {
         log_tail_of(&self.log)
     }
 }
 
-/// The last lines of a log.
+/// Last lines of a log.
 pub(crate) fn log_tail_of(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -128,13 +128,13 @@ pub(crate) fn log_tail_of(log: &Path) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
 }
 
-/// A port that nothing uses now.
+/// Returns a port that is currently unused.
 pub(crate) fn free_port() -> Result<u16, NemesisError> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(NemesisError::system("find a free port"))?;
     Ok(listener.local_addr().map_err(NemesisError::system("find a free port"))?.port())
 }
 
-/// Waits until something listens there, or the program ends.
+/// Waits until something listens at the address, or the program exits.
 pub(crate) async fn wait_until_listening(
     running: &mut ProgramProcess,
     address: SocketAddr,

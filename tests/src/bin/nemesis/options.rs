@@ -1,4 +1,4 @@
-//! What the command line says.
+//! Command line of the nemesis.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use crate::faults::Nemesis;
 use crate::load::LoadAmount;
 use crate::testbed::RunLength;
 
-/// How a run is to be.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Each nemesis once, or again and again.
+    /// Each nemesis once, or repeatedly.
     pub(crate) pace: RunLength,
-    /// What faults are chosen from.
+    /// Seed of the fault choices.
     pub(crate) seed: u64,
-    /// How long nemeses go on, in a long run.
+    /// Duration of a long run, in minutes.
     pub(crate) minutes: u64,
-    /// Only these, in this order; all when there are none.
+    /// Only these nemeses, in this order; empty means all.
     pub(crate) only: Vec<Nemesis>,
-    /// Where the result goes as JSON.
+    /// File for the result as JSON.
     pub(crate) json: Option<PathBuf>,
-    /// The program under test.
+    /// Binary under test.
     pub(crate) binary: PathBuf,
-    /// Where logs, histories and data directories go.
+    /// Folder for logs, histories and data directories.
     pub(crate) folder: PathBuf,
-    /// How many clients ask how often.
+    /// Number of clients and their rate.
     pub(crate) amount: LoadAmount,
-    /// How long a worker's lease is held.
+    /// Duration of worker leases.
     pub(crate) lease: Duration,
-    /// How many nodes decide: 1, 3 or 5.
+    /// Number of voters: 1, 3 or 5.
     pub(crate) voters: u8,
 }
 
 impl Options {
-    /// Reads it.
+    /// Parses the command line.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, NemesisError> {
         let own = std::env::current_exe().map_err(NemesisError::system("find this program"))?;
         let target = own.ancestors().nth(2).map_or_else(std::env::temp_dir, std::path::Path::to_owned);
@@ -46,7 +46,7 @@ impl Options {
             json: None,
             binary: own.with_file_name("ownerserve"),
             folder: target.join("nemesis"),
-            // So many that they keep their pace when an answer takes a while: what is written at once shares a flush.
+            // So many clients that the rate holds when replies are slow: concurrent writes share a flush.
             amount: LoadAmount { clients: 128, rate: 1600.0 },
             lease: Duration::from_secs(15),
             voters: 5,
@@ -89,7 +89,7 @@ fn nemesis(name: &str) -> Result<Nemesis, NemesisError> {
     Nemesis::of_name(name).ok_or_else(|| NemesisError::usage(format!("no nemesis {name}; there are {}", names())))
 }
 
-/// Another one for every run; printed, so that a run can be repeated.
+/// Returns a new seed for every run; it is printed, so that a run can be repeated.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) % 1_000_000

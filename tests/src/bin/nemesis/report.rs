@@ -7,54 +7,54 @@ use serde::Serialize;
 use crate::throughput::{AttemptTally, quantile};
 use crate::trial::{MIN_CALM_WRITES, TrialOutcome};
 
-/// Everything that a run found.
+/// Result of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct NemesisReport {
-    /// What its faults were chosen from.
+    /// Seed of the fault choices.
     pub(crate) seed: u64,
     /// Namespaces, or loopback only.
     pub(crate) stage: &'static str,
-    /// Why there are no namespaces.
+    /// Why namespaces are not used.
     pub(crate) without_namespaces: Option<String>,
-    /// Why no disk was slow or failed, and no clock was off.
+    /// Why disk and clock faults are not available.
     pub(crate) without_levers: Option<String>,
-    /// One of each nemesis that ran.
+    /// One outcome per executed nemesis.
     pub(crate) outcomes: Vec<TrialOutcome>,
-    /// What was found broken at the very end.
+    /// Violations found at the end of the run.
     pub(crate) broken: Vec<String>,
-    /// What else was seen.
+    /// Counts of other traffic.
     pub(crate) seen: TrafficCounts,
-    /// Where logs and histories are.
+    /// Folder of logs and histories.
     pub(crate) folder: String,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub(crate) took: f64,
 }
 
-/// What was seen beside the operations.
+/// Traffic besides the operations.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub(crate) struct TrafficCounts {
     /// Bytes between nodes.
     pub(crate) carried: u64,
-    /// Changes that watches told.
+    /// Changes received by watches.
     pub(crate) changes: usize,
-    /// How often a watch was resumed.
+    /// Number of watch resumptions.
     pub(crate) resumed: u64,
-    /// Answers that models' clients streamed.
+    /// Streamed responses.
     pub(crate) streams: usize,
 }
 
 impl NemesisReport {
-    /// Whether everything held.
+    /// Returns whether all guarantees held.
     pub(crate) fn holds(&self) -> bool {
         self.broken.is_empty() && self.outcomes.iter().all(TrialOutcome::holds)
     }
 
-    /// Nemeses during which the load was too small to show anything.
+    /// Nemeses during which the load was too small to prove anything.
     pub(crate) fn inconclusive(&self) -> Vec<&'static str> {
         self.outcomes.iter().filter(|outcome| !outcome.is_conclusive()).map(|outcome| outcome.nemesis).collect()
     }
 
-    /// For people.
+    /// Formats the table for people.
     pub(crate) fn table(&self) -> String {
         let mut out = String::from(
             "\nnemesis                  faults   acked refused unknown  reads   writes/s  worst s  fail-over   recovery  verdict\n",
@@ -62,7 +62,7 @@ impl NemesisReport {
         for outcome in &self.outcomes {
             line(&mut out, outcome);
         }
-        // Writing into a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(out, "\n{}", self.sum());
         for broken in &self.broken {
             let _ = writeln!(out, "BROKEN at the end: {broken}");

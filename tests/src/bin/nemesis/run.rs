@@ -1,4 +1,4 @@
-//! A run: the ground is laid, the cluster formed, the load started; then one nemesis after the other; then the verdict.
+//! A run: sets up the network, forms the cluster, starts the load, executes one nemesis after the other, and judges.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,11 +23,12 @@ use crate::testbed::{RunLength, Testbed};
 use crate::trial::{self, TrialOutcome};
 use crate::watch::WatchClients;
 
-/// Whose disk is small, of several nodes.
+/// Slot with the small disk, if there are several nodes.
 const SMALL_DISK: MemberSlot = MemberSlot(3);
 const WORKERS: usize = 2;
 
-/// Runs everything; returns what is wrong, nothing when all held. Ends early, and cleanly, at SIGINT and SIGTERM.
+/// Runs everything and returns the failures; empty if all guarantees held. Ends early and cleanly at SIGINT and
+/// SIGTERM.
 pub(crate) async fn run(options: &Options, without_namespaces: Option<String>) -> Result<String, NemesisError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(NemesisError::system("wait for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(NemesisError::system("wait for SIGINT"))?;
@@ -96,7 +97,7 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
     Ok(verdict(&report, options))
 }
 
-/// Load, watches and streams over a cluster that is formed.
+/// Starts load, watches and streams on a formed cluster.
 async fn build_testbed(
     options: &Options,
     cluster: ProcessCluster,
@@ -134,7 +135,7 @@ async fn nemeses(options: &Options, arena: &mut Testbed, report: &mut NemesisRep
             say(&format!("{:<24} {word} {}", outcome.nemesis, outcome.note))?;
             let broken = !outcome.holds();
             report.outcomes.push(outcome);
-            // What follows a broken promise shows nothing.
+            // Trials after a violation prove nothing.
             if broken {
                 return Ok(());
             }
@@ -148,7 +149,7 @@ async fn nemeses(options: &Options, arena: &mut Testbed, report: &mut NemesisRep
     }
 }
 
-/// What is checked once, when everything is over: the ledger's own invariants in every node's snapshot.
+/// Checks done once at the end: the ledger's own invariants in every node's snapshot.
 async fn final_checks(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let _held = arena.load.pause().await;
     let mut broken = Vec::new();

@@ -1,11 +1,11 @@
-//! A node's ledger as it lies on disk, held against the ledger's own invariants.
+//! Checks a node's stored ledger against the ledger's own invariants.
 
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
 use crate::testbed::Testbed;
 
-/// Takes a snapshot of a running node, as a backup would, reads it, and checks what it holds.
+/// Downloads a snapshot of a running node, as a backup would, parses it, and checks its invariants.
 pub(crate) async fn check(arena: &Testbed, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let bytes = arena.cluster.addresses().snapshot(seat).await?;
     let path = arena.cluster.folder(seat).with_extension("snapshot");

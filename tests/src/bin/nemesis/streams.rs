@@ -1,4 +1,5 @@
-//! Clients of a model beside the writers: they stream answers through the nodes, and turn to another when one fails.
+//! Model clients next to the writers: they stream responses through the nodes and move to another node when one
+//! fails.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,39 +19,39 @@ use crate::http::KeepAliveConnection;
 const CLIENTS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(300);
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest time between two pieces of an answer: a router may be stopped twice in a row, each time for long.
+/// Maximum time between two pieces of a response: a router may be paused twice in a row, each time for long.
 const MAX_SILENCE: Duration = Duration::from_secs(2 * MAX_PAUSE.as_secs() + 10);
-/// Text enough for several blocks, so that sessions are sealed.
+/// Enough text for several blocks, so that sessions are sealed.
 const PROMPT_TEXT: &str = "flight reservation passenger window luggage refund airport morning confirm change upgrade payment card \
                        number please policy insurance cancel itinerary return economy business arrival departure ";
 
-/// An answer to be streamed.
+/// A response to stream.
 pub(crate) struct StreamRequest<'a> {
-    /// Through which node.
+    /// Node that the request goes to.
     pub(crate) seat: MemberSlot,
-    /// Of which session.
+    /// Session key.
     pub(crate) key: &'a str,
-    /// At most so many tokens.
+    /// Maximum number of tokens.
     pub(crate) tokens: u32,
 }
 
-/// What came of it.
+/// Result of a stream request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamResult {
-    /// It began, and ended like this.
+    /// The stream began, and ended like this.
     Ended(StreamEnd),
-    /// It never began: the node is not there, or said so.
+    /// The stream never began: the node is down, or refused.
     NotServed,
 }
 
-/// Streaming clients at work. Dropping it ends them.
+/// Running streaming clients. Dropping it stops them.
 pub(crate) struct StreamClients {
     ended: Arc<Mutex<Vec<StreamRecord>>>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl StreamClients {
-    /// Starts them.
+    /// Starts the clients.
     pub(crate) fn start(doors: NodeAddresses, seats: &[MemberSlot], history: Arc<OperationHistory>) -> StreamClients {
         let ended: Arc<Mutex<Vec<StreamRecord>>> = Arc::default();
         let client = |number: usize| {
@@ -73,12 +74,12 @@ impl StreamClients {
         StreamClients { ended, clients }
     }
 
-    /// How the streams so far ended.
+    /// Checks how the streams so far ended.
     pub(crate) fn check(&self) -> Vec<GuaranteeViolation> {
         crate::check::check_streams(&self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How many have ended.
+    /// Number of finished streams.
     pub(crate) fn count(&self) -> usize {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -92,7 +93,7 @@ impl Drop for StreamClients {
     }
 }
 
-/// Streams one answer to its end; `began` is called at its first bytes.
+/// Streams one response to its end; calls `began` at its first bytes.
 pub(crate) async fn run_stream(doors: &NodeAddresses, wish: StreamRequest<'_>, began: impl FnOnce()) -> StreamResult {
     let StreamRequest { seat, key, tokens } = wish;
     let address = doors.proxy(seat);
@@ -129,7 +130,7 @@ pub(crate) async fn run_stream(doors: &NodeAddresses, wish: StreamRequest<'_>, b
     }
 }
 
-/// How a stream that was closed in order ended.
+/// Classifies a stream that was closed in order.
 fn stream_end(text: &[u8]) -> StreamEnd {
     let text = String::from_utf8_lossy(text);
     let mut events = text.lines().filter_map(|line| line.strip_prefix("data: "));

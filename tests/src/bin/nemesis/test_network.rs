@@ -1,7 +1,8 @@
-//! Where nodes live: a network namespace for each, joined through this program's own; or loopback where none can be made.
+//! Network of the nodes: a network namespace for each, connected through this program's own; or loopback if
+//! namespaces are not available.
 //!
-//! Every node has a *shadow* address on this side. Other nodes know it by that one, so that all traffic between two
-//! nodes goes through the relay, and a rule for (node, shadow) drops one direction of one link and nothing else.
+//! Every node has a *shadow* address on this side, under which the other nodes know it. So all traffic between two
+//! nodes passes the relay, and a rule for (node, shadow) drops exactly one direction of one link.
 
 mod caller_pids;
 mod disk;
@@ -22,10 +23,10 @@ use crate::NemesisError;
 use crate::history::MemberSlot;
 use relay::TcpRelay;
 
-/// Nodes that a run may have at once.
+/// Maximum number of nodes at once.
 pub(crate) const MAX_SLOTS: u8 = 9;
 
-/// The network under the nodes.
+/// Network under the nodes.
 pub(crate) struct TestNetwork {
     isolation: NetworkIsolation,
     relay: Arc<TcpRelay>,
@@ -33,7 +34,7 @@ pub(crate) struct TestNetwork {
 }
 
 impl TestNetwork {
-    /// Lays the wires and opens the relay for every seat.
+    /// Creates the links and starts the relay for every slot.
     pub(crate) async fn create() -> Result<TestNetwork, NemesisError> {
         let stage = NetworkIsolation::current();
         if stage == NetworkIsolation::Namespaces {
@@ -47,17 +48,17 @@ impl TestNetwork {
         Ok(TestNetwork { isolation: stage, relay, ports })
     }
 
-    /// Where this run takes place.
+    /// Namespaces or loopback.
     pub(crate) fn isolation(&self) -> NetworkIsolation {
         self.isolation
     }
 
-    /// The address of a node inside its own namespace.
+    /// Address of a node inside its own namespace.
     pub(crate) fn own_address(&self, seat: MemberSlot) -> IpAddr {
         own_ip(self.isolation, seat)
     }
 
-    /// The address of this program, as nodes see it; workers listen there.
+    /// Address of this program as seen by nodes; workers listen there.
     pub(crate) fn host_address(&self) -> IpAddr {
         match self.isolation {
             NetworkIsolation::Namespaces => veth::HOST_ADDRESS,
@@ -65,12 +66,12 @@ impl TestNetwork {
         }
     }
 
-    /// Where other nodes reach a node: through the relay. A node listens for them on the same port at home.
+    /// Address of a node for other nodes, through the relay. The node listens on the same port in its namespace.
     pub(crate) fn relay_address(&self, seat: MemberSlot) -> SocketAddr {
         SocketAddr::new(relay_ip(self.isolation, seat), self.ports[usize::from(seat.0) - 1])
     }
 
-    /// What a program that is to run in a node's place is started with.
+    /// Command prefix that starts a program in a node's namespace.
     pub(crate) fn launcher(&self, seat: MemberSlot) -> Vec<String> {
         match self.isolation {
             NetworkIsolation::Namespaces => ["ip", "netns", "exec", &veth::namespace(seat)].map(str::to_owned).to_vec(),
@@ -78,12 +79,12 @@ impl TestNetwork {
         }
     }
 
-    /// Tells the relay whose connections come from this process; without namespaces it cannot tell by address.
+    /// Registers a node's process with the relay, which cannot tell callers by address without namespaces.
     pub(crate) fn register_process(&self, seat: MemberSlot, pid: u32) {
         self.relay.register_process(seat, pid);
     }
 
-    /// Drops everything that `from` sends to `to`, until [`TestNetwork::restore`].
+    /// Drops all traffic from `from` to `to` until [`TestNetwork::restore`].
     pub(crate) async fn sever(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
         match self.isolation {
             NetworkIsolation::Namespaces => veth::sever(from, relay_ip(self.isolation, to)).await,
@@ -94,7 +95,7 @@ impl TestNetwork {
         }
     }
 
-    /// Ends what [`TestNetwork::sever`] began.
+    /// Undoes [`TestNetwork::sever`].
     pub(crate) async fn restore(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
         match self.isolation {
             NetworkIsolation::Namespaces => veth::restore(from, relay_ip(self.isolation, to)).await,
@@ -105,12 +106,12 @@ impl TestNetwork {
         }
     }
 
-    /// Changes how the relay treats what `from` sends to `to`.
+    /// Sets how the relay treats traffic from `from` to `to`.
     pub(crate) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
         self.relay.set_condition(from, to, weather);
     }
 
-    /// Bytes that the relay carried, and connections that it cut for the sake of a nemesis.
+    /// Bytes relayed, and connections cut for a nemesis.
     pub(crate) fn relay_counts(&self) -> (u64, u64) {
         self.relay.counts()
     }

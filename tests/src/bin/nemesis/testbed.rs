@@ -1,4 +1,4 @@
-//! A run's cluster under load, and what every nemesis needs of it: who leads, who follows, whether all is well again.
+//! A run's cluster under load, and what every nemesis needs of it: leader, followers, recovery.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::streams::StreamClients;
 use crate::test_network::TestNetwork;
 use crate::watch::WatchClients;
 
-/// Longest time that anything an operator waits for may take.
+/// Timeout of operator actions.
 pub(crate) const OPERATOR_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How thoroughly faults are drawn out.
+/// Length and thoroughness of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RunLength {
-    /// Every nemesis once, in minutes.
+    /// Every nemesis once; takes minutes.
     Quick,
-    /// Longer faults, five voters, again and again.
+    /// Longer faults, five voters, repeated.
     Long,
 }
 
 impl RunLength {
-    /// The shortest time without a fault, before and after one.
+    /// Minimum time without a fault before and after one.
     pub(crate) fn min_calm(self) -> Duration {
         match self {
             RunLength::Quick => Duration::from_millis(1200),
@@ -38,30 +38,30 @@ impl RunLength {
     }
 }
 
-/// Everything that a nemesis may touch.
+/// Everything that a nemesis may use.
 pub(crate) struct Testbed {
-    /// The processes.
+    /// Nodes and workers.
     pub(crate) cluster: ProcessCluster,
-    /// The network.
+    /// Network between them.
     pub(crate) network: Arc<TestNetwork>,
-    /// What clients saw.
+    /// History of client operations.
     pub(crate) history: Arc<OperationHistory>,
-    /// The clients.
+    /// Clients of the ledger.
     pub(crate) load: ClientLoad,
-    /// Watches over the ledger's changes.
+    /// Watches of the ledger's changes.
     pub(crate) watchers: WatchClients,
     /// Clients of the model.
     pub(crate) streams: StreamClients,
-    /// Chance.
+    /// Seeded random numbers.
     pub(crate) rng: FaultRng,
-    /// How long faults last.
+    /// Length of the run, which determines that of faults.
     pub(crate) pace: RunLength,
-    /// How long a worker's lease is held.
+    /// Duration of worker leases.
     pub(crate) lease: Duration,
 }
 
 impl Testbed {
-    /// A fault's length: `quick`, or up to ten times that in a long run.
+    /// Duration of a fault: `quick`, or up to ten times that in a long run.
     pub(crate) fn fault_duration(&mut self, quick: Duration) -> Duration {
         match self.pace {
             RunLength::Quick => quick,
@@ -69,23 +69,23 @@ impl Testbed {
         }
     }
 
-    /// Lets time pass under the fault.
+    /// Waits while the fault holds.
     pub(crate) async fn hold_fault(&mut self, quick: Duration) {
         let span = self.fault_duration(quick);
         tokio::time::sleep(span).await;
     }
 
-    /// The leader's seat, once there is one.
+    /// Returns the leader's slot once there is one.
     pub(crate) async fn leader(&self) -> Result<MemberSlot, NemesisError> {
         self.cluster.leader(OPERATOR_TIMEOUT).await
     }
 
-    /// The voters' seats.
+    /// Slots of the voters.
     pub(crate) async fn voters(&self) -> Result<Vec<MemberSlot>, NemesisError> {
         self.members_with_role(MemberRoleJson::Voter).await
     }
 
-    /// The learners' seats.
+    /// Slots of the learners.
     pub(crate) async fn learners(&self) -> Result<Vec<MemberSlot>, NemesisError> {
         self.members_with_role(MemberRoleJson::Learner).await
     }
@@ -100,7 +100,7 @@ impl Testbed {
         Ok(seats.into_iter().filter(is).collect())
     }
 
-    /// A voter that does not lead.
+    /// Picks a voter that is not the leader.
     pub(crate) async fn follower(&mut self) -> Result<MemberSlot, NemesisError> {
         let leader = self.leader().await?;
         let others: Vec<MemberSlot> = self.voters().await?.into_iter().filter(|seat| *seat != leader).collect();
@@ -108,12 +108,12 @@ impl Testbed {
         self.rng.pick(&others).copied().ok_or_else(nobody)
     }
 
-    /// Everyone else.
+    /// Returns all other slots.
     pub(crate) fn others(&self, than: MemberSlot) -> Vec<MemberSlot> {
         self.cluster.seats().into_iter().filter(|seat| *seat != than).collect()
     }
 
-    /// Cuts a node off from all others, both ways.
+    /// Cuts a node off from all others, in both directions.
     pub(crate) async fn isolate(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         for other in self.others(seat) {
             self.network.sever(seat, other).await?;
@@ -122,7 +122,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Takes that back.
+    /// Undoes [`Testbed::isolate`].
     pub(crate) async fn heal_isolation(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         for other in self.others(seat) {
             self.network.restore(seat, other).await?;
@@ -131,7 +131,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Waits until there is one leader, everybody who runs has what it has, and writes succeed through everybody.
+    /// Waits until there is one leader, all running nodes have caught up, and writes through each of them succeed.
     pub(crate) async fn await_recovery(&mut self, since: RunInstant) -> Result<RunInstant, NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT + self.lease;
         self.load.set_slots(self.cluster.running_slots());
@@ -163,7 +163,7 @@ impl Testbed {
         statuses.len() == awake.len() && agreed && near
     }
 
-    /// Whether every node that runs has acknowledged a write since.
+    /// Returns whether every running node has acknowledged a write since.
     fn all_have_written(&self, mark: usize) -> bool {
         let awake = self.cluster.running_slots();
         self.history.read(|kept| {
@@ -174,7 +174,7 @@ impl Testbed {
         })
     }
 
-    /// State hashes of everybody who runs, asked until all have applied the same. Nobody writes meanwhile.
+    /// Compares state hashes of all running nodes once they have applied the same index. Nobody writes meanwhile.
     pub(crate) async fn equal_states(&self) -> Result<Vec<GuaranteeViolation>, NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         let mut seen: Vec<NodeStateHash> = Vec::new();
@@ -194,7 +194,7 @@ impl Testbed {
         }
     }
 
-    /// What every session is now, read linearizably, one node after the other.
+    /// Reads the final state of every session linearizably, from the nodes in turn.
     pub(crate) async fn final_owners(&self) -> Result<FinalOwners, NemesisError> {
         let mut finals = FinalOwners::new();
         let seats = self.cluster.running_slots();
@@ -206,7 +206,7 @@ impl Testbed {
         Ok(finals)
     }
 
-    /// Empties a stopped voter's disk, lets it join anew, and gives it its place among the voters back.
+    /// Wipes a stopped voter's disk, lets it join again, and makes it a voter again.
     pub(crate) async fn replace(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
         let leader = self.leader().await?;
         let old = self.cluster.member(seat, leader).await?.node;
@@ -221,7 +221,7 @@ impl Testbed {
         self.change(MembershipChange::Remove(old)).await
     }
 
-    /// The id of the node in `seat`, once it is another one than `than`.
+    /// Waits until the node in `seat` has an id other than `than`, and returns it.
     async fn await_admission(&self, seat: MemberSlot, than: u64) -> Result<u64, NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {
@@ -235,7 +235,7 @@ impl Testbed {
         }
     }
 
-    /// Asks for a change of the membership until it is done, as an operator would: a lagging learner is waited for.
+    /// Requests a membership change until it succeeds, as an operator would: a lagging learner is waited for.
     pub(crate) async fn change(&self, change: MembershipChange) -> Result<(), NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {

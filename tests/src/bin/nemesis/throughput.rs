@@ -1,24 +1,24 @@
-//! What a history says of speed: acknowledged writes a second, and the longest time without one.
+//! Throughput from a history: acknowledged writes per second, and the longest time without one.
 
 use serde::Serialize;
 
 use crate::history::{ClientOperation, RunInstant};
 
-/// Attempts by what came of them.
+/// Operations by outcome.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub(crate) struct AttemptTally {
-    /// Writes that were acknowledged.
+    /// Acknowledged writes.
     pub(crate) acknowledged: u64,
-    /// Writes that the ledger refused, or that were not taken.
+    /// Writes refused by the ledger or not accepted.
     pub(crate) refused: u64,
-    /// Writes of which nothing is known.
+    /// Writes with unknown outcome.
     pub(crate) unknown: u64,
-    /// Linearizable reads that were answered.
+    /// Answered linearizable reads.
     pub(crate) reads: u64,
 }
 
 impl AttemptTally {
-    /// Of these attempts.
+    /// Counts these operations.
     pub(crate) fn of(operations: &[ClientOperation]) -> AttemptTally {
         use crate::history::OwnershipReply;
         let mut tally = AttemptTally::default();
@@ -34,13 +34,13 @@ impl AttemptTally {
         tally
     }
 
-    /// All attempts in it.
+    /// Number of all operations.
     pub(crate) fn total(&self) -> u64 {
         self.acknowledged + self.refused + self.unknown + self.reads
     }
 }
 
-/// Acknowledged writes a second in each whole second of a window.
+/// Acknowledged writes per second, in each whole second of a window.
 pub(crate) fn per_second(operations: &[ClientOperation], (from, to): (RunInstant, RunInstant)) -> Vec<u64> {
     let seconds = (to.0.saturating_sub(from.0) / 1_000_000) as usize;
     let mut counts = vec![0; seconds];
@@ -53,7 +53,7 @@ pub(crate) fn per_second(operations: &[ClientOperation], (from, to): (RunInstant
     counts
 }
 
-/// The longest time between two acknowledged writes of anybody, in seconds, from `from` until `to`.
+/// Longest time between two acknowledged writes of any client, in seconds, from `from` to `to`.
 pub(crate) fn longest_silence(operations: &[ClientOperation], (from, to): (RunInstant, RunInstant)) -> f64 {
     let acknowledged = operations.iter().filter(|operation| operation.is_acknowledged());
     let within = acknowledged.map(|operation| operation.completed).filter(|at| *at > from && *at < to);
@@ -63,7 +63,7 @@ pub(crate) fn longest_silence(operations: &[ClientOperation], (from, to): (RunIn
     times.windows(2).map(|pair| pair[1].since(pair[0])).fold(0.0, f64::max)
 }
 
-/// The value below which `share` of the values lie; none of none.
+/// Returns the value below which `share` of the values lie; `None` if there are none.
 pub(crate) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

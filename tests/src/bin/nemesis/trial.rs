@@ -1,4 +1,4 @@
-//! One nemesis from calm to calm: load before it, the strike, recovery, and every check.
+//! One trial of a nemesis: load before it, the fault, recovery, and all checks.
 
 use std::time::{Duration, Instant};
 
@@ -11,55 +11,56 @@ use crate::history::RunInstant;
 use crate::testbed::{RunLength, Testbed};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
 
-/// Longest time from the loss of a leader to the next one's first commit: the longest election time-out and some.
+/// Maximum time from the loss of a leader to the next leader's first commit: the longest election timeout plus a
+/// margin.
 pub(crate) const MAX_FAIL_OVER: Duration = Duration::from_secs(4);
-/// How often leases are renewed and ended.
+/// Interval at which leases are renewed and ended.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// Acknowledged writes in each window without faults, before and after one; with fewer a trial does not count. A busy machine takes
-/// longer for them.
+/// Acknowledged writes required in each window without faults, before and after one; with fewer a trial does not
+/// count. A busy machine takes longer for them.
 pub(crate) const MIN_CALM_WRITES: u64 = 1_000;
-/// The longest wait for them.
+/// Maximum wait for them.
 const MAX_CALM: Duration = Duration::from_secs(20);
-/// Longest time that a watch may be behind.
+/// Maximum lag of a watch.
 const MAX_WATCH_LAG: Duration = Duration::from_secs(10);
 
-/// What came of one nemesis.
+/// Outcome of one nemesis.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrialOutcome {
-    /// Its name.
+    /// Name of the nemesis.
     pub(crate) nemesis: &'static str,
-    /// Faults injected.
+    /// Injected faults.
     pub(crate) faults: u32,
-    /// Attempts by what came of them, from the calm before to the calm after.
+    /// Operations by outcome, from the calm period before to the one after.
     pub(crate) tally: AttemptTally,
-    /// Acknowledged writes a second outside of the fault, on average.
+    /// Average acknowledged writes per second outside of the fault.
     pub(crate) load: f64,
-    /// Acknowledged writes in the calm before the fault or after it, whichever had fewer.
+    /// Acknowledged writes in the calm period before or after the fault, whichever had fewer.
     pub(crate) calm_writes: u64,
-    /// And in the worst second.
+    /// Acknowledged writes in the worst second outside of the fault.
     pub(crate) least_load: u64,
-    /// Time without an acknowledged write, for every leader that was lost.
+    /// Seconds without an acknowledged write, per lost leader.
     pub(crate) fail_overs: Vec<f64>,
-    /// From the end of the fault until all was well.
+    /// Seconds from the end of the fault to full recovery.
     pub(crate) recovery: f64,
-    /// What did not hold.
+    /// Violated guarantees.
     pub(crate) broken: Vec<String>,
-    /// Worth reading.
+    /// Note for the reader.
     pub(crate) note: String,
 }
 
 impl TrialOutcome {
-    /// Whether the load was there; without it nothing is shown.
+    /// Returns whether there was enough load to prove anything.
     pub(crate) fn is_conclusive(&self) -> bool {
         self.calm_writes >= MIN_CALM_WRITES
     }
 
-    /// Whether everything held.
+    /// Returns whether all guarantees held.
     pub(crate) fn holds(&self) -> bool {
         self.broken.is_empty()
     }
 
-    /// A nemesis that could not be carried out.
+    /// Outcome of a nemesis that could not be executed.
     pub(crate) fn failed(nemesis: Nemesis, error: &NemesisError) -> TrialOutcome {
         TrialOutcome {
             nemesis: nemesis.name(),
@@ -120,7 +121,7 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Testbed) -> Result<TrialOu
     Ok(outcome)
 }
 
-/// Lets the load go on without a fault, until it has shown enough. Returns the writes that were acknowledged meanwhile.
+/// Lets the load run without a fault until there are enough writes. Returns the writes acknowledged meanwhile.
 async fn await_calm_writes(arena: &Testbed) -> u64 {
     let (began, mut seen) = (Instant::now(), arena.history.read(|kept| kept.operations.len()));
     let mut writes = 0;
@@ -137,7 +138,7 @@ async fn await_calm_writes(arena: &Testbed) -> u64 {
     }
 }
 
-/// Recovery within one lease, one fail-over and one tick.
+/// Checks that recovery took at most one lease, one fail-over and one tick.
 fn check_recovery_time(arena: &Testbed, strike: &FaultRecord, recovered: RunInstant) -> Option<GuaranteeViolation> {
     let bound = (arena.lease + MAX_FAIL_OVER + TICK).as_secs_f64();
     let took = recovered.since(strike.healed);
@@ -145,7 +146,7 @@ fn check_recovery_time(arena: &Testbed, strike: &FaultRecord, recovered: RunInst
     (took > bound).then_some(GuaranteeViolation { guarantee: "recovery within lease, fail-over and tick", detail })
 }
 
-/// Everything that can be checked once clients hold still: last states, state hashes, watches, streams.
+/// Checks everything that needs paused clients: final states, state hashes, watches, streams.
 async fn check_settled(arena: &mut Testbed) -> Result<HistoryVerdict, NemesisError> {
     let held = arena.load.pause().await;
     record_leases(arena).await?;
@@ -161,8 +162,8 @@ async fn check_settled(arena: &mut Testbed) -> Result<HistoryVerdict, NemesisErr
     Ok(HistoryVerdict { broken, undecided: judged.undecided })
 }
 
-/// The ledger's own invariants, in every node's snapshot. In a quick run in one node's, drawn by chance: snapshots shorten
-/// the logs that restarts are to read, and equal states were just compared.
+/// Checks the ledger's own invariants in every node's snapshot; in a quick run only in one node's, chosen at random.
+/// Snapshots shorten the logs that restarts should replay, and equal states were just compared.
 async fn check_invariants(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let mut seats = arena.cluster.running_slots();
     if arena.pace == RunLength::Quick {
@@ -175,7 +176,7 @@ async fn check_invariants(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>
     Ok(broken)
 }
 
-/// Leases as every node shows them: what explains a change of owners.
+/// Records leases as every node reports them: they explain changes of owners.
 async fn record_leases(arena: &Testbed) -> Result<(), NemesisError> {
     for seat in arena.cluster.running_slots() {
         for sighting in arena.cluster.addresses().leases(seat).await? {

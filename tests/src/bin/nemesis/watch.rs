@@ -1,4 +1,4 @@
-//! Watches over the ledger's changes: server-sent events that are resumed at another node whenever one breaks.
+//! Watches of the ledger's changes: server-sent events, resumed at another node whenever a connection breaks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,17 +18,17 @@ use crate::history::{HistoryRecords, MemberSlot, OperationHistory};
 
 const WATCHERS: usize = 2;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A node that says nothing for longer is left; under load there is always something, and comments between.
+/// Idle timeout of a connection; under load there are always events, and comments between them.
 const MAX_SILENCE: Duration = Duration::from_secs(20);
 
-/// Watchers at work. Dropping it ends them.
+/// Running watchers. Dropping it stops them.
 pub(crate) struct WatchClients {
     records: Vec<Arc<Mutex<WatchRecord>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl WatchClients {
-    /// Starts them at the present revision, each at another node.
+    /// Starts watchers at the current revision, each at a different node.
     pub(crate) async fn start(doors: &NodeAddresses, seats: &[MemberSlot]) -> Result<WatchClients, NemesisError> {
         let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "nobody to watch".into() };
         let from = doors.status(*seats.first().ok_or_else(nobody)?).await?.applied + 1;
@@ -45,7 +45,8 @@ impl WatchClients {
         Ok(watchers)
     }
 
-    /// Order, gaps and equality of what was seen, once every watcher was told what clients were told, or time is up.
+    /// Checks order, gaps and equality of what was seen, once every watcher has received what clients were told, or
+    /// after a timeout.
     pub(crate) async fn check(
         &self,
         history: &Arc<OperationHistory>,
@@ -67,7 +68,7 @@ impl WatchClients {
         Ok(broken)
     }
 
-    /// Changes seen and reconnections, over all watchers.
+    /// Number of changes and reconnections, over all watchers.
     pub(crate) fn count(&self) -> (usize, u64) {
         let seen = self.records.iter().map(|one| {
             let one = lock(one);
@@ -98,7 +99,7 @@ impl Drop for WatchClients {
     }
 }
 
-/// The seats, beginning with another one.
+/// Returns the slots, rotated so that the first one differs.
 fn rotated_slots(seats: &[MemberSlot], by: usize) -> VecDeque<MemberSlot> {
     let mut seats: VecDeque<MemberSlot> = seats.iter().copied().collect();
     seats.rotate_left(by % seats.len().max(1));
@@ -115,7 +116,7 @@ async fn run_watcher(doors: NodeAddresses, mut seats: VecDeque<MemberSlot>, watc
         };
         lock(&watched).reconnections += 1;
         forgotten = match over {
-            // Only what nobody keeps is skipped; it is what 410 asks for, and it is counted.
+            // Skips only what no node keeps, as the 410 response demands; skips are counted.
             WatchDisconnect::Compacted(oldest) if forgotten + 1 >= seats.len() => {
                 lock(&watched).skip_to(oldest);
                 0
@@ -128,7 +129,7 @@ async fn run_watcher(doors: NodeAddresses, mut seats: VecDeque<MemberSlot>, watc
     }
 }
 
-/// One event, as the API writes it: all that one entry changed.
+/// One event of the API: all changes of one entry.
 #[derive(Deserialize)]
 struct WatchEventJson {
     revision: u64,
@@ -141,12 +142,12 @@ struct ChangeJson {
     key: String,
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WatchDisconnect {
-    /// It broke, or never was.
+    /// It broke, or was never established.
     Disconnected,
-    /// What was asked for is not kept there any more; this is the oldest that is.
+    /// The requested revision is not kept any more; this is the oldest one kept.
     Compacted(u64),
 }
 

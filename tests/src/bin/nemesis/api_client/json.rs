@@ -1,4 +1,4 @@
-//! The API's JSON, as far as it is read or written here.
+//! JSON of the operator API, as far as this program reads or writes it.
 
 use http::Method;
 use serde::Deserialize;
@@ -7,38 +7,38 @@ use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
 use crate::history::{LeaseSighting, SessionHolder};
 
-/// What a node says of itself.
+/// Status of a node.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NodeStatusJson {
-    /// Its id.
+    /// Node id.
     pub(crate) node: u64,
-    /// The leader that it knows.
+    /// Leader that the node knows.
     pub(crate) leader: Option<u64>,
-    /// The last entry that it applied.
+    /// Index of the last applied entry.
     #[serde(rename = "revision")]
     pub(crate) applied: u64,
-    /// The cluster's feature level.
+    /// Feature level of the cluster.
     pub(crate) level: u32,
 }
 
-/// What a member does in the quorum.
+/// Role of a member in the quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum MemberRoleJson {
-    /// It decides.
+    /// Takes part in votes.
     Voter,
-    /// It follows.
+    /// Only replicates.
     Learner,
 }
 
-/// A node of the cluster.
+/// Member of the cluster.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct MemberJson {
-    /// Its id.
+    /// Node id.
     pub(crate) node: u64,
-    /// Where other nodes reach it.
+    /// Address for other nodes.
     pub(crate) address: String,
-    /// What it does.
+    /// Role of the member.
     pub(crate) standing: MemberRoleJson,
 }
 
@@ -47,23 +47,23 @@ pub(super) struct MembersJson {
     pub(super) members: Vec<MemberJson>,
 }
 
-/// A change of the membership.
+/// A membership change.
 #[derive(Clone, Debug)]
 pub(crate) enum MembershipChange {
-    /// Learners become voters, in one step.
+    /// Makes learners voters, in one step.
     Promote(Vec<u64>),
-    /// Voters become learners, in one step.
+    /// Makes voters learners, in one step.
     Demote(Vec<u64>),
-    /// A voter's place goes to a learner.
+    /// Replaces a voter by a learner.
     Replace {
-        /// The voter.
+        /// Id of the voter.
         old: u64,
-        /// The learner.
+        /// Id of the learner.
         new: u64,
     },
-    /// A learner leaves for good.
+    /// Removes a learner permanently.
     Remove(u64),
-    /// Another voter leads.
+    /// Transfers leadership to another voter.
     TransferLeader(u64),
 }
 
@@ -161,7 +161,7 @@ impl LeasesJson {
     }
 }
 
-/// An owner as a write names it.
+/// Serializes an owner as writes expect it.
 pub(super) fn target(owner: Owner) -> Value {
     json!({ "worker": owner.worker, "rank": owner.rank, "incarnation": owner.incarnation })
 }

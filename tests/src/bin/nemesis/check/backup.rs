@@ -1,9 +1,9 @@
-//! A backup beside the history: all that was decided before its last entry is in it, and nothing that was decided after.
+//! Compares a backup with the history: it holds everything decided up to its last entry and nothing decided later.
 
 use super::{FinalOwners, GuaranteeViolation, by_subject, grants};
 use crate::history::{ClientOperation, HistoryRecords, OwnershipReply};
 
-/// The last entry that a client was told of.
+/// Returns the highest index acknowledged to any client.
 pub(crate) fn newest_acknowledged(operations: &[ClientOperation]) -> u64 {
     let granted = operations.iter().filter_map(|operation| match operation.answer {
         OwnershipReply::Granted(epoch) => Some(epoch.index),
@@ -12,7 +12,7 @@ pub(crate) fn newest_acknowledged(operations: &[ClientOperation]) -> u64 {
     granted.max().unwrap_or(0)
 }
 
-/// What a backup up to this entry holds. All sessions are older than that.
+/// Checks the contents of a backup up to entry `applied`. All sessions are older than that.
 pub(crate) fn check_backup(kept: &HistoryRecords, saved: &FinalOwners, applied: u64) -> Vec<GuaranteeViolation> {
     let mut broken = Vec::new();
     for (subject, operations) in by_subject(&kept.operations) {
@@ -33,12 +33,12 @@ pub(crate) fn check_backup(kept: &HistoryRecords, saved: &FinalOwners, applied: 
     broken
 }
 
-/// What the answer says of the moment at which this entry was the last.
+/// Restricts an operation's reply to what it implies for the state at entry `applied`.
 fn as_of(operation: &ClientOperation, applied: u64) -> ClientOperation {
     let answer = match operation.answer {
         // It happened later.
         OwnershipReply::Granted(epoch) if epoch.index > applied => OwnershipReply::Refused,
-        // It happened before this node said so, and maybe later than the backup.
+        // It happened before the node replied, but possibly after the backup.
         OwnershipReply::Released if operation.revision.is_none_or(|revision| revision > applied) => {
             OwnershipReply::Unknown
         }

@@ -1,4 +1,4 @@
-//! Ownership: one owner per epoch, no owner replaced without a cause, nothing acknowledged lost.
+//! Ownership guarantees: one owner per epoch, no owner replaced without a cause, nothing acknowledged lost.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use super::GuaranteeViolation;
 use super::order::describe;
 use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
 
-/// A grant that clients were told of: the one who made it, those who asked for what it gave already, those who read.
+/// A grant that clients saw: from the write that made it, from writes that asked for it again, or from reads.
 struct Grant<'a> {
     owner: Owner,
     evidence: Vec<&'a ClientOperation>,
 }
 
 impl<'a> Grant<'a> {
-    /// The writes among them.
+    /// Returns the writes that returned this grant.
     fn writes(&self) -> impl Iterator<Item = &'a ClientOperation> {
         self.evidence.iter().copied().filter(|operation| operation.is_write())
     }
 }
 
-/// One owner per epoch, and a cause for every change of owner.
+/// Checks that each epoch has one owner and every change of owner has a cause.
 pub(super) fn check_grants(
     subject: SessionId,
     operations: &[&ClientOperation],
@@ -32,7 +32,7 @@ pub(super) fn check_grants(
     let ordered: Vec<(&Epoch, &Grant<'_>)> = grants.iter().collect();
     for pair in ordered.windows(2) {
         let ((before, old), (after, new)) = (pair[0], pair[1]);
-        // What was only read was made by a write of which nothing is known.
+        // A grant seen only by reads was made by a write with an unknown outcome.
         let Some(by) = new.writes().next().filter(|_| old.owner != new.owner) else { continue };
         let mut changes =
             new.writes().map(|by| OwnerChange { from: *before, owner: old.owner, to: *after, operation: by });
@@ -45,7 +45,7 @@ pub(super) fn check_grants(
     broken
 }
 
-/// Every (epoch, owner) that was answered; two owners of one epoch are broken at once.
+/// Collects every (epoch, owner) in a reply; two owners of one epoch are a violation.
 fn collect_grants<'a>(
     subject: SessionId,
     operations: &[&'a ClientOperation],
@@ -74,7 +74,7 @@ fn grant_of(operation: &ClientOperation) -> Option<(Epoch, Owner)> {
     }
 }
 
-/// From one owner to the next.
+/// A change from one owner to the next.
 struct OwnerChange<'a> {
     from: Epoch,
     owner: Owner,
@@ -82,7 +82,7 @@ struct OwnerChange<'a> {
     operation: &'a ClientOperation,
 }
 
-/// When somebody asked for what took, or may have taken, the ownership that he had seen away; the earliest counts.
+/// By seen epoch: the earliest request that took, or may have taken, that ownership away.
 struct EarliestTakeovers(BTreeMap<Epoch, RunInstant>);
 
 impl EarliestTakeovers {
@@ -108,12 +108,12 @@ impl OwnerChange<'_> {
             || self.lease_may_have_ended(sightings)
     }
 
-    /// A migration that had seen the grant it replaces, or a later one that no client was told of.
+    /// Returns whether a migration caused it that had seen the replaced grant, or a later grant unknown to clients.
     fn is_fenced_migration(&self) -> bool {
         matches!(self.operation.asked, OwnershipRequest::Migrate { seen, .. } if seen >= self.from && seen < self.to)
     }
 
-    /// No, when the owner's lease was seen after the change as it had been before it.
+    /// Returns whether the old owner's lease was seen ended, and not seen held beyond the change.
     fn lease_may_have_ended(&self, sightings: &[LeaseSighting]) -> bool {
         let own = || sightings.iter().filter(|seen| seen.worker == self.owner.worker);
         let held = own().any(|seen| seen.shows_held(self.from, self.to));
@@ -122,7 +122,7 @@ impl OwnerChange<'_> {
     }
 }
 
-/// What was acknowledged is there at the end, or something that was asked later explains what is there.
+/// Checks that acknowledged writes are in the final state, and that the final state is explained by some request.
 pub(super) fn check_nothing_lost(
     subject: SessionId,
     operations: &[&ClientOperation],
@@ -160,7 +160,7 @@ fn may_have_changed(write: &ClientOperation) -> bool {
     matches!(write.answer, OwnershipReply::Granted(_) | OwnershipReply::Released | OwnershipReply::Unknown)
 }
 
-/// Whether this write made, or may have made, the session what it is.
+/// Returns whether this write produced, or may have produced, the session's final state.
 fn explains(operation: &ClientOperation, last: SessionHolder) -> bool {
     let unknown = operation.answer == OwnershipReply::Unknown;
     match (operation.asked, last.owner) {

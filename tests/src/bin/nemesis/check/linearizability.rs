@@ -1,8 +1,9 @@
-//! Linearizability of a session's whole history: some order of all operations, each between its question and its answer,
-//! in which the ledger alone would have given every answer. The search is Wing and Gong's with Lowe's memory, and bounded.
+//! Linearizability of a session's whole history: there must be an order of all operations, each between its request
+//! and its reply, in which a single ledger would have given every reply. Bounded search by Wing and Gong with Lowe's
+//! memoization.
 //!
-//! A write of which nothing is known may happen at any later time, or never. A lease may end between two operations, where
-//! sightings allow it.
+//! A write with an unknown outcome may take effect at any later time, or never. A lease may end between two
+//! operations if the lease sightings allow it.
 
 use std::collections::HashSet;
 
@@ -12,26 +13,26 @@ use super::GuaranteeViolation;
 use super::order::describe;
 use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
 
-/// Most positions that one session's search looks at.
+/// Maximum number of positions searched per session.
 const MAX_POSITIONS: usize = 400_000;
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LinearizabilityVerdict {
-    /// There is such an order.
+    /// A valid order exists.
     Linearizable,
-    /// There is none.
+    /// No valid order exists.
     Broken(GuaranteeViolation),
-    /// None was found in so many positions; nothing is shown.
+    /// No order was found within the limit; nothing is proven.
     Undecided,
 }
 
 /// What is known of a session's epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum EpochBound {
-    /// It is this one.
+    /// The epoch is exactly this one.
     Exactly(Epoch),
-    /// It is above this one.
+    /// The epoch is higher than this one.
     Above(Epoch),
 }
 
@@ -49,7 +50,7 @@ impl EpochBound {
         }
     }
 
-    /// Whether it is above, or may be.
+    /// Returns whether the epoch is, or may be, higher.
     fn may_exceed(self, epoch: Epoch) -> bool {
         match self {
             EpochBound::Exactly(at) => at > epoch,
@@ -58,21 +59,21 @@ impl EpochBound {
     }
 }
 
-/// A session as the ledger has it.
+/// State of a session in the model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct SessionState {
     owner: Option<Owner>,
     epoch_bound: EpochBound,
 }
 
-/// The ledger alone, as far as these operations reach.
+/// Sequential model of the ledger, as far as these operations need it.
 struct LedgerModel<'a> {
     sightings: &'a [LeaseSighting],
 }
 
 impl LedgerModel<'_> {
-    /// The state after an operation that was answered like that; none where the ledger would not have given that answer.
-    /// Nothing is known of the state before the first.
+    /// Returns the state after an operation with this reply, or `None` if the ledger would not have given it. Nothing
+    /// is known of the state before the first operation.
     fn state_after_answer(
         &self,
         state: Option<SessionState>,
@@ -97,7 +98,7 @@ impl LedgerModel<'_> {
         let after = match (operation.asked, operation.answer) {
             (OwnershipRequest::Read, OwnershipReply::Found(found)) => {
                 let same = found.owner == owner && mark.may_equal(found.epoch);
-                // The owner of an ended lease is taken out.
+                // When a lease ends, the ledger removes the owner.
                 let ended = found.owner.is_none()
                     && self.may_be_free(state?, Some(found.epoch))
                     && found.epoch > mark.lower_bound();
@@ -120,7 +121,8 @@ impl LedgerModel<'_> {
                 true => mark
                     .may_equal(seen)
                     .then_some(SessionState { owner: None, epoch_bound: EpochBound::Above(seen) })?,
-                // Somebody took it away before; the fence says that this was seen to be so, or is.
+                // Somebody released it before. Epochs prove that: the session's epoch is, or may be, above the one
+                // this release had seen.
                 false => mark.may_exceed(seen).then_some(state?)?,
             },
             (_, OwnershipReply::Refused) => self.may_refuse(state?, operation).then_some(state?)?,
@@ -129,7 +131,8 @@ impl LedgerModel<'_> {
         Some(Some(after))
     }
 
-    /// The state after a write of which nothing is known, had it an effect now.
+    /// Returns the state after a write with an unknown outcome, assuming that it takes effect now; `None` if it would
+    /// have no effect.
     fn state_after_unknown(&self, state: Option<SessionState>, operation: &ClientOperation) -> Option<SessionState> {
         let SessionState { owner, epoch_bound: mark } = state?;
         match operation.asked {
@@ -148,11 +151,11 @@ impl LedgerModel<'_> {
         }
     }
 
-    /// Whether the ledger may have answered no, and so changed nothing. Where a target takes nothing, or an owner's lease is over, is
-    /// not known of each moment; what needs neither is.
+    /// Returns whether the ledger may have refused the operation and changed nothing. Whether a target accepts
+    /// sessions or an owner's lease has ended is not known at every moment; a refusal that needs neither is checked.
     fn may_refuse(&self, state: SessionState, operation: &ClientOperation) -> bool {
         match operation.asked {
-            // It was there before, and is not forgotten within a run.
+            // The session existed before the run and is not deleted within it.
             OwnershipRequest::Read => false,
             OwnershipRequest::Claim(to) if state.owner == Some(to) => self.may_be_free(state, None),
             OwnershipRequest::Release { owner, seen }
@@ -164,7 +167,8 @@ impl LedgerModel<'_> {
         }
     }
 
-    /// Nobody has it, or its owner's lease may have ended since, before the epoch `until` where that is known.
+    /// Returns whether nobody owns the session, or its owner's lease may have ended since the grant, before epoch
+    /// `until` if that is known.
     fn may_be_free(&self, state: SessionState, until: Option<Epoch>) -> bool {
         let granted = state.epoch_bound.lower_bound();
         let ended = |owner: Owner| {
@@ -176,14 +180,14 @@ impl LedgerModel<'_> {
     }
 }
 
-/// Where a search stands: what is in order already, and the state after it.
+/// Position of a search: operations already in order, and the state after them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct SearchPosition {
-    /// All answered operations before this one are in order.
+    /// All answered operations before this index are in order.
     first: usize,
-    /// And these behind it.
+    /// Operations at or after it that are in order, too.
     done_ahead: Vec<usize>,
-    /// Claims and moves of which nothing is known that had an effect.
+    /// Claims and migrations with unknown outcomes that are assumed to have taken effect.
     assumed_applied: Vec<usize>,
     state: Option<SessionState>,
 }
@@ -207,7 +211,7 @@ impl SearchPosition {
 
     fn advance(&self, (at, write): (usize, &ClientOperation), state: SessionState) -> SearchPosition {
         let mut next = SearchPosition { state: Some(state), ..self.clone() };
-        // Its fence keeps a release from happening twice: whether it did makes no other position.
+        // A release is fenced and cannot take effect twice, so it needs no separate position.
         if !matches!(write.asked, OwnershipRequest::Release { .. })
             && let Err(place) = next.assumed_applied.binary_search(&at)
         {
@@ -217,7 +221,7 @@ impl SearchPosition {
     }
 }
 
-/// Searches for an order of one session's operations.
+/// Searches for a valid order of one session's operations.
 pub(super) fn check_linearizable(
     subject: SessionId,
     operations: &[&ClientOperation],
@@ -257,7 +261,7 @@ fn search(
             furthest = position.clone();
         }
         let (candidates, until) = candidates(&known, &position);
-        // The last is looked at first: what was answered goes before what may have happened.
+        // The last candidate is tried first: answered operations before those that may have happened.
         let writes = unknown
             .iter()
             .enumerate()
@@ -281,7 +285,7 @@ fn search(
     })
 }
 
-/// What may come next, by the time at which the first of the others was answered.
+/// Returns the operations that may come next: those requested before the first of the remaining ones was answered.
 fn candidates(known: &[&ClientOperation], position: &SearchPosition) -> (Vec<usize>, RunInstant) {
     let mut until = RunInstant(u64::MAX);
     let mut found = Vec::new();
@@ -381,7 +385,7 @@ mod tests {
         let (claimed, found) = (claim((0, 10), A, granted(5)), read((0, 10), None, 1));
         assert_linearizable(&[claimed, found]);
         assert_linearizable(&[claimed, read((0, 10), Some(A), 5)]);
-        // Two readers that see the change in opposite orders.
+        // Two readers that see the change in opposite order.
         let before = |when| read(when, None, 1);
         let after = |when| read(when, Some(A), 5);
         assert_not_linearizable(&[claim((0, 30), A, granted(5)), after((1, 5)), before((6, 10))]);
@@ -412,7 +416,7 @@ mod tests {
     fn two_grants_of_an_exclusive_owner_are_not_linearizable() {
         let first = migrate((2, 10), B, 5, granted(9));
         let second = release((2, 10), A, 5, OwnershipReply::Released);
-        // The release found that it was gone, or the migration found nobody.
+        // The release found the session already free, or the migration found no owner.
         assert_linearizable(&[claim((0, 1), A, granted(5)), first, second]);
         assert_not_linearizable(&[
             claim((0, 1), A, granted(5)),
@@ -433,7 +437,7 @@ mod tests {
         let lost = release((2, 3), A, 5, OwnershipReply::Unknown);
         assert_linearizable(&[claimed, lost, read((20, 21), Some(A), 5), read((30, 31), None, 8)]);
         assert_linearizable(&[claimed, lost, read((20, 21), Some(A), 5), migrate((30, 31), B, 5, granted(9))]);
-        // Not before it was asked, not twice, and not with another effect.
+        // It takes effect not before its request, not twice, and with no other result.
         assert_not_linearizable(&[claimed, read((2, 3), None, 8), release((10, 11), A, 5, OwnershipReply::Unknown)]);
         let again = claim((40, 41), A, granted(9));
         assert_not_linearizable(&[claimed, lost, read((30, 31), None, 8), again, read((50, 51), None, 12)]);
@@ -484,12 +488,12 @@ mod tests {
         let operations = [claim((0, 1), A, granted(50)), claim((2, 3), B, granted(90))];
         let lease =
             |granted, is_live, revision| LeaseSighting { worker: A.worker, granted: at(granted), is_live, revision };
-        // An earlier lease had ended before it was granted the session.
+        // An earlier lease had ended before the session was granted.
         assert!(matches!(
             check_with(&operations, &[lease(10, false, 30), lease(40, true, 60)]),
             LinearizabilityVerdict::Broken(_)
         ));
-        // It was held long after, and ended then.
+        // The lease was held long after, and ended then.
         let late = [lease(40, true, 95), lease(40, false, 120)];
         assert!(matches!(check_with(&operations, &late), LinearizabilityVerdict::Broken(_)));
         assert_eq!(
@@ -506,11 +510,11 @@ mod tests {
         assert_linearizable(&[owned, claim((2, 3), B, OwnershipReply::Refused)]);
         assert_linearizable(&[owned, release((2, 3), A, 3, OwnershipReply::Refused)]);
         assert_linearizable(&[owned, migrate((2, 3), B, 5, OwnershipReply::Refused)]);
-        // Its owner asks for what it has, or gives it back.
+        // The owner claims again what it owns, or releases it.
         assert_not_linearizable(&[owned, claim((2, 3), A, OwnershipReply::Refused)]);
         assert_not_linearizable(&[owned, release((2, 3), A, 5, OwnershipReply::Refused)]);
         assert_not_linearizable(&[owned, op((2, 3), OwnershipRequest::Read, OwnershipReply::Refused)]);
-        // Of two at once, the refused one was the later.
+        // Of two concurrent operations, the refused one came later.
         assert_linearizable(&[
             owned,
             release((2, 9), A, 5, OwnershipReply::Refused),

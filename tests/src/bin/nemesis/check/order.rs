@@ -1,20 +1,20 @@
-//! Real-time order: what had been answered before a question was asked is older than its answer.
+//! Real-time order: a reply must not be older than any reply completed before its request began.
 
 use vocabulary::{Epoch, SessionId};
 
 use super::GuaranteeViolation;
 use crate::history::{ClientOperation, OwnershipReply, OwnershipRequest};
 
-/// What an answer says of the moment at which it was true.
+/// What a reply says about the session's epoch at that moment.
 enum EpochConstraint {
-    /// The session's epoch was this one.
+    /// The session's epoch was exactly this one.
     Exactly(Epoch),
-    /// The session's epoch was above this one.
+    /// The session's epoch was higher than this one.
     Above(Epoch),
 }
 
 impl EpochConstraint {
-    /// The lowest that an answer to a later question may be at.
+    /// Returns the lower bound for replies to later requests.
     fn from_answer(operation: &ClientOperation) -> Option<EpochConstraint> {
         match (operation.answer, operation.asked) {
             (OwnershipReply::Granted(epoch), _) => Some(EpochConstraint::Exactly(epoch)),
@@ -24,7 +24,7 @@ impl EpochConstraint {
         }
     }
 
-    /// As a number pair that compares: an epoch, and whether something lies beyond it.
+    /// Comparable form: an epoch, and whether the bound is above it.
     fn lower_bound(&self) -> (Epoch, bool) {
         match self {
             EpochConstraint::Exactly(epoch) => (*epoch, false),
@@ -33,7 +33,7 @@ impl EpochConstraint {
     }
 }
 
-/// No answer is older than one that was complete before its question was asked.
+/// Checks that no reply is older than one completed before its request began.
 pub(super) fn check_order(subject: SessionId, operations: &[&ClientOperation]) -> Vec<GuaranteeViolation> {
     let mut asked = operations.to_vec();
     asked.sort_unstable_by_key(|operation| operation.invoked);
@@ -65,7 +65,7 @@ pub(super) fn check_order(subject: SessionId, operations: &[&ClientOperation]) -
     broken
 }
 
-/// An attempt, as the history has it.
+/// Formats an operation for violation messages.
 pub(super) fn describe(operation: &ClientOperation) -> String {
     format!(
         "client {} at node {} asked {:?} at {} us, was told {:?} at {} us",

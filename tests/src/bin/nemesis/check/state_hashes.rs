@@ -1,22 +1,22 @@
-//! Nodes beside each other: equal states at equal applied index.
+//! Compares nodes: equal states at equal applied indexes.
 
 use std::collections::BTreeMap;
 
 use super::GuaranteeViolation;
 use crate::history::MemberSlot;
 
-/// What a node said of its state.
+/// State hash of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NodeStateHash {
-    /// Which node.
+    /// Slot of the node.
     pub(crate) seat: MemberSlot,
-    /// The last entry that it applied.
+    /// Index of the last applied entry.
     pub(crate) applied: u64,
-    /// Digest of everything that it remembers.
+    /// Hash of the node's whole state.
     pub(crate) hash: String,
 }
 
-/// Nodes that applied the same entries remember the same.
+/// Checks that nodes with the same applied index have the same state.
 pub(crate) fn check_equal_states(states: &[NodeStateHash]) -> Vec<GuaranteeViolation> {
     let mut known: BTreeMap<u64, &NodeStateHash> = BTreeMap::new();
     let mut broken = Vec::new();

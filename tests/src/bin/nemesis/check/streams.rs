@@ -1,22 +1,22 @@
-//! Answer streams: each ends with a reason, as its client reads it.
+//! Checks that every response stream ends with a reason that its client can read.
 
 use super::GuaranteeViolation;
 use crate::history::RunInstant;
 
-/// An answer stream of a model, as its client saw it end.
+/// How a response stream ended for its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamEnd {
     /// With a finish reason and `[DONE]`.
     Whole,
-    /// With an error that the client could read.
+    /// With an error event.
     Error,
-    /// The connection went away.
+    /// The connection was closed without an orderly end.
     Cut,
-    /// It ended as if it were whole, but said nothing.
+    /// In order, but without a finish reason or an error.
     Silent,
 }
 
-/// A stream and when it ran.
+/// A finished stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRecord {
     /// How it ended.
@@ -25,7 +25,7 @@ pub(crate) struct StreamRecord {
     pub(crate) at: RunInstant,
 }
 
-/// No stream ends in silence. A connection to a router that was killed is cut, which is no silence.
+/// Checks that no stream ended silently. A connection cut by a killed router is not silent.
 pub(crate) fn check_streams(streamed: &[StreamRecord]) -> Vec<GuaranteeViolation> {
     let silent = streamed.iter().find(|stream| stream.end == StreamEnd::Silent);
     let detail = |stream: &StreamRecord| format!("one ended without a word at {} us", stream.at.0);

@@ -11,7 +11,7 @@ fn at(index: u64) -> Epoch {
     Epoch { generation: 0, index, position: 0 }
 }
 
-/// An attempt of a client of its own, from `when` to ten later.
+/// An operation of a separate client, from `when` to `when + 10`.
 fn op(when: u64, asked: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
     let (invoked, completed) = (RunInstant(when), RunInstant(when + 10));
     let client = u32::try_from(when).unwrap();
@@ -22,7 +22,7 @@ fn found(owner: Option<Owner>, index: u64) -> OwnershipReply {
     OwnershipReply::Found(SessionHolder { owner, epoch: at(index) })
 }
 
-/// The broken promises of a history, without a last state.
+/// Returns the violated guarantees of a history without a final state.
 fn violations(operations: &[ClientOperation]) -> Vec<&'static str> {
     violations_with(operations, &[], None)
 }
@@ -34,7 +34,7 @@ fn violations_with(
 ) -> Vec<&'static str> {
     let kept = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
     let finals = last.map(|last| (SUBJECT, last)).into_iter().collect();
-    // Whether there is one order of all has tests of its own.
+    // Linearizability is tested separately.
     let judged = check_history(&kept, &finals).broken.into_iter().map(|broken| broken.guarantee);
     judged.filter(|promise| *promise != "all operations on a session have one order").collect()
 }
@@ -249,7 +249,7 @@ fn a_stream_that_ends_silently_is_a_violation() {
     );
 }
 
-/// The broken promises of a backup up to an entry in which the session is like that.
+/// Returns the violations of a backup up to entry `applied` in which the session has this holder.
 fn backup(operations: &[ClientOperation], last: SessionHolder, applied: u64) -> Vec<&'static str> {
     let kept = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
     check_backup(&kept, &FinalOwners::from([(SUBJECT, last)]), applied).iter().map(|broken| broken.guarantee).collect()

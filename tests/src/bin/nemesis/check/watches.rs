@@ -1,45 +1,45 @@
-//! Watches: in order, without a gap, without a repetition, also over reconnections.
+//! Checks watches: changes in order, without gaps or repetitions, across reconnections.
 
 use std::collections::BTreeSet;
 
 use super::GuaranteeViolation;
 use crate::history::{ClientOperation, OwnershipReply};
 
-/// One change as a watch told it.
+/// A change as reported by a watch.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct WatchedChange {
-    /// The entry that made it.
+    /// Index of the entry that made the change.
     pub(crate) revision: u64,
-    /// What changed.
+    /// Key that changed.
     pub(crate) key: String,
-    /// How.
+    /// Kind of change.
     pub(crate) op: String,
 }
 
-/// What one watcher saw, over all its connections.
+/// Everything one watcher saw over all its connections.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct WatchRecord {
-    /// The first revision that it asked for, or that is not checked yet.
+    /// First revision requested, or first one not checked yet.
     pub(crate) from: u64,
-    /// Changes before that, which were checked and forgotten.
+    /// Number of earlier changes, already checked and dropped.
     pub(crate) checked: usize,
-    /// In the order of arrival.
+    /// Changes in order of arrival.
     pub(crate) changes: Vec<WatchedChange>,
-    /// How often it had to connect again.
+    /// Number of reconnections.
     pub(crate) reconnections: u64,
-    /// Revisions that no node kept any more when it asked for them: first and last.
+    /// Ranges of revisions (first and last) that no node kept any more when they were requested.
     pub(crate) skipped: Vec<(u64, u64)>,
 }
 
 impl WatchRecord {
-    /// The revision to ask for next.
+    /// Revision to request next.
     pub(crate) fn next_revision(&self) -> u64 {
         let told = self.changes.last().map(|change| change.revision);
         let skipped = self.skipped.last().map(|(_, last)| *last);
         told.max(skipped).map_or(self.from, |last| last + 1)
     }
 
-    /// Goes on at a later revision, because nobody keeps what is before it.
+    /// Continues at a later revision because no node keeps the earlier ones.
     pub(crate) fn skip_to(&mut self, oldest: u64) {
         let next = self.next_revision();
         if oldest > next {
@@ -51,7 +51,7 @@ impl WatchRecord {
         revision >= self.from && !self.skipped.iter().any(|(first, last)| (*first..=*last).contains(&revision))
     }
 
-    /// Forgets what was told up to `revision`, because it is checked.
+    /// Drops changes up to `revision`, which have been checked.
     pub(crate) fn forget_checked(&mut self, revision: u64) {
         let before = self.changes.len();
         self.changes.retain(|change| change.revision > revision);
@@ -59,12 +59,12 @@ impl WatchRecord {
         self.from = self.from.max(revision + 1);
     }
 
-    /// Whether everything up to `revision` was told.
+    /// Returns whether everything up to `revision` was received.
     pub(crate) fn has_received(&self, revision: u64) -> bool {
         self.next_revision() > revision
     }
 
-    /// Revisions never fall, and nothing comes twice.
+    /// Checks that revisions never decrease and nothing is repeated.
     pub(crate) fn check_order(&self) -> Vec<GuaranteeViolation> {
         let mut broken = Vec::new();
         let falls = self.changes.windows(2).find(|pair| pair[1].revision < pair[0].revision);
@@ -86,7 +86,8 @@ impl WatchRecord {
         broken
     }
 
-    /// Every grant that a client was told of, up to what the watcher has seen or should have, was told to the watcher.
+    /// Checks that the watcher received every grant that a client was told of, up to what it has seen or should have
+    /// seen.
     pub(crate) fn check_no_gap(&self, operations: &[ClientOperation], due: u64) -> Vec<GuaranteeViolation> {
         let upto = due.max(self.next_revision().saturating_sub(1));
         let told: BTreeSet<(u64, &str)> = self.changes.iter().map(|it| (it.revision, it.key.as_str())).collect();
@@ -103,7 +104,7 @@ impl WatchRecord {
             .collect()
     }
 
-    /// Two watchers, whatever nodes they were connected to, saw the same.
+    /// Checks that two watchers saw the same, whatever nodes they were connected to.
     pub(crate) fn check_equal(&self, other: &WatchRecord) -> Vec<GuaranteeViolation> {
         let before = self.next_revision().min(other.next_revision());
         let both = |revision: u64| revision < before && self.covers(revision) && other.covers(revision);

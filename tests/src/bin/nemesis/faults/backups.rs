@@ -1,5 +1,5 @@
-//! Backups: saved while clients write, restored as a cluster of its own, and held against what clients were told; and
-//! restored once more.
+//! Backups: saved while clients write, restored as a separate cluster and compared with the history, then restored a
+//! second time.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,21 +20,21 @@ use crate::node::ProgramProcess;
 use crate::test_network::{MAX_SLOTS, cut_tail};
 use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 
-/// Where the restored cluster lives: seats that the one under test never takes.
+/// Slots of the restored cluster, which the cluster under test never uses.
 const RESTORED_SLOTS: [MemberSlot; 3] = [MemberSlot(MAX_SLOTS - 2), MemberSlot(MAX_SLOTS - 1), MemberSlot(MAX_SLOTS)];
 const GUARANTEE: &str = "a restored backup holds all that was acknowledged before it";
-/// Sessions that are written to in the restored cluster.
+/// Number of sessions written to in the restored cluster.
 const WRITTEN_SESSIONS: usize = 12;
-/// Writes to each of them in the first cluster of one backup; the second gets fewer.
+/// Writes to each of them in the first cluster of a backup; the second gets fewer.
 const WRITES_PER_SESSION: usize = 4;
 
-/// A snapshot that `ctl` saved.
+/// A snapshot saved by `ctl`.
 #[derive(Deserialize)]
 struct SavedBackup {
     applied: u64,
 }
 
-/// Saves a backup of the leader and one of another node, and makes a cluster of three of each.
+/// Saves a backup of the leader and one of another node, and restores each as a cluster of three.
 pub(super) async fn backup(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let leader = arena.leader().await?;
@@ -47,7 +47,8 @@ pub(super) async fn backup(arena: &mut Testbed) -> Result<FaultRecord, NemesisEr
         let acknowledged = arena.history.read(|kept| check::newest_acknowledged(&kept.operations));
         let SavedBackup { applied } = save(arena, seat, &file).await?;
         let saved = holdings(arena, &file)?;
-        // The backup may hold what is still to be answered; who was asked notes it once clients have held still.
+        // The backup may contain writes still in flight; pausing the clients makes sure that their replies are
+        // recorded.
         drop(arena.load.pause().await);
         let (history, held) = (arena.history.clone(), saved.clone());
         strike
@@ -63,7 +64,8 @@ pub(super) async fn backup(arena: &mut Testbed) -> Result<FaultRecord, NemesisEr
         let (first, broken) = check_restored(arena, &saved, WRITES_PER_SESSION).await?;
         strike.broken.extend(broken);
         drop(restored);
-        // Its machine died too, or it turned out bad: the same last good backup is taken again, and has written less so far.
+        // Simulates that the first restored cluster failed: the same backup is restored again and has written less so
+        // far.
         if seat == leader {
             strike.count_fault();
             let again = restore(arena, &file).await?;
@@ -88,12 +90,12 @@ async fn save(arena: &Testbed, seat: MemberSlot, file: &Path) -> Result<SavedBac
     serde_json::from_str(&said).map_err(odd)
 }
 
-/// How a call of `ctl` ended.
+/// Result of a `ctl` call.
 #[derive(Debug)]
 enum CtlResult {
-    /// It did it, and printed this.
+    /// Success, with its output.
     Done(String),
-    /// It did not, and said this.
+    /// Failure, with its error.
     Refused(String),
 }
 
@@ -118,7 +120,7 @@ async fn run_ctl(arena: &Testbed, arguments: &[&str]) -> Result<CtlResult, Nemes
     })
 }
 
-/// A backup whose end is gone is no data directory, and leaves none behind.
+/// Checks that a truncated backup is refused and leaves no data directory behind.
 async fn check_truncated_backup(arena: &mut Testbed, file: &Path) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let part = file.with_extension("part");
     std::fs::copy(file, &part).map_err(NemesisError::system(part.display().to_string()))?;
@@ -137,7 +139,7 @@ async fn check_truncated_backup(arena: &mut Testbed, file: &Path) -> Result<Opti
     }))
 }
 
-/// A cluster of three from the backup.
+/// Restores a backup as a cluster of three.
 async fn restore(arena: &mut Testbed, file: &Path) -> Result<Vec<ProgramProcess>, NemesisError> {
     for seat in RESTORED_SLOTS {
         arena.cluster.wipe(seat)?;
@@ -167,13 +169,13 @@ async fn promote(arena: &Testbed) -> Result<(), NemesisError> {
         match tried.await {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() > deadline => return Err(error),
-            // One that has not joined or caught up yet.
+            // A learner that has not joined or caught up yet.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-/// Who has which session, by the backup itself.
+/// Reads from the backup itself who owns which session.
 fn holdings(arena: &Testbed, file: &Path) -> Result<FinalOwners, NemesisError> {
     let unreadable = |error: ownership::OwnershipError| NemesisError::Answer {
         who: file.display().to_string(),
@@ -186,8 +188,8 @@ fn holdings(arena: &Testbed, file: &Path) -> Result<FinalOwners, NemesisError> {
         .collect())
 }
 
-/// Every grant of the second cluster that a backup was restored to is newer than all of the first one: whoever holds one of
-/// those is fenced off by it.
+/// Checks that every grant of the second cluster restored from a backup is newer than all grants of the first one, so
+/// that their holders are fenced off.
 fn check_outranks(first: &[Epoch], second: &[Epoch]) -> Option<GuaranteeViolation> {
     let (newest, oldest) = first.iter().max().zip(second.iter().min())?;
     let detail = format!("the first restored cluster granted {newest}, the second one, later, {oldest}");
@@ -195,8 +197,8 @@ fn check_outranks(first: &[Epoch], second: &[Epoch]) -> Option<GuaranteeViolatio
         .then_some(GuaranteeViolation { guarantee: "epochs rise over two restores of one backup", detail })
 }
 
-/// What the restored cluster remembers beside the backup, through each of its nodes; whether its grants, so many of each
-/// session that is written to, outrank; and whether clients of the old cluster are fenced off. Returns the grants.
+/// Compares the restored cluster with the backup through each of its nodes, checks that its grants (`writes` per
+/// session) outrank all earlier ones, and that clients of the old cluster are fenced off. Returns the grants.
 async fn check_restored(
     arena: &Testbed,
     saved: &FinalOwners,
@@ -241,7 +243,7 @@ async fn check_restored(
     Ok((grants, broken))
 }
 
-/// A client of the old cluster, which lives on, comes to the restored one with what it saw there: nothing is taken away.
+/// Checks that a client of the still running old cluster cannot release anything here with an epoch it saw there.
 async fn check_fencing(
     door: &mut ApiClient,
     (subject, before): (SessionId, SessionHolder),

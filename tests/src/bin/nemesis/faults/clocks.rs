@@ -1,4 +1,4 @@
-//! Clocks of real processes that jump, or run faster or slower than time.
+//! Clock faults of real processes: jumps and wrong rates.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::trial::{MAX_FAIL_OVER, TICK};
 
 const FAULT_DURATION: Duration = Duration::from_millis(1200);
 const DAY: i64 = 86_400;
-/// Far beyond every lease and time-out.
+/// Jump in milliseconds, far beyond every lease and timeout.
 const JUMP_MS: i64 = 90_000;
-/// Monotonic clocks of two nodes at once, in thousandths: the leader's and a follower's.
+/// Rates of two nodes' monotonic clocks at once, in thousandths: the leader's and a follower's.
 const CLOCK_RATES: [(i64, i64); 2] = [(1200, 800), (800, 1200)];
 
-/// Wall clocks of the leader and a follower jump apart and back: nothing may come of it. Then their monotonic clocks jump,
-/// as after a pause that nobody noticed: that may cost the lead, and no lease.
+/// Wall clocks of the leader and a follower jump apart and back, which must have no effect. Then their monotonic
+/// clocks jump, as after an unnoticed pause, which may cost leadership but no lease.
 pub(super) async fn jumps(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
@@ -51,13 +51,14 @@ pub(super) async fn jumps(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
         arena.await_recovery(now).await?;
     }
     strike.broken.extend(check_none_lost(&before, &held_leases(arena).await?));
-    // No lever is back before the nodes are started again: a monotonic clock has no way back.
+    // The jumps are not reset before the nodes restart: a monotonic clock cannot go back.
     strike.note = format!("{reads} wall clocks read while they were a day off; then {} s of jumps", 2 * JUMP_MS / 1000);
     Ok(strike.end(arena))
 }
 
-/// The leader's clock is a fifth too fast and a follower's too slow, and the other way round; a quick run has one of both. Workers that are reached
-/// keep their leases; the lease of one that is dead ends neither earlier nor later than that clock explains.
+/// The leader's clock runs a fifth too fast and a follower's too slow, then the other way round; a quick run has one
+/// of the two. Reachable workers keep their leases; a dead worker's lease ends neither earlier nor later than that
+/// rate explains.
 pub(super) async fn drift(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
@@ -86,7 +87,8 @@ pub(super) async fn drift(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
     Ok(strike.end(arena))
 }
 
-/// Stops a worker until its lease has ended, and waits until it has one again. How long it took to end.
+/// Pauses a worker until its lease has ended, resumes it, and waits until it has a lease again. Returns how long the
+/// lease took to end.
 async fn dead_worker(
     arena: &mut Testbed,
     strike: &mut FaultRecord,
@@ -118,21 +120,21 @@ async fn dead_worker(
     Ok(ended)
 }
 
-/// A pause between two looks at who holds a lease, and as long for the answer.
+/// Time between two reads of the leases, including the response time.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Whether a lease ended when the leader's clock says so.
+/// Checks that a lease ended in time by the leader's clock.
 fn judge_expiry(
     lease: Duration,
     strike: &mut FaultRecord,
     (pace, ended, kept): (i64, Option<Duration>, bool),
 ) -> String {
     let own = lease.mul_f64(1000.0 / pace as f64);
-    // The last sign of life may be a probe and a tick older than the stop. A follower tells of one in its next tick, the
-    // leader renews in its own, and ends the lease in another. A new leader waits a lease of its own.
+    // The last sign of life may be a probe and a tick older than the pause. A follower reports it in its next tick,
+    // the leader renews in its own tick, and ends the lease in another. A new leader waits one more lease.
     let earliest = own.min(lease).saturating_sub(2 * TICK);
     let others = if kept { Duration::ZERO } else { lease.mul_f64(1.25) + MAX_FAIL_OVER };
-    // It is seen by asking, which takes a while itself.
+    // The end is observed by polling, which takes time itself.
     let latest = (lease + 3 * TICK).mul_f64(1000.0 / pace as f64) + others + POLL_INTERVAL;
     let told = ended.map_or("never".into(), |ended| format!("after {:.1} s", ended.as_secs_f64()));
     let told = format!("{told}, {:.1} to {:.1} s allowed", earliest.as_secs_f64(), latest.as_secs_f64());

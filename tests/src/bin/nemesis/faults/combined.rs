@@ -1,4 +1,4 @@
-//! Several at once.
+//! Several faults at once.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::testbed::Testbed;
 
 const STOP_DURATION: Duration = Duration::from_secs(4);
 
-/// Slow links, a killed follower, and a stopped leader: of three voters, one moves.
+/// Slow links, a killed follower, and a paused leader: of three voters, one works.
 pub(super) async fn three_faults(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
     let slow = LinkCondition::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
@@ -22,7 +22,7 @@ pub(super) async fn three_faults(arena: &mut Testbed) -> Result<FaultRecord, Nem
     }
     strike.count_fault();
     kill(arena, follower).await?;
-    // Without a quorum nobody can take over: this is no fail-over to be measured.
+    // Without a quorum nobody can take over, so this does not count as a fail-over.
     strike.count_fault();
     arena.cluster.running(leader)?.pause().await?;
     arena.hold_fault(STOP_DURATION).await;

@@ -1,4 +1,4 @@
-//! Disks that fill up, logs and snapshots that lost their end or one bit.
+//! Disk faults: full disks, and logs and snapshots with a missing end or a flipped bit.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::testbed::Testbed;
 
 const FAULT_DURATION: Duration = Duration::from_secs(3);
 
-/// A voter's disk is full, and has room again. A node that could not write keeps no ledger until it is started again:
-/// either it ended, or it goes on serving and says so.
+/// A voter's disk is full, then has space again. A node that could not write stops its ledger until it is restarted:
+/// either it exited, or it continues to serve and reports it.
 pub(super) async fn full(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(seat) = arena.cluster.small_disk() else {
@@ -39,16 +39,17 @@ pub(super) async fn full(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
     Ok(strike.end(arena))
 }
 
-/// The end of a stopped follower's log, with what it had acknowledged, is gone.
+/// The end of a stopped follower's log, with acknowledged entries, is missing.
 pub(super) async fn torn(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     check_damage(arena, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
 }
 
-/// The last bytes of a stopped follower's log are gone, all of which it had vouched for: nobody writes before it stops.
+/// The last bytes of a stopped follower's log are missing. All of them were acknowledged, because nobody writes
+/// before it stops.
 pub(super) async fn tail(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let bytes = 1 + arena.rng.below(48);
     let held = arena.load.pause().await;
-    // Whatever was proposed is everywhere, and said to be.
+    // Makes sure that everything proposed is replicated and known to be committed.
     arena.equal_states().await?;
     let struck = check_damage(arena, newest_chunk, move |chunk| {
         cut_tail(chunk, bytes).map(|_| format!("{bytes} bytes cut off"))
@@ -58,7 +59,7 @@ pub(super) async fn tail(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
     strike
 }
 
-/// The end of a stopped follower's snapshot is gone, from which its log goes on.
+/// The end of a stopped follower's snapshot, on which its log builds, is missing.
 pub(super) async fn snapshot(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     for seat in arena.cluster.running_slots() {
         arena.cluster.addresses().snapshot(seat).await?;
@@ -76,7 +77,8 @@ pub(super) async fn flipped(arena: &mut Testbed) -> Result<FaultRecord, NemesisE
     check_damage(arena, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
-/// The node must refuse to start, and say which file and where; then it is wiped and joins under a new id.
+/// Checks that the node refuses to start and names the file and the position; then it is wiped and joins under a new
+/// id.
 async fn check_damage(
     arena: &mut Testbed,
     file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
@@ -96,7 +98,7 @@ async fn check_damage(
         Err(error) => strike.broken.push(damage_violation(format!("node {}: {error}", seat.0))),
     }
     match alone {
-        // From the backup that the message asks for.
+        // Restores the file from a copy, like the backup that the message asks for.
         true => {
             std::fs::write(&file, whole).map_err(NemesisError::system(file.display().to_string()))?;
             arena.cluster.restart(seat).await?;
@@ -107,9 +109,9 @@ async fn check_damage(
 }
 
 fn check_names_damage((seat, file): (MemberSlot, &Path), said: &str) -> Option<GuaranteeViolation> {
-    // The end of a log has an entry, the middle of one an offset; either tells where.
+    // Damage at the end of a log is reported by entry, in the middle by offset.
     let located = said.contains("offset") || said.contains("entry");
-    // A log may be named as a whole: what is missing is in none of its files.
+    // The message may name the log's folder: missing entries are in none of its files.
     let folder = file.parent().filter(|folder| folder.ends_with("log"));
     let names = |path: &Path| said.contains(&path.display().to_string());
     let named = located && (names(file) || folder.is_some_and(names));

@@ -1,4 +1,4 @@
-//! Disks that are slow, or fail, under running nodes.
+//! Disks that are slow or fail under running nodes.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::throughput::longest_silence;
 use crate::trial::MAX_FAIL_OVER;
 
 const FAULT_DURATION: Duration = Duration::from_millis(2200);
-/// What an fdatasync takes: of a busy disk, and of one that is about to die.
+/// Delay of an fdatasync on a busy disk, and on one about to fail.
 const FDATASYNC_DELAYS: [Duration; 2] = [Duration::from_millis(120), Duration::from_millis(600)];
-/// Longest time without an acknowledged write while one disk of several is slow: no election takes so little.
+/// Maximum time without an acknowledged write while one of several disks is slow; shorter than any election.
 const MAX_SLOW_SILENCE: Duration = Duration::from_millis(1400);
-/// So much longer than that the fault lasts.
+/// How much longer than that the fault lasts.
 const EXTRA_DURATION: Duration = Duration::from_millis(600);
-/// EIO, as the kernel says it once for every file.
+/// EIO, as the kernel returns it once per file.
 const EIO: i64 = 5;
 
-/// A follower's disk is slow, then the leader's. Whoever has a quorum of quick disks goes on.
+/// A follower's disk is slow, then the leader's. A quorum of fast disks must continue.
 pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
@@ -43,8 +43,8 @@ pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
     Ok(strike.end(arena))
 }
 
-/// Every fdatasync of a follower fails, then every one of the leader. Each says so, vouches for nothing any more, and
-/// comes back with all that it had acknowledged once it is started again.
+/// Every fdatasync of a follower fails, then every one of the leader. Each node reports it, acknowledges nothing any
+/// more, and after a restart has everything that it had acknowledged.
 pub(super) async fn failing(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
@@ -91,12 +91,12 @@ async fn fail_disk(
             detail,
         });
     }
-    // It takes its levers up anew.
+    // A restart resets the node's syscall faults.
     arena.cluster.restart(seat).await?;
     Ok(format!("{failed} syncs failed, {end}"))
 }
 
-/// Somebody's writes were acknowledged at least so often.
+/// Checks that some write was acknowledged at least every `longest`.
 fn check_progress(arena: &Testbed, strike: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
     let now = arena.history.now();
     let silence = arena.history.read(|kept| longest_silence(&kept.operations, (from, now)));

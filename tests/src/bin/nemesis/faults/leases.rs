@@ -1,4 +1,4 @@
-//! Leases: none ends early because a leader restarted, and the dead ones end in time.
+//! Leases: none ends early because the leader restarted, and those of dead workers end in time.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::check::GuaranteeViolation;
 use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
 use crate::trial::{MAX_FAIL_OVER, TICK};
 
-/// The leader is killed and started again at once, while a follower is cut off, all inside a lease; after that a worker
-/// dies together with the leader.
+/// The leader is killed and restarted at once while a follower is cut off, all within a lease; then a worker dies
+/// together with the leader.
 pub(super) async fn restart_leader_within_lease(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let before = held_leases(arena).await?;
     let mut strike = FaultRecord::begin(arena);
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
     strike.count_fault();
     arena.isolate(follower).await?;
-    // Of three voters one is left: this is no fail-over to be measured.
+    // Of three voters one is left, so this does not count as a fail-over.
     strike.count_fault();
     kill(arena, leader).await?;
     arena.cluster.restart(leader).await?;
@@ -33,7 +33,7 @@ pub(super) async fn restart_leader_within_lease(arena: &mut Testbed) -> Result<F
     Ok(strike.end(arena))
 }
 
-/// A stopped worker answers no probe. Its lease must be gone within one lease, one fail-over and one tick.
+/// A paused worker answers no probe. Its lease must end within one lease, one fail-over and one tick.
 async fn dead_worker(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<(), NemesisError> {
     let leases = held_leases(arena).await?;
     let Some(worker) = arena.cluster.worker(0) else { return Ok(()) };
@@ -43,7 +43,7 @@ async fn dead_worker(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<()
     strike.count_leader_loss(arena);
     kill(arena, leader).await?;
     let began = Instant::now();
-    // A report that was under way may still renew it once.
+    // A report in flight may still renew it once.
     let bound = arena.lease + MAX_FAIL_OVER + 2 * TICK;
     let ended = loop {
         let live = held_leases(arena).await?;
@@ -70,10 +70,10 @@ async fn dead_worker(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<()
     Ok(())
 }
 
-/// A lease that is held: whose, and since when.
+/// A held lease: its worker, and the epoch of the grant.
 pub(super) type HeldLease = (WorkerId, Epoch);
 
-/// The leases that ended although their workers were reached all the time.
+/// Checks that no lease ended, since all workers were reachable.
 pub(super) fn check_none_lost(before: &[HeldLease], after: &[HeldLease]) -> Vec<GuaranteeViolation> {
     let lost = before.iter().filter(|lease| !after.contains(lease));
     let early = |(worker, epoch): &HeldLease| GuaranteeViolation {
@@ -83,7 +83,7 @@ pub(super) fn check_none_lost(before: &[HeldLease], after: &[HeldLease]) -> Vec<
     lost.map(early).collect()
 }
 
-/// Leases that are held, by worker and grant, as the leader has them.
+/// Returns the held leases as the leader knows them, by worker and grant.
 pub(super) async fn held_leases(arena: &Testbed) -> Result<Vec<HeldLease>, NemesisError> {
     let leader = arena.leader().await?;
     let seen = arena.cluster.addresses().leases(leader).await?;

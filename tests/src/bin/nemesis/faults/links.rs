@@ -1,4 +1,4 @@
-//! Partitions, late bytes, lost ones.
+//! Link faults: partitions, delay, loss.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::history::MemberSlot;
 use crate::test_network::LinkCondition;
 use crate::testbed::Testbed;
 
-/// Longer than the longest election time-out.
+/// Longer than the longest election timeout.
 const PARTITION_DURATION: Duration = Duration::from_secs(5);
 const FLAPS: u32 = 6;
 const DEGRADED_DURATION: Duration = Duration::from_secs(4);
 
-/// The leader alone on one side.
+/// The leader is alone on one side.
 pub(super) async fn symmetric(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
@@ -26,7 +26,7 @@ pub(super) async fn symmetric(arena: &mut Testbed) -> Result<FaultRecord, Nemesi
     Ok(strike.end(arena))
 }
 
-/// Of five voters the leader and one follower on one side.
+/// Of five voters, the leader and one follower are on one side.
 pub(super) async fn minority(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
     let few = [leader, follower];
@@ -48,7 +48,7 @@ pub(super) async fn minority(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
     Ok(strike.end(arena))
 }
 
-/// The leader is not heard, and then another one does not hear.
+/// The leader's messages are dropped; then another leader receives nothing.
 pub(super) async fn one_way(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
@@ -61,7 +61,7 @@ pub(super) async fn one_way(arena: &mut Testbed) -> Result<FaultRecord, NemesisE
     for other in arena.others(leader) {
         arena.network.restore(leader, other).await?;
     }
-    // A leader that does not hear cannot commit: it is lost, too.
+    // A leader that receives nothing cannot commit, so it loses leadership, too.
     let deaf = arena.leader().await?;
     strike.count_leader_loss(arena);
     for other in arena.others(deaf) {
@@ -74,7 +74,7 @@ pub(super) async fn one_way(arena: &mut Testbed) -> Result<FaultRecord, NemesisE
     Ok(strike.end(arena))
 }
 
-/// Whoever is not heard does not lead any more; if he did, the fault would have been none.
+/// Checks that a leader whose messages are dropped was replaced; otherwise the fault had no effect.
 async fn check_replaced(arena: &Testbed, strike: &mut FaultRecord, old: MemberSlot) -> Result<(), NemesisError> {
     if arena.leader().await? == old {
         let detail = format!("node {} still leads after {PARTITION_DURATION:?}", old.0);
@@ -83,7 +83,7 @@ async fn check_replaced(arena: &Testbed, strike: &mut FaultRecord, old: MemberSl
     Ok(())
 }
 
-/// The leader's links come and go.
+/// The leader's links go down and up repeatedly.
 pub(super) async fn flapping(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
@@ -99,13 +99,13 @@ pub(super) async fn flapping(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
     Ok(strike.end(arena))
 }
 
-/// Everything between nodes arrives late.
+/// All traffic between nodes is delayed.
 pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let weather = LinkCondition::Slow { delay: Duration::from_millis(30), jitter: Duration::from_millis(30) };
     degrade_links(arena, weather).await
 }
 
-/// Retransmissions and resets between nodes.
+/// Retransmissions and connection resets between nodes.
 pub(super) async fn lossy(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let before = arena.network.relay_counts().1;
     let mut strike = degrade_links(arena, LinkCondition::Lossy { stalled: 30, reset: 3 }).await?;
@@ -126,7 +126,7 @@ async fn degrade_links(arena: &mut Testbed, weather: LinkCondition) -> Result<Fa
     Ok(strike.end(arena))
 }
 
-/// Every direction between two nodes.
+/// Returns every direction between two nodes.
 pub(super) fn links(arena: &Testbed) -> Vec<(MemberSlot, MemberSlot)> {
     let seats = arena.cluster.seats();
     let pairs = seats.iter().flat_map(|from| seats.iter().map(move |to| (*from, *to)));

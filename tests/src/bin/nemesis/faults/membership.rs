@@ -1,4 +1,4 @@
-//! The lead is handed on; voters change while one of them cannot be reached.
+//! Leadership transfer, and voter changes while a voter is unreachable.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const FIVE: usize = 5;
 const TRANSFERS: u32 = 3;
 const TRANSFER_INTERVAL: Duration = Duration::from_millis(800);
 
-/// To a follower, several times.
+/// Transfers leadership to a follower, several times.
 pub(super) async fn transfer(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for _ in 0..TRANSFERS {
@@ -26,7 +26,7 @@ pub(super) async fn transfer(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
     Ok(strike.end(arena))
 }
 
-/// A follower is cut off and replaced by a learner, comes back, and takes its place again.
+/// A follower is cut off and replaced by a learner, comes back, and becomes a voter again.
 pub(super) async fn change_under_fault(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let follower = arena.follower().await?;
     let learners = arena.learners().await?;
@@ -52,7 +52,7 @@ pub(super) async fn change_under_fault(arena: &mut Testbed) -> Result<FaultRecor
     Ok(strike.end(arena))
 }
 
-/// Five voters become three and five again, while links are slow.
+/// Five voters become three and five again while links are slow.
 async fn shrink_and_grow(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<(), NemesisError> {
     let leader = arena.leader().await?;
     let mut nodes = Vec::new();

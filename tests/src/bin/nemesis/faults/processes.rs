@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped, restarted.
+//! Process faults: kill, pause, restart.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::testbed::Testbed;
 const DOWN_DURATION: Duration = Duration::from_secs(2);
 /// From shorter than a heartbeat to longer than an election.
 const PAUSES: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1200), Duration::from_millis(4500)];
-/// Longer than every time-out between nodes.
+/// Longer than every timeout between nodes.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(20);
 
-/// kill -9 of the leader; it comes back once another leads.
+/// kill -9 of the leader; it restarts once another node leads.
 pub(super) async fn kill_leader(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
@@ -67,13 +67,13 @@ async fn kill_one(arena: &mut Testbed, seat: MemberSlot) -> Result<FaultRecord, 
     Ok(strike.end(arena))
 }
 
-/// kill -9, and clients turn to the others.
+/// Sends kill -9 to a node and moves the clients to the others.
 pub(super) async fn kill(arena: &mut Testbed, seat: MemberSlot) -> Result<(), NemesisError> {
     let running = arena.cluster.take(seat)?;
     running.kill().await
 }
 
-/// SIGSTOP of the leader, three times, and of a follower.
+/// Pauses (SIGSTOP) the leader three times, and a follower once.
 pub(super) async fn pause(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for span in PAUSES {
@@ -97,7 +97,7 @@ pub(super) async fn pause(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
     Ok(strike.end(arena))
 }
 
-/// Each node ends in order and starts again, the next one once all are well.
+/// Each node shuts down gracefully and restarts; the next one follows once all are healthy.
 pub(super) async fn rolling_restart(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for seat in arena.cluster.seats() {

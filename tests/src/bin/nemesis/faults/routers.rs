@@ -1,4 +1,4 @@
-//! A router dies while it streams: its clients see the connection go, and go on through another.
+//! A router is killed while it streams: its clients see the connection close and continue through another router.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::streams::{StreamRequest, StreamResult, run_stream};
 use crate::testbed::Testbed;
 
-/// Long enough to be in the middle of it when the router dies.
+/// Long enough that the router is killed in the middle of the stream.
 const TOKENS: u32 = 2000;
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// kill -9 of a node in the middle of a stream; the same step is asked again elsewhere.
+/// kill -9 of a node in the middle of a stream; the same step is sent to another node.
 pub(super) async fn kill_mid_stream(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let router = arena.follower().await?;
     let elsewhere = arena.leader().await?;

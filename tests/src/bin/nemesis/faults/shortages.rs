@@ -1,5 +1,5 @@
-//! What a process runs out of, for a while: descriptors and memory for files it opens and connections it takes, threads it
-//! starts. A disk without room is another nemesis: it ends a ledger.
+//! Temporary resource shortages: descriptors and memory for opened files and accepted connections, and threads. A
+//! full disk is a separate nemesis, because it stops a ledger.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ const SHORTAGES: [(&str, SyscallFault, i64); 5] = [
     ("threads", SyscallFault::ThreadError, 11),
 ];
 
-/// A follower runs out of each, then the leader, while each is asked for a snapshot. Nobody ends, and what failed for that
-/// reason succeeds without a restart once the shortage is over: only a write or an fsync that fails stops a ledger.
+/// A follower, then the leader, runs out of each resource while it is asked for a snapshot. No node exits, and what
+/// failed succeeds without a restart once the shortage is over: only a failed write or fsync stops a ledger.
 pub(super) async fn shortages(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
@@ -38,7 +38,7 @@ pub(super) async fn shortages(arena: &mut Testbed) -> Result<FaultRecord, Nemesi
             levers.set(seat, lever, 0)?;
             if let Some(broken) = check_recovered(arena, (seat, what)).await? {
                 strike.broken.push(broken);
-                // What follows shows nothing of this node.
+                // Further shortages would prove nothing about this node.
                 restart_node(arena, seat).await?;
                 break;
             }
@@ -54,7 +54,7 @@ pub(super) async fn shortages(arena: &mut Testbed) -> Result<FaultRecord, Nemesi
             .broken
             .extend(GuaranteeViolation::unless_observed("a shortage of descriptors for connections", unaccepted));
     }
-    // Threads that are there already do the work of those that are not.
+    // A failed thread start goes unnoticed if the existing threads do the work, so it is only noted.
     strike.note =
         format!("{unopened} files not opened, {unaccepted} connections not taken, {unstarted} threads not started");
     Ok(strike.end(arena))
@@ -65,7 +65,7 @@ fn fault_counts(levers: &SyscallFaults, seat: MemberSlot) -> Result<(i64, i64, i
     Ok((felt.failed_opens, felt.failed_accepts, felt.failed_thread_starts))
 }
 
-/// Asks for a snapshot, which opens a file, on a connection of its own; what comes of it now is nobody's promise.
+/// Requests a snapshot, which opens a file, on a separate connection. The result does not matter during the shortage.
 async fn request_under_shortage(arena: &mut Testbed, seat: MemberSlot) {
     let span = arena.fault_duration(FAULT_DURATION);
     let doors = arena.cluster.addresses().clone();
@@ -78,7 +78,7 @@ async fn request_under_shortage(arena: &mut Testbed, seat: MemberSlot) {
     tokio::time::sleep_until(until).await;
 }
 
-/// What must be true of the node again.
+/// Checks what the node must be able to do again.
 async fn check_recovered(
     arena: &mut Testbed,
     (seat, what): (MemberSlot, &str),

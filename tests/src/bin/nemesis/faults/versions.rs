@@ -1,7 +1,8 @@
-//! Older and newer binaries on the same data: forward, back, forward, and no way back once the level is raised.
+//! Older and newer binaries on the same data: upgrade, downgrade, upgrade, and no downgrade after the level is
+//! raised.
 //!
-//! Level 1 is the level of the release before there were clusters, so that its nodes stand alone: this happens on a node
-//! beside the others.
+//! Level 1 is the level of the release before clusters existed, so its nodes stand alone: this runs on a separate
+//! node.
 
 use tokio::time::Instant;
 use vocabulary::SessionId;
@@ -22,7 +23,7 @@ const NEW: u32 = 2;
 const SESSIONS: usize = 8;
 const GUARANTEE: &str = "binaries of two levels work on the same data until the level is raised";
 
-/// Old, new, old, new, raised; then the old one must refuse.
+/// Old, new, old, new, raised; then the old binary must refuse to start.
 pub(super) async fn mixed_releases(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
     let old = NodeBoot { origin: BootOrigin::Standalone, max_level: Some(OLD) };
     let new = NodeBoot::new(BootOrigin::Standalone);
@@ -70,7 +71,7 @@ async fn swap_binary(arena: &Testbed, running: ProgramProcess, boot: NodeBoot) -
     arena.cluster.start_separate(LONE_SLOT, boot).await
 }
 
-/// Sessions in the lone node's ledger.
+/// Sessions in the separate node's ledger.
 async fn sessions(arena: &Testbed) -> Result<Vec<SessionId>, NemesisError> {
     let doors = arena.cluster.addresses();
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
@@ -93,7 +94,7 @@ async fn sessions(arena: &Testbed) -> Result<Vec<SessionId>, NemesisError> {
     Ok(sessions)
 }
 
-/// Takes every session from its owner, and claims it for another; the grants.
+/// Releases every session and claims it for another owner; returns the grants.
 async fn write(arena: &Testbed, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
     let owners = arena.cluster.addresses().live_owners(LONE_SLOT).await?;
     let mut door = arena.cluster.addresses().client();

@@ -1,14 +1,14 @@
-//! Whose connection it is, where all come from one address: the kernel's tables say which process holds the other end.
+//! Identifies a connection's owner on loopback, where all have the same address, by the kernel's socket tables.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::history::MemberSlot;
 
-/// How often the kernel's table is read for one socket.
+/// Number of reads of the kernel's table per socket.
 const TABLE_READS: usize = 4;
 
-/// Processes by seat.
+/// Process ids by slot.
 #[derive(Default)]
 pub(super) struct CallerPids {
     pids: HashMap<MemberSlot, u32>,
@@ -19,9 +19,9 @@ impl CallerPids {
         self.pids.insert(seat, pid);
     }
 
-    /// The seat of the process that connected from `address`.
+    /// Returns the slot of the process that connected from `address`.
     pub(super) fn owner_of(&self, address: SocketAddr) -> Option<MemberSlot> {
-        // The table is read in pieces: while others come and go, a line may be missing from it.
+        // The kernel returns the table in pieces: a line may be missing while other sockets come and go.
         let read = || std::fs::read_to_string("/proc/net/tcp").ok();
         let inode = (0..TABLE_READS).find_map(|_| inode_of(&read()?, address))?;
         let link = format!("socket:[{inode}]");
@@ -34,11 +34,12 @@ impl CallerPids {
     }
 }
 
-/// The socket whose local end is `address`, in the text of `/proc/net/tcp`. Closed ones that linger there have number 0.
+/// Returns the inode of the socket with this local address in the text of `/proc/net/tcp`. Closed sockets that linger
+/// there have inode 0.
 fn inode_of(table: &str, address: SocketAddr) -> Option<u64> {
     let SocketAddr::V4(address) = address else { return None };
     let Ipv4Addr { .. } = address.ip();
-    // The kernel prints the address as a number of its own byte order.
+    // The kernel prints the address as a number in its own byte order.
     let local = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port());
     table.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! What is done to disks: a small one is filled and freed, and the log of a stopped node is torn or flipped.
+//! Disk faults: fills and frees a small disk, and truncates or flips the log of a stopped node.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,17 +10,17 @@ use crate::NemesisError;
 
 const FILL_FILE: &str = "ballast";
 
-/// Mounts a small disk there; it goes with this program's mount namespace.
+/// Mounts a small disk; it is unmounted with this program's mount namespace.
 pub(crate) async fn mount_small(folder: &Path, size: &str) -> Result<(), NemesisError> {
     run(&["mount", "-t", "tmpfs", "-o", size, "tmpfs", &folder.display().to_string()]).await
 }
 
-/// Writes until nothing more fits beside the node's files. Returns the bytes that it took.
+/// Writes until nothing more fits next to the node's files. Returns the bytes written.
 pub(crate) fn fill_disk(folder: &Path) -> Result<u64, NemesisError> {
     let path = folder.join(FILL_FILE);
     let mut file = File::create(&path).map_err(NemesisError::system("fill the disk"))?;
     let mut written = 0;
-    // Small pieces at the end, so that not even one record fits.
+    // Ends with small pieces, so that not even one record fits.
     for piece in [64 << 10, 4 << 10, 1] {
         let zeros = vec![0u8; piece];
         while let Ok(bytes) = file.write(&zeros) {
@@ -33,12 +33,12 @@ pub(crate) fn fill_disk(folder: &Path) -> Result<u64, NemesisError> {
     Ok(written)
 }
 
-/// Gives the room back.
+/// Frees the space.
 pub(crate) fn free_disk(folder: &Path) -> Result<(), NemesisError> {
     std::fs::remove_file(folder.join(FILL_FILE)).map_err(NemesisError::system("free the disk"))
 }
 
-/// The file that a node's log was last written to.
+/// Returns the file that a node's log was last written to.
 pub(crate) fn newest_chunk(folder: &Path) -> Result<PathBuf, NemesisError> {
     let log = folder.join("log");
     let entries = std::fs::read_dir(&log).map_err(NemesisError::system(log.display().to_string()))?;
@@ -50,7 +50,7 @@ pub(crate) fn newest_chunk(folder: &Path) -> Result<PathBuf, NemesisError> {
     written.max().ok_or_else(missing)
 }
 
-/// Flips one bit well inside the log: what was written there is no longer what is there. Returns where.
+/// Flips one bit well inside the log. Returns its offset.
 pub(crate) fn flip_byte(chunk: &Path) -> Result<u64, NemesisError> {
     let what = || format!("flip a byte of {}", chunk.display());
     let file = File::options().read(true).write(true).open(chunk).map_err(NemesisError::system(what()))?;
@@ -62,14 +62,14 @@ pub(crate) fn flip_byte(chunk: &Path) -> Result<u64, NemesisError> {
     Ok(at)
 }
 
-/// Cuts a quarter of a file off: of a log, acknowledged entries included. Returns its new length.
+/// Cuts off a quarter of a file; of a log, that includes acknowledged entries. Returns the new length.
 pub(crate) fn cut_quarter(path: &Path) -> Result<u64, NemesisError> {
     let what = || format!("cut {}", path.display());
     let length = path.metadata().map_err(NemesisError::system(what()))?.len();
     cut_tail(path, length / 4)
 }
 
-/// Cuts so many bytes off. Returns its new length.
+/// Cuts off this many bytes. Returns the new length.
 pub(crate) fn cut_tail(path: &Path, bytes: u64) -> Result<u64, NemesisError> {
     let what = || format!("cut {}", path.display());
     let file = File::options().write(true).open(path).map_err(NemesisError::system(what()))?;

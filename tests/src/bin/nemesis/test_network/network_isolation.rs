@@ -1,26 +1,26 @@
-//! Entering namespaces of our own: network, mounts and process ids, which the kernel takes apart when this program ends,
-//! however it ends.
+//! Enters namespaces for network, mounts and process ids, which the kernel removes when this program ends, however it
+//! ends.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use crate::NemesisError;
 
-/// Set for the program inside, so that it does not enter again.
+/// Environment variable of the program inside, so that it does not enter again.
 const INSIDE_ENV: &str = "OWNERSERVE_NEMESIS_INSIDE";
 const UNSHARE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"];
 
-/// What a run stands on.
+/// Isolation of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NetworkIsolation {
-    /// Nodes in network namespaces: partitions are dropped packets.
+    /// Nodes in network namespaces: partitions drop packets.
     Namespaces,
-    /// Nodes on loopback addresses: partitions are a relay that stands still. Said in the result.
+    /// Nodes on loopback addresses: partitions stall the relay. The result says so.
     Loopback,
 }
 
 impl NetworkIsolation {
-    /// Where this process is.
+    /// Isolation of this process.
     pub(crate) fn current() -> NetworkIsolation {
         match std::env::var_os(INSIDE_ENV) {
             Some(_) => NetworkIsolation::Namespaces,
@@ -28,7 +28,7 @@ impl NetworkIsolation {
         }
     }
 
-    /// For people and for the report.
+    /// Name for people and for the report.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             NetworkIsolation::Namespaces => "network namespaces",
@@ -37,8 +37,8 @@ impl NetworkIsolation {
     }
 }
 
-/// Becomes the same program inside namespaces of its own. Returns where that is so already, or cannot be had: then with
-/// the reason.
+/// Re-executes the program inside namespaces of its own. Returns if it already is inside, or if namespaces are not
+/// available, then with the reason.
 pub(crate) fn enter_namespaces() -> Result<Option<String>, NemesisError> {
     if NetworkIsolation::current() == NetworkIsolation::Namespaces {
         return Ok(None);
@@ -52,7 +52,7 @@ pub(crate) fn enter_namespaces() -> Result<Option<String>, NemesisError> {
     Err(NemesisError::system("enter namespaces")(error))
 }
 
-/// Why namespaces cannot be had: everything that will be needed is tried once.
+/// Returns why namespaces are not available, after trying everything that will be needed once.
 fn missing_namespaces() -> Option<String> {
     let trial = "mount -t tmpfs tmpfs /run && ip netns add trial && ip link add wire1 type veth peer name eth0 netns trial \
                  && ip rule add from 10.77.1.2 to 10.78.2.1 pref 10 blackhole";

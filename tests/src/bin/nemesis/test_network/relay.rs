@@ -1,6 +1,7 @@
-//! A TCP relay between nodes: it hands bytes on in order, late, in bursts, not at all, or cuts a connection.
+//! TCP relay between nodes: forwards bytes in order, delayed, in bursts, or not at all, or cuts a connection.
 //!
-//! To TCP's users a lossy link is one that stands still for a retransmission and is sometimes reset; that is what this does.
+//! To TCP's users a lossy link stalls for a retransmission and is sometimes reset, and that is what the relay
+//! simulates.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,35 +22,35 @@ use crate::NemesisError;
 use crate::fault_rng::FaultRng;
 use crate::history::MemberSlot;
 
-/// Pieces that may be on their way in one direction of one connection; with [`PIECE_BYTES`] this bounds memory.
+/// Maximum pieces in flight in one direction of a connection; with [`PIECE_BYTES`] this bounds memory.
 const MAX_PIECES_IN_FLIGHT: usize = 256;
 const PIECE_BYTES: usize = 16 << 10;
 
-/// How one direction of a link behaves.
+/// Condition of one direction of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum LinkCondition {
-    /// As the kernel does it.
+    /// Forwards immediately.
     #[default]
     Healthy,
     /// Every piece arrives later, in order.
     Slow {
-        /// At least by this.
+        /// Minimum delay.
         delay: Duration,
-        /// And at most by this more.
+        /// Maximum additional delay.
         jitter: Duration,
     },
     /// Some pieces wait for a retransmission, some connections are reset.
     Lossy {
-        /// Of a thousand pieces.
+        /// Stalled pieces per thousand.
         stalled: u16,
-        /// Of a thousand pieces.
+        /// Resets per thousand pieces.
         reset: u16,
     },
-    /// Nothing arrives until the weather changes.
+    /// Nothing arrives until the condition changes.
     Stalled,
 }
 
-/// What a lost segment costs: the kernel's shortest retransmission time-out.
+/// Delay of a lost segment: the kernel's minimum retransmission timeout.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 
 type LinkConditions = HashMap<(MemberSlot, MemberSlot), LinkCondition>;
@@ -79,7 +80,7 @@ impl TcpRelay {
         })
     }
 
-    /// Begins to listen for those who call `seat`; returns the port, which is the node's own at home.
+    /// Starts to listen for callers of `seat`; returns the port, which the node uses in its namespace, too.
     pub(super) async fn open(
         self: &Arc<Self>,
         seat: MemberSlot,
@@ -94,7 +95,7 @@ impl TcpRelay {
                 match listener.accept().await {
                     Ok((caller, from)) => {
                         let relay = relay.clone();
-                        // A link that breaks is what this is for; nobody waits for it.
+                        // Broken links are expected; nobody waits for this task.
                         tokio::spawn(
                             async move { relay.relay_connection(caller, from, (seat, (home, port).into())).await },
                         );
@@ -135,7 +136,7 @@ impl TcpRelay {
             return;
         }
         let ((caller_reads, caller_writes), (callee_reads, callee_writes)) = (caller.into_split(), callee.into_split());
-        // When either direction ends, both do: half-closed connections mean nothing between nodes.
+        // When either direction ends, both do: half-closed connections have no meaning between nodes.
         tokio::select! {
             () = self.forward((seat, to), caller_reads, callee_writes) => {}
             () = self.forward((to, seat), callee_reads, caller_writes) => {}
@@ -152,7 +153,7 @@ impl TcpRelay {
         }
     }
 
-    /// Connects with the caller's shadow as the source, so that a rule against the answer finds it.
+    /// Connects with the caller's shadow as the source address, so that a rule for the reverse direction applies.
     async fn connect_as(&self, caller: MemberSlot, home: SocketAddr) -> std::io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.bind((super::relay_ip(self.isolation, caller), 0).into())?;
@@ -181,7 +182,7 @@ impl TcpRelay {
         }
     }
 
-    /// When a piece that is sent now arrives; none when the connection is reset instead.
+    /// Returns when a piece sent now arrives, or `None` if the connection is reset instead.
     fn delivery_time(&self, link: (MemberSlot, MemberSlot)) -> Option<Instant> {
         let mut dice = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         let late = match self.condition(link) {
@@ -228,7 +229,7 @@ mod tests {
     const CALLER: MemberSlot = MemberSlot(1);
     const CALLEE: MemberSlot = MemberSlot(2);
 
-    /// A relay on loopback, a listener behind it, and a connection through it: the caller's end and the callee's.
+    /// Returns a connection through a relay on loopback: the caller's end and the callee's.
     async fn connected_pair(relay: &Arc<TcpRelay>) -> (TcpStream, TcpStream) {
         relay.register_process(CALLER, std::process::id());
         let (shadow, home) = (

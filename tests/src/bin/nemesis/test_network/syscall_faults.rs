@@ -1,8 +1,8 @@
-//! Levers on a running node's system calls: its disk becomes slow or fails, its clocks jump or run at another pace, and it
-//! runs out of descriptors, memory, room or threads.
+//! Faults in a running node's system calls: slow or failing disks, clocks that jump or run at another rate, and
+//! shortages of descriptors, memory or threads.
 //!
-//! They are C (`shim.c`), loaded before libc, because that is where a real node meets its disk and its clocks. Without a
-//! C compiler there are none, and a run says so.
+//! They are injected by a C library (`shim.c`) loaded before libc, where a real node meets its disk and its clocks.
+//! Without a C compiler they are not available, and the run reports it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,50 +14,50 @@ use crate::history::MemberSlot;
 
 const SHIM_SOURCE: &str = include_str!("shim.c");
 
-/// What is pulled; the number is its place among the shim's levers.
+/// Kind of fault; the number is its index in the shim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SyscallFault {
-    /// Milliseconds before every fsync and fdatasync.
+    /// Delay of every fsync and fdatasync, in milliseconds.
     SyncDelay = 0,
-    /// The error that every fsync and fdatasync returns.
+    /// Error returned by every fsync and fdatasync.
     SyncError = 1,
-    /// Seconds that wall clocks are ahead.
+    /// Offset of wall clocks, in seconds.
     WallOffset = 2,
-    /// How fast monotonic clocks run, in thousandths.
+    /// Rate of monotonic clocks, in thousandths.
     ClockRate = 3,
-    /// Milliseconds that monotonic clocks have jumped ahead, all jumps together.
+    /// Sum of all forward jumps of monotonic clocks, in milliseconds.
     ClockJump = 4,
-    /// The error of every opening of a file.
+    /// Error of opening a file.
     OpenError = 5,
-    /// The error of every accept of a connection.
+    /// Error of accepting a connection.
     AcceptError = 6,
-    /// The error of every start of a thread.
+    /// Error of starting a thread.
     ThreadError = 7,
 }
 
-/// What came of it, by the node's own calls; without any a lever did nothing.
+/// How often the node's calls met a fault; with zero the fault had no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct SyscallFaultCounts {
-    /// Calls that were delayed.
+    /// Delayed calls.
     pub(crate) delayed: i64,
-    /// Calls that failed.
+    /// Failed calls.
     pub(crate) failed: i64,
-    /// Wall clocks that were read while they were off.
+    /// Reads of a wall clock with an offset.
     pub(crate) wall_reads: i64,
-    /// Monotonic clocks that were read while they ran at another pace.
+    /// Reads of a monotonic clock at another rate.
     pub(crate) skewed_reads: i64,
-    /// Files that were not opened.
+    /// Files not opened.
     pub(crate) failed_opens: i64,
-    /// Connections that were not taken.
+    /// Connections not accepted.
     pub(crate) failed_accepts: i64,
-    /// Threads that were not started.
+    /// Threads not started.
     pub(crate) failed_thread_starts: i64,
 }
 
 const FAULT_COUNT: u64 = 8;
 const FILE_BYTES: usize = 15 * 8;
 
-/// The levers of all nodes of a run.
+/// Syscall faults of all nodes of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct SyscallFaults {
     shared_object: PathBuf,
@@ -65,7 +65,7 @@ pub(crate) struct SyscallFaults {
 }
 
 impl SyscallFaults {
-    /// Builds the shim in `folder`; fails where there is no C compiler.
+    /// Builds the shim in `folder`; fails without a C compiler.
     pub(crate) fn build(folder: &Path) -> Result<SyscallFaults, NemesisError> {
         let (source, shared_object) = (folder.join("shim.c"), folder.join("shim.so"));
         std::fs::write(&source, SHIM_SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
@@ -79,14 +79,14 @@ impl SyscallFaults {
         }
     }
 
-    /// What a node in this seat is started with; all levers are back.
+    /// Returns the environment of the node in this slot; resets all its faults.
     pub(crate) fn environment(&self, seat: MemberSlot) -> Result<Vec<(&'static str, String)>, NemesisError> {
         let path = self.path(seat);
         std::fs::write(&path, [0; FILE_BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
         Ok(vec![("LD_PRELOAD", self.shared_object.display().to_string()), ("FAULT_LEVERS", path.display().to_string())])
     }
 
-    /// Pulls one; zero lets it go.
+    /// Sets a fault; zero removes it.
     pub(crate) fn set(&self, seat: MemberSlot, lever: SyscallFault, value: i64) -> Result<(), NemesisError> {
         let path = self.path(seat);
         let file = File::options().write(true).open(&path);
@@ -94,7 +94,7 @@ impl SyscallFaults {
         pulled.map_err(NemesisError::system(path.display().to_string()))
     }
 
-    /// What the node in this seat felt since it was started.
+    /// Returns how often the node in this slot met faults since it was started.
     pub(crate) fn counts(&self, seat: MemberSlot) -> Result<SyscallFaultCounts, NemesisError> {
         let path = self.path(seat);
         let mut bytes = [0; FILE_BYTES];
@@ -124,7 +124,7 @@ impl SyscallFaults {
 mod tests {
     use super::*;
 
-    /// A real program under the shim: what `cat` of the time would be, from a shell that has only these.
+    /// Returns the wall-clock time in seconds that `date` prints under the shim.
     fn seconds_of(levers: &SyscallFaults, seat: MemberSlot) -> i64 {
         let path = levers.path(seat);
         let mut date = Command::new("date");
@@ -167,7 +167,7 @@ mod tests {
     fn an_injected_syscall_fault_is_seen_until_it_is_lifted() {
         let folder = std::env::temp_dir().join(format!("levers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        // Where there is no compiler, a run has no levers either.
+        // Without a compiler a run has no syscall faults either.
         if let Ok(levers) = SyscallFaults::build(&folder) {
             let (seat, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();

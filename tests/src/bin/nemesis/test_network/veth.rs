@@ -1,4 +1,4 @@
-//! Network namespaces, the veth pairs between them and this one, and rules that drop one direction of a link.
+//! Network namespaces, the veth pairs to this one, and rules that drop one direction of a link.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Stdio;
@@ -8,20 +8,20 @@ use tokio::process::Command;
 use crate::NemesisError;
 use crate::history::MemberSlot;
 
-/// This side's address for everything that is no node.
+/// Address on this side for everything except nodes.
 pub(super) const HOST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 76, 0, 1));
 
-/// Rules that drop must stand before the one that finds local addresses.
+/// Drop rules must precede the rule that matches local addresses.
 const DROP_PRIORITY: &str = "10";
 
-/// The namespace of a node.
+/// Name of a node's namespace.
 pub(super) fn namespace(seat: MemberSlot) -> String {
     format!("node{}", seat.0)
 }
 
-/// Makes all namespaces and wires. They are ours alone: the kernel removes them with this process.
+/// Creates all namespaces and links. They are private: the kernel removes them with this process.
 pub(super) async fn create_all(seats: u8) -> Result<(), NemesisError> {
-    // `ip netns` keeps its names under /run, which in this mount namespace is nobody else's.
+    // `ip netns` keeps its names under /run, which is private in this mount namespace.
     run(&["mount", "-t", "tmpfs", "tmpfs", "/run"]).await?;
     run(&["ip", "link", "set", "lo", "up"]).await?;
     run(&["ip", "addr", "add", &format!("{HOST_ADDRESS}/32"), "dev", "lo"]).await?;
@@ -44,12 +44,12 @@ pub(super) async fn create_all(seats: u8) -> Result<(), NemesisError> {
     Ok(())
 }
 
-/// Drops what `from` sends to an address here, without a word to the sender.
+/// Silently drops traffic from `from` to an address on this side.
 pub(super) async fn sever(from: MemberSlot, to: IpAddr) -> Result<(), NemesisError> {
     run(&["ip", "rule", "add", "from", &wire(from), "to", &to.to_string(), "pref", DROP_PRIORITY, "blackhole"]).await
 }
 
-/// Lets it through again.
+/// Removes the drop rule.
 pub(super) async fn restore(from: MemberSlot, to: IpAddr) -> Result<(), NemesisError> {
     run(&["ip", "rule", "del", "from", &wire(from), "to", &to.to_string(), "pref", DROP_PRIORITY, "blackhole"]).await
 }
@@ -58,7 +58,7 @@ fn wire(seat: MemberSlot) -> String {
     format!("10.77.{}.2", seat.0)
 }
 
-/// Runs a command to its end.
+/// Runs a command to completion.
 pub(super) async fn run(command: &[&str]) -> Result<(), NemesisError> {
     let line = command.join(" ");
     let output = Command::new(command[0]).args(&command[1..]).stdin(Stdio::null()).output().await;
