@@ -1,7 +1,8 @@
-//! The decision log: every receipt, with the question that the planner was asked, on disk within a bound.
+//! Decision log: every receipt with the planner's inputs, on disk and bounded in size.
 //!
-//! A step never waits for it: its record goes into a bounded queue, a thread of its own writes it down, and what finds no
-//! room is counted and left out. Nothing is synced: the log explains and replays, nothing depends on it.
+//! A step never waits for the log: its record goes into a bounded queue that a dedicated thread writes to disk;
+//! records that do not fit are counted and dropped. Nothing is synced: the log serves explanation and replay, and
+//! nothing depends on it.
 
 mod files;
 mod filter;
@@ -41,10 +42,10 @@ pub struct DecisionsConfig {
 }
 
 impl DecisionsConfig {
-    /// The least log that is one: a few files, so that the oldest can make room.
+    /// Minimum log size: room for a few files, so that the oldest can be deleted.
     const MIN_BYTES: ByteCount = ByteCount::mebibytes(1);
 
-    /// What cannot be, and what is accepted.
+    /// Returns the invalid value and what is accepted instead.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
         let is_none = self.log == ByteCount(0);
         (!is_none && self.log < Self::MIN_BYTES)
@@ -52,30 +53,30 @@ impl DecisionsConfig {
     }
 }
 
-/// What every file of the log begins with: what its records were decided by.
+/// Header of every log file: what its records were decided by.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct DecisionLogHeader {
-    /// The form of the lines behind it.
+    /// Format version of the records in the file.
     pub(crate) version: u32,
     pub(crate) release: String,
     pub(crate) policy: Policy,
-    /// What else the planner is told and does not change.
+    /// Planner inputs from the configuration.
     #[serde(flatten)]
     pub(crate) configured: StaticPlanningInputs,
 }
 
-/// What the planner knows from the configuration.
+/// Planner inputs that come from the configuration and do not change.
 #[derive(Clone, PartialEq, Default, Serialize, Deserialize, Debug)]
 pub struct StaticPlanningInputs {
-    /// What the layers of each model keep, where that is known.
+    /// Attention layers of each model, where known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attention: BTreeMap<ModelId, AttentionSpec>,
-    /// Workers' parallel shapes where they are known, in the order of their ids.
+    /// Parallel shapes of workers, where known, ordered by worker id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shapes: Vec<(WorkerId, ParallelShape)>,
 }
 
-/// The form that this release writes and reads.
+/// Format version that this release writes and reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 impl DecisionLogHeader {
@@ -84,7 +85,7 @@ impl DecisionLogHeader {
     }
 }
 
-/// A step on its way into the log.
+/// A finished step on its way into the log.
 #[derive(Debug)]
 struct DecisionRecord {
     receipt: Arc<Receipt>,
@@ -92,7 +93,7 @@ struct DecisionRecord {
 }
 
 impl DecisionRecord {
-    /// How much there is to write: candidates, workers that were asked about, and who would be pushed out there.
+    /// Size of the record in entries: candidates, planned workers and sessions that would be evicted there.
     fn entry_count(&self) -> usize {
         let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
         let victims =
@@ -101,7 +102,7 @@ impl DecisionRecord {
     }
 }
 
-/// Why there is no decision log.
+/// The decision log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep the decision log in {}: {source}; with decisions.log = 0 none is kept", .folder.display())]
 pub struct DecisionLogError {
@@ -109,44 +110,44 @@ pub struct DecisionLogError {
     source: io::Error,
 }
 
-/// Why steps were served as they were: the newest in memory, older ones on disk.
+/// History of decisions: the newest in memory, older ones on disk.
 #[derive(Debug)]
 pub struct DecisionHistory {
-    /// The newest.
+    /// Newest receipts.
     pub receipts: ReceiptBuffer,
-    /// Whether first tokens come when prices say.
+    /// Predicted against measured time to first token.
     pub calibration: PredictionCalibration,
-    /// Whether actions make sessions slower than the bypass.
+    /// Whether the planner's actions make sessions slower than the bypass.
     pub guardrail: Guardrail,
-    /// Whether KV arrives as what was sent.
+    /// Whether transferred KV equals what was sent.
     pub transfer_checks: TransferChecks,
     log: Option<DecisionLogWriter>,
     folder: PathBuf,
 }
 
-/// Where the log lies, and what its records are decided by.
+/// Location and fixed inputs of the log.
 #[derive(Debug)]
 pub struct DecisionLogOptions<'a> {
-    /// Its folder, made if missing.
+    /// Folder of the log; created if missing.
     pub folder: &'a Path,
     /// The planner's policy.
     pub policy: &'a Policy,
-    /// What else it is told and does not change.
+    /// Other fixed inputs of the planner.
     pub static_inputs: StaticPlanningInputs,
-    /// Where records are counted.
+    /// Metrics that count the records.
     pub metrics: &'a DecisionMetrics,
 }
 
 #[derive(Debug)]
 pub(crate) struct DecisionSearchResult {
-    /// Receipts, the newest first.
+    /// Receipts, newest first.
     pub(crate) receipts: Vec<Box<RawValue>>,
-    /// Whether everything that is kept was looked through, or enough was found before.
+    /// Whether the whole history was searched, or enough receipts were found before.
     pub(crate) complete: bool,
 }
 
 impl DecisionHistory {
-    /// Goes on with the log on disk; `receipts` are those in memory.
+    /// Opens the history and continues the log on disk. `receipts` is the buffer in memory.
     pub fn open(
         receipts: ReceiptBuffer,
         config: DecisionsConfig,
@@ -168,7 +169,7 @@ impl DecisionHistory {
         })
     }
 
-    /// Files a finished step. `case` is what the planner was asked, where it was asked.
+    /// Records a finished step. `case` holds the planner's inputs, if it was asked.
     pub fn record(&self, receipt: Receipt, case: Option<PlanningCase>) {
         let receipt = Arc::new(receipt);
         self.receipts.push(receipt.clone());
@@ -177,7 +178,7 @@ impl DecisionHistory {
         }
     }
 
-    /// The one of this request, if it is found. Blocks while the disk does.
+    /// Finds the decision of a request. Blocks on disk reads.
     pub(crate) fn find_request(&self, request: RequestId) -> DecisionSearchResult {
         if let Some(receipt) = self.receipts.find_request(request) {
             return DecisionSearchResult {
@@ -188,7 +189,7 @@ impl DecisionHistory {
         self.search(&DecisionFilter { request: Some(request), ..DecisionFilter::default() }, 1)
     }
 
-    /// The newest `limit` that are wanted, newest first. Blocks while the disk does.
+    /// Finds the newest `limit` matching decisions, newest first. Blocks on disk reads.
     pub(crate) fn search(&self, wanted: &DecisionFilter, limit: usize) -> DecisionSearchResult {
         let mut search = DecisionSearch::default();
         for receipt in self.receipts.newest(limit, |receipt| wanted.matches(&receipt.into())) {
@@ -200,7 +201,7 @@ impl DecisionHistory {
         DecisionSearchResult { receipts: search.receipts, complete }
     }
 
-    /// Writes out what is in the queue.
+    /// Writes all queued records and stops the log.
     pub fn close(&self) {
         if let Some(log) = &self.log {
             log.close();

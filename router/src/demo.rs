@@ -1,7 +1,7 @@
-//! `ownerserve demo`: recorded agent sessions against a real cluster of processes, under three policies.
+//! `ownerserve demo`: replays recorded agent sessions against a real cluster of processes, under three policies.
 //!
-//! Everything goes over real HTTP to child processes of this binary; nothing is measured in-process. Never listens
-//! beyond loopback and leaves nothing running.
+//! All traffic is real HTTP to child processes of this binary; nothing is measured in-process. Listens on loopback
+//! only and leaves nothing running.
 
 mod child_process;
 pub(crate) mod client;
@@ -36,9 +36,9 @@ use think_time::ThinkTimeModel;
 use crate::serve::wait_for_signal;
 use crate::simulate_command::{OutOfRange, parse_number};
 
-/// Errors of steps that are shown at the end of a run.
+/// Maximum number of step errors shown at the end of a run.
 const MAX_SHOWN_ERRORS: usize = 5;
-/// After the last answer: the workers' last events reach the router's index.
+/// Wait after the last response for the workers' last events to reach the router's index.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 const FIGURES_HELP: &str = "\
@@ -102,13 +102,13 @@ fn scale(text: &str) -> Result<f64, OutOfRange> {
     parse_number(text, 0.0..=1000.0, "a number from 0 to 1000 is accepted")
 }
 
-/// Why the demo could not be shown.
+/// Errors of the demo.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    /// No sessions to replay.
+    /// There are no sessions to replay.
     #[error(transparent)]
     Corpus(#[from] CorpusError),
-    /// No cluster to replay them against.
+    /// The cluster failed.
     #[error(transparent)]
     Cluster(#[from] LocalClusterError),
     /// The report cannot be written.
@@ -116,10 +116,10 @@ pub(crate) enum DemoError {
     Report(PathBuf, #[source] std::io::Error),
 }
 
-/// Shows the demo. The exit status is 1 when any step failed or the cluster did, 130 after ctrl-c.
+/// Runs the demo. The exit status is 1 if any step or the cluster failed, 130 after ctrl-c.
 pub async fn run(options: DemoArgs) -> ExitCode {
     let mut view = LiveView::new();
-    // Dropping the unfinished performance kills its children.
+    // Dropping the unfinished run kills its children.
     let performed = tokio::select! {
         performed = run_policies(&options, &mut view) => performed,
         () = wait_for_signal() => return ExitCode::from(130),
@@ -137,7 +137,7 @@ pub async fn run(options: DemoArgs) -> ExitCode {
 async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyReport, DemoError> {
     let began = Instant::now();
     if let Some(path) = &options.report {
-        // Better now than after a minute.
+        // Fails now rather than after a minute.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
         opened.map_err(|source| DemoError::Report(path.clone(), source))?;
     }
@@ -150,7 +150,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
         if let Some(cluster) = standing.take() {
             cluster.stop().await;
         }
-        // Fresh workers: no policy inherits the cache of another.
+        // Workers are restarted so that no policy inherits another's cache.
         let cluster = standing.insert(LocalCluster::start(LocalClusterOptions::demo(*policy, options.speed_up)).await?);
         let run = PolicyRun { options, policy: *policy, dialogues: dialogues.clone() };
         report.add(*policy, run.run_on(cluster, view).await?);
@@ -170,7 +170,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
     Ok(report)
 }
 
-/// One policy's run.
+/// A run under one policy.
 struct PolicyRun<'a> {
     options: &'a DemoArgs,
     policy: ComparedPolicy,
@@ -178,7 +178,7 @@ struct PolicyRun<'a> {
 }
 
 impl PolicyRun<'_> {
-    /// Replays every session on `cluster` and measures.
+    /// Replays every session on `cluster` and returns the figures.
     async fn run_on(
         &self,
         cluster: &mut LocalCluster,
@@ -218,7 +218,7 @@ impl PolicyRun<'_> {
     }
 }
 
-/// The first errors of a run, each with its step.
+/// Returns the first errors of a run, each with its step.
 fn failures(tally: &RunProgress) -> Vec<String> {
     let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
     let line = |(step, error): (&FinishedStep, &AgentClientError)| {

@@ -29,10 +29,10 @@ use crate::trace_command::files::{self, TraceFilesError};
 use live_replay::{LiveMeasurements, LiveReplay};
 use report::ValidationReport;
 
-/// What the workers are, compiled in so that it runs from anywhere.
+/// Engine profile of the workers, embedded so that the command runs from anywhere.
 const PROFILE: &str = include_str!("../../configs/profiles/closed-loop.toml");
 
-/// Between two looks at how far it is.
+/// Interval between two progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 const LONG_HELP: &str = "\
@@ -83,14 +83,14 @@ pub(crate) struct ValidateSimArgs {
     report: Option<PathBuf>,
 }
 
-/// One order of the sessions, and how the simulated fleet served it.
+/// One order of the sessions, and the simulated fleet's result.
 struct SimulatedRun {
     seed: u64,
     trace: Arc<Trace>,
     figures: RunFigures,
 }
 
-/// And how the live one did.
+/// A simulated run and the live run of the same order.
 struct PairedRun {
     simulation: SimulatedRun,
     live: LiveMeasurements,
@@ -98,7 +98,7 @@ struct PairedRun {
     workers: Vec<MetricsScrape>,
 }
 
-/// Why nothing was compared.
+/// Errors of the validation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ValidateSimError {
     #[error(transparent)]
@@ -126,7 +126,7 @@ pub(crate) enum ValidateSimError {
 
 pub(crate) async fn run(args: &ValidateSimArgs) -> Result<(), ValidateSimError> {
     if let Some(path) = &args.report {
-        // Better now than after minutes.
+        // Fails now rather than after minutes.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
         opened.map_err(|source| ValidateSimError::Report { path: path.clone(), source })?;
     }
@@ -147,8 +147,8 @@ impl ValidateSimArgs {
         (self.seed..).take(self.orders.into())
     }
 
-    /// The steps that are replayed. What the recorded agent resent of its answers is not what simulated workers answer, so
-    /// that no answer is found again.
+    /// Returns the steps to replay. Resent responses are not reused: the recorded agent's responses differ from those
+    /// of simulated workers.
     fn traffic(&self) -> Result<Trace, ValidateSimError> {
         let limits = ReplayLimits {
             max_context: Tokens(self.context),
@@ -174,7 +174,7 @@ impl ValidateSimArgs {
         Ok(trace)
     }
 
-    /// So many of its sessions in one order, simulated.
+    /// Simulates the first sessions of one order.
     fn simulate(&self, trace: &Trace, seed: u64) -> Result<SimulatedRun, ValidateSimError> {
         let mut trace = trace.clone().shuffled(seed);
         trace.sessions.truncate(self.sessions.into());
@@ -184,7 +184,7 @@ impl ValidateSimArgs {
         Ok(SimulatedRun { seed, trace: Arc::new(trace), figures })
     }
 
-    /// All orders at once, each with a cluster of its own.
+    /// Replays all orders concurrently, each with a cluster of its own.
     async fn replay_live(&self, orders: Vec<SimulatedRun>) -> Result<Vec<PairedRun>, ValidateSimError> {
         let (all, over) = (orders.iter().map(|order| order.trace.steps().count()).sum(), Arc::default());
         let mut clusters = Vec::new();
@@ -237,7 +237,7 @@ impl ValidateSimArgs {
     }
 }
 
-/// Shows how far they are, without end.
+/// Shows the progress until it is dropped.
 async fn show_progress(progress: &ProgressMeter, over: &AtomicUsize, all: usize) -> Infallible {
     let mut look = tokio::time::interval(PROGRESS_INTERVAL);
     loop {

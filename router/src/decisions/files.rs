@@ -1,5 +1,5 @@
-//! The files of the log: `decisions.jsonl` is written to, `decisions-FIRST-LAST.jsonl.gz` are older ones, by the
-//! milliseconds since 1970 of their first and last record.
+//! Files of the decision log: the current `decisions.jsonl`, and older `decisions-FIRST-LAST.jsonl.gz` named by the
+//! arrival of their first and last record in milliseconds since 1970.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read as _, Write as _};
@@ -12,13 +12,13 @@ use flate2::write::GzEncoder;
 
 pub(super) const CURRENT_FILE: &str = "decisions.jsonl";
 
-/// Most bytes of one file, unpacked; a reader holds one at a time.
+/// Maximum uncompressed bytes of one file; a reader holds one at a time.
 const MAX_FILE_BYTES: u64 = 8 << 20;
 
-/// Most bytes that one file is read to, whoever wrote it.
+/// Maximum bytes read of one file, whoever wrote it.
 const MAX_READ_BYTES: u64 = 64 << 20;
 
-/// How much the log may take.
+/// Size limits of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogSizeLimit {
     pub(super) total: u64,
@@ -26,7 +26,7 @@ pub(crate) struct LogSizeLimit {
 }
 
 impl LogSizeLimit {
-    /// Of so many bytes; none for no log.
+    /// Limits for a log of this many bytes; `None` for 0, which disables it.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
         (bytes > 0).then(|| Self { total: bytes, current_file: (bytes / 4).min(MAX_FILE_BYTES) })
     }
@@ -34,13 +34,13 @@ impl LogSizeLimit {
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LogSegment {
-    /// When its first record arrived; the one that is written to is the newest of all.
+    /// Arrival of the first record; the current file counts as the newest.
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) path: PathBuf,
 }
 
-/// The log's files, the oldest first.
+/// Lists the log's files, oldest first.
 pub(crate) fn segments(folder: &Path) -> io::Result<Vec<LogSegment>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -61,7 +61,7 @@ fn parse_segment(path: &Path) -> Option<LogSegment> {
     Some(LogSegment { first: first.parse().ok()?, last: last.parse().ok()?, path: path.to_owned() })
 }
 
-/// Sets the written file aside under the times of its records, packed.
+/// Renames the current file after the arrival of its records and compresses it.
 pub(super) fn rotate(folder: &Path, (first, last): (u64, u64)) -> io::Result<()> {
     let named = |last: u64| folder.join(format!("decisions-{first:013}-{last:013}.jsonl"));
     let is_free = |path: &PathBuf| !path.exists() && !path.with_extension("jsonl.gz").exists();
@@ -70,7 +70,7 @@ pub(super) fn rotate(folder: &Path, (first, last): (u64, u64)) -> io::Result<()>
     compress(&plain)
 }
 
-/// Packs files that were left unpacked by a killed process or a full disk, and removes what was left half done.
+/// Compresses files left uncompressed by a killed process or a full disk, and deletes partial files.
 pub(super) fn clean_up(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -94,7 +94,7 @@ fn compress(plain: &Path) -> io::Result<()> {
     fs::remove_file(plain)
 }
 
-/// Removes the oldest files until `folder` takes at most `bound` with a full file to write to.
+/// Deletes the oldest files until `folder` stays within `bound` even when the current file is full.
 pub(super) fn delete_oldest(folder: &Path, bound: LogSizeLimit) -> io::Result<()> {
     let old: Vec<_> = segments(folder)?.into_iter().filter(|segment| segment.first != u64::MAX).collect();
     let sizes: Vec<u64> = old.iter().map(|segment| fs::metadata(&segment.path).map_or(0, |file| file.len())).collect();
@@ -109,7 +109,7 @@ pub(super) fn delete_oldest(folder: &Path, bound: LogSizeLimit) -> io::Result<()
     Ok(())
 }
 
-/// The text of a file, unpacked. Of one that ends within something packed or is too long, what comes before.
+/// Reads a file, decompressed. If it is truncated or too long, returns the readable beginning.
 pub(crate) fn read_text(path: &Path) -> io::Result<Vec<u8>> {
     let file = BufReader::new(File::open(path)?);
     let mut text = Vec::new();

@@ -1,4 +1,4 @@
-//! Which decisions are asked for.
+//! Filter for decisions.
 
 use planner::{Action, StepKind};
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use super::reader::{ReplayAttempt, ReplayPrompt};
 use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome};
 use crate::pipeline::routing::RoutingMode;
 
-/// What a decision must be; what is left out may be anything.
+/// Conditions on a decision; `None` matches anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DecisionFilter {
     pub(crate) request: Option<RequestId>,
@@ -17,20 +17,21 @@ pub(crate) struct DecisionFilter {
     pub(crate) model: Option<ModelId>,
     pub(crate) mode: Option<RoutingMode>,
     pub(crate) step: Option<StepKind>,
-    /// Served by this action.
+    /// Action that served the step.
     pub(crate) action: Option<Action>,
-    /// With this worker in one of its legs.
+    /// Worker in one of its legs.
     pub(crate) worker: Option<WorkerId>,
     pub(crate) outcome: Option<RequestOutcome>,
-    /// Arrived at this time or later, milliseconds since 1970.
+    /// Earliest arrival, in milliseconds since 1970.
     pub(crate) since: Option<u64>,
-    /// Arrived at this time or before.
+    /// Latest arrival, in milliseconds since 1970.
     pub(crate) until: Option<u64>,
-    /// Whose first token took longer, or all of it where there was no first token: an answer that came whole, or none.
+    /// Minimum time to first token, exclusive; or total time if there was no first token (not streamed, or no
+    /// response).
     pub(crate) slower_than: Option<Micros>,
 }
 
-/// What a search looks at in a receipt, in memory or on disk.
+/// Receipt fields that filters look at, in memory or on disk.
 #[derive(Deserialize, Debug)]
 pub(crate) struct ReceiptFields {
     pub(crate) request: RequestId,
@@ -57,7 +58,7 @@ struct ObservationFields {
 }
 
 impl ObservationFields {
-    /// How long the client waited for something to read.
+    /// Time until the client had something to read.
     fn perceived_latency(&self) -> Micros {
         self.first_token.unwrap_or(self.total)
     }
@@ -89,12 +90,12 @@ fn is<T: PartialEq>(wanted: Option<&T>, is: Option<&T>) -> bool {
 }
 
 impl DecisionFilter {
-    /// Whether one that arrived within these times, both included, can be wanted.
+    /// Returns whether a decision that arrived in this range, both ends included, can match.
     pub(super) fn may_match(&self, first: u64, last: u64) -> bool {
         self.since.is_none_or(|since| since <= last) && self.until.is_none_or(|until| first <= until)
     }
 
-    /// Whether this one is wanted.
+    /// Returns whether a decision matches.
     pub(crate) fn matches(&self, facts: &ReceiptFields) -> bool {
         let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
         is(self.request.as_ref(), Some(&facts.request))
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
     use crate::pipeline::receipt::testing::receipt;
 
-    /// One that was seen so, as it is read from disk.
+    /// Fields of a receipt with this observation, as read from disk.
     fn fields_with_observation(seen: serde_json::Value) -> ReceiptFields {
         let mut line = serde_json::to_value(receipt(1)).unwrap();
         line["seen"] = seen;

@@ -1,4 +1,4 @@
-//! Reading the log: a search from the newest record back, or all records in order.
+//! Reads the log: searches backwards from the newest record, or iterates over all records in order.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,7 +18,7 @@ use super::{DecisionLogHeader, FORMAT_VERSION};
 use crate::pipeline::receipt::RequestOutcome;
 use crate::pipeline::routing::RoutingMode;
 
-/// Longest a search looks through the disk.
+/// Maximum duration of a search on disk.
 const MAX_SEARCH_TIME: Duration = Duration::from_secs(4);
 
 #[derive(Deserialize)]
@@ -32,11 +32,11 @@ struct ReceiptFieldsLine {
     receipt: ReceiptFields,
 }
 
-/// Adds what is wanted and not there yet, the newest first, until there are `limit` receipts. Whether all was looked through that
-/// had to be.
+/// Appends matching receipts that are not in `search` yet, newest first, until there are `limit`. Returns whether
+/// everything relevant was searched.
 pub(super) fn search(folder: &Path, (wanted, limit): (&DecisionFilter, usize), search: &mut DecisionSearch) -> bool {
     let begun = Instant::now();
-    // Read before the others are listed: what is set aside meanwhile is found twice, and not missed.
+    // Read before listing the other files: a file rotated meanwhile is found twice instead of missed.
     let current = files::read_text(&folder.join(CURRENT_FILE)).unwrap_or_default();
     if search.search_text(&String::from_utf8_lossy(&current), (wanted, limit)) {
         return true;
@@ -64,9 +64,9 @@ pub(super) struct DecisionSearch {
 }
 
 impl DecisionSearch {
-    /// Takes what is wanted of a file, from its end. Whether that is enough.
+    /// Appends matching receipts of a file, from its end. Returns whether there are enough.
     fn search_text(&mut self, text: &str, (wanted, limit): (&DecisionFilter, usize)) -> bool {
-        // Most lines are not wanted, and to find these words in them is quicker than to read them.
+        // A text search rejects most lines faster than parsing them would.
         let words = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())];
         let has = |line: &str| words.iter().flatten().all(|word| line.contains(word.as_str()));
         for line in text.lines().rev().filter(|line| has(line)) {
@@ -84,7 +84,7 @@ impl DecisionSearch {
 }
 
 fn read_segment(segment: &LogSegment) -> Option<String> {
-    // One that was packed meanwhile has another name.
+    // A file that was compressed meanwhile has another name.
     let bytes = match files::read_text(&segment.path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             files::read_text(&segment.path.with_extension("jsonl.gz"))
@@ -94,7 +94,7 @@ fn read_segment(segment: &LogSegment) -> Option<String> {
     bytes.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// When the first and the last record of a file arrived; none of one without records.
+/// Returns the arrival of a file's first and last record; `None` without records.
 pub(super) fn arrival_range(path: &Path) -> Option<(u64, u64)> {
     let text = String::from_utf8_lossy(&files::read_text(path).ok()?).into_owned();
     let at = |line: &str| serde_json::from_str::<ReceiptFieldsLine>(line).ok().map(|line| line.receipt.at_unix_ms);
@@ -104,18 +104,18 @@ pub(super) fn arrival_range(path: &Path) -> Option<(u64, u64)> {
     })
 }
 
-/// What a what-if needs of a record.
+/// Part of a record that `what-if` needs.
 #[derive(Debug)]
 pub(crate) struct ReplayRecord {
-    /// What its file was written under.
+    /// Header of its file.
     pub(crate) head: Arc<DecisionLogHeader>,
-    /// What was decided and seen.
+    /// The decision and its result.
     pub(crate) receipt: ReplayReceipt,
-    /// What the planner was asked; none where it was not.
+    /// Inputs of the planner; `None` if it was not asked.
     pub(crate) case: Option<PlanningCase>,
 }
 
-/// The part of a receipt that is compared.
+/// Part of a receipt that is compared.
 #[derive(Deserialize, Debug)]
 pub(crate) struct ReplayReceipt {
     pub(crate) known: ReplayPrompt,
@@ -126,7 +126,7 @@ pub(crate) struct ReplayReceipt {
     pub(crate) seen: Option<ReplayObservation>,
 }
 
-/// That it waited before it was served.
+/// Time the step waited in the admission queue.
 #[derive(Clone, Copy, Deserialize, Debug)]
 pub(crate) struct ReplayWait {
     pub(crate) time: Micros,
@@ -156,7 +156,7 @@ struct ReplayRecordLine {
     case: Option<PlanningCase>,
 }
 
-/// Why a log cannot be read.
+/// A log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DecisionRecordsError {
     #[error("cannot read {}: {source}", .path.display())]
@@ -169,18 +169,18 @@ pub(crate) enum DecisionRecordsError {
     Damaged { path: PathBuf, line: usize, problem: String },
 }
 
-/// All records of a log, the oldest first, file by file.
+/// Iterator over all records of a log, oldest first, file by file.
 #[derive(Debug)]
 pub(crate) struct DecisionRecords {
     files: std::vec::IntoIter<PathBuf>,
-    /// How many files there are.
+    /// Number of files.
     pub(crate) count: usize,
-    /// Where the last line of a file was cut off, as a killed router leaves it.
+    /// Files whose last line was cut off, as a killed router leaves it.
     pub(crate) truncated: Vec<String>,
 }
 
 impl DecisionRecords {
-    /// Of a data directory, of the log's folder, or of one file.
+    /// Opens a data directory, the log's folder, or one file.
     pub(crate) fn open(path: &Path) -> Result<Self, DecisionRecordsError> {
         let inner = path.join("decisions");
         let folder = if inner.is_dir() { &inner } else { path };
@@ -197,7 +197,7 @@ impl DecisionRecords {
         Ok(Self { count: files.len(), files: files.into_iter(), truncated: Vec::new() })
     }
 
-    /// Those of the next file; none behind the last one.
+    /// Returns the records of the next file; `None` after the last one.
     pub(crate) fn next_file(&mut self) -> Option<Result<Vec<ReplayRecord>, DecisionRecordsError>> {
         let path = self.files.next()?;
         Some(self.parse_records(&path))

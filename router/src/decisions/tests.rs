@@ -44,7 +44,7 @@ impl DecisionLogFixture {
     }
 }
 
-/// One that arrived at millisecond `n`; sessions take turns.
+/// A receipt that arrived at millisecond `n`; sessions alternate.
 fn receipt_at(n: u64) -> Receipt {
     Receipt { at_unix_ms: n, ..receipt(u128::from(n)) }
 }
@@ -101,7 +101,7 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
     let kept = DecisionLogFixture::new();
     let bytes = 1 << 20;
     let decisions = kept.open(bytes, 1);
-    // What does not pack well, so that there are many files.
+    // Incompressible data, to get many files.
     let noise = |n: u64| {
         let mut case = case_at(n);
         let hash = |at: u64| xxhash_rust::xxh3::xxh3_64_with_seed(&n.to_le_bytes(), at);
@@ -111,7 +111,7 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
     let newest = 2_000;
     for n in 1..=newest {
         decisions.record(receipt_at(n), Some(noise(n)));
-        // The queue is bounded, and this is faster than any disk.
+        // The queue is bounded, and this loop is faster than any disk.
         while kept.record_count("written") + 1_000 < n {
             std::thread::yield_now();
         }
@@ -131,7 +131,7 @@ fn a_restarted_log_appends_and_records_its_own_policy() {
     let first = kept.open(16 << 20, 1);
     first.record(receipt_at(1), Some(case_at(100)));
     first.close();
-    // What a killed process may leave.
+    // Leftovers of a killed process.
     fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
     let torn = fs::OpenOptions::new().append(true).open(kept.path().join("decisions.jsonl")).unwrap();
     (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
@@ -198,7 +198,7 @@ fn failed_disk_writes_are_counted_and_the_log_recovers() {
     fs::remove_dir_all(kept.path()).unwrap();
     fs::write(kept.path(), "a file in its place").unwrap();
     let written = |n| writer.write(DecisionRecord { receipt: Arc::new(receipt_at(n)), case: Some(case_at(n)) });
-    // The open file is gone with its name; a full one must be set aside, which cannot be done.
+    // The open file was deleted; a full one must be rotated, which fails.
     (1..=1_500).for_each(written);
     while kept.record_count("written") + kept.record_count("disk") < 1_500 {
         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The thread that writes the log.
+//! Writer thread of the decision log.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
@@ -19,16 +19,17 @@ use super::{DecisionLogHeader, DecisionRecord};
 use crate::pipeline::receipt::Receipt;
 use crate::telemetry::decisions::DecisionMetrics;
 
-/// Records that may wait for the disk.
+/// Maximum number of queued records.
 const MAX_QUEUED_RECORDS: usize = 4_096;
 
-/// Candidates and workers that these may hold together: of many workers fewer records wait. About 40 MB.
+/// Maximum number of entries (candidates and workers) in all queued records: with many workers fewer records are
+/// queued. About 40 MB.
 const MAX_QUEUED_ENTRIES: usize = 40 * MAX_QUEUED_RECORDS;
 
-/// How often a broken disk is told of.
+/// Minimum interval between log lines about a failing disk.
 const ERROR_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Longest wait at the end for what waits to be written.
+/// Maximum wait for queued records at shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
@@ -38,19 +39,19 @@ struct RecordLine<'a> {
     case: Option<&'a planner::PlanningCase>,
 }
 
-/// The way to the thread.
+/// Handle of the writer thread.
 #[derive(Debug)]
 pub(super) struct DecisionLogWriter {
     queue: Mutex<Option<SyncSender<DecisionRecord>>>,
-    /// Closed by the thread when it ends.
+    /// Disconnected by the thread when it ends.
     finished: Mutex<Receiver<()>>,
-    /// Candidates and workers of the records that wait.
+    /// Entries of all queued records.
     queued_entries: Arc<AtomicUsize>,
     metrics: DecisionMetrics,
 }
 
 impl DecisionLogWriter {
-    /// Goes on behind what is in `folder`, which is made if missing.
+    /// Starts the thread. Continues the log in `folder`, which is created if missing.
     pub(super) fn open(
         folder: &Path,
         bound: LogSizeLimit,
@@ -74,7 +75,7 @@ impl DecisionLogWriter {
         })
     }
 
-    /// Hands a record over, unless there is no room for it.
+    /// Queues a record, or drops and counts it if there is no room.
     pub(super) fn write(&self, record: DecisionRecord) {
         let parts = record.entry_count();
         let fits = self.queued_entries.fetch_add(parts, Relaxed) + parts <= MAX_QUEUED_ENTRIES;
@@ -85,7 +86,7 @@ impl DecisionLogWriter {
         }
     }
 
-    /// Lets the thread write what waits, and end.
+    /// Lets the thread write all queued records and waits for its end.
     pub(super) fn close(&self) {
         drop(self.queue.lock().take());
         if self.finished.lock().recv_timeout(CLOSE_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
@@ -117,7 +118,7 @@ fn write_all(
     }
 }
 
-/// The next record; what was written is handed to the system before it is waited for.
+/// Receives the next record; flushes before it blocks.
 fn next_record(records: &Receiver<DecisionRecord>, log: &mut SegmentedLog) -> Option<DecisionRecord> {
     match records.try_recv() {
         Ok(record) => Some(record),
@@ -144,7 +145,7 @@ struct SegmentedLog {
 struct OpenSegment {
     file: BufWriter<File>,
     size: u64,
-    /// When its first and last record arrived.
+    /// Arrival of the first and last record.
     arrival_range: Option<(u64, u64)>,
 }
 
@@ -152,17 +153,17 @@ impl SegmentedLog {
     fn open(folder: &Path, bound: LogSizeLimit, head: Vec<u8>) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut log = Self { folder: folder.to_owned(), limit: bound, head, file: None };
-        // Another policy may be in force than when the file that is there was written.
+        // The policy may have changed since the existing file was written.
         let times = super::reader::arrival_range(&folder.join(CURRENT_FILE));
         let set_aside = times.map_or(Ok(()), |times| files::rotate(folder, times));
-        // A disk that is full now may not be later, and no router waits for it.
+        // A full disk may have space later, and the router must not wait for it.
         if let Err(error) = set_aside.and_then(|()| log.create_segment().map(drop)) {
             tracing::warn!(%error, folder = %folder.display(), "the decision log cannot be written yet; it is tried again with each step");
         }
         Ok(log)
     }
 
-    /// A new file to write to.
+    /// Creates a new current file.
     fn create_segment(&mut self) -> io::Result<&mut OpenSegment> {
         files::clean_up(&self.folder)?;
         files::delete_oldest(&self.folder, self.limit)?;
@@ -197,7 +198,7 @@ impl SegmentedLog {
         written
     }
 
-    /// What stands in a file after an error is not known: the next record begins another one.
+    /// After an error the file's contents are unknown, so the next record starts a new file.
     fn abandon_segment(&mut self, times: Option<(u64, u64)>) {
         self.file = None;
         if let Some(times) = times

@@ -1,7 +1,7 @@
-//! One child process of this binary: its last log lines are kept, and it never outlives its parent.
+//! Child process of this binary: keeps its last log lines and never outlives its parent.
 //!
-//! A child holds the reading end of a pipe from its parent as standard input. When the parent ends in whatever way,
-//! kill -9 included, the pipe closes and [`exit_with_parent`] ends the child.
+//! A child's standard input is the reading end of a pipe from its parent. When the parent ends in any way, kill -9
+//! included, the pipe closes and [`exit_with_parent`] ends the child.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// The flag that makes `serve` and `sim-worker` end with their parent.
+/// Flag that makes `serve` and `sim-worker` exit with their parent.
 pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
 const MAX_LOG_LINES: usize = 20;
 const MAX_LINE_BYTES: usize = 400;
-/// How long a killed child may take to be gone.
+/// Timeout for a killed child to exit.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends this process when its standard input closes. Call once, at the start of a child.
+/// Exits this process when its standard input closes. Call once, at the start of a child.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut input = std::io::stdin().lock();
@@ -31,7 +31,7 @@ pub fn exit_with_parent() {
 }
 
 pub(super) struct ChildProcess {
-    /// What it is, for messages.
+    /// Name for messages.
     pub name: String,
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
@@ -53,7 +53,7 @@ impl ChildProcess {
             .kill_on_drop(true)
             .spawn()?;
         let log = Arc::new(Mutex::new(VecDeque::new()));
-        // All three were asked for above.
+        // Cannot fail: all three were requested above.
         let (lifeline, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(lifeline), Some(out), Some(err)) = (lifeline, out, err) else {
             return Err(std::io::ErrorKind::BrokenPipe.into());
@@ -63,19 +63,19 @@ impl ChildProcess {
         Ok(ChildProcess { name, child, log, _lifeline: lifeline })
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has exited.
     pub(super) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Its last lines, oldest first.
+    /// Last log lines, oldest first.
     pub(super) fn last_lines(&self) -> Vec<String> {
         self.log.lock().iter().cloned().collect()
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the child and waits until it is gone.
     pub(super) async fn stop(mut self) {
-        // Both can only fail when it is gone already.
+        // Both calls fail only if the process is already gone.
         let _ = self.child.start_kill();
         let _ = tokio::time::timeout(KILL_TIMEOUT, self.child.wait()).await;
     }

@@ -1,4 +1,4 @@
-//! One agent's HTTP client: a streamed chat completion, timed where the client sits.
+//! HTTP client of one agent: sends streamed chat completions and measures at the client.
 //!
 //! Plain HTTP to loopback only. Every wait is bounded.
 
@@ -14,80 +14,80 @@ use tokio_util::codec::{FramedRead, LinesCodec};
 use tokio_util::io::StreamReader;
 use workers_shim::sim::WORKER_HEADER;
 
-/// An agent names its session here.
+/// Header that carries the agent's session.
 const SESSION_HEADER: &str = "x-session-id";
-/// A step that takes longer has failed.
+/// Timeout of a step.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// A page of figures that takes longer is given up.
+/// Timeout of a metrics page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest page or error body that is read.
+/// Maximum size of a page or an error body.
 const MAX_PAGE_BYTES: usize = 8 << 20;
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// How much of an error body is shown.
+/// Maximum characters shown of an error body.
 const MAX_SHOWN_CHARS: usize = 300;
 
-/// Why a step or a page failed.
+/// Failure of a step or a page.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentClientError {
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     #[error("connection: {0}")]
     Connection(String),
-    /// An HTTP error.
+    /// HTTP error status.
     #[error("HTTP {status}: {body}")]
     Status { status: u16, body: String },
-    /// An error event in the middle of the stream.
+    /// Error event within the stream.
     #[error("the stream ended with an error: {0}")]
     ErrorEvent(String),
-    /// The stream broke the protocol.
+    /// The stream violated the protocol.
     #[error("the stream {0}")]
     BrokenStream(&'static str),
-    /// Too slow.
+    /// Timeout.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }
 
-/// One step, ready to be sent.
+/// One step to send.
 pub(crate) struct ChatRequest<'a> {
     pub model: &'a str,
     pub messages: &'a [Value],
     pub max_tokens: u32,
 }
 
-/// What came back for a step.
+/// Response to a step.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ServedAnswer {
     pub text: String,
     pub measurement: StepMeasurement,
 }
 
-/// What is kept of an answer.
+/// Measurements of a response.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct StepMeasurement {
-    /// From sending the request to the first piece of text.
+    /// Time from sending the request to the first text.
     pub first_token: Duration,
-    /// From sending the request to the last byte.
+    /// Time from sending the request to the last byte.
     pub total: Duration,
-    /// Tokens of the prompt, as the engine counted them, and those of them that came from a cache.
+    /// Prompt tokens as counted by the engine, and those of them that came from a cache.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
-    /// Which worker answered: simulated ones say so in a header that passes through the proxy.
+    /// Worker that responded: simulated workers name themselves in a header that the proxy passes on.
     pub worker: Option<String>,
 }
 
-/// A pool of keep-alive connections.
+/// Pool of keep-alive connections.
 #[derive(Clone)]
 pub(crate) struct AgentClient(reqwest::Client);
 
 impl AgentClient {
-    /// A fresh pool.
+    /// Creates an empty pool.
     pub(crate) fn new() -> AgentClient {
-        // An error means that a provider is installed already, which is as good.
+        // Fails only if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
         AgentClient(client.expect("a client of plain HTTP needs nothing of the system"))
     }
 
-    /// Sends one step of `session` to `proxy` and reads its answer to the end.
+    /// Sends one step of `session` to `proxy` and reads the whole response.
     pub(crate) async fn send_step(
         &self,
         proxy: SocketAddr,
@@ -101,7 +101,7 @@ impl AgentClient {
         self.send(proxy, "/v1/chat/completions", (session, &asked)).await
     }
 
-    /// Sends any request of `session` for a streamed answer, and reads that to the end.
+    /// Sends any streamed request of `session` and reads the whole response.
     pub(crate) async fn send(
         &self,
         proxy: SocketAddr,
@@ -145,7 +145,7 @@ async fn success(response: Response) -> Result<Response, AgentClientError> {
     Err(AgentClientError::Status { status: status.as_u16(), body })
 }
 
-/// OpenAI servers send every event as one `data:` line, so lines are all that is looked at.
+/// OpenAI servers send every event as one `data:` line, so only lines are parsed.
 async fn read_answer(response: Response, sent: Instant) -> Result<ServedAnswer, AgentClientError> {
     let worker = response.headers().get(WORKER_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
@@ -159,7 +159,7 @@ async fn read_answer(response: Response, sent: Instant) -> Result<ServedAnswer, 
     reading.finish(sent.elapsed(), worker)
 }
 
-/// A completion while it is being read.
+/// Completion that is being read.
 #[derive(Default)]
 struct CompletionReader {
     text: String,
@@ -184,7 +184,7 @@ impl CompletionReader {
             ));
         }
         for choice in chunk["choices"].as_array().into_iter().flatten() {
-            // Completions have their text beside the delta of chats.
+            // Completions have `text` where chats have `delta`.
             let text = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
             if !text.is_empty() {
                 self.first_token.get_or_insert(elapsed);
@@ -194,7 +194,7 @@ impl CompletionReader {
         }
         if let usage @ Value::Object(_) = &chunk["usage"] {
             self.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or_default();
-            // Engines leave a zero out.
+            // Engines omit the field if it is zero.
             self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The client against a throw-away server.
+//! Tests of the client against a minimal server.
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -7,7 +7,7 @@ use tokio::{
 
 use super::*;
 
-/// Answers one request with `response`, byte for byte, and closes.
+/// Responds to one request with `response`, byte for byte, and closes.
 async fn server(response: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

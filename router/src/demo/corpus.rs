@@ -1,8 +1,8 @@
-//! Recorded agent sessions as the demo replays them. Reads files and the embedded default; never talks to anybody.
+//! Recorded agent sessions for replay. Reads files and the embedded default; no network.
 //!
-//! Two forms are understood: `tau_bench` (a gzipped JSON list of dialogues with `traj`) and `lmcache` (gzipped JSON
-//! lines with `timestamp`, `session_id`, `input`, `output`). Both become [`RecordedDialogue`]s: what is added to the history
-//! before each step, and what the recorded model answered there.
+//! Two formats: `tau_bench` (gzipped JSON list of dialogues with `traj`) and `lmcache` (gzipped JSON lines with
+//! `timestamp`, `session_id`, `input`, `output`). Both become [`RecordedDialogue`]s: the messages added to the
+//! history before each step, and the recorded model's response.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -13,56 +13,56 @@ use serde_json::{Value, json};
 
 use crate::trace_command::files::{self, TraceFilesError};
 
-/// The corpus that is compiled in: tau_bench, MIT, see `configs/traces/tau_bench`.
+/// Embedded corpus: tau_bench, MIT license, see `configs/traces/tau_bench`.
 const TAU_BENCH: &[u8] = include_bytes!("../../../configs/traces/tau_bench/airline.json.gz");
 
-/// The largest corpus file after decompression.
+/// Maximum size of a corpus file after decompression.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Bytes of English and JSON in one token, roughly; turns a recorded answer into a length to ask for.
+/// Approximate bytes per token of English and JSON; converts a recorded response to a requested length.
 const BYTES_PER_TOKEN: usize = 4;
-/// Bounds of the answer length to ask for, in tokens.
+/// Range of requested response lengths, in tokens.
 const ANSWER_TOKEN_RANGE: std::ops::RangeInclusive<u32> = 8..=96;
 
-/// Why a corpus could not be loaded.
+/// A corpus cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CorpusError {
     /// A file or folder cannot be read.
     #[error("cannot read the corpus: {0}")]
     Unreadable(#[from] TraceFilesError),
-    /// A file is neither of the two forms.
+    /// A file has neither of the two formats.
     #[error("{path} is neither tau_bench (JSON list) nor lmcache (JSON lines): {source}")]
     Unknown { path: PathBuf, source: serde_json::Error },
-    /// Nothing to replay.
+    /// There is nothing to replay.
     #[error("the corpus {0} holds no dialogue with an assistant turn")]
     Empty(PathBuf),
 }
 
-/// Who keeps the agent waiting before a step.
+/// Who the agent waits for before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PauseCause {
-    /// The first step: nobody.
+    /// Nobody: the first step.
     None,
     Tool,
-    /// A person who reads and types.
+    /// A person reading and typing.
     Human,
 }
 
-/// One step of a session: a request with the whole history, and its answer.
+/// One step of a session: a request with the whole history, and its response.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct RecordedTurn {
-    /// Messages that join the history before the request.
+    /// Messages added to the history before the request.
     pub new_messages: Vec<Value>,
-    /// The history starts anew before `adds` (the recorded prompt does not extend the one before).
+    /// Whether the history restarts before `new_messages` (the recorded prompt does not extend the previous one).
     pub history: HistoryChange,
-    /// What happens between the answer before and this request.
+    /// Cause of the pause between the previous response and this request.
     pub pause: PauseCause,
-    /// What the recorded model said: stands in when no answer was served.
+    /// Response of the recorded model, used if no response was served.
     pub recorded_answer: Value,
-    /// How many tokens to ask for.
+    /// Number of tokens to request.
     pub answer_tokens: u32,
 }
 
-/// What a turn does with the history so far.
+/// Effect of a turn on the history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HistoryChange {
     Extends,
@@ -72,13 +72,13 @@ pub(super) enum HistoryChange {
 /// One recorded session.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct RecordedDialogue {
-    /// Where it comes from, for messages.
+    /// Origin, for messages.
     pub name: String,
-    /// Its steps, in order.
+    /// Steps, in order.
     pub turns: Vec<RecordedTurn>,
 }
 
-/// Loads `path` (a file or a folder of them), or the embedded corpus.
+/// Loads `path` (a file or a folder of files), or the embedded corpus.
 pub(super) fn load(path: Option<&Path>) -> Result<Vec<RecordedDialogue>, CorpusError> {
     let Some(path) = path else {
         let mut plain = Vec::new();
@@ -93,7 +93,7 @@ pub(super) fn load(path: Option<&Path>) -> Result<Vec<RecordedDialogue>, CorpusE
     if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
 }
 
-/// Parses one unpacked file of either form.
+/// Parses one decompressed file of either format.
 pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<RecordedDialogue>, CorpusError> {
     let unknown = |source| CorpusError::Unknown { path: path.to_owned(), source };
     let dialogues = if bytes.trim_ascii_start().starts_with(b"[") {
@@ -117,7 +117,7 @@ struct TauDialogue {
 }
 
 impl TauDialogue {
-    /// Every recorded assistant message becomes a step; everything else joins the history.
+    /// Turns every recorded assistant message into a step; all others join the history.
     fn replayable(self) -> RecordedDialogue {
         let mut turns: Vec<RecordedTurn> = Vec::new();
         let mut adds = Vec::new();
@@ -145,7 +145,7 @@ impl TauDialogue {
     }
 }
 
-/// The length of a recorded assistant message, tool calls included.
+/// Length of a recorded assistant message in tokens, tool calls included.
 fn answer_tokens(message: &Value) -> u32 {
     let text = message["content"].as_str().map_or(0, str::len);
     let calls = message["tool_calls"]
@@ -168,7 +168,7 @@ struct LmcacheRow {
     output: String,
 }
 
-/// Groups rows by session and orders them by time: the published files are in neither order.
+/// Groups rows by session and sorts them by time: the published files are in neither order.
 fn parse_lmcache(mut rows: Vec<LmcacheRow>) -> Vec<RecordedDialogue> {
     rows.retain(|row| !row.input.is_empty());
     rows.sort_by(|a, b| (&a.session_id, a.timestamp).cmp(&(&b.session_id, b.timestamp)));
@@ -176,7 +176,7 @@ fn parse_lmcache(mut rows: Vec<LmcacheRow>) -> Vec<RecordedDialogue> {
     sessions.map(|rows| RecordedDialogue { name: rows[0].session_id.clone(), turns: lmcache_turns(rows) }).collect()
 }
 
-/// A prompt that extends the one before adds what is new; any other starts the history anew.
+/// A prompt that extends the previous one adds its new part; any other restarts the history.
 fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<RecordedTurn> {
     let before = std::iter::once(None).chain(rows.iter().map(|row| Some(row.input.as_str())));
     let turn = |(row, before): (&LmcacheRow, Option<&str>)| {

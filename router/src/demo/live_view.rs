@@ -1,4 +1,4 @@
-//! What is shown while sessions run: redrawn in place on a terminal, one line every few seconds otherwise.
+//! Progress view during a run: redrawn in place on a terminal, otherwise one line every few seconds.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,20 +12,20 @@ use super::policy::ComparedPolicy;
 use super::report::{action_mix, actions, duplicate_factor, owner_hit_rate};
 use super::session::RunProgress;
 
-/// Between two drawings.
+/// Interval between two redraws.
 pub(super) const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
-/// Drawings between two plain lines.
+/// Redraws per plain line.
 const REDRAWS_PER_PLAIN_LINE: usize = 10;
 
-/// What stays the same while a run goes on.
+/// Fixed properties of a run.
 pub(super) struct RunDescription {
     pub policy: ComparedPolicy,
     pub sessions: usize,
-    /// By their addresses, in the order they are shown.
+    /// Workers by address, in display order.
     pub workers: Vec<(String, WorkerRole)>,
 }
 
-/// One moment of a run: what clients saw, and what the router says.
+/// State of a run at one moment: what clients saw, and what the router reports.
 pub(super) struct RunSnapshot<'a> {
     pub run: &'a RunDescription,
     pub elapsed: Duration,
@@ -99,7 +99,7 @@ impl RunSnapshot<'_> {
         format!("predicted {} · seen {} (means, at the router)", word(predicted), word(seen))
     }
 
-    /// Each worker with the steps it answered and the sessions that it owns: whose last step it answered.
+    /// One line per worker: the steps it served and the sessions it owns, i.e. whose last step it served.
     fn owners(&self) -> Vec<String> {
         let mut steps: BTreeMap<&str, usize> = BTreeMap::new();
         let mut last: BTreeMap<usize, &str> = BTreeMap::new();
@@ -119,20 +119,20 @@ impl RunSnapshot<'_> {
     }
 }
 
-/// Where moments are shown.
+/// View on standard output.
 pub(super) struct LiveView {
     screen: ProgressBar,
     frames: usize,
 }
 
-/// Of standard output as it is.
+/// Creates the progress bar on standard output.
 fn screen() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg}").expect("the template is fixed and valid");
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()).with_style(style)
 }
 
 impl LiveView {
-    /// A view of standard output.
+    /// Creates a view on standard output.
     pub(super) fn new() -> LiveView {
         LiveView { screen: screen(), frames: 0 }
     }
@@ -146,7 +146,7 @@ impl LiveView {
         self.frames += 1;
     }
 
-    /// Puts lines in place of what was shown.
+    /// Replaces the current display by lines.
     pub(super) fn print_lines(&mut self, lines: &[String]) {
         std::mem::replace(self, LiveView::new()).screen.finish_and_clear();
         print_text(&lines.join("\n"));
@@ -154,7 +154,7 @@ impl LiveView {
 }
 
 fn print_text(text: &str) {
-    // Nobody reads any more: the run goes on all the same, its report may be in a file.
+    // Write errors are ignored: the run continues without a reader, and its report may go to a file.
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 

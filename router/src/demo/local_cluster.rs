@@ -1,6 +1,7 @@
-//! A real cluster of processes on loopback: simulated workers, then one `serve` in front of them.
+//! Real cluster of processes on loopback: simulated workers, and one `serve` in front of them.
 //!
-//! Every process is a child of this one and of the same binary; nothing is left when the cluster is stopped or dropped.
+//! Every process is a child of this one and runs the same binary; all are gone when the cluster is stopped or
+//! dropped.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -14,27 +15,27 @@ use super::client::AgentClient;
 use super::measure::MetricsScrape;
 use super::policy::ComparedPolicy;
 
-/// The cluster: 2 prefill, 4 decode, 2 hybrid.
+/// Workers of the demo cluster: 2 prefill, 4 decode, 2 hybrid.
 const ROLES: [(WorkerRole, usize); 3] = [(WorkerRole::Prefill, 2), (WorkerRole::Decode, 4), (WorkerRole::Hybrid, 2)];
-/// What the workers are, compiled in so that the demo runs from anywhere.
+/// Engine profile of the workers, embedded so that the demo runs from anywhere.
 const PROFILE: &str = include_str!("../../../configs/profiles/demo.toml");
-/// From the start of the processes until all of them answer.
+/// Timeout from the start of the processes until all respond.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Between two looks at a process that is not ready.
+/// Interval between two readiness checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Other programs may take a port between its choice and its use.
+/// Maximum start attempts: other programs may take a port between its choice and its use.
 const MAX_START_ATTEMPTS: usize = 3;
 
-/// Why a cluster did not come up or went down.
+/// A cluster did not start or failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LocalClusterError {
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: std::io::Error },
-    /// A child ended on its own.
+    /// A child exited on its own.
     #[error("{name} ended ({status}); its last lines:\n{}", lines.join("\n"))]
     Exited { name: String, status: std::process::ExitStatus, lines: Vec<String> },
-    /// A child runs but does not answer.
+    /// A child runs but does not respond.
     #[error("{name} was not ready within {READY_TIMEOUT:?}; its last lines:\n{}", lines.join("\n"))]
     NotReady { name: String, lines: Vec<String> },
 }
@@ -43,7 +44,7 @@ fn system_error(what: &'static str) -> impl FnOnce(std::io::Error) -> LocalClust
     move |source| LocalClusterError::System { what, source }
 }
 
-/// The engines that the workers stand for.
+/// Engine profile that the workers simulate.
 pub(crate) fn profile() -> EngineProfile {
     toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
 }
@@ -51,11 +52,11 @@ pub(crate) fn profile() -> EngineProfile {
 #[derive(Clone, Debug)]
 pub(crate) struct LocalClusterOptions {
     pub roles: Vec<WorkerRole>,
-    /// What each of them is, as a file says it.
+    /// Engine profile of the workers, as TOML.
     pub profile: &'static str,
-    /// What `serve` is set to.
+    /// Policy of `serve`.
     pub policy: ComparedPolicy,
-    /// And what else, as `--set` takes it.
+    /// Further settings, in the syntax of `--set`.
     pub settings: &'static [&'static str],
     /// How many times faster than the modelled engines the simulated ones run.
     pub speed_up: f64,
@@ -70,14 +71,14 @@ impl LocalClusterOptions {
 
 pub(crate) struct LocalWorker {
     pub role: WorkerRole,
-    /// Its OpenAI endpoint and `/metrics`.
+    /// OpenAI endpoint and `/metrics`.
     pub address: SocketAddr,
     process: ChildProcess,
 }
 
 pub(crate) struct LocalCluster {
     pub workers: Vec<LocalWorker>,
-    /// Where clients talk to.
+    /// Client address of the proxy.
     pub proxy: SocketAddr,
     /// Operator API and `/metrics`.
     pub operator: SocketAddr,
@@ -87,7 +88,7 @@ pub(crate) struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts everything and waits until every process answers.
+    /// Starts all processes and waits until each responds.
     pub(crate) async fn start(shape: LocalClusterOptions) -> Result<LocalCluster, LocalClusterError> {
         let mut attempt = 1;
         loop {
@@ -136,18 +137,18 @@ impl LocalCluster {
         wait_for_page(&self.client, &mut self.serve, (self.operator, "/readyz"), deadline).await
     }
 
-    /// The error of the first child that has ended, if any has.
+    /// Returns the error of the first child that has exited, if any.
     pub(crate) fn exited_child(&mut self) -> Option<LocalClusterError> {
         let processes = self.workers.iter_mut().map(|worker| &mut worker.process).chain([&mut self.serve]);
         processes.into_iter().find_map(|process| process.exit_status().map(|status| exit_error(process, status)))
     }
 
-    /// The workers by their addresses.
+    /// Returns the workers by address.
     pub(crate) fn roles(&self) -> Vec<(String, WorkerRole)> {
         self.workers.iter().map(|worker| (worker.address.to_string(), worker.role)).collect()
     }
 
-    /// The workers' `/metrics` now; a worker that does not answer gives an empty page.
+    /// Scrapes the workers' `/metrics`; a worker that does not respond yields an empty page.
     pub(crate) async fn scrape_workers(&self) -> Vec<MetricsScrape> {
         let mut pages = Vec::new();
         for worker in &self.workers {
@@ -156,7 +157,7 @@ impl LocalCluster {
         pages
     }
 
-    /// The router's `/metrics` now.
+    /// Scrapes the router's `/metrics`.
     pub(crate) async fn scrape_router(&self) -> MetricsScrape {
         self.scrape(self.operator).await
     }
@@ -200,7 +201,7 @@ fn serve_args(shape: &LocalClusterOptions, own: &[SocketAddr], workers: &[LocalW
     args
 }
 
-/// Free now; all are held until all are chosen, so that none is chosen twice.
+/// Returns free ports. All are bound until the last is chosen, so that none is chosen twice.
 fn free_ports(count: usize) -> Result<Vec<SocketAddr>, LocalClusterError> {
     let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let listeners: std::io::Result<Vec<_>> = (0..count).map(bind).collect();
@@ -225,7 +226,7 @@ async fn wait_for_page(
 ) -> Result<(), LocalClusterError> {
     while client.get_page(server, path).await.is_err() {
         if let Some(status) = process.exit_status() {
-            // Its last words may still be in the pipe.
+            // Its last log lines may still be in the pipe.
             tokio::time::sleep(POLL_INTERVAL).await;
             return Err(exit_error(process, status));
         }

@@ -1,11 +1,11 @@
-//! Figures from samples: percentiles, the Prometheus text form, and how often an owner served. Pure.
+//! Figures from samples: percentiles, Prometheus text pages, and rates. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use workers_shim::scrape::Sample;
 
-/// The `quantile` (0 to 1) of `values` by nearest rank, in milliseconds; 0 without values.
+/// Returns the `quantile` (0 to 1) of `values` by nearest rank, in milliseconds; 0 without values.
 pub(crate) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -14,18 +14,18 @@ pub(crate) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
     (value.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The mean of `values`, in milliseconds; 0 without values.
+/// Returns the mean of `values` in milliseconds; 0 without values.
 pub(crate) fn mean_ms(values: &[Duration]) -> f64 {
     let total: Duration = values.iter().sum();
     (total.as_secs_f64() * 1e6 / values.len().max(1) as f64).round() / 1e3
 }
 
-/// One scraped page in the Prometheus text form; lines that are no samples are left out.
+/// Scraped page in the Prometheus text format; lines that are not samples are ignored.
 #[derive(Default, Clone, Debug)]
 pub(crate) struct MetricsScrape(String);
 
 impl MetricsScrape {
-    /// Whether it tells nothing.
+    /// Returns whether the page has no samples.
     pub(crate) fn is_empty(&self) -> bool {
         self.samples().next().is_none()
     }
@@ -38,15 +38,15 @@ impl MetricsScrape {
         self.0.lines().filter(|line| !line.starts_with('#')).filter_map(Sample::read)
     }
 
-    /// The sum of all samples of `name` that carry every one of `labels`.
+    /// Sums all samples of `name` that have all of these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let carries = |sample: &Sample<'_>| labels.iter().all(|(key, value)| sample.label(key) == Some(*value));
         let wanted = self.samples().filter(|sample| sample.name == name && carries(sample));
-        // Empty sums are -0.0 otherwise.
+        // An empty float sum would be -0.0.
         wanted.fold(0.0, |sum, sample| sum + sample.value)
     }
 
-    /// The samples of `name`, summed by their `label`.
+    /// Sums the samples of `name` by the value of `label`.
     pub(crate) fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
         for sample in self.samples().filter(|sample| sample.name == name) {

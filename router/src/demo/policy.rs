@@ -1,4 +1,4 @@
-//! The policies that the demo compares. Each is a setting of the same `serve`.
+//! Policies compared by the demo. Each is a setting of the same `serve`.
 
 /// Who decides where a step goes, in the order in which they run.
 #[derive(
@@ -16,7 +16,7 @@ pub enum ComparedPolicy {
 }
 
 impl ComparedPolicy {
-    /// What `serve` is started with, as `--set` takes it.
+    /// Settings for `serve`, in the syntax of `--set`.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
             ComparedPolicy::RoundRobin => &["steering.mode=sticky", "steering.bypass=round_robin"],

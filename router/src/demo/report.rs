@@ -1,4 +1,4 @@
-//! What one policy came to, as a table and as `--report`'s JSON. Pure.
+//! Result of one policy, as a table and as the JSON of `--report`. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::policy::ComparedPolicy;
 use super::session::FinishedStep;
 use crate::ctl::pretty;
 
-/// The figures of one policy, as `--report` writes them and the demo's help defines them.
+/// Figures of one policy as written by `--report`; the demo's help defines them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct PolicyFigures {
     pub requests: usize,
@@ -27,15 +27,15 @@ pub(super) struct PolicyFigures {
     pub actions: BTreeMap<String, u64>,
 }
 
-/// Everything measured in one run.
+/// All measurements of one run.
 pub(super) struct RunMeasurements<'a> {
-    /// At the client.
+    /// Steps as measured at the client.
     pub steps: &'a [FinishedStep],
-    /// The workers' pages at the end; workers are fresh, so counters are the run's own.
+    /// The workers' metrics at the end. Workers are restarted for each run, so counters start at 0.
     pub workers: &'a [MetricsScrape],
-    /// The router's page at the end.
+    /// The router's metrics at the end.
     pub router: &'a MetricsScrape,
-    /// What a token of KV weighs.
+    /// KV bytes per token.
     pub kv_bytes_per_token: u64,
 }
 
@@ -64,20 +64,21 @@ impl RunMeasurements<'_> {
     }
 }
 
-/// The router's count of chosen actions.
+/// Executed actions by the router's counters.
 pub(super) fn actions(router: &MetricsScrape) -> BTreeMap<String, u64> {
     let counts = router.by("ownerserve_plan_actions_total", "action");
     counts.into_iter().map(|(action, count)| (action, count as u64)).filter(|(_, count)| *count > 0).collect()
 }
 
-/// From the router's residency index, which the workers' own KV events feed under every policy.
+/// Resident blocks divided by distinct ones, from the router's residency index, which the workers' KV events feed
+/// under every policy.
 pub(super) fn duplicate_factor(router: &MetricsScrape) -> f64 {
     let held = router.sum("ownerserve_residency_blocks", &[]);
     let distinct = router.sum("ownerserve_residency_distinct_blocks", &[]);
     if distinct > 0.0 { rounded(held / distinct) } else { 0.0 }
 }
 
-/// Follow-up steps answered by the worker of the session's step before, by all follow-up steps whose predecessor is
+/// Share of follow-up steps served by the worker of the session's previous step, among those whose previous worker is
 /// known; 0 without any.
 pub(super) fn owner_hit_rate(steps: &[FinishedStep]) -> f64 {
     let mut at: BTreeMap<(usize, usize), Option<&str>> = BTreeMap::new();
@@ -95,7 +96,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// All policies that ran, in the order they ran.
+/// Results of all policies, in the order of their runs.
 #[derive(Default)]
 pub(super) struct PolicyReport {
     runs: Vec<(ComparedPolicy, PolicyFigures)>,
@@ -106,18 +107,18 @@ impl PolicyReport {
         self.runs.push((policy, figures));
     }
 
-    /// Whether any step of any run failed.
+    /// Returns whether any step of any run failed.
     pub(super) fn has_errors(&self) -> bool {
         self.runs.iter().any(|(_, figures)| figures.errors > 0)
     }
 
-    /// The JSON of `--report`.
+    /// Returns the JSON of `--report`.
     pub(super) fn json(&self) -> String {
         let policies: BTreeMap<&str, _> = self.runs.iter().map(|(policy, figures)| (policy.into(), figures)).collect();
         pretty(&BTreeMap::from([("policies", policies)]))
     }
 
-    /// The table at the end: one row a figure, one column a policy.
+    /// Returns the final table: one row per figure, one column per policy.
     pub(super) fn table(&self) -> Vec<String> {
         let row = |name: &str, cell: &dyn Fn(&(ComparedPolicy, PolicyFigures)) -> String| {
             std::iter::once(name.to_owned()).chain(self.runs.iter().map(cell)).collect::<Vec<_>>()
@@ -144,7 +145,7 @@ impl PolicyReport {
     }
 }
 
-/// The most frequent action first.
+/// Formats the actions, most frequent first.
 pub(super) fn action_mix(actions: &BTreeMap<String, u64>) -> String {
     let mut mix: Vec<_> = actions.iter().collect();
     mix.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

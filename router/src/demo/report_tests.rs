@@ -1,4 +1,4 @@
-//! From steps and pages to figures and JSON.
+//! Tests of figures and JSON from steps and metrics pages.
 
 use std::time::Duration;
 

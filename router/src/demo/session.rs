@@ -1,4 +1,5 @@
-//! Drives recorded sessions against the proxy: thinks, asks, and goes on from the answer that was really served.
+//! Replays recorded sessions against the proxy: pauses, sends a step, and continues from the response that was really
+//! served.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,21 +13,21 @@ use super::client::{AgentClient, AgentClientError, ChatRequest, ServedAnswer, St
 use super::corpus::{HistoryChange, RecordedDialogue};
 use super::think_time::ThinkTimeModel;
 
-/// The model that simulated workers serve.
+/// Model that simulated workers serve.
 const MODEL: &str = "tiny";
 
 #[derive(Debug)]
 pub(super) struct FinishedStep {
     pub session: usize,
     pub turn: usize,
-    /// The answer without its text, or what went wrong.
+    /// Measurements of the response, or the error.
     pub outcome: Result<StepMeasurement, AgentClientError>,
 }
 
-/// What has happened so far, for the view and the report. Bounded by the corpus.
+/// Progress of a run for the view and the report. Bounded by the corpus.
 #[derive(Default, Debug)]
 pub(super) struct RunProgress {
-    /// Finished steps in order of their end.
+    /// Finished steps, in order of completion.
     pub steps: Vec<FinishedStep>,
     pub started: usize,
     pub finished: usize,
@@ -37,13 +38,13 @@ pub(super) struct ReplayPlan {
     pub dialogues: Arc<Vec<RecordedDialogue>>,
     pub tempo: ThinkTimeModel,
     pub proxy: SocketAddr,
-    /// The most sessions at once.
+    /// Maximum number of concurrent sessions.
     pub concurrency: usize,
-    /// Where steps are written down.
+    /// Where finished steps are recorded.
     pub tally: Arc<Mutex<RunProgress>>,
 }
 
-/// Replays every session; returns when all are over. Dropping the future stops them all.
+/// Replays every session and returns when all are done. Dropping the future stops them.
 pub(super) async fn replay(script: ReplayPlan) {
     let places = Arc::new(Semaphore::new(script.concurrency));
     let client = AgentClient::new();
@@ -54,7 +55,7 @@ pub(super) async fn replay(script: ReplayPlan) {
         sessions.spawn(async move {
             let start = script.tempo.start(number, script.dialogues.len());
             tokio::time::sleep(start.saturating_sub(began.elapsed())).await;
-            // The semaphore is never closed.
+            // Cannot fail: the semaphore is never closed.
             let _place = places.acquire().await;
             script.tally.lock().started += 1;
             replay_session(&script, &client, number).await;
@@ -64,7 +65,7 @@ pub(super) async fn replay(script: ReplayPlan) {
     while sessions.join_next().await.is_some() {}
 }
 
-/// One session from its first step to its last.
+/// Replays one session from its first step to its last.
 async fn replay_session(script: &ReplayPlan, client: &AgentClient, session: usize) {
     let name = format!("demo-{session}");
     let mut history: Vec<Value> = Vec::new();
@@ -76,7 +77,8 @@ async fn replay_session(script: &ReplayPlan, client: &AgentClient, session: usiz
         history.extend(recorded.new_messages.iter().cloned());
         let ask = ChatRequest { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
         let answer = client.send_step(script.proxy, &name, &ask).await;
-        // It goes on from what was served, so that its blocks are reused; after an error from what was recorded.
+        // The history continues with the served response, so that its blocks are reused; after an error with the
+        // recorded one.
         let served = |answer: &ServedAnswer| json!({"role": "assistant", "content": answer.text});
         history.push(answer.as_ref().map_or_else(|_| recorded.recorded_answer.clone(), served));
         let outcome = answer.map(|answer| answer.measurement);

@@ -1,4 +1,4 @@
-//! Whole sessions against a throw-away OpenAI server that repeats what it was asked.
+//! Tests of whole sessions against a minimal OpenAI server that records the requests.
 
 use axum::{Json, Router, http::StatusCode, response::IntoResponse, routing::post};
 use tokio::net::TcpListener;
@@ -8,7 +8,7 @@ use crate::demo::corpus::{PauseCause, RecordedTurn};
 
 type ReceivedBodies = Arc<Mutex<Vec<Value>>>;
 
-/// Answers every request with "served N", N counting them; every `broken`th with a 500.
+/// Responds to every request with "served N", where N counts them; to every `broken`th with a 500.
 async fn server(broken: usize) -> (SocketAddr, ReceivedBodies) {
     let seen = ReceivedBodies::default();
     let requests = seen.clone();

@@ -1,4 +1,4 @@
-//! The command line, and what is said of failures.
+//! Tests of the command line and of failure messages.
 
 use clap::Parser;
 use strum::VariantArray as _;

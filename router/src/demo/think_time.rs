@@ -1,50 +1,50 @@
-//! Synthetic think times: the recording has none. Seeded, so that every policy faces the same pauses.
+//! Synthetic think times, because the recordings have none. Seeded, so that every policy has the same pauses.
 
 use std::time::Duration;
 
 use super::corpus::PauseCause;
 
-/// The median time a tool call takes.
+/// Median duration of a tool call.
 const TOOL_MEDIAN: Duration = Duration::from_millis(200);
-/// The median time a person takes to read and type. Quick, so that the demo is over in a minute.
+/// Median time a person takes to read and type. Short, so that the demo takes only a minute.
 const HUMAN_MEDIAN: Duration = Duration::from_millis(600);
-/// Spread of the log-normal distribution.
+/// Sigma of the log-normal distribution.
 const SIGMA: f64 = 0.6;
-/// No pause is longer than this many medians.
+/// Maximum pause, in medians.
 const MAX_MEDIANS: f64 = 4.0;
-/// Sessions begin within this time, spread evenly.
+/// Period in which sessions start, evenly spread.
 const RAMP: Duration = Duration::from_millis(2_400);
 
-/// The clockwork of one run: what every pause is multiplied by and the seed of its randomness.
+/// Pauses of one run: scale and seed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThinkTimeModel {
-    /// Same seed, same pauses.
+    /// Equal seeds yield equal pauses.
     pub seed: u64,
-    /// Multiplies every pause; the speed-up is already in it.
+    /// Factor of every pause, which includes the speed-up.
     pub scale: f64,
 }
 
 impl ThinkTimeModel {
-    /// When session number `session` of `sessions` begins, counted from the start of the run.
+    /// Start of session number `session` of `sessions`, from the start of the run.
     pub(super) fn start(self, session: usize, sessions: usize) -> Duration {
         let place = session as f64 + self.uniform(session, usize::MAX, 0);
         RAMP.mul_f64(self.scale * place / sessions.max(1) as f64)
     }
 
-    /// The pause before step `turn` of session `session`.
+    /// Pause before step `turn` of session `session`.
     pub(super) fn pause(self, session: usize, turn: usize, pause: PauseCause) -> Duration {
         let median = match pause {
             PauseCause::None => return Duration::ZERO,
             PauseCause::Tool => TOOL_MEDIAN,
             PauseCause::Human => HUMAN_MEDIAN,
         };
-        // Box-Muller; 1 - u is never 0.
+        // Box-Muller transform; 1 - u is never 0.
         let radius = (-2.0 * (1.0 - self.uniform(session, turn, 1)).ln()).sqrt();
         let normal = radius * (std::f64::consts::TAU * self.uniform(session, turn, 2)).cos();
         median.mul_f64(self.scale * (SIGMA * normal).exp().min(MAX_MEDIANS))
     }
 
-    /// A number in [0, 1) that depends on nothing but its arguments.
+    /// Deterministic number in [0, 1), a hash of the arguments and the seed.
     fn uniform(self, session: usize, turn: usize, draw: u64) -> f64 {
         let place = xxhash_rust::xxh3::xxh3_64_with_seed(
             &[session as u64, turn as u64, draw].map(u64::to_le_bytes).concat(),

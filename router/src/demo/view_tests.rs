@@ -1,4 +1,4 @@
-//! Moments as text.
+//! Tests of the view's text.
 
 use super::*;
 use crate::demo::client::{AgentClientError, StepMeasurement};

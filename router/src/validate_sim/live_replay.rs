@@ -1,5 +1,5 @@
-//! The trace's sessions against the live proxy, as the simulator's script has them: each step once those before it are
-//! over and its pause is.
+//! Replays the trace's sessions against the live proxy with the simulator's timing: each step starts after the steps
+//! before it are finished and its pause has passed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use tokio::task::JoinSet;
 use crate::demo::client::AgentClient;
 use crate::demo::local_cluster::{LocalCluster, LocalClusterError};
 
-/// Ids of the built-in tokenizer that are words: beyond those with a meaning of their own.
+/// Ids of the built-in tokenizer from here on are words; smaller ones are special.
 const FIRST_WORD_ID: u32 = 16;
 const WORD_COUNT: u64 = 4_000;
-/// Between two looks at the processes.
+/// Interval between two checks of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveMeasurements {
-    /// Engine seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
+    /// Times to first token in engine seconds, of steps that count: those finished before no new session was left.
     pub(super) counted_ttft_seconds: Vec<f64>,
-    /// The same of all steps, summed.
+    /// Sum over all steps, in engine seconds.
     pub(super) ttft_seconds_sum: f64,
     pub(super) steps: usize,
-    /// What went wrong.
+    /// Errors of failed steps.
     pub(super) errors: Vec<String>,
     is_draining: bool,
 }
@@ -39,13 +39,13 @@ pub(super) struct LiveMeasurements {
 pub(super) struct LiveReplay {
     trace: Arc<Trace>,
     load: usize,
-    /// Seconds that an engine's second takes.
+    /// Real seconds per engine second.
     slowdown: f64,
     proxy: SocketAddr,
     client: AgentClient,
     next_session: Arc<AtomicUsize>,
     measurements: Arc<Mutex<LiveMeasurements>>,
-    /// Steps that are over, here and in other runs.
+    /// Finished steps of this and other runs.
     finished_steps: Arc<AtomicUsize>,
 }
 
@@ -71,7 +71,7 @@ impl LiveReplay {
         self.measurements.lock().clone()
     }
 
-    /// All sessions, so many at once. Ends early where a process of the cluster does.
+    /// Replays all sessions, `load` at a time. Ends early if a process of the cluster exits.
     pub(super) async fn replay(&self, cluster: &mut LocalCluster) -> Result<(), LocalClusterError> {
         let mut places = JoinSet::new();
         (0..self.load).for_each(|place| _ = places.spawn(self.clone().run_sessions(place)));
@@ -91,7 +91,7 @@ impl LiveReplay {
         tokio::time::sleep(Duration::from_secs_f64(self.slowdown * engine_seconds)).await;
     }
 
-    /// One session after the other, until there is no next one.
+    /// Runs one session after the other until none is left.
     async fn run_sessions(self, place: usize) {
         self.pause(SESSION_START_INTERVAL * place as f64).await;
         loop {
@@ -111,7 +111,7 @@ impl LiveReplay {
             let over = &over;
             async move {
                 for before in &step.after {
-                    // Its sender lives as long as this.
+                    // Cannot fail: its sender lives as long as this.
                     let _ = over[*before].subscribe().wait_for(|over| *over).await;
                 }
                 if !step.after.is_empty() {
@@ -143,7 +143,8 @@ impl LiveReplay {
         }
     }
 
-    /// Blocks are equal where the trace's are: a run has the same tokens wherever it is.
+    /// Builds a completion request whose blocks are equal where the trace's are: a run has the same tokens wherever
+    /// it occurs.
     fn completion_body(&self, (number, session): (usize, &TraceSession), index: usize) -> Value {
         let step = &session.steps[index];
         let mut prompt = Vec::with_capacity(step.prompt.0 as usize);
@@ -159,7 +160,7 @@ impl LiveReplay {
     }
 }
 
-/// So many tokens that only this seed gives.
+/// Appends tokens that depend only on the seed.
 fn words(seed: u64, tokens: u64, into: &mut Vec<u32>) {
     let mut chance = SeededRng::new(seed);
     into.extend((0..tokens).map(|_| FIRST_WORD_ID + chance.below(WORD_COUNT) as u32));

@@ -1,4 +1,4 @@
-//! The simulated run beside the live one.
+//! Comparison of the simulated and the live run.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use crate::ctl::aligned;
 use crate::demo::measure::MetricsScrape;
 use serde::Serialize;
 
-/// What mean first tokens may differ by, and each action's share.
+/// Tolerances: relative difference of mean times to first token, and absolute difference of each action's share.
 const TTFT_TOLERANCE: f64 = 0.10;
 const ACTION_SHARE_TOLERANCE: f64 = 0.05;
 
-/// One figure of both.
+/// A figure of both runs.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub(super) struct FigurePair {
     simulated: f64,
@@ -21,33 +21,33 @@ pub(super) struct FigurePair {
 /// Both runs of all orders.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub(super) struct ValidationReport {
-    /// Steps that were served live.
+    /// Steps served live.
     steps: usize,
-    /// Steps whose first tokens count.
+    /// Steps whose time to first token counts.
     measured: usize,
-    /// Engine seconds, mean of each order's mean.
+    /// Mean time to first token in engine seconds: the mean of each order's mean.
     first_token: FigurePair,
-    /// Each order's, by its seed.
+    /// Mean of each order, by its seed.
     orders: BTreeMap<u64, FigurePair>,
-    /// Of the live ones, and of all steps, what was spent outside of the engines: proxy, client and this machine.
+    /// Engine seconds per live step, over all steps, spent outside of the engines: proxy, client and this machine.
     outside: f64,
-    /// Prompt tokens that workers computed.
+    /// Prompt tokens computed by workers.
     computed: FigurePair,
-    /// Share of the steps.
+    /// Share of steps per action.
     actions: BTreeMap<String, FigurePair>,
-    /// Whether first tokens and every action are within their aims.
+    /// Whether times to first token and all actions are within their tolerances.
     agree: bool,
 }
 
 impl FigurePair {
-    /// Live by simulated, less one.
+    /// Live divided by simulated, minus one.
     fn relative_error(&self) -> f64 {
         self.live / self.simulated - 1.0
     }
 }
 
 impl ValidationReport {
-    /// `slower`: seconds that a live engine's second took.
+    /// Compares all runs. `slower` is the number of real seconds per engine second.
     pub(super) fn of(all: &[PairedRun], slower: f64) -> Self {
         let orders: BTreeMap<_, _> = all.iter().map(|both| (both.simulation.seed, mean_ttft(both))).collect();
         let mean = |of: fn(&FigurePair) -> f64| orders.values().map(of).sum::<f64>() / orders.len().max(1) as f64;
@@ -119,7 +119,7 @@ fn mean_ttft(both: &PairedRun) -> FigurePair {
     FigurePair { simulated: both.simulation.figures.first_token.mean, live: mean }
 }
 
-/// Of each action that either took, from how often they were.
+/// Shares of each action taken in either run, from counts.
 fn shares(
     simulated: impl Iterator<Item = (String, f64)>,
     live: impl Iterator<Item = (String, f64)>,
