@@ -1,8 +1,8 @@
-//! `ownerserve ctl`: what an operator asks of a cluster, or of its files while it is down.
+//! `ownerserve ctl`: reads and changes a cluster over the operator API, or its files while it is down.
 //!
-//! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 not all answered
-//! and nothing was changed, 4 the outcome is not known, 5 there are alarms, 6 done at some endpoints and not at others,
-//! or with some sessions, 7 nothing could be compared.
+//! Everything except file commands uses the operator API. Exit codes: 0 success, 1 refused, 2 usage error, 3 not all
+//! endpoints answered and nothing was changed, 4 outcome unknown, 5 there are alarms, 6 done at some endpoints or
+//! with some sessions only, 7 nothing could be compared.
 
 mod alarms;
 mod args;
@@ -259,7 +259,7 @@ enum CtlCommand {
 }
 
 impl CtlCommand {
-    /// How long its request may take when nobody says otherwise.
+    /// Default timeouts of the command.
     fn timeouts(&self) -> ClientTimeouts {
         ClientTimeouts::for_command(match self {
             Self::Write(write) if write.moves_blocks() => TimeSpan::seconds(300),
@@ -279,7 +279,8 @@ pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
     }
 }
 
-/// What clap did not understand, as the output that was asked for would have it; none where that is for people.
+/// Reports a usage error of clap in the requested output format; `None` if that is the table, which clap prints
+/// itself.
 pub(crate) fn report_usage_error(words: impl Iterator<Item = OsString>, error: &clap::Error) -> Option<ExitCode> {
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     let is_json =
@@ -381,7 +382,7 @@ where
     }
 }
 
-/// Writes the script for a shell.
+/// Prints the completion script for a shell.
 fn print_completions(shell: clap_complete::Shell) {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut crate::cli::Cli::command(), "ownerserve", &mut script);

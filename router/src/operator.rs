@@ -1,7 +1,6 @@
-//! The operators' listener: metrics, health, the REST API over the ledger and its cluster, why the router decided as it
-//! did, and the dial.
+//! Operator listener: metrics, health, the REST API for the ledger and its cluster, decisions, and the routing mode.
 //!
-//! It is bound to loopback unless told otherwise: without a file of tokens, whoever reaches it can change everything.
+//! It is bound to loopback by default: without a tokens file, everybody who reaches it can change everything.
 
 mod access;
 mod artifacts;
@@ -77,7 +76,7 @@ pub struct OperatorConfig {
     pub audit_size: ByteCount,
 }
 
-/// The operators' routes.
+/// Builds the operator routes.
 pub fn routes(desk: &OperatorState) -> Router {
     let routes = OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes());
     desk.document
@@ -153,7 +152,7 @@ fn write_routes() -> OpenApiRouter<OperatorState> {
         .routes(routes!(cluster::snapshot, backup::save))
 }
 
-/// Runs what may look at many records on a thread that serves nobody else.
+/// Runs work that may scan many records on a blocking thread.
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|_| {

@@ -1,4 +1,4 @@
-//! `ownerserve ctl alarm`: what is not as it should be.
+//! Alarms: everything in the cluster that needs an operator's attention.
 
 mod members;
 
@@ -14,7 +14,7 @@ use super::output::OutputFormat;
 use super::table::{cell_text, table};
 use members::{member_alarms, observe_members};
 
-/// Prints what is not as it should be.
+/// Prints all alarms.
 pub(crate) async fn alarms(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let found = collect_alarms(client, output).await?;
     output.print(&found, || match found.as_slice() {
@@ -24,8 +24,9 @@ pub(crate) async fn alarms(client: &OperatorClient, output: OutputFormat) -> Res
     if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
 }
 
-/// Endpoints of different clusters or that say themselves what ails them, members that are silent or do not keep up, workers
-/// that are gone, drained or not exactly known. All are asked at once: one that hangs makes no other wait.
+/// Collects alarms: endpoints of different clusters or with problems of their own, members that are silent or lag,
+/// workers that are gone, draining or without exact KV state. All endpoints are queried at once, so that a hanging
+/// one delays none.
 async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result<Vec<Value>, CtlError> {
     let expired = [("state", "expired".to_owned())];
     let (nodes, ready, members, workers, leases) = futures::join!(
@@ -36,7 +37,7 @@ async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result
         fetch_all(client, ("leases", &expired)),
     );
     let workers = match workers {
-        // Nobody answers anything.
+        // No endpoint answers at all.
         Err(error) if nodes.iter().all(|node| node["error"].is_string()) => return Err(error),
         workers => workers,
     };
@@ -63,7 +64,7 @@ async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result
 const UNREACHABLE: &str =
     "it does not answer its probes: see that the engine runs and that this router reaches its URL";
 
-/// What ails one worker: the worst of it.
+/// Returns the worst alarm of a worker.
 fn worker_alarm(worker: &Value) -> Option<Value> {
     let of = cell_text(worker.get("endpoint"));
     let doubt = worker["doubt"].as_str().unwrap_or("it will say why at the next look");
@@ -91,7 +92,7 @@ fn worker_alarm(worker: &Value) -> Option<Value> {
     })
 }
 
-/// A worker whose first tokens do not come when prices say.
+/// Returns the alarm of a worker whose time to first token differs from its prediction.
 fn cost_drift_alarm(of: &str, foretold: &Value) -> Option<Value> {
     let off = foretold["off"].as_str()?;
     let what = format!(
@@ -102,7 +103,7 @@ fn cost_drift_alarm(of: &str, foretold: &Value) -> Option<Value> {
     Some(alarm(of, "mispriced", &what))
 }
 
-/// What a list has. One that is not answered is an alarm itself, and makes no other one untold.
+/// Returns a list's items. A failed list becomes an alarm itself and does not hide other alarms.
 fn list_or_alarm(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Value>) -> Vec<Value> {
     answer.unwrap_or_else(|error| {
         found.push(alarm(name, "not_listed", &error.to_string()));
@@ -110,14 +111,14 @@ fn list_or_alarm(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut V
     })
 }
 
-/// What ails one endpoint's node, by its own word: what it says of its cluster, and of whether it is ready.
+/// Returns the alarms of one endpoint's node from its own report: its view of the cluster and its readiness.
 fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     let of = cell_text(node.get("endpoint"));
     if let Some(error) = node["error"].as_str() {
         return vec![alarm(&of, "unreachable", error)];
     }
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
-        // A log that has failed hears no leader, whoever leads the others.
+        // A node with a failed log hears no leader, even if the others have one.
         let ends = |line: &Value| {
             line["what"] == "ledger" && ["failed", "reverted", "folder_gone"].contains(&&*cell_text(line.get("cause")))
         };
@@ -142,7 +143,7 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     found
 }
 
-/// One line of what a node says is degraded, and what to do about it.
+/// Returns the alarm for one degradation that a node reports, with advice.
 fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
     let (room, cause, detail) =
         (cell_text(line.get("what")), cell_text(line.get("cause")), cell_text(line.get("detail")));
@@ -177,7 +178,7 @@ fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
     alarm(of, &name, &what)
 }
 
-/// Endpoints that belong to another cluster than the first one does.
+/// Returns alarms for endpoints that belong to another cluster than the first one.
 fn cluster_mismatch_alarms(answers: &[Value]) -> Vec<Value> {
     let found = clusters(answers);
     if found.len() < 2 {

@@ -1,4 +1,4 @@
-//! What stands for a thing on the command line. Nothing is sent before all of it was read.
+//! Argument types of the command line. All arguments are parsed before anything is sent.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use crate::config::WorkerUrl;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub(crate) struct WorkerArg(pub(crate) WorkerId);
 
-/// A text that names no worker.
+/// The text does not name a worker.
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is its URL, or w- and 16 hexadecimal digits, as `ctl workers` shows both")]
 pub(crate) struct WorkerArgError;
@@ -21,7 +21,7 @@ impl FromStr for WorkerArg {
     fn from_str(text: &str) -> Result<Self, WorkerArgError> {
         let is_url = text.starts_with("http://") || text.starts_with("https://");
         if is_url {
-            // As lists and registrations have it, with a role behind it.
+            // The form used in lists and registrations, with a role suffix.
             let endpoint = text.parse::<WorkerUrl>().map_err(|_| WorkerArgError)?.endpoint;
             return Ok(Self(WorkerId::of_endpoint(&endpoint)));
         }
@@ -29,7 +29,7 @@ impl FromStr for WorkerArg {
     }
 }
 
-/// What can be owned: a session or an artifact, shown as the API's path to it.
+/// Something that can be owned: a session or an artifact. Displays as its API path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub(crate) enum SubjectArg {
     #[display("sessions/{_0}")]
@@ -50,7 +50,7 @@ impl FromStr for SubjectArg {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EpochArg(pub(crate) Epoch);
 
-/// A text that is no epoch.
+/// The text is not an epoch.
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is GENERATION.INDEX.POSITION, as lists show it")]
 pub(crate) struct EpochArgError;

@@ -1,4 +1,4 @@
-//! Barred links: which there are at every router, and to clear one everywhere. Each router checks its own transfers.
+//! Barred links: lists those of every router, and clears one everywhere. Each router checks its own transfers.
 
 use clap::Subcommand;
 

@@ -1,4 +1,4 @@
-//! The client to the operator API: endpoints in turn, a token, and what a way that broke means.
+//! Client of the operator API: fails over between endpoints, authenticates, and classifies connection failures.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,42 +18,42 @@ use crate::config::units::TimeSpan;
 use crate::server::tls::certificates;
 use crate::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
 
-/// Largest answer that is read as a whole.
+/// Maximum size of a response that is read as a whole.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// How long the answer to a look may take to begin, before the next endpoint is asked.
+/// Timeout of a read until its response begins; then the next endpoint is tried.
 pub(super) const READ_TIMEOUT: TimeSpan = TimeSpan::seconds(5);
-/// Longest pause inside an answer: a quiet watch gives three signs of life in it.
+/// Maximum pause within a response: an idle watch sends three heartbeats in this time.
 const MAX_PAUSE: TimeSpan = TimeSpan::seconds(30);
 
-/// Whom to ask, and how.
+/// Options of the client.
 #[derive(Debug)]
 pub(crate) struct OperatorClientOptions {
     pub(crate) endpoints: Vec<String>,
     pub(crate) token: Option<Secret>,
-    /// Longest waits for an answer to begin.
+    /// Timeouts of requests.
     pub(crate) timeouts: ClientTimeouts,
-    /// The authorities whose certificates are trusted, in place of the operating system's.
+    /// CA certificates to trust instead of the operating system's.
     pub(crate) cacert: Option<PathBuf>,
 }
 
-/// Longest waits for an answer to begin, and inside it.
+/// Timeouts until a response begins, and within it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClientTimeouts {
-    /// Of a look, which may be asked of the next endpoint.
+    /// Of a read, which may be retried at the next endpoint.
     pub(crate) read_timeout: TimeSpan,
-    /// Of what the command is about.
+    /// Of the command's main request.
     pub(crate) request_timeout: TimeSpan,
-    /// Between two pieces of an answer.
+    /// Between two pieces of a response.
     pub(crate) max_pause: TimeSpan,
 }
 
 impl ClientTimeouts {
-    /// Of a command whose own request may take so long.
+    /// Returns the timeouts of a command with this default.
     pub(crate) fn for_command(request_timeout: TimeSpan) -> Self {
         Self { read_timeout: READ_TIMEOUT, request_timeout, max_pause: MAX_PAUSE }
     }
 
-    /// As a person asked for.
+    /// Returns the timeouts as requested by the user.
     pub(crate) fn with_timeout(timeout: TimeSpan) -> Self {
         Self { read_timeout: timeout, request_timeout: timeout, max_pause: MAX_PAUSE }
     }
@@ -65,12 +65,13 @@ pub(crate) struct ApiResponse {
     pub(crate) tag: Option<String>,
 }
 
-/// Talks to the first endpoint that can be reached.
+/// Client that uses the first reachable endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct OperatorClient {
     upstream: Upstream,
     pub(crate) endpoints: Vec<String>,
-    /// The place of the endpoint that answered last: it is asked first, also with the write that follows a look.
+    /// Index of the endpoint that answered last. It is tried first, so that a write goes to the endpoint of the read
+    /// before it.
     last_answered: Arc<AtomicUsize>,
     token: Option<Secret>,
     timeouts: ClientTimeouts,
@@ -107,24 +108,24 @@ impl OperatorClient {
         Ok(Self { upstream, endpoints, last_answered: Arc::default(), token, timeouts: waits })
     }
 
-    /// Only this endpoint.
+    /// Returns a client for this endpoint only.
     pub(crate) fn only(&self, endpoint: &str) -> Self {
         Self { endpoints: vec![endpoint.to_owned()], last_answered: Arc::default(), ..self.clone() }
     }
 
-    /// The same endpoints, the one behind `endpoint` first and that one last.
+    /// Returns a client that tries the endpoint after `endpoint` first and `endpoint` last.
     pub(crate) fn starting_after(mut self, endpoint: &str) -> Self {
         let (count, place) = (self.endpoints.len(), self.endpoints.iter().position(|one| one == endpoint));
         self.endpoints.rotate_left(place.map_or(0, |at| (at + 1) % count));
         Self { last_answered: Arc::default(), ..self }
     }
 
-    /// Reads. `path` is what comes after `/ownerserve/v1/`, or begins with a slash.
+    /// Reads a resource. `path` follows `/ownerserve/v1/`, unless it starts with a slash.
     pub(crate) async fn get(&self, path: &str) -> Result<ApiResponse, CtlError> {
         self.request((Method::GET, path), (None, None), self.timeouts.read_timeout.0).await
     }
 
-    /// Writes `body`, fenced by `tag` where one is given.
+    /// Writes `body`, fenced by `tag` if given.
     pub(crate) async fn write(
         &self,
         asked: (Method, &str),
@@ -134,7 +135,7 @@ impl OperatorClient {
         self.request(asked, (Some(body), tag), self.timeouts.request_timeout.0).await
     }
 
-    /// Reads, and returns the answer as it begins, from the first endpoint that can be reached.
+    /// Reads a resource as a stream from the first reachable endpoint; returns that endpoint, too.
     pub(crate) async fn open(&self, path: &str) -> Result<(String, http::Response<WorkerBody>), CtlError> {
         self.send((Method::GET, path), (None, None), self.timeouts.request_timeout.0).await
     }
@@ -188,11 +189,12 @@ impl OperatorClient {
                 {
                     last = CtlError::Tls { endpoint, advice, detail };
                 }
-                // Who was reached and did not answer says more of the cluster than who is not there.
+                // An endpoint that was reached but did not answer tells more about the cluster than an unreachable
+                // one.
                 Err(UpstreamError::Connect(_)) if matches!(last, CtlError::ReadUnanswered { .. }) => {}
                 Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
                 Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
-                // A read may be asked of the next one; a write may have been done.
+                // A read may be retried at the next endpoint; a write may already have been executed.
                 Err(error) if method == Method::GET => last = no_answer_error(&method, endpoint, error.to_string()),
                 Err(error) => return Err(no_answer_error(&method, endpoint, error.to_string())),
             }
@@ -200,7 +202,7 @@ impl OperatorClient {
         Err(last)
     }
 
-    /// Refuses endpoints to which a token would go as plain text over the network.
+    /// Fails if the token would go to another host in plain text.
     pub(crate) fn check_token_confidentiality(&self) -> Result<(), CtlError> {
         let Some(overheard) = self.endpoints.iter().find(|endpoint| is_remote_plaintext(endpoint)) else {
             return Ok(());
@@ -227,7 +229,7 @@ impl OperatorClient {
     }
 }
 
-/// Whether others on the network can read what is sent there.
+/// Returns whether others on the network can read what is sent to this endpoint.
 fn is_remote_plaintext(endpoint: &str) -> bool {
     let uri = endpoint.parse::<http::Uri>().unwrap_or_default();
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -236,7 +238,7 @@ fn is_remote_plaintext(endpoint: &str) -> bool {
     endpoint.starts_with("http://") && !is_here
 }
 
-/// The endpoints without what stands around them: a comma at the end names none.
+/// Trims the endpoints and drops empty ones, as after a trailing comma.
 fn parse_endpoints(endpoints: &[String]) -> Result<Vec<String>, CtlError> {
     let named = endpoints.iter().map(|endpoint| endpoint.trim()).filter(|endpoint| !endpoint.is_empty());
     let named: Vec<_> = named.map(str::to_owned).collect();
@@ -248,12 +250,12 @@ fn parse_endpoints(endpoints: &[String]) -> Result<Vec<String>, CtlError> {
     Ok(named)
 }
 
-/// What to do about a handshake that failed, or a server that does not speak what the endpoint says; none where neither is
-/// to blame. Either way no request was read there.
+/// Returns advice for a failed TLS handshake, or for a server that does not speak the endpoint's scheme; `None`
+/// otherwise. In these cases the server has read no request.
 fn tls_advice(endpoint: &str, detail: &str) -> Option<&'static str> {
     let says = |any: &[&str]| any.iter().any(|text| detail.contains(text));
     if !endpoint.starts_with("https://") {
-        // What answers there begins with bytes of TLS: its word for a request that was none.
+        // The response begins with TLS bytes: an alert about a request that was not TLS.
         let is_tls = says(&["invalid HTTP version", "invalid HTTP status-code"]);
         return is_tls.then_some("it does not speak plain HTTP there: give --endpoint https://HOST:PORT");
     }
@@ -286,7 +288,8 @@ fn tls_advice(endpoint: &str, detail: &str) -> Option<&'static str> {
             "it does not speak TLS there: give --endpoint http://HOST:PORT, or set operator.tls at the router",
         ),
         (
-            // Nothing was sent: with TLS 1.3 whoever misses a client's certificate says so behind the handshake.
+            // Nothing was sent: with TLS 1.3, a server that requires a client certificate rejects its absence after
+            // the handshake.
             &["connection was not ready"],
             "it hung up right after the TLS handshake: is it the address for other nodes (cluster.listen)? The operators' \
              one (operator.listen) asks for a token",
@@ -295,7 +298,7 @@ fn tls_advice(endpoint: &str, detail: &str) -> Option<&'static str> {
     TLS_ADVICE.iter().find(|(texts, _)| says(texts)).map(|(_, advice)| *advice)
 }
 
-/// What to do about an end that came while a connection was being made. Later it may have cut a request off that was read.
+/// Returns advice for a connection closed while it was being established. Later the server may have read a request.
 fn closed_during_handshake(endpoint: &str, detail: &str) -> Option<&'static str> {
     let ends = ["tls handshake eof", "unexpected EOF during handshake", "unexpected end of file"];
     let is_end = endpoint.starts_with("https://") && ends.iter().any(|end| detail.contains(end));
@@ -310,7 +313,7 @@ fn no_answer_error(method: &Method, endpoint: String, detail: String) -> CtlErro
     }
 }
 
-/// What an answer that is no success says.
+/// Returns the error of an unsuccessful response.
 async fn problem_error(endpoint: String, answer: http::Response<WorkerBody>) -> CtlError {
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)

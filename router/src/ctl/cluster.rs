@@ -1,4 +1,4 @@
-//! The cluster: status, digests, members.
+//! Cluster commands: status, state digests, members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub(crate) async fn member(
     super::writes::run(client, request, output).await
 }
 
-/// Every cluster's nodes, from the endpoint that knows most of them: the leader, or else the first that answers.
+/// Prints the members of each cluster, from its leader's endpoint or else from the first that answers.
 async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let answers = query_all(client, "cluster/members").await;
     let (told, silent): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer["error"].is_null());
@@ -105,7 +105,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
     check_one_cluster(&answers)
 }
 
-/// Whether this is the leader's word, which knows whether the others answer.
+/// Returns whether this is the leader's response: only the leader knows whether the others answer.
 pub(crate) fn is_leader_view(answer: &Value) -> bool {
     lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
 }
@@ -138,7 +138,7 @@ const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node, LEADE
         SESSIONS /answer/holds/sessions, ARTIFACTS /answer/holds/artifacts, LOG BYTES /answer/log_bytes, \
         WAITING /answer/waiting, CLUSTER /answer/cluster";
 
-/// Every endpoint's view of the cluster.
+/// Prints every endpoint's view of the cluster.
 pub(crate) async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let answers = query_all(client, "cluster").await;
     let told = print_responses(&answers, STATUS_COLUMNS, output);
@@ -149,7 +149,7 @@ pub(crate) async fn status(client: &OperatorClient, output: OutputFormat) -> Res
     check_one_cluster(&answers).and(told)
 }
 
-/// A line for each listener that strangers on the network can use or overhear.
+/// Returns a line for each listener that others on the network can use or eavesdrop on.
 fn exposure_lines(answers: &[Value]) -> Vec<String> {
     let of_endpoint = |answer: &Value| {
         let endpoint = cell_text(answer.get("endpoint"));
@@ -161,11 +161,12 @@ fn exposure_lines(answers: &[Value]) -> Vec<String> {
 
 const HASH_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
 
-/// How often digests are taken until every endpoint has one of a revision that another one has, too, and what lies between.
+/// Maximum number of rounds until every endpoint has a digest at a revision that another one has, too; and the pause
+/// between them.
 const MAX_ROUNDS: u32 = 10;
 const ROUND_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Every endpoint's digest; those at one revision have to be equal.
+/// Prints every endpoint's state digest; digests at the same revision must be equal.
 pub(crate) async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let mut seen = StateDigests::default();
     let mut answers = query_all(client, "cluster/hash").await;
@@ -192,7 +193,7 @@ pub(crate) async fn verify(client: &OperatorClient, output: OutputFormat) -> Res
     Ok(())
 }
 
-/// The digests that were seen, over several looks: a digest is of one revision for ever.
+/// Digests collected over several rounds: the digest of a revision never changes.
 #[derive(Debug, Default)]
 struct StateDigests {
     by_revision: BTreeMap<u64, String>,
@@ -200,7 +201,7 @@ struct StateDigests {
 }
 
 impl StateDigests {
-    /// Takes one look; refused where two nodes differ at one revision.
+    /// Records one round. Fails if two nodes differ at the same revision.
     fn record(&mut self, answers: &[Value]) -> Result<(), CtlError> {
         for answer in answers {
             let Some(revision) = answer["answer"]["revision"].as_u64() else { continue };
@@ -216,7 +217,7 @@ impl StateDigests {
         Ok(())
     }
 
-    /// Whether every endpoint was compared with every other one, at one revision or by way of others.
+    /// Returns whether all endpoints were compared with each other, directly or through others.
     fn are_compared(&self) -> bool {
         let mut alone: Vec<_> = self.by_endpoint.values().collect();
         let mut met = alone.pop().cloned().unwrap_or_default();

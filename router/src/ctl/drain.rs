@@ -1,4 +1,4 @@
-//! `ctl set_draining`: workers emptied before they stop, one of them, or those of a list in turn.
+//! `ctl drain`: drains workers before they stop, one worker, or several in turn (rolling).
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +15,7 @@ use super::table::cell_text;
 use crate::config::units::TimeSpan;
 use crate::simulate_command::bar;
 
-/// Between two looks.
+/// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DrainArgs {
@@ -37,7 +37,7 @@ pub(crate) struct DrainArgs {
     within: TimeSpan,
 }
 
-/// Empties one worker, or all of a list in turn. An error where sessions stayed that were to be moved, after all is done.
+/// Drains one worker, or all given workers in turn. Fails at the end if sessions could not be moved.
 pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: OutputFormat) -> Result<(), CtlError> {
     let all = resolve_workers(client, args).await?;
     let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -73,7 +73,7 @@ pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: Out
     if stayed.is_empty() { Ok(()) } else { Err(CtlError::SessionsStuck { workers: stayed }) }
 }
 
-/// All of them with their endpoints, before the first is drained.
+/// Resolves all workers to their endpoints before the first is drained.
 async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Vec<(WorkerArg, String)>, CtlError> {
     if args.workers.len() > 1 && !args.rolling {
         let what =
@@ -92,13 +92,13 @@ async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Ve
     Ok(all)
 }
 
-/// What stayed at this one; none where nothing did.
+/// Returns the sessions that could not be moved; `None` if there are none.
 fn stuck_sessions(endpoint: &str, progress: &Value) -> Option<StuckSessions> {
     let sessions = progress["stuck"].as_u64().filter(|count| *count > 0)?;
     Some(StuckSessions { endpoint: endpoint.into(), sessions, reason: cell_text(progress.get("why")) })
 }
 
-/// One worker, for so long.
+/// Drain of one worker, with a deadline.
 struct DrainingWorker<'a> {
     client: &'a OperatorClient,
     worker: WorkerArg,
@@ -117,7 +117,8 @@ impl DrainingWorker<'_> {
         self.client.write((Method::PUT, &path), body, None).await.map(drop)
     }
 
-    /// Until there is nothing more to move. Asked again where the router that moved them is another one by now.
+    /// Waits until nothing more can be moved. Requests the drain again if the router that moved the sessions has no
+    /// record of it.
     async fn move_sessions(&self, body: &Value) -> Result<Value, CtlError> {
         self.set_draining(body).await?;
         let path = format!("workers/{}/draining", self.worker);
@@ -139,7 +140,7 @@ impl DrainingWorker<'_> {
         }
     }
 
-    /// Until it was started anew and takes work again.
+    /// Waits until the worker has restarted and is ready.
     async fn wait_until_restarted(&self, life: &Value) -> Result<(), CtlError> {
         let is_new = |now: &Value| now["incarnation"] != *life && now["health"] != "unreachable";
         while !is_new(&self.fetch_worker().await?) {
@@ -161,7 +162,7 @@ impl DrainingWorker<'_> {
     }
 }
 
-/// How far it is, in words.
+/// Formats the progress.
 fn progress_text(progress: &Value) -> String {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
     let (moved, owned) = (count("moved"), count("owned"));
@@ -177,7 +178,7 @@ fn progress_text(progress: &Value) -> String {
     text
 }
 
-/// On a terminal, a bar that is full when nothing more can be moved.
+/// On a terminal, updates a bar that is full when nothing more can be moved.
 fn show_progress(bar: &ProgressBar, progress: &Value) {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
     bar.set_length((count("moved") + count("owned")).max(1));

@@ -1,4 +1,4 @@
-//! What several endpoints say to one question, side by side.
+//! Queries several endpoints and prints their responses side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::output::OutputFormat;
 use super::table::{ColumnSpec, cell_text, table};
 use super::writes::WriteRequest;
 
-/// What each endpoint says, or why it says nothing, with the exit code that stands for it.
+/// Queries every endpoint; a failure becomes a row with its error and exit code.
 pub(crate) async fn query_all(client: &OperatorClient, path: &str) -> Vec<Value> {
     for_each_endpoint(client, async |client| client.get(path).await).await
 }
@@ -32,7 +32,7 @@ async fn for_each_endpoint(
     futures::future::join_all(client.endpoints.iter().map(one)).await
 }
 
-/// An endpoint's answer, as a line.
+/// Converts an endpoint's response to a row.
 fn response_row(endpoint: &str, got: Result<ApiResponse, CtlError>) -> Value {
     match got {
         Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
@@ -46,14 +46,13 @@ fn response_row(endpoint: &str, got: Result<ApiResponse, CtlError>) -> Value {
     }
 }
 
-/// Prints what was answered; fails when an endpoint did not.
+/// Prints the responses; fails if an endpoint did not answer.
 pub(crate) fn print_responses(answers: &[Value], columns: ColumnSpec, output: OutputFormat) -> Result<(), CtlError> {
     output.print(&answers, || table(columns, answers));
     worst_failure(answers).map_or(Ok(()), Err)
 }
 
-/// The worst of what went wrong. An outcome that is not known is worse than a refusal, and one that says no has answered,
-/// whoever else is silent.
+/// Returns the worst failure. An unknown outcome is worse than a refusal, and a refusal worse than silence.
 pub(crate) fn worst_failure(answers: &[Value]) -> Option<CtlError> {
     let of = |wanted: &[u64]| {
         let mut failed = answers.iter().filter(|answer| answer["error"].is_string());
@@ -66,7 +65,7 @@ pub(crate) fn worst_failure(answers: &[Value]) -> Option<CtlError> {
         .or(of(&[3]).map(CtlError::EndpointsUnanswered))
 }
 
-/// Prints what came of a write at every endpoint; fails when it was not done at all of them.
+/// Prints the results of a write at every endpoint; fails if it was not done at all of them.
 pub(crate) fn print_write_results(
     answers: &[Value],
     columns: ColumnSpec,
@@ -96,7 +95,7 @@ pub(crate) fn clusters(answers: &[Value]) -> BTreeMap<String, BTreeSet<String>> 
     found
 }
 
-/// Refuses endpoints of different clusters: what one of them owns, the other knows nothing of.
+/// Fails if the endpoints belong to different clusters, whose data are unrelated.
 pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
     let found = clusters(answers);
     if found.len() < 2 {
@@ -114,7 +113,7 @@ pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
     Err(CtlError::refusal("Different clusters", DIFFERENT_CLUSTERS, detail))
 }
 
-/// The word for it, as an alarm, too.
+/// Error code of mixed clusters, also used as an alarm.
 pub(crate) const DIFFERENT_CLUSTERS: &str = "different_clusters";
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Why a command came to nothing: what to do about it, and what programs look at.
+//! Errors of `ctl`: advice for people, and codes for programs.
 
 use std::path::PathBuf;
 
-/// Sessions that a worker was to hand on and did not.
+/// Sessions of a draining worker that could not be moved.
 #[derive(Clone, Debug)]
 pub(crate) struct StuckSessions {
-    /// The worker's.
+    /// Endpoint of the worker.
     pub(crate) endpoint: String,
     pub(crate) sessions: u64,
     pub(crate) reason: String,
@@ -18,84 +18,84 @@ fn stuck_sessions_text(workers: &[StuckSessions]) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-/// Why a command came to nothing.
+/// Errors of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CtlError {
-    /// Nobody could be reached; nothing was changed.
+    /// No endpoint could be reached; nothing was changed.
     #[error("{endpoint} cannot be reached: {detail}; --endpoint URL or OWNERSERVE_ENDPOINT says whom to ask")]
     Unreachable { endpoint: String, detail: String },
-    /// TLS came to nothing, or was not spoken where it should be; nothing was changed.
+    /// TLS failed, or was missing where required; nothing was changed.
     #[error("{endpoint}: {advice} ({detail})")]
     Tls { endpoint: String, advice: &'static str, detail: String },
-    /// Of several that were asked, one said no.
+    /// One of several endpoints refused.
     #[error("{0}")]
     Refused(String),
-    /// Of several that were to change something, one did not answer.
+    /// One of several endpoints did not answer a write.
     #[error("{0}")]
     UnknownOutcome(String),
-    /// Of several that were to change something, some did.
+    /// Only some of several endpoints carried out a write.
     #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
     PartlyDone { done: String, error: String },
-    /// A worker was drained, and not all of its sessions moved.
+    /// A worker was drained, but not all of its sessions moved.
     #[error(
         "sessions stay at who was drained: {}; stopped all the same, it takes their KV along, and their next steps compute it \
          anew elsewhere; --stay drains a worker without moving any",
         stuck_sessions_text(workers)
     )]
     SessionsStuck { workers: Vec<StuckSessions> },
-    /// Of several that were asked, not all answered.
+    /// Not all of several endpoints answered.
     #[error("not every endpoint answered: {0}")]
     EndpointsUnanswered(String),
-    /// A write was sent, and no answer came.
+    /// A write was sent but not answered.
     #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
     WriteUnanswered { endpoint: String, detail: String },
-    /// A read was sent, and no answer came.
+    /// A read was sent but not answered.
     #[error(
         "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
     )]
     ReadUnanswered { endpoint: String, detail: String },
-    /// What was asked for was answered, and it is not well.
+    /// The requested check was answered and found problems.
     #[error("there are alarms: {0}")]
     Alarms(usize),
-    /// Digests of different revisions say nothing of each other.
+    /// Digests of different revisions cannot be compared.
     #[error(
         "nothing is known of whether the nodes are equal: their digests were of different revisions each time, because \
          the ledger changes quickly or one of them stands still; ask again, and look at REVISION"
     )]
     DigestsNotCompared,
-    /// A token is missing, or wrong.
+    /// The token is missing or wrong.
     #[error(
         "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
     )]
     Unauthorized { endpoint: String, detail: String },
-    /// The API said no.
+    /// The API returned a problem.
     #[error("{title} ({word}): {detail}")]
     Problem { title: String, word: String, detail: String, cause: Option<String> },
-    /// It is not the operator API that answers there.
+    /// The server at this endpoint is not the operator API.
     #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
     ForeignResponse { endpoint: String, detail: String },
-    /// What was given on the command line cannot be.
+    /// The command line is invalid.
     #[error("{0}")]
     Usage(String),
-    /// A file.
+    /// A file operation failed.
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
-    /// A snapshot that does not hold what was written.
+    /// A snapshot is damaged.
     #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
     Damaged { path: PathBuf, detail: String },
-    /// The ledger's files.
+    /// The ledger's files cannot be read or written.
     #[error(transparent)]
     Ownership(#[from] ownership::OwnershipError),
 }
 
 impl CtlError {
-    /// What ctl itself says no to.
+    /// Creates a refusal of `ctl` itself.
     pub(crate) fn refusal(title: &str, word: &str, detail: String) -> Self {
         Self::Problem { title: title.into(), word: word.into(), detail, cause: None }
     }
 
-    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
-    /// are alarms. 6: done at some endpoints and not at others, or with some sessions. 7: nothing could be compared.
+    /// Exit codes: 1 refused, 2 usage error (as clap's), 3 not all answered and nothing was changed, 4 outcome
+    /// unknown, 5 alarms, 6 done at some endpoints or with some sessions only, 7 nothing could be compared.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -112,7 +112,7 @@ impl CtlError {
         }
     }
 
-    /// Whether a look may be answered a moment later, or elsewhere.
+    /// Returns whether a read may succeed a moment later, or at another endpoint.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::ReadUnanswered { .. } => true,
@@ -121,7 +121,7 @@ impl CtlError {
         }
     }
 
-    /// The API's word for why it said no, where it has one.
+    /// Returns the API's cause of a refusal, if it has one.
     pub(crate) fn cause(&self) -> Option<&str> {
         match self {
             Self::Problem { cause, .. } => cause.as_deref(),
@@ -129,7 +129,7 @@ impl CtlError {
         }
     }
 
-    /// What programs look at: the API's own word where it said no, or one of these.
+    /// Returns the error code for programs: the API's own word for a problem, or one of these.
     pub(crate) fn error_code(&self) -> &str {
         match self {
             Self::Unreachable { .. } => "unreachable",

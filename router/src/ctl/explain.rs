@@ -1,4 +1,5 @@
-//! `ownerserve ctl explain`: one decision for a person: what was known, every way with its price, the choice, what came of it.
+//! `ownerserve ctl explain`: prints one decision for people: what was known, every candidate with its cost, the
+//! choice, and the result.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +17,14 @@ pub(crate) async fn explain(client: &OperatorClient, request: RequestId, output:
     let receipt = client.get(&format!("decisions/{request}")).await?.json;
     let workers = match output {
         OutputFormat::Json => Vec::new(),
-        // Without the list workers are told by their ids.
+        // Without the list, workers are shown by their ids.
         OutputFormat::Table => fetch_all(client, ("workers", &[])).await.unwrap_or_default(),
     };
     output.print(&receipt, || render(&receipt, &WorkerUrls::of(&workers)));
     Ok(())
 }
 
-/// Workers' URLs by their ids.
+/// URLs of workers by id.
 #[derive(Default)]
 struct WorkerUrls(BTreeMap<String, String>);
 
@@ -32,7 +33,7 @@ impl WorkerUrls {
         Self(workers.iter().map(|worker| (cell_text(worker.get("id")), cell_text(worker.get("endpoint")))).collect())
     }
 
-    /// A leg: its worker, and its rank where that is not the first.
+    /// Formats a leg: its worker, and its rank unless that is 0.
     fn leg(&self, leg: &Value) -> String {
         let rank = leg["rank"].as_u64().filter(|rank| *rank > 0).map(|rank| format!(" rank {rank}"));
         self.worker(&leg["worker"]) + &rank.unwrap_or_default()
@@ -44,7 +45,7 @@ impl WorkerUrls {
     }
 }
 
-/// The whole explanation.
+/// Formats the whole explanation.
 fn render(receipt: &Value, names: &WorkerUrls) -> String {
     let decision = &receipt["decision"];
     let parts = [
@@ -102,16 +103,16 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
     ]
 }
 
-/// Milliseconds of a price in microseconds.
+/// Formats a cost in microseconds as milliseconds.
 fn format_millis(price: &Value) -> String {
     price.as_f64().map_or_else(|| "-".into(), |micros| format!("{:.1}", micros / 1000.0))
 }
 
-/// Every way, the cheapest first, those that were not allowed at the end. A `*` marks the choice.
+/// Formats all candidates, cheapest first, disallowed ones last. A `*` marks the choice.
 fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     let mut all: Vec<&Value> = decision["candidates"].as_array().into_iter().flatten().collect();
     all.sort_by_key(|one| (one["refused"].is_string(), one["total"].as_u64()));
-    // Whatever terms this release's price has.
+    // The columns are the cost terms of this release.
     let terms: Vec<&String> =
         all.first().and_then(|one| one["terms"].as_object()).into_iter().flat_map(|t| t.keys()).collect();
     let mut title = row(["", "ACTION", "AT", "FROM", "CACHED", "COMPUTED"]);
@@ -206,7 +207,7 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// What was tried, one after the other.
+/// Rows for the attempts, in order.
 fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
@@ -251,7 +252,7 @@ fn wait_text(waited: &Value) -> String {
     format!("{time} ms, {until}; starting at once would have cost others {cost} ms")
 }
 
-/// In what the engine shows that its prompt was another one.
+/// Rows for signs that the engine saw another prompt.
 fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
     let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
     let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);

@@ -1,11 +1,11 @@
-//! What each list can be filtered by: what the API would refuse is not offered.
+//! Filters of each list. Only filters that the API supports are offered.
 
 use clap::Args;
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
 use super::args::WorkerArg;
 
-/// A list's filters, as names and values of its query.
+/// Filters of a list, as query parameters.
 pub(crate) trait ListFilter: Args {
     fn query_pairs(&self) -> Vec<(&'static str, String)>;
 }

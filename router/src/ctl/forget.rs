@@ -1,4 +1,4 @@
-//! Forgetting what is kept of people's words, at every router: each has some in its memory, and all share Redis.
+//! Erases stored conversation content at every router: each has some in memory, and all share Redis.
 
 use clap::Subcommand;
 use vocabulary::SessionId;
@@ -42,7 +42,7 @@ impl ForgetCommand {
 
 const RESULT_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, DONE /answer/did";
 
-/// Forgets it at every endpoint.
+/// Erases it at every endpoint.
 pub(crate) async fn forget(
     client: &OperatorClient,
     command: &ForgetCommand,

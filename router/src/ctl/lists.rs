@@ -1,4 +1,4 @@
-//! Lists and single things: what `ctl` reads and shows.
+//! Lists and single resources: how `ctl` reads and prints them.
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ pub(crate) enum ConsistencyArg {
 
 #[derive(Debug)]
 pub(crate) struct ListSpec {
-    /// Its path, and the name of its lines in the answer.
+    /// Path of the list, and name of its array in the response.
     pub(crate) name: &'static str,
     pub(crate) columns: ColumnSpec,
 }
@@ -112,7 +112,7 @@ pub(crate) const WORKERS: ListSpec = ListSpec {
         RUNNING /load/running, WAITING /load/waiting, MODELS /models, DOUBT /doubt",
 };
 
-/// A worker that answers its probes and takes no requests is not simply ready.
+/// A worker that answers probes but is ejected as an outlier must not be shown as simply ready.
 fn mark_ejected(line: &mut Value) {
     if line["ejected"].is_object() {
         line["health"] = json!(format!("{}, ejected", cell_text(line.get("health"))));
@@ -142,7 +142,8 @@ impl ListSpec {
     }
 }
 
-/// At most so many pages of a list behind `cursor`, as one answer; what came before an error is lost with it.
+/// Fetches pages of a list after `cursor` and joins them into one response. After an error the earlier pages are
+/// lost.
 async fn fetch_pages(
     client: &OperatorClient,
     (name, query): (&str, &[(&str, String)]),
@@ -171,7 +172,7 @@ pub(super) async fn fetch_all(
     Ok(lines(&answer[name]).to_vec())
 }
 
-/// One thing, by its path: as JSON, or its fields under each other.
+/// Prints one resource by its path: as JSON, or field by field.
 pub(crate) async fn show_one(
     client: &OperatorClient,
     (path, page): (&str, &PageArgs),
@@ -225,13 +226,13 @@ pub(crate) async fn show_tree(
     Ok(())
 }
 
-/// `path?name=value&...`, with everything in the values that could end them written as %XX.
+/// Builds `path?name=value&...`; values are percent-encoded where necessary.
 pub(crate) fn with_query(path: &str, pairs: &[(&str, String)]) -> String {
     let joined: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
     if joined.is_empty() { path.to_owned() } else { format!("{path}?{}", joined.join("&")) }
 }
 
-/// A text as it can stand in a path or a query.
+/// Percent-encodes a text for a path or a query.
 pub(crate) fn escaped(text: &str) -> String {
     let byte = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),

@@ -1,4 +1,4 @@
-//! What ctl prints, and where.
+//! Output of `ctl`.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ pub(crate) enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// Says what came of a command that failed: its exit code, its word, the API's word for why, and what to do.
+    /// Reports a failed command: its exit code, its error code, the API's cause, and advice.
     pub(super) fn fail(self, (code, word): (u8, &str), cause: Option<&str>, detail: &str) -> ExitCode {
         let error = || json!({"word": word, "cause": cause, "detail": detail, "exit_code": code});
         match self {
@@ -27,7 +27,7 @@ impl OutputFormat {
         ExitCode::from(code)
     }
 
-    /// Says something beside the answer.
+    /// Prints a note next to the answer.
     pub(super) fn note(self, text: &str) {
         match self {
             Self::Table => note(text),
@@ -44,12 +44,12 @@ impl OutputFormat {
     }
 }
 
-/// Whether a stream shows colours.
+/// Whether a stream supports colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ColorMode {
-    /// A terminal does.
+    /// A terminal.
     Ansi,
-    /// A file or a pipe does not, nor does anything where `NO_COLOR` is set.
+    /// A file or a pipe, or any stream if `NO_COLOR` is set.
     None,
 }
 
@@ -60,7 +60,7 @@ impl ColorMode {
         if is_wanted && std::io::stdout().is_terminal() { Self::Ansi } else { Self::None }
     }
 
-    /// A line in red.
+    /// Formats a line in red.
     pub(super) fn red(self, line: &str) -> String {
         match self {
             Self::Ansi => format!("\u{1b}[31m{}\u{1b}[0m\n", line.trim_end()),
@@ -69,23 +69,23 @@ impl ColorMode {
     }
 }
 
-/// An answer or figures as programs get them.
+/// Formats an answer as JSON for programs.
 pub(crate) fn pretty(answer: &impl Serialize) -> String {
     serde_json::to_string_pretty(answer).expect("plain numbers and words encode") + "\n"
 }
 
-/// Prints an answer. A reader that has left, as `head` does, has seen enough.
+/// Prints an answer. A closed pipe (as by `head`) is not an error.
 pub(super) fn print_text(text: &str) {
     let _ = write_stdout(text);
 }
 
-/// Prints a part of an answer that may go on for ever.
+/// Prints a part of an endless answer.
 pub(super) fn write_stdout(text: &str) -> std::io::Result<()> {
     use std::io::Write as _;
     std::io::stdout().write_all(text.as_bytes())
 }
 
-/// Says something beside the answer.
+/// Prints a note to stderr.
 pub(super) fn note(text: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{text}");

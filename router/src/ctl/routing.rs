@@ -1,4 +1,4 @@
-//! Why steps were served as they were, and who decides: both belong to one router, not to the cluster.
+//! Decisions and routing mode: both belong to one router, not to the cluster.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -39,7 +39,7 @@ const DECISION_COLUMNS: ColumnSpec = "REQUEST /request, SESSION /known/session, 
         WORKER /last/decode, PROMPT /known/prompt, CACHED /seen/cached, PREDICTED US /seen/predicted, \
         FIRST TOKEN US /seen/first_token, TOTAL US /seen/total";
 
-/// Prints the newest decisions, or one of them whole.
+/// Prints the newest decisions, or one of them in full.
 pub(crate) async fn decisions(
     client: &OperatorClient,
     args: &DecisionArgs,
@@ -110,7 +110,7 @@ enum ActionArg {
     StateMigration,
 }
 
-/// The actions as the API takes them.
+/// Converts the actions to the API's JSON.
 fn disabled_actions(disabled: &[ActionArg]) -> Result<Value, CtlError> {
     if disabled.len() > 1 && disabled.contains(&ActionArg::None) {
         return Err(CtlError::Usage("--disabled: none stands alone; leave it out, or the actions beside it".into()));
@@ -121,7 +121,7 @@ fn disabled_actions(disabled: &[ActionArg]) -> Result<Value, CtlError> {
 const MODE_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
         SWITCHED OFF /answer/disabled";
 
-/// Shows every endpoint's dial, or turns it.
+/// Shows every endpoint's routing mode, or sets it.
 pub(crate) async fn mode(client: &OperatorClient, args: &ModeArgs, output: OutputFormat) -> Result<(), CtlError> {
     let mode = args.mode.map(|mode| json!(mode));
     if let (Some(ModeArg::Sticky), Some(_)) = (args.mode, args.rollout) {

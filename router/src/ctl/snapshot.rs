@@ -1,4 +1,4 @@
-//! `ownerserve ctl snapshot`: snapshots as files.
+//! `ownerserve ctl snapshot`: snapshots of the ledger as files.
 
 use std::path::{Path, PathBuf};
 
@@ -78,8 +78,8 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Brings a snapshot here, under a name that nobody else has until it is whole and on the disk. It holds everything: only
-/// its owner may read it. What was not brought to its end is gone.
+/// Downloads a snapshot under a temporary name until it is complete and synced. Only its owner may read it, because
+/// it holds everything. An incomplete file is deleted.
 async fn save(client: &OperatorClient, file: &Path) -> Result<String, CtlError> {
     if file == Path::new("-") {
         return Err(CtlError::Usage("a snapshot is saved to a file, not to standard output; name one".into()));
@@ -98,7 +98,7 @@ async fn save(client: &OperatorClient, file: &Path) -> Result<String, CtlError> 
         std::io::ErrorKind::AlreadyExists => there(),
         _ => file_error(file)(error.error),
     })?;
-    // So that its name outlasts a power cut, too.
+    // Makes the new name durable.
     std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error(folder))?;
     Ok(endpoint)
 }
@@ -108,7 +108,7 @@ fn file_error(path: &Path) -> impl Fn(std::io::Error) -> CtlError {
     move |source| CtlError::File { path: path.clone(), source }
 }
 
-/// Fills `part`, and reads it back.
+/// Downloads into `part` and verifies it.
 async fn download(client: &OperatorClient, part: &NamedTempFile) -> Result<String, CtlError> {
     let (endpoint, answer) = client.open("cluster/snapshot").await?;
     let mut out = tokio::fs::File::from_std(part.reopen().map_err(file_error(part.path()))?);
@@ -121,12 +121,12 @@ async fn download(client: &OperatorClient, part: &NamedTempFile) -> Result<Strin
         }
     }
     out.sync_all().await.map_err(file_error(part.path()))?;
-    // What does not read back is no backup.
+    // A file that cannot be read back is not a backup.
     verify_file(part.path())?;
     Ok(endpoint)
 }
 
-/// As programs get it: the counts by kind, by name.
+/// Formats the report for programs: the counts per kind, by name.
 fn report_json(report: &SnapshotReport) -> Value {
     let mut shown = serde_json::to_value(report).expect("an answer encodes");
     shown["entries"] = report.entries.iter().map(|(kind, count)| ((*kind).to_owned(), json!(count))).collect();
@@ -137,7 +137,7 @@ fn verify_file(file: &Path) -> Result<SnapshotReport, CtlError> {
     ownership::verify(file).map_err(|error| verification_error(error, file))
 }
 
-/// A backup that cannot be read is no data directory, and what helps is another one.
+/// Converts the error: an unreadable backup is not a data directory, and the advice is to use another backup.
 fn verification_error(error: OwnershipError, file: &Path) -> CtlError {
     match error {
         OwnershipError::Damaged { path, detail } if path == file => CtlError::Damaged { path, detail },

@@ -1,13 +1,13 @@
-//! Answers for people: columns that line up.
+//! Tables for people: aligned columns.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{Row, Table};
 use serde_json::Value;
 
-/// Columns: of each its title, and where in a line its value is, a JSON pointer.
+/// Column specification: for each column its title and a JSON pointer to its value.
 pub(crate) type ColumnSpec = &'static str;
 
-/// Longest value that is shown in a column with others behind it, and in the last one.
+/// Maximum width of a value in a column, and in the last column.
 const MAX_CELL_CHARS: usize = 80;
 const MAX_LAST_CELL_CHARS: usize = 1_000;
 
@@ -20,7 +20,7 @@ pub(crate) fn table(columns: ColumnSpec, lines: &[Value]) -> String {
     aligned(std::iter::once(titles).chain(lines.iter().map(cells)).collect::<Vec<Vec<String>>>())
 }
 
-/// Rows whose columns line up; nothing stands behind the last one.
+/// Aligns the columns of these rows, without trailing spaces.
 pub(crate) fn aligned<R: Into<Row>>(rows: impl IntoIterator<Item = R>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).add_rows(rows);
@@ -28,7 +28,7 @@ pub(crate) fn aligned<R: Into<Row>>(rows: impl IntoIterator<Item = R>) -> String
     table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// Names and values under each other.
+/// Formats names and values in two columns.
 pub(crate) fn field_list(facts: impl IntoIterator<Item = (&'static str, String)>) -> String {
     aligned(facts.into_iter().map(|(name, value)| [name.to_owned(), value]))
 }
@@ -37,17 +37,17 @@ pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).into()
 }
 
-/// The lines of a list; none where it is none.
+/// Returns the items of a list; empty if it is not a list.
 pub(crate) fn lines(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A value in a sentence or a column of its own.
+/// Formats a value for a sentence or the last column.
 pub(crate) fn cell_text(value: Option<&Value>) -> String {
     cell_text_within(value, MAX_LAST_CELL_CHARS)
 }
 
-/// A value in a cell of so many characters.
+/// Formats a value for a cell of at most `widest` characters.
 fn cell_text_within(value: Option<&Value>, widest: usize) -> String {
     let text = match value {
         None | Some(Value::Null) => "-".into(),
@@ -63,17 +63,17 @@ fn cell_text_within(value: Option<&Value>, widest: usize) -> String {
         }
         Some(other) => other.to_string(),
     };
-    // What workers and tenants call themselves must not drive a terminal, nor turn the line around.
+    // Names chosen by workers and tenants must not control the terminal or reverse the text direction.
     let plain: String = text.chars().map(|c| if c.is_control() || is_bidi_or_invisible(c) { '?' } else { c }).collect();
     if plain.is_empty() { "-".into() } else { truncate(plain, widest) }
 }
 
-/// Whether it makes a terminal write in the other direction, begin a line, or show nothing where something is.
+/// Returns whether the character is a bidirectional control, a line separator or invisible.
 fn is_bidi_or_invisible(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
-/// At most so many characters, ended behind a whole word where there is one, and visibly.
+/// Truncates to `widest` characters, at a word boundary if possible, with a visible mark.
 fn truncate(text: String, widest: usize) -> String {
     let Some((end, _)) = text.char_indices().nth(widest) else { return text };
     let kept: String = text[..end].chars().take(widest - 1).collect();

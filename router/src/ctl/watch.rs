@@ -1,4 +1,4 @@
-//! `ownerserve ctl watch`: changes as they happen, until it is ended.
+//! `ownerserve ctl watch`: prints changes as they happen, until it is stopped.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use super::output::{OutputFormat, write_stdout};
 use super::table::cell_text;
 
 const MAX_EVENT_BYTES: usize = 16 << 20;
-/// Between two tries where an answer brought nothing.
+/// Pause after an attempt that yielded nothing.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is watched.
@@ -38,22 +38,22 @@ pub(crate) struct WatchArgs {
 
 #[derive(Debug)]
 struct WatchPosition {
-    /// The first revision that was not told yet; none until an answer says where "now" was.
+    /// First revision not reported yet; `None` until a response tells where "now" was.
     from_revision: Option<u64>,
-    /// How many are still wanted.
+    /// Number of revisions still wanted.
     remaining: u64,
 }
 
 #[derive(PartialEq, Eq, Debug)]
 enum WatchOutcome {
-    /// Everything that was asked for was told, or nobody listens any more.
+    /// Everything requested was reported, or the reader is gone.
     Done,
-    /// It broke, or fell silent.
+    /// The connection broke or was silent for too long.
     Broken(String),
 }
 
-/// Prints changes. A connection that breaks or falls silent is taken up again behind what was printed, at the next endpoint
-/// if need be, and as long as it takes until one answers. It ends when its reader does.
+/// Prints changes. A broken or silent connection is resumed after the last printed revision, at another endpoint if
+/// necessary, with retries until one answers. Ends when its reader does.
 pub(crate) async fn watch(client: &OperatorClient, args: &WatchArgs, output: OutputFormat) -> Result<(), CtlError> {
     let mut tell = |data: &Value| print(data, output);
     tokio::select! {
@@ -62,7 +62,7 @@ pub(crate) async fn watch(client: &OperatorClient, args: &WatchArgs, output: Out
     }
 }
 
-/// Tells `tell` every change, wherever it can be heard of.
+/// Passes every change to `tell`, from whichever endpoint provides it.
 async fn follow(
     client: &OperatorClient,
     (args, output): (&WatchArgs, OutputFormat),
@@ -76,7 +76,8 @@ async fn follow(
         query.extend((!args.kind.is_empty()).then(|| ("kind", args.kind.join(","))));
         let (endpoint, answer) = match client.open(&with_query("watch", &query)).await {
             Ok(opened) => opened,
-            // One that was heard goes on once somebody answers again; before that, each is asked once.
+            // After the first connection, retries until an endpoint answers again; before it, each endpoint is tried
+            // once.
             Err(error) if error.is_transient() && (is_heard || refused + 1 < client.endpoints.len()) => {
                 if refused == 0 {
                     output.note(&format!("{error}; the watch goes on as soon as an endpoint takes it"));
@@ -99,7 +100,7 @@ async fn follow(
             WatchOutcome::Broken(why) => {
                 output
                     .note(&format!("{endpoint}: {why}; the watch goes on behind what was told, at the next endpoint"));
-                // One that ends every answer at once is not asked without end.
+                // Limits the rate of attempts if an endpoint closes every response at once.
                 if place.from_revision == from {
                     tokio::time::sleep_until((began + RETRY_INTERVAL).into()).await;
                 }
@@ -110,7 +111,7 @@ async fn follow(
     Ok(())
 }
 
-/// Tells what one answer brings, and moves `place` behind it.
+/// Reads the events of one response and advances `place`.
 async fn read_events(
     body: impl http_body::Body<Data = Bytes>,
     place: &mut WatchPosition,
@@ -129,7 +130,7 @@ async fn read_events(
             if name == "compacted" {
                 return Err(CtlError::refusal("Revision compacted", "compacted", cell_text(data.get("detail"))));
             }
-            // How far it is, with nothing to tell.
+            // A heartbeat with the current revision.
             if name == "progress" {
                 place.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(place.from_revision);
                 continue;
@@ -150,9 +151,9 @@ async fn read_events(
     }
 }
 
-/// Ends when standard output is a pipe that nobody reads any more: a quiet watch would only notice with the next change.
+/// Completes when standard output is a pipe without a reader: an idle watch would notice only at the next change.
 async fn stdout_closed() {
-    // An end of its own, so that this one's not blocking says nothing of the other's.
+    // Opened separately, because non-blocking mode must not apply to the shared descriptor.
     if let Ok(out) = OpenOptions::new().open_sender("/proc/self/fd/1")
         && out.ready(Interest::ERROR).await.is_ok()
     {
@@ -165,7 +166,8 @@ fn revision(headers: &HeaderMap) -> Option<u64> {
     headers.get("ownerserve-revision")?.to_str().ok()?.parse().ok()
 }
 
-/// Takes the next whole event from the start of `text`: its name and data; none inside for a comment.
+/// Removes the next complete event from the start of `text`: its name and data; the inner `None` stands for a
+/// comment.
 fn pop_event(text: &mut Vec<u8>) -> Option<Option<(String, Value)>> {
     let end = text.windows(2).position(|pair| pair == b"\n\n")?;
     let event: Vec<u8> = text.drain(..end + 2).collect();
@@ -207,7 +209,7 @@ mod tests {
         assert_eq!(pop_event(&mut text), None);
         assert_eq!(text, b"id: 8\nevent: cha");
     }
-    /// Takes one connection, and says which line it was asked with.
+    /// Accepts one connection and returns its request line.
     fn accept_request(node: &TcpListener) -> (String, TcpStream) {
         let (mut connection, _) = node.accept().unwrap();
         let (mut text, mut byte) = (Vec::new(), [0]);
@@ -221,7 +223,7 @@ mod tests {
 
     const RESPONSE_HEAD: &str = "HTTP/1.1 200 OK\r\nownerserve-revision: 41\r\ntransfer-encoding: chunked\r\n\r\n";
 
-    /// What the next endpoint is asked when the first one told nothing and then did `what`.
+    /// Returns the request to the second endpoint after the first one reported nothing and then did `what`.
     async fn request_to_next_endpoint(what: fn(TcpStream) -> Option<TcpStream>) -> (String, Result<(), u8>, Vec<u64>) {
         let (first, second) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let endpoints = [&first, &second].map(|node| format!("http://{}", node.local_addr().unwrap())).to_vec();
@@ -281,7 +283,7 @@ mod tests {
             let progress = "event: progress\ndata: {\"revision\":77}\n\n";
             connection.write_all(format!("{RESPONSE_HEAD}{:x}\r\n{progress}\r\n", progress.len()).as_bytes()).unwrap();
             drop((connection, node));
-            // Meanwhile nobody listens there.
+            // Nobody listens there meanwhile.
             std::thread::sleep(RETRY_INTERVAL / 2);
             let (line, mut connection) = accept_request(&TcpListener::bind(address).unwrap());
             let event = "event: changes\ndata: {\"revision\":90,\"changes\":[]}\n\n";

@@ -1,4 +1,4 @@
-//! Commands that change something: each one request, fenced by what was read where the API asks for it.
+//! Write commands: one request each, fenced by what was read where the API requires it.
 
 use clap::{Args, Subcommand};
 use http::Method;
@@ -123,7 +123,7 @@ pub(crate) struct WorkerOperand {
     pub(crate) worker: WorkerArg,
 }
 
-/// A bound, or none.
+/// A limit, or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuotaArg(Option<u64>);
 
@@ -135,7 +135,7 @@ impl std::str::FromStr for QuotaArg {
     }
 }
 
-/// A request that changes something.
+/// A write request.
 pub(crate) struct WriteRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
@@ -144,10 +144,10 @@ pub(crate) struct WriteRequest {
 }
 
 pub(crate) enum FenceSource {
-    /// None is needed.
+    /// Needs no fence.
     Unfenced,
     Explicit(EpochArg),
-    /// What a read of this path says now.
+    /// Uses the current tag of the resource at this path.
     FromResource(String),
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn delete(path: impl Into<String>) -> WriteRequest {
 }
 
 impl WriteRequest {
-    /// Only if it was granted at this epoch, or else at the one that a read of `path` says now.
+    /// Fences the request by this epoch, or else by the current one at `path`.
     fn with_fence(self, epoch: Option<EpochArg>, path: impl Into<String>) -> Self {
         Self { fence: epoch.map_or_else(|| FenceSource::FromResource(path.into()), FenceSource::Explicit), ..self }
     }
@@ -179,7 +179,7 @@ fn migration_mode(there: bool) -> &'static str {
 }
 
 impl WriteCommand {
-    /// Whether it takes as long as blocks need from one worker to another.
+    /// Returns whether it takes as long as a transfer of blocks between workers.
     pub(crate) fn moves_blocks(&self) -> bool {
         matches!(self, Self::Migrate { .. } | Self::Replicate { .. })
     }
@@ -221,7 +221,7 @@ pub(crate) fn new_group(artifacts: &[ArtifactId]) -> WriteRequest {
     post("groups", json!({"artifacts": artifacts}))
 }
 
-/// Sends it and prints what was done.
+/// Sends the request and prints the result.
 pub(crate) async fn run(client: &OperatorClient, request: WriteRequest, output: OutputFormat) -> Result<(), CtlError> {
     let tag = match &request.fence {
         FenceSource::Unfenced => None,

@@ -1,4 +1,4 @@
-//! Who may do what: bearer tokens from a file, each with a role. Tokens are held and compared as SHA-256 digests.
+//! Authentication and roles: bearer tokens from a file. Tokens are stored and compared as SHA-256 digests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,46 +15,46 @@ use crate::auth::{KeyDigest, bearer_key, digest, parse_digest};
 use crate::config::line_and_column;
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
-/// Fewest characters of a token that is written as it is.
+/// Minimum length of a plain-text token in the file.
 const SHORTEST: usize = 16;
 
-/// What a token may do.
+/// Role of a token.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum TokenRole {
-    /// Look at everything but snapshots.
+    /// May read everything except snapshots.
     Read,
-    /// Change things, too.
+    /// May write, too.
     Operator,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Principal {
-    /// As the file calls the token, for the audit log.
+    /// Name of the token in the file, for the audit log.
     pub name: Arc<str>,
-    /// What it may do.
+    /// Role of the token.
     pub role: TokenRole,
-    /// The token's digest; none where no token is asked for.
+    /// Digest of the token; `None` if no tokens are configured.
     pub token: Option<KeyDigest>,
 }
 
-/// Why a tokens file was refused. Never carries a token.
+/// A tokens file was rejected. Never contains a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokensFileError {
     /// The file cannot be read.
     #[error("cannot read the operators' tokens file {path}: {source}")]
     Unreadable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file is malformed.
     #[error(
         "the operators' tokens file {path} {problem}; accepted is a table [tokens] with lines \"TOKEN\" = \"read\", \"sha256:HEX\" = \"operator\", or {{ role = \"operator\", name = \"alice\" }}"
     )]
     Malformed {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         problem: String,
@@ -86,7 +86,7 @@ type TokenTable = Vec<(KeyDigest, Principal)>;
 #[derive(Default)]
 pub(super) struct OperatorTokens {
     file: Option<PathBuf>,
-    /// Of the file, before it was read.
+    /// Stamp of the file, taken before it was read.
     file_stamp: Option<FileStamp>,
     table: ArcSwapOption<TokenTable>,
 }
@@ -98,7 +98,7 @@ impl std::fmt::Debug for OperatorTokens {
 }
 
 impl OperatorTokens {
-    /// Reads `file`; without one everybody who reaches the listener is an operator.
+    /// Reads `file`. Without a file, everybody who reaches the listener is an operator.
     pub(super) fn open(file: Option<&Path>) -> Result<Self, TokensFileError> {
         let tokens = Self { file: file.map(Path::to_owned), file_stamp: file.and_then(stamp_of), ..Self::default() };
         if let Some(path) = file {
@@ -107,7 +107,7 @@ impl OperatorTokens {
         Ok(tokens)
     }
 
-    /// Who asks, by `Authorization: Bearer TOKEN`. Every token is compared whole, so that time tells nothing.
+    /// Authenticates by `Authorization: Bearer TOKEN`. Tokens are compared in constant time.
     pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         let table = self.table.load();
         let Some(table) = &*table else {
@@ -125,7 +125,7 @@ impl OperatorTokens {
         found.cloned().ok_or_else(|| unauthorized("The token is not known here. Ask who runs this for one."))
     }
 
-    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the tokens as they were.
+    /// Re-reads the file whenever its time or size changes. If it became invalid, the old tokens stay in force.
     pub(super) async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
         let Some(path) = self.file.clone() else { return };
         let take = || {

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/artifacts`: sealed ranges of blocks, and who has them.
+//! `/ownerserve/v1/artifacts`: sealed ranges of blocks and their owners.
 
 use ownership::LedgerView;
 use ownership::ledger::{Artifact, OwnershipStatus, PinFlag, Replica};

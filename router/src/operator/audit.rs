@@ -1,10 +1,10 @@
-//! The audit log: one line of JSON for every write that an operator asked for, done or refused.
+//! Audit log: one line of JSON for every write requested by an operator, done or refused.
 //!
-//! It lies in the data directory, is bounded by rotation, and never holds a token. Requests that were refused before anything
-//! began have files of their own and so many lines a minute for each token, so that they push no write out. No write is begun before the disk has
-//! given the room for its line, and the line is there (fdatasync) before the answer is sent; only a process that dies in the
-//! middle of a write leaves none. Where a line is lost all the same, because the disk broke meanwhile, the log of the process
-//! has it with an error, `/readyz` says so, and no write is begun until the log takes lines again.
+//! It is in the data directory, bounded by rotation, and never contains a token. Requests refused before execution
+//! have files of their own with a rate limit per token, so that they cannot displace writes. A write starts only
+//! after disk space for its line is reserved, and the line is synced (fdatasync) before the response is sent; only a
+//! process that dies in the middle of a write leaves none. If a line is lost because the disk failed meanwhile, the
+//! process log has it as an error, `/readyz` reports it, and no write starts until the log works again.
 
 mod journal;
 
@@ -26,40 +26,40 @@ use crate::auth::KeyDigest;
 use journal::Journal;
 pub(super) use journal::SpaceReservation;
 
-/// Longest body that is kept in a line.
+/// Maximum size of a body kept in a line.
 const MAX_BODY_BYTES: usize = 4 << 10;
 
-/// Longest tag that is kept in a line.
+/// Maximum length of a tag kept in a line.
 const MAX_TAG_BYTES: usize = 256;
 
-/// Longest path that is kept in a line.
+/// Maximum length of a path kept in a line.
 const MAX_PATH_BYTES: usize = 256;
 
-/// Most lines a minute for refused requests of one token, and of all who have none together.
+/// Maximum lines per minute for refused requests, per token and for all requests without a token together.
 const MAX_REFUSED_PER_MINUTE: u32 = 60;
 
-/// Most tokens whose refused requests are counted at a time; beyond that, those that are counted anew count as one.
+/// Maximum number of tokens with their own rate limit; further tokens share one.
 const MAX_TRACKED_TOKENS: usize = 1024;
 
 #[derive(Serialize)]
 pub(super) struct AuditRecord<'a> {
-    /// Wall clock, milliseconds since 1970.
+    /// Wall-clock time in milliseconds since 1970.
     at_unix_ms: u64,
-    /// The token's name.
+    /// Name of the token.
     who: &'a str,
-    /// Its role; none when no token was accepted.
+    /// Role of the token; `None` if no token was accepted.
     role: Option<TokenRole>,
-    /// What was asked for: method and the path's form.
+    /// Method and path template.
     what: String,
-    /// Of what: the path.
+    /// Path of the request.
     key: &'a str,
-    /// The body as sent; what is too long or not JSON is left out.
+    /// Body as sent; omitted if too long or not JSON.
     body: Option<Value>,
     if_match: Option<&'a str>,
-    /// `done`, `repeated` when it was done before under its key, or the problem's word.
+    /// `done`, `repeated` (done before under the same idempotency key), or the problem's word.
     outcome: &'static str,
     status: u16,
-    /// The request's id, as in the answer.
+    /// Request id, as in the response.
     request: &'a str,
     remote: Option<SocketAddr>,
 }
@@ -76,37 +76,37 @@ pub(super) struct AuditedRequest {
     pub(super) remote: Option<SocketAddr>,
 }
 
-/// A body as the log keeps it.
+/// Returns the body as the log keeps it.
 pub(super) fn loggable_body(body: &[u8]) -> Option<Value> {
     (body.len() <= MAX_BODY_BYTES).then(|| serde_json::from_slice(body).ok()).flatten()
 }
 
-/// A tag as the log keeps it.
+/// Returns the tag as the log keeps it.
 pub(super) fn truncate_tag(tag: &str) -> String {
     tag.chars().take(MAX_TAG_BYTES).collect()
 }
 
-/// A path as the log keeps it.
+/// Returns the path as the log keeps it.
 pub(super) fn truncate_path(path: &str) -> String {
     path[..path.floor_char_boundary(MAX_PATH_BYTES)].to_owned()
 }
 
-/// The files that are written to.
+/// Files of the audit log.
 #[derive(Debug)]
 pub(super) struct AuditLog {
-    /// Writes that were begun: `audit.jsonl`.
+    /// Executed writes: `audit.jsonl`.
     write_journal: Journal,
-    /// Requests that were refused before anything began: `refused_journal.jsonl`.
+    /// Requests refused before execution: `refused.jsonl`.
     refused_journal: Journal,
-    /// Whether the first took no line, or had no room for one, when it was tried last.
+    /// Whether the last attempt to write to, or reserve space in, `write_journal` failed.
     is_broken: AtomicBool,
-    /// Refused requests by token.
+    /// Refused requests in the current minute, by token.
     refused_counts: Mutex<HashMap<Option<KeyDigest>, MinuteCounter>>,
     /// `audit_failed_total{route}`.
     failed: IntCounterVec,
 }
 
-/// How often something happened within the minute that it began with.
+/// Number of events within a minute from the first one.
 #[derive(Debug)]
 struct MinuteCounter {
     since: Instant,
@@ -118,7 +118,7 @@ impl MinuteCounter {
         now.duration_since(self.since) >= Duration::from_secs(60)
     }
 
-    /// One more at `now`: how many there are.
+    /// Counts an event at `now` and returns the number so far.
     fn count(&mut self, now: Instant) -> u32 {
         if self.has_elapsed(now) {
             *self = Self { since: now, count: 0 };
@@ -129,13 +129,13 @@ impl MinuteCounter {
 }
 
 impl AuditLog {
-    /// Opens `audit.jsonl` and `refused_journal.jsonl` in `folder`; all files together stay within about `bound` bytes.
+    /// Opens the log's files in `folder`; together they stay within about `bound` bytes.
     pub(super) fn open(folder: &Path, bound: u64, failed: IntCounterVec) -> io::Result<Self> {
-        // It is made before the ledger's, and may make the data directory with it.
+        // The audit log is opened before the ledger and may create the data directory.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let begun = Journal::open(folder.join("audit.jsonl"), bound / 4 * 3)?;
         let refused = Journal::open(folder.join("refused.jsonl"), bound / 4)?;
-        // At zero from the start.
+        // Initializes the counters to zero.
         ["refused", "lost", "skipped"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
         Ok(Self {
             write_journal: begun,
@@ -146,7 +146,7 @@ impl AuditLog {
         })
     }
 
-    /// Takes room on the disk for the line of a write that is to begin. Blocks while the disk does.
+    /// Reserves disk space for the line of a write that is about to start. Blocks on disk IO.
     pub(super) fn reserve(&self) -> io::Result<()> {
         let taken = self.write_journal.reserve();
         self.is_broken.store(taken.is_err(), Ordering::Relaxed);
@@ -157,19 +157,19 @@ impl AuditLog {
         taken
     }
 
-    /// Whether it took no line when it was tried last.
+    /// Returns whether the last attempt failed.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::Relaxed)
     }
 
-    /// Finds out whether there is room again, unless somebody is at it. Blocks while the disk does.
+    /// Checks whether there is space again, unless somebody else is writing. Blocks on disk IO.
     pub(super) fn probe_space(&self) {
         if self.write_journal.has_space() == Some(true) {
             self.is_broken.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Whether a refused request of this token still gets a line in this minute.
+    /// Returns whether a refused request of this token may still get a line in this minute.
     fn allows_refused_record(&self, token: Option<KeyDigest>, now: Instant) -> bool {
         let mut refusals = self.refused_counts.lock();
         if refusals.len() >= MAX_TRACKED_TOKENS {
@@ -180,8 +180,7 @@ impl AuditLog {
         minute.count(now) <= MAX_REFUSED_PER_MINUTE
     }
 
-    /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
-    /// while the disk does.
+    /// Writes a line to disk, and to the process log with `RUST_LOG=info,ownerserve::audit=debug`. Blocks on disk IO.
     pub(super) fn write(&self, asked: &AuditedRequest, (outcome, status): (&'static str, u16), room: SpaceReservation) {
         let token = asked.principal.as_ref().and_then(|who| who.token);
         if room == SpaceReservation::None && !self.allows_refused_record(token, Instant::now()) {
@@ -205,7 +204,7 @@ impl AuditLog {
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
         text.push(b'\n');
-        // Where nothing was begun, no change goes without its line.
+        // Without a reservation nothing was executed, so a failed line loses no change.
         let (journal, what) = match room {
             SpaceReservation::Reserved => (&self.write_journal, "lost"),
             SpaceReservation::None => (&self.refused_journal, "skipped"),

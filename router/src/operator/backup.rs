@@ -1,4 +1,4 @@
-//! `GET /ownerserve/v1/cluster/snapshot`: a snapshot of the ledger as a stream of bytes, for a backup.
+//! `GET /ownerserve/v1/cluster/snapshot`: streams a snapshot of the ledger, for backups.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/cluster`: the nodes that keep the ledger, and what they agree on.
+//! `/ownerserve/v1/cluster`: the nodes that replicate the ledger, and their shared state.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How fresh an answer is: which view a read was promised, and what every answer says of the view it came from.
+//! Read consistency: which view a read is served from, and the headers that describe it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::state::OperatorState;
 
-/// Revision of the view that an answer came from.
+/// Revision of the view that a response was served from.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");
-/// Raft's term, as this node knew it then.
+/// Raft term known to this node at that time.
 pub(super) const TERM_HEADER: HeaderName = HeaderName::from_static("ownerserve-term");
-/// The leader's node id; missing when none is known.
+/// Node id of the leader; absent if none is known.
 pub(super) const LEADER_HEADER: HeaderName = HeaderName::from_static("ownerserve-leader");
 
 /// How fresh a read must be.
@@ -51,7 +51,7 @@ pub(super) struct ConsistencyQuery {
     max_staleness: Option<u32>,
 }
 
-/// Longest staleness that may be asked for, milliseconds.
+/// Maximum accepted staleness, in milliseconds.
 const MAX_STALENESS_MS: u32 = 600_000;
 
 impl ConsistencyQuery {
@@ -71,7 +71,7 @@ impl ConsistencyQuery {
     }
 }
 
-/// The view that a read works on, as fresh as it asked for.
+/// View for a read, as fresh as requested.
 pub(super) struct ReadView(pub(super) Arc<LedgerView>);
 
 impl FromRequestParts<OperatorState> for ReadView {
@@ -107,12 +107,12 @@ pub(super) struct ViewStamp {
 impl ViewStamp {
     pub(super) fn of(view: &LedgerView) -> Self {
         let quorum = view.quorum();
-        // One that lost its quorum, or was not heard of, leads nobody.
+        // A leader that lost its quorum, or was not heard from, is not reported.
         let leader = quorum.leader.filter(|_| !quorum.stale);
         Self { revision: view.applied(), term: quorum.term, leader, stale: quorum.stale }
     }
 
-    /// Says it in the headers, unless they say it already.
+    /// Sets the headers, unless they are already set.
     pub(super) fn write_headers(self, headers: &mut HeaderMap) {
         if headers.contains_key(TERM_HEADER) {
             return;
@@ -141,7 +141,7 @@ impl<T: ToSchema> LedgerResponse<T> {
         Self { at: ViewStamp::of(view), body, tag: None }
     }
 
-    /// With an `ETag`.
+    /// Adds an `ETag`.
     pub(super) fn with_tag(self, tag: EntityTag) -> Self {
         Self { tag: Some(tag), ..self }
     }

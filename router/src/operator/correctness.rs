@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/transfer_checks`: links over which KV came as something else, and clearing them.
+//! `/ownerserve/v1/transfer_checks`: links that delivered wrong KV, and how to clear them.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ pub(super) async fn clear(
     Ok(check_status(&gateway))
 }
 
-/// What is barred, in words.
+/// Describes each barred link, for people.
 pub(super) fn barred_link_details(gateway: &AppState) -> impl Iterator<Item = String> {
     let endpoint =
         |id: WorkerId| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string());

@@ -1,8 +1,8 @@
-//! Sessions of a worker that drains, moved to others one after the other, within a bandwidth.
+//! Drains a worker: moves its sessions to other workers one after the other, within a bandwidth limit.
 //!
-//! The router that was asked to drain a worker moves its sessions; the others only obey the drain. A session with a step on its
-//! way is left alone until that is over. What cannot be moved stays where it is, and is told: its next step elsewhere computes
-//! what it needs.
+//! The router that received the request moves the sessions; the others only respect the drain flag. A session with a
+//! running step is skipped until the step is finished. Sessions that cannot be moved stay where they are and are
+//! reported: their next step elsewhere recomputes what it needs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,24 +22,25 @@ use super::problem::{Problem, ProblemKind};
 use crate::app_state::AppState;
 use crate::config::units::transfer_time;
 
-/// Between two looks for sessions that can be moved by now.
+/// Interval between two searches for movable sessions.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long after the last move something is still tried that failed.
+/// How long after the last successful move a failing one is retried.
 const RETRY_WINDOW: Duration = Duration::from_secs(5);
-/// Why a session stays where no worker is able to take it.
+/// Reason reported if no worker can take a session.
 const NO_TARGET: &str = "nobody can take it: no other worker is ready, serves its model and exchanges KV with this one";
-/// Workers whose progress is remembered, and upgrades whose sessions are.
+/// Maximum number of workers with remembered progress, and of upgrades with remembered sessions.
 const MAX_WORKERS: usize = 1024;
 const MAX_UPGRADES: usize = 4;
 
-/// How a worker is to be emptied.
+/// Options of a drain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct DrainOptions {
-    /// Who gets nothing, because they are to be drained next, in that order. Where there is nobody else, the last of them.
+    /// Workers to avoid because they will be drained next, in that order. If there are no others, the last of them is
+    /// used.
     pub(super) avoid: Vec<WorkerId>,
-    /// The upgrade that this is a part of: none of its sessions moves twice.
+    /// Upgrade that this drain belongs to: none of its sessions moves twice.
     pub(super) upgrade: Option<String>,
-    /// A second, at most, of KV.
+    /// Maximum KV bytes moved per second.
     pub(super) bandwidth: u64,
 }
 
@@ -79,7 +80,7 @@ pub(super) struct DrainProgress {
     pub(super) why: Option<String>,
 }
 
-/// The newest run for a worker.
+/// The latest drain of a worker.
 #[derive(Debug)]
 struct DrainRecord {
     serial: u64,
@@ -87,12 +88,12 @@ struct DrainRecord {
     progress: DrainProgress,
 }
 
-/// What this router moves, and has moved.
+/// Drains executed by this router.
 #[derive(Debug, Default)]
 pub(super) struct DrainRegistry {
     workers: Mutex<BTreeMap<WorkerId, DrainRecord>>,
     next_serial: AtomicU64,
-    /// The newest upgrades, and who moved in them.
+    /// The latest upgrades and the sessions moved in them.
     moved_by_upgrade: Mutex<Vec<(String, HashSet<SessionId>)>>,
 }
 
@@ -101,7 +102,7 @@ impl DrainRegistry {
         self.workers.lock().get(&worker).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
-    /// Begins to move the worker's sessions, unless that is under way as it is wanted.
+    /// Starts to move the worker's sessions, unless a drain with the same options is running.
     pub(super) fn begin(self: &Arc<Self>, gateway: &Arc<AppState>, worker: WorkerId, wanted: DrainOptions) {
         let progress = DrainProgress { state: DrainPhase::Moving, ..DrainProgress::default() };
         let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
@@ -149,24 +150,24 @@ impl DrainRegistry {
     }
 }
 
-/// One worker, while it is emptied.
+/// A running drain of one worker.
 struct DrainRun {
     registry: Arc<DrainRegistry>,
     gateway: Arc<AppState>,
     worker: WorkerId,
     options: DrainOptions,
     progress: DrainProgress,
-    /// Tells it from other runs for this worker.
+    /// Distinguishes it from other drains of this worker.
     serial: u64,
-    /// When it began, or moved something.
+    /// When the drain started or last moved a session.
     last_progress: Instant,
-    /// Sessions that cannot be moved as they are.
+    /// Sessions that could not be moved at this epoch.
     unmovable: HashMap<SessionId, Epoch>,
-    /// What others got, so that it is spread.
+    /// What each other worker received, to spread the load.
     received: HashMap<WorkerId, ReceivedLoad>,
 }
 
-/// What a worker got.
+/// Sessions and bytes that a worker received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct ReceivedLoad {
     sessions: u64,
@@ -185,14 +186,14 @@ impl DrainRun {
         }
     }
 
-    /// Moves whatever can be moved now.
+    /// Moves every session that can be moved now.
     async fn move_round(&mut self) -> DrainPhase {
         let (gateway, worker) = (self.gateway.clone(), self.worker);
         let view = gateway.directory().view();
         let owned = move || -> Vec<Session> {
             view.sessions().filter(|it| it.owner.is_some_and(|owner| owner.worker == worker)).collect()
         };
-        // It looks at every session.
+        // Scans all sessions.
         let Ok(owned) = tokio::task::spawn_blocking(owned).await else { return DrainPhase::Stopped };
         (self.progress.owned, self.progress.busy, self.progress.kept) = (owned.len(), 0, 0);
         let grants: HashSet<(SessionId, Epoch)> = owned.iter().map(|it| (it.id, it.epoch)).collect();
@@ -210,7 +211,7 @@ impl DrainRun {
 
     async fn try_move(&mut self, id: SessionId) {
         let view = self.gateway.directory().view();
-        // Others were moved since the round began, which may have taken long.
+        // Sessions may have moved since the round began, which may take long.
         let owned = view.session(id).filter(|it| it.owner.is_some_and(|owner| owner.worker == self.worker));
         let Some(session) = &owned else { return };
         let upgrade = self.options.upgrade.clone();
@@ -235,7 +236,7 @@ impl DrainRun {
                     self.wait_until(begun + transfer_time(bytes, self.options.bandwidth)).await;
                 }
                 Err(MoveFailure::Retryable) => self.progress.busy += 1,
-                // Who takes it may only be starting.
+                // The target may still be starting.
                 Err(MoveFailure::Permanent(why)) if self.last_progress.elapsed() < RETRY_WINDOW => {
                     self.progress.why = Some(why);
                     self.progress.busy += 1;
@@ -249,7 +250,7 @@ impl DrainRun {
         }
     }
 
-    /// Moves a session; to whom, and how much.
+    /// Moves a session; returns the target and the bytes moved.
     async fn move_session(&self, view: &LedgerView, session: &Session) -> Result<(WorkerId, Bytes), MoveFailure> {
         let fleet = self.gateway.fleet().snapshot();
         let barred = self.gateway.decisions.transfer_checks.barred_links();
@@ -267,14 +268,14 @@ impl DrainRun {
             it.epoch == session.epoch && it.head().map(|head| head.point.id) == session.head().map(|head| head.point.id)
         });
         if !is_as_it_was || now.intents(session.id).next().is_some() {
-            // What its newest step left here is what is to be moved.
+            // A new step has run here since; its blocks must be moved, too.
             return Err(MoveFailure::Retryable);
         }
         migration::record_move(&self.gateway, (session, session.epoch), to).await?;
         Ok((target.id, moved.map(|moved| moved.bytes).unwrap_or_default()))
     }
 
-    /// Waits until then, or until the worker is not to be emptied any more.
+    /// Waits until this time, or until the drain is cancelled.
     async fn wait_until(&self, until: Instant) {
         while Instant::now() < until && self.is_wanted() && self.publish_progress() {
             tokio::time::sleep(RETRY_INTERVAL.min(until.saturating_duration_since(Instant::now()))).await;
@@ -292,7 +293,7 @@ impl DrainRun {
         view.worker(self.worker).is_some_and(|worker| worker.draining == DrainFlag::Yes)
     }
 
-    /// Says how far it is; whether nobody wants it otherwise by now.
+    /// Publishes the progress; returns `false` if a newer drain has replaced this one.
     fn publish_progress(&self) -> bool {
         let mut workers = self.registry.workers.lock();
         let known = workers.get_mut(&self.worker).filter(|entry| entry.serial == self.serial);
@@ -302,7 +303,7 @@ impl DrainRun {
 
 /// Why a session was not moved.
 enum MoveFailure {
-    /// It changed meanwhile, or the ledger could not be told: it is looked at again.
+    /// It changed meanwhile, or the ledger was not available; retried later.
     Retryable,
     /// It cannot be moved as it is.
     Permanent(String),
@@ -325,7 +326,7 @@ impl From<Problem> for MoveFailure {
     }
 }
 
-/// Who could take a session.
+/// Chooses a worker to take a session.
 struct TargetSelector<'a> {
     fleet: &'a [WorkerView],
     from: &'a WorkerView,
@@ -335,7 +336,7 @@ struct TargetSelector<'a> {
 }
 
 impl<'a> TargetSelector<'a> {
-    /// The one who would be the least full, of those who are not to be drained next; where there is none, the one who is to be
+    /// Returns the eligible worker with the lowest fill ratio that is not to be drained next; otherwise the one to be
     /// drained last.
     fn target(&self, avoid: &[WorkerId]) -> Option<&'a WorkerView> {
         let able = || self.fleet.iter().filter(|view| self.is_eligible(view));
@@ -355,7 +356,7 @@ impl<'a> TargetSelector<'a> {
             && !self.barred.contains(&BarredLink { from: self.from.id, to: view.id })
     }
 
-    /// What it holds and is given, as a share of what it can hold.
+    /// KV usage plus the bytes received in this drain, as a share of the capacity.
     fn fill_ratio(&self, view: &WorkerView) -> f64 {
         let room = (view.capacity.kv.0.max(1) * view.kv_bytes_per_token.0.max(1)) as f64;
         let given = self.received.get(&view.id).copied().unwrap_or_default();

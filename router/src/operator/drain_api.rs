@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/workers/{id}/draining`: workers that are emptied before they stop.
+//! `/ownerserve/v1/workers/{id}/draining`: drains workers before they stop.
 
 use axum::extract::State;
 use ownership::ledger::{Command, DrainFlag, DrainWorker};
@@ -17,7 +17,7 @@ use super::state::OperatorState;
 use super::writes::{OptionalIfMatch, WriteResult, commit, linearizable_view};
 use crate::drains;
 
-/// Most workers that are to be drained next, and the longest name of an upgrade.
+/// Maximum number of workers to avoid, and maximum length of an upgrade's name.
 const MAX_AVOIDED_WORKERS: usize = 1024;
 const MAX_UPGRADE_NAME_CHARS: usize = 128;
 
@@ -90,8 +90,8 @@ pub(super) async fn drain(
     let draining = if body.draining { DrainFlag::Yes } else { DrainFlag::No };
     let wanted = body.drain_options(gateway.config.drain.bandwidth.0 as u64)?;
     commit(gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
-    // What the ledger says by now, and not what was asked: it may have been told otherwise since. The other routers hear of
-    // it from the ledger, as this one would in a moment.
+    // Applies the ledger's current state instead of the request, because another write may have changed it since. The
+    // other routers learn it from the ledger, as this one would a moment later.
     drains::apply(gateway.directory(), gateway.fleet(), id);
     let did = match (draining, wanted) {
         (DrainFlag::Yes, Some(wanted)) => {

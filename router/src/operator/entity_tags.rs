@@ -1,7 +1,7 @@
-//! Entity tags: what a reader saw, and what a writer bases its write on.
+//! Entity tags: the version that a reader saw and that a writer bases its write on.
 //!
-//! A tag is `"EPOCH-DIGEST"`, after a write `"EPOCH"`. The epoch is the fencing token that goes into the command, so that the ledger itself refuses
-//! a write that was based on an older one; the digest tells readers whether anything else changed.
+//! A tag is `"EPOCH-DIGEST"`, or `"EPOCH"` after a write. The epoch is the fencing token of the command, so that the
+//! ledger itself refuses a write based on an older one; the digest tells readers whether anything else changed.
 
 use std::fmt;
 
@@ -15,22 +15,22 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::problem::{Problem, ProblemKind};
 
-/// What a single resource looked like.
+/// Version of a single resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct EntityTag {
     epoch: Epoch,
-    /// None where the answer is not the resource itself.
+    /// `None` if the response is not the resource itself.
     digest: Option<u64>,
 }
 
 impl EntityTag {
-    /// Of what was granted at `epoch` and reads as `settled`, which holds nothing that changes by waiting.
+    /// Tag of a resource granted at `epoch`. `settled` is its JSON without fields that change with time.
     pub(super) fn of(epoch: Epoch, settled: &impl Serialize) -> Self {
         let text = serde_json::to_vec(settled).unwrap_or_default();
         Self { epoch, digest: Some(xxh3_64(&text)) }
     }
 
-    /// Of what a write granted at `epoch`: a fence for the next one, which no read has.
+    /// Tag of a write granted at `epoch`: a fence for the next write that no read returns.
     pub(super) fn of_grant(epoch: Epoch) -> Self {
         Self { epoch, digest: None }
     }
@@ -49,7 +49,7 @@ impl fmt::Display for EntityTag {
     }
 }
 
-/// Whether `If-None-Match` names this tag.
+/// Returns whether `If-None-Match` contains this tag.
 pub(super) fn matches_if_none_match(headers: &http::HeaderMap, tag: &HeaderValue) -> bool {
     let weak = |text: &str| text.trim().trim_start_matches("W/").to_owned();
     let tag = tag.to_str().map(weak).unwrap_or_default();
@@ -57,7 +57,7 @@ pub(super) fn matches_if_none_match(headers: &http::HeaderMap, tag: &HeaderValue
     asked.flat_map(|value| value.split(',')).any(|one| one.trim() == "*" || weak(one) == tag)
 }
 
-/// What a write says it was based on: `If-Match`.
+/// The `If-Match` header: what a write was based on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IfMatch {
     Absent,
@@ -67,7 +67,7 @@ pub(super) enum IfMatch {
 }
 
 impl IfMatch {
-    /// The epoch for a command that depends on what was seen; `current` is what this node sees now.
+    /// Returns the epoch for a command that must be fenced; `current` is the one this node sees now.
     pub(super) fn required_epoch(self, current: Epoch) -> Result<Epoch, Problem> {
         match self {
             IfMatch::Granted(epoch) => Ok(epoch),
@@ -80,7 +80,7 @@ impl IfMatch {
         }
     }
 
-    /// For a write that may be repeated by anyone: refused only where it names another epoch than the current one.
+    /// Checks a write for which the fence is optional: refused only if it names another epoch than the current one.
     pub(super) fn check_optional(self, current: Epoch) -> Result<(), Problem> {
         match self {
             IfMatch::Granted(epoch) if epoch != current => {

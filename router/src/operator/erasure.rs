@@ -1,4 +1,4 @@
-//! Forgetting what is kept of people's words: transcripts of stored responses and token checkpoints.
+//! Erases stored conversation content: transcripts of stored responses and token checkpoints.
 
 use std::sync::Arc;
 

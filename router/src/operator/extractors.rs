@@ -1,4 +1,4 @@
-//! What comes in: path, query and body, read into types or refused with a problem that says what is accepted.
+//! Extractors for path, query and body: parse into types, or refuse with a problem that tells what is accepted.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParams<T> {
     }
 }
 
-/// The one thing that the path names.
+/// The id in the path.
 pub(super) struct PathId<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for PathId<T>
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// The two things that the path names.
+/// The two ids in the path.
 pub(super) struct PathIds<A, B>(pub(super) A, pub(super) B);
 
 impl<A, B, S> FromRequestParts<S> for PathIds<A, B>
@@ -66,7 +66,7 @@ where
     }
 }
 
-/// The body, JSON.
+/// JSON body.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -75,7 +75,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let body = Bytes::from_request(request, state).await;
         let body = body.map_err(|error| Problem::bad_body(error.body_text()))?;
-        // A list would be taken for an object's fields in their order.
+        // Serde would accept an array as an object's fields in order.
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::bad_body("Send one JSON object as GET /ownerserve/v1/openapi.json says."));
         }
@@ -83,14 +83,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// Largest body that an operator may send.
+/// Limits of an operator request's body.
 const BODY_LIMITS: BodyLimits = BodyLimits {
     bytes: 64 << 10,
     pause: std::time::Duration::from_secs(10),
     total: std::time::Duration::from_secs(30),
 };
 
-/// The whole body of a write.
+/// Reads the whole body of a write.
 pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     let mut memory = gateway.operator_memory.reservation(&TenantId("".into()));
     let (aside, request) = (&gateway.offload_pool, new_request_id());
@@ -115,7 +115,7 @@ pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Bod
     })
 }
 
-/// A tenant's name in a path.
+/// Tenant name in a path.
 pub(super) struct TenantName(pub(super) TenantId);
 
 impl FromStr for TenantName {
@@ -127,7 +127,7 @@ impl FromStr for TenantName {
     }
 }
 
-/// For a field that may be null and must not be left out.
+/// Deserializes a field that may be null but must not be omitted.
 pub(super) fn required_nullable<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: serde::Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! What is known elsewhere, written into the metrics when they are scraped.
+//! Gauges of state kept elsewhere, set when metrics are scraped.
 
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ fn discovery(gateway: &AppState) {
 
 fn worker(gateway: &AppState, view: &WorkerView) {
     let metrics = &gateway.metrics.workers;
-    // What Prometheus calls an instance: host and port.
+    // Prometheus calls host and port an instance.
     let name = view.endpoint.split("://").last().unwrap_or_default();
     metrics.up.with_label_values(&[name, view.role.as_str()]).set(i64::from(view.health == WorkerHealth::Ready));
     metrics.running.with_label_values(&[name]).set(view.load.running.into());
@@ -83,7 +83,7 @@ fn worker(gateway: &AppState, view: &WorkerView) {
     metrics.blocks.with_label_values(&[name]).set(to_i64(events.blocks * chain_blocks(gateway, view)));
 }
 
-/// Chain blocks in one of the engine's own, so that all workers' blocks are counted alike.
+/// Chain blocks per engine block, so that all workers' blocks are counted in the same unit.
 fn chain_blocks(gateway: &AppState, view: &WorkerView) -> u64 {
     let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured_model(name)) else { return 1 };
     view.capacity.block.whole_blocks(model.identifier.block()).0.max(1)
@@ -102,7 +102,7 @@ fn exchange(gateway: &AppState) {
     }
     let unapplied = gateway.pending_commits();
     metrics.pending_commits.set(to_i64(unapplied.pending_count() as u64));
-    // Only one scrape at a time is here, as the lock is held.
+    // No race: the lock is held, so only one scrape runs at a time.
     metrics.dropped_commits.inc_by(unapplied.dropped_count().saturating_sub(metrics.dropped_commits.get()));
 }
 
@@ -166,7 +166,7 @@ fn ledger(gateway: &AppState) {
         process.tasks_ended.with_label_values(&[task]).inc_by(times);
     }
     let refused: u64 = readings.refusals.values().sum();
-    // The directory counts; a counter can only be set by starting it anew.
+    // The directory keeps the count; a counter can be set only by resetting it.
     metrics.commits.reset();
     metrics.commits.with_label_values(&["applied"]).inc_by(readings.commands.saturating_sub(refused));
     for (cause, count) in readings.refusals.iter().chain(&readings.failures) {
@@ -191,7 +191,7 @@ fn cluster(gateway: &AppState) {
         let count = members.iter().filter(|member| member.voter == standing).count();
         metrics.members.with_label_values(&[word]).set(to_i64(count as u64));
     }
-    // Members come and go; only the leader knows how far the others are.
+    // Members come and go; only the leader knows the others' progress.
     metrics.lag.reset();
     let last = members.iter().filter_map(|member| member.matched).max().unwrap_or(0);
     for member in members.iter().filter(|_| leads) {

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/guardrail`: how each action compares with the bypass, and what was given up for it.
+//! `/ownerserve/v1/guardrail`: compares each action with the bypass, and lists actions disabled because of it.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ struct ActionGuardrail {
     reverted: bool,
 }
 
-/// Whether an action is off because it was slower.
+/// Returns whether an action is disabled because it was slower.
 pub(super) fn is_reverted(gateway: &AppState, action: Action, compared: &ComparisonReport) -> bool {
     let is_off = gateway.routing.get().disabled.contains(action);
     compared.slower_since_unix_ms.is_some() && can_be_disabled(action) && is_off
@@ -57,7 +57,7 @@ pub(super) async fn guardrail(State(gateway): State<Arc<AppState>>) -> Json<Guar
     Json(GuardrailStatus { control_percent, actions: Action::ALL.into_iter().map(line).collect() })
 }
 
-/// What is slower, in words: its cause as `/readyz` names it, and what that means.
+/// Describes each slower action: its cause for `/readyz`, and what it means.
 pub(super) fn reverted_action_details(gateway: &AppState) -> impl Iterator<Item = (&'static str, String)> {
     gateway.decisions.guardrail.slower_actions().into_iter().map(|(action, compared)| {
         let ComparisonReport { own_sessions, control_sessions, .. } = compared;

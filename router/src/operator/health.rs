@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz` and `/metrics`: whether the process lives, whether it can serve, and what it counts.
+//! `/livez`, `/readyz` and `/metrics`: liveness, readiness and metrics.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ enum QuorumRole {
     Removed,
 }
 
-/// What is said of workers that may not serve because tenants would not be apart there.
+/// Message about workers excluded because they would not keep tenants apart.
 const SALTS_IGNORED: &str = "engines ignore cache_salt, so that tenants would find out what others have sent, and serve no \
     requests; update them, or set auth.prove_salts = false where tenants may share caches";
 
@@ -63,7 +63,7 @@ struct Degradation {
 }
 
 impl Degradation {
-    /// The same for a stranger: no name, no path, no error.
+    /// Returns the same without names, paths and errors, for unauthenticated callers.
     fn redacted(self) -> Self {
         let what = match self.what {
             "workers" => "workers take no new sessions, or only trials, or nothing",
@@ -115,7 +115,7 @@ impl Degradation {
         })
     }
 
-    /// Workers whose engines ignore cache salts, while tenants must be kept apart.
+    /// Reports workers whose engines ignore cache salts although tenants must be kept apart.
     fn of_ignored_salts(gateway: &AppState) -> Option<Self> {
         let barred = gateway.barred_workers();
         let told: Vec<_> = barred.iter().filter_map(|id| gateway.worker(*id)).collect();
@@ -260,7 +260,7 @@ impl Readiness {
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
 
-    /// Quotas that limit nobody: a name with a letter too many is no limit.
+    /// Reports quotas that apply to no tenant, as after a misspelt name.
     fn of_tenants(gateway: &AppState) -> Option<Degradation> {
         let count = gateway.keys.tenants_without_key(gateway.config.tenants.keys().map(String::as_str)).len();
         let why = match gateway.keys.required() {
@@ -270,7 +270,7 @@ impl Readiness {
         (count > 0).then(|| Degradation {
             what: "tenants",
             cause: "no_key",
-            // Anybody may read this: tenants' names are in the log.
+            // Anybody may read this, so tenant names are only logged.
             detail: match count {
                 1 => format!("quotas of one section limit nobody, because {why}; the log names it"),
                 count => {
@@ -280,7 +280,7 @@ impl Readiness {
         })
     }
 
-    /// What is known of prompts less well than it could be.
+    /// Reports prompts that are known less precisely than possible.
     fn of_prefix_cache(gateway: &AppState) -> impl Iterator<Item = Degradation> {
         let identity = gateway.catalog().disabled_by_spot_check().map(|model| Degradation {
             what: "identity",
@@ -323,7 +323,7 @@ pub(super) async fn ready(
     match gateway.serving() {
         Ok(()) => {
             if desk.audit.is_broken() {
-                // The next look sees what became of it: no disk makes this one wait.
+                // The result shows in the next request: this one must not wait for the disk.
                 let audit = desk.audit.clone();
                 drop(tokio::task::spawn_blocking(move || audit.probe_space()));
             }
@@ -346,9 +346,9 @@ pub(super) async fn ready(
     }
 }
 
-/// What to say where no worker answers: perhaps none was found, and why is known.
+/// Explains why no worker is available; if none was discovered, with the causes.
 fn no_worker_detail(workers: &[WorkerView], failures: &[(WorkerSource, String)]) -> String {
-    /// More say nothing new.
+    /// Maximum number of causes shown.
     const MAX_CAUSES: usize = 4;
     let mut told = match workers {
         [_, ..] => "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned(),

@@ -1,9 +1,9 @@
-//! `Idempotency-Key`: a write that is sent again under its key is answered as it was the first time, and not done again.
+//! `Idempotency-Key`: a write repeated under its key gets the first response and is not executed again.
 //!
-//! Remembered by this router, in memory, within bounds of number, size and age. What was refused, failed or ended with an
-//! unknown outcome is not remembered: sent again, it is tried again, which every write allows. One that still runs is
-//! never forgotten, or it could be done twice: where only such are left, a new one is refused. Of one whose answer is too
-//! large to keep it is remembered that it was done, and since when: sent again, it is refused.
+//! Responses are remembered by this router, in memory, bounded in number, size and age. Refused, failed and unknown
+//! outcomes are not remembered: repeated, they are executed again, which every write allows. A running write is never
+//! forgotten, because it could then be executed twice: if only such are left, a new one is refused. If a response is
+//! too large to keep, only the fact and the revision are remembered, and a repetition is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use super::consistency::REVISION_HEADER;
 use super::problem::{Problem, ProblemKind};
 
 const KEY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
-/// On an answer that was given before.
+/// Header of a replayed response.
 pub(super) const REPLAYED_HEADER: HeaderName = HeaderName::from_static("idempotency-replayed");
 pub(super) const MAX_KEY_CHARS: usize = 128;
-/// Most writes that are remembered, how long, and the largest answer of one.
+/// Maximum number of remembered writes, how long they are kept, and maximum response size.
 const MAX_ENTRIES: usize = 4096;
 const RETENTION: Duration = Duration::from_secs(3600);
 const MAX_RESPONSE_BYTES: usize = 16 << 10;
 
 type WriteDigest = [u8; 32];
 
-/// A write that carries a key: whose key it is, and what is asked under it.
+/// A write with an idempotency key: digests of the key and of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IdempotentWrite {
     key: WriteDigest,
@@ -41,7 +41,7 @@ pub(super) struct IdempotentWrite {
 }
 
 impl IdempotentWrite {
-    /// Of a whole write; none where it carries no key.
+    /// Returns the digests of a write; `None` if it has no key.
     pub(super) fn from_request(who: Option<&Principal>, parts: &Parts, body: &[u8]) -> Result<Option<Self>, Problem> {
         let mut keys = parts.headers.get_all(KEY_HEADER).iter();
         let Some(key) = keys.next() else { return Ok(None) };
@@ -51,7 +51,8 @@ impl IdempotentWrite {
                 format!("Idempotency-Key: accepted is one, of 1 to {MAX_KEY_CHARS} visible ASCII characters.");
             return Err(Problem::new(ProblemKind::InvalidHeader, accepted));
         }
-        // By the token: names need not be unique, and a token that follows another under its name is somebody else's.
+        // Keys are scoped by token: names need not be unique, and a new token under an old name belongs to somebody
+        // else.
         let who = who.and_then(|who| who.token.as_ref()).map_or(&b""[..], |token| &token[..]);
         let path = parts.uri.path_and_query().map_or("", |whole| whole.as_str());
         let fence = parts.headers.get(IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
@@ -60,7 +61,7 @@ impl IdempotentWrite {
     }
 }
 
-/// Of parts that cannot run into each other.
+/// Hashes the parts unambiguously.
 fn digest(parts: &[&[u8]]) -> WriteDigest {
     let mut context = Context::new(&SHA256);
     for part in parts {
@@ -70,7 +71,7 @@ fn digest(parts: &[&[u8]]) -> WriteDigest {
     context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// An answer that may be given again.
+/// A response that can be replayed.
 #[derive(Clone, Debug)]
 struct ReplayableResponse {
     status: StatusCode,
@@ -90,33 +91,33 @@ impl ReplayableResponse {
     }
 }
 
-/// What became of a write.
+/// State of a write.
 #[derive(Clone, Debug)]
 enum WriteState {
     Running,
     Answered(ReplayableResponse),
-    /// It was done, by this revision of the ledger, and its answer is not kept.
+    /// Done at this revision of the ledger; its response was not kept.
     DoneWithoutResponse(Option<HeaderValue>),
 }
 
-/// The writes that carried a key.
+/// Writes with an idempotency key.
 #[derive(Debug, Default)]
 pub(super) struct IdempotencyStore(Mutex<IdempotencyTable>);
 
 #[derive(Debug, Default)]
 struct IdempotencyTable {
     by_key: HashMap<WriteDigest, (WriteDigest, WriteState)>,
-    /// Those that are over.
+    /// Completed writes, oldest first.
     by_age: VecDeque<(Instant, WriteDigest)>,
 }
 
-/// How a write under a key begins.
+/// Result of looking up a key.
 #[derive(Debug)]
 enum IdempotencyLookup {
     New,
-    /// What was asked under the key before, and how that stands.
+    /// The earlier request under this key, and its state.
     Existing(WriteDigest, WriteState),
-    /// Every place is taken by one that runs.
+    /// All places are taken by running writes.
     Full,
 }
 
@@ -137,7 +138,7 @@ impl IdempotencyTable {
         IdempotencyLookup::New
     }
 
-    /// Forgets the answer that is oldest; false where there is none.
+    /// Drops the oldest response; returns `false` if there is none.
     fn drop_oldest(&mut self) -> bool {
         let oldest = self.by_age.pop_front();
         oldest.is_some_and(|(_, name)| self.by_key.remove(&name).is_some())
@@ -151,7 +152,7 @@ impl IdempotencyTable {
     }
 }
 
-/// Forgets a write that did not come to an answer worth keeping.
+/// Removes a write on drop unless it got a response worth keeping.
 struct IdempotencyGuard {
     repeats: Arc<IdempotencyStore>,
     key: WriteDigest,
@@ -167,7 +168,7 @@ impl Drop for IdempotencyGuard {
 }
 
 impl IdempotencyStore {
-    /// Does the write, unless it was done under this key.
+    /// Executes the write, unless this key was used before.
     pub(super) async fn run_once(
         self: Arc<Self>,
         keyed: IdempotentWrite,
@@ -205,7 +206,7 @@ impl IdempotencyStore {
     }
 }
 
-/// What is said to a write that was done under its key, and whose answer nobody has any more.
+/// Problem for a repetition whose first response was not kept.
 fn already_done_problem(revision: Option<&HeaderValue>) -> Problem {
     let since = revision.and_then(|revision| revision.to_str().ok());
     let since = since.map_or_else(String::new, |revision| format!(" by revision {revision}"));
@@ -227,7 +228,7 @@ impl IdempotencyGuard {
             return response;
         }
         let (parts, body) = response.into_parts();
-        // It is in memory, and so small: that it cannot be read does not happen.
+        // Cannot fail: the body is in memory and small enough.
         let Ok(body) = to_bytes(body, MAX_RESPONSE_BYTES).await else {
             self.repeats.0.lock().complete(self.key, WriteState::DoneWithoutResponse(None), Instant::now());
             return Problem::new(ProblemKind::Internal, "The write was done, and its answer cannot be read.")

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/leases` and `/intents`: each life of a worker as the ledger holds it, and the steps on their way.
+//! `/ownerserve/v1/leases` and `/intents`: worker incarnations with their leases, and running steps.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/cluster/members` and `/leader`: who keeps the ledger, and how that is changed.
+//! `/ownerserve/v1/cluster/members` and `/leader`: cluster membership and its changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -192,7 +192,7 @@ pub(super) async fn apply_change(
     change: MemberChange,
     did: &str,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    // Without a quorum nothing is begun, so that nobody wonders what became of it.
+    // Without a quorum nothing is started, so that no outcome is unknown.
     let quorum = gateway.directory().read(Consistency::Linearizable).await;
     quorum.map_err(|_| member_problem(&MemberError::NoLeader))?;
     gateway.directory().change_members(change).await.map_err(|error| member_problem(&error))?;

@@ -1,7 +1,7 @@
-//! Writes that move blocks between workers: read-only copies and migrations.
+//! Writes that move blocks between workers: replicas and migrations.
 //!
-//! The blocks go first, by the same two legs that steps use, and the record follows only when they are there. What an
-//! operator knows to be there already can be recorded without moving anything.
+//! The blocks are transferred first, by the same two legs that steps use, and the record is written only once they
+//! have arrived. With blocks already present, an operator can write the record alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,7 +56,7 @@ pub(super) struct ReplicaBody {
     ttl_ms: Option<u32>,
 }
 
-/// Longest time that a copy may be believed.
+/// Maximum time to live of a replica, in milliseconds.
 const MAX_TTL: u32 = 86_400_000;
 
 /// Copies an artifact, and the prefix it hangs on, to a worker, and records the copy.
@@ -153,7 +153,7 @@ pub(super) async fn migrate(
     let to = body.to.owner(&view)?;
     let session = sessions::find_session(&view, id)?;
     let seen = fence.required_epoch(session.epoch)?;
-    // The ledger has the last word; this spares a transfer that is in vain already.
+    // The ledger decides; this check only avoids a transfer in vain.
     fence.check_optional(session.epoch)?;
     let moved = match body.blocks {
         MigrationMode::Move => ensure_head_present(&gateway, &view, (&session, to)).await?,
@@ -164,7 +164,8 @@ pub(super) async fn migrate(
     Ok(WriteResult::with(did, Some(epoch), moved).into_response(&gateway))
 }
 
-/// Makes the blocks of a session's newest head present at the target; none where it has none, or they are its own.
+/// Transfers the blocks of a session's newest head to the target; `None` if there is no head or the target already
+/// owns them.
 pub(super) async fn ensure_head_present(
     gateway: &Arc<AppState>,
     view: &LedgerView,
@@ -178,7 +179,7 @@ pub(super) async fn ensure_head_present(
     ensure_present(gateway, moving, (source, to)).await
 }
 
-/// Grants a session to who has its newest head, unless it is granted anew meanwhile.
+/// Grants a session to `to`, which has its newest head. Refused if the epoch is not `seen` any more.
 pub(super) async fn record_move(
     gateway: &AppState,
     (session, seen): (&Session, Epoch),
@@ -189,7 +190,7 @@ pub(super) async fn record_move(
     Ok(granted_epoch(&outcome))
 }
 
-/// What a migration says of the heads that it does not move.
+/// Note about the heads that a migration does not move.
 fn older_heads_note(session: &Session) -> String {
     let older = match session.heads.len().saturating_sub(1) {
         0 => return String::new(),
@@ -217,7 +218,7 @@ fn source_owner(view: &LedgerView, artifact: &Artifact) -> Option<Owner> {
     view.ownership_status(artifact).owner()
 }
 
-/// Makes the blocks present at the target; none when they are its own already.
+/// Transfers the blocks to the target; `None` if the target already owns them.
 async fn ensure_present(
     gateway: &Arc<AppState>,
     moving: MoveRequest,
@@ -265,7 +266,7 @@ async fn ensure_present(
     }
 }
 
-/// The prompt that goes through what is to be moved, from here or from another router.
+/// Finds a prompt that covers what is to be moved, here or at another router.
 async fn find_prompt(gateway: &AppState, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
     if let Some(kept) = gateway.caches.prompts.find_containing(&moving.tenant, moving.point) {
         return Some(kept);
@@ -275,7 +276,7 @@ async fn find_prompt(gateway: &AppState, moving: &MoveRequest) -> Option<Arc<Sto
     fetch_prompt(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
 }
 
-/// Whether both are here, up, and speak to each other.
+/// Checks that both workers are listed and reachable, their link is not barred, and they share a KV fabric.
 fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
     let fleet = gateway.fleet().snapshot();
     let find = |id: WorkerId| {

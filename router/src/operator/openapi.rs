@@ -1,4 +1,4 @@
-//! The OpenAPI document: made from the routes, served, and held against every query.
+//! The OpenAPI document: generated from the routes, served, and used to validate query parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ the ledger itself refuses it when it is out of date (412). What is refused is a 
 ends in the word that programs look at. `unknown_outcome` (504) means that a command may or may not have been executed:
 read, then repeat it; every command may be repeated.";
 
-/// Problems that any request can meet.
+/// Problems of any request.
 const COMMON_PROBLEMS: [ProblemKind; 6] = [
     ProblemKind::InvalidHeader,
     ProblemKind::InvalidQuery,
@@ -36,7 +36,7 @@ const COMMON_PROBLEMS: [ProblemKind; 6] = [
     ProblemKind::UriTooLong,
     ProblemKind::Internal,
 ];
-/// Problems that any write can meet.
+/// Problems of any write.
 const WRITE_PROBLEMS: [ProblemKind; 11] = [
     ProblemKind::NotFound,
     ProblemKind::InvalidBody,
@@ -51,7 +51,7 @@ const WRITE_PROBLEMS: [ProblemKind; 11] = [
     ProblemKind::UnknownOutcome,
 ];
 
-/// The document, and what requests are held against.
+/// The document, and the data to validate requests.
 #[derive(Debug, Default)]
 pub(super) struct OpenApiDocument {
     json: std::sync::OnceLock<String>,
@@ -64,14 +64,14 @@ impl OpenApiDocument {
         self.json.get().map_or("{}", String::as_str)
     }
 
-    /// Whether this changes something.
+    /// Returns whether the operation is a write.
     pub(super) fn is_write(&self, method: &Method, path: &str) -> bool {
         let known =
             || self.parameters.get().is_some_and(|all| all.contains_key(&(method.to_string(), path.to_owned())));
         !matches!(*method, Method::GET | Method::HEAD) && known()
     }
 
-    /// Refuses a parameter that the document does not know: a misspelt filter would silently be none.
+    /// Refuses unknown query parameters: a misspelt filter would otherwise be ignored silently.
     pub(super) fn check_query(&self, parts: &Parts, path: &str) -> Result<(), Problem> {
         let method = if parts.method == Method::HEAD { &Method::GET } else { &parts.method };
         let known = self.parameters.get().and_then(|all| all.get(&(method.to_string(), path.to_owned())));
@@ -90,7 +90,7 @@ impl OpenApiDocument {
         Ok(())
     }
 
-    /// Takes the document out of the routes.
+    /// Extracts the document from the routes.
     pub(super) fn attach(&self, routes: OpenApiRouter<OperatorState>) -> axum::Router<OperatorState> {
         let (routes, document) = routes.split_for_parts();
         let mut document = serde_json::to_value(&document).unwrap_or_default();
@@ -106,7 +106,7 @@ impl OpenApiDocument {
         });
         set_info(&mut document);
         remove_signed_formats(&mut document);
-        // Set once; a second router of the same desk would say the same.
+        // Set once; a second router of the same state would set the same.
         let _ = self.json.set(document.to_string());
         let _ = self.parameters.set(parameters);
         routes
@@ -119,13 +119,13 @@ fn for_each(value: &mut Value, mut visit: impl FnMut((&str, &mut Value))) {
     }
 }
 
-/// The operation's query parameters.
+/// Returns the names of the operation's query parameters.
 fn query_parameter_names(operation: &Value) -> BTreeSet<String> {
     let parameters = operation["parameters"].as_array().into_iter().flatten();
     parameters.filter(|it| it["in"] == "query").filter_map(|it| it["name"].as_str()).map(str::to_owned).collect()
 }
 
-/// OpenAPI's integer formats are signed; ours that begin at 0 are not, and hold twice as much.
+/// Removes OpenAPI's signed integer formats from values that begin at 0: ours are unsigned, with twice the range.
 fn remove_signed_formats(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -141,7 +141,7 @@ fn remove_signed_formats(value: &mut Value) {
     }
 }
 
-/// What the document says as a whole.
+/// Sets the document's general information.
 fn set_info(document: &mut Value) {
     document["info"] = json!({
         "title": "OwnerServe operator API",
@@ -166,7 +166,7 @@ fn set_info(document: &mut Value) {
     components["schemas"]["Problem"]["properties"]["type"]["enum"] = json!(words);
 }
 
-/// Adds what every operation of its sort answers.
+/// Adds the responses that all operations of its kind have.
 fn add_common_responses(path: &str, method: &str, operation: &mut Value) {
     let has = |operation: &Value, name: &str| {
         let parameters = operation["parameters"].as_array().into_iter().flatten();
@@ -210,7 +210,7 @@ fn add_parameter(operation: &mut Value, parameter: Value) {
     }
 }
 
-/// The header of a write that may be sent again.
+/// Header parameter of a write that may be repeated.
 fn idempotency_key_parameter() -> Value {
     let description = "Sent again under the same key within an hour, the write is not done again: this router answers \
                        as it did, with Idempotency-Replayed. Of an answer of more than 16 KiB only that the write was done \
@@ -219,7 +219,7 @@ fn idempotency_key_parameter() -> Value {
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"}})
 }
 
-/// Problems by their status, and the headers that every answer carries.
+/// Adds problems by status, and the headers of every response.
 fn add_problems(responses: &mut Value, kinds: &[ProblemKind]) {
     for kind in kinds {
         let (status, title) = kind.status_and_title();

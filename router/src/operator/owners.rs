@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/owners`, `/replicas` and `/groups`: who has sealed prefixes, and what belongs together.
+//! `/ownerserve/v1/owners`, `/replicas` and `/groups`: owners of sealed prefixes, replicas, and groups of artifacts.
 
 use ownership::LedgerView;
 use ownership::ledger::{Artifact, Boundary, Replica};
@@ -88,7 +88,7 @@ pub(super) async fn owners_of(
     PathId(prefix): PathId<PrefixId>,
 ) -> Result<LedgerResponse<PrefixOwners>, Problem> {
     let looking = view.clone();
-    // Nothing but an operator asks by prefix alone, so there is no index for it: every artifact is looked at.
+    // There is no index by prefix alone, because only operators need it: all artifacts are scanned.
     let owned = move |artifact: Artifact| {
         let boundary = artifact.boundaries.iter().find(|boundary| boundary.point.id == prefix)?;
         Some(OwnedPrefix::new(&looking, &artifact, boundary))

@@ -1,4 +1,4 @@
-//! Writes about who owns what: claim, release and close.
+//! Ownership writes: claim, release and close.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ pub(super) async fn claim_artifact(
     claim_owner(&gateway, OwnershipSubject::Artifact(id), claim).await
 }
 
-/// Who has it, and since when, as a view knows it.
+/// Returns the owner in a view, and the epoch of the grant.
 fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Owner>, Epoch), Problem> {
     match subject {
         OwnershipSubject::Session(id) => sessions::find_session(view, id).map(|session| (session.owner, session.epoch)),
@@ -74,8 +74,8 @@ fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Ow
     }
 }
 
-/// What the client saw is released. The leader is asked first: a node that is behind must not say that nobody owned what
-/// it has not heard of yet.
+/// Releases the ownership that the client saw. Reads linearizably first: a node that lags must not claim that
+/// something is unowned.
 async fn release_owner(
     gateway: &AppState,
     subject: OwnershipSubject,

@@ -1,8 +1,8 @@
-//! Lists in pages: bounded, in key order, continued by a cursor.
+//! Paged lists: bounded, in key order, continued by a cursor.
 //!
-//! A cursor says at which revision the list began, after which key to go on, and for which list and filter it was made.
-//! It holds nothing that has to be kept: a list goes on over the present state, so that what came behind the cursor
-//! meanwhile is in it and what came before it is not.
+//! A cursor holds the revision at which the list began, the key to continue after, and a digest of the list and
+//! filter. Nothing has to be kept for it: a list continues on the current state, so records added after the cursor's
+//! key are included and those added before are not.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -14,11 +14,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::problem::{Problem, ProblemKind};
 
-/// Most lines that may be asked for.
+/// Maximum page size.
 pub(super) const MAX_LIMIT: u16 = 1_000;
-/// Lines where nothing is asked for.
+/// Default page size.
 const DEFAULT_LIMIT: u16 = 100;
-/// Most records that are looked at for one page: a rare filter ends a page early, and its cursor goes on.
+/// Maximum number of records scanned per page: with a rare filter a page ends early, and its cursor continues.
 const MAX_SCANNED_RECORDS: usize = 200_000;
 
 /// Which part of a list.
@@ -34,7 +34,7 @@ pub(super) struct PageQuery {
     cursor: Option<String>,
 }
 
-/// How many lines are asked for; whatever else is given, the answer says what is accepted.
+/// Parses the page size; any other value is refused with what is accepted.
 pub(super) fn parse_limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u16>, D::Error> {
     let asked = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
     asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MAX_LIMIT}")))
@@ -53,14 +53,14 @@ pub(super) struct PageCursor {
 #[derive(Clone, Debug)]
 pub(super) struct PageRange<K> {
     limit: usize,
-    /// The key after which it begins.
+    /// Key after which the page begins.
     pub(super) after: Option<K>,
     revision: u64,
     list_digest: u64,
 }
 
 impl PageQuery {
-    /// The page of the list `name` under `filter`, at `revision` unless it goes on from an earlier one.
+    /// Starts a page of the list `name` under `filter`, at `revision` unless a cursor continues an earlier one.
     pub(super) fn page<K: FromStr>(
         &self,
         name: &str,
@@ -81,7 +81,7 @@ impl PageQuery {
     }
 }
 
-/// The revision and the key of a cursor for this list.
+/// Returns the revision and the key of a cursor for this list.
 fn parse_cursor<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem> {
     let malformed = || Problem::new(ProblemKind::InvalidCursor, "cursor: accepted is the `next` of an earlier page.");
     let mut parts = cursor.splitn(3, '.');
@@ -98,8 +98,8 @@ fn parse_cursor<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem
 }
 
 impl<K: Display> PageRange<K> {
-    /// Takes lines until the page is full: `records` are in key order after the cursor, each with its lines; none are
-    /// those that the filter leaves out. The lines of one record stay together.
+    /// Collects lines until the page is full. `records` are in key order after the cursor, each with its lines, which
+    /// are empty if the filter excludes it. Lines of one record stay together.
     pub(super) fn fill<T>(&self, mut records: impl Iterator<Item = (K, Vec<T>)>) -> (Vec<T>, PageCursor) {
         let mut lines = Vec::new();
         let mut last = None;
@@ -124,7 +124,7 @@ mod tests {
         PageQuery { limit, cursor: cursor.map(str::to_owned) }
     }
 
-    /// All of 0..n in pages of `limit`, at rising revisions.
+    /// Lists 0..n in pages of `limit`, at increasing revisions.
     fn walk(n: u32, limit: u16) -> Vec<Vec<u32>> {
         let (mut pages, mut cursor) = (Vec::new(), None);
         for revision in 7.. {

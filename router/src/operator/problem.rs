@@ -1,6 +1,6 @@
-//! RFC 9457 problem documents: how the operator API says no. Every kind there is stands here.
+//! RFC 9457 problem documents: all errors of the operator API are defined here.
 //!
-//! A problem never carries a secret, a path of this machine or a panic's text.
+//! A problem never contains a secret, a path of this machine or the text of a panic.
 
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -14,33 +14,33 @@ use vocabulary::{Epoch, Owner};
 use super::schemas::{EpochSchema, OwnerSchema};
 use crate::host_check::HostRefusal;
 
-/// What kind of problem it is; the last part of its `type`.
+/// Kind of problem; the last part of its `type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ProblemKind {
-    /// The body is not what is accepted.
+    /// The body is invalid.
     InvalidBody,
-    /// A query parameter is not what is accepted.
+    /// A query parameter is invalid.
     InvalidQuery,
-    /// A part of the path is not the id it should be.
+    /// An id in the path is invalid.
     InvalidId,
-    /// A header is not what is accepted.
+    /// A header is invalid.
     InvalidHeader,
-    /// The cursor is not one of ours, or was made for another list or filter.
+    /// The cursor is malformed, or belongs to another list or filter.
     InvalidCursor,
-    /// No token, or one that is not known.
+    /// The token is missing or unknown.
     Unauthorized,
-    /// The token's role may not do this.
+    /// The token's role does not allow this.
     Forbidden,
-    /// The name in `Host` is not one of this listener's.
+    /// The name in `Host` does not belong to this listener.
     HostNotAllowed,
-    /// A web page of another site sent it.
+    /// The request came from a web page of another site.
     OriginNotAllowed,
-    /// The path is not served.
+    /// The path does not exist.
     UnknownPath,
-    /// There is no such thing.
+    /// The resource does not exist.
     NotFound,
-    /// The path is served, but not with this method.
+    /// The path does not support this method.
     #[strum(serialize = "method_not_allowed")]
     WrongMethod,
     /// The body did not arrive in time.
@@ -50,21 +50,21 @@ pub enum ProblemKind {
     Conflict,
     /// The revision was compacted.
     Compacted,
-    /// It changed after it was looked at.
+    /// The resource changed after it was read.
     Stale,
     /// The body is too large.
     BodyTooLarge,
     /// Path and query are too long.
     UriTooLong,
-    /// The body is not JSON by its own word.
+    /// The Content-Type is not JSON.
     NotJson,
-    /// The command is well-formed and makes no sense.
+    /// The command is well-formed but makes no sense.
     Unprocessable,
-    /// `If-Match` is missing where a write depends on what was seen.
+    /// `If-Match` is missing from a write that requires it.
     PreconditionRequired,
-    /// There are too many of these already.
+    /// A limit on their number is reached.
     TooMany,
-    /// A bug of ours.
+    /// A bug in this program.
     Internal,
     /// A worker failed while blocks were moved.
     MoveFailed,
@@ -72,16 +72,16 @@ pub enum ProblemKind {
     Overloaded,
     /// No leader is known.
     NoQuorum,
-    /// Not ready to serve.
+    /// The node is not ready to serve.
     NotReady,
-    /// The staleness that was asked for cannot be met now.
+    /// The requested staleness cannot be met now.
     TooStale,
     /// The command may or may not have been executed.
     UnknownOutcome,
 }
 
 impl ProblemKind {
-    /// Its status and its title.
+    /// HTTP status and title.
     pub fn status_and_title(self) -> (StatusCode, &'static str) {
         match self {
             ProblemKind::InvalidBody => (StatusCode::BAD_REQUEST, "Invalid body"),
@@ -116,13 +116,13 @@ impl ProblemKind {
         }
     }
 
-    /// Its `type`.
+    /// Value of `type`.
     pub fn uri(self) -> String {
         format!("urn:ownerserve:problem:{}", self.as_ref())
     }
 }
 
-/// One problem.
+/// A problem document.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     kind: ProblemKind,
@@ -173,7 +173,7 @@ impl Problem {
         self
     }
 
-    /// With the ledger's word for it.
+    /// Adds the ledger's cause.
     pub(super) fn with_cause(self, cause: &'static str) -> Self {
         Self { cause: Some(cause), ..self }
     }
@@ -186,12 +186,12 @@ impl Problem {
         Self { owner: Some(owner), ..self }
     }
 
-    /// With where a watch may begin.
+    /// Adds the oldest revision from which a watch may start.
     pub(super) fn with_oldest_revision(self, revision: u64) -> Self {
         Self { oldest: Some(revision), ..self }
     }
 
-    /// What is wrong, in words.
+    /// Explanation for people.
     pub(super) fn detail(&self) -> &str {
         &self.detail
     }

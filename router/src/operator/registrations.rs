@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/registrations`: workers that register, for a time, and withdraw.
+//! `/ownerserve/v1/registrations`: workers that register themselves for a limited time, and deregister.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use crate::app_state::AppState;
 use crate::config::WorkerConfig;
 use crate::discovery::RegistrationOutcome;
 
-/// Longest URL, and longest address of events.
+/// Maximum length of a URL and of an event address; maximum number of models.
 const MAX_URL_BYTES: usize = 256;
 const MAX_MODELS: usize = 64;
 const MAX_NAME_CHARS: usize = 256;
-/// Shortest and longest time between two registrations of a worker, in milliseconds.
+/// Range of a registration's time to live in milliseconds, and its default.
 const TTL_RANGE_MS: std::ops::RangeInclusive<u32> = 1_000..=3_600_000;
 const DEFAULT_TTL_MS: u32 = 30_000;
 

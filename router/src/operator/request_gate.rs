@@ -1,7 +1,8 @@
-//! The gate before every operators' route: bounds, Host and Origin, tokens and roles, known parameters, the audit log.
+//! Middleware in front of every operator route: limits, Host and Origin, tokens and roles, known parameters, audit
+//! log.
 //!
-//! A write goes on to its end when its client leaves, and so does its line in the audit log: what was done is always
-//! written down, and what could not be is not begun.
+//! A write and its audit line complete even if the client disconnects: everything executed is logged, and what cannot
+//! be logged is not started.
 
 use std::sync::Arc;
 
@@ -26,15 +27,15 @@ use crate::client_request::new_request_id;
 use crate::host_check::HostCheck;
 use crate::server::{RemoteAddr, UnauthenticatedPermit};
 
-/// Longest path and query.
+/// Maximum length of path and query.
 const MAX_URI_BYTES: usize = 8 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// What anybody may see: whether the process lives, and how to talk to it.
+/// Paths without authentication: liveness, readiness and the API description.
 pub(super) const PUBLIC_PATHS: [&str; 3] = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"];
-/// Reads that give everything away.
+/// Reads that reveal everything and so require the operator role.
 const SENSITIVE_PATHS: [&str; 1] = ["/ownerserve/v1/cluster/snapshot"];
 
-/// Lets a request through, or says why not.
+/// Lets a request through, or returns the problem.
 pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -54,7 +55,7 @@ pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, ne
     response
 }
 
-/// The client's own id where it is short and plain, or a new one.
+/// Returns the client's own id if it is short and plain, otherwise a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let given = given.filter(|id| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -99,11 +100,11 @@ async fn handle(desk: &OperatorState, request: Request, (next, id): (Next, &str)
         }
     });
     let written_down = run_audited(desk.audit.clone(), asked, running);
-    // A task of its own, which goes on when the client leaves.
+    // A separate task, so that it continues if the client disconnects.
     tokio::spawn(written_down).await.unwrap_or_else(|_| internal_error())
 }
 
-/// Runs the write to its end and writes it down before the answer is sent.
+/// Runs the write to its end and logs it before the response is sent.
 async fn run_audited(
     audit: Arc<AuditLog>,
     asked: AuditedRequest,
@@ -129,7 +130,7 @@ async fn run_audited(
     answer
 }
 
-/// What cannot be written down is not done.
+/// Fails if the write cannot be logged.
 async fn reserve_audit_space(audit: &Arc<AuditLog>) -> Result<(), Problem> {
     let audit = audit.clone();
     super::run_blocking(move || audit.reserve()).await?.map_err(|error| {
@@ -167,14 +168,14 @@ fn audited_request(parts: &Parts, path: &str, id: &str) -> AuditedRequest {
     }
 }
 
-/// The write with its whole body, and the key that it may be sent again under.
+/// Reads the write's whole body and its idempotency key.
 async fn read_write(
     gateway: &AppState,
     request: Request,
     asked: &mut AuditedRequest,
 ) -> Result<(Request, Option<IdempotentWrite>), Problem> {
     let (parts, body) = request.into_parts();
-    // Browsers send other types across sites without asking, and ask before they send DELETE.
+    // Browsers send other content types across sites without a preflight; DELETE always needs one.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
         let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";

@@ -1,4 +1,4 @@
-//! Writes about what is kept and who works: pins, groups, evictions, leases and drains.
+//! Writes about retention and workers: pins, groups, evictions, leases and drains.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ pub(super) struct NewGroupBody {
     artifacts: Vec<ArtifactId>,
 }
 
-/// Most artifacts of a new group.
+/// Maximum number of artifacts in a new group.
 const MAX_GROUP_ARTIFACTS: usize = 100;
 
 /// A group that was made up.
@@ -117,7 +117,7 @@ pub(super) async fn new_group(
     let wanted = puts.len();
     if wanted > 0 {
         match commit(&gateway, Command::Batch(puts)).await {
-            // Some were forgotten since they were looked at; the others are in it.
+            // Artifacts forgotten meanwhile are ignored; the others are in the group.
             Err(problem) if problem.kind() != ProblemKind::NotFound => return Err(problem),
             _ => {}
         }
@@ -201,7 +201,7 @@ pub(super) async fn retire(
         return Err(Problem::new(ProblemKind::Conflict, detail).with_cause("worker_answers"));
     }
     let fenced = Command::RetireLife(RetireIncarnation { worker: id, seen });
-    // A cluster at level 1 has no word for what was seen.
+    // A cluster at level 1 does not support the fenced command.
     let retire = if fenced.level() <= view.level() { fenced } else { Command::RetireWorker(id) };
     commit(&gateway, retire).await?;
     Ok(WriteResult::plain(&gateway, "the worker is retired: it owns nothing any more"))

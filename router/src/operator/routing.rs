@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/mode` and `/decisions`: the dial, and why steps were served as they were.
+//! `/ownerserve/v1/mode` and `/decisions`: the routing mode, and why steps were served as they were.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ pub(super) struct RoutingPatch {
     disabled: Option<ActionSet>,
 }
 
-/// Actions that can be switched off; of another word, what is accepted.
+/// Parses actions that can be disabled; any other value is refused with what is accepted.
 fn parse_actions<'de, D: Deserializer<'de>>(given: D) -> Result<Option<ActionSet>, D::Error> {
     let Some(words) = Option::<Vec<String>>::deserialize(given)? else { return Ok(None) };
     let switchable = || Action::ALL.into_iter().filter(|action| *action != Action::ColocatedPrefill);
@@ -100,7 +100,7 @@ fn parse_actions<'de, D: Deserializer<'de>>(given: D) -> Result<Option<ActionSet
     words.iter().map(off).collect::<Result<_, _>>().map(Some)
 }
 
-/// A share of sessions; what is none is told what one is, not what its type could hold.
+/// Parses a percentage of sessions; the error tells the accepted range instead of the type's.
 fn parse_percent<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(given)? else { return Ok(None) };
     let share = number.as_i64().and_then(|share| share.try_into().ok());
@@ -134,7 +134,7 @@ pub(super) async fn set_mode(
     }
     let after = gateway.routing.get();
     if after.mode != RoutingMode::Own || u8::from(after.rollout_percent) == 0 {
-        // Nothing is compared any more, and so nothing would end what was said of placement.
+        // Nothing is compared any more, so nothing else would end the guardrail's reports about placement.
         let placement = Action::ALL.into_iter().filter(|action| !can_be_disabled(*action));
         placement.for_each(|action| gateway.decisions.guardrail.reset(action));
     }
@@ -199,7 +199,7 @@ pub(super) struct DecisionQuery {
     slower_than_us: Option<u64>,
 }
 
-/// A whole number in a query; whatever else is given, the answer says what is accepted.
+/// Parses a whole number in a query; any other value is refused with what is accepted.
 fn parse_number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
     let asked = String::deserialize(given)?.parse().ok();
     asked.map(Some).ok_or_else(|| D::Error::custom("accepted is a whole number from 0 to 18446744073709551615"))
@@ -238,7 +238,7 @@ pub(super) struct DecisionList {
     complete: bool,
 }
 
-/// Waits for what blocks.
+/// Runs blocking work on a blocking thread.
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     let failed =
         |_| Problem::new(ProblemKind::Internal, "The search for decisions broke off; the router's log has more.");

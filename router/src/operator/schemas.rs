@@ -1,4 +1,4 @@
-//! The API's words for the ledger's values: what their JSON looks like, for the OpenAPI document.
+//! JSON schemas of the ledger's values, for the OpenAPI document.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use vocabulary::{DpRank, Incarnation, Owner, WorkerId};
 
-/// A text of a fixed form.
+/// Defines the schema of a string with a fixed format.
 macro_rules! text_word {
     ($word:ident, $name:literal, $pattern:literal, $example:literal, $description:literal) => {
         #[doc = $description]
@@ -62,7 +62,7 @@ text_word!(
 /// A tenant's name, as in the file of API keys.
 pub(super) struct TenantSchema;
 
-/// Most characters of a tenant's name.
+/// Maximum length of a tenant's name in characters.
 pub(super) const MAX_TENANT_CHARS: usize = 128;
 
 impl PartialSchema for TenantSchema {
@@ -83,7 +83,7 @@ impl ToSchema for TenantSchema {
     }
 }
 
-/// All of them that stand in paths and queries, which the document does not collect by itself.
+/// Schemas used in paths and queries, which utoipa does not collect by itself.
 pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
     fn word<T: ToSchema>() -> (String, RefOr<Schema>) {
         (T::name().into_owned(), T::schema())

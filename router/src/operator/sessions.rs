@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/sessions`: conversations, their heads, owners and forks.
+//! `/ownerserve/v1/sessions`: conversations with their heads, owners and forks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -229,7 +229,8 @@ pub(super) async fn tree(
     Ok(LedgerResponse::new(&view, tree))
 }
 
-/// Walks up to the eldest open ancestor, then down. Fork ids are hashes, so only a look at all sessions finds children.
+/// Walks up to the oldest open ancestor, then down. Fork ids are hashes, so children are found only by scanning all
+/// sessions.
 fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
     let mut eldest = id;
     let mut above = std::collections::BTreeSet::from([id]);

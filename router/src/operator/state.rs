@@ -1,4 +1,4 @@
-//! What the operators' routes share: the gateway, the tokens, the audit log, the document.
+//! Shared state of the operator routes: application state, tokens, audit log, OpenAPI document.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,18 +17,18 @@ use crate::app_state::AppState;
 use crate::config::Config;
 use crate::telemetry::metrics::Metrics;
 
-/// Why the operators' listener cannot be opened.
+/// The operator listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorStartError {
-    /// The tokens file was refused.
+    /// The tokens file was rejected.
     #[error(transparent)]
     Tokens(#[from] TokensFileError),
     /// The audit log cannot be opened.
     #[error("the audit log in {folder} cannot be opened: {source}", folder = folder.display())]
     Audit {
-        /// Which folder.
+        /// Folder of the audit log.
         folder: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -43,12 +43,12 @@ pub struct OperatorState {
     pub(super) watchers: Arc<Semaphore>,
     pub(super) idempotency: Arc<IdempotencyStore>,
     pub(super) drains: Arc<DrainRegistry>,
-    /// Whether this router was asked to end.
+    /// Whether this router is shutting down.
     shutting_down: Arc<AtomicBool>,
 }
 
 impl OperatorState {
-    /// Whether the tokens can be read and the audit log can be opened, before the ledger is.
+    /// Checks that the tokens can be read and the audit log can be opened, before the ledger is.
     pub fn check(config: &Config) -> Result<(), OperatorStartError> {
         OperatorTokens::open(config.operator.tokens_file.as_deref())?;
         open_audit(config, &Metrics::default()).map(drop)
@@ -70,17 +70,17 @@ impl OperatorState {
         })
     }
 
-    /// This router ends: who looks at `/readyz` sends its clients elsewhere from now on.
+    /// Marks this router as shutting down: `/readyz` fails from now on, so that load balancers move clients away.
     pub fn begin_shutdown(&self) {
         self.shutting_down.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it does.
+    /// Returns whether this router is shutting down.
     pub(super) fn is_shutting_down(&self) -> bool {
         self.shutting_down.load(Ordering::Relaxed)
     }
 
-    /// Follows the tokens file for ever.
+    /// Follows changes of the tokens file forever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
         self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.watched_files("operator_tokens"))
     }

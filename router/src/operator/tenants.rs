@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/tenants`: what each tenant has in the ledger, and how much it may have.
+//! `/ownerserve/v1/tenants`: what each tenant has in the ledger, and its quota.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub(super) async fn tenants(
     Ok(LedgerResponse::new(&view, TenantPage { tenants, listed }))
 }
 
-/// A tenant's name inside a cursor, as hexadecimal digits: it may hold anything.
+/// Tenant name in a cursor, in hexadecimal because it may contain anything.
 struct TenantCursorKey(TenantId);
 
 impl std::fmt::Display for TenantCursorKey {

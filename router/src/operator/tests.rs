@@ -115,7 +115,7 @@ async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
     let at = front.operator_address();
     let id = WorkerId::of_endpoint(&worker.url());
     wait_until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
-    // In the ledger, whose word on the worker would take back what was only said to the fleet.
+    // Drains through the ledger: it would override a flag set only in the registry.
     let path = format!("/ownerserve/v1/workers/{id}/draining");
     let drain = |draining: bool| send(at, asking(Request::put(&path), None), format!("{{\"draining\":{draining}}}"));
     assert_eq!(drain(true).await.status, 200);
@@ -167,7 +167,7 @@ async fn unknown_paths_and_methods_return_problems() {
     assert_eq!(post(at, "/ownerserve/v1/workers", "{}").await.status, 405);
 }
 
-/// Two sessions sealed over one worker, one of them named by a client.
+/// Seals two sessions of one worker, one of them named by a client.
 async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, PrefixId) {
     let gateway = &front.gateway;
     let worker = WorkerId::of_endpoint("http://engine:1");
@@ -284,7 +284,7 @@ fn asking(request: http::request::Builder, token: Option<&str>) -> http::request
     }
 }
 
-/// A file of one reader and one operator, and the setting that names it.
+/// Writes a tokens file with a reader and an operator, and returns the setting that names it.
 fn tokens(folder: &tempfile::TempDir) -> String {
     let path = folder.path().join("tokens.toml");
     let text = "[tokens]\n\"looks-at-everything\" = \"read\"\n\"works-on-everything\" = { role = \"operator\", name = \"alice\" }";

@@ -1,6 +1,6 @@
-//! `GET /ownerserve/v1/watch`: changes of the ledger as server-sent events, in order, without a gap, resumable.
+//! `GET /ownerserve/v1/watch`: changes of the ledger as server-sent events, in order, without gaps, resumable.
 //!
-//! One event is all that one revision changed, so that its id is all a reader needs to go on behind it, at any node.
+//! One event holds all changes of one revision, so that its id is enough to resume after it, at any node.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -27,9 +27,9 @@ use super::extractors::QueryParams;
 use super::problem::{Problem, ProblemKind};
 use super::state::OperatorState;
 
-/// Most watchers at once.
+/// Maximum number of concurrent watchers.
 pub(super) const MAX_WATCHERS: usize = 64;
-/// Between two signs of life of a watch that has nothing to tell.
+/// Interval between heartbeats of an idle watch.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -159,7 +159,7 @@ pub(super) async fn watch(
         _permit: Arc::new(place),
     };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
-    // Where "now" was, for a reader who goes on elsewhere before the first event.
+    // Revision of "now", for clients that reconnect elsewhere before the first event.
     Ok(([(REVISION_HEADER, now.to_string())], Sse::new(events.map(Ok::<_, Infallible>))))
 }
 
@@ -174,7 +174,7 @@ fn parse_last_event_id(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
 struct WatchStream {
     changes: Peekable<ChangeStream>,
     kinds: Option<BTreeSet<RecordKind>>,
-    /// Whether its token is still good.
+    /// Returns whether its token is still valid.
     is_authorized: Box<dyn Fn() -> bool + Send>,
     last_revision: u64,
     /// When it was sent something last.
@@ -182,16 +182,16 @@ struct WatchStream {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// What comes next for a watcher.
+/// Next input of a watcher.
 enum WatchSignal {
     Change(ChangeEvent),
-    /// Nothing for a while.
+    /// No change for a while.
     Idle,
     Compacted(CompactedRevision),
 }
 
 impl WatchStream {
-    /// The next event: a revision that changed something that is watched, how far it is, or that it is cut off.
+    /// Returns the next event: a revision with watched changes, a heartbeat, or the end because of compaction.
     async fn next(mut self) -> Option<(Event, Option<Self>)> {
         loop {
             let next = self.wait().await?;
@@ -205,7 +205,8 @@ impl WatchStream {
             };
             let revision = first.revision;
             let mut changes = vec![ChangedRecord::new(&first)];
-            // A revision is published as a whole: what does not come at once is another one.
+            // A revision is published as a whole, so a change that is not immediately available belongs to another
+            // one.
             let mut same = Pin::new(&mut self.changes);
             while let Some(Some(Ok(next))) =
                 same.as_mut().next_if(|it| it.as_ref().is_ok_and(|it| it.revision == revision)).now_or_never()
@@ -213,7 +214,7 @@ impl WatchStream {
                 changes.push(ChangedRecord::new(&next));
             }
             if let Some(Some(Err(CompactedRevision { oldest }))) = same.as_mut().peek().now_or_never() {
-                // Cut off in the middle: a part must not go out under an id that says that it was the whole.
+                // Compacted in the middle of a revision: a part must not be sent under the id of the whole.
                 return Some((compacted_event(*oldest), None));
             }
             changes.retain(|change| self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&change.kind)));
@@ -231,7 +232,7 @@ impl WatchStream {
         }
     }
 
-    /// Waits for a change, and no longer than until a sign of life is due.
+    /// Waits for a change, at most until a heartbeat is due.
     async fn wait(&mut self) -> Option<WatchSignal> {
         if let Ok(next) = timeout_at(self.last_sent + HEARTBEAT_INTERVAL, self.changes.next()).await {
             return next.map(WatchSignal::of);
@@ -240,7 +241,7 @@ impl WatchStream {
         match self.changes.next().now_or_never() {
             Some(next) => next.map(WatchSignal::of),
             None => {
-                // One that waits for a later revision is not sent back.
+                // A watcher that waits for a later revision is not moved back.
                 self.last_revision = self.last_revision.max(upto);
                 Some(WatchSignal::Idle)
             }

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/workers`: each worker as the planner sees it, with its lease and what came of its events.
+//! `/ownerserve/v1/workers`: each worker as the planner sees it, with its lease and the state of its KV events.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -246,7 +246,7 @@ impl WorkerResource {
     fn new(gateway: &AppState, view: &LedgerView, worker: &WorkerView) -> Self {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
-        // Between two looks it may have left.
+        // The worker may have left since the snapshot.
         let source = gateway.worker(id).map_or(WorkerSource::Static, |member| member.source);
         let (knowledge, doubt) = knowledge_and_cause(gateway, worker);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
@@ -263,12 +263,12 @@ impl WorkerResource {
     }
 }
 
-/// How well its blocks are known, and why not better: what is worst of it.
+/// Returns how well a worker's blocks are known, and the most important reason if not exactly.
 fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState, Option<String>) {
     let agreement = &gateway.caches.prefix_cache.tokenizer_drift;
     let doubted = worker.models.iter().find(|model| agreement.is_suspected_mismatch(model, worker.id));
     let doubt = || match worker.health {
-        // Whatever else is wrong shows when it answers.
+        // Further problems show once it answers.
         WorkerHealth::Unreachable => Some(InexactReason::Unreachable.to_string()),
         _ => gateway.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
     };

@@ -1,4 +1,4 @@
-//! How a write reaches the ledger, and how its refusals are told.
+//! Submits writes to the ledger and converts its refusals to problems.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::problem::{Problem, ProblemKind};
 use super::schemas::{EpochSchema, WorkerIdSchema};
 use crate::app_state::AppState;
 
-/// Longest wait for a command's outcome; after it the outcome is unknown.
+/// Maximum wait for a command's outcome; after that the outcome is unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a write did.
@@ -51,22 +51,22 @@ pub(super) struct MovedBlocks {
 }
 
 impl WriteResult {
-    /// A write that grants nothing.
+    /// Result of a write without a grant.
     pub(super) fn plain(gateway: &AppState, did: impl Into<String>) -> LedgerResponse<WriteResult> {
         LedgerResponse::new(&gateway.directory().view(), Self { did: did.into(), epoch: None, moved: None })
     }
 
-    /// A write that granted `epoch`.
+    /// Result of a write that granted `epoch`.
     pub(super) fn granted(gateway: &AppState, did: impl Into<String>, epoch: Epoch) -> LedgerResponse<WriteResult> {
         Self { did: did.into(), epoch: Some(epoch), moved: None }.into_response(gateway)
     }
 
-    /// A write that moved blocks, if any had to be.
+    /// Result of a write that moved blocks, if necessary.
     pub(super) fn with(did: impl Into<String>, epoch: Option<Epoch>, moved: Option<MovedBlocks>) -> Self {
         Self { did: did.into(), epoch, moved }
     }
 
-    /// As an answer, tagged with what was granted.
+    /// Converts to a response, tagged with the granted epoch.
     pub(super) fn into_response(self, gateway: &AppState) -> LedgerResponse<WriteResult> {
         let tag = self.epoch.map(EntityTag::of_grant);
         let answer = LedgerResponse::new(&gateway.directory().view(), self);
@@ -116,11 +116,11 @@ pub(super) struct OwnerTarget {
 }
 
 impl OwnerTarget {
-    /// As the ledger calls it.
+    /// Returns the owner as the ledger identifies it.
     pub(super) fn owner(self, view: &LedgerView) -> Result<Owner, Problem> {
         let record = view.worker(self.worker).ok_or_else(|| refusal_problem(&Refusal::UnknownWorker))?;
         let incarnation = self.incarnation.map_or(record.incarnation, Incarnation);
-        // The ledger only knows that it is none of this life's ranks.
+        // The ledger's own refusal would not tell the valid ranks.
         if incarnation == record.incarnation && self.rank >= record.spec.ranks {
             let (rank, last) = (self.rank, record.spec.ranks.saturating_sub(1));
             let detail = format!("Nothing was changed: the worker has no rank {rank}; its ranks are 0 to {last}.");
@@ -130,7 +130,7 @@ impl OwnerTarget {
     }
 }
 
-/// Hands a command to the ledger and waits for its outcome.
+/// Submits a command to the ledger and waits for its outcome.
 pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outcome, Problem> {
     if gateway.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
@@ -144,15 +144,16 @@ pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outco
         }
         Outcome::Forgotten => Err(Problem::unknown_outcome()),
         outcome => {
-            // So that the answer's revision has it, wherever the leader is. What was done stays done if this fails.
+            // Makes sure that the response's revision includes the write, wherever the leader is. The write stands
+            // even if this fails.
             let _ = gateway.directory().read(Consistency::Linearizable).await;
             Ok(outcome)
         }
     }
 }
 
-/// The view that a write is decided on: whatever was acknowledged before at any router is in it. None is decided without
-/// a quorum, not even one that would change nothing.
+/// Returns a linearizable view to decide a write on. Without a quorum no write is decided, not even one without
+/// effect.
 pub(super) async fn linearizable_view(gateway: &AppState) -> Result<Arc<LedgerView>, Problem> {
     if gateway.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
@@ -160,7 +161,7 @@ pub(super) async fn linearizable_view(gateway: &AppState) -> Result<Arc<LedgerVi
     gateway.directory().read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())
 }
 
-/// The epoch that a command was granted.
+/// Returns the epoch that a command was granted.
 pub(super) fn granted_epoch(outcome: &Outcome) -> Epoch {
     match outcome {
         Outcome::Granted { epoch } | Outcome::Opened { epoch } | Outcome::Sealed { epoch, .. } => *epoch,
@@ -168,7 +169,7 @@ pub(super) fn granted_epoch(outcome: &Outcome) -> Epoch {
     }
 }
 
-/// A refusal of the ledger, with what to do about it.
+/// Converts a refusal of the ledger to a problem with advice.
 pub(super) fn refusal_problem(refusal: &Refusal) -> Problem {
     let kind = match refusal {
         Refusal::Stale { .. } | Refusal::LeaseChanged => ProblemKind::Stale,

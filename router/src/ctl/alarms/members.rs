@@ -1,4 +1,4 @@
-//! Members of the cluster that are silent or do not keep up.
+//! Alarms about members that are silent or lag.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::ctl::endpoints::query_all;
 use crate::ctl::output::OutputFormat;
 use crate::ctl::table::{cell_text, lines};
 
-/// Between two looks at how far the members are.
+/// Time between two observations of the members' progress.
 const OBSERVATION_INTERVAL: Duration = Duration::from_millis(1_500);
-/// Entries that a member may be behind while it goes on: no learner that is further behind becomes a voter.
+/// Maximum lag in entries of a member that makes progress; a learner that lags more cannot become a voter.
 const MAX_LAG_ENTRIES: u64 = 5_000;
 
-/// What every endpoint says of the members, and what the leader says a moment later where one that answers it is behind: only
-/// a second look tells whether that one goes on.
+/// Every endpoint's view of the members, and a second view of the leader if a member that answers is behind: only the
+/// second one shows whether it makes progress.
 #[derive(Debug)]
 pub(super) struct MemberObservations {
     first: Vec<Value>,
@@ -39,7 +39,7 @@ pub(super) async fn observe_members(client: &OperatorClient) -> MemberObservatio
     MemberObservations { first, later: later.filter(|answer| answer["error"].is_null()) }
 }
 
-/// The leader's answer: only it knows who answers and how far each is.
+/// Returns the leader's response: only the leader knows who answers and how far each member is.
 fn leader_answer(answers: &[Value]) -> Option<&Value> {
     answers.iter().find(|answer| answer["error"].is_null() && is_leader_view(&answer["answer"]))
 }
@@ -48,8 +48,8 @@ fn leader_log_index(leader: &Value) -> Option<u64> {
     lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
 }
 
-/// Members that the leader does not hear, that do not keep up, or that an endpoint cannot talk with. The first two only the
-/// leader knows, so it is looked for among the endpoints.
+/// Returns alarms for members that do not answer the leader, that lag, or that an endpoint cannot talk to. Only the
+/// leader knows the first two, so it is searched among the endpoints.
 pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) -> Vec<Value> {
     let leader = leader_answer(&looks.first);
     if leader.is_none() {
@@ -79,15 +79,15 @@ pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) ->
     found.into_values().collect()
 }
 
-/// Members that answer the leader and did not move between two looks although there was something to take, or that are far
-/// behind.
+/// Returns members that answer the leader but made no progress between two observations although there were new
+/// entries, or that lag far behind.
 fn lagging_members(first: &Value, second: &Value) -> Vec<(String, Value)> {
     let (Some(led), Some(leads)) = (leader_log_index(first), leader_log_index(second)) else { return Vec::new() };
     let matched = |member: &Value| member["matched"].as_u64();
     let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
     let mut found = Vec::new();
     for member in lines(&second["answer"]["members"]).iter().filter(|member| member["answers"] == true) {
-        // One that is still being sent a snapshot has matched nothing.
+        // A member that is still receiving a snapshot has no matched index.
         let Some(now) = matched(member) else { continue };
         let was = before(&member["node"]).and_then(matched);
         let behind = leads.saturating_sub(now);

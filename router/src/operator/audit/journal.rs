@@ -1,6 +1,6 @@
-//! One file of whole lines, rotated within a bound, with room that is taken on the disk before a line is written.
+//! Journal: a file of whole lines, rotated within a bound, with disk space reserved before a line is written.
 //!
-//! Knows nothing of what the lines say.
+//! Independent of the lines' contents.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -11,41 +11,41 @@ use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-/// Most files that are kept: the current one and older ones, `NAME.jsonl.1` the newest of them.
+/// Maximum number of files: the current one and older ones, of which `NAME.jsonl.1` is the newest.
 pub(super) const MAX_FILES: u32 = 4;
 
-/// Room for one line, whatever is in it: path and body are bounded, and escaping makes them a few times as long.
+/// Space reserved for any line: path and body are bounded, and escaping multiplies their length by a small factor.
 const MAX_RECORD_BYTES: u64 = 64 << 10;
 
 /// The current file and its older ones.
 #[derive(Debug)]
 pub(super) struct Journal {
     pub(super) path: PathBuf,
-    /// Of one file.
+    /// Maximum size of one file.
     max_bytes: u64,
     pub(super) file: Mutex<JournalFile>,
 }
 
-/// Whether the disk gave the room for a line before it was written.
+/// Whether disk space for a line was reserved before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::operator) enum SpaceReservation {
-    /// It was taken before the write was begun.
+    /// Reserved before the write was executed.
     Reserved,
-    /// Nothing was begun, and the line is written if it can be.
+    /// Nothing was executed; the line is written if possible.
     None,
 }
 
-/// The file that is written to.
+/// The current file.
 #[derive(Debug)]
 pub(super) struct JournalFile {
     file: File,
-    /// Whole lines.
+    /// Bytes of whole lines.
     size: u64,
-    /// Up to where the disk has given room.
+    /// Offset up to which disk space is allocated.
     allocated: u64,
-    /// Of that, for writes that run.
+    /// Allocated bytes reserved for running writes.
     pub(super) reserved: u64,
-    /// Whether a part of a line may stand behind the whole ones.
+    /// Whether a partial line may follow the whole ones.
     is_torn: bool,
 }
 
@@ -57,12 +57,12 @@ impl Journal {
         Ok(Self { path, max_bytes: (bound / u64::from(MAX_FILES)).max(4 << 10), file })
     }
 
-    /// Takes room on the disk for a line to come. Blocks while the disk does.
+    /// Reserves disk space for one line. Blocks on disk IO.
     pub(super) fn reserve(&self) -> io::Result<()> {
         self.file.lock().reserve(MAX_RECORD_BYTES)
     }
 
-    /// Whether there is room now; none where somebody else writes. Blocks while the disk does.
+    /// Returns whether there is space now; `None` if somebody else is writing. Blocks on disk IO.
     pub(super) fn has_space(&self) -> Option<bool> {
         let mut file = self.file.try_lock()?;
         let taken = file.reserve(MAX_RECORD_BYTES).is_ok();
@@ -72,11 +72,11 @@ impl Journal {
         Some(taken)
     }
 
-    /// Writes a line to the disk.
+    /// Writes a line to disk.
     pub(super) fn append(&self, line: &[u8], room: SpaceReservation) -> io::Result<()> {
         let mut open = self.file.lock();
         if room == SpaceReservation::None {
-            // What was promised to writes that run is not its to take.
+            // Space reserved for running writes must not be used.
             open.reserve(MAX_RECORD_BYTES)?;
         }
         if open.size > 0
@@ -89,7 +89,7 @@ impl Journal {
         open.append(line)
     }
 
-    /// A new file, in which what was promised has its room, too.
+    /// Starts a new file and moves all reservations to it.
     fn rotate(&self, open: &mut JournalFile) -> io::Result<()> {
         let numbered = |n: u32| match n {
             0 => self.path.clone(),
@@ -109,13 +109,13 @@ impl Journal {
         fs::rename(&fresh, numbered(0))?;
         self.path.parent().map_or(Ok(()), sync_folder)?;
         let old = std::mem::replace(open, next);
-        // What is left of its room goes back.
+        // Frees the unused space of the old file.
         old.file.set_len(old.size)
     }
 }
 
 impl JournalFile {
-    /// Goes on behind the last whole line: a part of one that a crash left would spoil the next.
+    /// Opens a file and truncates a partial last line left by a crash, which would corrupt the next one.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
         let length = file.metadata()?.len();
@@ -127,7 +127,7 @@ impl JournalFile {
         Ok(Self { file, size, allocated: size, reserved: 0, is_torn: false })
     }
 
-    /// Takes so many bytes of the disk for lines to come.
+    /// Reserves this many bytes for later lines.
     fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         self.truncate_torn()?;
         let end = self.size + self.reserved + bytes;
@@ -145,7 +145,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// On a file system that promises nothing: whether there is room now.
+    /// Tests by writing whether there is space, on file systems without fallocate.
     fn probe_space(&mut self, bytes: u64) -> io::Result<()> {
         self.is_torn = true;
         let tried = io::copy(&mut io::repeat(b' ').take(bytes), &mut self.file).and_then(|_| self.file.sync_data());
@@ -159,7 +159,7 @@ impl JournalFile {
         self.is_torn = true;
         let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
         if let Err(error) = written {
-            // What cannot be mended now is before the next line.
+            // If this fails, it is retried before the next line.
             let _ = self.truncate_torn();
             return Err(error);
         }
@@ -168,7 +168,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Cuts off what a failed write left. The room behind it goes with it.
+    /// Truncates what a failed write left; the space allocated behind it is lost, too.
     fn truncate_torn(&mut self) -> io::Result<()> {
         if self.is_torn {
             self.file.set_len(self.size)?;
@@ -178,12 +178,12 @@ impl JournalFile {
     }
 }
 
-/// Makes a folder's entries durable: a line is only there if its file is.
+/// Syncs a folder: a line is durable only if its file's name is.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Where the last whole line ends.
+/// Returns the offset after the last whole line.
 fn last_line_end(file: &File, length: u64) -> io::Result<u64> {
     let mut end = length;
     let mut piece = [0; 4 << 10];
