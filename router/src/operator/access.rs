@@ -107,7 +107,8 @@ impl OperatorTokens {
         Ok(tokens)
     }
 
-    /// Authenticates by `Authorization: Bearer TOKEN`. Tokens are compared in constant time.
+    /// Authenticates by `Authorization: Bearer TOKEN`. Every token is compared in full, so that timing reveals
+    /// nothing.
     pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         let table = self.table.load();
         let Some(table) = &*table else {

@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveMeasurements {
-    /// Times to first token in engine seconds, of steps that count: those finished before no new session was left.
+    /// Times to first token in engine seconds, of steps that finished while there were still sessions to start.
     pub(super) counted_ttft_seconds: Vec<f64>,
     /// Sum over all steps, in engine seconds.
     pub(super) ttft_seconds_sum: f64,
