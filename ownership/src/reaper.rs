@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-enum Discarded {
+enum ReaperJob {
     View(Arc<LedgerView>),
     Work(Work),
 }
@@ -32,7 +32,7 @@ enum Discarded {
 /// Handle of the thread, which ends with the last handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Reaper {
-    queue: SyncSender<Discarded>,
+    queue: SyncSender<ReaperJob>,
     views: Arc<AtomicUsize>,
     full: Arc<LogThrottle>,
 }
@@ -48,7 +48,7 @@ impl Reaper {
 
     /// Frees a view once it has no readers. If too many are queued, its last holder frees it.
     pub(crate) fn free(&self, view: Arc<LedgerView>) {
-        let is_taken = self.views.fetch_add(1, Relaxed) < VIEWS && self.queue.try_send(Discarded::View(view)).is_ok();
+        let is_taken = self.views.fetch_add(1, Relaxed) < VIEWS && self.queue.try_send(ReaperJob::View(view)).is_ok();
         if is_taken {
             return;
         }
@@ -62,7 +62,7 @@ impl Reaper {
     pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
         // Closing one log queues two or three objects, fewer than the reserved places.
         if let Err(mpsc::TrySendError::Full(work) | mpsc::TrySendError::Disconnected(work)) =
-            self.queue.try_send(Discarded::Work(Box::new(work)))
+            self.queue.try_send(ReaperJob::Work(Box::new(work)))
         {
             tracing::error!("the thread that ends the log is gone; the log stays open as long as this process runs");
             std::mem::forget(work);
@@ -70,14 +70,14 @@ impl Reaper {
     }
 }
 
-fn reap(queue: &Receiver<Discarded>, views: &AtomicUsize) {
+fn reap(queue: &Receiver<ReaperJob>, views: &AtomicUsize) {
     let mut read: Vec<Arc<LedgerView>> = Vec::new();
     loop {
         let next =
             if read.is_empty() { queue.recv().map_err(RecvTimeoutError::from) } else { queue.recv_timeout(LOOK) };
         match next {
-            Ok(Discarded::View(view)) => read.push(view),
-            Ok(Discarded::Work(work)) => work(),
+            Ok(ReaperJob::View(view)) => read.push(view),
+            Ok(ReaperJob::Work(work)) => work(),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

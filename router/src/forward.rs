@@ -81,7 +81,7 @@ pub(crate) async fn forward(
                 let (gateway, client) = (gateway.clone(), request.error_recipient());
                 let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
                 let budget = gateway.upstream.events();
-                let most = Counted::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                let most = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
                 let watch = ForwardObserver {
                     gateway,
                     client,
@@ -185,12 +185,12 @@ async fn response_recorders(
 
 /// Largest token counts that a worker can plausibly report.
 #[derive(Clone, Copy)]
-struct Counted {
+struct UsageBounds {
     prompt: Tokens,
     answer: Tokens,
 }
 
-impl Counted {
+impl UsageBounds {
     /// Returns the limits for a request whose answer may have `asked` tokens, where it sets a limit. The history of a
     /// step that follows a response is stored at its worker, so its prompt may be larger than the body.
     fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
@@ -213,7 +213,7 @@ struct ForwardObserver {
     receipt_recorder: Option<ReceiptRecorder>,
     /// Tokens reserved from the tenant's quota, and whether the worker accepted the request.
     reservation: Option<(TokenReservation, bool)>,
-    most: Counted,
+    most: UsageBounds,
 }
 
 impl ResponseObserver for ForwardObserver {

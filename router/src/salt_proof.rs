@@ -169,7 +169,7 @@ async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict
 
 /// A worker's answer to a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Said {
+enum ProbeAnswer {
     /// How much of it was in its cache, where it reports that.
     Found(Option<Tokens>),
     /// It does not serve this endpoint.
@@ -201,7 +201,7 @@ impl Proof<'_> {
     }
 
     /// Sends the prompt to an endpoint; `None` where the worker failed.
-    async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<Said> {
+    async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<ProbeAnswer> {
         let legs = Legs::without_client(self.gateway);
         let tokens_computed = Tokens(self.ids.len() as u64);
         let leg = Leg { worker: self.view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed };
@@ -210,9 +210,9 @@ impl Proof<'_> {
         let answer = legs.send_whole(&leg, endpoint.path(), body.into()).await;
         drop(counted);
         match answer {
-            Ok((_, answer)) => Some(Said::Found(answer.usage.and_then(|usage| usage.cached))),
+            Ok((_, answer)) => Some(ProbeAnswer::Found(answer.usage.and_then(|usage| usage.cached))),
             Err(LegError::Failed(status)) if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => {
-                Some(Said::Nothing)
+                Some(ProbeAnswer::Nothing)
             }
             Err(_) => None,
         }
@@ -232,15 +232,15 @@ async fn prove_at(
     let ids = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
     let proof = Proof { gateway, view, model, ids };
     let [one, other] = ["one", "other"].map(|name| format!("proof-{name}-{}", new_request_id()));
-    if proof.ask(endpoint, Some(&one)).await? == Said::Nothing {
+    if proof.ask(endpoint, Some(&one)).await? == ProbeAnswer::Nothing {
         return Some(None);
     }
     let verdict = match proof.ask(endpoint, Some(&other)).await? {
-        Said::Nothing => return Some(None),
-        Said::Found(Some(Tokens::ZERO)) => SaltVerdict::Honoured,
-        Said::Found(Some(_)) => SaltVerdict::Ignored,
-        Said::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
-        Said::Found(None) => SaltVerdict::Untold,
+        ProbeAnswer::Nothing => return Some(None),
+        ProbeAnswer::Found(Some(Tokens::ZERO)) => SaltVerdict::Honoured,
+        ProbeAnswer::Found(Some(_)) => SaltVerdict::Ignored,
+        ProbeAnswer::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
+        ProbeAnswer::Found(None) => SaltVerdict::Untold,
     };
     Some(Some(verdict))
 }
@@ -248,7 +248,7 @@ async fn prove_at(
 /// Tests the messages endpoint by a chat: vLLM reports no cached tokens for messages, but a chat with the same text
 /// shows under which salt they were cached.
 async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<SaltVerdict> {
-    let found = |said| matches!(said, Said::Found(Some(cached)) if cached > Tokens::ZERO);
+    let found = |said| matches!(said, ProbeAnswer::Found(Some(cached)) if cached > Tokens::ZERO);
     if found(proof.ask(GenerationEndpoint::ChatCompletions, None).await?) {
         return Some(SaltVerdict::Ignored);
     }

@@ -6,7 +6,7 @@ mod measure;
 
 pub use crates::{Crates, Dependency, ExternalCrate};
 pub use files::{SourceFile, root, sources, tracked};
-pub use measure::{FileMeasures, measure};
+pub use measure::{FileMeasures, measure, type_names};
 
 /// Errors of reading the repository.
 #[derive(Debug, thiserror::Error)]

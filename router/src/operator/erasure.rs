@@ -15,14 +15,14 @@ use super::sessions;
 use super::writes::WriteResult;
 use crate::app_state::AppState;
 use crate::erasure::{ErasureScope, erase};
-use crate::shared_cache::Purged;
+use crate::shared_cache::PurgeCount;
 
 async fn erase_and_report(
     gateway: &AppState,
     tenant: &TenantId,
     whose: ErasureScope,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let Purged { forgotten, unread } = erase(&gateway.caches.shared_cache, tenant, whose).await.map_err(|error| {
+    let PurgeCount { forgotten, unread } = erase(&gateway.caches.shared_cache, tenant, whose).await.map_err(|error| {
         let detail = format!(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
              Redis is up."

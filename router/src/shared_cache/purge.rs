@@ -36,7 +36,7 @@ pub(crate) struct PurgeError;
 
 /// Number of deleted values, and of transcripts in Redis that could not be read to see whose they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Purged {
+pub(crate) struct PurgeCount {
     pub(crate) forgotten: usize,
     pub(crate) unread: usize,
 }
@@ -44,14 +44,14 @@ pub(crate) struct Purged {
 impl SharedCache {
     /// Deletes everything that is currently stored of `tenant`, by its keys: no value is read, so values of another
     /// secret are deleted, too. The memory of other routers is not touched.
-    pub(crate) async fn purge(&self, tenant: &TenantId) -> Result<Purged, PurgeError> {
+    pub(crate) async fn purge(&self, tenant: &TenantId) -> Result<PurgeCount, PurgeError> {
         let work = async {
             let mut keys: HashSet<CacheKey> =
                 self.inner.local.lock().of_tenant(tenant).into_iter().map(|(key, _)| key).collect();
             if let Some(shared) = &self.inner.redis {
                 keys.extend(shared.kept(tenant).await?.into_iter().map(|(key, _)| key));
             }
-            Ok(Purged { forgotten: self.forget_all(keys).await?, unread: 0 })
+            Ok(PurgeCount { forgotten: self.forget_all(keys).await?, unread: 0 })
         };
         tokio::time::timeout(PURGE_TIMEOUT, work).await.map_err(|_| PurgeError)?
     }
@@ -62,7 +62,7 @@ impl SharedCache {
         tenant: &TenantId,
         read: fn(&[u8]) -> Option<T>,
         wanted: impl FnOnce(&[(CacheKey, Option<T>)]) -> Vec<CacheKey>,
-    ) -> Result<Purged, PurgeError> {
+    ) -> Result<PurgeCount, PurgeError> {
         let work = async {
             let here = self.inner.local.lock().of_tenant(tenant);
             let near = move || here.into_iter().map(|(key, value)| (key, read(&value))).collect();
@@ -79,7 +79,7 @@ impl SharedCache {
                 }
             }
             let keys = wanted(&found).into_iter().collect();
-            Ok(Purged { forgotten: self.forget_all(keys).await?, unread })
+            Ok(PurgeCount { forgotten: self.forget_all(keys).await?, unread })
         };
         tokio::time::timeout(PURGE_TIMEOUT, work).await.map_err(|_| PurgeError)?
     }
@@ -245,7 +245,7 @@ mod tests {
             state.put(key(CacheEntryKind::Checkpoint, tenant, "s"), Bytes::from_static(b"ids"));
             state.put(key(CacheEntryKind::Charge, tenant, "c"), Bytes::from_static(b"7"));
         }
-        let purged = |forgotten| Ok(Purged { forgotten, unread: 0 });
+        let purged = |forgotten| Ok(PurgeCount { forgotten, unread: 0 });
         assert_eq!(state.purge(&TenantId("a".into())).await, purged(2));
         assert_eq!(state.get_local(&key(CacheEntryKind::Transcript, "a", "resp_1")), None);
         assert_eq!(state.get_local(&key(CacheEntryKind::Checkpoint, "a", "s")), None);

@@ -213,3 +213,30 @@ impl<'ast> Visit<'ast> for MeasureVisitor {
         visit::visit_item_use(self, item);
     }
 }
+
+/// Names of all types and traits that a file defines, those of its tests and function bodies included.
+pub fn type_names(source: &Source) -> Result<Vec<String>, Unreadable> {
+    let file =
+        syn::parse_file(&source.text).map_err(|error| Unreadable::Rust { path: source.path.clone(), source: error })?;
+    let mut names = TypeNames::default();
+    names.visit_file(&file);
+    Ok(names.0)
+}
+
+#[derive(Default)]
+struct TypeNames(Vec<String>);
+
+impl<'ast> Visit<'ast> for TypeNames {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let name = match item {
+            syn::Item::Struct(item) => Some(&item.ident),
+            syn::Item::Enum(item) => Some(&item.ident),
+            syn::Item::Union(item) => Some(&item.ident),
+            syn::Item::Trait(item) => Some(&item.ident),
+            syn::Item::Type(item) => Some(&item.ident),
+            _ => None,
+        };
+        self.0.extend(name.map(ToString::to_string));
+        visit::visit_item(self, item);
+    }
+}

@@ -4,5 +4,6 @@ mod budget;
 mod configs;
 mod dependencies;
 mod layering;
+mod names;
 mod sizes;
 mod tidy;

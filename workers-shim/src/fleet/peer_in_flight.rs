@@ -100,12 +100,12 @@ impl PeerInFlight {
 /// The newest table of each reporting router.
 #[derive(Debug, Default)]
 pub(super) struct PeerInFlightTables {
-    routers: BTreeMap<NodeId, KvConnector>,
+    routers: BTreeMap<NodeId, ReceivedTable>,
     generation: u64,
 }
 
 #[derive(Debug)]
-struct KvConnector {
+struct ReceivedTable {
     table: InFlightTable,
     received: Instant,
 }
@@ -122,7 +122,7 @@ impl PeerInFlightTables {
             return MergeOutcome::TooMany;
         }
         self.generation += u64::from(known.is_none_or(|(boot, _)| boot != table.boot));
-        self.routers.insert(router, KvConnector { table, received: now });
+        self.routers.insert(router, ReceivedTable { table, received: now });
         MergeOutcome::Changed
     }
 
