@@ -76,7 +76,7 @@ impl RouterCaches {
             self.metrics.identified.with_label_values(&[source]).inc_by(tokens.0);
         };
         counted(source, known);
-        counted("computed", prefixed.prompt.chain.tokens - known);
+        counted("encoded", prefixed.prompt.chain.tokens - known);
         let incoming = &prefixed.request.incoming;
         let tokenized =
             CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };

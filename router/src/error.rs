@@ -35,6 +35,7 @@ pub enum ApiError {
     },
     /// A field is missing or of the wrong type or value.
     #[error("Invalid value for '{param}': {expected}.")]
+    #[strum(serialize = "invalid_value")]
     BadField {
         /// The field, as a path.
         param: String,
@@ -51,6 +52,7 @@ pub enum ApiError {
     #[error(
         "This model's maximum context length is {longest} tokens. However, your request has {prompt} input tokens. Shorten the {param}, or ask for fewer tokens."
     )]
+    #[strum(serialize = "context_length_exceeded")]
     TooLong {
         /// The field that holds the prompt.
         param: &'static str,
@@ -61,15 +63,15 @@ pub enum ApiError {
     },
     /// The request has no API key.
     #[error("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")]
-    #[strum(serialize = "api_key")]
+    #[strum(serialize = "invalid_api_key")]
     NoKey,
     /// The API key is not in the keys file. Clients such as litellm recognise the first words, which are OpenAI's.
     #[error("Incorrect API key provided. Check the key, or ask the operator of this endpoint for one.")]
-    #[strum(serialize = "api_key")]
+    #[strum(serialize = "invalid_api_key")]
     BadKey,
     /// A web page of another site may have sent it.
     #[error(transparent)]
-    #[strum(serialize = "host")]
+    #[strum(serialize = "host_not_allowed")]
     Host(#[from] HostRefusal),
     /// The path is not served.
     #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]
@@ -79,6 +81,7 @@ pub enum ApiError {
     },
     /// The path is served, but not with this method.
     #[error("Method {method} is not allowed on this path; allowed: {allow}.")]
+    #[strum(serialize = "method_not_allowed")]
     WrongMethod {
         /// The method that was used.
         method: String,
@@ -93,12 +96,14 @@ pub enum ApiError {
     },
     /// A stateful resource whose existence is unknown while the shared cache is degraded.
     #[error("Whether the response '{id}' exists cannot be told at the moment. Try again shortly.")]
+    #[strum(serialize = "response_lookup_incomplete")]
     UnsettledResponse {
         /// The resource.
         id: String,
     },
     /// Part of the OpenAI API that has no meaning in front of several workers.
     #[error("'{what}' is not offered by this endpoint: it needs state that engines behind it do not share.")]
+    #[strum(serialize = "not_implemented")]
     NotOffered {
         /// The part of the API.
         what: String,
@@ -131,6 +136,7 @@ pub enum ApiError {
     },
     /// The body inflates to an implausible multiple of its size.
     #[error("The body inflates to more than {most} times its size. Send it plain, or compress it less.")]
+    #[strum(serialize = "body_too_complex")]
     TooDense {
         /// The largest accepted ratio.
         most: usize,
@@ -140,6 +146,7 @@ pub enum ApiError {
     BodyTimeout,
     /// The body ended early.
     #[error("The body ended before it was complete. Send it again.")]
+    #[strum(serialize = "body_interrupted")]
     BodyBroken,
     /// The body has an unsupported compression.
     #[error("Content-Encoding '{encoding}' is not supported. Send the body plain, or as gzip or deflate.")]
@@ -195,6 +202,7 @@ pub enum ApiError {
         "Rate limit reached: {limit} {} at once. Wait for one to end, or ask the operator of this endpoint for more.",
         if *limit == 1 { "request" } else { "requests" }
     )]
+    #[strum(serialize = "concurrency_limit")]
     TooManyAtOnce {
         /// The limit.
         limit: u32,
@@ -430,7 +438,7 @@ mod tests {
         assert_eq!((busy.status().as_u16(), busy.headers()[RETRY_AFTER].to_str().unwrap()), (429, "1"));
         let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.response(RECIPIENT);
         assert_eq!((wrong.status().as_u16(), wrong.headers()[ALLOW].to_str().unwrap()), (405, "GET, HEAD"));
-        assert_eq!(wrong.extensions().get(), Some(&ErrorReason("wrong_method")));
+        assert_eq!(wrong.extensions().get(), Some(&ErrorReason("method_not_allowed")));
     }
 
     #[test]

@@ -245,7 +245,7 @@ impl ResponseObserver for ForwardObserver {
         if let Some(filing) = &mut self.receipt_recorder {
             filing.on_broken();
         }
-        self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+        self.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
         let number = self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number);
         ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
     }

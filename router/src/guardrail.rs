@@ -48,6 +48,7 @@ pub enum Arm {
     /// Planned, but served by the bypass policy.
     Control,
     /// Served as planned.
+    #[strum(serialize = "treatment")]
     Own,
 }
 

@@ -84,7 +84,7 @@ impl PeerExchange {
     fn receive_table(&self, from: NodeId, message: &[u8]) -> Result<Bytes, PeerError> {
         let count = |outcome: &str| self.metrics.tables.with_label_values(&[outcome]).inc();
         let Some(table) = message::read_table(message) else {
-            count("unreadable");
+            count("malformed");
             return Err(PeerError::Garbled("a table of requests in flight".into()));
         };
         count(match self.fleet.merge_peer_table(from, table, Instant::now()) {

@@ -35,12 +35,12 @@ const MAX_PROMPT_TOKENS: u64 = 8192;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum SaltVerdict {
-    /// The second one found nothing of the first.
-    Honoured,
+    /// The second found nothing of the first.
+    Isolated,
     /// It found what was sent under another salt.
-    Ignored,
-    /// The engine does not report its cache hits.
-    Untold,
+    NotIsolated,
+    /// The engine does not tell what it finds in its cache.
+    Unknown,
 }
 
 /// Verdicts on all workers.
@@ -53,13 +53,13 @@ impl SaltProofs {
     /// Returns workers that serve no requests while tenants must be isolated.
     pub(crate) fn barred(&self) -> Vec<WorkerId> {
         let verdicts = self.verdicts.lock();
-        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::Ignored);
+        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::NotIsolated);
         ignoring.map(|(worker, _)| *worker).collect()
     }
 
     /// Returns the problem of a worker that ignores salts, for a person.
     pub(crate) fn problem(&self, worker: WorkerId) -> Option<&'static str> {
-        let is_ignoring = self.verdict(worker) == Some(SaltVerdict::Ignored);
+        let is_ignoring = self.verdict(worker) == Some(SaltVerdict::NotIsolated);
         is_ignoring.then_some(
             "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
              Update the engine, or set auth.prove_salts = false where tenants may share caches.",
@@ -68,7 +68,7 @@ impl SaltProofs {
 
     /// Returns the warning for a worker without proof, which serves all the same.
     pub(crate) fn untold(&self, worker: WorkerId) -> Option<&'static str> {
-        (self.verdict(worker) == Some(SaltVerdict::Untold)).then_some(
+        (self.verdict(worker) == Some(SaltVerdict::Unknown)).then_some(
             "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
              what others have sent. Start vLLM with --enable-prompt-tokens-details.",
         )
@@ -141,13 +141,13 @@ fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
     gateway.salt_proofs.verdicts.lock().insert(view.id, (view.incarnation, verdict));
     let worker = &view.endpoint;
     match verdict {
-        SaltVerdict::Honoured => tracing::debug!(%worker, "prompts of different salts are kept apart"),
-        SaltVerdict::Ignored => tracing::warn!(
+        SaltVerdict::Isolated => tracing::debug!(%worker, "prompts of different salts are kept apart"),
+        SaltVerdict::NotIsolated => tracing::warn!(
             %worker,
             "the engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests; update \
              the engine, or set auth.prove_salts = false where tenants may share caches"
         ),
-        SaltVerdict::Untold => tracing::warn!(
+        SaltVerdict::Unknown => tracing::warn!(
             %worker,
             "whether the engine honours cache_salt cannot be proven, so that tenants may find out what others have sent, because it does not tell cached tokens: start vLLM with \
              --enable-prompt-tokens-details"
@@ -162,7 +162,7 @@ async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict
     {
         verdicts.extend(prove_at(gateway, view, endpoint).await?);
     }
-    [SaltVerdict::Ignored, SaltVerdict::Untold, SaltVerdict::Honoured]
+    [SaltVerdict::NotIsolated, SaltVerdict::Unknown, SaltVerdict::Isolated]
         .into_iter()
         .find(|verdict| verdicts.contains(verdict))
 }
@@ -237,10 +237,10 @@ async fn prove_at(
     }
     let verdict = match proof.ask(endpoint, Some(&other)).await? {
         ProbeAnswer::Nothing => return Some(None),
-        ProbeAnswer::Found(Some(Tokens::ZERO)) => SaltVerdict::Honoured,
-        ProbeAnswer::Found(Some(_)) => SaltVerdict::Ignored,
+        ProbeAnswer::Found(Some(Tokens::ZERO)) => SaltVerdict::Isolated,
+        ProbeAnswer::Found(Some(_)) => SaltVerdict::NotIsolated,
         ProbeAnswer::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
-        ProbeAnswer::Found(None) => SaltVerdict::Untold,
+        ProbeAnswer::Found(None) => SaltVerdict::Unknown,
     };
     Some(Some(verdict))
 }
@@ -250,10 +250,10 @@ async fn prove_at(
 async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<SaltVerdict> {
     let found = |said| matches!(said, ProbeAnswer::Found(Some(cached)) if cached > Tokens::ZERO);
     if found(proof.ask(GenerationEndpoint::ChatCompletions, None).await?) {
-        return Some(SaltVerdict::Ignored);
+        return Some(SaltVerdict::NotIsolated);
     }
     let is_kept_apart = found(proof.ask(GenerationEndpoint::ChatCompletions, Some(salt)).await?);
-    Some(if is_kept_apart { SaltVerdict::Honoured } else { SaltVerdict::Untold })
+    Some(if is_kept_apart { SaltVerdict::Isolated } else { SaltVerdict::Unknown })
 }
 
 #[cfg(test)]
@@ -281,7 +281,7 @@ mod tests {
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
         let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
-        wait_until("both are proven", || proofs("honoured") == 1 && proofs("ignored") == 1).await;
+        wait_until("both are proven", || proofs("isolated") == 1 && proofs("not_isolated") == 1).await;
         for number in 0..12 {
             for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
                 let body = json!({"model": "tiny", field: format!("question {number}"), "max_tokens": 1}).to_string();
@@ -315,7 +315,7 @@ mod tests {
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
         let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
-        wait_until("the others are judged", || proofs("honoured") == 1 && proofs("untold") == 1).await;
+        wait_until("the others are judged", || proofs("isolated") == 1 && proofs("unknown") == 1).await;
         assert_eq!(hanging.active.count(), 1, "it still hangs");
         let ready = get(front.operator_address(), "/readyz").await.json();
         let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["cause"] == "salt_untold").unwrap();

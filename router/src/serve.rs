@@ -152,10 +152,10 @@ impl RunningServer {
         };
         background.push(on("sessions", |gateway| commit_retry::run(gateway).boxed()));
         background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
-        background.push(on("agreement", |gateway| tokenizer_drift::follow(gateway).boxed()));
-        background.push(on("ahead", |gateway| prefix_replication::run(gateway).boxed()));
+        background.push(on("tokenizer_drift", |gateway| tokenizer_drift::follow(gateway).boxed()));
+        background.push(on("prefix_replication", |gateway| prefix_replication::run(gateway).boxed()));
         if gateway.keys.required() && gateway.config.auth.prove_salts {
-            background.push(on("salt_proofs", |gateway| salt_proof::follow(gateway).boxed()));
+            background.push(on("cache_salt_checks", |gateway| salt_proof::follow(gateway).boxed()));
         }
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
             if let Some(tls) = tls.map(Arc::new) {
@@ -309,7 +309,7 @@ mod tests {
             wait_until(name, || tasks.unexpected_ends().get(name).is_some_and(|times| *times > before)).await;
             let metrics = get(front.operator_address(), "/metrics").await;
             let text = String::from_utf8_lossy(&metrics.body).into_owned();
-            assert!(text.contains(&format!("background_tasks_ended_total{{task=\"{name}\"}}")), "{name}");
+            assert!(text.contains(&format!("background_task_restarts_total{{task=\"{name}\"}}")), "{name}");
             let ready = get(front.operator_address(), "/readyz").await.json();
             let alarms = ready["degraded"].as_array().unwrap();
             let is_told = |alarm: &serde_json::Value| {

@@ -35,8 +35,8 @@ use redis_client::RedisClient;
 use value_cipher::ValueCipher;
 use watch::{RedisWrite, RedisWriteQueue};
 
-/// Lookup outcome for a key that holds a tombstone instead of a value.
-const TOMBSTONE_OUTCOME: &str = "forgotten";
+/// How a lookup ends that found a mark in place of a value.
+const TOMBSTONE_OUTCOME: &str = "deleted";
 
 /// The cache of this router, local or shared with other routers.
 #[derive(Debug)]
@@ -193,7 +193,7 @@ impl SharedCache {
     /// Returns the value of `key` from local memory only.
     pub fn get_local(&self, key: &CacheKey) -> Option<Bytes> {
         let value = self.inner.local.lock().get(key, Instant::now())?;
-        self.inner.metrics.count_lookup(key.kind, "near");
+        self.inner.metrics.count_lookup(key.kind, "local_hit");
         Some(value)
     }
 
@@ -279,7 +279,7 @@ impl SharedCacheState {
         let Some(shared) = &self.redis else { return };
         let kind = write.key.kind;
         if !shared.writes.push(write) {
-            self.metrics.count_write(kind, "no_room");
+            self.metrics.count_write(kind, "queue_full");
         }
     }
 
@@ -321,7 +321,7 @@ impl SharedCacheState {
             Some(value) => {
                 let held = CachedValue { value: value.clone(), ttl: self.ttl, origin: ValueOrigin::Shared };
                 self.local.lock().put(key.clone(), held, Instant::now());
-                ("shared", Some(value))
+                ("shared_hit", Some(value))
             }
         }
     }

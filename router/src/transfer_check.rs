@@ -38,18 +38,18 @@ impl TransferCheckConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum TransferCheckOutcome {
-    /// The transferred KV gives the same answer as computing, or differs by rounding only.
-    Same,
-    /// It gives another answer.
+    /// What was transferred says what computing says, or differs by rounding.
+    Match,
+    /// It says something else.
     Mismatch,
-    /// Two engines that computed the prompt do not agree with each other, so that no link is blamed.
-    Unclear,
-    /// The transferred KV is no longer cached, or an engine cannot compute without its cache.
+    /// Two engines that computed the prompt do not agree with each other: nobody is blamed.
+    Inconclusive,
+    /// What was transferred is not there any more, or an engine has no fresh cache to compute in.
     NotComparable,
     /// A worker did not answer.
     Failed,
     /// Another check was running.
-    NoRoom,
+    Skipped,
 }
 
 /// An engine's answer to a prompt: tokens at temperature 0, each with its log-probability margin over the next likely

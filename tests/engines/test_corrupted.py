@@ -48,8 +48,8 @@ def test_a_link_that_begins_to_damage_kv_is_found_within_20_transfers_and_barred
     def barred() -> list[tuple[str, str]]:
         return [(link["from"], link["to"]) for link in get_json(f"{serve.operator}/ownerserve/v1/correctness")["barred"]]
 
-    def checks(result: str) -> float:
-        return serve.metric("correctness_checks_total", result=result)
+    def checks(outcome: str) -> float:
+        return serve.metric("transfer_checks_total", outcome=outcome)
 
     with busy(decode, clients=BUSY, words=10):
         known_to_be_busy(serve, decode, BUSY)
@@ -57,13 +57,13 @@ def test_a_link_that_begins_to_damage_kv_is_found_within_20_transfers_and_barred
         while over_bad < SOUND:
             assert len(streams) < 40
             over_bad += step() == bad
-        until("the first transfers are checked", lambda: checks("same") >= 1, 60)
+        until("the first transfers are checked", lambda: checks("match") >= 1, 60)
         assert barred() == []
         before = len(streams)
         broken.touch()
         over_bad = 0
         while not barred():
-            assert over_bad < WITHIN and len(streams) < 120, {result: checks(result) for result in ("same", "mismatch", "unclear")}
+            assert over_bad < WITHIN and len(streams) < 120, {outcome: checks(outcome) for outcome in ("match", "mismatch", "inconclusive")}
             over_bad += step() == bad
         found_after, last = over_bad, len(streams)
         after = [step() for _ in range(8)]

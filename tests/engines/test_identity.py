@@ -36,7 +36,7 @@ def test_a_conversation_in_any_endpoints_words_is_known_as_vllm_knows_it(serve, 
             talk.use(number, prose(60, seed + number))
     assert rungs == ["cold"] + ["session"] * (STEPS - 1), rungs
     assert found > 1000, "hardly anything was found again"
-    assert [serve.metric("identity_looks_total", outcome=wrong) for wrong in ("tokens", "length", "refused")] == [0, 0, 0]
+    assert [serve.metric("prefix_verifications_total", outcome=wrong) for wrong in ("token_mismatch", "length_mismatch", "refused")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("path", "ask", "also"), [

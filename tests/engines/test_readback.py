@@ -53,7 +53,7 @@ def test_the_next_turns_prefill_pulls_from_the_decoder_what_that_has_computed(pa
     assert [attempt["remarks"] for receipt in decisions(serve, 2) for attempt in receipt["attempts"]] == [[], []]
     pulled = prefill.prompt_tokens_from("external_kv_transfer")
     assert ANSWER - 1 <= pulled < ANSWER + 32, "the answer, and what stands with it in a block"
-    assert serve.metric("readbacks_total", outcome="fetched") == 1
+    assert serve.metric("reverse_pulls_total", outcome="pulled") == 1
     # A salt of its own finds nothing in the cache: what one engine alone computes.
     for prompt, answer in ((tokens[0], first), (second_prompt, second)):
         alone = ask(decode.url, prompt, cache_salt="alone")

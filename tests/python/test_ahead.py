@@ -11,7 +11,7 @@ SETTINGS = (TEXT, 'planner.disabled=["remote_prefill","state_migration"]')
 
 
 def sent(serve: Serve, outcome: str) -> float:
-    return serve.metric("ahead_total", outcome=outcome)
+    return serve.metric("prefix_replications_total", outcome=outcome)
 
 
 def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
@@ -24,7 +24,7 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
         other = next(worker for worker in cluster.workers if worker is not owner)
         with busy(owner, clients=16, words=1200):
             until("it is sent ahead", lambda: sent(cluster.serve, "sent") == 1)
-            bytes_sent = cluster.serve.metric("ahead_bytes_total")
+            bytes_sent = cluster.serve.metric("prefix_replication_bytes_total")
             assert bytes_sent > 0 and owner_of(cluster, "ahead") is owner, "a copy"
             talk.say("What next?", tokens=1)
         receipt = decisions(cluster.serve, 1)[0]
@@ -34,7 +34,7 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
         assert receipt["seen"]["cached"] > 0.9 * receipt["known"]["prompt"], receipt["seen"]
         until("it was of use", lambda: sent(cluster.serve, "used") == 1)
         assert (sent(cluster.serve, "sent"), sent(cluster.serve, "failed"), sent(cluster.serve, "unused")) == (1, 0, 0)
-        assert cluster.serve.metric("ahead_bytes_total") == bytes_sent, "nothing is sent twice in a gap"
+        assert cluster.serve.metric("prefix_replication_bytes_total") == bytes_sent, "nothing is sent twice in a gap"
     pairs = asked_alone([talk], *sim)
     assert pairs and [here for here, _ in pairs] == [alone for _, alone in pairs]
 

@@ -83,7 +83,7 @@ def test_a_member_whose_certificate_is_refused_is_named_with_the_cause_and_the_r
         assert "another authority" in run("member", "list").stdout
         told = until("it is an alarm", lambda: "another authority" in (said := run("alarm")).stdout and said)
         assert told.returncode == 5 and "member_" in told.stdout, told.stdout
-        until("who knocks is counted", lambda: first.metric("ledger_tls_refused_total") > 0)
+        until("who knocks is counted", lambda: first.metric("ledger_tls_handshake_failures_total") > 0)
         assert "another node cannot be talked with" in log_of(first) and "a caller did not come in as another node" in log_of(first)
         assert log_of(first).count("a caller did not come in as another node") <= 20, "not a line for each try"
     finally:

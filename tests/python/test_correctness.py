@@ -12,7 +12,7 @@ from harness.talk import TEXT, Talk, busy, decisions, prose, sealed_session
 SIM = ("--speed-up", "4")
 # Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
 SETTINGS = (TEXT, "planner.mu=20")
-RESULTS = ["same", "mismatch", "unclear", "not_comparable", "failed", "no_room"]
+OUTCOMES = ["match", "mismatch", "inconclusive", "not_comparable", "failed", "skipped"]
 
 
 class Fleet:
@@ -33,7 +33,7 @@ class Fleet:
             worker.process.stop()
 
     def checks(self) -> dict[str, float]:
-        return {result: self.serve.metric("correctness_checks_total", result=result) for result in RESULTS}
+        return {outcome: self.serve.metric("transfer_checks_total", outcome=outcome) for outcome in OUTCOMES}
 
     def barred(self) -> list[tuple[str, str]]:
         return [(link["from"], link["to"]) for link in self.operator.get("correctness").ok()["barred"]]
@@ -73,19 +73,19 @@ def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(f
             until("its check is over", settled)
         until("the last one's check is over", fleet.barred)
         assert fleet.barred() == [(bad, decoder)], (over_bad, over_good, fleet.checks())
-        assert fleet.serve.metric("correctness_barred_links") == 1
+        assert fleet.serve.metric("transfer_links_disabled") == 1
         alarms = json.loads(ctl("-o", "json", "--endpoint", fleet.serve.operator, "alarm").stdout)
         assert [alarm["alarm"] for alarm in alarms if "correctness" in alarm["alarm"]] == ["correctness_wrong_text"], alarms
 
         after = [fleet.step() for _ in range(12)]
         # A check is due once enough has moved to make up for the last one.
         end = time.monotonic() + 60
-        while fleet.checks()["same"] < 1:
+        while fleet.checks()["match"] < 1:
             assert time.monotonic() < end, (len(after), fleet.checks())
             after.append(fleet.step())
         assert bad not in after and good in after, after
         assert fleet.barred() == [(bad, decoder)] and fleet.checks()["mismatch"] == 1, fleet.checks()
-        assert fleet.checks()["unclear"] == 0, fleet.checks()
+        assert fleet.checks()["inconclusive"] == 0, fleet.checks()
 
         cleared = ctl("-o", "json", "--endpoint", fleet.serve.operator, "links", "clear", fleet.bad.url, fleet.decoder.url)
         assert cleared.returncode == 0 and fleet.barred() == [], cleared

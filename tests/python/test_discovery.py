@@ -229,7 +229,7 @@ def owners(serve: Serve) -> dict[str, str]:
 
 
 def moves(serve: Serve) -> float:
-    return serve.metric("drained_sessions_total", outcome="moved")
+    return serve.metric("drain_sessions_total", outcome="moved")
 
 
 def with_sessions(started, workers: list[SimWorker], *settings: str) -> Serve:
@@ -250,16 +250,16 @@ def test_a_drain_moves_sessions_with_their_blocks_before_the_worker_stops(starte
     done = ctl("--endpoint", serve.operator, "drain", full.url)
     assert done.returncode == 0 and f"{len(there)} of {len(there)} sessions moved" in done.stdout, (done.stdout, done.stderr)
     assert full.url not in owners(serve).values() and len(owners(serve)) == SESSIONS
-    assert moves(serve) == len(there) and serve.metric("drained_bytes_total") > 0
+    assert moves(serve) == len(there) and serve.metric("drain_transfer_bytes_total") > 0
     (mine,) = [line["id"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"] if line["endpoint"] == full.url]
     shown = Operator(serve.operator).get(f"workers/{mine}/draining").ok()
     assert (shown["draining"], shown["progress"]["state"], shown["progress"]["owned"]) == (True, "done", 0)
     full.process.kill()
-    before = serve.metric("prompt_tokens_total", source="computed")
+    before = serve.metric("input_tokens_total", source="computed")
     for number in range(SESSIONS):
         talk = Talk(serve.url, f"drained-{number}", prose(200, 40 + number))
         talk.say("hello")
-    assert serve.metric("prompt_tokens_total", source="computed") - before < SESSIONS * 60, "they find what was moved"
+    assert serve.metric("input_tokens_total", source="computed") - before < SESSIONS * 60, "they find what was moved"
 
 
 def test_in_a_rolling_upgrade_no_session_moves_twice_or_to_who_is_drained_next(started):

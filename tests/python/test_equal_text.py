@@ -151,5 +151,5 @@ def test_mixed_traffic_over_all_roles_says_what_one_worker_says(roles):
                 talk.say(prose(30 + 700 * ((number + turn) % 3), 100 + 10 * number + turn), tokens=16)
         used = {action: served_by(cluster, action) for action in ACTIONS}
         assert sum(used.values()) == 24, used
-        assert cluster.serve.metric("errors_total") == 0
+        assert cluster.serve.metric("request_errors_total") == 0
     equal_alone(*talks)

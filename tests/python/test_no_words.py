@@ -137,7 +137,7 @@ def test_what_is_said_stands_nowhere(redis, workers, tmp_path):
         until("a checkpoint is shared", lambda: any(":checkpoint:" in key for key in redis.keys()))
         assert all(int(redis.ask("PTTL", key)) > 0 for key in redis.ask("KEYS", "*")), "every key ends by itself"
         break_off(router, workers)
-        until("it was told", lambda: router.metric("broken_streams_total", outcome="resumed") == 1)
+        until("it was told", lambda: router.metric("stream_interruptions_total", outcome="resumed") == 1)
         found = everywhere(router, redis)
         assert sum(len(content) for content in found.values()) > 20_000 and len(found) > 20, "there was something to search"
         assert [hit for where, content in found.items() for hit in marked(where, content)] == []

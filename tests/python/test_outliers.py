@@ -58,7 +58,7 @@ def test_a_sick_worker_is_asked_a_few_times_and_then_only_by_trials(fleet, how):
     assert [answer.status for answer in answers] == [200] * 200
     whole = [not stream or events(answer.body)[-1] == "[DONE]" for answer in answers]
     trials = len(sick.posts()) - before
-    assert trials <= 1 + serve.metric("ejections_total", cause="trial_failed"), "one trial at a time"
+    assert trials <= 1 + serve.metric("worker_ejections_total", reason="trial_failed"), "one trial at a time"
     assert whole.count(False) <= trials, "only a trial's client can notice"
     assert serve.metric("worker_ejected", worker=sick.url.split("//")[1]) == 1
     told = {alarm["alarm"]: alarm for alarm in alarms(serve)}

@@ -28,7 +28,7 @@ def serve(request):
 
 def differences(serve) -> list[float]:
     """Prompts that were put together otherwise than as a whole."""
-    return [serve.metric("identity_looks_total", outcome=outcome) for outcome in ("tokens", "length", "refused")]
+    return [serve.metric("prefix_verifications_total", outcome=outcome) for outcome in ("token_mismatch", "length_mismatch", "refused")]
 
 
 @pytest.mark.parametrize("model", [MODEL, ADAPTER])

@@ -36,7 +36,7 @@ def pair(redis, worker):
     shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=q", "soft_state.secret=0123456789abcdef", 'soft_state.timeout="200ms"', *QUOTAS)
     routers = [router_of(worker, *shared) for _ in range(2)]
     for router in routers:
-        until("both are counted", lambda router=router: router.metric("soft_state_routers") == 2)
+        until("both are counted", lambda router=router: router.metric("shared_cache_routers") == 2)
         until("Redis is up", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
     yield routers
     for router in routers:
@@ -75,7 +75,7 @@ def test_a_quota_of_requests_is_told_and_kept(worker):
         assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded") and "3 requests per minute" in error["message"]
         assert 1 <= int(answers[3].headers["retry-after"]) <= 20
         assert float(answers[3].headers["x-ratelimit-reset-requests"].removesuffix("s")) > 0
-        assert router.metric("quota_refusals_total", tenant="default", unit="requests") == 1
+        assert router.metric("quota_rejections_total", tenant="default", unit="requests") == 1
         assert wire.ask(router.port, "GET", "/livez").status == 200, "a probe is free"
         assert wire.ask(router.port, "GET", "/v1/models").status == 429, "a list of models is a request"
     finally:

@@ -11,7 +11,7 @@ from harness.processes import until
 from harness.talk import TEXT, Talk, asked_alone, busy, decisions, post, prose
 
 SPEED = ("--speed-up", "4")
-FATES = ("fetched", "failed", "other_prompt", "unfit")
+FATES = ("pulled", "failed", "prompt_mismatch", "unusable")
 
 
 class Long(Talk):
@@ -49,7 +49,7 @@ class Pair:
             worker.process.stop()
 
     def fates(self) -> dict[str, float]:
-        return {fate: self.serve.metric("readbacks_total", outcome=fate) for fate in FATES}
+        return {fate: self.serve.metric("reverse_pulls_total", outcome=fate) for fate in FATES}
 
     def fetched(self) -> float:
         return metric(self.source.metrics(), "vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
@@ -82,7 +82,7 @@ def test_the_next_steps_source_fetches_what_the_target_has_computed(pair):
     assert pair.fetched() == 0
     receipt = pair.goes_on(talk)
     assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]]
-    assert pair.fates()["fetched"] == 1
+    assert pair.fates()["pulled"] == 1
     assert pair.fetched() >= 64, "the answer was not computed again"
     assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))
 
@@ -91,7 +91,7 @@ def test_a_history_that_was_changed_is_computed(pair):
     talk = pair.begun(101)
     talk.messages[-1]["content"] = "Something else. " + talk.messages[-1]["content"]
     pair.goes_on(talk)
-    assert (pair.fates()["other_prompt"], pair.fetched()) == (1, 0)
+    assert (pair.fates()["prompt_mismatch"], pair.fetched()) == (1, 0)
     assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))
 
 
@@ -106,7 +106,7 @@ def test_what_is_handed_back_is_used_once(pair):
     answer = post(pair.serve.url, "/v1/chat/completions", body, talk.session)["choices"][0]["message"]["content"]
     talk.asked.append(("/v1/chat/completions", body, answer))
     assert decisions(pair.serve, 1)[0]["decision"]["plan"]["action"] == "remote_prefill", "it could have been fetched"
-    assert (pair.fates()["fetched"], pair.fetched()) == (1, once)
+    assert (pair.fates()["pulled"], pair.fetched()) == (1, once)
     assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))
 
 
@@ -153,7 +153,7 @@ def test_a_target_that_is_gone_costs_the_computing(tmp_path):
         with busy(pair.target, clients=8, words=20):
             until("the decoder answers others", lambda: pair.target.running() >= 8)
             talk.say(prose(600, 900), tokens=12)
-        assert (pair.fates()["fetched"], pair.fetched()) == (0, 0)
+        assert (pair.fates()["pulled"], pair.fetched()) == (0, 0)
         assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))
 
 

@@ -170,15 +170,15 @@ def busiest(cluster: Cluster) -> SimWorker:
 
 
 def resumed(cluster: Cluster) -> int:
-    return int(cluster.serve.metric("broken_streams_total", outcome="resumed"))
+    return int(cluster.serve.metric("stream_interruptions_total", outcome="resumed"))
 
 
 def check(cluster: Cluster, streams: list[Stream], unbroken: list[dict]) -> None:
     for number, (stream, expected) in enumerate(zip(streams, unbroken)):
         got = told(stream.payloads())
         assert got == expected, f"stream {number} {stream.path}: {got} {expected}"
-    broken = {outcome: cluster.serve.metric("broken_streams_total", outcome=outcome) for outcome in ("failed", "unresumable")}
-    assert broken == {"failed": 0, "unresumable": 0}
+    broken = {outcome: cluster.serve.metric("stream_interruptions_total", outcome=outcome) for outcome in ("failed", "not_resumable")}
+    assert broken == {"failed": 0, "not_resumable": 0}
     receipts = get_json(f"{cluster.serve.operator}/ownerserve/v1/decisions?limit={STREAMS}")["decisions"]
     again = [receipt for receipt in receipts if any("resumed" in attempt for attempt in receipt["attempts"])]
     assert len(again) >= 1
@@ -274,7 +274,7 @@ def test_what_cannot_go_on_says_why():
             assert len(errors) == 1 and why in errors[0] and "cannot go on elsewhere" in errors[0], errors
             assert "drawn without a seed" in errors[0]
             assert "[DONE]" not in payloads
-        assert cluster.serve.metric("broken_streams_total", outcome="unresumable") == 5
+        assert cluster.serve.metric("stream_interruptions_total", outcome="not_resumable") == 5
 
 
 def test_no_more_is_tried_than_the_budget_allows():
@@ -282,5 +282,5 @@ def test_no_more_is_tried_than_the_budget_allows():
     with Cluster("hybrid", "hybrid", sim=SIM, settings=("retries.burst=0",)) as cluster:
         payloads = broken_stream(cluster, "/v1/chat/completions", **ask)
         assert "error" in payloads[-1]
-        assert cluster.serve.metric("retries_refused_total") == 1
-        assert metric(cluster.serve.metrics(), "ownerserve_broken_streams_total", outcome="failed") == 1
+        assert cluster.serve.metric("retry_budget_exhausted_total") == 1
+        assert metric(cluster.serve.metrics(), "ownerserve_stream_interruptions_total", outcome="failed") == 1

@@ -64,7 +64,7 @@ def test_any_router_moves_and_copies_what_another_one_served(routers):
             copy = {"holder": {"worker": line["owner"]["worker"]}}
             made = asked.write("POST", f"artifacts/{head['artifact']}/replicas", copy)
             assert made.status == 200, made.body
-        assert sum(router.metric("exchange_prompts_total", outcome="borrowed") for router in others) >= len(others)
+        assert sum(router.metric("peer_prompt_transfers_total", outcome="received") for router in others) >= len(others)
 
 
 def test_what_no_router_knows_any_more_is_refused_alike_and_says_what_helps(workers):

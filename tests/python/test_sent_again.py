@@ -40,7 +40,7 @@ def routers(request, workers):
         first = Operator(routers[0].operator)
         until("the learners may vote", lambda: first.write("POST", "cluster/members/promote", {"nodes": [2, 3]}).status == 200)
         for router in routers:
-            until("all are counted", lambda router=router: router.metric("soft_state_routers") == 3)
+            until("all are counted", lambda router=router: router.metric("shared_cache_routers") == 3)
         yield routers
     finally:
         for router in routers:
@@ -128,7 +128,7 @@ def test_a_router_is_killed_in_the_midst_of_streams_and_each_request_is_charged_
     assert [text for text, _ in answers] == undisturbed(workers[0], clients)
     used = sum(tokens for client, (_, tokens) in zip(clients, answers) if client.tries > 1)
     until("all are settled", lambda: total(others, "tenant_tokens_total", tenant="default") == used)
-    assert total(others, "quota_repeats_total") == len(broken), "none of them was charged again"
+    assert total(others, "quota_idempotent_retries_total") == len(broken), "none of them was charged again"
     receipts = [line for router in others for line in get_json(f"{router.operator}/ownerserve/v1/decisions?limit=500")["decisions"]]
     repeated = [line for line in receipts if line["seen"].get("repeated")]
     assert len(repeated) == len(broken) and all(line["seen"]["ending"] == "complete" for line in repeated)
@@ -144,7 +144,7 @@ def test_a_router_is_upgraded_in_the_midst_of_streams_and_none_breaks(routers, w
     assert [text for text, _ in answers] == undisturbed(workers[0], clients)
     victim.start()
     victim.wait()
-    until("it is of the cluster again", lambda: victim.metric("soft_state_routers") == 3)
+    until("it is of the cluster again", lambda: victim.metric("shared_cache_routers") == 3)
     late = Client(STREAMS, [victim.port])
     late.start()
     assert [late.whole()[0]] == undisturbed(workers[0], [late]) and late.tries == 1
@@ -159,14 +159,14 @@ def test_what_an_upgraded_router_cuts_off_is_not_charged_again(routers, workers)
     broken = [client for client in clients if client.tries > 1]
     assert len(broken) > STREAMS / 2, "it had no time to end them"
     assert [text for text, _ in answers] == undisturbed(workers[0], clients)
-    assert total(others, "quota_repeats_total") == len(broken), "none of them was charged again"
+    assert total(others, "quota_idempotent_retries_total") == len(broken), "none of them was charged again"
 
 
 def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(routers):
     one, other = routers[0], routers[1]
 
     def saved() -> float:
-        return total([one, other], "soft_state_writes_total", kind="charge", outcome="saved")
+        return total([one, other], "shared_cache_writes_total", kind="charge", outcome="stored")
 
     def ask(router: Serve, text: str, key: str) -> int:
         before = saved()
@@ -178,7 +178,7 @@ def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(ro
 
     used = sum(ask(router, "hello", "one-key") for router in (one, other, one))
     until("each is charged", lambda: total(routers, "tenant_tokens_total", tenant="default") == used)
-    assert total(routers, "quota_repeats_total") == 0
+    assert total(routers, "quota_idempotent_retries_total") == 0
     # A stream that never ends well: its router dies, and what comes under its key is something else.
     client = Client(7, [routers[2].port])
     client.start()
@@ -187,7 +187,7 @@ def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(ro
     client.join(60)
     used += ask(one, "something else", client.key)
     until("it is charged", lambda: total([one, other], "tenant_tokens_total", tenant="default") == used)
-    assert total([one, other], "quota_repeats_total") == 0
+    assert total([one, other], "quota_idempotent_retries_total") == 0
 
 
 def test_a_key_is_free_to_be_repeated_only_so_often(routers):
@@ -199,4 +199,4 @@ def test_a_key_is_free_to_be_repeated_only_so_often(routers):
         assert client.began.wait(60)
     for client in clients:
         client.whole()
-    assert total(routers, "quota_repeats_total") == 2
+    assert total(routers, "quota_idempotent_retries_total") == 2

@@ -70,11 +70,11 @@ def said(answer: dict) -> str:
 
 
 def saved(router, kind: str) -> float:
-    return router.metric("soft_state_writes_total", kind=kind, outcome="saved")
+    return router.metric("shared_cache_writes_total", kind=kind, outcome="stored")
 
 
 def lookups(router, outcome: str, kind: str | None = None) -> float:
-    return router.metric("soft_state_lookups_total", outcome=outcome, **({"kind": kind} if kind else {}))
+    return router.metric("shared_cache_lookups_total", outcome=outcome, **({"kind": kind} if kind else {}))
 
 
 def in_redis(redis, *ids: str) -> bool:
@@ -91,8 +91,8 @@ def test_a_response_made_through_one_router_is_found_through_the_other(redis, ro
         follow, headers = respond(other, "and on", answer["id"])
         assert follow["previous_response_id"] == answer["id"]
         assert "x-ownerserve-resolved" not in headers, "its maker is there"
-    assert lookups(other, "shared", "maker") == len(answers)
-    assert lookups(other, "near", "maker") == len(answers), "asked for once only"
+    assert lookups(other, "shared_hit", "maker") == len(answers)
+    assert lookups(other, "local_hit", "maker") == len(answers), "asked for once only"
 
 
 def test_a_router_that_was_restarted_still_finds_what_it_made(redis, routers):
@@ -122,7 +122,7 @@ def test_a_conversation_goes_on_where_its_maker_is_gone(redis, stream):
         maker.process.kill()
         third, headers = respond(other, "and at last?", identifier)
         assert headers.get("x-ownerserve-resolved") == "transcript"
-        assert other.metric("soft_state_resolved_total", outcome="resolved") == 1
+        assert other.metric("response_history_resolutions_total", outcome="resolved") == 1
         # The engine that took over saw the whole conversation: asked in one piece it says the same.
         text = said(second) if not stream else stream_text(second["raw"])
         whole = [{"role": "user", "content": prose(60, 7)}, {"role": "assistant", "content": said(first)},
@@ -228,7 +228,7 @@ def test_redis_in_trouble_costs_no_request_and_is_said(standing, redis, routers)
         # Nobody waits any more once the breaker is open, and before that at most those who were under way.
         assert [lookups(router, "timeout") for router in routers] == waited
         assert all(count <= CLIENTS + FAILURES for count in waited), waited
-        assert sum(lookups(router, "not_asked") for router in routers) > 0
+        assert sum(lookups(router, "skipped") for router in routers) > 0
         for router in routers:
             until("it is back", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
             assert json.loads(readyz(router))["degraded"] == []
@@ -244,11 +244,11 @@ def test_a_flush_costs_no_request_and_what_was_known_is_told_again(redis, router
         load.more(2 * CLIENTS)
         redis.ask("FLUSHALL")
         for router in routers:
-            until("the flush is noticed", lambda router=router: router.metric("soft_state_flushes_total") == 1)
+            until("the flush is noticed", lambda router=router: router.metric("shared_cache_flushes_total") == 1)
         until("it is told again", lambda: in_redis(redis, kept["id"]))
         load.more(2 * CLIENTS)
     assert load.failed == []
-    assert lookups(other, "near", "maker") + lookups(other, "shared", "maker") > 0
+    assert lookups(other, "local_hit", "maker") + lookups(other, "shared_hit", "maker") > 0
     assert get_json(f"{other.url}/v1/responses/{kept['id']}")["id"] == kept["id"]
 
 
@@ -266,7 +266,7 @@ def test_a_flush_is_noticed_also_where_the_answer_that_tells_it_is_lost(redis, r
         finally:
             redis.go_on()
     for router in routers:
-        until("the flush is noticed", lambda router=router: router.metric("soft_state_flushes_total") == 1)
+        until("the flush is noticed", lambda router=router: router.metric("shared_cache_flushes_total") == 1)
     until("it is told again", lambda: in_redis(redis, kept["id"]))
     assert all(router.metric("soft_state_standing", standing="up") == 1 for router in routers)
 
@@ -308,7 +308,7 @@ def test_a_transcript_that_is_torn_or_missing_is_not_made_up(redis, routers, wor
         with pytest.raises(urllib.error.HTTPError) as refused:
             respond(other, "on", identifier)
         assert refused.value.code == 404, "the worker that was restarted says it, and nobody else knows better"
-    assert other.metric("soft_state_resolved_total", outcome="incomplete") == 2
+    assert other.metric("response_history_resolutions_total", outcome="incomplete") == 2
 
 
 def test_what_was_deleted_through_one_router_is_gone_at_the_other(redis):
@@ -332,7 +332,7 @@ def test_what_was_deleted_through_one_router_is_gone_at_the_other(redis):
         inputs = [json.loads(seen.body)["input"] for seen in recorder.posts()]
         resolved = [{"role": "user", "content": text} for text in ("hello", "and on")]
         assert inputs == ["and on", "and on", resolved], "only what was kept is told to another worker"
-        assert lookups(one, "forgotten", "transcript") == 1
+        assert lookups(one, "deleted", "transcript") == 1
     finally:
         one.stop()
         other.stop()
@@ -419,17 +419,17 @@ def test_what_one_router_has_tokenized_the_other_one_need_not(redis, workers):
         until("it is shared", lambda: redis.keys("*:checkpoint:*"))
         messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and on"}]
         usage = ask(other, messages)["usage"]
-        assert lookups(other, "shared", "checkpoint") == 1
-        known, computed = (other.metric("identified_tokens_total", source=source) for source in ("checkpoint", "computed"))
+        assert lookups(other, "shared_hit", "checkpoint") == 1
+        known, computed = (other.metric("prefix_lookup_tokens_total", source=source) for source in ("checkpoint", "encoded"))
         assert known + computed == usage["prompt_tokens"] and known > 0.95 * usage["prompt_tokens"]
         # The same prompt has the same name, whoever named it.
         ask(alone, messages)
-        assert alone.metric("identified_tokens_total", source="checkpoint") == 0
-        assert alone.metric("identified_tokens_total", source="computed") == usage["prompt_tokens"]
+        assert alone.metric("prefix_lookup_tokens_total", source="checkpoint") == 0
+        assert alone.metric("prefix_lookup_tokens_total", source="encoded") == usage["prompt_tokens"]
         assert blocks(alone) == blocks(other)
         ask(other, [*messages, {"role": "user", "content": "and further"}])
-        assert lookups(other, "near", "checkpoint") == 0, "the next one it knows itself, by its session"
-        assert other.metric("identified_steps_total", rung="session") == 1
+        assert lookups(other, "local_hit", "checkpoint") == 0, "the next one it knows itself, by its session"
+        assert other.metric("prefix_lookups_total", tier="session") == 1
         # One that is torn, and one of another conversation, change nothing.
         (key,) = redis.keys("*:checkpoint:*")
         redis.ask("SETRANGE", key, "500", "torn")
@@ -441,7 +441,7 @@ def test_what_one_router_has_tokenized_the_other_one_need_not(redis, workers):
         assert lookups(other, "corrupt", "checkpoint") == 1
         rewritten = [{"role": "user", "content": "rewritten"}, *messages[1:]]
         ask(other, rewritten)
-        assert other.metric("identified_tokens_total", source="checkpoint") == 0
+        assert other.metric("prefix_lookup_tokens_total", source="checkpoint") == 0
     finally:
         for router in (one, other, alone):
             router.stop()

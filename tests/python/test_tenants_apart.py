@@ -133,7 +133,7 @@ def run(keys, steps_of_b: list) -> dict:
                 note(b, steps_of_b[number], ask(router, "key-b", steps_of_b[number]))
             note(a, step, ask(router, "key-a", step))
             # A step of the same session is planned on what the ledger has of the one before.
-            until("the ledger has the step", lambda: router.metric("unapplied_sessions") == 0)
+            until("the ledger has the step", lambda: router.metric("ledger_pending_commit_sessions") == 0)
         receipts = [get_json(f"{router.operator}/ownerserve/v1/decisions/{request}") for request in a.requests]
         until("A's tokens are counted", lambda: router.metric("tenant_tokens_total", tenant="a") >= a.tokens)
         return {

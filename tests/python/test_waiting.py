@@ -55,9 +55,9 @@ class Step(threading.Thread):
 
 def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(full):
     serve, operator = full
-    waiting = lambda: serve.metric("steps_waiting")
+    waiting = lambda: serve.metric("admission_queue_depth")
     served = Step(serve, "first", 250)
-    until("it is planned", lambda: serve.metric("step_seconds_count", step="plan") == 1)
+    until("it is planned", lambda: serve.metric("pipeline_stage_duration_seconds_count", stage="plan") == 1)
     held = Step(serve, "second", 2)
     until("the second waits", lambda: waiting() == 1)
     leaves = body("third", 2)
@@ -78,7 +78,7 @@ def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(f
     ended = [one for one in operator.get("decisions").ok()["decisions"] if one["seen"]["ending"] == "client_left"]
     assert [(one["attempts"], one["waited"]["until"]) for one in ended] == [([], "left")]
     for end, count in [("room", 1), ("left", 1), ("longest", 0), ("no_place", 0)]:
-        assert serve.metric("step_waited_seconds_count", until=end) == count, end
+        assert serve.metric("admission_wait_seconds_count", outcome=end) == count, end
 
     explained = ctl("--endpoint", serve.operator, "explain", second["request"]).stdout
     assert "until there was room; starting at once would have cost others" in explained, explained
@@ -105,6 +105,6 @@ def test_many_more_agents_than_memory_has_room_for_are_all_served(full):
     for thread in agents:
         thread.join(120)
     assert statuses == [200] * 24
-    assert serve.metric("steps_waiting") == 0
-    assert serve.metric("step_waited_seconds_count", until="room") > 0
+    assert serve.metric("admission_queue_depth") == 0
+    assert serve.metric("admission_wait_seconds_count", outcome="room") > 0
     assert operator.get("decisions").ok()["decisions"]

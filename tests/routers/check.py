@@ -25,7 +25,7 @@ def say(what: str, figure: float, unit: str, aim: str = "") -> None:
 
 
 def exact(serve) -> int:
-    return int(serve.metric("kv_knowledge", state="exact"))
+    return int(serve.metric("kv_index_state", state="exact"))
 
 
 def agents(doors: Doors, label: str, count: int, plan: dict) -> list[Agent]:
@@ -49,10 +49,10 @@ def starting() -> None:
         until("the second router knows all workers exactly", lambda: exact(second) == count, 30, pause=0.02)
         took = time.monotonic() - begun
         assert blocks(second) == known, f"{blocks(second)} blocks where the first router knows {known}"
-        borrowed = second.metric("residency_imprints_total", outcome="borrowed")
+        borrowed = second.metric("residency_snapshots_total", outcome="received")
         assert borrowed >= count, f"{borrowed} imprints were taken over"
         say("process start to EXACT at 64 workers", took, "s", "10")
-        open_for = until("it says so itself", lambda: second.metric("residency_exact_seconds"))
+        open_for = until("it says so itself", lambda: second.metric("kv_index_warmup_seconds"))
         say("  since its ledger was open", open_for, "s")
         assert took <= 10
 
@@ -218,7 +218,7 @@ def without_quorum() -> None:
             if mode == "own":
                 views = {decision["known"]["grounds"]["view"] for serve in left for decision in decisions(serve, 200)}
                 assert views == {"stale"}, views
-                assert sum(serve.metric("unapplied_sessions") for serve in left) >= 24
+                assert sum(serve.metric("ledger_pending_commit_sessions") for serve in left) >= 24
         say("steps served without a quorum", len(seen["own"]), "")
         for mode in ("own", "sticky"):
             say(f"first-token p99, {mode}", 1e3 * percentile(seen[mode], 0.99), "ms")

@@ -104,13 +104,13 @@ class Routers:
         wanted = len(self.all) - 1
 
         def heard(serve: Serve) -> bool:
-            ages = [line for line in serve.metrics().splitlines() if line.startswith("ownerserve_exchange_table_age_seconds{")]
+            ages = [line for line in serve.metrics().splitlines() if line.startswith("ownerserve_peer_load_report_age_seconds{")]
             return len(ages) == wanted
 
         for serve in self.all:
             until(f"{serve.url} hears {wanted} others", lambda serve=serve: heard(serve))
             leases = len(self.fleet.urls)
-            until(f"{serve.url} sees {leases} leases", lambda serve=serve: serve.metric("leases", state="held") == leases)
+            until(f"{serve.url} sees {leases} leases", lambda serve=serve: serve.metric("ledger_leases", state="held") == leases)
 
     def set_mode(self, mode: str, routers: list[Serve] | None = None) -> None:
         for serve in routers or self.all:

@@ -60,6 +60,7 @@ pub enum PeerError {
     NoService(Topic),
     /// The message cannot be decoded: a bug, or the caller is not one of our nodes.
     #[error("the message could not be read: {0}")]
+    #[strum(serialize = "malformed")]
     Garbled(String),
     /// The service on the other node failed.
     #[error("{0}")]

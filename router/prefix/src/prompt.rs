@@ -83,8 +83,8 @@ impl PromptMismatch {
     pub fn label(self) -> &'static str {
         match self {
             Self::Refused(reason) => reason.into(),
-            Self::Length => "length",
-            Self::Tokens => "tokens",
+            Self::Length => "length_mismatch",
+            Self::Tokens => "token_mismatch",
         }
     }
 }

@@ -117,7 +117,7 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
         }
     }
     decisions.close();
-    assert_eq!((kept.record_count("written"), kept.record_count("no_room")), (newest, 0));
+    assert_eq!((kept.record_count("written"), kept.record_count("queue_full")), (newest, 0));
     assert!(kept.log_bytes() <= bytes as u64, "{} bytes", kept.log_bytes());
     let found = request_ids(&decisions.search(&DecisionFilter::default(), 2_000));
     assert!(found.len() > 100 && found.len() < 2_000, "{}", found.len());
@@ -200,16 +200,16 @@ fn failed_disk_writes_are_counted_and_the_log_recovers() {
     let written = |n| writer.write(DecisionRecord { receipt: Arc::new(receipt_at(n)), case: Some(case_at(n)) });
     // The open file was deleted; a full one must be rotated, which fails.
     (1..=1_500).for_each(written);
-    while kept.record_count("written") + kept.record_count("disk") < 1_500 {
+    while kept.record_count("written") + kept.record_count("write_failed") < 1_500 {
         std::thread::yield_now();
     }
-    let lost = kept.record_count("disk");
+    let lost = kept.record_count("write_failed");
     assert!(lost > 0, "nothing was refused");
     fs::remove_file(kept.path()).unwrap();
     fs::create_dir_all(kept.path()).unwrap();
     written(1_501);
     writer.close();
-    assert_eq!(kept.record_count("disk"), lost);
+    assert_eq!(kept.record_count("write_failed"), lost);
     assert!(fs::read_to_string(kept.path().join("decisions.jsonl")).unwrap().contains(&RequestId(1_501).to_string()));
 }
 

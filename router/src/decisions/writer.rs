@@ -82,7 +82,7 @@ impl DecisionLogWriter {
         let sent = fits && self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
         if !sent {
             self.queued_entries.fetch_sub(parts, Relaxed);
-            self.metrics.records.with_label_values(&["no_room"]).inc();
+            self.metrics.records.with_label_values(&["queue_full"]).inc();
         }
     }
 
@@ -110,7 +110,7 @@ fn write_all(
                     let folder = log.folder.display();
                     tracing::warn!(%error, %folder, "the decision log cannot be written; steps are served all the same");
                 }
-                "disk"
+                "write_failed"
             }
         };
         waiting.fetch_sub(record.entry_count(), Relaxed);

@@ -93,7 +93,7 @@ impl RunSnapshot<'_> {
             let count = self.router.sum(&format!("{name}_count"), &[]);
             (count > 0.0).then(|| self.router.sum(&format!("{name}_sum"), &[]) * 1e3 / count)
         };
-        let predicted = mean("ownerserve_first_token_predicted_seconds");
+        let predicted = mean("ownerserve_predicted_time_to_first_token_seconds");
         let seen = mean("ownerserve_time_to_first_token_seconds");
         let word = |mean: Option<f64>| mean.map_or("-".to_owned(), |mean| format!("{mean:.1} ms"));
         format!("predicted {} · seen {} (means, at the router)", word(predicted), word(seen))

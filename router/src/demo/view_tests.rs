@@ -21,7 +21,8 @@ fn tally() -> RunProgress {
 fn check(look: impl Fn(&RunSnapshot) -> String) -> String {
     let router = MetricsScrape::parse(concat!(
         "ownerserve_plan_actions_total{action=\"remote_prefill\"} 4\n",
-        "ownerserve_first_token_predicted_seconds_sum 0.4\nownerserve_first_token_predicted_seconds_count 10\n",
+        "ownerserve_predicted_time_to_first_token_seconds_sum 0.4\n",
+        "ownerserve_predicted_time_to_first_token_seconds_count 10\n",
         "ownerserve_time_to_first_token_seconds_sum 0.5\nownerserve_time_to_first_token_seconds_count 10\n",
     ));
     let tally = tally();

@@ -194,6 +194,6 @@ mod tests {
         let answer = error.response(ErrorRecipient { format: ErrorFormat::Anthropic, request: REQUEST });
         assert_eq!((answer.status().as_u16(), answer.headers()["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
         assert_eq!(answer.headers()["request-id"].to_str().unwrap(), REQUEST.to_string());
-        assert_eq!(answer.extensions().get(), Some(&ErrorReason("wrong_method")));
+        assert_eq!(answer.extensions().get(), Some(&ErrorReason("method_not_allowed")));
     }
 }

@@ -102,7 +102,7 @@ pub(super) struct AuditLog {
     is_broken: AtomicBool,
     /// Refused requests in the current minute, by token.
     refused_counts: Mutex<HashMap<Option<KeyDigest>, MinuteCounter>>,
-    /// `audit_failed_total{route}`.
+    /// `audit_log_failures_total{kind}`.
     failed: IntCounterVec,
 }
 
@@ -135,8 +135,8 @@ impl AuditLog {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let begun = Journal::open(folder.join("audit.jsonl"), bound / 4 * 3)?;
         let refused = Journal::open(folder.join("refused.jsonl"), bound / 4)?;
-        // Initializes the counters to zero.
-        ["refused", "lost", "skipped"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
+        // At zero from the start.
+        ["write_rejected", "line_lost", "line_skipped"].iter().for_each(|kind| drop(failed.with_label_values(&[kind])));
         Ok(Self {
             write_journal: begun,
             refused_journal: refused,
@@ -151,7 +151,7 @@ impl AuditLog {
         let taken = self.write_journal.reserve();
         self.is_broken.store(taken.is_err(), Ordering::Relaxed);
         if let Err(error) = &taken {
-            self.failed.with_label_values(&["refused"]).inc();
+            self.failed.with_label_values(&["write_rejected"]).inc();
             tracing::error!(%error, path = %self.write_journal.path.display(), "the audit log has no room, so that a write was refused");
         }
         taken
@@ -184,7 +184,7 @@ impl AuditLog {
     pub(super) fn write(&self, asked: &AuditedRequest, (outcome, status): (&'static str, u16), room: SpaceReservation) {
         let token = asked.principal.as_ref().and_then(|who| who.token);
         if room == SpaceReservation::None && !self.allows_refused_record(token, Instant::now()) {
-            self.failed.with_label_values(&["skipped"]).inc();
+            self.failed.with_label_values(&["line_skipped"]).inc();
             return;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -204,14 +204,14 @@ impl AuditLog {
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
         text.push(b'\n');
-        // Without a reservation nothing was executed, so a failed line loses no change.
-        let (journal, what) = match room {
-            SpaceReservation::Reserved => (&self.write_journal, "lost"),
-            SpaceReservation::None => (&self.refused_journal, "skipped"),
+        // Where nothing was begun, no change goes without its line.
+        let (journal, kind) = match room {
+            SpaceReservation::Reserved => (&self.write_journal, "line_lost"),
+            SpaceReservation::None => (&self.refused_journal, "line_skipped"),
         };
         if let Err(error) = journal.append(&text, room) {
             self.is_broken.fetch_or(room == SpaceReservation::Reserved, Ordering::Relaxed);
-            self.failed.with_label_values(&[what]).inc();
+            self.failed.with_label_values(&[kind]).inc();
             let line = String::from_utf8_lossy(&text);
             tracing::error!(%error, path = %journal.path.display(), %line, "the audit log could not be written");
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn counter() -> IntCounterVec {
-        IntCounterVec::new(prometheus::Opts::new("failed", "failed"), &["what"]).unwrap()
+        IntCounterVec::new(prometheus::Opts::new("failed", "failed"), &["kind"]).unwrap()
     }
 
     #[test]
@@ -305,10 +305,14 @@ mod tests {
         assert!(!audit.is_broken());
         assert!(audit.reserve().is_err() && audit.is_broken());
         audit.write(&asked("refused"), ("not_ready", 503), SpaceReservation::None);
-        let count = |what: &str| audit.failed.with_label_values(&[what]).get();
-        assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 0, 1), "nothing was begun");
+        let count = |kind: &str| audit.failed.with_label_values(&[kind]).get();
+        assert_eq!(
+            (count("write_rejected"), count("line_lost"), count("line_skipped")),
+            (1, 0, 1),
+            "nothing was begun"
+        );
         audit.write(&asked("begun"), ("done", 200), SpaceReservation::Reserved);
-        assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 1, 1));
+        assert_eq!((count("write_rejected"), count("line_lost"), count("line_skipped")), (1, 1, 1));
         audit.probe_space();
         assert!(audit.is_broken(), "it is as full as before");
         *audit.write_journal.file.lock() = JournalFile::open(&folder.path().join("other")).unwrap();
@@ -353,7 +357,7 @@ mod tests {
         let text = fs::read_to_string(folder.path().join("refused.jsonl")).unwrap();
         assert_eq!(text.lines().count(), 2 * MAX_REFUSED_PER_MINUTE as usize + 1);
         assert!(text.lines().last().unwrap().contains("another's"));
-        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), 2 * u64::from(MAX_REFUSED_PER_MINUTE));
+        assert_eq!(audit.failed.with_label_values(&["line_skipped"]).get(), 2 * u64::from(MAX_REFUSED_PER_MINUTE));
         assert!(!audit.allows_refused_record(Some([1; 32]), Instant::now()));
         assert!(
             audit.allows_refused_record(Some([1; 32]), Instant::now() + Duration::from_secs(60)),

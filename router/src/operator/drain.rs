@@ -242,7 +242,7 @@ impl DrainRun {
                     self.progress.busy += 1;
                 }
                 Err(MoveFailure::Permanent(why)) => {
-                    self.record_outcome("stuck", Bytes::ZERO);
+                    self.record_outcome("failed", Bytes::ZERO);
                     self.progress.why = Some(why);
                     self.unmovable.insert(session.id, session.epoch);
                 }

@@ -65,7 +65,7 @@ fn worker(gateway: &AppState, view: &WorkerView) {
         metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
     }
     let EventSourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
-    for (state, count) in [("connected", connected), ("lost", configured - connected)] {
+    for (state, count) in [("connected", connected), ("disconnected", configured - connected)] {
         metrics.event_sources.with_label_values(&[name, state]).set(to_i64(count as u64));
     }
     let prices = &gateway.metrics.decisions;
@@ -184,8 +184,8 @@ fn cluster(gateway: &AppState) {
     let readings = directory.stats();
     metrics.tls_refused.inc_by(readings.tls_refusals);
     metrics.refused.reset();
-    for (cause, times) in [("outsider", readings.non_member_calls), ("implausible", readings.implausible)] {
-        metrics.refused.with_label_values(&[cause]).inc_by(times);
+    for (reason, times) in [("not_a_member", readings.non_member_calls), ("invalid_term", readings.implausible)] {
+        metrics.refused.with_label_values(&[reason]).inc_by(times);
     }
     for (standing, word) in [(MemberRole::Voter, "voter"), (MemberRole::Learner, "learner")] {
         let count = members.iter().filter(|member| member.voter == standing).count();

@@ -33,7 +33,8 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
     let text = get(at, "/metrics").await.body;
     let text = std::str::from_utf8(&text).unwrap();
     assert!(
-        text.contains("ownerserve_mode{mode=\"own\"} 1") && text.contains("ownerserve_rollout_ratio 0.2"),
+        text.contains("ownerserve_routing_mode{mode=\"own\"} 1")
+            && text.contains("ownerserve_routing_rollout_ratio 0.2"),
         "{text}"
     );
     for body in ["{\"mode\":\"fast\"}", "{\"rollout_percent\":101}", "{\"x\":1}", "nonsense"] {
@@ -227,7 +228,9 @@ async fn sessions_and_owners_are_read_from_the_ledger() {
     assert_eq!(got["owners"][0]["owner"]["worker"], WorkerId::of_endpoint("http://engine:1").to_string());
     assert_eq!((got["owners"][0]["blocks"].as_u64(), got["owners"][0]["bytes"].as_u64()), (Some(4), Some(400)));
     let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
-    for line in ["ownerserve_sessions 1", "ownerserve_leases{state=\"held\"} 1", "ownerserve_ledger_stale 0"] {
+    for line in
+        ["ownerserve_ledger_sessions 1", "ownerserve_ledger_leases{state=\"held\"} 1", "ownerserve_ledger_stale 0"]
+    {
         assert!(text.contains(line), "{line} in {text}");
     }
     assert!(!text.contains("ownerserve_ledger_commits_total{outcome=\"applied\"} 0"), "{text}");
@@ -376,7 +379,7 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     let degraded = &ready["degraded"][0];
     assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("audit"), Some("failed")), "{ready}");
     let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
-    assert!(text.contains("ownerserve_audit_failed_total{what=\"refused\"} 1"), "{text}");
+    assert!(text.contains("ownerserve_audit_log_failures_total{kind=\"write_rejected\"} 1"), "{text}");
 }
 
 #[tokio::test]

@@ -86,7 +86,7 @@ fn send(exchange: &Arc<PeerExchange>, node: NodeId, message: Bytes, is_busy: &Ar
     let tables = exchange.metrics.tables.clone();
     is_busy.store(true, Ordering::Relaxed);
     tokio::spawn(async move {
-        let outcome = if matches!(timeout(SEND_TIMEOUT, sent).await, Ok(Ok(_))) { "told" } else { "not_told" };
+        let outcome = if matches!(timeout(SEND_TIMEOUT, sent).await, Ok(Ok(_))) { "sent" } else { "failed" };
         tables.with_label_values(&[outcome]).inc();
         is_busy.store(false, Ordering::Relaxed);
     });

@@ -157,7 +157,7 @@ mod tests {
         }
         let metrics = get(front.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
-        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"folder_gone\"} 1"), "{metrics}");
-        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"no_quorum\"} 1"), "{metrics}");
+        assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"folder_gone\"} 1"), "{metrics}");
+        assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"no_quorum\"} 1"), "{metrics}");
     }
 }

@@ -96,12 +96,12 @@ impl PeerService for PromptService {
                 None => Err(TokenIdsUnavailable::Unavailable),
             };
             if lent.as_ref().err() == Some(&TokenIdsUnavailable::QueueFull) {
-                metrics.prompts.with_label_values(&["no_room"]).inc();
+                metrics.prompts.with_label_values(&["busy"]).inc();
                 return Err(PeerError::Failed("too many prompts wait to be encoded here; ask again shortly".into()));
             }
             let lent = lent.ok();
             if lent.is_some() {
-                metrics.prompts.with_label_values(&["lent"]).inc();
+                metrics.prompts.with_label_values(&["sent"]).inc();
             }
             encode(&lent).ok_or_else(|| PeerError::Failed("the prompt could not be written".into()))
         }
@@ -134,19 +134,19 @@ pub async fn fetch_prompt(
             Err(_) => Err("timed_out"),
             Ok(Err(error)) => Err(error.cause()),
             Ok(Ok(answer)) => match decode::<Option<PromptReply>>(&answer) {
-                None => Err("garbled"),
-                Some(None) => Err("not_known"),
+                None => Err("malformed"),
+                Some(None) => Err("not_found"),
                 Some(Some(lent)) => {
                     let seed = seed_of(&lent.model);
-                    lent.into_stored_prompt(wanted, seed).ok_or("another")
+                    lent.into_stored_prompt(wanted, seed).ok_or("mismatch")
                 }
             },
         };
-        let outcome = kept.as_ref().err().copied().unwrap_or("borrowed");
+        let outcome = kept.as_ref().err().copied().unwrap_or("received");
         metrics.prompts.with_label_values(&[outcome]).inc();
         match kept {
             Ok(kept) => return Some(kept),
-            Err("not_known") => {}
+            Err("not_found") => {}
             Err(cause) => tracing::warn!(%node, cause, "another router could not be asked for a prompt"),
         }
     }
@@ -224,7 +224,7 @@ mod tests {
     async fn borrowed(street: &StubPeers, wanted: &PromptKey) -> (Option<StoredPrompt>, u64) {
         let metrics = Metrics::default().exchange;
         let found = fetch_prompt(street, wanted, |_| SEED, &metrics).await;
-        (found, metrics.prompts.with_label_values(&["another"]).get())
+        (found, metrics.prompts.with_label_values(&["mismatch"]).get())
     }
 
     #[tokio::test]
@@ -255,7 +255,7 @@ mod tests {
         let street = stub_peers(vec![busy.clone(), lender(vec![kept(0..70)])]);
         assert!(borrowed(&street, &wanted("a", 3)).await.0.is_some());
         let of = |outcome: &str| metrics.prompts.with_label_values(&[outcome]).get();
-        assert_eq!((of("no_room"), of("lent")), (1, 0));
+        assert_eq!((of("busy"), of("sent")), (1, 0));
         let question =
             PromptRequest { tenant: TenantId("a".into()), blocks: Blocks(3), prefix: wanted("a", 3).point.id };
         let told = busy.answer(NodeId(1), encode(&question).unwrap()).await;

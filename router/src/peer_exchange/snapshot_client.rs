@@ -60,10 +60,10 @@ impl SnapshotClient {
         for node in others {
             let outcome = match self.fetch_from(node, &wanted).await {
                 Ok(imprint) => {
-                    self.metrics.residency_snapshots.with_label_values(&["borrowed"]).inc();
+                    self.metrics.residency_snapshots.with_label_values(&["received"]).inc();
                     return Some(imprint);
                 }
-                Err(SnapshotRejection::NotKnown) => "not_known",
+                Err(SnapshotRejection::NotKnown) => "not_found",
                 Err(SnapshotRejection::Failed(cause)) => {
                     tracing::warn!(%node, worker = %wanted.worker, cause, "an imprint of another router is of no use");
                     cause
@@ -80,7 +80,7 @@ impl SnapshotClient {
             ResidencyReply::Opened { transfer: loan, chunks, first } => (loan, chunks, first),
             ResidencyReply::NotKnown => return Err(SnapshotRejection::NotKnown),
             ResidencyReply::Busy => return Err(SnapshotRejection::Failed("busy")),
-            ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("garbled")),
+            ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("malformed")),
         };
         let mut reader = wanted.reader();
         let mut chunk: Bytes = first;
@@ -94,10 +94,10 @@ impl SnapshotClient {
             }
             chunk = match self.ask(node, ResidencyRequest::Chunk { transfer: loan, index: place }).await? {
                 ResidencyReply::Chunk(chunk) => chunk,
-                _ => return Err(SnapshotRejection::Failed("gone")),
+                _ => return Err(SnapshotRejection::Failed("expired")),
             };
         }
-        Err(SnapshotRejection::Failed("damaged"))
+        Err(SnapshotRejection::Failed("corrupt"))
     }
 
     async fn ask_with_retry(
@@ -117,7 +117,7 @@ impl SnapshotClient {
     async fn ask(&self, node: NodeId, question: ResidencyRequest) -> Result<ResidencyReply, SnapshotRejection> {
         let answer = self.peers.call(node, Topic::Residency, question.write()).await;
         let answer = answer.map_err(|error| SnapshotRejection::Failed(error.cause()))?;
-        ResidencyReply::read(&answer).ok_or(SnapshotRejection::Failed("garbled"))
+        ResidencyReply::read(&answer).ok_or(SnapshotRejection::Failed("malformed"))
     }
 }
 

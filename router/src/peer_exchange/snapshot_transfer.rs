@@ -55,7 +55,7 @@ impl SnapshotServer {
             }
         };
         if matches!(answer, ResidencyReply::Opened { .. }) {
-            metrics.residency_snapshots.with_label_values(&["lent"]).inc();
+            metrics.residency_snapshots.with_label_values(&["sent"]).inc();
         }
         Ok(answer.write())
     }

@@ -137,7 +137,7 @@ async fn starting_router_copies_residency_that_engines_no_longer_replay() {
             assert_eq!(second.depth(worker, &prompt(number + 10 * more)), Blocks(6), "worker {number}, prompt {more}");
         }
     }
-    assert_eq!((first.count("lent"), second.count("borrowed")), (6, 6));
+    assert_eq!((first.count("sent"), second.count("received")), (6, 6));
     wait_until("it is noted how long that took", || second.metrics.exchange.exact_seconds.get() > 0.0).await;
     // A third router, whose only peers have moved away.
     let alone = TestPeer::open(&Arc::default(), 3, &workers);
@@ -172,5 +172,5 @@ async fn malformed_messages_are_rejected_and_counted() {
             assert!(matches!(answer, Err(PeerError::Garbled(_))), "{topic:?} {message:?}");
         }
     }
-    assert_eq!(router.metrics.exchange.tables.with_label_values(&["unreadable"]).get(), 4);
+    assert_eq!(router.metrics.exchange.tables.with_label_values(&["malformed"]).get(), 4);
 }

@@ -82,7 +82,7 @@ mod tests {
         let seen = whole.seen.unwrap();
         assert_eq!((seen.engine_disagrees, whole.attempts[0].knowledge), (None, KvIndexState::Exact));
         assert!(seen.predicted_cached > alone - Tokens(4 * 16), "{seen:?}");
-        let agreed = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["agrees"]);
+        let agreed = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
         assert_eq!(agreed.get(), 4, "the engine counts the sum, too");
         let context = front.gateway.fleet().snapshot()[0].capacity.context;
         let many = vec![said(9); 16];

@@ -150,7 +150,7 @@ async fn run_reverse_pull(
         answer = run_source_leg(legs, plan, (transfer, Some(readback))) => answer,
         () = legs.worker_lost(keeper) => Err(LegError::Broken),
     };
-    count(if answer.is_ok() { ReversePullOutcome::Fetched } else { ReversePullOutcome::Failed });
+    count(if answer.is_ok() { ReversePullOutcome::Pulled } else { ReversePullOutcome::Failed });
     answer
 }
 

@@ -298,7 +298,7 @@ impl RequestEnd {
             metrics.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
         }
         if self.is_converted_by_guess() {
-            metrics.plans.fallback.with_label_values(&["converted_by_guess"]).inc();
+            metrics.plans.fallback.with_label_values(&["unverified_conversion"]).inc();
         }
         if let Some(reason) = located.identified.fallback_reason() {
             metrics.plans.fallback.with_label_values(&[reason.as_ref()]).inc();

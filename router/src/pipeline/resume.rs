@@ -39,7 +39,7 @@ pub async fn resume(finish: RequestEnd, broken: BrokenAnswer, so_far: ResumePref
     try_resume(&gateway, Planning::from_broken(finish, broken), (so_far, usage)).await.map_err(|_| {
         let requests = &gateway.metrics.requests;
         requests.broken_streams.with_label_values(&["failed"]).inc();
-        requests.errors.with_label_values(&["worker_broke_off"]).inc();
+        requests.errors.with_label_values(&["stream_interrupted"]).inc();
         error
     })
 }

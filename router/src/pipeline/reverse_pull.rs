@@ -36,14 +36,14 @@ const MAX_SESSIONS: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ReversePullOutcome {
-    /// The next step's prefill leg succeeded with them.
-    Fetched,
-    /// The next step's prefill leg failed with them.
+    /// The next step's prefill leg was answered with them.
+    Pulled,
+    /// It was not.
     Failed,
-    /// The next step's prompt begins differently, or its tokens are unknown.
-    OtherPrompt,
-    /// They could not be used: the step was served without a prefill leg, they had expired, or a worker is gone.
-    Unfit,
+    /// The next step's prompt begins otherwise, or is not known by its tokens.
+    PromptMismatch,
+    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
+    Unusable,
 }
 
 /// Stored parameters for the next step of a session.
@@ -104,9 +104,9 @@ pub async fn check_usable(
     let kept = kept?;
     let fates = gateway.metrics.plans.kv_movement.reverse_pulls.clone();
     let fate = match kept.is_retained(Instant::now()) && fits(gateway, (step, plan), kept.holder) {
-        false => ReversePullOutcome::Unfit,
+        false => ReversePullOutcome::Unusable,
         true if !starts_with_returned(gateway, &step.located.identified, &kept).await => {
-            ReversePullOutcome::OtherPrompt
+            ReversePullOutcome::PromptMismatch
         }
         true => return Some(ReversePullSource { params: kept.params, holder: kept.holder.worker, outcomes: fates }),
     };
@@ -117,7 +117,8 @@ pub async fn check_usable(
 /// Counts an entry that its step cannot use.
 pub fn count_unused(gateway: &AppState, kept: Option<ReversePullEntry>) {
     if kept.is_some() {
-        gateway.metrics.plans.kv_movement.reverse_pulls.with_label_values(&[ReversePullOutcome::Unfit.as_ref()]).inc();
+        let outcomes = &gateway.metrics.plans.kv_movement.reverse_pulls;
+        outcomes.with_label_values(&[ReversePullOutcome::Unusable.as_ref()]).inc();
     }
 }
 

@@ -206,7 +206,7 @@ impl WorkerEventStream {
         if (facts.ended() || finished) && !self.is_abandoned() {
             let ending = if facts.error.is_none() { RequestOutcome::Complete } else { RequestOutcome::Broken };
             if ending == RequestOutcome::Broken {
-                finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+                finish.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
                 note_failure(&mut finish);
             }
             let usage = facts.usage;
@@ -281,12 +281,12 @@ impl WorkerEventStream {
                 ApiError::WorkerFailed { detail }.stream_event(self.client, number)
             }
         });
-        count(&finish, "unresumable");
+        count(&finish, "not_resumable");
         if let Some(attempt) = finish.attempts.last_mut() {
             attempt.remarks.push(remark);
             attempt.unresumable = Some(why.into());
         }
-        finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+        finish.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
         self.close(finish, (RequestOutcome::Broken, self.usage()));
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn check_if_due(gateway: &Arc<AppState>, transfer: CompletedTransfer,
     let place = match gateway.decisions.transfer_checks.decide(link, gateway.config.correctness.one_in, (moved, prompt))
     {
         CheckDecision::NotDue => return,
-        CheckDecision::Busy => return count(TransferCheckOutcome::NoRoom),
+        CheckDecision::Busy => return count(TransferCheckOutcome::Skipped),
         CheckDecision::Check(place) => place,
     };
     let (gateway, kept) = (gateway.clone(), kept.clone());
@@ -128,10 +128,14 @@ impl TransferCheck<'_> {
                 return Err(TransferCheckOutcome::NotComparable);
             }
             if read.agrees_with(&said, noise) {
-                return Ok(if computed.is_none() { TransferCheckOutcome::Same } else { TransferCheckOutcome::Unclear });
+                return Ok(if computed.is_none() {
+                    TransferCheckOutcome::Match
+                } else {
+                    TransferCheckOutcome::Inconclusive
+                });
             }
             if computed.as_ref().is_some_and(|computed| !computed.agrees_with(&said, noise)) {
-                return Ok(TransferCheckOutcome::Unclear);
+                return Ok(TransferCheckOutcome::Inconclusive);
             }
             computed = Some(said);
         }

@@ -78,7 +78,7 @@ impl SpotCheckQueue {
     /// Queues a check, unless the queue is full.
     pub(super) fn enqueue(&self, look: SpotCheck) {
         if self.queue.try_send(look).is_err() {
-            self.metrics.verifications.with_label_values(&["left_out"]).inc();
+            self.metrics.verifications.with_label_values(&["skipped"]).inc();
         }
     }
 }
@@ -109,7 +109,7 @@ fn report(
     look: &SpotCheck,
     (difference, trails): (Option<PromptMismatch>, &ConversationCache),
 ) {
-    let outcome = difference.map_or("same", PromptMismatch::label);
+    let outcome = difference.map_or("match", PromptMismatch::label);
     metrics.verifications.with_label_values(&[outcome]).inc();
     let Some(difference) = difference else { return };
     let model = look.encodable.model();

@@ -225,12 +225,12 @@ impl TokenizerDrift {
         (sign, said): (DriftSignal, Option<DriftObservation>),
         now: Instant,
     ) -> bool {
-        let result = said.map_or("not_compared", |said| if said.agrees() { "agrees" } else { "disagrees" });
+        let outcome = said.map_or("not_comparable", |said| if said.agrees() { "match" } else { "mismatch" });
         let counter = match sign {
             DriftSignal::Counted => &self.metrics.token_count_checks,
             DriftSignal::Found => &self.metrics.cache_hit_checks,
         };
-        counter.with_label_values(&[result]).inc();
+        counter.with_label_values(&[outcome]).inc();
         let Some(said) = said else { return false };
         if let Some(news) = self.record(at, said, now) {
             news.log(at, said);

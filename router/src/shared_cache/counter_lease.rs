@@ -73,7 +73,7 @@ impl SharedCache {
         let mut pipeline = redis::pipe();
         pipeline.cmd("EVAL").arg(LEASE_SCRIPT).arg(1).arg(key.redis_key(&shared.namespace)).arg(per_minute).arg(want);
         let (outcome, leased) = match shared.client.call::<((i64, u64),)>(&pipeline).await {
-            Ok(((units, left),)) => ("shared", CounterLease::Granted { units, left }),
+            Ok(((units, left),)) => ("shared_hit", CounterLease::Granted { units, left }),
             Err(no_answer) => (no_answer.as_str(), CounterLease::Unavailable),
         };
         self.inner.metrics.count_lookup(key.kind, outcome);

@@ -211,7 +211,7 @@ impl RedisBackend {
             let held = CachedValue { value: Bytes::new(), ttl, origin: ValueOrigin::Shared };
             let writes: Vec<RedisWrite> =
                 page.iter().map(|key| RedisWrite { key: key.clone(), value: held.clone() }).collect();
-            if self.save(&writes, WriteCondition::Always).await != "saved" {
+            if self.save(&writes, WriteCondition::Always).await != "stored" {
                 return Err(PurgeError);
             }
         }

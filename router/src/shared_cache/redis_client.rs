@@ -35,7 +35,7 @@ impl RedisCallError {
     /// Returns the label for metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::Skipped => "not_asked",
+            Self::Skipped => "skipped",
             Self::Failed(RedisFailure::Timeout) => "timeout",
             Self::Failed(RedisFailure::Error) => "error",
             Self::Foreign => "corrupt",

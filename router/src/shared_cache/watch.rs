@@ -88,7 +88,7 @@ pub(super) async fn write_all(inner: Arc<SharedCacheState>, waiting: &mut mpsc::
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while waiting.recv_many(&mut batch, MAX_BATCH).await > 0 {
         let outcome = shared.save(&batch, WriteCondition::Always).await;
-        if outcome != "saved" {
+        if outcome != "stored" {
             shared.mark_unsynced();
         }
         for write in batch.drain(..) {
@@ -110,8 +110,8 @@ impl RedisBackend {
         let mut pipeline = redis::pipe();
         batch.iter().for_each(|write| self.push_command(write, over, &mut pipeline));
         match self.client.call_in_background::<()>(&pipeline).await {
-            Ok(()) => "saved",
-            Err(RedisCallError::Skipped) => "not_asked",
+            Ok(()) => "stored",
+            Err(RedisCallError::Skipped) => "skipped",
             Err(RedisCallError::Failed(_) | RedisCallError::Foreign) => "failed",
         }
     }
@@ -250,7 +250,7 @@ async fn resend_local_values(inner: &SharedCacheState, shared: &RedisBackend) {
     for batch in writes.chunks(MAX_BATCH) {
         let outcome = shared.save(batch, WriteCondition::IfAbsent).await;
         batch.iter().for_each(|write| inner.metrics.count_write(write.key.kind, outcome));
-        if outcome != "saved" {
+        if outcome != "stored" {
             shared.mark_unsynced();
             return;
         }

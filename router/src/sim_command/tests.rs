@@ -235,9 +235,9 @@ async fn operators_see_worker_events_load_and_lease() {
         line.unwrap_or_else(|| panic!("{series} in {text}")).parse::<f64>().unwrap()
     };
     assert_eq!(value(&format!("worker_up{{role=\"hybrid\",worker=\"{name}\"}}")), 1.0);
-    assert_eq!(value(&format!("kv_knowledge{{state=\"exact\",worker=\"{name}\"}}")), 1.0);
+    assert_eq!(value(&format!("kv_index_state{{state=\"exact\",worker=\"{name}\"}}")), 1.0);
     assert_eq!(value(&format!("kv_event_sources{{state=\"connected\",worker=\"{name}\"}}")), 1.0);
-    assert_eq!(value(&format!("kv_event_sources{{state=\"lost\",worker=\"{name}\"}}")), 0.0);
+    assert_eq!(value(&format!("kv_event_sources{{state=\"disconnected\",worker=\"{name}\"}}")), 0.0);
     assert!(value(&format!("kv_events_total{{worker=\"{name}\"}}")) > 0.0);
     let (held, distinct) =
         (value(&format!("residency_blocks{{worker=\"{name}\"}}")), value("residency_distinct_blocks"));

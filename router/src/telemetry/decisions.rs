@@ -11,27 +11,27 @@ families! {
     /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct DecisionMetrics {
-        records: IntCounterVec = "decision_log_records_total" {outcome = ["written", "no_room", "disk"]},
+        records: IntCounterVec = "decision_log_records_total" {outcome = ["written", "queue_full", "write_failed"]},
             "Receipts for the decision log on disk: written, left out because the queue was full, or refused by the disk.";
-        waiting: IntGauge = "steps_waiting", "Steps that wait rather than push out others' KV.";
-        admission_wait: HistogramVec = "step_waited_seconds" {until = label_values::<WaitOutcome>()} [SECONDS],
+        waiting: IntGauge = "admission_queue_depth", "Steps that wait rather than push out others' KV.";
+        admission_wait: HistogramVec = "admission_wait_seconds" {outcome = label_values::<WaitOutcome>()} [SECONDS],
             "How long steps waited rather than push out others' KV, by what ended it: room, longest, no_place or left.";
-        ttft_prediction_ratio: HistogramVec = "first_token_by_price_ratio" {action}
+        ttft_prediction_ratio: HistogramVec = "ttft_prediction_ratio" {action}
             [&[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]],
             "First-token time by what its price foretold, of steps that one worker served alone.";
         prefill_speed: GaugeVec = "worker_prefill_tokens_per_second" {worker},
             "Prompt tokens a second that it computes, as learnt from its steps.";
-        cost_drift: IntGaugeVec = "worker_mispriced" {worker, off},
+        cost_drift: IntGaugeVec = "worker_cost_drift" {worker, direction},
             "1 while its first tokens come later or earlier than prices foretell.";
-        guard_ratio: GaugeVec = "guardrail_first_token_ratio" {action},
+        guard_ratio: GaugeVec = "guardrail_ttft_ratio" {action},
             "First-token time of sessions that an action served, by that of the control group; 0 while too few are known.";
         guard_sessions: IntGaugeVec = "guardrail_sessions" {action, arm},
             "Sessions whose steps are compared, by the action that the planner chose and by arm.";
-        reverted: IntGaugeVec = "guardrail_reverted" {action},
+        reverted: IntGaugeVec = "guardrail_action_disabled" {action},
             "1 while an action is switched off because it made sessions slower.";
-        checks: IntCounterVec = "correctness_checks_total" {result = label_values::<TransferCheckOutcome>()},
-            "Transfers whose KV was held against computing the prompt, by result; no_room where another check was running.";
-        barred_links: IntGauge = "correctness_barred_links",
+        checks: IntCounterVec = "transfer_checks_total" {outcome = label_values::<TransferCheckOutcome>()},
+            "Transfers whose KV was held against computing the prompt, by outcome; skipped where another check was running.";
+        barred_links: IntGauge = "transfer_links_disabled",
             "Links over which nothing moves, because KV came as something else.";
         + outliers: OutlierMetrics, "Workers that are left out because requests failed there.";
     }
@@ -41,7 +41,7 @@ families! {
     /// Workers that are ejected because requests failed there.
     #[derive(Clone, Debug)]
     pub struct OutlierMetrics {
-        ejections: IntCounterVec = "ejections_total" {cause = label_values::<EjectionCause>()},
+        ejections: IntCounterVec = "worker_ejections_total" {reason = label_values::<EjectionCause>()},
             "Workers that were left out for a while because requests failed there, by why: consecutive_failures, \
              failure_percentage or trial_failed.";
         ejected: IntGaugeVec = "worker_ejected" {worker},

@@ -12,11 +12,11 @@ families! {
         workers: IntGaugeVec = "discovery_workers" {source = label_values::<WorkerSource>()}, "Workers by who lists them.";
         failing: IntGaugeVec = "discovery_failing" {source = label_values::<WorkerSource>()},
             "1 while a source of workers cannot be read, and what it last said is kept.";
-        left_out: IntGauge = "discovery_left_out", "Workers that are listed beyond what a router can have.";
+        left_out: IntGauge = "discovery_workers_over_limit", "Workers that are listed beyond what a router can have.";
         changes: IntCounterVec = "worker_changes_total" {change = ["joined", "changed", "left"]},
             "Workers that joined, changed or left.";
-        drained: IntCounterVec = "drained_sessions_total" {outcome = ["moved", "stuck"]},
-            "Sessions of workers that drain: moved to another worker, or stuck because they cannot be.";
-        drained_bytes: IntCounter = "drained_bytes_total", "KV bytes moved away from workers that drain.";
+        drained: IntCounterVec = "drain_sessions_total" {outcome = ["moved", "failed"]},
+            "Sessions of workers that drain: moved to another worker, or failed because they cannot be.";
+        drained_bytes: IntCounter = "drain_transfer_bytes_total", "KV bytes moved away from workers that drain.";
     }
 }

@@ -89,23 +89,26 @@ families! {
         in_flight: IntGauge = "requests_in_flight", "Requests being served.";
         duration: HistogramVec = "request_duration_seconds" {path} [SECONDS],
             "From a request's arrival to the last byte of its answer.";
-        first_token: HistogramVec = "time_to_first_token_seconds" {kind} [SECONDS],
+        first_token: HistogramVec = "time_to_first_token_seconds" {step_kind} [SECONDS],
             "From a request's arrival to the first byte of its answer, by step kind.";
         body_bytes: Histogram = "request_body_bytes"
             [&[1024.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0, 8388608.0, 33554432.0]],
             "Size of request bodies, decompressed.";
-        errors: IntCounterVec = "errors_total" {cause}, "Requests that ended in an error of this proxy, by cause.";
-        stripped: IntCounterVec = "stripped_parameters_total" {name},
+        errors: IntCounterVec = "request_errors_total" {error_type},
+            "Requests that ended in an error of this proxy, by type of error.";
+        stripped: IntCounterVec = "stripped_parameters_total" {parameter},
             "Parameters taken out of clients' bodies because only routers may send them.";
-        salt_proofs: IntCounterVec = "salt_proofs_total" {outcome = label_values::<SaltVerdict>()},
+        salt_proofs: IntCounterVec = "cache_salt_checks_total" {outcome = label_values::<SaltVerdict>()},
             "Workers that were asked once whether they keep prompts of different salts apart, by what they showed.";
-        retries: IntCounterVec = "retries_total" {cause}, "Tries of a request after its first, by cause.";
-        retries_refused: IntCounter = "retries_refused_total",
+        retries: IntCounterVec = "retries_total" {reason}, "Tries of a request after its first, by reason.";
+        retries_refused: IntCounter = "retry_budget_exhausted_total",
             "Tries of a request after its first that the retry budget did not allow.";
-        broken_streams: IntCounterVec = "broken_streams_total" {outcome = ["resumed", "complete", "unresumable", "failed"]},
+        broken_streams: IntCounterVec = "stream_interruptions_total"
+            {outcome = ["resumed", "complete", "not_resumable", "failed"]},
             "Streams that broke off after their first byte: resumed elsewhere, complete but for their end, or ended with an error.";
-        resume: Histogram = "resume_seconds" [SECONDS], "From a stream's break to the first byte from another worker.";
-        implausible_usage: IntCounter = "usage_disbelieved_total",
+        resume: Histogram = "stream_resume_duration_seconds" [SECONDS],
+            "From a stream's break to the first byte from another worker.";
+        implausible_usage: IntCounter = "invalid_usage_reports_total",
             "Answers whose worker counted more tokens than the request can have.";
     }
 }
@@ -114,22 +117,22 @@ families! {
     /// Metrics of the pipeline's decisions and their results.
     #[derive(Debug)]
     pub struct PlanMetrics {
-        step: HistogramVec = "step_seconds"
-            {step = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],
-            "Time spent in each step of the pipeline.";
+        step: HistogramVec = "pipeline_stage_duration_seconds"
+            {stage = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],
+            "Time spent in each stage of the pipeline.";
         actions: IntCounterVec = "plan_actions_total" {action = Action::ALL.map(Action::as_str)},
             "Plans executed, by action.";
-        kinds: IntCounterVec = "step_kinds_total" {kind = StepKind::ALL.map(StepKind::as_str)}, "Agent steps, by kind.";
+        kinds: IntCounterVec = "steps_total" {step_kind = StepKind::ALL.map(StepKind::as_str)}, "Agent steps, by kind.";
         owner_lookups: IntCounter = "owner_lookups_total", "Steps whose session had a live owner.";
         owner_hits: IntCounter = "owner_hits_total", "Steps served at the owner of their session.";
-        overlap: Histogram = "overlap_tokens" [TOKENS], "Prompt tokens that the chosen worker held already.";
-        prompt_tokens: IntCounterVec = "prompt_tokens_total" {source = ["cached", "computed", "transferred"]},
+        overlap: Histogram = "prefix_overlap_tokens" [TOKENS], "Prompt tokens that the chosen worker held already.";
+        prompt_tokens: IntCounterVec = "input_tokens_total" {source = ["cached", "computed", "transferred"]},
             "Prompt tokens by where their KV came from: cached, computed or transferred.";
-        completion_tokens: IntCounter = "completion_tokens_total", "Tokens generated, as the engines count them.";
-        moved_bytes: IntCounter = "kv_moved_bytes_total", "KV bytes moved between workers, as planned.";
-        fallback: IntCounterVec = "fallback_total" {cause},
-            "Steps served with less knowledge, or by another plan, than wanted; by cause.";
-        predicted: Histogram = "first_token_predicted_seconds" [SECONDS],
+        completion_tokens: IntCounter = "output_tokens_total", "Tokens generated, as the engines count them.";
+        moved_bytes: IntCounter = "kv_transfer_bytes_total", "KV bytes moved between workers, as planned.";
+        fallback: IntCounterVec = "plan_fallbacks_total" {reason},
+            "Steps served with less knowledge, or by another plan, than wanted; by reason.";
+        predicted: Histogram = "predicted_time_to_first_token_seconds" [SECONDS],
             "Predicted time to the first token of executed plans.";
         + kv_movement: KvMovementMetrics, "KV that moves, or waits to, between two steps.";
     }
@@ -139,11 +142,12 @@ families! {
     /// Metrics of KV movement between two steps of a session; clones share their values.
     #[derive(Clone, Debug)]
     pub struct KvMovementMetrics {
-        prefix_replications: IntCounterVec = "ahead_total" {outcome = ["sent", "failed", "used", "unused"]},
+        prefix_replications: IntCounterVec = "prefix_replications_total"
+            {outcome = ["sent", "failed", "used", "unused"]},
             "Prefixes that were sent to another worker before a step asked for them: sent or failed, and of those that \
              were sent, used or unused by the session's next step.";
-        replicated_bytes: IntCounter = "ahead_bytes_total", "KV that was sent before a step asked for it.";
-        reverse_pulls: IntCounterVec = "readbacks_total" {outcome = label_values::<ReversePullOutcome>()},
+        replicated_bytes: IntCounter = "prefix_replication_bytes_total", "KV that was sent before a step asked for it.";
+        reverse_pulls: IntCounterVec = "reverse_pulls_total" {outcome = label_values::<ReversePullOutcome>()},
             "KV that decode workers handed back for their sessions' next steps, by what came of it.";
     }
 }
@@ -155,12 +159,13 @@ families! {
         up: IntGaugeVec = "worker_up" {worker, role}, "1 when the worker takes work.";
         running: IntGaugeVec = "worker_requests_running" {worker}, "Requests in the worker's batch.";
         waiting: IntGaugeVec = "worker_requests_waiting" {worker}, "Requests waiting at the worker.";
-        backlog: IntGaugeVec = "worker_backlog_tokens" {worker}, "Prompt tokens still to be computed at the worker.";
-        kv_usage: GaugeVec = "worker_kv_usage_ratio" {worker}, "Share of the worker's KV blocks in use.";
-        knowledge: IntGaugeVec = "kv_knowledge" {worker, state},
+        backlog: IntGaugeVec = "worker_pending_prefill_tokens" {worker},
+            "Prompt tokens still to be computed at the worker.";
+        kv_usage: GaugeVec = "worker_kv_cache_usage_ratio" {worker}, "Share of the worker's KV blocks in use.";
+        knowledge: IntGaugeVec = "kv_index_state" {worker, state},
             "1 for what is known of the worker's blocks: exact, degraded or fallback.";
         event_sources: IntGaugeVec = "kv_event_sources" {worker, state},
-            "KV event sources of the worker, by state: connected, or lost (or never connected).";
+            "KV event sources of the worker, by state: connected, or disconnected (or never connected).";
         events: IntCounterVec = "kv_events_total" {worker}, "KV events applied since start.";
         event_gaps: IntCounterVec = "kv_event_gaps_total" {worker}, "Gaps seen in the worker's KV events since start.";
         event_lag: GaugeVec = "kv_event_lag_seconds" {worker}, "Age of the newest KV event when it was applied.";
@@ -173,14 +178,15 @@ families! {
     /// Metrics of the ledger, refreshed from its view when scraped.
     #[derive(Debug)]
     pub struct LedgerMetrics {
-        leases: IntGaugeVec = "leases" {state}, "Workers by the state of their lease: held, expired or retired.";
-        sessions: IntGauge = "sessions", "Sessions in the ledger.";
+        leases: IntGaugeVec = "ledger_leases" {state}, "Workers by the state of their lease: held, expired or retired.";
+        sessions: IntGauge = "ledger_sessions", "Sessions in the ledger.";
         applied: IntGauge = "ledger_applied_index", "Index of the last log entry applied here.";
         term: IntGauge = "ledger_term", "The quorum's term as known here.";
         stale: IntGauge = "ledger_stale", "1 while the ledger's view cannot be confirmed by a quorum.";
-        queue: IntGauge = "ledger_queue_commands", "Commands waiting for the quorum.";
+        queue: IntGauge = "ledger_commit_queue_depth", "Commands waiting for the quorum.";
         commits: IntCounterVec = "ledger_commits_total" {outcome}, "Commands handed in, by outcome.";
-        commit_seconds: Histogram = "ledger_commit_seconds" [FINE_SECONDS], "From handing in a command to its outcome.";
+        commit_seconds: Histogram = "ledger_commit_duration_seconds" [FINE_SECONDS],
+            "From handing in a command to its outcome.";
     }
 }
 
@@ -188,13 +194,13 @@ families! {
     /// Metrics of the quorum that keeps the ledger, as known to this node; refreshed from the directory when scraped.
     #[derive(Debug)]
     pub struct ClusterMetrics {
-        is_leader: IntGauge = "ledger_leads", "1 where this node leads the ledger's quorum.";
-        members: IntGaugeVec = "ledger_members" {standing}, "Nodes that keep the ledger, voters and learners.";
+        is_leader: IntGauge = "ledger_is_leader", "1 where this node leads the ledger's quorum.";
+        members: IntGaugeVec = "ledger_members" {role}, "Nodes that keep the ledger, voters and learners.";
         lag: IntGaugeVec = "ledger_member_lag_entries" {node}, "Log entries that a member lacks; told by the leader.";
-        level: IntGauge = "ledger_level", "Feature level of the ledger's cluster.";
-        tls_refused: IntCounter = "ledger_tls_refused_total",
+        level: IntGauge = "ledger_feature_level", "Feature level of the ledger's cluster.";
+        tls_refused: IntCounter = "ledger_tls_handshake_failures_total",
             "Callers at the address for other nodes that TLS kept out, or that refused this node's certificate.";
-        refused: IntCounterVec = "ledger_peers_refused_total" {cause = ["outsider", "implausible"]},
+        refused: IntCounterVec = "ledger_peer_connections_rejected_total" {reason = ["not_a_member", "invalid_term"]},
             "Callers at the address for other nodes that are no members of the cluster, or that said a term that cannot be.";
     }
 }
@@ -203,8 +209,8 @@ families! {
     /// Metrics of the memory of requests in progress.
     #[derive(Clone, Debug)]
     pub struct MemoryMetrics {
-        reserved: IntGauge = "request_memory_bytes", "Memory that requests in work have reserved.";
-        refused: IntCounterVec = "request_memory_refused_total" {scope = ["tenant", "total"]},
+        reserved: IntGauge = "request_memory_reserved_bytes", "Memory that requests in work have reserved.";
+        refused: IntCounterVec = "request_memory_rejections_total" {scope = ["tenant", "total"]},
             "Requests that were refused because no memory was left for their tenant, or for anybody.";
     }
 }
@@ -214,18 +220,18 @@ families! {
     #[derive(Debug)]
     pub struct ProcessMetrics {
         build: IntGaugeVec = "build_info" {version}, "Always 1; the version is the label.";
-        mode: IntGaugeVec = "mode" {mode}, "1 for the mode in force: shadow, sticky or own.";
-        rollout: Gauge = "rollout_ratio", "Share of sessions that mode own applies to.";
+        mode: IntGaugeVec = "routing_mode" {mode}, "1 for the mode in force: shadow, sticky or own.";
+        rollout: Gauge = "routing_rollout_ratio", "Share of sessions that mode own applies to.";
         connections: IntGauge = "client_connections", "Open connections of clients.";
         unauthenticated_closed: IntCounterVec = "unauthenticated_connections_closed_total"
             {listener = ["clients", "operators"], cause = ClosedConnections::CAUSES},
             "Connections closed before they had authenticated: for a newer one because there were too many altogether or of \
              one address, or because they took too long.";
-        audit_failed: IntCounterVec = "audit_failed_total" {what},
+        audit_failed: IntCounterVec = "audit_log_failures_total" {kind},
             "Operators' writes that were refused because the audit log had no room, and lines that it lost.";
-        tasks_ended: IntCounterVec = "background_tasks_ended_total" {task},
+        tasks_ended: IntCounterVec = "background_task_restarts_total" {task},
             "Background tasks that ended in an error of ours and were begun anew.";
-        shortages: IntCounter = "shortages_total",
+        shortages: IntCounter = "ledger_resource_shortages_total",
             "Files and threads of the ledger that could not be opened because the process lacked something, and were waited for.";
         + discovery: DiscoveryMetrics, "Who lists workers.";
     }
@@ -272,7 +278,7 @@ mod tests {
         metrics.plans.overlap.observe(100.0);
         let text = String::from_utf8(metrics.render()).unwrap();
         assert!(text.contains("ownerserve_requests_total{code=\"200\",path=\"/v1/models\"} 1"), "{text}");
-        assert!(text.contains("ownerserve_overlap_tokens_bucket{le=\"256\"} 1"));
+        assert!(text.contains("ownerserve_prefix_overlap_tokens_bucket{le=\"256\"} 1"));
         assert!(text.lines().filter(|l| !l.starts_with('#')).all(|l| l.starts_with("ownerserve_")));
     }
 

@@ -1,4 +1,4 @@
-//! Metrics of the soft state: what was found where, what was written, and how Redis stands.
+//! Metrics of the shared cache: what was found where, what was written, and how Redis stands.
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -12,35 +12,39 @@ const ENTRY_KINDS: [CacheEntryKind; 5] = [
     CacheEntryKind::Checkpoint,
     CacheEntryKind::Charge,
 ];
-/// How a lookup can end, as `soft_state_lookups_total` names it.
-const LOOKUP_OUTCOMES: [&str; 8] = ["near", "shared", "miss", "forgotten", "not_asked", "timeout", "error", "corrupt"];
-/// How a write can end, as `soft_state_writes_total` names it.
-const WRITE_OUTCOMES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "too_large"];
+/// How a lookup can end, as `shared_cache_lookups_total` names it.
+const LOOKUP_OUTCOMES: [&str; 8] =
+    ["local_hit", "shared_hit", "miss", "deleted", "skipped", "timeout", "error", "corrupt"];
+/// How a write can end, as `shared_cache_writes_total` names it.
+const WRITE_OUTCOMES: [&str; 5] = ["stored", "skipped", "failed", "queue_full", "too_large"];
 const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "gone"];
 
 families! {
     /// Counters are updated when something happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct SharedCacheMetrics {
-        lookups: IntCounterVec = "soft_state_lookups_total" {kind = ENTRY_KINDS.map(<&str>::from), outcome = LOOKUP_OUTCOMES},
-            "Lookups of soft state, by where they ended.";
-        lookup_seconds: Histogram = "soft_state_lookup_seconds" [FINE_SECONDS], "Time that lookups waited for Redis.";
-        writes: IntCounterVec = "soft_state_writes_total" {kind = ENTRY_KINDS.map(<&str>::from), outcome = WRITE_OUTCOMES},
-            "Writes of soft state to Redis, by outcome.";
+        lookups: IntCounterVec = "shared_cache_lookups_total"
+            {kind = ENTRY_KINDS.map(<&str>::from), outcome = LOOKUP_OUTCOMES},
+            "Lookups in the shared cache, by where they ended.";
+        lookup_seconds: Histogram = "shared_cache_lookup_duration_seconds" [FINE_SECONDS],
+            "Time that lookups waited for Redis.";
+        writes: IntCounterVec = "shared_cache_writes_total"
+            {kind = ENTRY_KINDS.map(<&str>::from), outcome = WRITE_OUTCOMES},
+            "Writes of the shared cache to Redis, by outcome.";
         health: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or gone.";
-        resolutions: IntCounterVec = "soft_state_resolved_total" {outcome = ["resolved", "incomplete"]},
+        resolutions: IntCounterVec = "response_history_resolutions_total" {outcome = ["resolved", "incomplete"]},
             "Responses away from the maker of the one before: resolved, or incomplete.";
-        identified: IntCounterVec = "identified_tokens_total" {source = ["conversation", "checkpoint", "computed"]},
-            "Prompt tokens that were identified: known from an earlier step or a checkpoint, or computed.";
-        routers: IntGauge = "soft_state_routers", "Routers that share soft state, as far as known.";
-        quota_refusals: IntCounterVec = "quota_refusals_total" {tenant, unit},
+        identified: IntCounterVec = "prefix_lookup_tokens_total" {source = ["conversation", "checkpoint", "encoded"]},
+            "Prompt tokens that were identified: known from an earlier step or a checkpoint, or encoded.";
+        routers: IntGauge = "shared_cache_routers", "Routers that share the cache, as far as known.";
+        quota_refusals: IntCounterVec = "quota_rejections_total" {tenant, unit},
             "Requests refused because they were beyond their tenant's quota of requests or tokens, or too many at once.";
-        quota_repeats: IntCounter = "quota_repeats_total",
+        quota_repeats: IntCounter = "quota_idempotent_retries_total",
             "Requests sent again under their Idempotency-Key because they had not come to their end, and not charged again.";
         tenant_tokens: IntCounterVec = "tenant_tokens_total" {tenant},
             "Tokens used by requests of tenants with a section in the configuration, those of a repeated request once.";
-        flushes: IntCounter = "soft_state_flushes_total", "Times that Redis had forgotten everything.";
-        memory_bytes: IntGauge = "soft_state_memory_bytes", "Soft state in this router's memory.";
+        flushes: IntCounter = "shared_cache_flushes_total", "Times that Redis had forgotten everything.";
+        memory_bytes: IntGauge = "shared_cache_memory_bytes", "The shared cache in this router's memory.";
     }
 }
 

@@ -65,6 +65,7 @@ pub struct ResidencySnapshot {
 pub enum ResidencySnapshotError {
     /// Truncated, modified, or not a snapshot.
     #[error("it is damaged")]
+    #[strum(serialize = "corrupt")]
     Damaged,
     /// Another version of the format.
     #[error("its format is version {0}, and {VERSION} is read here")]

@@ -41,7 +41,7 @@ async fn a_slower_action_is_disabled_until_an_operator_enables_it() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
     let action = Action::StateMigration;
-    let reverted = |count| format!("ownerserve_guardrail_reverted{{action=\"{action}\"}} {count}\n");
+    let reverted = |count| format!("ownerserve_guardrail_action_disabled{{action=\"{action}\"}} {count}\n");
     assert!(metrics(&front).await.contains(&reverted(0)));
     slow_down_action(&front.gateway, action);
     assert_eq!(front.gateway.routing.get().disabled, ActionSet::NONE.with(action));

@@ -41,7 +41,7 @@ async fn an_overloaded_worker_without_alternative_yields_429() {
     assert_eq!(receipt.attempts[0].knowledge, KvIndexState::Fallback, "it tells no events");
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
-    assert!(text.contains("ownerserve_fallback_total{cause=\"decode_busy\"} 1"), "{text}");
+    assert!(text.contains("ownerserve_plan_fallbacks_total{reason=\"decode_busy\"} 1"), "{text}");
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
             let expected = if is_guessed { KvIndexState::Fallback } else { KvIndexState::Exact };
             assert_eq!(receipt.attempts[0].knowledge, expected, "{path}");
         }
-        let guessed = front.gateway.metrics.plans.fallback.with_label_values(&["converted_by_guess"]).get();
+        let guessed = front.gateway.metrics.plans.fallback.with_label_values(&["unverified_conversion"]).get();
         assert_eq!(guessed, if is_vllm { 0 } else { 2 });
     }
 }

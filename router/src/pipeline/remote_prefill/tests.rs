@@ -211,7 +211,7 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
     let Ok(LegResponse::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
     assert_eq!(text(GenerationEndpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
     assert_eq!(remarks, [AttemptEvent::ReadbackFailed]);
-    assert_eq!((fate(ReversePullOutcome::Fetched), fate(ReversePullOutcome::Failed)), (1, 1));
+    assert_eq!((fate(ReversePullOutcome::Pulled), fate(ReversePullOutcome::Failed)), (1, 1));
 }
 
 #[tokio::test]

@@ -131,7 +131,7 @@ async fn an_answer_that_cannot_resume_reports_why_and_is_not_retried() {
             "{why}: {told}"
         );
         assert_eq!(one.requests().len() + two.requests().len(), number + 1, "{why}");
-        assert_eq!(broken_count(&front, "unresumable"), number as u64 + 1, "{why}");
+        assert_eq!(broken_count(&front, "not_resumable"), number as u64 + 1, "{why}");
     }
     let nothing = json!({"behave": "die in chat", "before": partial_answer(), "then": whole_completion(), "tools": tool, "tool_choice": "none", "response_format": {"type": "text"},
         "logprobs": false, "top_logprobs": 0, "presence_penalty": 0.0, "n": 1, "stop": []});
@@ -185,7 +185,7 @@ async fn a_deterministic_answer_is_replayed_and_continues() {
         let seen = receipt.seen.unwrap();
         assert_eq!((seen.ending, seen.answered.unwrap().0), (RequestOutcome::Complete, 7));
     }
-    assert_eq!((broken_count(&front, "resumed"), broken_count(&front, "unresumable")), (3, 0));
+    assert_eq!((broken_count(&front, "resumed"), broken_count(&front, "not_resumable")), (3, 0));
 }
 
 #[tokio::test]

@@ -57,10 +57,10 @@ async fn steps_with_any_options_reuse_the_previous_prompt_and_are_spot_checked()
     assert_eq!(ask(&front, 4, bound).await, Some("session"), "what decides no prompt may change");
     assert_eq!(front.gateway.metrics.prefix_cache.steps.with_label_values(&["cold"]).get(), 1);
     wait_until("all have been looked at", || {
-        spot_check_count(&front, "same") + spot_check_count(&front, "left_out") == 4
+        spot_check_count(&front, "match") + spot_check_count(&front, "skipped") == 4
     })
     .await;
-    assert!(spot_check_count(&front, "same") > 0);
+    assert!(spot_check_count(&front, "match") > 0);
     let known = front.gateway.metrics.shared_cache.identified.with_label_values(&["conversation"]).get();
     assert!(known > 0 && !front.gateway.caches.prefix_cache.conversations.is_empty());
 }
@@ -97,12 +97,12 @@ async fn steps_of_other_endpoints_reuse_the_previous_prompt_exactly() {
         assert_eq!(prompt(), whole, "as many tokens as by the other endpoint");
     }
     wait_until("they have been looked at", || {
-        spot_check_count(&front, "same") + spot_check_count(&front, "left_out") == 4
+        spot_check_count(&front, "match") + spot_check_count(&front, "skipped") == 4
     })
     .await;
     assert!(
-        spot_check_count(&front, "same") > 0
-            && spot_check_count(&front, "tokens") + spot_check_count(&front, "length") == 0
+        spot_check_count(&front, "match") > 0
+            && spot_check_count(&front, "token_mismatch") + spot_check_count(&front, "length_mismatch") == 0
     );
 }
 
@@ -194,7 +194,7 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     let identity = &front.gateway.caches.prefix_cache;
     identity.spot_checks.enqueue(SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
     wait_until("the difference is found", || model.is_disabled_by_spot_check()).await;
-    assert_eq!(spot_check_count(&front, "tokens"), 1);
+    assert_eq!(spot_check_count(&front, "token_mismatch"), 1);
     assert_eq!(ask(&front, 3, json!({})).await, Some("cold"));
     assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.distrusted);
     let ready = get(front.operator_address(), "/readyz").await.json();
@@ -203,7 +203,7 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
         (&json!("identity"), &json!("distrusted"))
     );
     let metrics = get(front.operator_address(), "/metrics").await;
-    assert!(String::from_utf8_lossy(&metrics.body).contains("ownerserve_identity_distrusted_models 1"));
+    assert!(String::from_utf8_lossy(&metrics.body).contains("ownerserve_prefix_cache_disabled_models 1"));
 }
 
 #[tokio::test]

@@ -164,7 +164,7 @@ fn incomparable_answers_are_counted_without_a_verdict() {
     assert_eq!(all.record_token_count((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
     assert_eq!(all.record_token_count((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
     let counted = |result| all.metrics.token_count_checks.with_label_values(&[result]).get();
-    assert_eq!(["agrees", "disagrees", "not_compared"].map(counted), [1, 3, 1]);
+    assert_eq!(["match", "mismatch", "not_comparable"].map(counted), [1, 3, 1]);
     assert!(all.is_suspected_mismatch(&model, WorkerId(1)));
 }
 
@@ -217,8 +217,8 @@ async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".text"), "{detail}");
     let metrics = get(front.operator_address(), "/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    assert!(metrics.contains("ownerserve_identity_doubted_models 1"));
-    assert!(metrics.contains("ownerserve_identity_counted_prompts_total{result=\"disagrees\"} 3"));
+    assert!(metrics.contains("ownerserve_tokenizer_drift_models 1"));
+    assert!(metrics.contains("ownerserve_prompt_token_count_checks_total{outcome=\"mismatch\"} 3"));
     for _ in 0..32 {
         step(&front, CHAT, computed.0, conversation()).await;
     }
@@ -261,7 +261,7 @@ async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
         assert_eq!(exact.attempts[0].knowledge, KvIndexState::Exact);
         assert_eq!(exact.seen.unwrap().engine_disagrees, None);
     }
-    let counted = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["agrees"]);
+    let counted = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
     assert_eq!(counted.get(), 2, "whole answers and streams both tell");
     let at = (&ModelId::from("tiny"), front.gateway.fleet().snapshot()[0].id);
     for _ in 0..3 {
@@ -318,7 +318,7 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     assert_eq!(agreement.suspected_mismatches(), []);
     wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;
     assert_eq!(ask_chat(&front, &messages).await.attempts[0].knowledge, KvIndexState::Fallback);
-    let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["disagrees"]);
+    let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["mismatch"]);
     wait_until("all are looked at", || disagreeing.get() == 7).await;
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
@@ -326,11 +326,11 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".text"), "{line}");
     let metrics = String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     for series in [
-        "doubted_models 1",
-        "found_prompts_total{result=\"disagrees\"} 7",
-        "found_prompts_total{result=\"not_compared\"} 1",
+        "tokenizer_drift_models 1",
+        "cache_hit_checks_total{outcome=\"mismatch\"} 7",
+        "cache_hit_checks_total{outcome=\"not_comparable\"} 1",
     ] {
-        assert!(metrics.contains(&format!("ownerserve_identity_{series}")), "{series} in {metrics}");
+        assert!(metrics.contains(&format!("ownerserve_{series}")), "{series} in {metrics}");
     }
 }
 
@@ -363,10 +363,10 @@ async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
         assert_eq!(ask(path, body.clone()).await.cache_disagrees, None, "{path} {body}");
     }
     let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
-    assert_eq!(["agrees", "disagrees", "not_compared"].map(compared), [0, 0, 7]);
+    assert_eq!(["match", "mismatch", "not_comparable"].map(compared), [0, 0, 7]);
     assert!(ask(CHAT, chat(json!({}))).await.cache_disagrees.is_some(), "the same, plainly");
     let plain = ask("/v1/completions", json!({"prompt": text})).await;
-    assert_eq!((plain.cache_disagrees, compared("agrees")), (None, 1), "no template is in it: {plain:?}");
+    assert_eq!((plain.cache_disagrees, compared("match")), (None, 1), "no template is in it: {plain:?}");
 }
 
 #[tokio::test]
@@ -396,9 +396,9 @@ async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
-    let all = || ["agrees", "disagrees", "not_compared"].map(compared).iter().sum::<u64>();
+    let all = || ["match", "mismatch", "not_comparable"].map(compared).iter().sum::<u64>();
     wait_until("all are looked at", || all() == 48).await;
-    assert!(compared("agrees") >= 24 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
+    assert!(compared("match") >= 24 && compared("mismatch") < 4, "{} {}", compared("match"), compared("mismatch"));
     let held = front.gateway.index().read().blocks();
     assert!(held <= 160, "{held}: what was there before is evicted");
     drop(sim);
