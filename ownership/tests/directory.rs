@@ -336,7 +336,7 @@ async fn acknowledged_writes_survive_kill_9() {
     let mut acknowledged: Vec<(u128, String)> = Vec::new();
     for life in 1..=4 {
         let mut child = Process::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writes_until_it_is_killed", "--ignored", "--nocapture"])
+            .args(["--exact", "child_writes_until_killed", "--ignored", "--nocapture"])
             .env(DATA_DIR, folder.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -124,7 +124,7 @@ fn this_test(child: &str) -> [String; 4] {
 }
 
 fn node(folder: &Path) -> Process {
-    let [own, rest @ ..] = this_test("writes_until_its_disk_fails");
+    let [own, rest @ ..] = this_test("child_writes_until_disk_fails");
     let mut command = Process::new(own);
     command.args(rest).arg("--nocapture").env(DATA_DIR, folder);
     command
@@ -172,7 +172,7 @@ fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
     let mount = folder.path().to_str().unwrap();
     // In its own mount namespace, so that nothing is left behind. Three runs: until full, still full, and until full
     // again after space was freed.
-    let own = this_test("writes_until_its_disk_fails").join(" ");
+    let own = this_test("child_writes_until_disk_fails").join(" ");
     let script = format!(
         "mount -t tmpfs -o size=3m ownerserve {mount} || exit 77
          export {DATA_DIR}={mount}/data
@@ -273,7 +273,7 @@ fn child_writes_without_file_handles() {
 #[test]
 fn a_process_without_file_handles_keeps_writing_and_snapshots_later() {
     let folder = tempfile::tempdir().unwrap();
-    let [own, rest @ ..] = this_test("writes_without_file_handles");
+    let [own, rest @ ..] = this_test("child_writes_without_file_handles");
     let mut command = Process::new(own);
     command.args(rest).arg("--nocapture").env(DATA_DIR, folder.path().join("data"));
     NodeProcess::start(command).wait_for_end();

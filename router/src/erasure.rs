@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use vocabulary::{SessionId, TenantId};
 
-use crate::shared_cache::{CacheEntryKind, CacheKey, PurgeError, PurgeCount, SharedCache};
+use crate::shared_cache::{CacheEntryKind, CacheKey, PurgeCount, PurgeError, SharedCache};
 use crate::stored_responses::transcript::TranscriptOrigin;
 
 /// Which data to erase.
@@ -17,7 +17,11 @@ pub(crate) enum ErasureScope {
 }
 
 /// Erases what this router and Redis store; returns how many values there were.
-pub(crate) async fn erase(state: &SharedCache, tenant: &TenantId, whose: ErasureScope) -> Result<PurgeCount, PurgeError> {
+pub(crate) async fn erase(
+    state: &SharedCache,
+    tenant: &TenantId,
+    whose: ErasureScope,
+) -> Result<PurgeCount, PurgeError> {
     match whose {
         ErasureScope::Tenant => state.purge(tenant).await,
         ErasureScope::Session(session) => {

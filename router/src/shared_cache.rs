@@ -30,7 +30,7 @@ pub use config::{RedisUrl, SharedCacheConfig};
 pub(crate) use counter_lease::CounterLease;
 pub use key::{CacheEntryKind, CacheKey};
 use local_cache::{CachedValue, LocalCache, ValueOrigin};
-pub(crate) use purge::{PurgeError, PurgeCount};
+pub(crate) use purge::{PurgeCount, PurgeError};
 use redis_client::RedisClient;
 use value_cipher::ValueCipher;
 use watch::{RedisWrite, RedisWriteQueue};

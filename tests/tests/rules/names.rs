@@ -12,7 +12,8 @@ const NOUNS: [&str; 5] = ["Dispatched", "Finding", "Planning", "Streaming", "Tes
 
 /// Participles without a regular ending, and pronouns, that have been names of types here.
 const NOT_NOUNS: [&str; 16] = [
-    "Done", "Drawn", "Found", "Gone", "Heard", "Held", "Kept", "Known", "Left", "Lost", "Said", "Seen", "Sent", "Told", "Who", "Written",
+    "Done", "Drawn", "Found", "Gone", "Heard", "Held", "Kept", "Known", "Left", "Lost", "Said", "Seen", "Sent", "Told",
+    "Who", "Written",
 ];
 
 #[test]
@@ -40,5 +41,7 @@ fn a_type_is_named_by_a_noun() {
 
 fn is_participle(name: &str) -> bool {
     let is_one_word = !name[1..].contains(char::is_uppercase);
-    is_one_word && !NOUNS.contains(&name) && (name.ends_with("ed") || name.ends_with("ing") || NOT_NOUNS.contains(&name))
+    is_one_word
+        && !NOUNS.contains(&name)
+        && (name.ends_with("ed") || name.ends_with("ing") || NOT_NOUNS.contains(&name))
 }

@@ -112,7 +112,7 @@ impl SequenceTracker {
     }
 
     /// Records that another process is publishing, although its identity could not be read.
-    pub fn process_restarted(&mut self) {
+    pub fn on_process_restart(&mut self) {
         *self = Self { process: self.process, ..Self::default() };
     }
 

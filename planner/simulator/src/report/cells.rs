@@ -100,7 +100,7 @@ pub fn summarize_policies(runs: &[RunFigures]) -> Vec<PolicySummary> {
 /// Returns one row per cell with the main figures, after a header row; `-` if nothing was measured.
 pub fn summary_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
     let shown: Vec<&Metric> =
-        Metric::ALL.iter().filter(|metric| metric.visibility != MetricVisibility::InFiles).collect();
+        Metric::ALL.iter().filter(|metric| metric.visibility != MetricVisibility::Files).collect();
     rows(cells, &shown, of)
 }
 
@@ -121,7 +121,7 @@ fn rows(cells: &[PolicySummary], metrics: &[&Metric], said: fn(&Metric, Mean) ->
 
 fn of(metric: &Metric, mean: Mean) -> String {
     match metric.visibility {
-        MetricVisibility::InTableWithConfidence => mean.format(metric.digits),
-        MetricVisibility::InTable | MetricVisibility::InFiles => format!("{:.*}", metric.digits, mean.mean),
+        MetricVisibility::TableWithConfidence => mean.format(metric.digits),
+        MetricVisibility::Table | MetricVisibility::Files => format!("{:.*}", metric.digits, mean.mean),
     }
 }

@@ -26,10 +26,10 @@ pub struct Metric {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum MetricVisibility {
     /// In the table, with its confidence interval.
-    InTableWithConfidence,
-    InTable,
+    TableWithConfidence,
+    Table,
     /// In files only.
-    InFiles,
+    Files,
 }
 
 /// Definition of a figure or term.
@@ -57,15 +57,15 @@ impl Metric {
 }
 
 const fn in_table_with_confidence(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(MetricVisibility::InTableWithConfidence, name, what)
+    Metric::new(MetricVisibility::TableWithConfidence, name, what)
 }
 
 const fn in_table(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(MetricVisibility::InTable, name, what)
+    Metric::new(MetricVisibility::Table, name, what)
 }
 
 const fn in_files_only(name: &'static str, what: &'static str) -> Metric {
-    Metric::new(MetricVisibility::InFiles, name, what)
+    Metric::new(MetricVisibility::Files, name, what)
 }
 
 const FIRST: &str = "seconds from a step's arrival to its first token";

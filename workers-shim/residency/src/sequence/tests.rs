@@ -174,7 +174,7 @@ fn replay_gap_stays_until_the_cache_is_cleared() {
 fn sequence_going_backwards_means_a_restart() {
     let mut stream = SequenceTracker::new();
     assert_eq!((stream.on_live(0), stream.on_live(1), stream.on_live(0)), (Apply, Apply, Restarted));
-    stream.process_restarted();
+    stream.on_process_restart();
     assert_eq!((stream.on_live(0), stream.next()), (Apply, 1));
 }
 
@@ -188,7 +188,7 @@ fn process_change_resets_knowledge() {
     assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Another);
     assert_eq!((stream.next(), stream.knowledge()), (0, KvIndexState::Degraded));
     assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Same);
-    stream.process_restarted();
+    stream.on_process_restart();
     assert_eq!(
         stream.identify_process(Some(A)),
         ProcessMatch::Another,

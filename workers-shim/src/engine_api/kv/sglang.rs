@@ -61,7 +61,7 @@ impl ConnectorProtocol for SglangConnector {
     }
 
     fn parse_endpoint(&self, asked: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
-        let told: SglangServerInfo = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
+        let told: SglangServerState = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
         let mode = told.disaggregation_mode.unwrap_or_default();
         let role = [WorkerRole::Prefill, WorkerRole::Decode].into_iter().find(|role| role.as_str() == mode);
         if role.is_none() {
@@ -75,7 +75,7 @@ impl ConnectorProtocol for SglangConnector {
 
 /// The fields of `/server_info` that are read.
 #[derive(Deserialize)]
-struct SglangServerInfo {
+struct SglangServerState {
     disaggregation_mode: Option<String>,
     disaggregation_bootstrap_port: Option<u16>,
 }

@@ -170,7 +170,7 @@ impl RankFollower {
 
     /// Forgets all blocks. The index is marked inexact first, or it would count as exact while the blocks are removed.
     fn start_over(&mut self) {
-        self.stream.process_restarted();
+        self.stream.on_process_restart();
         self.publish_knowledge();
         self.feed.reset();
         self.apply_to_index();
