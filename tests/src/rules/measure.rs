@@ -215,9 +215,9 @@ impl<'ast> Visit<'ast> for MeasureVisitor {
 }
 
 /// Names of all types and traits that a file defines, those of its tests and function bodies included.
-pub fn type_names(source: &Source) -> Result<Vec<String>, Unreadable> {
-    let file =
-        syn::parse_file(&source.text).map_err(|error| Unreadable::Rust { path: source.path.clone(), source: error })?;
+pub fn type_names(source: &SourceFile) -> Result<Vec<String>, RepositoryError> {
+    let file = syn::parse_file(&source.text)
+        .map_err(|error| RepositoryError::Rust { path: source.path.clone(), source: error })?;
     let mut names = TypeNames::default();
     names.visit_file(&file);
     Ok(names.0)
