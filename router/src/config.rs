@@ -1,4 +1,4 @@
-//! Configuration: a TOML file, then `--apply_setting path=value`, then the few flags. Sections sit beside the code that reads
+//! Configuration: a TOML file, then `--set path=value`, then the few flags. Sections sit beside the code that reads
 //! them; this module only puts them together and says clearly what is wrong.
 
 mod cluster;
@@ -90,7 +90,7 @@ pub struct Config {
     pub decisions: DecisionsConfig,
 }
 
-/// Section `[initial_routing]`.
+/// Section `[steering]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutingConfig {
@@ -210,7 +210,7 @@ fn is_duration(path: &str) -> bool {
 /// What the command line adds to the file.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// `--apply_setting` settings, in order.
+    /// `--set` settings, in order.
     pub settings: Vec<String>,
     /// `--worker` URLs, added to the file's.
     pub workers: Vec<String>,

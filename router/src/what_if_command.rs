@@ -75,7 +75,7 @@ pub(crate) enum WhatIfError {
 
 #[derive(Serialize)]
 struct WhatIfReport<'a> {
-    /// Every figure but those of `prediction_table.*.seen`.
+    /// Every figure but those of `foretold.*.seen`.
     marked_as: &'static str,
     files: usize,
     #[serde(flatten)]

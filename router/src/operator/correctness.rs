@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/transfer_checks`: links that delivered wrong KV, and how to clear them.
+//! `/ownerserve/v1/correctness`: links that delivered wrong KV, and how to clear them.
 
 use std::sync::Arc;
 

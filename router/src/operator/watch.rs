@@ -108,7 +108,7 @@ pub(super) struct CompactedEvent {
 
 /// Changes as they are applied: server-sent events `changes`, whose id is the revision.
 ///
-/// A watch that broke goes on behind `FinalEvent-Event-ID`; one that broke before its first event behind the header
+/// A watch that broke goes on behind `Last-Event-ID`; one that broke before its first event behind the header
 /// `ownerserve-revision` of its answer. One that has nothing to tell for ten seconds is sent an event `progress`, whose id says
 /// how far it is, so that it goes on from there however much else has changed. One that is too slow ends with an event
 /// `compacted`; 410 says the same of a revision that is not kept any more: read the records anew, and watch from there.
