@@ -123,8 +123,9 @@ def keys(tmp_path):
 
 
 def run(keys, steps_of_b: list) -> dict:
-    """A's steps, with one of B's before each. One after another, so that only what B says can make a difference."""
-    workers = [SimWorker("hybrid", "--speed-up", "50").wait() for _ in range(2)]
+    """A's steps, with one of B's before each. One after another and at one worker, so that B's load moves none of A's steps
+    and only what B says can make a difference."""
+    workers = [SimWorker("hybrid", "--speed-up", "50").wait()]
     router = Serve([worker.url for worker in workers], settings=(TEXT, f'auth.keys_file="{keys}"', *QUOTAS)).wait()
     try:
         a, b = Seen(), Seen()
