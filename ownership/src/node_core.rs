@@ -66,7 +66,7 @@ pub(crate) struct NodeCore {
 
 impl fmt::Debug for NodeCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("node", &self.registry.own.node).finish_non_exhaustive()
+        f.debug_struct("NodeCore").field("node", &self.registry.own.node).finish_non_exhaustive()
     }
 }
 

@@ -128,7 +128,7 @@ pub struct ApiKeys {
 
 impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("ApiKeys").field("file", &self.file).finish_non_exhaustive()
     }
 }
 

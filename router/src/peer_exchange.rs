@@ -115,7 +115,7 @@ impl PeerExchange {
 
 impl std::fmt::Debug for PeerExchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exchange").field("boot", &self.boot).finish_non_exhaustive()
+        f.debug_struct("PeerExchange").field("boot", &self.boot).finish_non_exhaustive()
     }
 }
 

@@ -67,7 +67,7 @@ impl<R: AsyncRuntime> FeedState<R> {
 
 impl<R: AsyncRuntime> fmt::Debug for ChangeFeed<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Feed").field(&self.lock_state().ring).finish()
+        f.debug_tuple("ChangeFeed").field(&self.lock_state().ring).finish()
     }
 }
 

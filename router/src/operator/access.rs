@@ -93,7 +93,7 @@ pub(super) struct OperatorTokens {
 
 impl std::fmt::Debug for OperatorTokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens").field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("OperatorTokens").field("file", &self.file).finish_non_exhaustive()
     }
 }
 

@@ -63,7 +63,10 @@ struct RedisConnections {
 
 impl std::fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("place", &self.address).field("standing", &self.health()).finish_non_exhaustive()
+        f.debug_struct("RedisClient")
+            .field("place", &self.address)
+            .field("standing", &self.health())
+            .finish_non_exhaustive()
     }
 }
 

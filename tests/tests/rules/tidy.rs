@@ -85,3 +85,14 @@ fn no_large_file_is_committed() {
     let large: Vec<String> = tracked().unwrap().into_iter().filter(|path| size(path) > MAX_FILE_BYTES).collect();
     assert_eq!(large, Vec::<String>::new());
 }
+
+#[test]
+fn paths_in_architecture_exist() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let quoted: Vec<&str> = text.split('`').skip(1).step_by(2).filter(|code| code.contains('/')).collect();
+    let is_path = |code: &&&str| code.split('/').next().is_some_and(|first| root().join(first).is_dir());
+    let paths: Vec<&&str> = quoted.iter().filter(is_path).collect();
+    assert!(paths.len() > 20, "only {} paths were found", paths.len());
+    let gone: Vec<_> = paths.into_iter().filter(|path| !path.contains("NAME") && !root().join(path).exists()).collect();
+    assert_eq!(gone, Vec::<&&str>::new());
+}

@@ -24,7 +24,7 @@ pub struct ReversePullParams {
 
 impl std::fmt::Debug for ReversePullParams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Readback").field("tokens", &self.tokens).finish_non_exhaustive()
+        f.debug_struct("ReversePullParams").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 
