@@ -20,7 +20,7 @@ use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeIdentity, random_u128, read_json, write_durably};
 use crate::peers::error::HandshakeRefusal;
 use crate::peers::handshake::{Hello, PROTOCOL};
-use crate::peers::socket::{DialPolicy, Dialer, HandshakeResult};
+use crate::peers::socket::{DialPolicy, HandshakeResult, LaneDialer};
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerLink, PeerMethod, PeerTls};
 
 /// Timeout for one member's answer.
@@ -176,7 +176,7 @@ pub(crate) async fn request_admission(
     loop {
         for seed in seeds {
             let dialer =
-                Dialer { whom: DialTarget::Address(seed.clone()), lane: Lane::Call, policy: directions.clone() };
+                LaneDialer { whom: DialTarget::Address(seed.clone()), lane: Lane::Call, policy: directions.clone() };
             let answer = PeerLink::new(dialer).call(PeerMethod::Admit, question.clone(), ANSWER_TIMEOUT).await;
             match answer.and_then(|answer| peers::decode(&answer)) {
                 Ok(Ok(JoinReply { cluster, node })) => return Ok(NodeIdentity { cluster, node }),

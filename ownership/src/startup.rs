@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Consistency, PendingVoterChange, ViewPublisher};
+use consensus::{Consistency, StalledVoterChange, ViewPublisher};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
@@ -122,7 +122,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
     tasks.push(AbortingTask(core.supervision.keep_forever("ticker", move || {
-        let (core, options, unfinished) = (own.clone(), options_of.clone(), PendingVoterChange::default());
+        let (core, options, unfinished) = (own.clone(), options_of.clone(), StalledVoterChange::default());
         Ticker { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
     })));
     let found = found_or_await_quorum(&core, address.as_deref().unwrap_or_default()).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use consensus::{PendingVoterChange, WorkerLiveness, expiries, limit_widening, renewal};
+use consensus::{StalledVoterChange, WorkerLiveness, expiries, limit_widening, renewal};
 use ledger::{Command, ExpireLease, Ledger, Outcome};
 use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -56,7 +56,7 @@ pub(crate) struct Ticker {
     pub(crate) options: Options,
     pub(crate) snapshot_at: u64,
     pub(crate) snapshot_bytes: u64,
-    pub(crate) pending_change: PendingVoterChange,
+    pub(crate) pending_change: StalledVoterChange,
 }
 
 impl Ticker {
@@ -75,7 +75,7 @@ impl Ticker {
                     self.finish_voter_change();
                 }
                 None => {
-                    self.pending_change = PendingVoterChange::default();
+                    self.pending_change = StalledVoterChange::default();
                     self.report_to_leader();
                 }
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use planner::{
     AttentionSpec, CheckpointInterval, CompressedKv, DisabledFeatures, Footprint, LayerState, OccupancyModel,
-    OccupancyView, PlanningInputs, PlanningRequest, Policy, SessionView, StepKind, TransferPermission, plan,
+    OccupancyView, PlanningInputs, Policy, RequestProfile, SessionView, StepKind, TransferPermission, plan,
 };
 use vocabulary::{
     Blocks, Bytes, DpRank, EngineSpeed, Epoch, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap,
@@ -38,7 +38,7 @@ fn main() -> std::io::Result<()> {
 fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&AttentionSpec>) -> (usize, Duration) {
     const ROUNDS: u32 = 500;
     const PLANS: u32 = 20;
-    let ask = PlanningRequest {
+    let ask = RequestProfile {
         model: "m".into(),
         adapter: None,
         prompt: Tokens(120_000),

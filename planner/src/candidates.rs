@@ -9,7 +9,7 @@ use crate::fleet_layout::{FabricShortlist, Fabrics, FleetLayout};
 use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
-    Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipClaim, PlanCandidate, PrefixRestore,
+    Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipEffect, PlanCandidate, PrefixRestore,
     RestoreSplit, SelectionRule, SendTiming, StepKind, TransferPermission,
 };
 
@@ -68,7 +68,7 @@ struct CandidateDraft {
     prefill: Leg,
     decode: Leg,
     handoff: Option<Handoff>,
-    claim: OwnershipClaim,
+    claim: OwnershipEffect,
     terms: CostTerms,
 }
 
@@ -140,7 +140,7 @@ impl CandidateBuilder<'_> {
         let draft = self.local_draft(target);
         let allows = |action| self.layout.inputs.allows(action);
         let is_tail = |r: ReplicateOption| cached > Tokens::ZERO && r.prefix_end - cached <= cached;
-        let continues = self.layout.inputs.step == StepKind::DecodeContinuation && draft.claim == OwnershipClaim::Keep;
+        let continues = self.layout.inputs.step == StepKind::DecodeContinuation && draft.claim == OwnershipEffect::Keep;
         let action = if self.fabrics.is_none() && self.layout.inputs.policy.rule != SelectionRule::Own {
             Action::ColocatedPrefill
         } else if continues && allows(Action::DecodeContinuation) {
@@ -168,7 +168,7 @@ impl CandidateBuilder<'_> {
         CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms }.labelled(action, refused)
     }
 
-    fn price_fetch(&self, target: usize, from: usize, way: &RestoreSplit, claim: &OwnershipClaim) -> PricedReplicate {
+    fn price_fetch(&self, target: usize, from: usize, way: &RestoreSplit, claim: &OwnershipEffect) -> PricedReplicate {
         let (source, at) = (self.at(from), self.at(target));
         let serving = TargetWork {
             start: way.start,
@@ -192,7 +192,7 @@ impl CandidateBuilder<'_> {
         };
         let holds_more = self.align_down(from, target, source.prefix.believed) > way.loaded;
         let action = match claim {
-            OwnershipClaim::Move { .. } => Action::StateMigration,
+            OwnershipEffect::Move { .. } => Action::StateMigration,
             _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
@@ -341,29 +341,29 @@ impl CandidateBuilder<'_> {
 
     /// Tokens of the prompt that another worker keeps, if more than the target. After a move the old owner's copy no
     /// longer counts.
-    fn tokens_elsewhere(&self, target: usize, claim: &OwnershipClaim) -> Tokens {
+    fn tokens_elsewhere(&self, target: usize, claim: &OwnershipEffect) -> Tokens {
         match claim {
-            OwnershipClaim::Move { .. } => Tokens::ZERO,
+            OwnershipEffect::Move { .. } => Tokens::ZERO,
             _ => self.layout.longest_prefix_elsewhere(target).map_or(Tokens::ZERO, |(_, held)| held),
         }
     }
 
     /// Ownership moves if the owner should be left, or if the target already holds more of the session than the owner.
-    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> OwnershipClaim {
+    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> OwnershipEffect {
         let session = self.layout.inputs.session;
-        let Some(from) = session.owner else { return OwnershipClaim::Open };
+        let Some(from) = session.owner else { return OwnershipEffect::Open };
         if self.layout.is_owner(target) {
-            return OwnershipClaim::Keep;
+            return OwnershipEffect::Keep;
         }
         let replicates = matches!(handoff, Some(Handoff::Replicate { .. }));
         if replicates && !self.layout.inputs.allows(Action::StateMigration) {
-            return OwnershipClaim::Borrow;
+            return OwnershipEffect::Borrow;
         }
         let lives_there =
             |owner: usize| owner == target || self.at(target).prefix.believed > self.at(owner).prefix.believed;
         let there = self.layout.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
         let why = self.layout.move_reason_for(target).or(there);
-        why.map_or(OwnershipClaim::Borrow, |why| OwnershipClaim::Move { from, epoch: session.epoch, why })
+        why.map_or(OwnershipEffect::Borrow, |why| OwnershipEffect::Move { from, epoch: session.epoch, why })
     }
 
     fn at(&self, place: usize) -> &WorkerCandidate<'_> {

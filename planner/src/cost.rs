@@ -10,7 +10,7 @@ use crate::kv_occupancy::SessionLookup;
 use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerCandidate;
-use crate::{AttentionSpec, CostTerms, LowerTiers, PlanningInputs, PlanningRequest};
+use crate::{AttentionSpec, CostTerms, LowerTiers, PlanningInputs, RequestProfile};
 
 /// Share of decode throughput lost while a prefill chunk shares the batch: a running answer gets one token per chunk,
 /// and a chunk of 2,048 tokens takes about ten decode steps.
@@ -27,7 +27,7 @@ const NOTICEABLE_STALL_MICROS: f64 = 1e6;
 pub(crate) struct CostModel<'a> {
     pub(crate) inputs: &'a PlanningInputs<'a>,
     pub(crate) session_lookup: SessionLookup<'a>,
-    request: &'a PlanningRequest,
+    request: &'a RequestProfile,
     attention: Option<&'a AttentionSpec>,
     /// `lambda`, in microseconds per byte.
     lambda: f64,

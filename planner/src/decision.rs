@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, ModelId, Tokens};
 
-use crate::{Action, Handoff, Leg, OwnershipClaim, Plan, StepKind};
+use crate::{Action, Handoff, Leg, OwnershipEffect, Plan, StepKind};
 
 /// Cost of one candidate. All terms are in microseconds, so that they can be added and compared.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
@@ -49,7 +49,7 @@ pub struct PlanCandidate {
     /// KV transfer, if any.
     pub handoff: Option<Handoff>,
     /// Change of ownership after the step.
-    pub claim: OwnershipClaim,
+    pub claim: OwnershipEffect,
     /// Cost by term; zero if the candidate was refused before it was priced.
     pub terms: CostTerms,
     /// Sum of the terms.

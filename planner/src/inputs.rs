@@ -36,7 +36,7 @@ pub enum TransferObstacle {
 
 /// The parts of the request that matter to a plan.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct PlanningRequest {
+pub struct RequestProfile {
     /// Requested model.
     pub model: ModelId,
     /// LoRA adapter on top of the model; the worker must serve it too.
@@ -106,7 +106,7 @@ pub struct PlanningInputs<'a> {
     /// Kind of the step.
     pub step: StepKind,
     /// The request.
-    pub request: &'a PlanningRequest,
+    pub request: &'a RequestProfile,
     /// State that the model's layers keep; if unknown, every token takes each worker's `kv_bytes_per_token`.
     pub attention: Option<&'a AttentionSpec>,
     /// Ownership of the session.

@@ -41,13 +41,13 @@ pub use attention::{
 };
 pub use decision::{CandidateRefusal, CostTerms, Decision, PlanCandidate, PlanningError};
 pub use inputs::{
-    BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, PlanningRequest, SessionView,
+    BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
     TransferObstacle, TransferPermission,
 };
 pub use kv_occupancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
 pub use lcm::lcm;
 pub use micros::ComputeRate;
-pub use plan::{Handoff, Leg, MoveReason, OwnershipClaim, Plan, PlanRationale, RunnerUp};
+pub use plan::{Handoff, Leg, MoveReason, OwnershipEffect, Plan, PlanRationale, RunnerUp};
 pub use plan_check::PlanViolation;
 pub use planning_case::PlanningCase;
 pub use policy::{

@@ -52,7 +52,7 @@ impl Handoff {
 /// What the commit after the step does to ownership. Nothing is claimed before the blocks are known to exist.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum OwnershipClaim {
+pub enum OwnershipEffect {
     /// The target already owns the session: seal blocks and advance the head under the same owner.
     Keep,
     /// The session has no owner: the target claims it.
@@ -102,7 +102,7 @@ pub struct Plan {
     /// KV transfer before the decode leg, if any.
     pub handoff: Option<Handoff>,
     /// What the commit does to ownership.
-    pub claim: OwnershipClaim,
+    pub claim: OwnershipEffect,
     /// Why this plan was chosen.
     pub because: PlanRationale,
 }

@@ -4,7 +4,7 @@ use vocabulary::{Blocks, DpRank, KvIndexState, Owner, Tokens, WorkerHealth, Work
 
 use crate::worker_candidate::{length_refusal, serves_alone};
 use crate::{
-    Action, AttentionSpec, Handoff, Leg, OwnershipClaim, Plan, PlanningInputs, TransferObstacle, TransferPermission,
+    Action, AttentionSpec, Handoff, Leg, OwnershipEffect, Plan, PlanningInputs, TransferObstacle, TransferPermission,
 };
 
 /// Why a plan is illegal. Always a bug of the router, or a check against inputs other than those of the planning.
@@ -134,7 +134,7 @@ impl Plan {
             Action::TailRecompute => !matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
             Action::ArtifactFetch => matches!(self.handoff, Some(Handoff::Replicate { .. })),
             Action::StateMigration => {
-                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), OwnershipClaim::Move { .. }))
+                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), OwnershipEffect::Move { .. }))
             }
         };
         match fits {
@@ -149,10 +149,10 @@ impl Plan {
         let owner = inputs.session.owner;
         let owned = owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.decode.rank });
         let right = match self.claim {
-            OwnershipClaim::Keep => owned,
-            OwnershipClaim::Open => owner.is_none(),
-            OwnershipClaim::Borrow => owner.is_some() && !owned,
-            OwnershipClaim::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
+            OwnershipEffect::Keep => owned,
+            OwnershipEffect::Open => owner.is_none(),
+            OwnershipEffect::Borrow => owner.is_some() && !owned,
+            OwnershipEffect::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
         };
         if right { Ok(()) } else { Err(PlanViolation::WrongClaim) }
     }

@@ -7,7 +7,7 @@ use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
     ActionSet, AttentionSpec, BarredLink, Decision, DisabledFeatures, OccupancyModel, OccupancyView, ParallelShape,
-    PlanningError, PlanningInputs, PlanningRequest, Policy, RankMemory, SessionView, StepFacts, classify, plan,
+    PlanningError, PlanningInputs, Policy, RankMemory, RequestProfile, SessionView, StepFacts, classify, plan,
 };
 
 /// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
@@ -16,7 +16,7 @@ pub struct PlanningCase {
     /// Facts that determine the kind of step.
     pub facts: StepFacts,
     /// The request.
-    pub ask: PlanningRequest,
+    pub ask: RequestProfile,
     /// Ownership of the session.
     pub session: SessionView,
     /// The fleet.

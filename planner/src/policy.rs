@@ -129,7 +129,7 @@ impl ResidencyConfidence {
     }
 }
 
-/// Thresholds above which a session is moved away from its owner instead of borrowed (`OwnershipClaim::Borrow`).
+/// Thresholds above which a session is moved away from its owner instead of borrowed (`OwnershipEffect::Borrow`).
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct OverloadThresholds {

@@ -13,7 +13,7 @@ use crate::fleet_layout::FleetLayout;
 use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
-use crate::{Handoff, OwnershipClaim, PlanCandidate, PlanningInputs, SelectionRule, SendTiming, plan};
+use crate::{Handoff, OwnershipEffect, PlanCandidate, PlanningInputs, SelectionRule, SendTiming, plan};
 
 /// Limits on replication: what a move has to save, and which workers it leaves alone.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
@@ -141,8 +141,8 @@ pub fn plan_prefix_replication(
         return Err(ReplicationSkipReason::TooDear);
     }
     let kind = match candidate.claim {
-        OwnershipClaim::Move { .. } => ReplicationPurpose::Migrate,
-        OwnershipClaim::Keep | OwnershipClaim::Open | OwnershipClaim::Borrow => ReplicationPurpose::Replicate,
+        OwnershipEffect::Move { .. } => ReplicationPurpose::Migrate,
+        OwnershipEffect::Keep | OwnershipEffect::Open | OwnershipEffect::Borrow => ReplicationPurpose::Replicate,
     };
     Ok(PrefixReplication {
         kind,
@@ -213,7 +213,7 @@ fn replication_cost(
     let network = prices.network(at.view.link.as_ref()?, sending.bytes);
     let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
     let copy = match candidate.claim {
-        OwnershipClaim::Move { .. } => Micros::ZERO,
+        OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.lambda) / MIB * sending.bytes.0 as f64),
     };
     Some(network + copy + prices.eviction_cost(at, brought, CopyKind::Passes))

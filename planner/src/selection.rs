@@ -39,10 +39,10 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     Ok(Decision { step: inputs.step, plan: Plan { action, prefill, decode, handoff, claim, because }, candidates })
 }
 
-type RendezvousKey = (Reverse<u64>, WorkerId);
+type RendezvousRank = (Reverse<u64>, WorkerId);
 
 /// Sort key of a worker for the session: the same on every router, different for each session.
-fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> RendezvousKey {
+fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> RendezvousRank {
     let worker = candidate.decode.worker;
     (Reverse(rendezvous::weight(inputs.session.id, worker)), worker)
 }

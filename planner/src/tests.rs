@@ -22,7 +22,7 @@ use crate::*;
 /// transfers have no risk.
 pub(crate) struct PlanningScene {
     pub(crate) step: StepKind,
-    pub(crate) ask: PlanningRequest,
+    pub(crate) ask: RequestProfile,
     pub(crate) attention: Option<AttentionSpec>,
     pub(crate) session: SessionView,
     pub(crate) workers: Vec<WorkerView>,
@@ -88,7 +88,7 @@ impl PlanningScene {
     fn empty() -> Self {
         Self {
             step: StepKind::SmallIncrement,
-            ask: PlanningRequest {
+            ask: RequestProfile {
                 model: "m".into(),
                 adapter: None,
                 prompt: Tokens(1_600),
@@ -286,10 +286,10 @@ fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
         Some(Handoff::Replicate { from, blocks, .. }) => format!(", {blocks} blocks from {}", scene.name(*from)),
     };
     let claim = match claim {
-        OwnershipClaim::Keep => "keep".to_owned(),
-        OwnershipClaim::Open => "open".to_owned(),
-        OwnershipClaim::Borrow => "borrow".to_owned(),
-        OwnershipClaim::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
+        OwnershipEffect::Keep => "keep".to_owned(),
+        OwnershipEffect::Open => "open".to_owned(),
+        OwnershipEffect::Borrow => "borrow".to_owned(),
+        OwnershipEffect::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
     };
     let rank = if decode.rank.0 == 0 { String::new() } else { format!("/{}", decode.rank.0) };
     let at = format!("{}{rank} {}+{}", scene.name(decode.worker), decode.tokens_cached, decode.tokens_computed);

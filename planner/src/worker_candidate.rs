@@ -9,7 +9,7 @@ use crate::eviction_cost::EvictionCost;
 use crate::kv_occupancy::{RankHeadroom, SessionLookup};
 use crate::pressure::VictimTotals;
 use crate::{
-    CandidateRefusal, ComputeRate, ParallelShape, PlanningInputs, PlanningRequest, Policy, cached_prefix::CachedPrefix,
+    CandidateRefusal, ComputeRate, ParallelShape, PlanningInputs, Policy, RequestProfile, cached_prefix::CachedPrefix,
     micros::micros, rendezvous,
 };
 
@@ -135,7 +135,7 @@ fn participation_refusal(inputs: &PlanningInputs<'_>, view: &WorkerView) -> Opti
 }
 
 /// Returns why prompt and answer exceed the worker's limits, if they do. Unknown limits (0) never do.
-pub(crate) fn length_refusal(ask: &PlanningRequest, view: &WorkerView) -> Option<CandidateRefusal> {
+pub(crate) fn length_refusal(ask: &RequestProfile, view: &WorkerView) -> Option<CandidateRefusal> {
     // A prefill-only worker generates one token per prompt, whatever the answer's length.
     let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { ask.answer };
     let prompt = ask.longest.unwrap_or(ask.prompt);

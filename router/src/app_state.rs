@@ -17,7 +17,7 @@ use crate::caches::RouterCaches;
 use crate::catalog::Catalog;
 use crate::composition::{Subsystems, SubsystemsError};
 use crate::config::Config;
-use crate::decisions::{DecisionHistory, DecisionLogError, DecisionLogOptions, StaticPlanningInputs};
+use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
 use crate::discovery::WorkerDiscovery;
 use crate::host_check::remove_credentials;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
@@ -38,7 +38,7 @@ use crate::shared_cache::{SharedCache, SharedCacheError};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 use crate::watched_files::{StaleFiles, WatchedFiles};
-use crate::worker_pool::{WorkerEntry, WorkerPool};
+use crate::worker_pool::{ListedWorkers, WorkerEntry};
 
 /// Memory for bodies of operators' writes: enough for a full one on each of their connections.
 const OPERATOR_MEMORY: usize = 16 << 20;
@@ -57,7 +57,7 @@ pub struct AppState {
     /// Mode and rollout, changeable at run time.
     pub routing: LiveRouting,
     /// The workers, for requests that are not planned.
-    pub worker_pool: Arc<WorkerPool>,
+    pub worker_pool: Arc<ListedWorkers>,
     /// Cached list of the models that the workers serve.
     pub model_list: ModelListCache,
     /// The shared cache and its users.
@@ -106,7 +106,7 @@ pub enum AppStateError {
     SoftState(#[from] SharedCacheError),
     /// The directory of the decision log cannot be used.
     #[error(transparent)]
-    Decisions(#[from] DecisionLogError),
+    Decisions(#[from] OpenDecisionLogError),
 }
 
 impl AppState {

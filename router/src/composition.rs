@@ -28,7 +28,7 @@ use crate::peer_exchange::pending_commits::PendingCommits;
 use crate::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
 use crate::telemetry::metrics::Metrics;
 use crate::watched_files::{StaleFiles, WatchedFiles};
-use crate::worker_pool::WorkerPool;
+use crate::worker_pool::ListedWorkers;
 
 /// Limit of queued probe reports.
 const MAX_QUEUED_REPORTS: usize = 1024;
@@ -63,7 +63,7 @@ pub struct Subsystems {
     /// Current state of the workers.
     pub fleet: Arc<Fleet>,
     /// How the workers are reached.
-    pub pool: Arc<WorkerPool>,
+    pub pool: Arc<ListedWorkers>,
     /// The sources that list the workers.
     pub discovery: Arc<WorkerDiscovery>,
     /// Which worker holds which blocks.
@@ -100,7 +100,7 @@ impl Subsystems {
             snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start_kept(options, keep)?);
-        let (roster, untaken) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
+        let (roster, untaken) = (Arc::new(ListedWorkers::default()), Arc::new(StaleFiles::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
         let membership = WorkerDiscovery::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
         let membership = Arc::new(membership);
@@ -185,7 +185,11 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
 }
 
 /// Registers each incarnation of a worker when it is first reached, and renews its lease while it is reachable.
-async fn keep_leases(directory: Arc<Directory>, roster: Arc<WorkerPool>, reports: &mut mpsc::Receiver<LivenessReport>) {
+async fn keep_leases(
+    directory: Arc<Directory>,
+    roster: Arc<ListedWorkers>,
+    reports: &mut mpsc::Receiver<LivenessReport>,
+) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
         let registered = view.worker(alive.worker).is_some_and(|worker| {
@@ -210,7 +214,7 @@ async fn register(directory: &Directory, alive: LivenessReport, command: Command
     }
 }
 
-fn registration_command(roster: &WorkerPool, alive: LivenessReport, lease: Duration) -> Option<Command> {
+fn registration_command(roster: &ListedWorkers, alive: LivenessReport, lease: Duration) -> Option<Command> {
     let member = roster.member(alive.worker)?;
     let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
@@ -256,7 +260,7 @@ mod tests {
             snapshots: None,
         });
         let fleet = Arc::new(fleet.unwrap());
-        let roster = Arc::new(WorkerPool::default());
+        let roster = Arc::new(ListedWorkers::default());
         roster.add(vec![(WorkerSource::Static, config)]);
         let tasks = [
             tokio::spawn({

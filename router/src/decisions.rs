@@ -105,7 +105,7 @@ impl DecisionRecord {
 /// The decision log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep the decision log in {}: {source}; with decisions.log = 0 none is kept", .folder.display())]
-pub struct DecisionLogError {
+pub struct OpenDecisionLogError {
     folder: PathBuf,
     source: io::Error,
 }
@@ -152,12 +152,12 @@ impl DecisionHistory {
         receipts: ReceiptBuffer,
         config: DecisionsConfig,
         log: DecisionLogOptions<'_>,
-    ) -> Result<Self, DecisionLogError> {
+    ) -> Result<Self, OpenDecisionLogError> {
         let DecisionLogOptions { folder, policy, static_inputs: configured, metrics } = log;
         let head = DecisionLogHeader::new(policy.clone(), configured);
         let open = |bound| DecisionLogWriter::open(folder, bound, (&head, metrics));
         let log = LogSizeLimit::of(config.log.0 as u64).map(open).transpose();
-        let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
+        let log = log.map_err(|source| OpenDecisionLogError { folder: folder.to_owned(), source })?;
         let (foretelling, guardrail, correctness) = Default::default();
         Ok(Self {
             receipts,

@@ -25,7 +25,7 @@ use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, Work
 use crate::config::{DiscoveryConfig, WorkerConfig};
 use crate::drains;
 use crate::telemetry::discovery::DiscoveryMetrics;
-use crate::worker_pool::WorkerPool;
+use crate::worker_pool::ListedWorkers;
 pub(crate) use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
@@ -75,7 +75,7 @@ pub struct WorkerDiscovery {
     failures: Mutex<BTreeMap<SourceKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
-    roster: Arc<WorkerPool>,
+    roster: Arc<ListedWorkers>,
     directory: Arc<Directory>,
     metrics: DiscoveryMetrics,
 }
@@ -83,7 +83,7 @@ pub struct WorkerDiscovery {
 impl WorkerDiscovery {
     /// Creates the discovery without any list.
     pub(crate) fn new(
-        (fleet, roster): (Arc<Fleet>, Arc<WorkerPool>),
+        (fleet, roster): (Arc<Fleet>, Arc<ListedWorkers>),
         directory: Arc<Directory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {

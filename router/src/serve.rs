@@ -96,7 +96,7 @@ impl RunningServer {
             workers: gateway.config.workers.len().max(found),
             is_in_cluster: gateway.config.cluster.listen.is_some(),
         };
-        let shares = descriptors::Shares::of(open_files, needs);
+        let shares = descriptors::ConnectionLimits::of(open_files, needs);
         let limits = ServerLimits {
             header_timeout: settings.header_timeout.0,
             write_timeout: settings.write_timeout.0,

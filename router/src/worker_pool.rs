@@ -15,7 +15,7 @@ use crate::error::{ApiError, truncated};
 
 /// All workers, including those that are leaving, with how they are reached; and a counter for turns among equals.
 #[derive(Debug, Default)]
-pub struct WorkerPool {
+pub struct ListedWorkers {
     table: ArcSwap<PoolSnapshot>,
     round_robin: AtomicUsize,
 }
@@ -46,7 +46,7 @@ pub struct DispatchGuard {
     _in_flight: InFlightRequest,
 }
 
-impl WorkerPool {
+impl ListedWorkers {
     /// Adds or replaces workers. Must not run concurrently, nor together with [`Self::retain`].
     pub(crate) fn add(&self, workers: Vec<(WorkerSource, WorkerConfig)>) {
         let mut members = self.table.load().members.clone();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use consensus::{
     ChangeFeed, Consistency, FreshnessClock, JoiningNode, LeaderTerm, LedgerView, MembershipGuard, MembershipLock,
-    PendingVoterChange, Proposal, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
+    Proposal, StalledVoterChange, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
     check_command_level, expiries, raft_config, read_index, renewal,
 };
 use futures::StreamExt;
@@ -300,7 +300,7 @@ impl SimNode {
 
     async fn tick(self: Arc<Self>) {
         let mut snapshot_at = self.view().applied();
-        let mut unfinished = PendingVoterChange::default();
+        let mut unfinished = StalledVoterChange::default();
         loop {
             SimulatedRuntime::sleep(TICK).await;
             self.disk.sync_commit_mark();
@@ -354,7 +354,7 @@ impl SimNode {
     }
 
     /// Finishes a voter change that another leader left incomplete.
-    fn finish_change(&self, unfinished: &mut PendingVoterChange) {
+    fn finish_change(&self, unfinished: &mut StalledVoterChange) {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let joint = unfinished.voters_to_finish(&metrics.membership_config, &metrics.committed_membership_config);
         let Some(voters) = joint else { return };

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::peers::error::PeerError;
 use crate::peers::frame::{self, FrameKind, MAX_PAYLOAD, PeerFrame};
 use crate::peers::method::PeerMethod;
-use crate::peers::socket::{Dialer, PeerSocket};
+use crate::peers::socket::{LaneDialer, PeerSocket};
 
 /// Maximum number of frames that wait to be written.
 const QUEUE_FRAMES: usize = 256;
@@ -76,7 +76,7 @@ pub(crate) struct PeerLink {
 
 impl PeerLink {
     /// Creates a link that dials when it is first used.
-    pub(crate) fn new(dialer: Dialer) -> Self {
+    pub(crate) fn new(dialer: LaneDialer) -> Self {
         let (outgoing, queue) = mpsc::channel(QUEUE_FRAMES);
         tokio::spawn(DisconnectedLink { dialer, failures: 0, retry_at: None }.run(queue));
         Self { outgoing, next: Arc::default() }
@@ -181,7 +181,7 @@ type OpenCalls = Arc<Mutex<HashMap<u64, ReplyWaiter>>>;
 
 /// Task of a link while it is not connected.
 struct DisconnectedLink {
-    dialer: Dialer,
+    dialer: LaneDialer,
     failures: u32,
     retry_at: Option<(Instant, PeerError)>,
 }

@@ -19,7 +19,7 @@ use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, RemovalStatus, Welc
 use crate::peers::link::PeerLink;
 use crate::peers::refusal_log::RefusalLog;
 use crate::peers::rejection_log::RejectionLog;
-use crate::peers::socket::{DialError, DialPolicy, DialTarget, Dialer, HandshakeResult};
+use crate::peers::socket::{DialError, DialPolicy, DialTarget, HandshakeResult, LaneDialer};
 use crate::peers::tls::PeerTls;
 use crate::peers::{PeerService, Topic};
 use crate::snapshot_stream::DiskSpace;
@@ -143,7 +143,7 @@ impl PeerRegistry {
 
     /// Creates a link that is not shared.
     pub(crate) fn dial(self: &Arc<Self>, whom: DialTarget, lane: Lane) -> PeerLink {
-        PeerLink::new(Dialer { whom, lane, policy: self.clone() })
+        PeerLink::new(LaneDialer { whom, lane, policy: self.clone() })
     }
 
     /// Returns the feature levels that a node's release supports, if it was met.

@@ -70,13 +70,13 @@ pub(crate) enum DialTarget {
 
 /// Dials one node on one lane.
 #[derive(Clone)]
-pub(crate) struct Dialer {
+pub(crate) struct LaneDialer {
     pub(crate) whom: DialTarget,
     pub(crate) lane: Lane,
     pub(crate) policy: Arc<dyn DialPolicy>,
 }
 
-impl Dialer {
+impl LaneDialer {
     /// Returns the address, for messages.
     pub(crate) fn address(&self) -> String {
         match &self.whom {

@@ -63,7 +63,7 @@ pub struct RunFigures {
     /// Location and transfers of KV.
     pub memory: MemoryFigures,
     /// Work of the fleet.
-    pub service: FleetFigures,
+    pub service: FleetWorkFigures,
 }
 
 /// Parameters of a run: load, seed, and cache strategy below device memory.
@@ -159,7 +159,7 @@ pub struct ReplicationFigures {
 
 /// Work of the fleet.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct FleetFigures {
+pub struct FleetWorkFigures {
     /// Seconds until the last answer was complete.
     pub seconds: f64,
     /// Sessions that finished.

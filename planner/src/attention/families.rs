@@ -14,7 +14,7 @@ use super::{AttentionSpec, SpecError};
 
 /// Which layers of a family use a sliding window.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum AttentionFamily {
+enum ModelFamily {
     /// No windows: every layer keeps every token.
     Dense,
     /// All layers use `sliding_window`, unless it is null.
@@ -29,25 +29,25 @@ enum AttentionFamily {
     DeepSeek,
 }
 
-const FAMILIES: [(&str, AttentionFamily); 18] = [
-    ("deepseek_v2", AttentionFamily::DeepSeek),
-    ("deepseek_v3", AttentionFamily::DeepSeek),
-    ("gemma", AttentionFamily::Dense),
-    ("gemma2", AttentionFamily::Alternate),
-    ("gemma3", AttentionFamily::Gemma3),
-    ("gemma3_text", AttentionFamily::Gemma3),
-    ("glm4_moe", AttentionFamily::Dense),
-    ("gpt_oss", AttentionFamily::Alternate),
-    ("granite", AttentionFamily::Dense),
-    ("kimi_k2", AttentionFamily::DeepSeek),
-    ("llama", AttentionFamily::Dense),
-    ("mistral", AttentionFamily::Mistral),
-    ("mixtral", AttentionFamily::Mistral),
-    ("olmo2", AttentionFamily::Dense),
-    ("qwen2", AttentionFamily::Qwen),
-    ("qwen2_moe", AttentionFamily::Qwen),
-    ("qwen3", AttentionFamily::Qwen),
-    ("qwen3_moe", AttentionFamily::Qwen),
+const FAMILIES: [(&str, ModelFamily); 18] = [
+    ("deepseek_v2", ModelFamily::DeepSeek),
+    ("deepseek_v3", ModelFamily::DeepSeek),
+    ("gemma", ModelFamily::Dense),
+    ("gemma2", ModelFamily::Alternate),
+    ("gemma3", ModelFamily::Gemma3),
+    ("gemma3_text", ModelFamily::Gemma3),
+    ("glm4_moe", ModelFamily::Dense),
+    ("gpt_oss", ModelFamily::Alternate),
+    ("granite", ModelFamily::Dense),
+    ("kimi_k2", ModelFamily::DeepSeek),
+    ("llama", ModelFamily::Dense),
+    ("mistral", ModelFamily::Mistral),
+    ("mixtral", ModelFamily::Mistral),
+    ("olmo2", ModelFamily::Dense),
+    ("qwen2", ModelFamily::Qwen),
+    ("qwen2_moe", ModelFamily::Qwen),
+    ("qwen3", ModelFamily::Qwen),
+    ("qwen3_moe", ModelFamily::Qwen),
 ];
 
 impl AttentionSpec {
@@ -90,7 +90,7 @@ impl AttentionSpec {
     }
 }
 
-fn family(name: &str) -> Result<AttentionFamily, SpecError> {
+fn family(name: &str) -> Result<ModelFamily, SpecError> {
     let known = FAMILIES.iter().find(|(known, _)| *known == name);
     known.map(|(_, family)| *family).ok_or_else(|| SpecError::UnknownFamily {
         found: shortened(name),
@@ -98,9 +98,9 @@ fn family(name: &str) -> Result<AttentionFamily, SpecError> {
     })
 }
 
-fn layers(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<Vec<LayerState>, SpecError> {
+fn layers(family: ModelFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<Vec<LayerState>, SpecError> {
     let count = fields.required_number("num_hidden_layers", 1..=MAX_LAYERS)? as usize;
-    if family == AttentionFamily::DeepSeek {
+    if family == ModelFamily::DeepSeek {
         let width = fields.required_number("kv_lora_rank", 1..=MAX_WIDTH)?
             + fields.required_number("qk_rope_head_dim", 1..=MAX_WIDTH)?;
         return Ok(vec![LayerState::Latent(LatentKv { width: width as u32, bits, index: Bytes::ZERO }); count]);
@@ -113,9 +113,9 @@ fn layers(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Resu
     Ok(windows(family, fields, count)?.into_iter().map(layer).collect())
 }
 
-fn heads(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<DenseKv, SpecError> {
+fn heads(family: ModelFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<DenseKv, SpecError> {
     // The small Gemma 3 files omit fields that equal the defaults.
-    let gemma3 = |value: u64| (family == AttentionFamily::Gemma3).then_some(value);
+    let gemma3 = |value: u64| (family == ModelFamily::Gemma3).then_some(value);
     let heads = fields.number("num_attention_heads", 1..=MAX_HEADS)?.or(gemma3(8));
     let kv_heads = fields.number("num_key_value_heads", 1..=MAX_HEADS)?.or(gemma3(4)).or(heads);
     let head_dim = match fields.number("head_dim", 1..=MAX_WIDTH)?.or(gemma3(256)) {
@@ -133,14 +133,14 @@ fn heads(family: AttentionFamily, fields: &ConfigObject<'_>, bits: u32) -> Resul
 }
 
 /// Returns the window of each layer; none for a layer that keeps all tokens.
-fn windows(family: AttentionFamily, fields: &ConfigObject<'_>, count: usize) -> Result<Vec<Option<Tokens>>, SpecError> {
+fn windows(family: ModelFamily, fields: &ConfigObject<'_>, count: usize) -> Result<Vec<Option<Tokens>>, SpecError> {
     let window = fields.number("sliding_window", 1..=MAX_WINDOW)?.map(Tokens);
     let needed = || window.ok_or_else(|| fields.missing("sliding_window", format!("1 to {MAX_WINDOW}")));
     let used = match family {
-        AttentionFamily::Dense | AttentionFamily::DeepSeek => false,
-        AttentionFamily::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
-        AttentionFamily::Mistral => window.is_some(),
-        AttentionFamily::Alternate | AttentionFamily::Gemma3 => true,
+        ModelFamily::Dense | ModelFamily::DeepSeek => false,
+        ModelFamily::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
+        ModelFamily::Mistral => window.is_some(),
+        ModelFamily::Alternate | ModelFamily::Gemma3 => true,
     };
     if let Some(types) = fields.list("layer_types")? {
         return listed(fields, types, count, window);
@@ -150,16 +150,16 @@ fn windows(family: AttentionFamily, fields: &ConfigObject<'_>, count: usize) -> 
     }
     let window = needed()?;
     let slides: Box<dyn Fn(usize) -> bool> = match family {
-        AttentionFamily::Alternate => Box::new(|layer| layer % 2 == 0),
-        AttentionFamily::Gemma3 => {
+        ModelFamily::Alternate => Box::new(|layer| layer % 2 == 0),
+        ModelFamily::Gemma3 => {
             let pattern = fields.number("sliding_window_pattern", 1..=MAX_LAYERS)?.unwrap_or(6) as usize;
             Box::new(move |layer| (layer + 1) % pattern != 0)
         }
-        AttentionFamily::Qwen => {
+        ModelFamily::Qwen => {
             let first = fields.number("max_window_layers", 0..=MAX_LAYERS)?.unwrap_or(28) as usize;
             Box::new(move |layer| layer >= first)
         }
-        AttentionFamily::Mistral | AttentionFamily::Dense | AttentionFamily::DeepSeek => Box::new(|_| true),
+        ModelFamily::Mistral | ModelFamily::Dense | ModelFamily::DeepSeek => Box::new(|_| true),
     };
     Ok((0..count).map(|layer| slides(layer).then_some(window)).collect())
 }

@@ -178,7 +178,7 @@ fn action_label_matches_the_legs() {
     for action in [Action::ColocatedPrefill, Action::TailRecompute, Action::ArtifactFetch, Action::StateMigration] {
         wrong(REMOTE, action);
     }
-    let borrowed = violation_after(FETCH, |_, plan| plan.claim = OwnershipClaim::Borrow);
+    let borrowed = violation_after(FETCH, |_, plan| plan.claim = OwnershipEffect::Borrow);
     assert_eq!(borrowed, PlanViolation::Mislabelled(Action::StateMigration), "a migration moves the ownership");
     let off = violation_after(FETCH, |scene, _| scene.policy.disabled.push(Action::StateMigration));
     assert_eq!(off, PlanViolation::Disabled(Action::StateMigration));
@@ -187,16 +187,16 @@ fn action_label_matches_the_legs() {
 #[test]
 fn ownership_claim_matches_the_session_owner() {
     let owned = "session owner=a sealed=99\n worker a hybrid holds=99";
-    for claim in [OwnershipClaim::Open, OwnershipClaim::Borrow] {
+    for claim in [OwnershipEffect::Open, OwnershipEffect::Borrow] {
         assert_eq!(violation_after(owned, |_, plan| plan.claim = claim), PlanViolation::WrongClaim);
     }
     assert_eq!(violation_after(owned, |s, _| s.session.owner = None), PlanViolation::WrongClaim);
     assert_eq!(
-        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipClaim::Keep),
+        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipEffect::Keep),
         PlanViolation::WrongClaim
     );
     assert_eq!(
-        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipClaim::Borrow),
+        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipEffect::Borrow),
         PlanViolation::WrongClaim
     );
     let newer = Epoch { generation: 0, index: 8, position: 0 };

@@ -150,7 +150,7 @@ pub(super) enum HealthSchema {
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how vocabulary::Knowledge is written")]
-pub(super) enum KnowledgeSchema {
+pub(super) enum KvIndexStateSchema {
     Fallback,
     Degraded,
     Exact,

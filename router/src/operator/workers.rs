@@ -19,7 +19,7 @@ use super::extractors::{PathId, QueryParams};
 use super::leases::LeaseStatus;
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::schemas::{HealthSchema, KnowledgeSchema, RoleSchema, WorkerIdSchema};
+use super::schemas::{HealthSchema, KvIndexStateSchema, RoleSchema, WorkerIdSchema};
 use crate::app_state::AppState;
 use crate::calibration::PredictionDrift;
 use crate::discovery::WorkerSource;
@@ -108,7 +108,7 @@ struct WorkerStatus {
     #[schema(value_type = HealthSchema)]
     health: WorkerHealth,
     /// What is known of its blocks.
-    #[schema(value_type = KnowledgeSchema)]
+    #[schema(value_type = KvIndexStateSchema)]
     knowledge: KvIndexState,
 }
 

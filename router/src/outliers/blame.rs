@@ -96,7 +96,7 @@ fn is_alive(gateway: &AppState, step: &[WorkerView], worker: WorkerId) -> bool {
 #[cfg(test)]
 mod tests {
     use http::{Response, StatusCode};
-    use planner::{Action, CostTerms, Leg, OwnershipClaim, PlanRationale, SelectionRule};
+    use planner::{Action, CostTerms, Leg, OwnershipEffect, PlanRationale, SelectionRule};
     use vocabulary::{Bytes, DpRank, Micros, Tokens};
     use workers_shim::engine_api::EngineResponse;
 
@@ -111,7 +111,7 @@ mod tests {
         };
         let because =
             PlanRationale { rule: SelectionRule::Own, terms: CostTerms::default(), total: Micros(0), runner_up: None };
-        let (action, claim) = (Action::RemotePrefill, OwnershipClaim::Open);
+        let (action, claim) = (Action::RemotePrefill, OwnershipEffect::Open);
         Plan { action, prefill: leg(1), decode: leg(2), handoff, claim, because }
     }
 

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use ownership::ledger::{
     Command, KvOrigin, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent, StepOutcome,
 };
-use planner::{Handoff, OwnershipClaim, Plan};
+use planner::{Handoff, OwnershipEffect, Plan};
 use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
 use super::locate::LocatedRequest;
@@ -60,7 +60,7 @@ pub fn commit(gateway: &Arc<AppState>, located: &LocatedRequest, plan: &Plan) {
     } else {
         withdraw(gateway, located);
     }
-    if let (Some(Handoff::Replicate { blocks, .. }), OwnershipClaim::Borrow | OwnershipClaim::Open) =
+    if let (Some(Handoff::Replicate { blocks, .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
         (&plan.handoff, &plan.claim)
     {
         record_replica(gateway, located, (server, *blocks));
@@ -146,11 +146,11 @@ fn withdraw_intent(gateway: &AppState, step: &UncommittedStep) {
     gateway.submit_advice(Command::Intent(intent));
 }
 
-fn custody(claim: &OwnershipClaim) -> OwnershipTransition {
+fn custody(claim: &OwnershipEffect) -> OwnershipTransition {
     match claim {
-        OwnershipClaim::Keep | OwnershipClaim::Open => OwnershipTransition::Claim,
-        OwnershipClaim::Borrow => OwnershipTransition::Unchanged,
-        OwnershipClaim::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
+        OwnershipEffect::Keep | OwnershipEffect::Open => OwnershipTransition::Claim,
+        OwnershipEffect::Borrow => OwnershipTransition::Unchanged,
+        OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use planner::{AdmissionLimits, Footprint, OccupancyModel, OwnershipClaim, Plan};
+use planner::{AdmissionLimits, Footprint, OccupancyModel, OwnershipEffect, Plan};
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::Fleet;
@@ -129,8 +129,8 @@ impl OccupancyTracker {
         let found = located.overlaps.iter().find(is_there).map_or(Blocks::ZERO, |found| found.blocks);
         let tokens = step.ask.prompt + step.ask.answer;
         let left = match plan.claim {
-            OwnershipClaim::Move { from, .. } => Some(from).filter(|from| *from != at),
-            OwnershipClaim::Keep | OwnershipClaim::Open | OwnershipClaim::Borrow => None,
+            OwnershipEffect::Move { from, .. } => Some(from).filter(|from| *from != at),
+            OwnershipEffect::Keep | OwnershipEffect::Open | OwnershipEffect::Borrow => None,
         };
         let found = found.tokens(step.ask.block);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.

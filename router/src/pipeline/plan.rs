@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use planner::{
     ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, Decision, DisabledFeatures, Plan, PlanningError,
-    PlanningInputs, PlanningRequest, Policy, RankMemory, SelectionRule, StepFacts, StepKind, TransferObstacle,
+    PlanningInputs, Policy, RankMemory, RequestProfile, SelectionRule, StepFacts, StepKind, TransferObstacle,
     TransferPermission, classify as kind_of,
 };
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
@@ -81,7 +81,7 @@ pub struct ClassifiedStep {
     /// The kind of the step.
     pub kind: StepKind,
     /// What is asked of the workers.
-    pub ask: PlanningRequest,
+    pub ask: RequestProfile,
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// The arm of the guardrail's comparison that its session belongs to.
@@ -102,7 +102,7 @@ pub struct PlannedStep {
     /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is executed.
     pub decision: Option<Decision>,
     /// What the planner was asked instead of the step's own lengths, where those are estimates and exceeded the limit.
-    pub shortened_ask: Option<PlanningRequest>,
+    pub shortened_ask: Option<RequestProfile>,
     /// Workers that were excluded: those that failed earlier in this request, and the ejected ones.
     pub excluded: Vec<WorkerId>,
     /// The ejected workers among the excluded.
@@ -123,7 +123,7 @@ impl PlannedStep {
     fn of(
         plan: Plan,
         (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemory>, Option<AdmissionRequest>),
-        (shortened_ask, excluded): (Option<PlanningRequest>, &[WorkerId]),
+        (shortened_ask, excluded): (Option<RequestProfile>, &[WorkerId]),
     ) -> Self {
         let admission = asking.map(|asking| (asking, None));
         let (excluded, ejected, trials, reservation) = (excluded.to_vec(), Vec::new(), None, None);
@@ -152,7 +152,7 @@ pub fn classify(gateway: &AppState, located: LocatedRequest) -> ClassifiedStep {
     let prompt = prefixed.total_tokens();
     let step = kind_of(&step_facts(&located), &gateway.policies.planner.thresholds);
     let request = &prefixed.request;
-    let ask = PlanningRequest {
+    let ask = RequestProfile {
         model: request.model.clone(),
         adapter: None,
         prompt,
@@ -247,7 +247,7 @@ fn decide(
     pinned.id = step.located.affinity_key;
     let shortened = std::cell::RefCell::new(None);
     let decide = |policy: &Policy, session, turn| {
-        let planned = |ask: &PlanningRequest| {
+        let planned = |ask: &RequestProfile| {
             let inputs = PlanningInputs {
                 step: step.kind,
                 request: ask,
@@ -275,7 +275,7 @@ fn decide(
         match planned(&step.ask) {
             // The token count is only estimated from bytes: let the engine decide whether the prompt fits.
             Err(PlanningError::TooLong { longest }) if step.located.identified.fallback_reason().is_some() => {
-                let ask = PlanningRequest {
+                let ask = RequestProfile {
                     prompt: longest - Tokens(1),
                     longest: None,
                     answer: Tokens(1),

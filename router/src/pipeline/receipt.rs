@@ -355,7 +355,7 @@ mod tests {
                 prefill: leg,
                 decode: leg,
                 handoff: None,
-                claim: planner::OwnershipClaim::Open,
+                claim: planner::OwnershipEffect::Open,
                 terms: Default::default(),
                 total: Micros(0),
                 refused: None,
@@ -371,7 +371,7 @@ mod tests {
                 prefill: leg,
                 decode: leg,
                 handoff: None,
-                claim: planner::OwnershipClaim::Open,
+                claim: planner::OwnershipEffect::Open,
                 because,
             };
             let candidates = vec![candidate; 2 * MAX_CANDIDATES_PER_RECEIPT];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use planner::{PlanningRequest, StepKind};
+use planner::{RequestProfile, StepKind};
 use vocabulary::{SessionId, WorkerId};
 
 use crate::pipeline::prompts::StoredPrompt;
@@ -23,7 +23,7 @@ pub struct PredictedStep {
     /// Its probable kind: that of the last step.
     pub step: StepKind,
     /// The last step's request, with its answer as part of the prompt.
-    pub ask: PlanningRequest,
+    pub ask: RequestProfile,
     /// The prompt that it continues.
     pub prompt: Arc<StoredPrompt>,
 }
@@ -141,7 +141,7 @@ mod tests {
             tokens: PromptTokenIds::Known([1; 32].into()),
             salt: None,
         };
-        let ask = PlanningRequest {
+        let ask = RequestProfile {
             model: "m".into(),
             adapter: None,
             prompt: Tokens(40),

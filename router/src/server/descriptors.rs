@@ -58,12 +58,12 @@ impl Needs {
 
 /// Maximum number of concurrent connections per listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Shares {
+pub(crate) struct ConnectionLimits {
     pub(crate) clients: usize,
     pub(crate) operators: usize,
 }
 
-impl Shares {
+impl ConnectionLimits {
     /// Divides `limit` descriptors. Of a small limit, each use other than clients gets at most an eighth: the rest must
     /// still serve clients.
     pub(crate) fn of(limit: u64, needs: Needs) -> Self {
@@ -95,17 +95,17 @@ mod tests {
     #[test]
     fn the_limit_that_is_told_is_enough() {
         let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
-        assert_eq!(Shares::of(needs.descriptors(), needs).clients, 16_384);
-        assert!(Shares::of(needs.descriptors() - 2, needs).clients < 16_384);
+        assert_eq!(ConnectionLimits::of(needs.descriptors(), needs).clients, 16_384);
+        assert!(ConnectionLimits::of(needs.descriptors() - 2, needs).clients < 16_384);
     }
 
     #[test]
     fn all_connections_together_leave_descriptors_to_the_ledger() {
         let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
-        assert_eq!(Shares::of(1 << 20, needs), Shares { clients: 16_384, operators: 256 });
-        assert_eq!(Shares::of(1 << 20, Needs { clients: 100, ..needs }).clients, 100);
+        assert_eq!(ConnectionLimits::of(1 << 20, needs), ConnectionLimits { clients: 16_384, operators: 256 });
+        assert_eq!(ConnectionLimits::of(1 << 20, Needs { clients: 100, ..needs }).clients, 100);
         for limit in [64, 256, 1024, 4096, 20_000] {
-            let Shares { clients, operators } = Shares::of(limit, needs);
+            let ConnectionLimits { clients, operators } = ConnectionLimits::of(limit, needs);
             let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);
             assert!(
                 clients as u64 * DESCRIPTORS_PER_CLIENT + operators as u64 + kept <= limit,

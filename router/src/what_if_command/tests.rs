@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use planner::{ActionSet, PlanningCase, PlanningRequest, SessionView, StepFacts, TransferPermission};
+use planner::{ActionSet, PlanningCase, RequestProfile, SessionView, StepFacts, TransferPermission};
 use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
 
@@ -25,7 +25,7 @@ fn case(session: u128, backlog: u64) -> PlanningCase {
         Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
     PlanningCase {
         facts: StepFacts { prompt: Tokens(1_000), reused: Tokens(896), ..StepFacts::default() },
-        ask: PlanningRequest {
+        ask: RequestProfile {
             model: "m".into(),
             adapter: None,
             prompt: Tokens(1_000),

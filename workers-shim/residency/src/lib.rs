@@ -36,7 +36,7 @@ pub use feed::{ResidencyFeed, SettleProgress};
 pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
 pub use prefix_closure::PrefixClosure;
 pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};
-pub use sequence::{KnowledgeGap, LiveSocketHealth, ProcessMatch, SequenceAction, SequenceTracker, turnover_blocks};
+pub use sequence::{KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, SequenceTracker, turnover_blocks};
 pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,

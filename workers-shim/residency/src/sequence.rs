@@ -7,7 +7,7 @@ use vocabulary::{Incarnation, KvIndexState};
 
 /// What to do with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SequenceAction {
+pub enum MessageAction {
     /// Apply it: it is next.
     Apply,
     /// Ignore it: it was applied before.
@@ -129,17 +129,17 @@ impl SequenceTracker {
     }
 
     /// Handles a message from the live socket.
-    pub fn on_live(&mut self, sequence: u64) -> SequenceAction {
+    pub fn on_live(&mut self, sequence: u64) -> MessageAction {
         // The same message again is a duplicate from the network; an older one is impossible over TCP.
         if self.last_live.is_some_and(|last| sequence < last) {
-            return SequenceAction::Restarted;
+            return MessageAction::Restarted;
         }
         (self.last_live, self.live_since_check) = (Some(sequence), true);
         if sequence < self.next {
-            return SequenceAction::Duplicate;
+            return MessageAction::Duplicate;
         }
         if sequence > self.next {
-            return SequenceAction::Replay { from: self.next };
+            return MessageAction::Replay { from: self.next };
         }
         // Nothing is missing between what is known, even if that is nothing, and this message.
         self.complete |= self.identified;
@@ -147,7 +147,7 @@ impl SequenceTracker {
     }
 
     /// Handles a message from a replay. Messages that the replay skips are lost.
-    pub fn on_replayed(&mut self, sequence: u64) -> SequenceAction {
+    pub fn on_replayed(&mut self, sequence: u64) -> MessageAction {
         self.after_replay(sequence)
     }
 
@@ -162,9 +162,9 @@ impl SequenceTracker {
     }
 
     /// Handles the message that triggered the replay once more: messages still missing before it are lost.
-    pub fn after_replay(&mut self, sequence: u64) -> SequenceAction {
+    pub fn after_replay(&mut self, sequence: u64) -> MessageAction {
         if sequence < self.next {
-            return SequenceAction::Duplicate;
+            return MessageAction::Duplicate;
         }
         if sequence > self.next {
             self.record_loss();
@@ -179,9 +179,9 @@ impl SequenceTracker {
         if self.silent_checks >= DEAF_AFTER_CHECKS { LiveSocketHealth::Deaf } else { LiveSocketHealth::Fine }
     }
 
-    fn advance(&mut self, sequence: u64) -> SequenceAction {
+    fn advance(&mut self, sequence: u64) -> MessageAction {
         self.next = sequence.saturating_add(1);
-        SequenceAction::Apply
+        MessageAction::Apply
     }
 
     /// Records a message that could not be read or only partially be stored.

@@ -35,11 +35,11 @@ pub(crate) struct EventEndpoints {
 /// Numbers batches and passes them to the socket.
 #[derive(Clone)]
 pub(crate) struct EventPublisher {
-    outbox: Arc<Mutex<Outbox>>,
+    outbox: Arc<Mutex<PublisherState>>,
     block_tokens: u32,
 }
 
-struct Outbox {
+struct PublisherState {
     live: broadcast::Sender<Arc<[Bytes]>>,
     topic: Bytes,
     /// The latest batches, oldest first.
@@ -59,7 +59,7 @@ pub(crate) struct PublisherSockets {
     events: TcpListener,
     replay: TcpListener,
     live: broadcast::Sender<Arc<[Bytes]>>,
-    outbox: Arc<Mutex<Outbox>>,
+    outbox: Arc<Mutex<PublisherState>>,
 }
 
 impl EventPublisher {
@@ -77,7 +77,7 @@ impl EventPublisher {
             topic,
         };
         let (live, _) = broadcast::channel(QUEUE_LENGTH);
-        let outbox = Outbox {
+        let outbox = PublisherState {
             live: live.clone(),
             topic: Bytes::copy_from_slice(endpoints.topic.as_bytes()),
             replay_buffer: VecDeque::new(),
@@ -98,7 +98,7 @@ impl EventPublisher {
     }
 }
 
-impl Outbox {
+impl PublisherState {
     fn push(&mut self, payload: Bytes) {
         let batch = PublishedBatch { sequence: self.next, payload };
         self.next += 1;
@@ -145,7 +145,7 @@ impl PublisherSockets {
     }
 }
 
-async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<Outbox>>) {
+async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<PublisherState>>) {
     while let Ok(asked) = connection.recv().await {
         // An empty delimiter, and the first requested sequence number.
         let [delimiter, start] = asked.as_slice() else { continue };

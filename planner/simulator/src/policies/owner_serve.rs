@@ -13,7 +13,7 @@ use engine_model::runs::{Seconds, TierDepths};
 use ledger::Ledger;
 use planner::{
     AdmissionDecision, AdmissionRequest, DisabledFeatures, Footprint, Handoff, LowerTiers, OccupancyModel,
-    OccupancyView, OwnershipClaim, Plan, PlanningInputs, StepFacts, StepKind, StepQueue, TransferPermission, classify,
+    OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepFacts, StepKind, StepQueue, TransferPermission, classify,
     plan,
 };
 use vocabulary::{
@@ -150,7 +150,7 @@ impl OwnerServe {
         self.refresh_loads(fleet, ask.step.prompt);
         let (located, step) = self.locate(ask, fleet);
         let overlaps = overlaps(ask, fleet.block);
-        let asked = planner::PlanningRequest {
+        let asked = planner::RequestProfile {
             model: MODEL.into(),
             adapter: None,
             prompt: ask.step.prompt,
@@ -188,7 +188,7 @@ impl OwnerServe {
         let now = micros(fleet.now.0);
         self.idle_agents.remove(ask.at.session, ask.step.agent);
         let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
-        if let (Some(before), OwnershipClaim::Move { .. } | OwnershipClaim::Open) = (before, plan.claim) {
+        if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Open) = (before, plan.claim) {
             self.occupancy.session_moved(before, id);
         }
         let stay = Footprint {

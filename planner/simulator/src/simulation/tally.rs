@@ -12,7 +12,7 @@ use super::stage_times::StageTimes;
 use super::utilization::UtilizationTracker;
 use crate::policies::{Action, StepPrediction, StepRef};
 use crate::report::{
-    DiskFigures, FleetFigures, MemoryFigures, PredictionSamples, RestoreFigures, ReuseFigures, RunFigures,
+    DiskFigures, FleetWorkFigures, MemoryFigures, PredictionSamples, RestoreFigures, ReuseFigures, RunFigures,
     RunParameters, StepBreakdown, TimeDistribution,
 };
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
@@ -202,7 +202,7 @@ impl Simulation<'_> {
         }
     }
 
-    fn service(&self) -> FleetFigures {
+    fn service(&self) -> FleetWorkFigures {
         let tally = &self.tally;
         let usage = |of: fn(engine_model::runs::EngineBusyTime) -> f64| -> f64 {
             self.engines.iter().map(|worker| of(worker.engine.usage())).sum()
@@ -210,7 +210,7 @@ impl Simulation<'_> {
         let (span, workers) = (tally.last_finished_at.0, self.setup.workers as f64);
         let sessions_over = tally.samples.session.len();
         let hours = span * workers * f64::from(self.setup.spec.gpus) / 3_600.0;
-        FleetFigures {
+        FleetWorkFigures {
             seconds: span,
             sessions_over,
             sessions_per_gpu_hour: share(sessions_over as f64, hours),

@@ -18,7 +18,7 @@ pub(crate) use processes::MAX_PAUSE;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::RunInstant;
-use crate::testbed::{RunLength, Testbed};
+use crate::testbed::{RunLength, TrialEnvironment};
 
 /// Note of a trial without clock and fdatasync faults.
 const NO_SYSCALL_FAULTS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
@@ -42,7 +42,7 @@ pub(crate) struct FaultRecord {
 
 impl FaultRecord {
     /// Starts a record now.
-    fn begin(arena: &Testbed) -> FaultRecord {
+    fn begin(arena: &TrialEnvironment) -> FaultRecord {
         let now = arena.history.now();
         FaultRecord {
             faults: 0,
@@ -60,7 +60,7 @@ impl FaultRecord {
     }
 
     /// Counts a fault that takes the leader away.
-    fn count_leader_loss(&mut self, arena: &Testbed) {
+    fn count_leader_loss(&mut self, arena: &TrialEnvironment) {
         self.faults += 1;
         self.leader_lost.push(arena.history.now());
     }
@@ -72,7 +72,7 @@ impl FaultRecord {
     }
 
     /// Ends the record now.
-    fn end(mut self, arena: &Testbed) -> FaultRecord {
+    fn end(mut self, arena: &TrialEnvironment) -> FaultRecord {
         self.healed = arena.history.now();
         self
     }
@@ -226,7 +226,7 @@ impl Nemesis {
     }
 
     /// Executes the nemesis.
-    pub(crate) async fn run(self, arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+    pub(crate) async fn run(self, arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
         match self {
             Nemesis::MixedVersions => versions::mixed_releases(arena).await,
             Nemesis::SymmetricPartition => links::symmetric(arena).await,

@@ -19,7 +19,7 @@ use crate::options::Options;
 use crate::report::{NemesisReport, TrafficCounts};
 use crate::streams::StreamClients;
 use crate::test_network::{NetworkIsolation, SyscallFaults, TestNetwork};
-use crate::testbed::{RunLength, Testbed};
+use crate::testbed::{RunLength, TrialEnvironment};
 use crate::trial::{self, TrialOutcome};
 use crate::watch::WatchClients;
 
@@ -102,7 +102,7 @@ async fn build_testbed(
     options: &Options,
     cluster: ProcessCluster,
     ground: Arc<TestNetwork>,
-) -> Result<Testbed, NemesisError> {
+) -> Result<TrialEnvironment, NemesisError> {
     let history = Arc::new(OperationHistory::new());
     let dice = FaultRng::new(options.seed);
     let leader = cluster.leader(crate::testbed::OPERATOR_TIMEOUT).await?;
@@ -114,10 +114,14 @@ async fn build_testbed(
     let watchers = WatchClients::start(cluster.addresses(), &cluster.seats()).await?;
     let streams = StreamClients::start(cluster.addresses().clone(), &cluster.seats(), history.clone());
     let (pace, lease) = (options.pace, options.lease);
-    Ok(Testbed { cluster, network: ground, history, load, watchers, streams, rng: dice, pace, lease })
+    Ok(TrialEnvironment { cluster, network: ground, history, load, watchers, streams, rng: dice, pace, lease })
 }
 
-async fn nemeses(options: &Options, arena: &mut Testbed, report: &mut NemesisReport) -> Result<(), NemesisError> {
+async fn nemeses(
+    options: &Options,
+    arena: &mut TrialEnvironment,
+    report: &mut NemesisReport,
+) -> Result<(), NemesisError> {
     let all = Nemesis::ALL.into_iter().filter(|nemesis| nemesis.applies_to(options.pace, options.voters));
     let chosen = if options.only.is_empty() { all.collect() } else { options.only.clone() };
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
@@ -150,7 +154,7 @@ async fn nemeses(options: &Options, arena: &mut Testbed, report: &mut NemesisRep
 }
 
 /// Checks done once at the end: the ledger's own invariants in every node's snapshot.
-async fn final_checks(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+async fn final_checks(arena: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let _held = arena.load.pause().await;
     let mut broken = Vec::new();
     for seat in arena.cluster.running_slots() {

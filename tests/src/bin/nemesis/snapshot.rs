@@ -3,10 +3,10 @@
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 /// Downloads a snapshot of a running node, as a backup would, parses it, and checks its invariants.
-pub(crate) async fn check(arena: &Testbed, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+pub(crate) async fn check(arena: &TrialEnvironment, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let bytes = arena.cluster.addresses().snapshot(seat).await?;
     let path = arena.cluster.folder(seat).with_extension("snapshot");
     std::fs::write(&path, bytes).map_err(NemesisError::system(path.display().to_string()))?;

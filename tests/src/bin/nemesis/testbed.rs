@@ -39,7 +39,7 @@ impl RunLength {
 }
 
 /// Everything that a nemesis may use.
-pub(crate) struct Testbed {
+pub(crate) struct TrialEnvironment {
     /// Nodes and workers.
     pub(crate) cluster: ProcessCluster,
     /// Network between them.
@@ -60,7 +60,7 @@ pub(crate) struct Testbed {
     pub(crate) lease: Duration,
 }
 
-impl Testbed {
+impl TrialEnvironment {
     /// Duration of a fault: `quick`, or up to ten times that in a long run.
     pub(crate) fn fault_duration(&mut self, quick: Duration) -> Duration {
         match self.pace {

@@ -8,7 +8,7 @@ use crate::NemesisError;
 use crate::check::{self, GuaranteeViolation, HistoryVerdict};
 use crate::faults::{FaultRecord, Nemesis};
 use crate::history::RunInstant;
-use crate::testbed::{RunLength, Testbed};
+use crate::testbed::{RunLength, TrialEnvironment};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
 
 /// Maximum time from the loss of a leader to the next leader's first commit: the longest election timeout plus a
@@ -78,7 +78,7 @@ impl TrialOutcome {
 }
 
 /// Runs one nemesis.
-pub(crate) async fn run(nemesis: Nemesis, arena: &mut Testbed) -> Result<TrialOutcome, NemesisError> {
+pub(crate) async fn run(nemesis: Nemesis, arena: &mut TrialEnvironment) -> Result<TrialOutcome, NemesisError> {
     arena.load.check()?;
     let began = arena.history.now();
     let first = arena.history.read(|kept| kept.operations.len());
@@ -122,7 +122,7 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Testbed) -> Result<TrialOu
 }
 
 /// Lets the load run without a fault until there are enough writes. Returns the writes acknowledged meanwhile.
-async fn await_calm_writes(arena: &Testbed) -> u64 {
+async fn await_calm_writes(arena: &TrialEnvironment) -> u64 {
     let (began, mut seen) = (Instant::now(), arena.history.read(|kept| kept.operations.len()));
     let mut writes = 0;
     loop {
@@ -139,7 +139,11 @@ async fn await_calm_writes(arena: &Testbed) -> u64 {
 }
 
 /// Checks that recovery took at most one lease, one fail-over and one tick.
-fn check_recovery_time(arena: &Testbed, strike: &FaultRecord, recovered: RunInstant) -> Option<GuaranteeViolation> {
+fn check_recovery_time(
+    arena: &TrialEnvironment,
+    strike: &FaultRecord,
+    recovered: RunInstant,
+) -> Option<GuaranteeViolation> {
     let bound = (arena.lease + MAX_FAIL_OVER + TICK).as_secs_f64();
     let took = recovered.since(strike.healed);
     let detail = format!("{took:.1} s after the fault was over, {bound:.1} s allowed");
@@ -147,7 +151,7 @@ fn check_recovery_time(arena: &Testbed, strike: &FaultRecord, recovered: RunInst
 }
 
 /// Checks everything that needs paused clients: final states, state hashes, watches, streams.
-async fn check_settled(arena: &mut Testbed) -> Result<HistoryVerdict, NemesisError> {
+async fn check_settled(arena: &mut TrialEnvironment) -> Result<HistoryVerdict, NemesisError> {
     let held = arena.load.pause().await;
     record_leases(arena).await?;
     let finals = arena.final_owners().await?;
@@ -164,7 +168,7 @@ async fn check_settled(arena: &mut Testbed) -> Result<HistoryVerdict, NemesisErr
 
 /// Checks the ledger's own invariants in every node's snapshot; in a quick run only in one node's, chosen at random.
 /// Snapshots shorten the logs that restarts should replay, and equal states were just compared.
-async fn check_invariants(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+async fn check_invariants(arena: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let mut seats = arena.cluster.running_slots();
     if arena.pace == RunLength::Quick {
         seats = arena.rng.pick(&seats).copied().into_iter().collect();
@@ -177,7 +181,7 @@ async fn check_invariants(arena: &mut Testbed) -> Result<Vec<GuaranteeViolation>
 }
 
 /// Records leases as every node reports them: they explain changes of owners.
-async fn record_leases(arena: &Testbed) -> Result<(), NemesisError> {
+async fn record_leases(arena: &TrialEnvironment) -> Result<(), NemesisError> {
     for seat in arena.cluster.running_slots() {
         for sighting in arena.cluster.addresses().leases(seat).await? {
             arena.history.record_lease(sighting);

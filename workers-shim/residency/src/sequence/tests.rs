@@ -1,4 +1,4 @@
-use super::SequenceAction::*;
+use super::MessageAction::*;
 use super::*;
 
 const A: Incarnation = Incarnation(1);

@@ -7,7 +7,7 @@ use super::*;
 use crate::event::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind};
 use crate::feed::{ResidencyFeed, SettleProgress};
 use crate::index::ResidencyIndex;
-use crate::sequence::{SequenceAction, SequenceTracker};
+use crate::sequence::{MessageAction, SequenceTracker};
 use crate::tests::{chain, removed, rules, stored};
 
 const WORKER: WorkerId = WorkerId(5);
@@ -28,9 +28,9 @@ impl SnapshotPeer {
         Self { feed: ResidencyFeed::new(WORKER, RANK, rules(2)), index: ResidencyIndex::new(), stream }
     }
 
-    fn receive(&mut self, sequence: u64, event: &KvCacheEvent) -> SequenceAction {
+    fn receive(&mut self, sequence: u64, event: &KvCacheEvent) -> MessageAction {
         let verdict = self.stream.on_live(sequence);
-        if verdict == SequenceAction::Apply {
+        if verdict == MessageAction::Apply {
             if *event == KvCacheEvent::Cleared {
                 self.stream.cache_cleared();
             }
@@ -142,11 +142,11 @@ proptest! {
             new.feed.ingest(event);
         }
         for (sequence, event) in events[..cut].iter().enumerate() {
-            prop_assert_eq!(old.receive(sequence as u64, event), SequenceAction::Apply);
+            prop_assert_eq!(old.receive(sequence as u64, event), MessageAction::Apply);
         }
         new.adopt(read(&old.chunks()).unwrap());
         for (sequence, event) in events.iter().enumerate() {
-            let expected = if sequence < cut { SequenceAction::Duplicate } else { SequenceAction::Apply };
+            let expected = if sequence < cut { MessageAction::Duplicate } else { MessageAction::Apply };
             prop_assert_eq!(new.receive(sequence as u64, event), expected);
         }
         for (sequence, event) in events.iter().enumerate().skip(cut) {
@@ -195,14 +195,14 @@ fn adopted_index_is_exact_only_after_a_gapless_continuation() {
         new
     };
     let mut by_message = adopted();
-    assert_eq!(by_message.receive(2, &KvCacheEvent::Other), SequenceAction::Apply);
+    assert_eq!(by_message.receive(2, &KvCacheEvent::Other), MessageAction::Apply);
     assert_eq!(by_message.index.knowledge(WORKER), KvIndexState::Exact);
     let mut by_replay = adopted();
     by_replay.stream.replay_ended();
     assert_eq!(by_replay.stream.knowledge(), KvIndexState::Exact);
     let mut late = adopted();
-    assert_eq!(late.receive(5, &KvCacheEvent::Other), SequenceAction::Replay { from: 2 });
-    assert_eq!(late.stream.on_replayed(4), SequenceAction::Apply, "the engine no longer has 2 and 3");
+    assert_eq!(late.receive(5, &KvCacheEvent::Other), MessageAction::Replay { from: 2 });
+    assert_eq!(late.stream.on_replayed(4), MessageAction::Apply, "the engine no longer has 2 and 3");
     assert_eq!(late.stream.knowledge(), KvIndexState::Degraded);
 }
 

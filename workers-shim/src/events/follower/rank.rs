@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use residency::{
-    KnowledgeGap, LiveSocketHealth, ProcessMatch, ResidencyFeed, SequenceAction, SequenceTracker, SourceRules,
+    KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker, SourceRules,
     turnover_blocks,
 };
 use tokio::sync::{mpsc, watch};
@@ -202,18 +202,18 @@ impl RankFollower {
             return Ok(());
         };
         match self.stream.on_live(message.sequence) {
-            SequenceAction::Duplicate => Ok(()),
-            SequenceAction::Apply => self.apply(&message),
-            SequenceAction::Restarted => {
+            MessageAction::Duplicate => Ok(()),
+            MessageAction::Apply => self.apply(&message),
+            MessageAction::Restarted => {
                 log.counts.lock().restarts += 1;
                 self.start_over();
                 Err(FollowEnd::Lost(ConnectionLoss::SequenceReset))
             }
-            SequenceAction::Replay { .. } => {
+            MessageAction::Replay { .. } => {
                 log.counts.lock().gaps += 1;
                 self.catch_up().await?;
                 match self.stream.after_replay(message.sequence) {
-                    SequenceAction::Apply => self.apply(&message),
+                    MessageAction::Apply => self.apply(&message),
                     _ => Ok(()),
                 }
             }
@@ -273,7 +273,7 @@ impl RankFollower {
         let replayed = replay(endpoint, self.stream.next(), |message| {
             is_torn |= !is_first && message.sequence > self.stream.next();
             is_first = false;
-            if !is_torn && outcome.is_ok() && self.stream.on_replayed(message.sequence) == SequenceAction::Apply {
+            if !is_torn && outcome.is_ok() && self.stream.on_replayed(message.sequence) == MessageAction::Apply {
                 outcome = self.apply(&message);
             }
         });

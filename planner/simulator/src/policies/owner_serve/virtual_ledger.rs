@@ -10,7 +10,7 @@ use ledger::{
     OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit,
     StepOutcome, Submission, WorkerKind, WorkerSpec,
 };
-use planner::{Handoff, HeadRelation, OwnershipClaim, Plan, SessionView};
+use planner::{Handoff, HeadRelation, OwnershipEffect, Plan, SessionView};
 use vocabulary::{
     Blocks, Bytes, ClientId, ClientSerial, LedgerTime, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId,
     SessionId, TenantId, Tokens,
@@ -157,7 +157,7 @@ impl VirtualLedger {
         if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
             self.intend(step, None);
         }
-        if let (Some(Handoff::Replicate { blocks, .. }), OwnershipClaim::Borrow | OwnershipClaim::Open) =
+        if let (Some(Handoff::Replicate { blocks, .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
             (&plan.handoff, &plan.claim)
         {
             self.record_replica(step, (server, *blocks));
@@ -224,11 +224,11 @@ impl VirtualLedger {
 }
 
 /// Translates a claim to the ledger's ownership transition.
-fn ownership_transition(claim: &OwnershipClaim) -> OwnershipTransition {
+fn ownership_transition(claim: &OwnershipEffect) -> OwnershipTransition {
     match claim {
-        OwnershipClaim::Keep | OwnershipClaim::Open => OwnershipTransition::Claim,
-        OwnershipClaim::Borrow => OwnershipTransition::Unchanged,
-        OwnershipClaim::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
+        OwnershipEffect::Keep | OwnershipEffect::Open => OwnershipTransition::Claim,
+        OwnershipEffect::Borrow => OwnershipTransition::Unchanged,
+        OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
     }
 }
 

@@ -18,7 +18,7 @@ use crate::cluster::{BootOrigin, NodeBoot};
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
 use crate::node::ProgramProcess;
 use crate::test_network::{MAX_SLOTS, cut_tail};
-use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 
 /// Slots of the restored cluster, which the cluster under test never uses.
 const RESTORED_SLOTS: [MemberSlot; 3] = [MemberSlot(MAX_SLOTS - 2), MemberSlot(MAX_SLOTS - 1), MemberSlot(MAX_SLOTS)];
@@ -35,7 +35,7 @@ struct SavedBackup {
 }
 
 /// Saves a backup of the leader and one of another node, and restores each as a cluster of three.
-pub(super) async fn backup(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn backup(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let leader = arena.leader().await?;
     let others = arena.others(leader);
@@ -80,7 +80,7 @@ pub(super) async fn backup(arena: &mut Testbed) -> Result<FaultRecord, NemesisEr
     Ok(strike.end(arena))
 }
 
-async fn save(arena: &Testbed, seat: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
+async fn save(arena: &TrialEnvironment, seat: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
     let endpoint = format!("http://{}", arena.cluster.addresses().operator(seat));
     let file = file.display().to_string();
     let said = run_ctl(arena, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
@@ -108,7 +108,7 @@ impl CtlResult {
     }
 }
 
-async fn run_ctl(arena: &Testbed, arguments: &[&str]) -> Result<CtlResult, NemesisError> {
+async fn run_ctl(arena: &TrialEnvironment, arguments: &[&str]) -> Result<CtlResult, NemesisError> {
     let mut command = Command::new(arena.cluster.binary());
     command.arg("ctl").args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.map_err(NemesisError::system("run ctl"))?;
@@ -121,7 +121,10 @@ async fn run_ctl(arena: &Testbed, arguments: &[&str]) -> Result<CtlResult, Nemes
 }
 
 /// Checks that a truncated backup is refused and leaves no data directory behind.
-async fn check_truncated_backup(arena: &mut Testbed, file: &Path) -> Result<Option<GuaranteeViolation>, NemesisError> {
+async fn check_truncated_backup(
+    arena: &mut TrialEnvironment,
+    file: &Path,
+) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let part = file.with_extension("part");
     std::fs::copy(file, &part).map_err(NemesisError::system(part.display().to_string()))?;
     let bytes = 1 + arena.rng.below(64);
@@ -140,7 +143,7 @@ async fn check_truncated_backup(arena: &mut Testbed, file: &Path) -> Result<Opti
 }
 
 /// Restores a backup as a cluster of three.
-async fn restore(arena: &mut Testbed, file: &Path) -> Result<Vec<ProgramProcess>, NemesisError> {
+async fn restore(arena: &mut TrialEnvironment, file: &Path) -> Result<Vec<ProgramProcess>, NemesisError> {
     for seat in RESTORED_SLOTS {
         arena.cluster.wipe(seat)?;
     }
@@ -156,7 +159,7 @@ async fn restore(arena: &mut Testbed, file: &Path) -> Result<Vec<ProgramProcess>
     Ok(running)
 }
 
-async fn promote(arena: &Testbed) -> Result<(), NemesisError> {
+async fn promote(arena: &TrialEnvironment) -> Result<(), NemesisError> {
     let (founder, deadline) = (RESTORED_SLOTS[0], Instant::now() + OPERATOR_TIMEOUT);
     loop {
         let tried = async {
@@ -176,7 +179,7 @@ async fn promote(arena: &Testbed) -> Result<(), NemesisError> {
 }
 
 /// Reads from the backup itself who owns which session.
-fn holdings(arena: &Testbed, file: &Path) -> Result<FinalOwners, NemesisError> {
+fn holdings(arena: &TrialEnvironment, file: &Path) -> Result<FinalOwners, NemesisError> {
     let unreadable = |error: ownership::OwnershipError| NemesisError::Answer {
         who: file.display().to_string(),
         got: error.to_string(),
@@ -200,7 +203,7 @@ fn check_outranks(first: &[Epoch], second: &[Epoch]) -> Option<GuaranteeViolatio
 /// Compares the restored cluster with the backup through each of its nodes, checks that its grants (`writes` per
 /// session) outrank all earlier ones, and that clients of the old cluster are fenced off. Returns the grants.
 async fn check_restored(
-    arena: &Testbed,
+    arena: &TrialEnvironment,
     saved: &FinalOwners,
     writes: usize,
 ) -> Result<(Vec<Epoch>, Vec<GuaranteeViolation>), NemesisError> {
@@ -263,7 +266,7 @@ async fn check_fencing(
         .then_some(GuaranteeViolation { guarantee: "epochs from before a backup fence nothing after it", detail }))
 }
 
-async fn check_equal(arena: &Testbed) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+async fn check_equal(arena: &TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
         let mut states: Vec<NodeStateHash> = Vec::new();

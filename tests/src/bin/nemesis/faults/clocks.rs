@@ -9,7 +9,7 @@ use super::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::test_network::SyscallFault;
-use crate::testbed::{OPERATOR_TIMEOUT, RunLength, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, RunLength, TrialEnvironment};
 use crate::throughput::longest_silence;
 use crate::trial::{MAX_FAIL_OVER, TICK};
 
@@ -22,7 +22,7 @@ const CLOCK_RATES: [(i64, i64); 2] = [(1200, 800), (800, 1200)];
 
 /// Wall clocks of the leader and a follower jump apart and back, which must have no effect. Then their monotonic
 /// clocks jump, as after an unnoticed pause, which may cost leadership but no lease.
-pub(super) async fn jumps(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn jumps(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
@@ -59,7 +59,7 @@ pub(super) async fn jumps(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
 /// The leader's clock runs a fifth too fast and a follower's too slow, then the other way round; a quick run has one
 /// of the two. Reachable workers keep their leases; a dead worker's lease ends neither earlier nor later than that
 /// rate explains.
-pub(super) async fn drift(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn drift(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let mut paces = CLOCK_RATES.to_vec();
@@ -90,7 +90,7 @@ pub(super) async fn drift(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
 /// Pauses a worker until its lease has ended, resumes it, and waits until it has a lease again. Returns how long the
 /// lease took to end.
 async fn dead_worker(
-    arena: &mut Testbed,
+    arena: &mut TrialEnvironment,
     strike: &mut FaultRecord,
     before: &[HeldLease],
 ) -> Result<Option<Duration>, NemesisError> {

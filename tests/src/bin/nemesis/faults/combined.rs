@@ -7,12 +7,12 @@ use super::links::links;
 use super::processes::kill;
 use crate::NemesisError;
 use crate::test_network::LinkCondition;
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 const STOP_DURATION: Duration = Duration::from_secs(4);
 
 /// Slow links, a killed follower, and a paused leader: of three voters, one works.
-pub(super) async fn three_faults(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn three_faults(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
     let slow = LinkCondition::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
     let mut strike = FaultRecord::begin(arena);

@@ -9,13 +9,13 @@ use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
 use crate::test_network::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, newest_chunk};
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 const FAULT_DURATION: Duration = Duration::from_secs(3);
 
 /// A voter's disk is full, then has space again. A node that could not write stops its ledger until it is restarted:
 /// either it exited, or it continues to serve and reports it.
-pub(super) async fn full(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn full(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(seat) = arena.cluster.small_disk() else {
         strike.note = "no small disk can be mounted here".into();
@@ -40,13 +40,13 @@ pub(super) async fn full(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
 }
 
 /// The end of a stopped follower's log, with acknowledged entries, is missing.
-pub(super) async fn torn(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn torn(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     check_damage(arena, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
 }
 
 /// The last bytes of a stopped follower's log are missing. All of them were acknowledged, because nobody writes
 /// before it stops.
-pub(super) async fn tail(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn tail(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let bytes = 1 + arena.rng.below(48);
     let held = arena.load.pause().await;
     // Makes sure that everything proposed is replicated and known to be committed.
@@ -60,7 +60,7 @@ pub(super) async fn tail(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
 }
 
 /// The end of a stopped follower's snapshot, on which its log builds, is missing.
-pub(super) async fn snapshot(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn snapshot(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     for seat in arena.cluster.running_slots() {
         arena.cluster.addresses().snapshot(seat).await?;
     }
@@ -73,14 +73,14 @@ pub(super) async fn snapshot(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
 }
 
 /// One bit of a stopped follower's log is flipped.
-pub(super) async fn flipped(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn flipped(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     check_damage(arena, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
 /// Checks that the node refuses to start and names the file and the position; then it is wiped and joins under a new
 /// id.
 async fn check_damage(
-    arena: &mut Testbed,
+    arena: &mut TrialEnvironment,
     file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
     damage: impl FnOnce(&Path) -> Result<String, NemesisError>,
 ) -> Result<FaultRecord, NemesisError> {

@@ -9,7 +9,7 @@ use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::{MemberSlot, RunInstant};
 use crate::test_network::{SyscallFault, SyscallFaults};
-use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 use crate::throughput::longest_silence;
 use crate::trial::MAX_FAIL_OVER;
 
@@ -24,7 +24,7 @@ const EXTRA_DURATION: Duration = Duration::from_millis(600);
 const EIO: i64 = 5;
 
 /// A follower's disk is slow, then the leader's. A quorum of fast disks must continue.
-pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn slow(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let mut syncs = 0;
@@ -45,7 +45,7 @@ pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisErro
 
 /// Every fdatasync of a follower fails, then every one of the leader. Each node reports it, acknowledges nothing any
 /// more, and after a restart has everything that it had acknowledged.
-pub(super) async fn failing(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn failing(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let follower = arena.follower().await?;
@@ -61,7 +61,7 @@ pub(super) async fn failing(arena: &mut Testbed) -> Result<FaultRecord, NemesisE
 }
 
 async fn fail_disk(
-    arena: &mut Testbed,
+    arena: &mut TrialEnvironment,
     strike: &mut FaultRecord,
     (levers, seat, longest): (&SyscallFaults, MemberSlot, Duration),
 ) -> Result<String, NemesisError> {
@@ -97,7 +97,7 @@ async fn fail_disk(
 }
 
 /// Checks that some write was acknowledged at least every `longest`.
-fn check_progress(arena: &Testbed, strike: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
+fn check_progress(arena: &TrialEnvironment, strike: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
     let now = arena.history.now();
     let silence = arena.history.read(|kept| longest_silence(&kept.operations, (from, now)));
     if silence > longest.as_secs_f64() {

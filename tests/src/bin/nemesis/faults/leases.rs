@@ -9,12 +9,12 @@ use super::FaultRecord;
 use super::processes::kill;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
-use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 use crate::trial::{MAX_FAIL_OVER, TICK};
 
 /// The leader is killed and restarted at once while a follower is cut off, all within a lease; then a worker dies
 /// together with the leader.
-pub(super) async fn restart_leader_within_lease(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn restart_leader_within_lease(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let before = held_leases(arena).await?;
     let mut strike = FaultRecord::begin(arena);
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
@@ -34,7 +34,7 @@ pub(super) async fn restart_leader_within_lease(arena: &mut Testbed) -> Result<F
 }
 
 /// A paused worker answers no probe. Its lease must end within one lease, one fail-over and one tick.
-async fn dead_worker(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<(), NemesisError> {
+async fn dead_worker(arena: &mut TrialEnvironment, strike: &mut FaultRecord) -> Result<(), NemesisError> {
     let leases = held_leases(arena).await?;
     let Some(worker) = arena.cluster.worker(0) else { return Ok(()) };
     strike.count_fault();
@@ -84,7 +84,7 @@ pub(super) fn check_none_lost(before: &[HeldLease], after: &[HeldLease]) -> Vec<
 }
 
 /// Returns the held leases as the leader knows them, by worker and grant.
-pub(super) async fn held_leases(arena: &Testbed) -> Result<Vec<HeldLease>, NemesisError> {
+pub(super) async fn held_leases(arena: &TrialEnvironment) -> Result<Vec<HeldLease>, NemesisError> {
     let leader = arena.leader().await?;
     let seen = arena.cluster.addresses().leases(leader).await?;
     Ok(seen.into_iter().filter(|lease| lease.is_live).map(|lease| (lease.worker, lease.granted)).collect())

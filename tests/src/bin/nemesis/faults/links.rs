@@ -7,7 +7,7 @@ use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
 use crate::test_network::LinkCondition;
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 /// Longer than the longest election timeout.
 const PARTITION_DURATION: Duration = Duration::from_secs(5);
@@ -15,7 +15,7 @@ const FLAPS: u32 = 6;
 const DEGRADED_DURATION: Duration = Duration::from_secs(4);
 
 /// The leader is alone on one side.
-pub(super) async fn symmetric(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn symmetric(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
     strike.count_leader_loss(arena);
@@ -27,7 +27,7 @@ pub(super) async fn symmetric(arena: &mut Testbed) -> Result<FaultRecord, Nemesi
 }
 
 /// Of five voters, the leader and one follower are on one side.
-pub(super) async fn minority(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn minority(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let (leader, follower) = (arena.leader().await?, arena.follower().await?);
     let few = [leader, follower];
     let many: Vec<MemberSlot> = arena.cluster.seats().into_iter().filter(|seat| !few.contains(seat)).collect();
@@ -49,7 +49,7 @@ pub(super) async fn minority(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
 }
 
 /// The leader's messages are dropped; then another leader receives nothing.
-pub(super) async fn one_way(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn one_way(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
     strike.count_leader_loss(arena);
@@ -75,7 +75,11 @@ pub(super) async fn one_way(arena: &mut Testbed) -> Result<FaultRecord, NemesisE
 }
 
 /// Checks that a leader whose messages are dropped was replaced; otherwise the fault had no effect.
-async fn check_replaced(arena: &Testbed, strike: &mut FaultRecord, old: MemberSlot) -> Result<(), NemesisError> {
+async fn check_replaced(
+    arena: &TrialEnvironment,
+    strike: &mut FaultRecord,
+    old: MemberSlot,
+) -> Result<(), NemesisError> {
     if arena.leader().await? == old {
         let detail = format!("node {} still leads after {PARTITION_DURATION:?}", old.0);
         strike.broken.push(GuaranteeViolation { guarantee: "a leader that nobody hears is replaced", detail });
@@ -84,7 +88,7 @@ async fn check_replaced(arena: &Testbed, strike: &mut FaultRecord, old: MemberSl
 }
 
 /// The leader's links go down and up repeatedly.
-pub(super) async fn flapping(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn flapping(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
     for _ in 0..FLAPS {
@@ -100,20 +104,20 @@ pub(super) async fn flapping(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
 }
 
 /// All traffic between nodes is delayed.
-pub(super) async fn slow(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn slow(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let weather = LinkCondition::Slow { delay: Duration::from_millis(30), jitter: Duration::from_millis(30) };
     degrade_links(arena, weather).await
 }
 
 /// Retransmissions and connection resets between nodes.
-pub(super) async fn lossy(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn lossy(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let before = arena.network.relay_counts().1;
     let mut strike = degrade_links(arena, LinkCondition::Lossy { stalled: 30, reset: 3 }).await?;
     strike.note = format!("{} connections reset", arena.network.relay_counts().1 - before);
     Ok(strike)
 }
 
-async fn degrade_links(arena: &mut Testbed, weather: LinkCondition) -> Result<FaultRecord, NemesisError> {
+async fn degrade_links(arena: &mut TrialEnvironment, weather: LinkCondition) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for (from, to) in links(arena) {
         strike.count_fault();
@@ -127,7 +131,7 @@ async fn degrade_links(arena: &mut Testbed, weather: LinkCondition) -> Result<Fa
 }
 
 /// Returns every direction between two nodes.
-pub(super) fn links(arena: &Testbed) -> Vec<(MemberSlot, MemberSlot)> {
+pub(super) fn links(arena: &TrialEnvironment) -> Vec<(MemberSlot, MemberSlot)> {
     let seats = arena.cluster.seats();
     let pairs = seats.iter().flat_map(|from| seats.iter().map(move |to| (*from, *to)));
     pairs.filter(|(from, to)| from != to).collect()

@@ -7,14 +7,14 @@ use super::links::links;
 use crate::NemesisError;
 use crate::api_client::MembershipChange;
 use crate::test_network::LinkCondition;
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 const FIVE: usize = 5;
 const TRANSFERS: u32 = 3;
 const TRANSFER_INTERVAL: Duration = Duration::from_millis(800);
 
 /// Transfers leadership to a follower, several times.
-pub(super) async fn transfer(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn transfer(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for _ in 0..TRANSFERS {
         let follower = arena.follower().await?;
@@ -27,7 +27,7 @@ pub(super) async fn transfer(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
 }
 
 /// A follower is cut off and replaced by a learner, comes back, and becomes a voter again.
-pub(super) async fn change_under_fault(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn change_under_fault(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let follower = arena.follower().await?;
     let learners = arena.learners().await?;
     let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no learner".into() };
@@ -53,7 +53,7 @@ pub(super) async fn change_under_fault(arena: &mut Testbed) -> Result<FaultRecor
 }
 
 /// Five voters become three and five again while links are slow.
-async fn shrink_and_grow(arena: &mut Testbed, strike: &mut FaultRecord) -> Result<(), NemesisError> {
+async fn shrink_and_grow(arena: &mut TrialEnvironment, strike: &mut FaultRecord) -> Result<(), NemesisError> {
     let leader = arena.leader().await?;
     let mut nodes = Vec::new();
     for seat in arena.voters().await?.into_iter().filter(|seat| *seat != leader).take(2) {

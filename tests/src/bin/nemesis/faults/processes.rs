@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::FaultRecord;
 use crate::NemesisError;
 use crate::history::MemberSlot;
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 const DOWN_DURATION: Duration = Duration::from_secs(2);
 /// From shorter than a heartbeat to longer than an election.
@@ -14,7 +14,7 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(20);
 
 /// kill -9 of the leader; it restarts once another node leads.
-pub(super) async fn kill_leader(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_leader(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let leader = arena.leader().await?;
     let mut strike = FaultRecord::begin(arena);
     strike.count_leader_loss(arena);
@@ -28,7 +28,7 @@ pub(super) async fn kill_leader(arena: &mut Testbed) -> Result<FaultRecord, Neme
 }
 
 /// kill -9 of the leader and a follower of five voters at once.
-pub(super) async fn kill_two(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_two(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let two = [arena.leader().await?, arena.follower().await?];
     let mut strike = FaultRecord::begin(arena);
     strike.count_leader_loss(arena);
@@ -45,20 +45,20 @@ pub(super) async fn kill_two(arena: &mut Testbed) -> Result<FaultRecord, Nemesis
 }
 
 /// kill -9 of a follower.
-pub(super) async fn kill_follower(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_follower(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let follower = arena.follower().await?;
     kill_one(arena, follower).await
 }
 
 /// kill -9 of a learner.
-pub(super) async fn kill_learner(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_learner(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let learners = arena.learners().await?;
     let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no learner".into() };
     let learner = arena.rng.pick(&learners).copied().ok_or_else(nobody)?;
     kill_one(arena, learner).await
 }
 
-async fn kill_one(arena: &mut Testbed, seat: MemberSlot) -> Result<FaultRecord, NemesisError> {
+async fn kill_one(arena: &mut TrialEnvironment, seat: MemberSlot) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     strike.count_fault();
     kill(arena, seat).await?;
@@ -68,13 +68,13 @@ async fn kill_one(arena: &mut Testbed, seat: MemberSlot) -> Result<FaultRecord, 
 }
 
 /// Sends kill -9 to a node and moves the clients to the others.
-pub(super) async fn kill(arena: &mut Testbed, seat: MemberSlot) -> Result<(), NemesisError> {
+pub(super) async fn kill(arena: &mut TrialEnvironment, seat: MemberSlot) -> Result<(), NemesisError> {
     let running = arena.cluster.take(seat)?;
     running.kill().await
 }
 
 /// Pauses (SIGSTOP) the leader three times, and a follower once.
-pub(super) async fn pause(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn pause(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for span in PAUSES {
         let leader = arena.leader().await?;
@@ -98,7 +98,7 @@ pub(super) async fn pause(arena: &mut Testbed) -> Result<FaultRecord, NemesisErr
 }
 
 /// Each node shuts down gracefully and restarts; the next one follows once all are healthy.
-pub(super) async fn rolling_restart(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn rolling_restart(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     for seat in arena.cluster.seats() {
         match arena.leader().await? == seat {

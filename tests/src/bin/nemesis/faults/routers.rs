@@ -9,14 +9,14 @@ use super::processes::kill;
 use crate::NemesisError;
 use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::streams::{StreamRequest, StreamResult, run_stream};
-use crate::testbed::Testbed;
+use crate::testbed::TrialEnvironment;
 
 /// Long enough that the router is killed in the middle of the stream.
 const TOKENS: u32 = 2000;
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// kill -9 of a node in the middle of a stream; the same step is sent to another node.
-pub(super) async fn kill_mid_stream(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_mid_stream(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let router = arena.follower().await?;
     let elsewhere = arena.leader().await?;
     let key = format!("killed-{}", arena.rng.below(1_000_000));

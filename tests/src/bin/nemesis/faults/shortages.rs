@@ -10,7 +10,7 @@ use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
 use crate::test_network::{SyscallFault, SyscallFaults};
-use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 
 const FAULT_DURATION: Duration = Duration::from_millis(900);
 const GUARANTEE: &str = "a shortage ends with its cause";
@@ -26,7 +26,7 @@ const SHORTAGES: [(&str, SyscallFault, i64); 5] = [
 
 /// A follower, then the leader, runs out of each resource while it is asked for a snapshot. No node exits, and what
 /// failed succeeds without a restart once the shortage is over: only a failed write or fsync stops a ledger.
-pub(super) async fn shortages(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn shortages(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let mut strike = FaultRecord::begin(arena);
     let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
     let (mut unopened, mut unaccepted, mut unstarted) = (0, 0, 0);
@@ -66,7 +66,7 @@ fn fault_counts(levers: &SyscallFaults, seat: MemberSlot) -> Result<(i64, i64, i
 }
 
 /// Requests a snapshot, which opens a file, on a separate connection. The result does not matter during the shortage.
-async fn request_under_shortage(arena: &mut Testbed, seat: MemberSlot) {
+async fn request_under_shortage(arena: &mut TrialEnvironment, seat: MemberSlot) {
     let span = arena.fault_duration(FAULT_DURATION);
     let doors = arena.cluster.addresses().clone();
     let asked = async {
@@ -80,7 +80,7 @@ async fn request_under_shortage(arena: &mut Testbed, seat: MemberSlot) {
 
 /// Checks what the node must be able to do again.
 async fn check_recovered(
-    arena: &mut Testbed,
+    arena: &mut TrialEnvironment,
     (seat, what): (MemberSlot, &str),
 ) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
@@ -101,7 +101,7 @@ async fn check_recovered(
     }
 }
 
-async fn restart_node(arena: &mut Testbed, seat: MemberSlot) -> Result<(), NemesisError> {
+async fn restart_node(arena: &mut TrialEnvironment, seat: MemberSlot) -> Result<(), NemesisError> {
     let mut running = arena.cluster.take(seat)?;
     if running.exit_status().is_none() {
         running.kill().await?;

@@ -15,7 +15,7 @@ use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder
 use crate::node::ProgramProcess;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
 use crate::test_network::MAX_SLOTS;
-use crate::testbed::{OPERATOR_TIMEOUT, Testbed};
+use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 
 const LONE_SLOT: MemberSlot = MemberSlot(MAX_SLOTS);
 const OLD: u32 = 1;
@@ -24,7 +24,7 @@ const SESSIONS: usize = 8;
 const GUARANTEE: &str = "binaries of two levels work on the same data until the level is raised";
 
 /// Old, new, old, new, raised; then the old binary must refuse to start.
-pub(super) async fn mixed_releases(arena: &mut Testbed) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn mixed_releases(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let old = NodeBoot { origin: BootOrigin::Standalone, max_level: Some(OLD) };
     let new = NodeBoot::new(BootOrigin::Standalone);
     let mut strike = FaultRecord::begin(arena);
@@ -66,13 +66,17 @@ pub(super) async fn mixed_releases(arena: &mut Testbed) -> Result<FaultRecord, N
     Ok(strike.end(arena))
 }
 
-async fn swap_binary(arena: &Testbed, running: ProgramProcess, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
+async fn swap_binary(
+    arena: &TrialEnvironment,
+    running: ProgramProcess,
+    boot: NodeBoot,
+) -> Result<ProgramProcess, NemesisError> {
     running.terminate().await?;
     arena.cluster.start_separate(LONE_SLOT, boot).await
 }
 
 /// Sessions in the separate node's ledger.
-async fn sessions(arena: &Testbed) -> Result<Vec<SessionId>, NemesisError> {
+async fn sessions(arena: &TrialEnvironment) -> Result<Vec<SessionId>, NemesisError> {
     let doors = arena.cluster.addresses();
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     let mut sessions = Vec::new();
@@ -95,7 +99,7 @@ async fn sessions(arena: &Testbed) -> Result<Vec<SessionId>, NemesisError> {
 }
 
 /// Releases every session and claims it for another owner; returns the grants.
-async fn write(arena: &Testbed, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+async fn write(arena: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
     let owners = arena.cluster.addresses().live_owners(LONE_SLOT).await?;
     let mut door = arena.cluster.addresses().client();
     for (at, session) in sessions.iter().enumerate() {
@@ -123,7 +127,7 @@ fn expect_acknowledged(answer: OwnershipReply) -> Result<(), NemesisError> {
     }
 }
 
-async fn read(arena: &Testbed, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+async fn read(arena: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
     let mut door = arena.cluster.addresses().client();
     let mut found = Vec::new();
     for session in sessions {
