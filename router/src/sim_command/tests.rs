@@ -242,6 +242,6 @@ async fn operators_see_worker_events_load_and_lease() {
     let (held, distinct) =
         (value(&format!("residency_blocks{{worker=\"{name}\"}}")), value("residency_distinct_blocks"));
     assert!(held > 10.0 && held == distinct, "one worker holds each block once: {held} {distinct}");
-    assert_eq!(value("leases{state=\"held\"}"), 1.0);
+    assert_eq!(value("ledger_leases{state=\"held\"}"), 1.0);
     assert_eq!(value("client_connections") as i64, front.gateway.metrics.process.connections.get());
 }
