@@ -122,7 +122,7 @@ impl TrialEnvironment {
         Ok(())
     }
 
-    /// Undoes [`Testbed::isolate`].
+    /// Undoes [`TrialEnvironment::isolate`].
     pub(crate) async fn heal_isolation(&self, seat: MemberSlot) -> Result<(), NemesisError> {
         for other in self.others(seat) {
             self.network.restore(seat, other).await?;
