@@ -1,44 +1,38 @@
 //! State that every request can reach: configuration, workers and the client to them, keys, metrics, routing mode.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue};
-use ownership::ledger::{Command, Outcome};
-use ownership::{Directory, OwnershipError};
-use parking_lot::MutexGuard;
-use vocabulary::{NodeId, WorkerId};
+use ownership::Directory;
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
-use crate::auth::{ApiKeys, KeysError, Secret};
+use crate::auth::{ApiKeys, KeysError};
 use crate::caches::RouterCaches;
 use crate::catalog::Catalog;
 use crate::composition::{Subsystems, SubsystemsError};
 use crate::config::Config;
 use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
 use crate::discovery::WorkerDiscovery;
-use crate::host_check::remove_credentials;
+use crate::ledger_access::LedgerAccess;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
 use crate::model_list::ModelListCache;
-use crate::peer_exchange::ledger_health::LedgerFault;
-use crate::peer_exchange::pending_commits::{PendingCommits, QuorumReachability};
+use crate::outliers::OutlierTracker;
 use crate::peer_exchange::prompts;
 use crate::pipeline::offload_pool::OffloadPool;
 use crate::pipeline::plan::RoutingPolicies;
-use crate::pipeline::receipt::{AttemptEvent, ReceiptBuffer};
-use crate::pipeline::replicate::ReplicationKey;
+use crate::pipeline::receipt::ReceiptBuffer;
 use crate::pipeline::routing::LiveRouting;
-use crate::pipeline::single_flight::SingleFlight;
+use crate::prefix_mover::PrefixMover;
 use crate::retries::TenantShare;
-use crate::salt_proof::SaltProofs;
 use crate::salts::Salts;
 use crate::shared_cache::{SharedCache, SharedCacheError};
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::{Upstream, request_headers};
+use crate::tenant_isolation::TenantIsolation;
+use crate::transfer_checker::TransferChecker;
+use crate::upstream::Upstream;
 use crate::watched_files::{StaleFiles, WatchedFiles};
-use crate::worker_pool::{ListedWorkers, WorkerEntry};
+use crate::worker_client::{CredentialPolicy, WorkerClient};
+use crate::worker_pool::ListedWorkers;
 
 /// Memory for bodies of operators' writes: enough for a full one on each of their connections.
 const OPERATOR_MEMORY: usize = 16 << 20;
@@ -48,14 +42,16 @@ const OPERATOR_MEMORY: usize = 16 << 20;
 pub struct AppState {
     /// The configuration, as loaded at start.
     pub config: Config,
-    /// HTTP client for the workers.
-    pub upstream: Upstream,
-    /// API keys and tenants.
-    pub keys: Arc<ApiKeys>,
+    /// The ledger.
+    pub ledger: LedgerAccess,
+    /// Client to the workers.
+    pub workers: WorkerClient,
+    /// API keys, tenants, and what keeps tenants apart inside the engines.
+    pub isolation: TenantIsolation,
     /// All metrics.
     pub metrics: Metrics,
     /// Mode and rollout, changeable at run time.
-    pub routing: LiveRouting,
+    pub routing: Arc<LiveRouting>,
     /// The workers, for requests that are not planned.
     pub worker_pool: Arc<ListedWorkers>,
     /// Cached list of the models that the workers serve.
@@ -67,26 +63,14 @@ pub struct AppState {
     /// Separate memory budget for operators, which tenants cannot use up.
     pub operator_memory: Arc<MemoryBudget>,
     /// Runs long computations off the async threads.
-    pub offload_pool: OffloadPool,
+    pub offload_pool: Arc<OffloadPool>,
     composition: Subsystems,
-    /// Cache salts that isolate tenants inside the engines.
-    pub salts: Salts,
-    /// Verdicts on whether engines honour the salts.
-    pub(crate) salt_proofs: SaltProofs,
     /// The planner's and the bypass policy, with the occupancy model.
     pub policies: RoutingPolicies,
-    /// Replications of prefixes in progress.
-    pub replications: SingleFlight<ReplicationKey, Option<AttemptEvent>>,
+    /// Moves prefixes between workers.
+    pub prefix_mover: PrefixMover,
     /// Receipts and prediction calibration.
     pub decisions: Arc<DecisionHistory>,
-}
-
-/// Why no worker may serve client requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NotServing {
-    NobodyAnswers,
-    /// All workers that answer ignore cache salts, while tenants must be isolated.
-    SaltsIgnored,
 }
 
 /// Number of receipts kept in memory.
@@ -122,16 +106,26 @@ impl AppState {
             None => Salts::none(),
         };
         let is_shared = keys.required();
+        let isolation = TenantIsolation::new(keys, salts);
         let total = config.proxy.memory.0;
         let tenant = if is_shared { total / 2 } else { total };
         let memory = MemoryBudget::new(MemoryLimits { total, tenant }, &metrics.memory);
         let operators = MemoryLimits { total: OPERATOR_MEMORY, tenant: OPERATOR_MEMORY };
         let operator_memory = MemoryBudget::unshown(operators, &metrics.memory);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let aside = OffloadPool::new(2 * cores, if is_shared { cores } else { 2 * cores });
+        let aside = Arc::new(OffloadPool::new(2 * cores, if is_shared { cores } else { 2 * cores }));
+        let credentials = if is_shared { CredentialPolicy::Remove } else { CredentialPolicy::PassOn };
+        let workers = WorkerClient::new(
+            (rooms.fleet.clone(), rooms.pool.clone()),
+            Upstream::new(config.upstream.clone()),
+            aside.clone(),
+            credentials,
+        );
         let cluster = rooms.directory.cluster().to_string();
         let remembered = RouterCaches::start(&config, (&cluster, rooms.directory.supervision()), &metrics)?;
-        let policies = RoutingPolicies::new(&config, if is_shared { TenantShare::Half } else { TenantShare::All });
+        let outliers = OutlierTracker::new(config.outliers, rooms.fleet.clone(), metrics.decisions.outliers.clone());
+        let share = if is_shared { TenantShare::Half } else { TenantShare::All };
+        let policies = RoutingPolicies::new(&config, share, outliers);
         let log = DecisionLogOptions {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.planner_policy(),
@@ -142,19 +136,26 @@ impl AppState {
             metrics: &metrics.decisions,
         };
         let decisions = Arc::new(DecisionHistory::open(ReceiptBuffer::new(RECEIPT_CAPACITY), config.decisions, log)?);
+        let stored_prompts = remembered.prompts.clone();
+        let checker = TransferChecker::new(
+            (decisions.transfer_checks.clone(), metrics.decisions.checks.clone()),
+            workers.clone(),
+            stored_prompts.clone(),
+            config.correctness,
+        );
+        let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts, checker);
         prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             worker_pool: rooms.pool.clone(),
+            ledger: LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone()),
+            workers,
+            isolation,
             composition: rooms,
-            salts,
-            salt_proofs: SaltProofs::default(),
             policies,
-            replications: SingleFlight::default(),
+            prefix_mover,
             decisions,
-            upstream: Upstream::new(config.upstream.clone()),
-            keys,
             metrics,
-            routing: LiveRouting::new(config.initial_routing()),
+            routing: Arc::new(LiveRouting::new(config.initial_routing())),
             caches: remembered,
             memory_budget: memory,
             operator_memory,
@@ -176,12 +177,12 @@ impl AppState {
 
     /// Returns the ledger with sessions, owners and leases: its view, and the way to write to it.
     pub fn directory(&self) -> &Directory {
-        &self.composition.directory
+        self.ledger.directory()
     }
 
     /// Returns the fleet of workers.
-    pub fn fleet(&self) -> &Fleet {
-        &self.composition.fleet
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        self.workers.fleet()
     }
 
     /// Returns the KV index: which worker holds which blocks.
@@ -189,45 +190,9 @@ impl AppState {
         &self.composition.index
     }
 
-    /// Locks the steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an
-    /// await.
-    pub fn pending_commits(&self) -> MutexGuard<'_, PendingCommits> {
-        self.composition.pending_commits.lock()
-    }
-
-    /// Returns the faults of the ledger. Steps are served all the same.
-    pub fn ledger_problems(&self) -> Vec<LedgerFault> {
-        self.composition.ledger_health.active_faults(self.directory()).collect()
-    }
-
-    /// Records that the ledger has stopped for good.
-    pub fn ledger_failed(&self, error: &OwnershipError) {
-        self.composition.ledger_health.record_failure(error);
-    }
-
     /// Returns the models.
     pub fn catalog(&self) -> &Catalog {
         &self.composition.catalog
-    }
-
-    /// Returns workers that must not get client requests, because tenants would not be isolated there.
-    pub(crate) fn barred_workers(&self) -> Vec<WorkerId> {
-        if self.keys.has_several_tenants() { self.salt_proofs.barred() } else { Vec::new() }
-    }
-
-    /// Whether some worker answers and may get client requests.
-    pub(crate) fn serving(&self) -> Result<(), NotServing> {
-        let (answering, barred) = (self.worker_pool.answering(self.fleet()), self.barred_workers());
-        match answering.iter().all(|worker| barred.contains(&worker.id)) {
-            _ if answering.is_empty() => Err(NotServing::NobodyAnswers),
-            true => Err(NotServing::SaltsIgnored),
-            false => Ok(()),
-        }
-    }
-
-    /// Returns how a worker is reached, even if it is leaving.
-    pub fn worker(&self, id: WorkerId) -> Option<Arc<WorkerEntry>> {
-        self.worker_pool.member(id)
     }
 
     /// Returns the worker discovery.
@@ -241,116 +206,5 @@ impl AppState {
         // It waits for the disk; a task that panicked has nothing left to write.
         drop(tokio::task::spawn_blocking(move || decisions.close()).await);
         self.composition.close().await;
-    }
-
-    /// Returns this router's node id in the ledger.
-    pub fn node_id(&self) -> NodeId {
-        self.directory().node()
-    }
-
-    /// Whether the ledger accepts commits, as far as this node knows.
-    pub fn ledger_reach(&self) -> QuorumReachability {
-        if self.directory().view().quorum().stale { QuorumReachability::NoQuorum } else { QuorumReachability::Quorum }
-    }
-
-    /// Submits advice to the ledger without waiting; the ledger counts the outcomes. Without a quorum advice is
-    /// useless, and would only delay commands that must not be lost.
-    pub fn submit_advice(&self, command: Command) {
-        if self.ledger_reach() == QuorumReachability::Quorum {
-            drop(self.directory().submit(command));
-        }
-    }
-
-    /// Submits a command at once, so that commands stay in order. The future returns its outcome; `None` when it was
-    /// not accepted, or the outcome is unknown.
-    pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
-        let begun = Instant::now();
-        let ticket = self.directory().submit(command);
-        let seconds = self.metrics.ledger.commit_seconds.clone();
-        async move {
-            let outcome = ticket.ok()?.await.ok()?;
-            seconds.observe(begun.elapsed().as_secs_f64());
-            Some(outcome)
-        }
-    }
-
-    /// Builds the headers for this worker from a client's: end-to-end only, with the worker's key instead of the
-    /// client's.
-    ///
-    /// A client's key for *us* is never forwarded: its header goes to a worker only where neither we nor the worker
-    /// need a key. A worker that registered itself never gets it: a caller of the operator API could collect keys that
-    /// way.
-    pub fn headers_for(&self, worker: &WorkerEntry, client: &HeaderMap) -> HeaderMap {
-        let mut headers = request_headers(client);
-        let key = bearer(worker.config.api_key.as_ref());
-        if key.is_some() || self.keys.required() || !worker.source.is_configured() {
-            remove_credentials(&mut headers);
-        }
-        if let Some(key) = key {
-            headers.insert(AUTHORIZATION, key);
-        }
-        headers
-    }
-}
-
-/// Returns `Bearer KEY`, marked as sensitive so that it is not printed; `None` for a key that is not valid in a header.
-pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
-    let mut value = HeaderValue::try_from(format!("Bearer {}", key?.expose())).ok()?;
-    value.set_sensitive(true);
-    Some(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::auth::AuthConfig;
-    use crate::config::{LedgerConfig, WorkerConfig};
-    use crate::discovery::WorkerSource;
-
-    async fn sent_authorization(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
-        sent_authorization_for(WorkerSource::Static, worker_key, keys_file).await
-    }
-
-    async fn sent_authorization_for(
-        source: WorkerSource,
-        worker_key: Option<&str>,
-        keys_file: Option<&str>,
-    ) -> (Option<String>, bool) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys.toml");
-        std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
-        let auth = AuthConfig { keys_file: keys_file.map(|_| path), ..AuthConfig::default() };
-        let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
-        let gateway = AppState::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
-        let mut config = WorkerConfig::from_url("http://a:1".parse().unwrap());
-        config.api_key = worker_key.map(Secret::from);
-        let worker = WorkerEntry { id: WorkerId::of_endpoint(config.endpoint()), source, config };
-        let client = HeaderMap::from_iter([
-            (AUTHORIZATION, HeaderValue::from_static("Bearer client")),
-            (http::HeaderName::from_static("x-api-key"), HeaderValue::from_static("client")),
-        ]);
-        let headers = gateway.headers_for(&worker, &client);
-        (headers.get(AUTHORIZATION).map(|v| v.to_str().unwrap().to_owned()), headers.contains_key("x-api-key"))
-    }
-
-    #[tokio::test]
-    async fn client_keys_reach_workers_only_when_the_router_checks_none() {
-        let file = Some("[keys]\n\"client\" = \"a\"");
-        assert_eq!(sent_authorization(None, None).await, (Some("Bearer client".into()), true));
-        assert_eq!(sent_authorization(None, file).await, (None, false));
-        assert_eq!(sent_authorization(Some("worker"), file).await, (Some("Bearer worker".into()), false));
-        assert_eq!(sent_authorization(Some("worker"), None).await, (Some("Bearer worker".into()), false));
-    }
-
-    #[tokio::test]
-    async fn client_keys_do_not_reach_self_registered_workers() {
-        for source in [WorkerSource::Static, WorkerSource::File, WorkerSource::Dns, WorkerSource::Kubernetes] {
-            assert_eq!(
-                sent_authorization_for(source, None, None).await,
-                (Some("Bearer client".into()), true),
-                "{source:?}"
-            );
-        }
-        assert_eq!(sent_authorization_for(WorkerSource::Api, None, None).await, (None, false));
     }
 }

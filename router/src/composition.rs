@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
 use ownership::{DesiredLimits, Directory, Options, OwnershipError};
-use parking_lot::Mutex;
 use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
@@ -23,8 +22,6 @@ use crate::catalog::{Catalog, CatalogError};
 use crate::config::Config;
 use crate::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
 use crate::drains;
-use crate::peer_exchange::ledger_health::LedgerHealth;
-use crate::peer_exchange::pending_commits::PendingCommits;
 use crate::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
 use crate::telemetry::metrics::Metrics;
 use crate::watched_files::{StaleFiles, WatchedFiles};
@@ -70,10 +67,6 @@ pub struct Subsystems {
     pub index: SharedIndex,
     /// The models.
     pub catalog: Arc<Catalog>,
-    /// Steps that were served and that the ledger's view does not show yet.
-    pub pending_commits: Mutex<PendingCommits>,
-    /// Faults of the ledger.
-    pub ledger_health: LedgerHealth,
     /// Watched files that changed and could not be reloaded.
     pub(crate) stale_files: Arc<StaleFiles>,
     tasks: Vec<JoinHandle<()>>,
@@ -135,7 +128,6 @@ impl Subsystems {
             let told = membership.clone();
             running.push(tasks.supervise("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
         }
-        let (watch, unapplied) = (LedgerHealth::default(), Mutex::default());
         Ok(Self {
             directory,
             fleet,
@@ -143,8 +135,6 @@ impl Subsystems {
             discovery: membership,
             index,
             catalog,
-            pending_commits: unapplied,
-            ledger_health: watch,
             stale_files: untaken,
             tasks: running,
         })

@@ -116,11 +116,11 @@ pub struct DecisionHistory {
     /// Newest receipts.
     pub receipts: ReceiptBuffer,
     /// Predicted against measured time to first token.
-    pub calibration: PredictionCalibration,
+    pub calibration: Arc<PredictionCalibration>,
     /// Whether the planner's actions make sessions slower than the bypass.
-    pub guardrail: Guardrail,
+    pub guardrail: Arc<Guardrail>,
     /// Whether transferred KV equals what was sent.
-    pub transfer_checks: TransferChecks,
+    pub transfer_checks: Arc<TransferChecks>,
     log: Option<DecisionLogWriter>,
     folder: PathBuf,
 }

@@ -47,7 +47,7 @@ pub async fn sanitized(
     gateway: &AppState,
     mut request: ClientRequest,
 ) -> Result<(ClientRequest, StrippedFields), ApiError> {
-    let options = LegOptions { salt: gateway.salts.of(&request.tenant), ..LegOptions::default() };
+    let options = LegOptions { salt: gateway.isolation.salt_of(&request.tenant), ..LegOptions::default() };
     let load = OffloadTask::of(&request);
     let work = move || {
         let body = RequestBody::read(request.body).map_err(ApiError::invalid_body)?;
@@ -66,7 +66,7 @@ pub(crate) async fn forward(
     to: WorkerSelector<'_>,
     learn: ResponseCapture,
 ) -> Result<Response, ApiError> {
-    let barred = gateway.barred_workers();
+    let barred = gateway.isolation.barred_workers();
     let mut tried = Vec::new();
     let reserved = request.token_reservation.clone();
     loop {
@@ -80,7 +80,7 @@ pub(crate) async fn forward(
                     response_recorders(gateway, request, (learn, worker), (answer.status(), form)).await;
                 let (gateway, client) = (gateway.clone(), request.error_recipient());
                 let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
-                let budget = gateway.upstream.events();
+                let budget = gateway.workers.event_budget();
                 let most = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
                 let watch = ForwardObserver {
                     gateway,
@@ -148,10 +148,10 @@ async fn attempt(
     let outgoing = WorkerRequest {
         method: request.method.clone(),
         path: request.path.clone(),
-        headers: gateway.headers_for(member, &request.headers_with_request_id()),
+        headers: gateway.workers.headers_for(member, &request.headers_with_request_id()),
         body: request.body.clone(),
     };
-    reject_redirects(gateway.upstream.send(member.config.endpoint(), outgoing).await?)
+    reject_redirects(gateway.workers.send(member, outgoing).await?)
 }
 
 /// Returns the error for the client, which does not reveal the worker's address.

@@ -124,11 +124,11 @@ async fn fetch_list(gateway: &AppState, member: &WorkerEntry) -> Option<Vec<Box<
     let request = WorkerRequest {
         method: Method::GET,
         path: "/v1/models".into(),
-        headers: gateway.headers_for(member, &HeaderMap::new()),
+        headers: gateway.workers.headers_for(member, &HeaderMap::new()),
         body: Bytes::new(),
     };
     let answer = async {
-        let answer = gateway.upstream.send(member.config.endpoint(), request).await.ok()?;
+        let answer = gateway.workers.send(member, request).await.ok()?;
         let body = Limited::new(answer.into_body(), MAX_LIST_BYTES).collect().await.ok()?.to_bytes();
         serde_json::from_slice::<WorkerModelList>(&body).ok()
     };

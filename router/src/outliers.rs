@@ -1,11 +1,11 @@
 //! Outlier ejection: a worker whose requests fail gets no requests for a while; then a bounded number of trial requests
-//! shows whether it is healthy. Pure: time is an argument; `blame` and `trials` connect it to the request path.
+//! shows whether it is healthy. Pure: time is an argument; `tracker` and `trials` connect it to the request path.
 //!
 //! It only excludes workers from plans, and never the last one that could serve. Health probes are independent of it,
 //! and an unreachable worker is excluded by that alone.
 
-mod blame;
 mod config;
+mod tracker;
 mod trials;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{Incarnation, TenantId, WorkerHealth, WorkerId, WorkerRole, WorkerView};
 
-pub(crate) use blame::{Suspects, culprit, record_failure, record_success};
 pub use config::OutlierConfig;
+pub use tracker::OutlierTracker;
 pub use trials::Trials;
 
 /// Why a worker was ejected.

@@ -4,6 +4,7 @@
 
 pub mod admission_queue;
 mod batch;
+mod blame;
 pub mod commit;
 pub mod conversation_fingerprint;
 pub mod execute;
@@ -33,7 +34,6 @@ pub mod single_flight;
 pub mod stream;
 pub mod summary;
 pub mod token_ids;
-pub(crate) mod verify;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,7 +59,7 @@ pub async fn serve_generation(
 ) -> Result<Response, ApiError> {
     let mut clock = StageTimer::begin(&gateway.metrics);
     gateway.policies.retries.earn(&incoming.tenant);
-    let salt = gateway.salts.of(&incoming.tenant);
+    let salt = gateway.isolation.salt_of(&incoming.tenant);
     let request =
         OffloadTask::of(&incoming).run(&gateway.offload_pool, move || parse::parse(incoming, endpoint, salt)).await??;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::leg_options(&request)));
@@ -82,8 +82,8 @@ pub async fn serve_generation(
             clock.skip_elapsed();
             continue;
         };
-        commit::announce(gateway, step, &plan);
-        match execute::execute(gateway, (step, &plan), Legs::of(gateway, step)).await {
+        commit::announce(&gateway.ledger, step, &plan);
+        match execute::execute(gateway, (step, &plan), Legs::of(&gateway.workers, step)).await {
             Ok(answering) => {
                 clock.record_stage("execute");
                 let (opened, finish) = underway.start_answer(answering);

@@ -43,7 +43,7 @@ pub struct PrefixCache {
     /// What conversations have left for their next step.
     pub conversations: Arc<ConversationCache>,
     /// Compares token counts with those of the engines.
-    pub tokenizer_drift: TokenizerDrift,
+    pub tokenizer_drift: Arc<TokenizerDrift>,
     spot_checks: SpotCheckQueue,
     verify_every: Option<NonZeroU64>,
     steps: AtomicU64,
@@ -61,7 +61,7 @@ impl PrefixCache {
         let conversations = Arc::new(ConversationCache::new(Bytes(config.memory.0 as u64)));
         Self {
             spot_checks: SpotCheckQueue::spawn((conversations.clone(), checkpoints.clone()), metrics.clone(), tasks),
-            tokenizer_drift: TokenizerDrift::new(metrics.clone()),
+            tokenizer_drift: Arc::new(TokenizerDrift::new(metrics.clone())),
             conversations,
             verify_every: NonZeroU64::new(config.look_every),
             steps: AtomicU64::new(0),

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use ownership::ledger::LocateQuery;
 use parking_lot::Mutex;
 use planner::{
-    Action, BarredLink, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, PrefixReplication,
-    ReplicationLimits, ReplicationSkipReason, SessionView, plan_prefix_replication,
+    Action, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, PrefixReplication, ReplicationLimits,
+    ReplicationSkipReason, SessionView, plan_prefix_replication,
 };
 use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView};
 use workers_shim::engine_api::TokenUsage;
@@ -28,9 +28,8 @@ use crate::config::units::transfer_time;
 use crate::pipeline::plan::ClassifiedStep;
 use crate::pipeline::prompts::StoredPrompt;
 use crate::pipeline::receipt::AttemptEvent;
-use crate::pipeline::replicate::relocate;
 use crate::pipeline::routing::RoutingMode;
-use crate::pipeline::verify::{CompletedTransfer, check_if_due};
+use crate::prefix_mover::PrefixRelocation;
 
 /// Time between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -166,7 +165,14 @@ fn choose_replication(
 /// Copies the prefix, and returns the outcome.
 async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> ReplicationProgress {
     let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
-    let remark = relocate(gateway, &expected.prompt, (moving.blocks, moving.bytes), (*source, *target)).await;
+    let wanted = PrefixRelocation {
+        blocks: moving.blocks,
+        bytes: moving.bytes,
+        source: *source,
+        target: *target,
+        action: Action::ArtifactFetch,
+    };
+    let remark = gateway.prefix_mover.relocate(&expected.prompt, wanted).await;
     let metrics = &gateway.metrics.plans.kv_movement;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {
@@ -178,9 +184,5 @@ async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> Replicatio
     metrics.prefix_replications.with_label_values(&["sent"]).inc();
     metrics.replicated_bytes.inc_by(moving.bytes.0);
     gateway.policies.occupancy().record_copy(*target, *session, *stay);
-    let link = BarredLink { from, to };
-    let transfer =
-        CompletedTransfer { link, rank: moving.to_rank, blocks: Some(moving.blocks), action: Action::ArtifactFetch };
-    check_if_due(gateway, transfer, &expected.prompt);
     ReplicationProgress::Sent(moving.to)
 }

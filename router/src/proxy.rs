@@ -18,7 +18,7 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
-use crate::app_state::{AppState, NotServing};
+use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
 use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
@@ -28,6 +28,7 @@ use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
 use crate::stored_responses::serve::{new_response, stored_response};
+use crate::tenant_isolation::NotServing;
 use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
@@ -181,7 +182,7 @@ fn admit(gateway: &AppState, route: &Route, head: &http::request::Parts) -> Resu
         RouteHandler::Alive | RouteHandler::Ready => return Ok(AdmittedCaller::Tenant(TenantId::default())),
         _ => {}
     }
-    let tenant = gateway.keys.tenant(&head.headers)?;
+    let tenant = gateway.isolation.keys().tenant(&head.headers)?;
     head.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     gateway.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
     Ok(AdmittedCaller::Tenant(tenant))
@@ -217,7 +218,7 @@ async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) 
             crate::model_list::get_model(gateway, &percent_decoded(id)).await
         }
         RouteHandler::Alive => Ok("ok\n".into_response()),
-        RouteHandler::Ready => match gateway.serving() {
+        RouteHandler::Ready => match gateway.isolation.serving(&gateway.workers) {
             Ok(()) => Ok("ok\n".into_response()),
             Err(NotServing::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
             Err(NotServing::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),

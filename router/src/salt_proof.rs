@@ -11,15 +11,14 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use http::StatusCode;
-use parking_lot::Mutex;
 use planner::Leg;
 use serde_json::{Value, json};
-use strum::{AsRefStr, IntoStaticStr, VariantArray};
-use vocabulary::{DpRank, Incarnation, Tokens, WorkerHealth, WorkerId, WorkerView};
+use vocabulary::{DpRank, Tokens, WorkerHealth, WorkerId, WorkerView};
 
 use crate::app_state::AppState;
 use crate::client_request::{GenerationEndpoint, new_request_id};
 use crate::pipeline::legs::{LegError, Legs};
+use crate::tenant_isolation::SaltVerdict;
 
 /// Time between two searches for workers without a verdict.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,62 +29,6 @@ const PROMPT_BLOCKS: u64 = 4;
 /// Bounds of the prompt's length in tokens.
 const MIN_PROMPT_TOKENS: u64 = 64;
 const MAX_PROMPT_TOKENS: u64 = 8192;
-
-/// Result of two requests with different salts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case")]
-pub(crate) enum SaltVerdict {
-    /// The second found nothing of the first.
-    Isolated,
-    /// It found what was sent under another salt.
-    NotIsolated,
-    /// The engine does not tell what it finds in its cache.
-    Unknown,
-}
-
-/// Verdicts on all workers.
-#[derive(Debug, Default)]
-pub(crate) struct SaltProofs {
-    verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltVerdict)>>,
-}
-
-impl SaltProofs {
-    /// Returns workers that serve no requests while tenants must be isolated.
-    pub(crate) fn barred(&self) -> Vec<WorkerId> {
-        let verdicts = self.verdicts.lock();
-        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::NotIsolated);
-        ignoring.map(|(worker, _)| *worker).collect()
-    }
-
-    /// Returns the problem of a worker that ignores salts, for a person.
-    pub(crate) fn problem(&self, worker: WorkerId) -> Option<&'static str> {
-        let is_ignoring = self.verdict(worker) == Some(SaltVerdict::NotIsolated);
-        is_ignoring.then_some(
-            "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
-             Update the engine, or set auth.prove_salts = false where tenants may share caches.",
-        )
-    }
-
-    /// Returns the warning for a worker without proof, which serves all the same.
-    pub(crate) fn untold(&self, worker: WorkerId) -> Option<&'static str> {
-        (self.verdict(worker) == Some(SaltVerdict::Unknown)).then_some(
-            "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
-             what others have sent. Start vLLM with --enable-prompt-tokens-details.",
-        )
-    }
-
-    fn verdict(&self, worker: WorkerId) -> Option<SaltVerdict> {
-        self.verdicts.lock().get(&worker).map(|(_, verdict)| *verdict)
-    }
-
-    fn has_verdict(&self, view: &WorkerView) -> bool {
-        self.verdicts.lock().get(&view.id).is_some_and(|(life, _)| *life == view.incarnation)
-    }
-
-    fn retain(&self, workers: &[WorkerView]) {
-        self.verdicts.lock().retain(|worker, _| workers.iter().any(|view| view.id == *worker));
-    }
-}
 
 /// Tests every new worker. Never returns.
 pub(crate) async fn follow(gateway: Arc<AppState>) {
@@ -106,11 +49,11 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
             }
             _ = tick.tick() => {}
         }
-        if !gateway.keys.has_several_tenants() {
+        if !gateway.isolation.keys().has_several_tenants() {
             continue;
         }
         let workers = gateway.fleet().snapshot();
-        gateway.salt_proofs.retain(&workers);
+        gateway.isolation.salt_proofs().retain(&workers);
         failed.retain(|_, rounds| {
             *rounds -= 1;
             *rounds > 0
@@ -119,7 +62,7 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
             view.health == WorkerHealth::Ready
                 && view.role.decodes()
                 && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
-                && !gateway.salt_proofs.has_verdict(view)
+                && !gateway.isolation.salt_proofs().has_verdict(view)
                 && !failed.contains_key(&view.id)
                 && !under_way.contains(&view.id)
         };
@@ -138,7 +81,7 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
 
 fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
     gateway.metrics.requests.salt_proofs.with_label_values(&[verdict.as_ref()]).inc();
-    gateway.salt_proofs.verdicts.lock().insert(view.id, (view.incarnation, verdict));
+    gateway.isolation.salt_proofs().record(view, verdict);
     let worker = &view.endpoint;
     match verdict {
         SaltVerdict::Isolated => tracing::debug!(%worker, "prompts of different salts are kept apart"),
@@ -202,7 +145,7 @@ impl Proof<'_> {
 
     /// Sends the prompt to an endpoint; `None` where the worker failed.
     async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<ProbeAnswer> {
-        let legs = Legs::without_client(self.gateway);
+        let legs = Legs::without_client(&self.gateway.workers);
         let tokens_computed = Tokens(self.ids.len() as u64);
         let leg = Leg { worker: self.view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed };
         let counted = legs.dispatch(&leg);
@@ -333,7 +276,7 @@ mod tests {
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let url = format!("http://{}", ill.address());
         let front = start_router_at(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
-        wait_until("it is proven", || !front.gateway.barred_workers().is_empty()).await;
+        wait_until("it is proven", || !front.gateway.isolation.barred_workers().is_empty()).await;
         let ask = async |path: &str, field: &str| {
             let body = json!({"model": "tiny", field: "x", "max_tokens": 1}).to_string();
             send(front.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
@@ -347,7 +290,7 @@ mod tests {
         assert_eq!(ready.status, 503);
         assert!(ready.json()["detail"].as_str().unwrap().contains("auth.prove_salts"));
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n").unwrap();
-        wait_until("there is one tenant", || !front.gateway.keys.has_several_tenants()).await;
+        wait_until("there is one tenant", || !front.gateway.isolation.keys().has_several_tenants()).await;
         assert_eq!(ask("/v1/completions", "prompt").await.status, 200);
         assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
@@ -361,6 +304,6 @@ mod tests {
         let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
         let got = send(front.proxy_address(), Request::post("/v1/completions"), body).await;
         assert_eq!(got.status, 200);
-        assert!(front.gateway.salt_proofs.barred().is_empty());
+        assert!(front.gateway.isolation.salt_proofs().barred().is_empty());
     }
 }

@@ -135,8 +135,8 @@ impl RunningServer {
         let operator = HttpServer::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
-        if gateway.keys.required() {
-            let (keys, followed) = (gateway.keys.clone(), gateway.watched_files("api_keys"));
+        if gateway.isolation.keys().required() {
+            let (keys, followed) = (gateway.isolation.keys().clone(), gateway.watched_files("api_keys"));
             let limited: Vec<_> = gateway.config.tenants.keys().cloned().collect();
             background.push(tasks.supervise("api_keys", move || {
                 keys.clone().follow_file(FILE_POLL_INTERVAL, followed.clone(), limited.clone())
@@ -150,11 +150,11 @@ impl RunningServer {
             let gateway = gateway.clone();
             tasks.supervise(task, move || run(gateway.clone()))
         };
-        background.push(on("sessions", |gateway| commit_retry::run(gateway).boxed()));
+        background.push(on("sessions", |gateway| commit_retry::run(gateway.ledger.clone()).boxed()));
         background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
         background.push(on("tokenizer_drift", |gateway| tokenizer_drift::follow(gateway).boxed()));
         background.push(on("prefix_replication", |gateway| prefix_replication::run(gateway).boxed()));
-        if gateway.keys.required() && gateway.config.auth.prove_salts {
+        if gateway.isolation.keys().required() && gateway.config.auth.prove_salts {
             background.push(on("cache_salt_checks", |gateway| salt_proof::follow(gateway).boxed()));
         }
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
@@ -192,7 +192,7 @@ impl RunningServer {
             tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
         }
         self.operator.stop().await;
-        commit_retry::flush(&self.gateway).await;
+        commit_retry::flush(&self.gateway.ledger).await;
         for task in self.background {
             task.abort();
         }
@@ -208,7 +208,7 @@ impl RunningServer {
         }
         file_modes::warnings(&gateway.config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let data_dir = gateway.config.ledger.data_dir.display();
-        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node_id(), "ledger");
+        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.ledger.node_id(), "ledger");
         let steering = gateway.routing.get();
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_ref(), rollout_percent = percent, "mode");
@@ -250,7 +250,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     if let Err(failure) = &ended
         && gateway.config.ledger.on_failure.keeps_serving(failure)
     {
-        gateway.ledger_failed(failure);
+        gateway.ledger.ledger_failed(failure);
         wait_for_signal().await;
     }
     tracing::info!("ending: running requests may finish");

@@ -8,9 +8,9 @@ use vocabulary::WorkerRole;
 
 use super::units::{ByteCount, TimeSpan};
 use super::workers::UNSENDABLE;
-use crate::app_state::bearer;
 use crate::auth::Secret;
 use crate::discovery::MAX_WORKERS;
+use crate::worker_client::bearer;
 
 /// Section `[discovery]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use vocabulary::WorkerRole;
 use workers_shim::fleet::WorkerProfile;
 
-use crate::app_state::bearer;
 use crate::auth::Secret;
+use crate::worker_client::bearer;
 
 /// One engine.
 #[derive(Clone, PartialEq, Debug, Deserialize)]

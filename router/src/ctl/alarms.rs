@@ -302,7 +302,7 @@ mod tests {
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.caches.shared_cache.degraded_health().is_some();
         wait_until("it is noticed", || {
-            front.gateway.ledger_problems().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
+            front.gateway.ledger.ledger_problems().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
         })
         .await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();

@@ -12,11 +12,11 @@ use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
 use super::error::CtlError;
-use crate::app_state::bearer;
 use crate::auth::Secret;
 use crate::config::units::TimeSpan;
 use crate::server::tls::certificates;
 use crate::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
+use crate::worker_client::bearer;
 
 /// Maximum size of a response that is read as a whole.
 const MAX_ANSWER_BYTES: usize = 64 << 20;

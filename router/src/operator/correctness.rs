@@ -72,8 +72,9 @@ pub(super) async fn clear(
 
 /// Describes each barred link, for people.
 pub(super) fn barred_link_details(gateway: &AppState) -> impl Iterator<Item = String> {
-    let endpoint =
-        |id: WorkerId| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string());
+    let endpoint = |id: WorkerId| {
+        gateway.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
+    };
     gateway.decisions.transfer_checks.barred_records().into_iter().map(move |barred| {
         let (from, to) = (barred.link.from, barred.link.to);
         format!(

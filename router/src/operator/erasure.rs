@@ -41,7 +41,7 @@ async fn erase_and_report(
 
 fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
     let is_known = gateway.config.tenants.contains_key(&*tenant.0)
-        || gateway.keys.tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
+        || gateway.isolation.keys().tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
     if count == 0 && !is_known {
         return "no tenant of this name is configured and nothing was kept".into();
     }

@@ -95,12 +95,12 @@ fn exchange(gateway: &AppState) {
     for (router, age) in gateway.fleet().peer_ages(Instant::now()) {
         metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
     }
-    let troubles = gateway.ledger_problems();
+    let troubles = gateway.ledger.ledger_problems();
     for trouble in LedgerFault::VARIANTS {
         let is_there = i64::from(troubles.contains(trouble));
         metrics.ledger_faults.with_label_values(&[trouble.as_ref()]).set(is_there);
     }
-    let unapplied = gateway.pending_commits();
+    let unapplied = gateway.ledger.pending_commits();
     metrics.pending_commits.set(to_i64(unapplied.pending_count() as u64));
     // No race: the lock is held, so only one scrape runs at a time.
     metrics.dropped_commits.inc_by(unapplied.dropped_count().saturating_sub(metrics.dropped_commits.get()));

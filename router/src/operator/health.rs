@@ -19,10 +19,11 @@ use super::guardrail;
 use super::problem::Problem;
 use super::state::OperatorState;
 use crate::adapters;
-use crate::app_state::{AppState, NotServing};
+use crate::app_state::AppState;
 use crate::discovery::WorkerSource;
 use crate::exposure::exposures;
 use crate::prefix_cache::tokenizer_drift::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
+use crate::tenant_isolation::NotServing;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -98,11 +99,11 @@ impl Degradation {
     }
 
     fn of_salts(gateway: &AppState) -> Option<Self> {
-        if !gateway.keys.has_several_tenants() {
+        if !gateway.isolation.keys().has_several_tenants() {
             return None;
         }
         let workers = gateway.fleet().snapshot();
-        let untold = workers.iter().filter(|view| gateway.salt_proofs.untold(view.id).is_some());
+        let untold = workers.iter().filter(|view| gateway.isolation.salt_proofs().untold(view.id).is_some());
         let untold: Vec<_> = untold.map(|view| view.endpoint.to_string()).collect();
         (!untold.is_empty()).then(|| Self {
             what: "salts",
@@ -117,8 +118,8 @@ impl Degradation {
 
     /// Reports workers whose engines ignore cache salts although tenants must be kept apart.
     fn of_ignored_salts(gateway: &AppState) -> Option<Self> {
-        let barred = gateway.barred_workers();
-        let told: Vec<_> = barred.iter().filter_map(|id| gateway.worker(*id)).collect();
+        let barred = gateway.isolation.barred_workers();
+        let told: Vec<_> = barred.iter().filter_map(|id| gateway.workers.worker(*id)).collect();
         let told: Vec<_> = told.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
         (!told.is_empty()).then(|| Self {
             what: "workers",
@@ -129,7 +130,10 @@ impl Degradation {
 
     fn of_tokenizer_mismatch(gateway: &AppState, doubt: &TokenizerMismatch) -> Self {
         let endpoint = |worker: &WorkerId| {
-            gateway.worker(*worker).map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
+            gateway
+                .workers
+                .worker(*worker)
+                .map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
         };
         let at: Vec<String> = doubt.workers.iter().map(endpoint).collect();
         let reach = match doubt.scope {
@@ -171,7 +175,7 @@ impl Readiness {
             Some(own) if own.voter == MemberRole::Voter => QuorumRole::Voter,
             _ => QuorumRole::Learner,
         };
-        let ledger = gateway.ledger_problems().into_iter();
+        let ledger = gateway.ledger.ledger_problems().into_iter();
         let ledger = ledger.map(|it| Degradation { what: "ledger", cause: it.into(), detail: it.to_string() });
         let redis = gateway.caches.shared_cache.degraded_health().map(|it| Degradation {
             what: "soft_state",
@@ -262,8 +266,9 @@ impl Readiness {
 
     /// Reports quotas that apply to no tenant, as after a misspelt name.
     fn of_tenants(gateway: &AppState) -> Option<Degradation> {
-        let count = gateway.keys.tenants_without_key(gateway.config.tenants.keys().map(String::as_str)).len();
-        let why = match gateway.keys.required() {
+        let count =
+            gateway.isolation.keys().tenants_without_key(gateway.config.tenants.keys().map(String::as_str)).len();
+        let why = match gateway.isolation.keys().required() {
             true => "no key of auth.keys_file names them",
             false => "without auth.keys_file everybody is the tenant \"default\"",
         };
@@ -320,7 +325,7 @@ pub(super) async fn ready(
     if desk.is_shutting_down() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
-    match gateway.serving() {
+    match gateway.isolation.serving(&gateway.workers) {
         Ok(()) => {
             if desk.audit.is_broken() {
                 // The result shows in the next request: this one must not wait for the disk.

@@ -29,8 +29,7 @@ use crate::app_state::AppState;
 use crate::peer_exchange::prompts::{PromptKey, fetch_prompt};
 use crate::pipeline::prompts::StoredPrompt;
 use crate::pipeline::receipt::AttemptEvent;
-use crate::pipeline::replicate::relocate;
-use crate::pipeline::verify::{CompletedTransfer, check_if_due};
+use crate::prefix_mover::PrefixRelocation;
 
 /// Whether blocks have to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
@@ -242,18 +241,12 @@ async fn ensure_present(
         ));
     };
     let since = Instant::now();
-    let remark = relocate(gateway, &kept, (moving.point.blocks, moving.bytes), (source, target)).await;
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
+    let wanted = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
+    let remark = gateway.prefix_mover.relocate(&kept, wanted).await;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     match remark {
         None | Some(AttemptEvent::SourceRecomputed) => {
-            let transfer = CompletedTransfer {
-                link: BarredLink { from, to },
-                rank: target.rank,
-                blocks: Some(blocks),
-                action: moving.action,
-            };
-            check_if_due(gateway, transfer, &kept);
             Ok(Some(MovedBlocks { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
         }
         Some(remark) => {

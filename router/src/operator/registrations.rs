@@ -134,7 +134,7 @@ pub(super) async fn register(
         );
         Problem::new(ProblemKind::Conflict, detail).with_cause("registrations_full")
     })?;
-    let other = gateway.worker(id).map(|member| member.source).filter(|source| source.is_configured());
+    let other = gateway.workers.worker(id).map(|member| member.source).filter(|source| source.is_configured());
     let did = match (other, came) {
         (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_ref()),
         (None, RegistrationOutcome::New) => "the worker is listed".into(),

@@ -247,7 +247,7 @@ impl WorkerResource {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         // The worker may have left since the snapshot.
-        let source = gateway.worker(id).map_or(WorkerSource::Static, |member| member.source);
+        let source = gateway.workers.worker(id).map_or(WorkerSource::Static, |member| member.source);
         let (knowledge, doubt) = knowledge_and_cause(gateway, worker);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
@@ -272,13 +272,15 @@ fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState
         WorkerHealth::Unreachable => Some(InexactReason::Unreachable.to_string()),
         _ => gateway.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
     };
-    if gateway.keys.has_several_tenants()
-        && let Some(doubt) = gateway.salt_proofs.problem(worker.id)
+    if gateway.isolation.keys().has_several_tenants()
+        && let Some(doubt) = gateway.isolation.salt_proofs().problem(worker.id)
     {
         return (KvIndexState::Degraded, Some(doubt.to_owned()));
     }
     match (worker.knowledge, doubted) {
-        (KvIndexState::Exact, None) => (KvIndexState::Exact, gateway.salt_proofs.untold(worker.id).map(str::to_owned)),
+        (KvIndexState::Exact, None) => {
+            (KvIndexState::Exact, gateway.isolation.salt_proofs().untold(worker.id).map(str::to_owned))
+        }
         (KvIndexState::Exact, Some(model)) => {
             let why = format!(
                 "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so that \
@@ -287,7 +289,7 @@ fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState
             (KvIndexState::Fallback, Some(why))
         }
         (knowledge, _) => {
-            let all = [gateway.salt_proofs.untold(worker.id).map(str::to_owned), doubt()];
+            let all = [gateway.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
             (knowledge, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
         }
     }

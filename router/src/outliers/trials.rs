@@ -1,25 +1,23 @@
 //! Trials of one plan, which end with it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use vocabulary::WorkerId;
 
-use super::Outliers;
+use super::OutlierTracker;
 
 /// The workers of one plan for which its requests are trials. Dropping it lets the next trial begin where this one had
 /// no result: the client left, or the worker had no capacity.
 #[derive(Debug)]
 pub struct Trials {
-    outliers: Arc<Mutex<Outliers>>,
+    outliers: OutlierTracker,
     workers: Vec<WorkerId>,
     sent_at: Instant,
 }
 
 impl Trials {
     /// Records requests to these workers; `None` where none of them is a trial.
-    pub fn begin(outliers: &Arc<Mutex<Outliers>>, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
+    pub fn begin(outliers: &OutlierTracker, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
         let asked = Instant::now();
         let mut known = outliers.lock();
         let workers: Vec<_> = workers.filter(|worker| known.record_sent(*worker, asked)).collect();

@@ -1,13 +1,12 @@
 //! Retries steps that are not committed to the ledger: submits them when there is a quorum again, and forgets them when
 //! the view shows them.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::pending_commits::QuorumReachability;
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 use crate::pipeline::{commit, session_resolution};
 
 /// Time between two sweeps.
@@ -18,42 +17,42 @@ const MAX_STEPS_PER_SWEEP: usize = 512;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Retries until aborted.
-pub async fn run(gateway: Arc<AppState>) {
+pub async fn run(ledger: LedgerAccess) {
     let mut look = interval(SWEEP_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        sweep(&gateway);
+        sweep(&ledger);
     }
 }
 
-fn sweep(gateway: &Arc<AppState>) {
+fn sweep(ledger: &LedgerAccess) {
     let due = {
-        let mut unapplied = gateway.pending_commits();
+        let mut unapplied = ledger.pending_commits();
         if unapplied.is_empty() {
             return;
         }
-        let view = gateway.directory().view();
+        let view = ledger.directory().view();
         unapplied.sweep(Instant::now(), |step| session_resolution::view_contains(&view, step));
-        if gateway.ledger_reach() == QuorumReachability::Quorum {
+        if ledger.ledger_reach() == QuorumReachability::Quorum {
             unapplied.take_due(MAX_STEPS_PER_SWEEP)
         } else {
             Vec::new()
         }
     };
     for step in due {
-        commit::submit_commits(gateway, step);
+        commit::submit_commits(ledger, step);
     }
 }
 
 /// Waits, for a limited time, until the ledger has answered all pending commits.
-pub async fn flush(gateway: &Arc<AppState>) {
+pub async fn flush(ledger: &LedgerAccess) {
     let deadline = Instant::now() + FLUSH_TIMEOUT;
-    while gateway.ledger_reach() == QuorumReachability::Quorum
-        && gateway.pending_commits().pending_count() > 0
+    while ledger.ledger_reach() == QuorumReachability::Quorum
+        && ledger.pending_commits().pending_count() > 0
         && Instant::now() < deadline
     {
-        sweep(gateway);
+        sweep(ledger);
         sleep(Duration::from_millis(5)).await;
     }
 }

@@ -137,7 +137,7 @@ mod tests {
             "{ready}"
         );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let gone = || front.gateway.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::FolderGone];
+        let gone = || front.gateway.ledger.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::FolderGone];
         wait_until("it is noticed", gone).await;
         for step in 0..20 {
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));

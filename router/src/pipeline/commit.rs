@@ -15,7 +15,7 @@ use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 use super::locate::LocatedRequest;
 use super::plan::ClassifiedStep;
 use super::routing::RoutingMode;
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
 
 /// How long other routers count a dispatched step as in flight.
@@ -30,40 +30,40 @@ pub fn serving_owner(located: &LocatedRequest, plan: &Plan) -> Option<Owner> {
 }
 
 /// Publishes the step's intent at dispatch. It is advice to the other routers and changes no ownership.
-pub fn announce(gateway: &AppState, step: &ClassifiedStep, plan: &Plan) {
+pub fn announce(ledger: &LedgerAccess, step: &ClassifiedStep, plan: &Plan) {
     if step.mode == RoutingMode::Sticky {
         return;
     }
     let Some(server) = serving_owner(&step.located, plan) else { return };
-    submit_intent(gateway, &step.located, Some((server, INTENT_TTL)));
+    submit_intent(ledger, &step.located, Some((server, INTENT_TTL)));
 }
 
 /// Withdraws the intent of a step that produced nothing.
-pub fn withdraw(gateway: &AppState, located: &LocatedRequest) {
-    submit_intent(gateway, located, None);
+pub fn withdraw(ledger: &LedgerAccess, located: &LocatedRequest) {
+    submit_intent(ledger, located, None);
 }
 
-fn submit_intent(gateway: &AppState, located: &LocatedRequest, step: Option<(Owner, Micros)>) {
+fn submit_intent(ledger: &LedgerAccess, located: &LocatedRequest, step: Option<(Owner, Micros)>) {
     // Other routers can match this session only by its name or its head; a newly created session has neither.
     if located.identified.named_session.is_none() && located.idle.is_none() {
         return;
     }
-    let intent = SetIntent { session: located.session.id, base: located.base, router: gateway.node_id(), step };
-    gateway.submit_advice(Command::Intent(intent));
+    let intent = SetIntent { session: located.session.id, base: located.base, router: ledger.node_id(), step };
+    ledger.submit_advice(Command::Intent(intent));
 }
 
 /// Seals the blocks that the target computed or received, moves the session's head, and settles its ownership.
-pub fn commit(gateway: &Arc<AppState>, located: &LocatedRequest, plan: &Plan) {
+pub fn commit(ledger: &LedgerAccess, located: &LocatedRequest, plan: &Plan) {
     let Some(server) = serving_owner(located, plan) else { return };
     if located.sealable_blocks() > Blocks::ZERO {
-        enqueue_commit(gateway, finished_step(located, plan, server));
+        enqueue_commit(ledger, finished_step(located, plan, server));
     } else {
-        withdraw(gateway, located);
+        withdraw(ledger, located);
     }
     if let (Some(Handoff::Replicate { blocks, .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
         (&plan.handoff, &plan.claim)
     {
-        record_replica(gateway, located, (server, *blocks));
+        record_replica(ledger, located, (server, *blocks));
     }
 }
 
@@ -88,51 +88,51 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> Uncomm
 }
 
 /// Stores the step until the ledger shows it, and submits it now if no other commit of its session is in flight.
-fn enqueue_commit(gateway: &Arc<AppState>, step: UncommittedStep) {
-    let taken = gateway.pending_commits().add(step, gateway.ledger_reach(), Instant::now());
+fn enqueue_commit(ledger: &LedgerAccess, step: UncommittedStep) {
+    let taken = ledger.pending_commits().add(step, ledger.ledger_reach(), Instant::now());
     if let Some(replaced) = taken.replaced {
-        withdraw_intent(gateway, &replaced);
+        withdraw_intent(ledger, &replaced);
     }
     for step in taken.branch.into_iter().chain(taken.send) {
-        submit_commits(gateway, step);
+        submit_commits(ledger, step);
     }
 }
 
 /// Submits a step to the ledger, then the ones queued behind it. The first is submitted before this returns, so that
 /// commands stay in order.
-pub fn submit_commits(gateway: &Arc<AppState>, step: Arc<UncommittedStep>) {
-    let mut told = submit_commit(gateway, &step);
-    let (gateway, mut step) = (gateway.clone(), step);
+pub fn submit_commits(ledger: &LedgerAccess, step: Arc<UncommittedStep>) {
+    let mut told = submit_commit(ledger, &step);
+    let (ledger, mut step) = (ledger.clone(), step);
     tokio::spawn(async move {
         loop {
             let answer = told.await;
-            let next = gateway.pending_commits().complete(&step, answer, gateway.ledger_reach());
+            let next = ledger.pending_commits().complete(&step, answer, ledger.ledger_reach());
             let Some(next) = next else { return };
             step = next;
-            told = submit_commit(&gateway, &step);
+            told = submit_commit(&ledger, &step);
         }
     });
 }
 
 /// Submits the step on top of what the ledger view shows of its chain.
-fn submit_commit(gateway: &Arc<AppState>, step: &Arc<UncommittedStep>) -> BoxFuture<'static, CommitOutcome> {
-    let view = gateway.directory().view();
+fn submit_commit(ledger: &LedgerAccess, step: &Arc<UncommittedStep>) -> BoxFuture<'static, CommitOutcome> {
+    let view = ledger.directory().view();
     let known = view.deepest_boundary(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
-    let command = |base| step.command(base, gateway.node_id());
+    let command = |base| step.command(base, ledger.node_id());
     let Some(command_now) = command(known) else { return ready(CommitOutcome::Answered).boxed() };
-    let sent = gateway.commit(command_now);
+    let sent = ledger.commit(command_now);
     // The answer matters only if the ledger has merged away the base that this command was written on.
     let restart = (known > Blocks::ZERO).then(|| command(Blocks::ZERO)).flatten();
     // The commit itself withdraws an intent on its own base; an intent on another base is withdrawn here.
     let base = PrefixPoint::on_chain(&step.chain, known).map(|base| base.id);
     if base != Some(step.base) && step.base != step.chain.root {
-        withdraw_intent(gateway, step);
+        withdraw_intent(ledger, step);
     }
-    let gateway = gateway.clone();
+    let ledger = ledger.clone();
     async move {
         let outcome = match (sent.await, restart) {
             (Some(outcome), Some(restart)) if StepOutcome::of(&outcome).restart_from_root => {
-                gateway.commit(restart).await
+                ledger.commit(restart).await
             }
             (outcome, _) => outcome,
         };
@@ -141,9 +141,9 @@ fn submit_commit(gateway: &Arc<AppState>, step: &Arc<UncommittedStep>) -> BoxFut
     .boxed()
 }
 
-fn withdraw_intent(gateway: &AppState, step: &UncommittedStep) {
-    let intent = SetIntent { session: step.session, base: step.base, router: gateway.node_id(), step: None };
-    gateway.submit_advice(Command::Intent(intent));
+fn withdraw_intent(ledger: &LedgerAccess, step: &UncommittedStep) {
+    let intent = SetIntent { session: step.session, base: step.base, router: ledger.node_id(), step: None };
+    ledger.submit_advice(Command::Intent(intent));
 }
 
 fn custody(claim: &OwnershipEffect) -> OwnershipTransition {
@@ -155,7 +155,7 @@ fn custody(claim: &OwnershipEffect) -> OwnershipTransition {
 }
 
 /// Records that the target keeps a read-only replica of what was fetched.
-fn record_replica(gateway: &AppState, located: &LocatedRequest, (holder, blocks): (Owner, Blocks)) {
+fn record_replica(ledger: &LedgerAccess, located: &LocatedRequest, (holder, blocks): (Owner, Blocks)) {
     let chain = &located.identified.prompt.chain;
     let Some(point) =
         PrefixPoint::on_chain(chain, blocks.min(located.evidence.known)).filter(|point| point.blocks > Blocks::ZERO)
@@ -164,5 +164,5 @@ fn record_replica(gateway: &AppState, located: &LocatedRequest, (holder, blocks)
     };
     let scope = located.identified.model.scope(&located.identified.request.incoming.tenant);
     let place = PrefixRef { scope, point, extent: None };
-    gateway.submit_advice(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
+    ledger.submit_advice(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
 }

@@ -65,7 +65,7 @@ pub async fn execute(
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
             reverse_pull::count_unused(gateway, back);
             let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-            remarks.extend(replicate(gateway, (step, plan), &legs, (source, blocks)).await);
+            remarks.extend(replicate(&gateway.prefix_mover, (step, plan), &legs, (source, blocks)).await);
             in_flight.mark_sent();
             legs.serve(&plan.decode, plain()).await
         }

@@ -4,27 +4,24 @@
 use std::sync::Arc;
 
 use vocabulary::{KvIndexState, WorkerId, WorkerView};
+use workers_shim::fleet::Fleet;
 use workers_shim::scrape::EngineKind;
 
 use super::identify::IdentifiedRequest;
-use crate::app_state::AppState;
 use crate::client_request::GenerationEndpoint;
+use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 
 /// Returns the fleet as seen by this step. Planning and receipts both use this view.
 pub(super) fn workers_for_step(
-    gateway: &AppState,
+    (drift, fleet): (&TokenizerDrift, &Fleet),
     prefixed: &IdentifiedRequest,
     workers: Arc<[WorkerView]>,
 ) -> Arc<[WorkerView]> {
     let is_guess = |worker: &WorkerView| {
         worker.knowledge != KvIndexState::Fallback
             && (prefixed.fallback_reason().is_some()
-                || is_converted_by_guess(gateway, prefixed, worker.id)
-                || gateway
-                    .caches
-                    .prefix_cache
-                    .tokenizer_drift
-                    .is_suspected_mismatch(&prefixed.request.model, worker.id))
+                || is_converted_by_guess(fleet, prefixed, worker.id)
+                || drift.is_suspected_mismatch(&prefixed.request.model, worker.id))
     };
     if !workers.iter().any(is_guess) {
         return workers;
@@ -38,12 +35,10 @@ pub(super) fn workers_for_step(
 
 /// Whether the worker's engine may convert the request differently than this router did. The conversion of these
 /// endpoints follows vLLM; for other engines it is a guess.
-pub(super) fn is_converted_by_guess(gateway: &AppState, prefixed: &IdentifiedRequest, worker: WorkerId) -> bool {
+pub(super) fn is_converted_by_guess(fleet: &Fleet, prefixed: &IdentifiedRequest, worker: WorkerId) -> bool {
     match prefixed.request.endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => false,
-        GenerationEndpoint::Messages | GenerationEndpoint::Responses => {
-            gateway.fleet().engine(worker) != EngineKind::Vllm
-        }
+        GenerationEndpoint::Messages | GenerationEndpoint::Responses => fleet.engine(worker) != EngineKind::Vllm,
     }
 }
 

@@ -1,6 +1,5 @@
 //! Legs: one plan's requests to workers. Where each leg goes, with which headers, and how its answer is judged.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
@@ -21,11 +20,11 @@ use super::offload_pool::OffloadTask;
 use super::parse::{ParsedRequest, ResponseDelivery};
 use super::plan::ClassifiedStep;
 use super::receipt::AttemptEvent;
-use crate::app_state::AppState;
 use crate::client_request::{GenerationEndpoint, REQUEST_ID};
 use crate::error::ApiError;
 use crate::passthrough::is_event_stream;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
+use crate::worker_client::WorkerClient;
 
 /// Largest whole answer that is buffered.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -121,7 +120,7 @@ impl LegResponse {
 /// The requests of one plan. Cheap to clone: the body is shared.
 #[derive(Clone)]
 pub struct Legs {
-    gateway: Arc<AppState>,
+    client: WorkerClient,
     path: String,
     client_headers: HeaderMap,
     load: OffloadTask,
@@ -133,12 +132,12 @@ pub struct Legs {
 
 impl Legs {
     /// Builds the legs of this step.
-    pub fn of(gateway: &Arc<AppState>, step: &ClassifiedStep) -> Self {
+    pub fn of(client: &WorkerClient, step: &ClassifiedStep) -> Self {
         let request = &step.located.identified.request;
         // Without token ids an answer could not resume at another worker.
         let ids = if step.resume_blocker.is_none() { TokenIdsMode::Always } else { TokenIdsMode::AsRequested };
         Self {
-            gateway: gateway.clone(),
+            client: client.clone(),
             path: request.incoming.path.clone(),
             client_headers: client_headers(request),
             load: OffloadTask::of(&request.incoming),
@@ -155,7 +154,7 @@ impl Legs {
 
     /// Adapts these legs to the engine of this worker.
     pub fn for_worker(self, target: WorkerId) -> Self {
-        match self.gateway.fleet().engine(target) {
+        match self.client.fleet().engine(target) {
             EngineKind::Vllm => self,
             EngineKind::Sglang | EngineKind::Other => {
                 Self { options: LegOptions { ids: TokenIdsMode::AsRequested, ..self.options }, ..self }
@@ -164,13 +163,13 @@ impl Legs {
     }
 
     /// Builds legs that no client asked for.
-    pub fn without_client(gateway: &Arc<AppState>) -> Self {
+    pub fn without_client(client: &WorkerClient) -> Self {
         let mut client_headers = HeaderMap::new();
         client_headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let request = crate::client_request::new_request_id();
         client_headers.insert(REQUEST_ID, crate::client_request::id_value(request));
         Self {
-            gateway: gateway.clone(),
+            client: client.clone(),
             path: String::new(),
             client_headers,
             load: OffloadTask::unasked(request),
@@ -186,17 +185,17 @@ impl Legs {
 
     /// Counts a leg that computes for another worker in its own worker's load.
     pub fn dispatch(&self, leg: &Leg) -> InFlightRequest {
-        self.gateway.fleet().dispatch(leg.worker, leg.rank, leg.tokens_computed)
+        self.client.fleet().dispatch(leg.worker, leg.rank, leg.tokens_computed)
     }
 
     /// Records the duration of a transfer, from which link speeds are learned.
     pub fn record_transfer(&self, target: WorkerId, moved: vocabulary::Bytes, took: Micros) {
-        self.gateway.fleet().record_transfer(target, moved, took);
+        self.client.fleet().record_transfer(target, moved, took);
     }
 
     /// Whether this worker can answer prompts that it computed itself.
     pub fn serves_alone(&self, worker: WorkerId) -> bool {
-        let workers = self.gateway.fleet().snapshot();
+        let workers = self.client.fleet().snapshot();
         let link = workers.iter().find(|view| view.id == worker).and_then(|view| view.link.as_ref());
         link.is_none_or(|link| link.carries.computes_prompts())
     }
@@ -205,12 +204,12 @@ impl Legs {
     /// match.
     pub fn transfer(&self, source: &Leg, target: &Leg) -> Option<KvTransfer> {
         let room = crate::client_request::new_request_id().0 as u64;
-        self.gateway.fleet().transfer((source.worker, source.rank), target.worker, room)
+        self.client.fleet().transfer((source.worker, source.rank), target.worker, room)
     }
 
     /// Returns when `worker` becomes unreachable.
     pub async fn worker_lost(&self, worker: WorkerId) {
-        self.gateway.fleet().wait_lost(worker).await;
+        self.client.fleet().wait_lost(worker).await;
     }
 
     /// Sends `body` to the leg's worker and waits until the answer has begun. Gives up on a worker that becomes
@@ -218,7 +217,7 @@ impl Legs {
     pub async fn serve(&self, leg: &Leg, body: Bytes) -> Result<LegResponse, LegError> {
         tokio::select! {
             opened = self.open_response(leg, body) => opened,
-            () = LivenessWatch::new(self.gateway.clone(), leg.worker).given_up() => Err(LegError::Silent),
+            () = LivenessWatch::new(self.client.fleet().clone(), leg.worker).given_up() => Err(LegError::Silent),
         }
     }
 
@@ -259,26 +258,26 @@ impl Legs {
         head.headers = response_headers(&head.headers);
         let (load, text) = (self.load.on(body.len()), body.clone());
         let read = move || EngineResponse::read(&text).unwrap_or_default();
-        let told = load.run(&self.gateway.offload_pool, read).await.unwrap_or_default();
+        let told = load.run(self.client.offload_pool(), read).await.unwrap_or_default();
         Ok(LegResponse::Whole(Response::from_parts(head, body), told))
     }
 
     /// Number of the worker's data-parallel ranks. If there are several, an engine that gets no rank header picks one.
     fn ranks(&self, worker: WorkerId) -> u16 {
-        let workers = self.gateway.fleet().snapshot();
+        let workers = self.client.fleet().snapshot();
         workers.iter().find(|view| view.id == worker).map_or(1, |view| view.ranks)
     }
 
     async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
-        let worker = self.gateway.worker(leg.worker).ok_or(LegError::UnknownWorker)?;
-        let mut headers = self.gateway.headers_for(&worker, &self.client_headers);
+        let worker = self.client.worker(leg.worker).ok_or(LegError::UnknownWorker)?;
+        let mut headers = self.client.headers_for(&worker, &self.client_headers);
         if self.ranks(leg.worker) > 1 {
             headers.insert(RANK_HEADER, HeaderValue::from(leg.rank.0));
         }
         let request = WorkerRequest { method: Method::POST, path: path.to_owned(), headers, body };
-        let sent = self.gateway.upstream.send(worker.config.endpoint(), request).await;
+        let sent = self.client.send(&worker, request).await;
         if let Err(UpstreamError::Connect(_)) = &sent {
-            self.gateway.fleet().mark_unreachable(leg.worker);
+            self.client.fleet().mark_unreachable(leg.worker);
         }
         Ok(reject_redirects(sent?)?)
     }

@@ -10,8 +10,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, future};
 use tokio::time::{Sleep, sleep};
 use vocabulary::{Incarnation, WorkerId};
-
-use crate::app_state::AppState;
+use workers_shim::fleet::Fleet;
 
 /// How long an unreachable worker may be silent: one that only refuses new connections keeps answering.
 const LOST_WORKER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -20,7 +19,7 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A watch over one worker.
 pub struct LivenessWatch {
-    gateway: Arc<AppState>,
+    fleet: Arc<Fleet>,
     worker: WorkerId,
     /// The incarnation that is answering, where it is known.
     incarnation: Option<Incarnation>,
@@ -34,10 +33,9 @@ pub struct LivenessWatch {
 
 impl LivenessWatch {
     /// Starts watching this worker.
-    pub fn new(gateway: Arc<AppState>, worker: WorkerId) -> Self {
-        let (incarnation, unreachable) =
-            (gateway.fleet().incarnation(worker), gateway.fleet().wait_lost(worker).boxed());
-        Self { gateway, worker, incarnation, unreachable, timeout: None, last_activity: None }
+    pub fn new(fleet: Arc<Fleet>, worker: WorkerId) -> Self {
+        let (incarnation, unreachable) = (fleet.incarnation(worker), fleet.wait_lost(worker).boxed());
+        Self { fleet, worker, incarnation, unreachable, timeout: None, last_activity: None }
     }
 
     /// Records that the worker sent something.
@@ -48,8 +46,8 @@ impl LivenessWatch {
 
     fn restart(&mut self) {
         if self.timeout.take().is_some() {
-            self.incarnation = self.gateway.fleet().incarnation(self.worker);
-            self.unreachable = self.gateway.fleet().wait_lost(self.worker).boxed();
+            self.incarnation = self.fleet.incarnation(self.worker);
+            self.unreachable = self.fleet.wait_lost(self.worker).boxed();
         }
     }
 
@@ -63,7 +61,7 @@ impl LivenessWatch {
             };
             ready!(patience.as_mut().poll(cx));
             // The worker may be back, since `lost` has some delay. A new incarnation knows nothing of the answer.
-            let now = self.gateway.fleet().incarnation(self.worker);
+            let now = self.fleet.incarnation(self.worker);
             if self.incarnation.is_some() && now.is_some() && self.incarnation != now {
                 return Poll::Ready(());
             }

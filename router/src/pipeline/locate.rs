@@ -135,10 +135,15 @@ fn locate_fresh(gateway: &AppState, prefixed: IdentifiedRequest, preamble: Block
 /// Refreshes the fleet and the overlaps of a step whose answer broke off; all else stays as it was.
 pub fn refresh_broken(gateway: &AppState, located: LocatedRequest) -> LocatedRequest {
     let prefixed = &located.identified;
-    let workers = knowledge::workers_for_step(gateway, prefixed, gateway.fleet().snapshot());
+    let workers = workers_for_step(gateway, prefixed);
     let is_read = located.evidence.unread.is_none();
     let overlaps = if is_read { overlaps(gateway, prefixed, located.evidence.known) } else { Vec::new() };
     LocatedRequest { workers, overlaps, ..located }
+}
+
+fn workers_for_step(gateway: &AppState, prefixed: &IdentifiedRequest) -> Arc<[WorkerView]> {
+    let (drift, fleet) = (&gateway.caches.prefix_cache.tokenizer_drift, gateway.fleet());
+    knowledge::workers_for_step((drift, fleet), prefixed, fleet.snapshot())
 }
 
 fn build_located(
@@ -147,7 +152,7 @@ fn build_located(
     (prefixed, found, preamble): (IdentifiedRequest, Found, Blocks),
 ) -> LocatedRequest {
     let pin = prefixed.affinity_key;
-    let workers = knowledge::workers_for_step(gateway, &prefixed, gateway.fleet().snapshot());
+    let workers = workers_for_step(gateway, &prefixed);
     let place = resolve_session(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
     let unread = prefixed.request.cache_bypass_reason();
@@ -223,7 +228,7 @@ fn resolve_session(
     (prefixed, found): (&IdentifiedRequest, &Found),
 ) -> SessionResolution {
     let place = SessionResolution::from_view(found, prefixed.named_session, SessionId(prefixed.request.incoming.id.0));
-    let unapplied = gateway.pending_commits();
+    let unapplied = gateway.ledger.pending_commits();
     if unapplied.is_empty() { place } else { place.with_pending(&unapplied, view, (query(prefixed), Instant::now())) }
 }
 
@@ -262,7 +267,7 @@ fn other_intents(
         None => Blocks::ZERO,
     };
     view.intents(session)
-        .filter(|intent| intent.router != gateway.node_id() && view.is_live(intent.worker))
+        .filter(|intent| intent.router != gateway.ledger.node_id() && view.is_live(intent.worker))
         .map(|intent| LiveIntent {
             worker: intent.worker.worker,
             rank: intent.worker.rank,

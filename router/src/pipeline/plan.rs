@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use planner::{
     ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, Decision, DisabledFeatures, Plan, PlanningError,
     PlanningInputs, Policy, RankMemory, RequestProfile, SelectionRule, StepFacts, StepKind, TransferObstacle,
@@ -22,7 +21,7 @@ use crate::app_state::AppState;
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
 use crate::guardrail::Arm;
-use crate::outliers::{Outliers, Trials};
+use crate::outliers::{OutlierTracker, Trials};
 use crate::prefix_replication::PrefixReplicator;
 use crate::retries::{RetryBudget, TenantShare};
 
@@ -36,9 +35,9 @@ pub struct RoutingPolicies {
     /// Budget for retries.
     pub retries: RetryBudget,
     /// Workers whose requests fail.
-    pub outliers: Arc<Mutex<Outliers>>,
+    pub outliers: OutlierTracker,
     /// Decides which prefixes are replicated before a step asks for them.
-    pub prefix_replication: PrefixReplicator,
+    pub prefix_replication: Arc<PrefixReplicator>,
     /// Which broken streams resume at another worker.
     pub resume: ResumeConfig,
 }
@@ -46,7 +45,7 @@ pub struct RoutingPolicies {
 impl RoutingPolicies {
     /// Builds the policies as configured: the planner's, and the bypass rule for steps that the planner does not route.
     /// One tenant gets `share` of the retry budget.
-    pub fn new(config: &Config, share: TenantShare) -> Self {
+    pub fn new(config: &Config, share: TenantShare, outliers: OutlierTracker) -> Self {
         let policy = &config.planner;
         let planner = Policy { rule: SelectionRule::Own, ..policy.clone() };
         let bypass = Policy { rule: config.steering.bypass, ..policy.clone() };
@@ -56,8 +55,8 @@ impl RoutingPolicies {
             round_robin: AtomicU64::new(0),
             occupancy: OccupancyTracker::new(policy.admission),
             retries: RetryBudget::new(config.retries, share),
-            outliers: Arc::new(Mutex::new(Outliers::new(config.outliers))),
-            prefix_replication: PrefixReplicator::new(config.ahead),
+            outliers,
+            prefix_replication: Arc::new(PrefixReplicator::new(config.ahead)),
             resume: config.resume,
         }
     }
@@ -191,7 +190,7 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
 /// Plans a step, and reserves KV memory for it unless it is to wait. `failed` lists the workers that failed already in
 /// this request.
 pub fn plan(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> Result<PlannedStep, ApiError> {
-    let barred = gateway.barred_workers();
+    let barred = gateway.isolation.barred_workers();
     match barred.is_empty() {
         true => plan_and_reserve(gateway, step, failed),
         false => plan_and_reserve(gateway, step, &[failed, &barred].concat()).map_err(|error| match error {

@@ -11,6 +11,7 @@ use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::InFlightRequest;
 
 use super::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
+use super::blame::{AnswerStatus, FailedWorkers, OutlierReporter, Suspects, culprit};
 use super::execute::{Dispatched, FailedAttempt};
 use super::legs::{LegError, LegResponse};
 use super::locate;
@@ -19,7 +20,7 @@ use super::receipt::{Attempt, AttemptEvent, RequestOutcome, StreamResumption};
 use super::request_end::RequestEnd;
 use crate::app_state::AppState;
 use crate::error::ApiError;
-use crate::outliers::{self, Suspects, Trials};
+use crate::outliers::Trials;
 
 /// Maximum number of plans for one request.
 const MAX_ATTEMPTS: usize = 3;
@@ -81,41 +82,6 @@ struct PartialAnswer {
     kept_tokens: Tokens,
     usage: Option<TokenUsage>,
     delivered: Tokens,
-}
-
-/// Whether a worker eventually answered a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum AnswerStatus {
-    Answered,
-    Unanswered,
-}
-
-/// Workers that answered this request with a server error, when it was sent to each, and the attempt's trials, kept
-/// until it is known whether the worker was at fault.
-pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<Trials>)>;
-
-/// Counts failures against workers, once it is known whether the request or the workers are to blame. A request that
-/// failed at two workers and was answered by none would fail at all of them, so it counts against none. Where there are
-/// several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests cannot take
-/// workers from the others.
-pub(super) fn settle_failures(
-    gateway: &AppState,
-    step: &ClassifiedStep,
-    failures: FailedWorkers,
-    settled: AnswerStatus,
-) {
-    let incoming = &step.located.identified.request.incoming;
-    if settled == AnswerStatus::Unanswered && failures.len() >= 2 {
-        let request = incoming.id;
-        tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
-        return;
-    }
-    let is_confirmed = settled == AnswerStatus::Answered || !gateway.keys.has_several_tenants();
-    for (worker, asked, _trials) in failures {
-        if is_confirmed || gateway.policies.outliers.lock().counts_unconfirmed(&incoming.tenant, Instant::now()) {
-            outliers::record_failure(gateway, &step.located.workers, (worker, asked));
-        }
-    }
 }
 
 impl AttemptHistory {
@@ -198,7 +164,7 @@ impl AttemptHistory {
     }
 
     fn settle_blame(&mut self, gateway: &AppState, settled: AnswerStatus) {
-        settle_failures(gateway, &self.step, std::mem::take(&mut self.failures), settled);
+        OutlierReporter::of(gateway).settle_failures(&self.step, std::mem::take(&mut self.failures), settled);
     }
 
     /// Builds the request's end under this plan, from the load guard of the answering worker, the time of the first
@@ -358,10 +324,10 @@ impl Planning {
         let plan = tried.planned.as_ref().map(|planned| planned.plan);
         let suspects = plan.and_then(|plan| Suspects::of(&plan, (&failed.events, &failed.error), failed.sent_at));
         let sick = plan.filter(|_| suspects.is_none());
-        let sick = sick.and_then(|plan| outliers::culprit(&plan, &failed.events, Err(&failed.error)));
+        let sick = sick.and_then(|plan| culprit(&plan, &failed.events, Err(&failed.error)));
         if let (Some(worker), false) = (sick, matches!(failed.error, LegError::Failed(_))) {
             // No answer at all is always the worker's fault, whatever the request is.
-            outliers::record_failure(&self.gateway, &tried.step.located.workers, (worker, failed.sent_at));
+            self.gateway.policies.outliers.record_failure(&tried.step.located.workers, (worker, failed.sent_at));
         }
         let sick = sick.filter(|_| matches!(failed.error, LegError::Failed(_)));
         tried.blame(&self.gateway, (sick, failed.sent_at), None);
@@ -391,7 +357,7 @@ impl Planning {
     pub fn start_answer(mut self, answering: Dispatched) -> (LegResponse, RequestEnd) {
         let mut tried = self.history.take().expect("only its consumers and its end take it");
         let planned = tried.planned.take().expect("an answer has a plan");
-        let sick = outliers::culprit(&planned.plan, &answering.events, Ok(&answering.response));
+        let sick = culprit(&planned.plan, &answering.events, Ok(&answering.response));
         let well = answering.response.status().is_success().then_some(planned.plan.target());
         tried.blame(&self.gateway, (sick, answering.sent_at), well);
         if well.is_none() {

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use planner::{Action, Decision};
@@ -19,6 +19,11 @@ use super::routing::RoutingMode;
 use super::session_key::KeySource;
 use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, PromptTokenCount};
 use crate::shared_cache::SharedCacheHealth;
+
+/// Wall clock, milliseconds since 1970. For display.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
 
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]

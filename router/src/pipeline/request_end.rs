@@ -11,20 +11,19 @@ use workers_shim::events::{ChainBasis, ServedPrompts};
 use workers_shim::fleet::InFlightRequest;
 
 use super::admission_queue::AdmissionWait;
+use super::blame::{AnswerStatus, FailedWorkers, OutlierReporter};
 use super::commit::{commit, withdraw};
 use super::guardrail_enforcement::enforce_guardrail;
 use super::knowledge::is_converted_by_guess;
 use super::plan::{ClassifiedStep, PlannedStep, step_facts};
-use super::planning::{AnswerStatus, FailedWorkers, settle_failures};
 use super::prompts::StoredPrompt;
-use super::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation};
+use super::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
 use super::routing::RoutingMode;
-use super::verify::{CompletedTransfer, check_if_due, unix_ms};
 use crate::app_state::AppState;
 use crate::guardrail::{Arm, StepSample};
-use crate::outliers;
 use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, EVENT_GRACE_PERIOD, PromptTokenCount};
 use crate::quotas::RequestCompletion;
+use crate::transfer_checker::CompletedTransfer;
 
 /// A request on its way to its end.
 pub struct RequestEnd {
@@ -88,11 +87,11 @@ impl RequestEnd {
             _ if self.attempts.is_empty() => {}
             (_, RequestOutcome::Complete) => {
                 let since = Instant::now();
-                commit(&self.gateway, located, &self.planned.plan);
+                commit(&self.gateway.ledger, located, &self.planned.plan);
                 let seconds = self.gateway.metrics.plans.step.with_label_values(&["commit"]);
                 seconds.observe(since.elapsed().as_secs_f64());
             }
-            _ => withdraw(&self.gateway, located),
+            _ => withdraw(&self.gateway.ledger, located),
         }
         if let Some(tenure) = self.planned.reservation.take() {
             match ending {
@@ -108,14 +107,18 @@ impl RequestEnd {
             let by = located.identified.fallback_reason().map_or(ChainBasis::Tokens, |_| ChainBasis::Bytes);
             let prompts: Vec<_> = located.identified.chains().collect();
             self.gateway.fleet().note_routed(leg.worker, leg.rank, ServedPrompts { prompts: &prompts, basis: by });
-            outliers::record_success(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
+            if let Some(attempt) = self.attempts.last() {
+                OutlierReporter::of(&self.gateway).record_success(&self.step, &self.planned.plan, attempt);
+            }
         }
         let failures = std::mem::take(&mut self.failures);
         match ending {
-            RequestOutcome::Complete => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Answered),
+            RequestOutcome::Complete => {
+                OutlierReporter::of(&self.gateway).settle_failures(&self.step, failures, AnswerStatus::Answered)
+            }
             // Unknown how the request would have ended.
             RequestOutcome::ClientLeft => drop(failures),
-            _ => settle_failures(&self.gateway, &self.step, failures, AnswerStatus::Unanswered),
+            _ => OutlierReporter::of(&self.gateway).settle_failures(&self.step, failures, AnswerStatus::Unanswered),
         }
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
@@ -130,7 +133,7 @@ impl RequestEnd {
             let session = self.step.located.session.id;
             if let Some(kept) = StoredPrompt::of(&mut self.step).map(Arc::new) {
                 if let Some(transfer) = CompletedTransfer::of(&self.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
-                    check_if_due(&gateway, transfer, &kept);
+                    gateway.prefix_mover.checker().check_if_due(transfer, &kept);
                 }
                 gateway.policies.prefix_replication.record_step_end(
                     &gateway,
@@ -358,7 +361,7 @@ impl RequestEnd {
 
     /// Whether the engine that served the request may have converted it differently than this router did.
     fn is_converted_by_guess(&self) -> bool {
-        is_converted_by_guess(&self.gateway, &self.step.located.identified, self.target())
+        is_converted_by_guess(self.gateway.fleet(), &self.step.located.identified, self.target())
     }
 
     /// Compares the engine's prompt token count with ours. Returns both where they disagree.

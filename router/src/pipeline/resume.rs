@@ -53,7 +53,7 @@ async fn try_resume(
         let Some((step, chosen)) = underway.plan_next(|step, excluded| plan(gateway, step, excluded))? else {
             return Err(ApiError::Overloaded { what: "what has failed once does not wait" });
         };
-        commit::announce(gateway, step, &chosen);
+        commit::announce(&gateway.ledger, step, &chosen);
         let sent = match legs(gateway, (step, &chosen), so_far.as_ref()) {
             Some(legs) => execute(gateway, (step, &chosen), legs).await,
             None => {
@@ -96,7 +96,7 @@ fn legs(
     (step, plan): (&ClassifiedStep, &Plan),
     so_far: Option<&(Vec<u32>, Vec<u32>)>,
 ) -> Option<Legs> {
-    let legs = Legs::of(gateway, step);
+    let legs = Legs::of(&gateway.workers, step);
     let Some((prompt, said)) = so_far else { return Some(legs) };
     let target = step.located.workers.iter().find(|worker| worker.id == plan.target())?;
     let context = Some(target.capacity.context).filter(|context| *context > Tokens::ZERO);

@@ -130,7 +130,7 @@ fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper:
     let (Some(source), Some(target)) = (view(from), view(to)) else { return false };
     let fabric = |view: &vocabulary::WorkerView| view.link.as_ref().map(|link| link.fabric.clone());
     let leg = Leg { worker: from, rank: keeper.rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-    let transfer = Legs::without_client(gateway).transfer(&leg, &plan.prefill);
+    let transfer = Legs::without_client(&gateway.workers).transfer(&leg, &plan.prefill);
     let attention = step.located.identified.model.attention.as_deref();
     let shapes = gateway.worker_pool.shapes();
     let shape = |id: WorkerId| shapes.iter().find(|(known, _)| *known == id).map(|(_, shape)| *shape);
@@ -144,7 +144,7 @@ fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper:
         && fabric(source).is_some_and(|fabric_of| Some(fabric_of) == fabric(target))
         && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
         && !step.barred_links.contains(&BarredLink { from, to })
-        && !is_converted_by_guess(gateway, &step.located.identified, to)
+        && !is_converted_by_guess(gateway.fleet(), &step.located.identified, to)
 }
 
 /// Whether all layers keep all tokens; with other layers the correctness of fetched KV is not verified.
@@ -190,7 +190,7 @@ fn store(
     (step, plan): (&ClassifiedStep, &Plan),
     (readback, body): (ReversePullParams, &Bytes),
 ) {
-    let transfer = Legs::without_client(gateway).transfer(&plan.prefill, &plan.decode);
+    let transfer = Legs::without_client(&gateway.workers).transfer(&plan.prefill, &plan.decode);
     let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
     let Some(keeper) = serving_owner(&step.located, plan).filter(|_| is_declared) else { return };
     let Some(ids) = answer_token_ids(body) else { return };

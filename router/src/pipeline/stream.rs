@@ -72,7 +72,7 @@ pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
                 ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
             };
-            let scanner = with_transcript(scanner.with_budget(finish.gateway.upstream.events()), &finish);
+            let scanner = with_transcript(scanner.with_budget(finish.gateway.workers.event_budget()), &finish);
             let leg = StreamState::of(rest, finish);
             let mut events = WorkerEventStream {
                 client,
@@ -135,7 +135,7 @@ enum StreamItem {
 
 impl StreamState {
     fn of(rest: WorkerBody, finish: RequestEnd) -> Self {
-        let mut vigil = LivenessWatch::new(finish.gateway.clone(), finish.target());
+        let mut vigil = LivenessWatch::new(finish.gateway.fleet().clone(), finish.target());
         // The first byte has arrived.
         vigil.record_activity();
         StreamState::Streaming(Box::new(Streaming { body: rest, liveness: vigil, end: finish }))

@@ -191,7 +191,7 @@ async fn sessions_stay_at_their_worker_without_a_ledger() {
         }
         assert!(served.iter().all(|by| *by == served[0]), "{session} was served by {served:?}");
     }
-    assert_eq!(front.gateway.pending_commits().pending_count(), 4, "one step a session waits for a quorum");
+    assert_eq!(front.gateway.ledger.pending_commits().pending_count(), 4, "one step a session waits for a quorum");
 }
 
 #[tokio::test]

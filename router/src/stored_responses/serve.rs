@@ -125,7 +125,7 @@ async fn find_worker(gateway: &Arc<AppState>, request: &ClientRequest, id: &str)
     let Some(lag) = gateway.caches.shared_cache.max_propagation_delay().filter(|_| is_response_id(id)) else {
         return Err(unknown);
     };
-    if gateway.keys.required() {
+    if gateway.isolation.keys().required() {
         if gateway.caches.shared_cache.degraded_health().is_some() {
             return Err(ApiError::UnsettledResponse { id: truncated(id) });
         }
@@ -153,11 +153,11 @@ async fn ask_workers(gateway: &AppState, client: &HeaderMap, id: &str) -> Option
 }
 
 async fn ask_worker(gateway: &AppState, member: &WorkerEntry, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
-    let mut headers = gateway.headers_for(member, client);
+    let mut headers = gateway.workers.headers_for(member, client);
     headers.remove(ACCEPT_ENCODING);
     let path = format!("/v1/responses/{id}");
     let outgoing = WorkerRequest { method: Method::GET, path, headers, body: Bytes::new() };
-    let answer = gateway.upstream.send(member.config.endpoint(), outgoing).await.ok()?;
+    let answer = gateway.workers.send(member, outgoing).await.ok()?;
     if !answer.status().is_success() {
         return None;
     }

@@ -17,8 +17,8 @@ use super::peer_exchange::ExchangeMetrics;
 use super::prefix_cache::PrefixCacheMetrics;
 use super::shared_cache::SharedCacheMetrics;
 use crate::pipeline::reverse_pull::ReversePullOutcome;
-use crate::salt_proof::SaltVerdict;
 use crate::server::ClosedConnections;
+use crate::tenant_isolation::SaltVerdict;
 
 families! {
     /// All families, grouped by subject.
@@ -81,8 +81,8 @@ impl Metrics {
 }
 
 families! {
-    /// Metrics of clients' requests.
-    #[derive(Debug)]
+    /// Metrics of clients' requests; clones share their values.
+    #[derive(Clone, Debug)]
     pub struct RequestMetrics {
         total: IntCounterVec = "requests_total" {path, code}, "Requests answered, by path and HTTP status.";
         by_tenant: IntCounterVec = "tenant_requests_total" {tenant}, "Requests accepted, by tenant.";
@@ -114,8 +114,8 @@ families! {
 }
 
 families! {
-    /// Metrics of the pipeline's decisions and their results.
-    #[derive(Debug)]
+    /// Metrics of the pipeline's decisions and their results; clones share their values.
+    #[derive(Clone, Debug)]
     pub struct PlanMetrics {
         step: HistogramVec = "pipeline_stage_duration_seconds"
             {stage = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],

@@ -40,7 +40,7 @@ async fn legs(gateway: &Arc<AppState>, (p, d): (&SimWorker, &SimWorker), endpoin
         handoff: Some(planner::Handoff::RemotePrefill { bytes }),
         ..plan
     };
-    (Legs::of(gateway, &step), plan)
+    (Legs::of(&gateway.workers, &step), plan)
 }
 
 async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> ClassifiedStep {

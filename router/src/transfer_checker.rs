@@ -5,18 +5,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use planner::{Action, BarredLink, Handoff, Leg, Plan};
+use prometheus::IntCounterVec;
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
-use super::legs::{LegError, Legs};
-use super::prompts::StoredPrompt;
-use crate::app_state::AppState;
 use crate::client_request::new_request_id;
-use crate::transfer_check::{BarredLinkRecord, CheckDecision, GreedySample, TransferCheckOutcome};
+use crate::pipeline::legs::{LegError, Legs};
+use crate::pipeline::prompts::{PromptStore, StoredPrompt};
+use crate::pipeline::receipt::unix_ms;
+use crate::transfer_check::{
+    BarredLinkRecord, CheckDecision, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
+};
 use crate::upstream::UpstreamError;
+use crate::worker_client::WorkerClient;
 
 const ANSWER_TOKENS: u32 = 4;
 const COMPLETIONS_PATH: &str = "/v1/completions";
@@ -34,7 +37,7 @@ pub(crate) struct CompletedTransfer {
 
 impl CompletedTransfer {
     /// Returns the transfer in a plan's handoff, if it has one.
-    pub(super) fn of(plan: &Plan) -> Option<Self> {
+    pub(crate) fn of(plan: &Plan) -> Option<Self> {
         let (from, blocks) = match plan.handoff? {
             Handoff::RemotePrefill { .. } => (plan.prefill.worker, None),
             Handoff::Replicate { from, blocks, .. } => (from, Some(blocks)),
@@ -44,50 +47,67 @@ impl CompletedTransfer {
     }
 }
 
-/// Checks a complete transfer, if a check is due.
-pub(crate) fn check_if_due(gateway: &Arc<AppState>, transfer: CompletedTransfer, kept: &Arc<StoredPrompt>) {
-    let CompletedTransfer { link, action, .. } = transfer;
-    let count =
-        |outcome: TransferCheckOutcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
-    let prompt = kept.chain.tokens;
-    let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
-    let place = match gateway.decisions.transfer_checks.decide(link, gateway.config.correctness.one_in, (moved, prompt))
-    {
-        CheckDecision::NotDue => return,
-        CheckDecision::Busy => return count(TransferCheckOutcome::Skipped),
-        CheckDecision::Check(place) => place,
-    };
-    let (gateway, kept) = (gateway.clone(), kept.clone());
-    tokio::spawn(async move {
-        let check = TransferCheck { gateway: &gateway, transfer, prompt: &kept, computed: AtomicU64::new(0) };
-        let outcome = check.run().await;
-        let computed = Tokens(check.computed.into_inner());
-        gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
-        if outcome == TransferCheckOutcome::Mismatch {
-            bar(&gateway, BarredLinkRecord { link, action, since_unix_ms: unix_ms() });
+/// Checks transfers. Clones share the results.
+#[derive(Clone, Debug)]
+pub struct TransferChecker {
+    checks: Arc<TransferChecks>,
+    client: WorkerClient,
+    prompts: Arc<PromptStore>,
+    config: TransferCheckConfig,
+    outcomes: IntCounterVec,
+}
+
+impl TransferChecker {
+    /// Returns a checker that keeps its results in `checks`, and counts their outcomes.
+    pub fn new(
+        (checks, outcomes): (Arc<TransferChecks>, IntCounterVec),
+        client: WorkerClient,
+        prompts: Arc<PromptStore>,
+        config: TransferCheckConfig,
+    ) -> Self {
+        Self { checks, client, prompts, config, outcomes }
+    }
+
+    /// Checks a complete transfer, if a check is due.
+    pub(crate) fn check_if_due(&self, transfer: CompletedTransfer, kept: &Arc<StoredPrompt>) {
+        let CompletedTransfer { link, action, .. } = transfer;
+        let prompt = kept.chain.tokens;
+        let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
+        let place = match self.checks.decide(link, self.config.one_in, (moved, prompt)) {
+            CheckDecision::NotDue => return,
+            CheckDecision::Busy => return self.count(TransferCheckOutcome::Skipped),
+            CheckDecision::Check(place) => place,
+        };
+        let (checker, kept) = (self.clone(), kept.clone());
+        tokio::spawn(async move {
+            let check = TransferCheck { checker: &checker, transfer, prompt: &kept, computed: AtomicU64::new(0) };
+            let outcome = check.run().await;
+            let computed = Tokens(check.computed.into_inner());
+            checker.count(outcome);
+            if outcome == TransferCheckOutcome::Mismatch {
+                checker.bar(BarredLinkRecord { link, action, since_unix_ms: unix_ms() });
+            }
+            checker.checks.settle(place, computed);
+        });
+    }
+
+    fn count(&self, outcome: TransferCheckOutcome) {
+        self.outcomes.with_label_values(&[outcome.as_ref()]).inc();
+    }
+
+    fn bar(&self, barred: BarredLinkRecord) {
+        if self.checks.bar(barred) {
+            let BarredLink { from, to } = barred.link;
+            let [source, target] = [from, to].map(|id| self.client.endpoint_name(id));
+            tracing::warn!(%source, %target, action = %barred.action,
+                "KV that moved between them says something else than the prompt that it was computed from: nothing moves there any \
+                 more; see to the transfer, restart the target, which has such blocks in its cache, and clear the link");
         }
-        gateway.decisions.transfer_checks.settle(place, computed);
-    });
-}
-
-/// Wall clock, milliseconds since 1970. For display.
-pub(super) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
-}
-
-fn bar(gateway: &AppState, barred: BarredLinkRecord) {
-    if gateway.decisions.transfer_checks.bar(barred) {
-        let BarredLink { from, to } = barred.link;
-        let [source, target] = [from, to]
-            .map(|id| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string()));
-        tracing::warn!(%source, %target, action = %barred.action,
-            "KV that moved between them says something else than the prompt that it was computed from: nothing moves there any \
-             more; see to the transfer, restart the target, which has such blocks in its cache, and clear the link");
     }
 }
 
 struct TransferCheck<'a> {
-    gateway: &'a Arc<AppState>,
+    checker: &'a TransferChecker,
     transfer: CompletedTransfer,
     prompt: &'a Arc<StoredPrompt>,
     /// Tokens that engines have computed for the check.
@@ -104,10 +124,10 @@ impl TransferCheck<'_> {
     async fn compare(&self) -> Result<TransferCheckOutcome, TransferCheckOutcome> {
         let kept = self.prompt.clone();
         let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
-        let ids = self.gateway.caches.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
+        let ids = self.checker.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
         let CompletedTransfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-        if !Legs::without_client(self.gateway).serves_alone(target) {
+        if !Legs::without_client(&self.checker.client).serves_alone(target) {
             return Err(TransferCheckOutcome::NotComparable);
         }
         let at_target = leg(target, target_rank);
@@ -115,7 +135,7 @@ impl TransferCheck<'_> {
         if found.is_some_and(|found| found + self.block_size() < self.transferred_tokens(&ids)) {
             return Err(TransferCheckOutcome::NotComparable);
         }
-        let noise = self.gateway.config.correctness.noise;
+        let noise = self.checker.config.noise;
         let prompt = Tokens(ids.len() as u64);
         let mut computed: Option<GreedySample> = None;
         // The target computes last and decides: its own rounding is the same as when it read the KV.
@@ -156,7 +176,7 @@ impl TransferCheck<'_> {
         if let Some(salt) = salt {
             body["cache_salt"] = json!(salt);
         }
-        let legs = Legs::without_client(self.gateway);
+        let legs = Legs::without_client(&self.checker.client);
         let counted = legs.dispatch(leg);
         let answer = legs.send_whole(leg, COMPLETIONS_PATH, body.to_string().into()).await;
         drop(counted);
@@ -174,7 +194,7 @@ impl TransferCheck<'_> {
 
     /// Tokens that an engine may recompute although it has them: the block in which the prompt ends.
     fn block_size(&self) -> Tokens {
-        let fleet = self.gateway.fleet().snapshot();
+        let fleet = self.checker.client.fleet().snapshot();
         let target = fleet.iter().find(|view| view.id == self.transfer.link.to);
         target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.prompt.chain.block)
     }
@@ -182,7 +202,7 @@ impl TransferCheck<'_> {
     /// Returns the worker that computes the prompt beside the target: preferably one outside of the link with little
     /// load.
     fn reference_worker(&self) -> Option<WorkerId> {
-        let fleet = self.gateway.fleet().snapshot();
+        let fleet = self.checker.client.fleet().snapshot();
         let can = fleet.iter().filter(|view| {
             view.id != self.transfer.link.to
                 && view.health == WorkerHealth::Ready

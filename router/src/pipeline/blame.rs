@@ -3,15 +3,18 @@
 use std::time::Instant;
 
 use planner::{Handoff, Plan};
-use vocabulary::{WorkerId, WorkerView};
+use vocabulary::WorkerId;
 
+use super::legs::{LegError, LegResponse};
+use super::plan::ClassifiedStep;
+use super::receipt::{Attempt, AttemptEvent};
 use crate::app_state::AppState;
-use crate::pipeline::legs::{LegError, LegResponse};
-use crate::pipeline::receipt::{Attempt, AttemptEvent};
+use crate::outliers::{OutlierTracker, Trials};
+use crate::tenant_isolation::TenantIsolation;
 
 /// Returns the worker that a failure counts against: the one that failed, which need not be the one that the next plan
 /// excludes.
-pub(crate) fn culprit(
+pub(super) fn culprit(
     plan: &Plan,
     remarks: &[AttemptEvent],
     opened: Result<&LegResponse, &LegError>,
@@ -29,7 +32,7 @@ pub(crate) fn culprit(
 /// Two workers, one of which failed a request: the decode leg's worker answered with an error after the prefill leg's
 /// had succeeded, and the KV that the latter sent may be the cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Suspects {
+pub(super) struct Suspects {
     prefill: WorkerId,
     decode: WorkerId,
     sent_at: Instant,
@@ -37,7 +40,7 @@ pub(crate) struct Suspects {
 
 impl Suspects {
     /// Returns the suspects; `None` where the culprit is known.
-    pub(crate) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
+    pub(super) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
         let (prefill, decode) = (plan.prefill.worker, plan.decode.worker);
         let is_both = matches!(plan.handoff, Some(Handoff::RemotePrefill { .. })) && prefill != decode;
         let is_open =
@@ -47,50 +50,62 @@ impl Suspects {
 
     /// Returns the culprit and when it was sent the request, given the worker `well` that answered the request
     /// afterwards; `None` where no worker did.
-    pub(crate) fn culprit(self, well: Option<WorkerId>) -> (WorkerId, Instant) {
+    pub(super) fn culprit(self, well: Option<WorkerId>) -> (WorkerId, Instant) {
         let is_decode_well = well == Some(self.decode);
         (if is_decode_well { self.prefill } else { self.decode }, self.sent_at)
     }
 }
 
-/// Counts the failure of a request that this step sent to `worker` at `asked`, before or inside its answer.
-pub(crate) fn record_failure(gateway: &AppState, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
-    if !is_alive(gateway, step, worker) {
-        return;
-    }
-    let workers = gateway.fleet().snapshot();
-    let ejected = gateway.policies.outliers.lock().record_failure(&workers, worker, (asked, Instant::now()));
-    let Some((cause, pause)) = ejected else { return };
-    let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
-    let (cause, seconds) = (cause.as_ref(), pause.as_secs_f64());
-    tracing::warn!(
-        worker = endpoint,
-        cause,
-        seconds,
-        "a worker is ejected: requests fail there, so that only trials go there for a while"
-    );
-    gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause]).inc();
+/// Whether a worker eventually answered a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AnswerStatus {
+    Answered,
+    Unanswered,
 }
 
-/// Counts the complete answer of this attempt for the workers of its plan.
-pub(crate) fn record_success(gateway: &AppState, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
-    let Some(attempt) = attempt else { return };
-    let is_whole =
-        ![AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy].iter().any(|remark| attempt.remarks.contains(remark));
-    let sound = |view: &&WorkerView| view.id == plan.target() || (is_whole && view.id == plan.prefill.worker);
-    for view in step.iter().filter(sound).filter(|view| is_alive(gateway, step, view.id)) {
-        if gateway.policies.outliers.lock().record_success((view.id, view.incarnation), (attempt.asked, Instant::now()))
-        {
-            tracing::info!(worker = %view.endpoint, "a worker that was ejected answers again");
+/// Workers that answered this request with a server error, when it was sent to each, and the attempt's trials, kept
+/// until it is known whether the worker was at fault.
+pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<Trials>)>;
+
+/// Reports the results of requests to the outlier tracker. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct OutlierReporter {
+    pub(super) outliers: OutlierTracker,
+    pub(super) isolation: TenantIsolation,
+}
+
+impl OutlierReporter {
+    pub(super) fn of(gateway: &AppState) -> Self {
+        Self { outliers: gateway.policies.outliers.clone(), isolation: gateway.isolation.clone() }
+    }
+
+    /// Counts failures against workers, once it is known whether the request or the workers are to blame. A request
+    /// that failed at two workers and was answered by none would fail at all of them, so it counts against none. Where
+    /// there are several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests
+    /// cannot take workers from the others.
+    pub(super) fn settle_failures(&self, step: &ClassifiedStep, failures: FailedWorkers, settled: AnswerStatus) {
+        let incoming = &step.located.identified.request.incoming;
+        if settled == AnswerStatus::Unanswered && failures.len() >= 2 {
+            let request = incoming.id;
+            tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
+            return;
+        }
+        let is_confirmed = settled == AnswerStatus::Answered || !self.isolation.keys().has_several_tenants();
+        for (worker, asked, _trials) in failures {
+            if is_confirmed || self.outliers.lock().counts_unconfirmed(&incoming.tenant, Instant::now()) {
+                self.outliers.record_failure(&step.located.workers, (worker, asked));
+            }
         }
     }
-}
 
-/// Whether the incarnation that got the request is still there: results of another one do not count, and an unreachable
-/// worker is excluded by that alone.
-fn is_alive(gateway: &AppState, step: &[WorkerView], worker: WorkerId) -> bool {
-    let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
-    asked.is_some() && gateway.fleet().incarnation(worker) == asked
+    /// Counts the complete answer of this attempt for the workers of its plan.
+    pub(super) fn record_success(&self, step: &ClassifiedStep, plan: &Plan, attempt: &Attempt) {
+        let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy];
+        let is_whole = !failed.iter().any(|remark| attempt.remarks.contains(remark));
+        let served = [plan.target(), plan.prefill.worker];
+        let served = if is_whole { &served[..] } else { &served[..1] };
+        self.outliers.record_success(&step.located.workers, (served, attempt.asked));
+    }
 }
 
 #[cfg(test)]
